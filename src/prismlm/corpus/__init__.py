@@ -1,0 +1,1 @@
+"""Text to tokens: documents keep their id, source, licence and offsets."""

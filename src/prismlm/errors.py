@@ -1,0 +1,31 @@
+"""Errors that a user can act on: each names the input, what was expected and how to mend it."""
+
+from __future__ import annotations
+
+
+class PrismError(Exception):
+    """Base of every error that prismlm raises on purpose. The CLI prints it without a traceback."""
+
+
+class InputError(PrismError, ValueError):
+    """An argument, file or text that cannot be used as it is."""
+
+
+class FormatError(PrismError):
+    """A corpus, model or lens directory that is incomplete, damaged or of another version."""
+
+
+class StaleLensError(FormatError):
+    """A lens that was built for other weights, another tokenizer or another corpus."""
+
+
+class DecompositionError(PrismError):
+    """Parts that do not add up to the model's own logit; nothing built on them can be trusted."""
+
+
+def suggest(word: str, known: list[str]) -> str:
+    """Return ``" Did you mean 'x'?"`` for the closest known word, or an empty string."""
+    import difflib
+
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    return f" Did you mean {close[0]!r}?" if close else ""

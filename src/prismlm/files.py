@@ -1,0 +1,78 @@
+"""Writing so that nothing is ever half-written: a temporary sibling, then one rename."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from prismlm.errors import FormatError
+
+
+def _temporary_sibling(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+
+
+@contextmanager
+def atomic_file(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yield a temporary path beside ``path``; rename it onto ``path`` if the block succeeds.
+
+    On any exception, Ctrl-C among them, the temporary file is removed and ``path`` is as it was.
+    """
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = _temporary_sibling(target)
+    try:
+        yield temporary
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_directory(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yield a temporary directory beside ``path``; put it in the place of ``path`` on success.
+
+    An existing directory at ``path`` stays until the new one is complete. On any exception the
+    temporary directory is removed and ``path`` is as it was.
+    """
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = _temporary_sibling(target)
+    temporary.mkdir()
+    try:
+        yield temporary
+        if target.exists():
+            replaced = _temporary_sibling(target)
+            os.rename(target, replaced)
+            os.rename(temporary, target)
+            shutil.rmtree(replaced)
+        else:
+            os.rename(temporary, target)
+    finally:
+        if temporary.exists():
+            shutil.rmtree(temporary)
+
+
+def write_json(path: str | os.PathLike[str], value: Any) -> None:
+    """Write ``value`` as indented UTF-8 JSON, atomically."""
+    with atomic_file(path) as temporary:
+        text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+        temporary.write_text(text + "\n", encoding="utf-8")
+
+
+def read_json(path: str | os.PathLike[str]) -> Any:
+    """Read a JSON file.
+
+    Raises:
+        FormatError: the file is not valid JSON.
+    """
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise FormatError(f"{path} is not valid JSON ({error}). Build it again.") from error

@@ -1,0 +1,35 @@
+"""Short content hashes that tie a lens to the weights, tokenizer and corpus it was built from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+LENGTH = 32
+
+
+def of_bytes(*parts: bytes) -> str:
+    """Return the first 32 hexadecimal digits of the SHA-256 of the length-prefixed parts."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest.hexdigest()[:LENGTH]
+
+
+def of_json(value: Any) -> str:
+    """Fingerprint a JSON-serialisable value, independent of key order."""
+    return of_bytes(json.dumps(value, sort_keys=True, ensure_ascii=False).encode())
+
+
+def of_tensor(tensor: torch.Tensor) -> str:
+    """Fingerprint a tensor's dtype, shape and bytes (device and strides do not matter)."""
+    import torch
+
+    plain = tensor.detach().cpu().contiguous()
+    header = f"{plain.dtype}{tuple(plain.shape)}".encode()
+    return of_bytes(header, plain.view(-1).view(torch.uint8).numpy().tobytes())

@@ -1,0 +1,1 @@
+"""Modules: explicit keyword arguments in, output and evidence out."""

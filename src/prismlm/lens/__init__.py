@@ -1,0 +1,1 @@
+"""Reading a trained model: index, attribution, traces, quality. No HTTP, no printing."""

@@ -1,0 +1,1 @@
+"""Pure tensor functions: no modules, no configuration, no state."""
