@@ -1,0 +1,135 @@
+"""The prototype head as a module (PRISM)."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from prismlm.errors import InputError
+from prismlm.ops import prototype_head as ops
+from prismlm.ops.prototype_head import Routing
+
+
+class HeadOutput(NamedTuple):
+    """What the head says of N states: nothing of it flows back into the model's logits.
+
+    Attributes:
+        routing: the prototypes each state relies on.
+        reconstruction: ẑ = Σ α p; the residual is z − ẑ.
+    """
+
+    routing: Routing
+    reconstruction: Float[Tensor, "N d"]
+
+
+class HeadLosses(NamedTuple):
+    """Unweighted losses: R1, R2, RES and DIV of the source."""
+
+    prototype_pull: Float[Tensor, ""]
+    point_pull: Float[Tensor, ""]
+    residual: Float[Tensor, ""]
+    diversity: Float[Tensor, ""]
+
+
+class PrototypeHead(nn.Module):
+    """Write a hidden state as a sparse non-negative mixture of prototypes plus a residual.
+
+        c_i = cos(z, p_i)        α_i = ReLU(τ c_i) for the k largest c_i, else 0
+        ẑ = Σ α_i p_i            r = z − ẑ            W z = Σ α_i W p_i + W r
+
+    The state itself is left as it is (z′ = ẑ + r = z), so the head can sit beside any model.
+    Source: PRISM: Training Data Prototypes for Language Models (Guide Labs, 2025).
+
+    Args:
+        width: d, the size of the state that enters the output embedding.
+        num_prototypes: K.
+        prototypes_per_token: k ≤ K.
+        scale: τ > 0 at the start; it is learned through its logarithm.
+    """
+
+    def __init__(
+        self, width: int, num_prototypes: int, prototypes_per_token: int, *, scale: float = 1.0
+    ) -> None:
+        super().__init__()
+        if not 1 <= prototypes_per_token <= num_prototypes:
+            raise InputError(
+                f"prototypes_per_token is {prototypes_per_token} and there are {num_prototypes} "
+                "prototypes: choose 1 ≤ prototypes_per_token ≤ num_prototypes."
+            )
+        if not (math.isfinite(scale) and scale > 0):
+            raise InputError(f"the scale τ must be a positive number, got {scale}.")
+        self.prototypes_per_token = prototypes_per_token
+        self.prototypes = nn.Parameter(torch.empty(num_prototypes, width))
+        self.log_scale = nn.Parameter(torch.tensor(math.log(scale)))
+
+    @property
+    def num_prototypes(self) -> int:
+        """K."""
+        return self.prototypes.shape[0]
+
+    @property
+    def width(self) -> int:
+        """d."""
+        return self.prototypes.shape[1]
+
+    @property
+    def scale(self) -> Float[Tensor, ""]:
+        """τ, the positive factor on cosines."""
+        return self.log_scale.exp()
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Draw the prototypes from a normal distribution of standard deviation 1/√d."""
+        with torch.no_grad():
+            self.prototypes.normal_(std=self.width**-0.5, generator=generator)
+
+    @torch.no_grad()
+    def place_on(self, states: Float[Tensor, "K d"]) -> None:
+        """Set each prototype to z / (k τ), so that k near copies of z already rebuild it.
+
+        Raises:
+            InputError: not exactly K states of width d.
+        """
+        if states.shape != self.prototypes.shape:
+            raise InputError(
+                f"expected {list(self.prototypes.shape)} states to place prototypes on, got "
+                f"{list(states.shape)}: use more tokens or fewer prototypes."
+            )
+        self.prototypes.copy_(states / (self.prototypes_per_token * self.scale))
+
+    def forward(
+        self, z: Float[Tensor, "... d"], *, mask: Bool[Tensor, "..."] | None = None
+    ) -> HeadOutput:
+        """Route states; leading dimensions are flattened to N, and maths is in float32 or better.
+
+        Args:
+            z: hidden states.
+            mask: False marks padding, which no prototype is drawn to.
+        """
+        flat = z.flatten(0, -2)
+        keep = None if mask is None else mask.flatten()
+        with torch.autocast(device_type=z.device.type, enabled=False):
+            routing = ops.route(flat, self.prototypes, self.prototypes_per_token, self.scale, keep)
+            return HeadOutput(routing, ops.reconstruct(routing, self.prototypes))
+
+    def losses(
+        self,
+        z: Float[Tensor, "... d"],
+        output: HeadOutput,
+        *,
+        mask: Bool[Tensor, "..."] | None = None,
+        residual_reduction: Literal["mean", "sum"] = "mean",
+    ) -> HeadLosses:
+        """Return the four losses of the states that ``output`` was computed from."""
+        keep = None if mask is None else mask.flatten()
+        with torch.autocast(device_type=z.device.type, enabled=False):
+            states = z.flatten(0, -2).to(output.reconstruction.dtype)
+            return HeadLosses(
+                ops.prototype_pull(output.routing),
+                ops.point_pull(output.routing, keep),
+                ops.residual(states, output.reconstruction, keep, residual_reduction),
+                ops.diversity(self.prototypes),
+            )

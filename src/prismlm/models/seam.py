@@ -1,0 +1,154 @@
+"""The seam: where a Hugging Face decoder's last hidden state enters its output embedding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from prismlm.errors import FormatError, InputError
+
+PROBE_SHAPE = (2, 8)
+
+
+@dataclass(frozen=True)
+class LogitMap:
+    """What a model does after W: logits = softcap · tanh(l / softcap), l = scale · (W z + b).
+
+    Attributes:
+        scale: the factor of Cohere (``logit_scale``) and Granite (1 / ``logits_scaling``).
+        bias: whether the output embedding adds a bias b.
+        softcap: the cap of Gemma (``final_logit_softcapping``), or None.
+    """
+
+    scale: float = 1.0
+    bias: bool = False
+    softcap: float | None = None
+
+    @classmethod
+    def of(cls, model: nn.Module) -> LogitMap:
+        """Read the map from a model's configuration; :func:`verify_logit_map` tests it."""
+        config = getattr(model, "config", None)
+        scale = float(getattr(config, "logit_scale", None) or 1.0)
+        scale /= float(getattr(config, "logits_scaling", None) or 1.0)
+        softcap = getattr(config, "final_logit_softcapping", None)
+        has_bias = getattr(output_embedding(model), "bias", None) is not None
+        return cls(scale, has_bias, None if softcap is None else float(softcap))
+
+    @classmethod
+    def from_json(cls, value: Any) -> LogitMap:
+        """Rebuild a map from ``prismlm.json``.
+
+        Raises:
+            FormatError: fields that are missing or unknown.
+        """
+        try:
+            return cls(**value)
+        except TypeError as error:
+            raise FormatError(f"logit_map in prismlm.json is not readable: {error}.") from error
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as they stand in ``prismlm.json``."""
+        return asdict(self)
+
+    def before_softcap(self, embedded: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """Apply what follows the output embedding, up to the soft-cap; its argument is W z + b."""
+        return embedded * self.scale
+
+    def __call__(self, embedded: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """Return the logits that softmax sees."""
+        logits = self.before_softcap(embedded)
+        return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
+
+
+@dataclass
+class Captured:
+    """What one forward pass sent through the output embedding.
+
+    Attributes:
+        z: its input, [B, T, d].
+        embedded: its output W z + b, [B, T, V], or None if the logits were left out.
+    """
+
+    z: Tensor = field(default_factory=lambda: torch.empty(0))
+    embedded: Tensor | None = None
+
+
+def output_embedding(model: nn.Module) -> nn.Module:
+    """Return the module that holds W.
+
+    Raises:
+        InputError: the model has no output embedding, so it predicts no tokens.
+    """
+    getter = getattr(model, "get_output_embeddings", None)
+    embedding = getter() if getter is not None else None
+    if embedding is None or getattr(embedding, "weight", None) is None:
+        raise InputError(
+            f"{type(model).__name__} has no output embedding. Load it with a language modelling "
+            "head, for example through AutoModelForCausalLM."
+        )
+    return embedding
+
+
+@contextmanager
+def capture(model: nn.Module, *, logits: bool = True) -> Iterator[Captured]:
+    """Watch the output embedding during the block.
+
+    With ``logits=False`` the output embedding is handed no positions, in every family alike: the
+    states are seen and the vocabulary product is never formed.
+    """
+    captured = Captured()
+
+    def before(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        captured.z = args[0]
+        return None if logits else (args[0][..., :0, :], *args[1:])
+
+    def after(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+        captured.embedded = output
+
+    embedding = output_embedding(model)
+    handles = [embedding.register_forward_pre_hook(before)]
+    if logits:
+        handles.append(embedding.register_forward_hook(after))
+    try:
+        yield captured
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@torch.no_grad()
+def verify_logit_map(model: nn.Module, logit_map: LogitMap) -> float:
+    """Check the map on a probe batch; return the largest error relative to max(1, |logit|).
+
+    Raises:
+        FormatError: the map does not reproduce the model's logits.
+    """
+    embedding = output_embedding(model)
+    weight = embedding.weight
+    assert isinstance(weight, Tensor)
+    generator = torch.Generator().manual_seed(0)
+    probe = torch.randint(weight.shape[0], PROBE_SHAPE, generator=generator).to(weight.device)
+    training = model.training
+    model.eval()
+    try:
+        with capture(model) as seen:
+            actual = model(input_ids=probe).logits.float()
+    finally:
+        model.train(training)
+    assert seen.embedded is not None
+    rebuilt = logit_map(seen.embedded.float())
+    error = ((rebuilt - actual).abs() / actual.abs().clamp_min(1)).max().item()
+    tolerance = 1e-3 if weight.dtype in (torch.float32, torch.float64) else 2e-2
+    if not error <= tolerance or logit_map.bias != (getattr(embedding, "bias", None) is not None):
+        raise FormatError(
+            f"{logit_map} does not reproduce the logits of {type(model).__name__}: they differ by "
+            f"{error:.3g} where {tolerance:g} is allowed. Give the scale, bias and soft-cap that "
+            "this model applies after its output embedding."
+        )
+    return error

@@ -1,0 +1,164 @@
+"""The files that make a Hugging Face checkpoint a prismlm model directory.
+
+``prismlm.json`` says what the head belongs to; ``prototype_head.safetensors`` holds ``prototypes``
+[K, d] and ``scale``, the positive τ itself. The checkpoint beside them is not touched.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from prismlm import fingerprints
+from prismlm.errors import FormatError
+from prismlm.files import atomic_file, read_json, write_json
+from prismlm.layers import PrototypeHead
+from prismlm.models.seam import LogitMap, output_embedding
+
+FORMAT_VERSION = 1
+META_FILE = "prismlm.json"
+HEAD_FILE = "prototype_head.safetensors"
+
+
+@dataclass(frozen=True)
+class Base:
+    """The checkpoint a head was made for.
+
+    Attributes:
+        name: its name or path when the head was made; empty for the checkpoint in the directory.
+        revision: the hub revision, if it came from one.
+        fingerprint: of its output embedding's weight.
+    """
+
+    name: str
+    revision: str | None
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class Sidecar:
+    """A head with what it belongs to.
+
+    Attributes:
+        head: the prototype head, on the CPU, in evaluation mode.
+        logit_map: what the base does after its output embedding.
+        base: the checkpoint it was made for.
+        provenance: how it was made: recipe, corpus, steps, versions.
+    """
+
+    head: PrototypeHead
+    logit_map: LogitMap
+    base: Base
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+
+def base_of(model: nn.Module) -> Base:
+    """Describe the checkpoint that ``model`` was loaded from or will be saved as."""
+    config = getattr(model, "config", None)
+    return Base(
+        name=str(getattr(config, "name_or_path", "") or ""),
+        revision=getattr(config, "_commit_hash", None),
+        fingerprint=fingerprints.of_tensor(weight_of(model)),
+    )
+
+
+def weight_of(model: nn.Module) -> Tensor:
+    """Return W [V, d], as the model stores it."""
+    weight = output_embedding(model).weight
+    assert isinstance(weight, Tensor)
+    return weight.detach()
+
+
+def save_sidecar(directory: Path | str, sidecar: Sidecar) -> None:
+    """Write the two files beside a checkpoint, the tensors before the file that names them."""
+    directory = Path(directory)
+    head = sidecar.head
+    tensors = {
+        "prototypes": head.prototypes.detach().float().cpu().contiguous(),
+        "scale": head.scale.detach().float().cpu().reshape(()),
+    }
+    with atomic_file(directory / HEAD_FILE) as temporary:
+        save_file(tensors, str(temporary), metadata={"format": "pt"})
+    write_json(
+        directory / META_FILE,
+        {
+            "format_version": FORMAT_VERSION,
+            "base": asdict(sidecar.base),
+            "prototypes_per_token": head.prototypes_per_token,
+            "logit_map": sidecar.logit_map.to_json(),
+            "provenance": sidecar.provenance,
+        },
+    )
+
+
+def has_sidecar(directory: Path | str) -> bool:
+    """Say whether a directory holds a prototype head."""
+    return (Path(directory) / META_FILE).is_file()
+
+
+def load_sidecar(directory: Path | str, model: nn.Module | None = None) -> Sidecar:
+    """Read the two files; with ``model``, check that the head was made for its weights.
+
+    Raises:
+        FormatError: a file is missing, damaged, of a newer version, or made for other weights.
+    """
+    directory = Path(directory)
+    for name in (META_FILE, HEAD_FILE):
+        if not (directory / name).is_file():
+            raise FormatError(
+                f"{directory} has no {name}, so it is not a prismlm model directory. "
+                "Train one with `prismlm train` or make one with `prismlm demo`."
+            )
+    meta = read_json(directory / META_FILE)
+    version = meta.get("format_version") if isinstance(meta, dict) else None
+    if version != FORMAT_VERSION:
+        raise FormatError(
+            f"{directory / META_FILE} has format version {version!r}; this prismlm reads "
+            f"{FORMAT_VERSION}. Use the prismlm that wrote it, or train again."
+        )
+    try:
+        head = _read_head(directory / HEAD_FILE, int(meta["prototypes_per_token"]))
+        sidecar = Sidecar(
+            head,
+            LogitMap.from_json(meta["logit_map"]),
+            Base(**meta["base"]),
+            meta.get("provenance", {}),
+        )
+    except (KeyError, TypeError, SafetensorError) as error:
+        raise FormatError(f"the sidecar in {directory} cannot be read: {error!r}.") from error
+    if model is not None:
+        _check_belongs(sidecar, model, directory)
+    return sidecar
+
+
+def _read_head(path: Path, prototypes_per_token: int) -> PrototypeHead:
+    tensors = load_file(str(path))
+    prototypes, scale = tensors["prototypes"], tensors["scale"]
+    if prototypes.ndim != 2 or scale.numel() != 1 or not torch.isfinite(prototypes).all():
+        raise FormatError(f"{path} must hold finite prototypes [K, d] and a scalar scale.")
+    head = PrototypeHead(
+        prototypes.shape[1], prototypes.shape[0], prototypes_per_token, scale=scale.item()
+    )
+    with torch.no_grad():
+        head.prototypes.copy_(prototypes)
+    return head.eval().requires_grad_(False)
+
+
+def _check_belongs(sidecar: Sidecar, model: nn.Module, directory: Path) -> None:
+    weight = weight_of(model)
+    if sidecar.head.width != weight.shape[1]:
+        raise FormatError(
+            f"the prototypes in {directory} have width {sidecar.head.width}, and the model's "
+            f"output embedding has {weight.shape[1]}: they do not belong together."
+        )
+    if fingerprints.of_tensor(weight) != sidecar.base.fingerprint:
+        raise FormatError(
+            f"the output embedding of the model in {directory} is not the one its prototypes were "
+            "trained with. Put the original weights back, or train the head again."
+        )

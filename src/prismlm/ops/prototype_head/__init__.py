@@ -1,0 +1,22 @@
+"""Routing hidden states to prototypes, and the losses of the prototype head (PRISM)."""
+
+from prismlm.ops.prototype_head.losses import (
+    diversity,
+    point_pull,
+    prototype_pull,
+    residual,
+)
+from prismlm.ops.prototype_head.routing import Routing
+from prismlm.ops.prototype_head.tiled import WindowScan, reconstruct, route, scan_windows
+
+__all__ = [
+    "Routing",
+    "WindowScan",
+    "diversity",
+    "point_pull",
+    "prototype_pull",
+    "reconstruct",
+    "residual",
+    "route",
+    "scan_windows",
+]

@@ -1,0 +1,79 @@
+"""The prototype head straight from its equations: for tests and for reading, not for speed."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from prismlm.ops.prototype_head.routing import (
+    Routing,
+    check_arguments,
+    inverse_norms,
+    score_dtype,
+)
+
+
+def route(
+    z: Float[Tensor, "N d"],
+    prototypes: Float[Tensor, "K d"],
+    k: int,
+    scale: float | Tensor,
+    mask: Bool[Tensor, " N"] | None = None,
+) -> Routing:
+    """Route every state to its k nearest prototypes; same contract as :func:`tiled.route`.
+
+    c_ni = z_n·p_i / (‖z_n‖ ‖p_i‖) in float64, rounded to the dtype that scores are ranked in.
+    """
+    check_arguments(z, prototypes, k, mask)
+    z64, p64 = z.double(), prototypes.double()
+    exact = (z64 * inverse_norms(z64)) @ (p64 * inverse_norms(p64)).T
+    cosines = exact.to(score_dtype(z.dtype))
+    n, num_prototypes = cosines.shape
+
+    values = cast("list[list[float]]", cosines.tolist())  # pyright: ignore[reportUnknownMemberType]
+    chosen: list[list[int]] = []
+    for row in values:
+        order = sorted(range(num_prototypes), key=lambda i, row=row: (-row[i], i))
+        chosen.append(order[:k])
+    indices = torch.tensor(chosen, dtype=torch.int64, device=z.device).reshape(n, k)
+    selected = cosines.gather(1, indices)
+
+    allowed = [j for j in range(n) if mask is None or bool(mask[j])]
+    nearest: list[int] = []
+    nearest_cosine: list[Tensor] = []
+    for i in range(num_prototypes):
+        column = {j: values[j][i] for j in allowed}
+        best = min(allowed, key=lambda j, column=column: (-column[j], j), default=-1)
+        nearest.append(best)
+        nearest_cosine.append(cosines[best, i] if allowed else cosines.new_full((), -1.0))
+    return Routing(
+        indices,
+        selected,
+        torch.relu(scale * selected),
+        selected[:, 0],
+        torch.tensor(nearest, dtype=torch.int64, device=z.device),
+        torch.stack(nearest_cosine),
+    )
+
+
+def reconstruct(routing: Routing, prototypes: Float[Tensor, "K d"]) -> Float[Tensor, "N d"]:
+    """Return ẑ_n = Σ_i α_ni p_i over the selected prototypes of each state."""
+    rows = [
+        sum(
+            (activation * prototypes[index] for activation, index in zip(a, i, strict=True)),
+            start=torch.zeros_like(prototypes[0]),
+        )
+        for a, i in zip(routing.activations, routing.indices, strict=True)
+    ]
+    return torch.stack(rows) if rows else prototypes.new_zeros(0, prototypes.shape[1])
+
+
+def diversity(prototypes: Float[Tensor, "K d"]) -> Float[Tensor, ""]:
+    """Return the mean squared cosine over ordered pairs of different prototypes."""
+    unit = prototypes * inverse_norms(prototypes)
+    count = len(unit)
+    pairs = [torch.dot(unit[i], unit[j]) ** 2 for i in range(count) for j in range(count) if i != j]
+    return torch.stack(pairs).mean() if pairs else prototypes.new_zeros(())

@@ -1,0 +1,70 @@
+"""What routing returns, and the argument checks that every form of it shares."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from prismlm.errors import InputError
+
+
+class Routing(NamedTuple):
+    """Which prototypes each hidden state relies on, for N states, K prototypes, k per token.
+
+    Cosines and activations are float32 (float64 for float64 input) and carry gradients.
+
+    Attributes:
+        indices: the k nearest prototypes, by cosine descending, ties to the lower index.
+        cosines: their cosines c, in [−1, 1].
+        activations: α = ReLU(scale · c). Zero is not a use.
+        nearest_prototype_cosine: max over prototypes, per state.
+        nearest_point: the state nearest to each prototype, ties to the lower index; −1 if the
+            mask leaves no state.
+        nearest_point_cosine: its cosine; −1 if the mask leaves no state.
+    """
+
+    indices: Int64[Tensor, "N k"]
+    cosines: Float[Tensor, "N k"]
+    activations: Float[Tensor, "N k"]
+    nearest_prototype_cosine: Float[Tensor, " N"]
+    nearest_point: Int64[Tensor, " K"]
+    nearest_point_cosine: Float[Tensor, " K"]
+
+
+def check_arguments(z: Tensor, prototypes: Tensor, k: int, mask: Tensor | None = None) -> None:
+    """Raise InputError for shapes that cannot be routed."""
+    if z.ndim != 2 or prototypes.ndim != 2:
+        raise InputError(
+            "route expects z [N, d] and prototypes [K, d], "
+            f"got {list(z.shape)} and {list(prototypes.shape)}. Flatten batch and positions first."
+        )
+    if z.shape[1] != prototypes.shape[1]:
+        raise InputError(
+            f"z has width {z.shape[1]} and the prototypes have width {prototypes.shape[1]}: "
+            "the head was made for another model."
+        )
+    if not 1 <= k <= prototypes.shape[0]:
+        raise InputError(
+            f"prototypes_per_token is {k} and there are {prototypes.shape[0]} prototypes: "
+            "choose 1 ≤ prototypes_per_token ≤ number of prototypes."
+        )
+    if mask is not None and (mask.shape != z.shape[:1] or mask.dtype != torch.bool):
+        raise InputError(
+            f"mask must be bool [N] with N = {z.shape[0]}, got {mask.dtype} {list(mask.shape)}."
+        )
+
+
+def score_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype that scores are ranked in: float32, or float64 for float64 input."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def inverse_norms(vectors: Float[Tensor, "n d"]) -> Float[Tensor, "n 1"]:
+    """Return 1/‖v‖ per row, and 0 for a zero row: its cosine to everything is then 0."""
+    squared = vectors.square().sum(-1, keepdim=True)
+    # The inner `where` keeps 1/√0 out of the graph, where its gradient would be NaN.
+    safe = torch.where(squared > 0, squared, torch.ones_like(squared))
+    return torch.where(squared > 0, safe.rsqrt(), torch.zeros_like(squared))

@@ -1,0 +1,66 @@
+import pytest
+import torch
+
+from prismlm.ops.decomposition import decompose, decompose_naive
+from prismlm.ops.prototype_head import route
+
+
+def test_hand_computed():
+    weight = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+    bias = torch.tensor([0.5, 0.0, 1.0])
+    prototypes = torch.tensor([[2.0, 0.0], [0.0, 1.0]])
+    z = torch.tensor([[2.0, 3.0]])
+    parts = decompose(
+        z,
+        torch.tensor([[1, 0]]),
+        torch.tensor([[2.0, 0.5]]),
+        prototypes,
+        weight,
+        torch.tensor([2]),
+        scale=2.0,
+        bias=bias,
+    )
+    # W p_1 = (0, 1, 1), W p_0 = (2, 0, 2), r = (2, 3) − (1, 2) = (1, 1), W r = (1, 1, 2).
+    assert parts.contributions.tolist() == [[4.0, 2.0]]
+    torch.testing.assert_close(parts.evidence, torch.tensor([[4 - 8 / 3, 2 - 4 / 3]]))
+    assert parts.residual.tolist() == [4.0]
+    torch.testing.assert_close(parts.residual_evidence, torch.tensor([4 - 8 / 3]))
+    assert parts.bias.tolist() == [1.0]
+    assert parts.bias_evidence.tolist() == [0.5]
+    assert parts.logit.tolist() == [2 * 5 + 1.0]
+    assert parts.explained_share.item() == pytest.approx(2.0 / (2.0 + 4 / 3 + 0.5))
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_parts_sum_and_equal_naive(with_bias):
+    generator = torch.Generator().manual_seed(0)
+    z = torch.randn(7, 12, generator=generator, dtype=torch.float64)
+    prototypes = torch.randn(20, 12, generator=generator, dtype=torch.float64)
+    weight = torch.randn(33, 12, generator=generator, dtype=torch.float64)
+    bias = torch.randn(33, generator=generator, dtype=torch.float64) if with_bias else None
+    targets = torch.randint(33, (7,), generator=generator)
+    routing = route(z, prototypes, 5, 1.3)
+    arguments = (z, routing.indices, routing.activations, prototypes, weight, targets)
+    parts = decompose(*arguments, scale=0.7, bias=bias)
+    for fast, slow in zip(parts, decompose_naive(*arguments, scale=0.7, bias=bias), strict=True):
+        torch.testing.assert_close(fast, slow)
+    logits = 0.7 * (z @ weight.T) + (0 if bias is None else bias)
+    torch.testing.assert_close(parts.logit, logits.gather(1, targets[:, None])[:, 0])
+    centred = logits - logits.mean(1, keepdim=True)
+    evidence = parts.evidence.sum(1) + parts.residual_evidence + parts.bias_evidence
+    torch.testing.assert_close(evidence, centred.gather(1, targets[:, None])[:, 0])
+
+
+def test_a_constant_prototype_is_no_evidence():
+    """A signature equal for every token adds to the logit and explains nothing."""
+    weight = torch.cat([torch.ones(5, 1), torch.randn(5, 1)], dim=1)
+    parts = decompose(
+        torch.tensor([[9.0, 1.0]]),
+        torch.tensor([[0]]),
+        torch.tensor([[1.0]]),
+        torch.tensor([[9.0, 0.0]]),
+        weight,
+        torch.tensor([3]),
+    )
+    assert parts.contributions.item() == pytest.approx(9.0)
+    assert parts.evidence.item() == pytest.approx(0.0, abs=1e-6)

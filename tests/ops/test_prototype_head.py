@@ -1,0 +1,246 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prismlm.errors import InputError
+from prismlm.ops import prototype_head as ops
+from prismlm.ops.prototype_head import naive, tiled
+from prismlm.ops.prototype_head.routing import check_arguments
+
+FORMS = [naive, tiled]
+
+
+def inputs(n, k, d, seed=0, dtype=torch.float32, repeats=1):
+    generator = torch.Generator().manual_seed(seed)
+    z = torch.randn(n, d, generator=generator, dtype=dtype)
+    prototypes = torch.randn(k, d, generator=generator, dtype=dtype).repeat(repeats, 1)
+    return z.requires_grad_(), prototypes.requires_grad_()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_hand_computed(form):
+    z = torch.tensor([[3.0, 4.0], [0.0, -2.0]])
+    prototypes = torch.tensor([[2.0, 0.0], [0.0, 5.0], [-1.0, 0.0]])
+    routing = form.route(z, prototypes, 2, 2.0)
+    # cosines: row 0 = (0.6, 0.8, -0.6), row 1 = (0, -1, 0); the tie of row 1 goes to index 0.
+    assert routing.indices.tolist() == [[1, 0], [0, 2]]
+    torch.testing.assert_close(routing.cosines, torch.tensor([[0.8, 0.6], [0.0, 0.0]]))
+    torch.testing.assert_close(routing.activations, torch.tensor([[1.6, 1.2], [0.0, 0.0]]))
+    torch.testing.assert_close(routing.nearest_prototype_cosine, torch.tensor([0.8, 0.0]))
+    assert routing.nearest_point.tolist() == [0, 0, 1]
+    torch.testing.assert_close(routing.nearest_point_cosine, torch.tensor([0.6, 0.8, 0.0]))
+    reconstruction = form.reconstruct(routing, prototypes)
+    torch.testing.assert_close(reconstruction, torch.tensor([[2.4, 8.0], [0.0, 0.0]]))
+
+
+def test_losses_hand_computed():
+    z = torch.tensor([[3.0, 4.0], [0.0, -2.0]])
+    prototypes = torch.tensor([[2.0, 0.0], [0.0, 5.0], [-1.0, 0.0]])
+    routing = ops.route(z, prototypes, 2, 2.0)
+    reconstruction = ops.reconstruct(routing, prototypes)
+    assert ops.prototype_pull(routing).item() == pytest.approx(-(0.6 + 0.8 + 0.0) / 3)
+    assert ops.point_pull(routing).item() == pytest.approx(-0.4)
+    # r = (0.6, -4) and (0, -2): squared norms 16.36 and 4.
+    assert ops.residual(z, reconstruction, reduction="sum").item() == pytest.approx(10.18)
+    assert ops.residual(z, reconstruction).item() == pytest.approx(5.09)
+    only_second = torch.tensor([False, True])
+    assert ops.residual(z, reconstruction, only_second, "sum").item() == pytest.approx(4.0)
+    assert ops.point_pull(routing, only_second).item() == pytest.approx(0.0)
+    # Squared cosines of the three pairs: 0, 1, 0; each counts twice among six ordered pairs.
+    assert ops.diversity(prototypes).item() == pytest.approx(1 / 3)
+
+
+@given(
+    n=st.integers(1, 40),
+    base=st.integers(1, 12),
+    repeats=st.integers(1, 4),
+    d=st.integers(1, 9),
+    seed=st.integers(0, 10_000),
+    data=st.data(),
+)
+def test_tiled_equals_naive(n, base, repeats, d, seed, data):
+    """Outputs and every gradient, with repeated prototypes so that exact ties occur."""
+    k = data.draw(st.integers(1, base * repeats))
+    mask = torch.tensor(data.draw(st.lists(st.booleans(), min_size=n, max_size=n)))
+    results = []
+    for form in FORMS:
+        z, prototypes = inputs(n, base, d, seed, repeats=repeats)
+        prototypes = prototypes.detach().requires_grad_()
+        scale = torch.tensor(1.7, requires_grad=True)
+        routing = form.route(z, prototypes, k, scale, mask)
+        rebuilt = form.reconstruct(routing, prototypes)
+        weights = torch.linspace(0.5, 1.5, k)
+        loss = (routing.activations * weights).sum() + rebuilt.square().sum()
+        loss = loss + ops.prototype_pull(routing) + ops.point_pull(routing, mask)
+        loss.backward()
+        results.append((routing, rebuilt, z.grad, prototypes.grad, scale.grad))
+    (slow, slow_rebuilt, *slow_grads), (fast, fast_rebuilt, *fast_grads) = results
+    assert torch.equal(fast.indices, slow.indices)
+    torch.testing.assert_close(fast.cosines, slow.cosines, atol=1e-6, rtol=0)
+    torch.testing.assert_close(fast_rebuilt, slow_rebuilt, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        fast.nearest_point_cosine, slow.nearest_point_cosine, atol=1e-6, rtol=0
+    )
+    if mask.any():
+        assert mask[fast.nearest_point].all()
+    else:
+        assert (fast.nearest_point == -1).all()
+    # A repeated prototype's nearest state may be either of two that tie to rounding; compare the
+    # gradient of z only where naive and tiled agree on it.
+    if torch.equal(fast.nearest_point, slow.nearest_point):
+        for fast_grad, slow_grad in zip(fast_grads, slow_grads, strict=True):
+            torch.testing.assert_close(fast_grad, slow_grad, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("tile_elements", [1, 64, 2**20])
+def test_tile_size_changes_nothing(monkeypatch, tile_elements):
+    z, prototypes = inputs(100, 37, 16)
+    expected = naive.route(z, prototypes, 5, 1.0)
+    monkeypatch.setattr(tiled, "TILE_ELEMENTS", tile_elements)
+    actual = tiled.route(z, prototypes, 5, 1.0)
+    assert torch.equal(actual.indices, expected.indices)
+    assert torch.equal(actual.nearest_point, expected.nearest_point)
+
+
+def test_gradcheck_of_every_output():
+    z, prototypes = inputs(5, 6, 4, dtype=torch.float64)
+    scale = torch.tensor(1.5, dtype=torch.float64, requires_grad=True)
+
+    def outputs(z, prototypes, scale):
+        routing = tiled.route(z, prototypes, 3, scale)
+        return (
+            routing.cosines,
+            routing.activations,
+            routing.nearest_prototype_cosine,
+            routing.nearest_point_cosine,
+            tiled.reconstruct(routing, prototypes),
+            ops.residual(z, tiled.reconstruct(routing, prototypes)),
+            ops.diversity(prototypes),
+        )
+
+    assert torch.autograd.gradcheck(outputs, (z, prototypes, scale))
+
+
+def test_gradients_touch_selected_rows_only():
+    z, prototypes = inputs(2, 50, 8)
+    routing = tiled.route(z, prototypes, 3, 1.0)
+    routing.cosines.sum().backward()
+    touched = prototypes.grad.abs().sum(1) > 0
+    assert set(touched.nonzero().flatten().tolist()) == set(routing.indices.flatten().tolist())
+
+
+def test_near_ties_rank_as_in_float64():
+    """Prototypes a float32 rounding apart: the order must be naive's, not the matrix product's."""
+    generator = torch.Generator().manual_seed(3)
+    z = torch.randn(64, 32, generator=generator)
+    centre = torch.randn(1, 32, generator=generator)
+    prototypes = centre + 1e-7 * torch.randn(200, 32, generator=generator)
+    for k in (1, 7, 200):
+        expected = naive.route(z, prototypes, k, 1.0).indices
+        assert torch.equal(tiled.route(z, prototypes, k, 1.0).indices, expected)
+
+
+def test_bfloat16_states_are_ranked_in_float32():
+    z, prototypes = inputs(64, 100, 16)
+    low = z.detach().bfloat16()
+    actual = tiled.route(low, prototypes, 4, 1.0)
+    assert actual.cosines.dtype == torch.float32
+    assert torch.equal(actual.indices, naive.route(low.float(), prototypes, 4, 1.0).indices)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_zero_rows_have_cosine_zero_and_no_gradient(form):
+    z = torch.tensor([[0.0, 0.0], [1.0, 0.0]], requires_grad=True)
+    prototypes = torch.tensor([[0.0, 0.0], [1.0, 1.0]], requires_grad=True)
+    routing = form.route(z, prototypes, 2, 1.0)
+    assert routing.cosines[0].tolist() == [0.0, 0.0]
+    (routing.cosines.sum() + routing.nearest_point_cosine.sum()).backward()
+    assert z.grad[0].tolist() == [0.0, 0.0]
+    assert prototypes.grad[0].tolist() == [0.0, 0.0]
+    assert torch.isfinite(z.grad).all()
+    assert torch.isfinite(prototypes.grad).all()
+
+
+def test_no_states():
+    prototypes = torch.randn(4, 3)
+    routing = tiled.route(torch.empty(0, 3), prototypes, 2, 1.0)
+    assert routing.indices.shape == (0, 2)
+    assert routing.nearest_point.tolist() == [-1] * 4
+    assert tiled.reconstruct(routing, prototypes).shape == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("z", "prototypes", "k", "words"),
+    [
+        (torch.zeros(2, 3), torch.zeros(4, 3), 5, "there are 4 prototypes"),
+        (torch.zeros(2, 3), torch.zeros(4, 3), 0, "prototypes_per_token is 0"),
+        (torch.zeros(2, 3), torch.zeros(4, 2), 1, "width 3"),
+        (torch.zeros(2, 3, 1), torch.zeros(4, 3), 1, "Flatten"),
+    ],
+)
+def test_arguments_that_cannot_be_routed(z, prototypes, k, words):
+    with pytest.raises(InputError, match=words):
+        check_arguments(z, prototypes, k)
+
+
+@pytest.mark.parametrize("mask", [torch.ones(3, dtype=torch.bool), torch.ones(2)])
+def test_a_mask_that_does_not_fit(mask):
+    with pytest.raises(InputError, match="mask must be bool"):
+        check_arguments(torch.zeros(2, 3), torch.zeros(4, 3), 1, mask)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_more_per_token_than_there_are(form):
+    with pytest.raises(InputError, match="there are 4 prototypes"):
+        form.route(torch.zeros(2, 3), torch.zeros(4, 3), 5, 1.0)
+
+
+@given(count=st.integers(1, 20), width=st.integers(1, 12), seed=st.integers(0, 1000))
+def test_diversity_equals_pairs_and_keeps_the_welch_bound(count, width, seed):
+    _, prototypes = inputs(1, count, width, seed, dtype=torch.float64)
+    actual = ops.diversity(prototypes)
+    torch.testing.assert_close(actual, naive.diversity(prototypes))
+    if count > width:
+        assert actual.item() >= (count - width) / (width * (count - 1)) - 1e-12
+
+
+def test_no_matrix_of_states_by_prototypes():
+    """Peak memory of forward and backward stays far under the N×K matrix."""
+    n, count = 8192, 2048
+    z, prototypes = inputs(n, count, 16)
+    with torch.profiler.profile(profile_memory=True) as profile:
+        routing = tiled.route(z, prototypes, 4, 1.0)
+        (routing.cosines.sum() + routing.nearest_point_cosine.sum()).backward()
+    largest = max(event.self_cpu_memory_usage for event in profile.events())
+    assert largest <= 2 * 4 * max(tiled.TILE_ELEMENTS, n * (4 + tiled.SPARE))
+    assert largest < 4 * n * count / 4
+
+
+def test_scan_windows_equals_brute_force():
+    generator = torch.Generator().manual_seed(1)
+    z = torch.randn(3, 20, 8, generator=generator)
+    prototypes = torch.randn(30, 8, generator=generator)
+    owned = torch.rand(3, 20, generator=generator) > 0.4
+    owned[2] = False
+    scan = tiled.scan_windows(z, prototypes, 4, owned)
+    flat = naive.route(z.flatten(0, 1), prototypes, 4, 1.0)
+    assert torch.equal(scan.indices.flatten(0, 1), flat.indices)
+    cosines = torch.nn.functional.cosine_similarity(z[:, :, None], prototypes[None, None], dim=-1)
+    masked = cosines.masked_fill(~owned[:, :, None], -math.inf)
+    torch.testing.assert_close(scan.best_cosine[:2], masked[:2].max(1).values)
+    assert torch.equal(scan.best_offset[:2], masked[:2].argmax(1))
+    assert (scan.best_offset[2] == -1).all()
+
+
+def test_scan_of_a_window_does_not_depend_on_its_neighbours():
+    generator = torch.Generator().manual_seed(2)
+    z = torch.randn(5, 64, 24, generator=generator)
+    prototypes = torch.randn(50, 24, generator=generator)
+    owned = torch.ones(5, 64, dtype=torch.bool)
+    together = tiled.scan_windows(z, prototypes, 3, owned)
+    alone = tiled.scan_windows(z[3:4], prototypes, 3, owned[3:4])
+    assert torch.equal(together.best_cosine[3], alone.best_cosine[0])
+    assert torch.equal(together.cosines[3], alone.cosines[0])
