@@ -94,7 +94,7 @@ def write_prototypes(
     signatures = top_signatures(
         head.prototypes.detach().float(),
         weight_of(model).float(),
-        float(head.scale),
+        float(head.scale.detach()),
         corpus.tokenizer,
     )
     nearest = scan.top.cosine[:, 0]

@@ -110,7 +110,7 @@ def prototypes_fingerprint(head: PrototypeHead) -> str:
         [
             fingerprints.of_tensor(head.prototypes.detach().float()),
             head.prototypes_per_token,
-            round(float(head.scale), 6),
+            round(float(head.scale.detach()), 6),
         ]
     )
 
