@@ -1,1 +1,32 @@
 """Text to tokens: documents keep their id, source, licence and offsets."""
+
+from prismlm.corpus.build import build_corpus
+from prismlm.corpus.documents import Columns, Document
+from prismlm.corpus.estimate import BuildEstimate, estimate_build
+from prismlm.corpus.packing import PackedDataset, pack
+from prismlm.corpus.read import DocumentReader, read_documents
+from prismlm.corpus.sample import sample_path
+from prismlm.corpus.store import Corpus
+from prismlm.corpus.tokenizer import fingerprint, load_tokenizer, train_tokenizer
+from prismlm.corpus.windows import WindowBatch, WindowGrid, document_windows, window_batches
+
+__all__ = [
+    "BuildEstimate",
+    "Columns",
+    "Corpus",
+    "Document",
+    "DocumentReader",
+    "PackedDataset",
+    "WindowBatch",
+    "WindowGrid",
+    "build_corpus",
+    "document_windows",
+    "estimate_build",
+    "fingerprint",
+    "load_tokenizer",
+    "pack",
+    "read_documents",
+    "sample_path",
+    "train_tokenizer",
+    "window_batches",
+]

@@ -1,0 +1,65 @@
+"""The prismlm command: one Typer app, and one place where errors become messages."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from prismlm import __version__
+from prismlm.cli import corpus
+from prismlm.errors import PrismError
+
+BAD_INPUT = 2
+INTERRUPTED = 130
+
+
+class _ErrorsAsMessages(TyperGroup):
+    """Runs commands; an error on purpose is one line on stderr, never a traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except PrismError as error:
+            print(f"error: {error}", file=sys.stderr)
+            raise typer.Exit(BAD_INPUT) from None
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            raise typer.Exit(INTERRUPTED) from None
+
+
+app = typer.Typer(
+    name="prismlm",
+    cls=_ErrorsAsMessages,
+    help="Language models that can be read by construction.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(corpus.app, name="corpus")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"prismlm {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run the command line; exits with 2 on bad input and 130 on Ctrl-C."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

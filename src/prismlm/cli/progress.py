@@ -1,0 +1,103 @@
+"""Progress on stderr: bars on a terminal, a plain line every ten seconds elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
+from rich.text import Text
+
+from prismlm import progress
+from prismlm.cli.format import amount, duration
+
+SECONDS_BETWEEN_LINES = 10.0
+
+
+class ConsoleReporter:
+    """Shows every task on stderr with what is done, how fast, and the time left."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True)
+
+    @contextmanager
+    def task(
+        self, description: str, total: int | None = None, unit: str = "tokens"
+    ) -> Iterator[progress.Task]:
+        """Open a task of ``total`` units (None: unknown), as a context manager."""
+        if self._console.is_terminal:
+            with _bars(self._console) as bars:
+                yield _Bar(bars, description, total, unit)
+        else:
+            lines = _Lines(description, total, unit)
+            yield lines
+            lines.finish()
+
+
+class _Bar:
+    def __init__(self, bars: Progress, description: str, total: int | None, unit: str) -> None:
+        self._bars = bars
+        self._task = bars.add_task(description, total=total, unit=unit)
+
+    def advance(self, amount: int = 1) -> None:
+        self._bars.advance(self._task, amount)
+
+
+class _Lines:
+    def __init__(self, description: str, total: int | None, unit: str) -> None:
+        self._description, self._total, self._unit = description, total, unit
+        self._done = 0
+        self._began = self._printed = time.monotonic()
+
+    def advance(self, amount: int = 1) -> None:
+        self._done += amount
+        if time.monotonic() - self._printed >= SECONDS_BETWEEN_LINES:
+            self._printed = time.monotonic()
+            self._print(_figures(self._done, self._total, self._unit, self._elapsed()))
+
+    def finish(self) -> None:
+        took = f"done in {duration(self._elapsed())}"
+        done = f"{amount(self._done, self._unit)}, " if self._done else ""
+        self._print(done + took)
+
+    def _elapsed(self) -> float:
+        return time.monotonic() - self._began
+
+    def _print(self, text: str) -> None:
+        print(f"{self._description}: {text}", file=sys.stderr, flush=True)
+
+
+def _bars(console: Console) -> Progress:
+    return Progress(
+        SpinnerColumn(finished_text="[green]✓[/]"),
+        TextColumn("{task.description:<26}"),
+        BarColumn(bar_width=30),
+        _Figures(),
+        console=console,
+    )
+
+
+class _Figures(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        unit = task.fields["unit"]
+        elapsed = (task.finished_time if task.finished else task.elapsed) or 0.0
+        total = None if task.total is None else int(task.total)
+        return Text(_figures(int(task.completed), total, unit, elapsed), style="dim")
+
+
+def _figures(done: int, total: int | None, unit: str, elapsed: float) -> str:
+    if not done:
+        return duration(elapsed)
+    rate = done / max(elapsed, 1e-9)
+    parts = [amount(done, unit)]
+    if total is not None and done < total:
+        parts = [f"{done / total:.0%}", f"{parts[0]} of {amount(total, unit)}"]
+    parts.append(f"{amount(rate, unit)}/s")
+    if total is not None and done < total:
+        parts.append(f"{duration((total - done) / rate)} left")
+    else:
+        parts.append(duration(elapsed))
+    return " · ".join(parts)

@@ -1,0 +1,204 @@
+"""Building a corpus directory from files: read, train a tokenizer where none is given, tokenise."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from prismlm.corpus import layout
+from prismlm.corpus.documents import Columns, Document
+from prismlm.corpus.read import DocumentReader, Paths
+from prismlm.corpus.store import Corpus
+from prismlm.corpus.tokenizer import (
+    check_vocab_size,
+    end_of_text,
+    fingerprint,
+    load_tokenizer,
+    text_encoder,
+    train_tokenizer,
+)
+from prismlm.corpus.writer import CorpusWriter
+from prismlm.errors import InputError
+from prismlm.files import atomic_directory, write_json
+from prismlm.progress import SILENT, Reporter, Task
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+TRAINING_CHARACTERS = 64_000_000
+_CHARACTERS_AT_ONCE = 1_000_000
+_DOCUMENTS_AT_ONCE = 1024
+
+
+def build_corpus(
+    inputs: Paths,
+    out: str | os.PathLike[str],
+    *,
+    tokenizer: str | os.PathLike[str] | None = None,
+    vocab_size: int = 8192,
+    columns: Columns | None = None,
+    heldout_fraction: float = 0.05,
+    shard_tokens: int = 2**27,
+    overwrite: bool = False,
+    progress: Reporter = SILENT,
+) -> Corpus:
+    """Read the inputs and write a corpus directory at ``out``; the same inputs give the same bytes.
+
+    Args:
+        inputs: files and directories: text, JSON lines (plain, gz, zst), Parquet.
+        out: the directory to write. It appears when it is complete, or not at all.
+        tokenizer: a directory or Hugging Face name. None trains a byte-level BPE tokenizer on up
+            to 64 million characters of the documents, chosen by the hash of their ids.
+        vocab_size: the size of a vocabulary that is trained; unused where ``tokenizer`` is given.
+        columns: which columns hold the text and what is known about it.
+        heldout_fraction: the share of documents to hold out, in [0, 1).
+        shard_tokens: a shard ends before the document that would take it beyond this.
+        overwrite: replace ``out`` if it is a corpus.
+        progress: where to show the work; its unit is bytes of input.
+
+    Raises:
+        InputError: an argument or an input cannot be used; see :class:`DocumentReader`.
+    """
+    target = Path(out)
+    check_build(target, tokenizer, vocab_size, heldout_fraction, shard_tokens, overwrite)
+    reader = DocumentReader(inputs, columns)
+    with atomic_directory(target) as directory:
+        if tokenizer is None:
+            chosen = _train(reader, vocab_size, progress)
+        else:
+            chosen = load_tokenizer(tokenizer)
+        chosen.save_pretrained(directory / layout.TOKENIZER_DIRECTORY)
+        eos_token, eos_token_id = end_of_text(chosen)
+        vocabulary = max(len(chosen), eos_token_id + 1)
+        dtype = np.dtype(np.uint16 if vocabulary <= 2**16 else np.uint32)
+        with CorpusWriter(
+            directory,
+            dtype=dtype,
+            eos_token_id=eos_token_id,
+            shard_tokens=shard_tokens,
+            heldout_fraction=heldout_fraction,
+        ) as writer:
+            encoder = text_encoder(chosen.backend_tokenizer, eos_token)
+            _tokenise(reader, encoder, writer, progress)
+            contents = writer.finish()
+        contents["counts"]["skipped"] = reader.skipped
+        meta = {
+            "format": layout.FORMAT,
+            "version": layout.FORMAT_VERSION,
+            "dtype": dtype.name,
+            "tokenizer": {
+                "fingerprint": fingerprint(chosen),
+                "vocab_size": vocabulary,
+                "eos_token": eos_token,
+                "eos_token_id": eos_token_id,
+            },
+            "split": {"rule": layout.SPLIT_RULE, "heldout_fraction": heldout_fraction},
+            **contents,
+        }
+        write_json(directory / layout.META_FILE, meta)
+    return Corpus.open(target)
+
+
+def check_build(
+    out: Path,
+    tokenizer: str | os.PathLike[str] | None,
+    vocab_size: int,
+    heldout_fraction: float,
+    shard_tokens: int,
+    overwrite: bool,
+) -> None:
+    """Raise InputError for arguments that a build would refuse, before anything is read."""
+    if tokenizer is None:
+        check_vocab_size(vocab_size)
+    if not 0 <= heldout_fraction < 1:
+        raise InputError(
+            f"The held-out fraction is {heldout_fraction}; expected at least 0 and below 1."
+        )
+    if shard_tokens < 1:
+        raise InputError(f"Shards of {shard_tokens} tokens: expected at least 1.")
+    if not out.exists():
+        return
+    if not layout.is_corpus(out):
+        raise InputError(
+            f"{out} exists and is not a corpus, so it is not replaced. Choose another directory."
+        )
+    if not overwrite:
+        raise InputError(
+            f"{out} exists. Choose another directory, or replace it with --overwrite "
+            "(in Python: overwrite=True)."
+        )
+
+
+def _train(reader: DocumentReader, vocab_size: int, progress: Reporter) -> PreTrainedTokenizerFast:
+    with progress.task("Reading for the tokenizer", reader.total_bytes, "bytes") as task:
+        texts = training_texts(_reported(reader, task), TRAINING_CHARACTERS)
+    with progress.task("Training the tokenizer", None, "tokens"):
+        return train_tokenizer(iter(texts), vocab_size)
+
+
+def training_texts(documents: Iterator[Document], limit: int) -> list[str]:
+    """Choose whole texts of at most ``limit`` characters, by the hash of the documents' ids.
+
+    Whenever the limit is passed, the half with the larger hashes is dropped: memory stays small,
+    every part of the input is drawn from alike and the choice can be repeated.
+    """
+    threshold = 2**64
+    kept: list[tuple[int, str]] = []
+    size = 0
+    for document in documents:
+        key = int.from_bytes(hashlib.sha256(document.doc_id.encode()).digest()[8:16], "little")
+        if key >= threshold:
+            continue
+        kept.append((key, document.text))
+        size += len(document.text)
+        while size > limit and len(kept) > 1:
+            threshold //= 2
+            kept = [item for item in kept if item[0] < threshold] or [min(kept)]
+            size = sum(len(text) for _, text in kept)
+    return [text for _, text in kept]
+
+
+def _tokenise(
+    reader: DocumentReader, encoder: Tokenizer, writer: CorpusWriter, progress: Reporter
+) -> None:
+    with progress.task("Tokenising", reader.total_bytes, "bytes") as task:
+        for batch in batches(_reported(reader, task)):
+            for document, ids in zip(batch, encode(encoder, batch), strict=True):
+                writer.add(document, ids)
+
+
+def encode(encoder: Tokenizer, batch: list[Document]) -> list[list[int]]:
+    """Return the token ids of each document, without an end of text."""
+    texts = [document.text for document in batch]
+    return [found.ids for found in encoder.encode_batch_fast(texts, add_special_tokens=False)]
+
+
+def batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
+    """Group documents into batches of about a megabyte of text."""
+    batch: list[Document] = []
+    size = 0
+    for document in documents:
+        batch.append(document)
+        size += len(document.text)
+        if size >= _CHARACTERS_AT_ONCE or len(batch) == _DOCUMENTS_AT_ONCE:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _reported(reader: DocumentReader, task: Task) -> Iterator[Document]:
+    reported = 0
+    for document in reader:
+        yield document
+        # After the yield: a document counts when the work on it is done.
+        if reader.bytes_read - reported > 100_000:
+            task.advance(reader.bytes_read - reported)
+            reported = reader.bytes_read
+    task.advance(reader.bytes_read - reported)

@@ -1,0 +1,87 @@
+"""What a document is, and which columns of a table or JSON record it is read from."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from prismlm.errors import InputError, suggest
+
+METADATA = ("source", "domain", "license", "title", "url")
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One text with its identity and where it comes from."""
+
+    doc_id: str
+    text: str
+    source: str | None = None
+    domain: str | None = None
+    license: str | None = None
+    title: str | None = None
+    url: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Which columns to read. A column left at None is read under its own name where it exists.
+
+    A column that is named must exist. Without an ``id`` the id is ``file-name:row``; without a
+    ``source`` the source is the file's name without its extension.
+    """
+
+    text: str = "text"
+    id: str | None = None
+    source: str | None = None
+    domain: str | None = None
+    license: str | None = None
+    title: str | None = None
+    url: str | None = None
+
+    def resolve(self, available: Collection[str], where: str) -> dict[str, str]:
+        """Return the available column of each role (``text``, ``id``, ``source`` …).
+
+        Args:
+            available: the columns of a table, or the keys of a record.
+            where: the file, or file and line, to name in the error.
+
+        Raises:
+            InputError: the text column, or another one that was named, is not available.
+        """
+        found: dict[str, str] = {}
+        for role in ("text", "id", *METADATA):
+            named: str | None = getattr(self, role)
+            if (named or role) in available:
+                found[role] = named or role
+            elif named is not None:
+                raise InputError(_missing(role, named, available, where))
+        return found
+
+
+def _missing(role: str, named: str, available: Collection[str], where: str) -> str:
+    known = sorted(available)
+    listed = ", ".join(known) if known else "none"
+    return (
+        f"{where}: there is no column {named!r}; the columns are: {listed}."
+        f"{suggest(named, known)} Name the {role} column with --{role}-column "
+        f"(in Python: Columns({role}=…))."
+    )
+
+
+def as_metadata(value: Any, where: str, column: str) -> str | None:
+    """Return a metadata value as text; missing and empty values are None.
+
+    Raises:
+        InputError: the value is a list, a record or another thing that is not text or a number.
+    """
+    if value is None or value == "":
+        return None
+    if isinstance(value, str):
+        return value
+    if isinstance(value, (int, float)):
+        return str(value)
+    raise InputError(
+        f"{where}: column {column!r} holds a {type(value).__name__}, expected text or a number."
+    )

@@ -1,0 +1,138 @@
+"""One file at a time: text, JSON lines (plain or compressed) and Parquet, streamed row by row."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from prismlm.corpus.documents import Columns
+from prismlm.errors import InputError
+
+EXTENSIONS = (
+    ".txt",
+    *(f"{kind}{packing}" for kind in (".jsonl", ".ndjson") for packing in ("", ".gz", ".zst")),
+    ".parquet",
+)
+_ROWS_AT_ONCE = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One record: its number in the file from 1, the values by role, and how much is read."""
+
+    number: int
+    values: dict[str, Any]
+    bytes_read: int
+
+
+def extension(path: Path) -> str | None:
+    """Return the readable extension that ``path`` ends with, or None."""
+    name = path.name.lower()
+    return next((known for known in EXTENSIONS if name.endswith(known)), None)
+
+
+def read_rows(path: Path, columns: Columns) -> Iterator[Row]:
+    """Yield the rows of one file in order; nothing but one batch of rows is held in memory.
+
+    Raises:
+        InputError: the file is damaged, not UTF-8, not valid JSON, or lacks a column.
+    """
+    kind = extension(path)
+    try:
+        if kind == ".txt":
+            yield _text_row(path)
+        elif kind == ".parquet":
+            yield from _parquet_rows(path, columns)
+        else:
+            yield from _json_rows(path, columns)
+    except UnicodeDecodeError as error:
+        raise InputError(_not_utf8(str(path), error)) from error
+    except (EOFError, zlib.error, gzip.BadGzipFile, pa.ArrowException) as error:
+        raise _damaged(path, error) from error
+    except OSError as error:
+        # Arrow reports broken zstd and Parquet streams as OSError without an errno.
+        if error.errno is None:
+            raise _damaged(path, error) from error
+        raise InputError(f"{path} cannot be read: {error.strerror}.") from error
+
+
+def _damaged(path: Path, error: Exception) -> InputError:
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return InputError(
+        f"{path} is damaged or incomplete, or not what its extension says ({reason.rstrip('.')}). "
+        "Fetch or write the file again."
+    )
+
+
+def _not_utf8(where: str, error: UnicodeDecodeError) -> str:
+    return (
+        f"{where} is not UTF-8: byte 0x{error.object[error.start]:02x} at offset {error.start}. "
+        "Convert it first, for example: iconv -f latin1 -t utf-8 IN > OUT."
+    )
+
+
+def _text_row(path: Path) -> Row:
+    data = path.read_bytes()
+    return Row(1, {"text": data.decode("utf-8-sig")}, len(data))
+
+
+def _open_lines(path: Path, stack: ExitStack) -> tuple[IO[bytes], IO[bytes]]:
+    """Return the raw file, whose position says how much is read, and its decompressed lines."""
+    raw = stack.enter_context(path.open("rb"))
+    if path.name.lower().endswith(".gz"):
+        # gzip, not Arrow: it notices a missing end and checks the CRC.
+        return raw, io.BufferedReader(stack.enter_context(gzip.GzipFile(fileobj=raw)), 1 << 20)
+    if path.name.lower().endswith(".zst"):
+        unpacked = stack.enter_context(pa.CompressedInputStream(pa.PythonFile(raw, "r"), "zstd"))
+        return raw, io.BufferedReader(unpacked, 1 << 20)  # pyright: ignore[reportArgumentType]
+    return raw, raw
+
+
+def _json_rows(path: Path, columns: Columns) -> Iterator[Row]:
+    with ExitStack() as stack:
+        raw, lines = _open_lines(path, stack)
+        for number, line in enumerate(lines, start=1):
+            where = f"{path}:{number}"
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
+                if not text:
+                    continue
+                record = json.loads(text)
+            except UnicodeDecodeError as error:
+                raise InputError(_not_utf8(where, error)) from error
+            except (json.JSONDecodeError, RecursionError) as error:
+                raise InputError(
+                    f"{where} is not valid JSON ({error}). Expected one JSON object on each line."
+                ) from error
+            if not isinstance(record, dict):
+                raise InputError(
+                    f"{where} holds a JSON {type(record).__name__}. "
+                    "Expected one JSON object on each line."
+                )
+            found = columns.resolve(record, where)
+            values = {role: record[name] for role, name in found.items()}
+            yield Row(number, values, raw.tell())
+
+
+def _parquet_rows(path: Path, columns: Columns) -> Iterator[Row]:
+    size = path.stat().st_size
+    with pq.ParquetFile(path) as table:
+        found = columns.resolve(table.schema_arrow.names, str(path))
+        rows = table.metadata.num_rows
+        number = 0
+        batches = table.iter_batches(_ROWS_AT_ONCE, columns=sorted(set(found.values())))
+        for batch in batches:
+            lists = {role: batch.column(name).to_pylist() for role, name in found.items()}
+            for values in zip(*lists.values(), strict=True):
+                number += 1
+                yield Row(number, dict(zip(lists, values, strict=True)), size * number // rows)

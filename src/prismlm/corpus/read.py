@@ -1,0 +1,193 @@
+"""Files and directories to a stream of checked documents."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from prismlm.corpus.documents import METADATA, Columns, Document, as_metadata
+from prismlm.corpus.formats import EXTENSIONS, Row, extension, read_rows
+from prismlm.errors import InputError
+
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class InputFile:
+    """A file to read; ``name`` is what ids are made of when there is no id column."""
+
+    path: Path
+    name: str
+
+
+def read_documents(paths: Paths, columns: Columns | None = None) -> Iterator[Document]:
+    """Yield every document of the files and directories, in sorted order within a directory.
+
+    Text files (one document each), JSON lines (plain, ``.gz``, ``.zst``) and Parquet are read as
+    a stream. Documents without text are left out.
+
+    Raises:
+        InputError: see :class:`DocumentReader`.
+    """
+    return iter(DocumentReader(paths, columns))
+
+
+class DocumentReader:
+    """A stream of documents that can be read more than once.
+
+    Attributes:
+        files: the files to read, in order.
+        total_bytes: the size of all files.
+        bytes_read: how much of it the pass under way has read.
+        skipped: how many documents without text it has left out.
+
+    Raises:
+        InputError: a path does not exist or has an unknown extension, a directory holds nothing to
+            read; while iterating: a damaged file, a missing column, a text that is not a string,
+            two documents with one id, or no document at all.
+    """
+
+    def __init__(self, paths: Paths, columns: Columns | None = None) -> None:
+        self.files = _find_files([paths] if isinstance(paths, (str, os.PathLike)) else paths)
+        self.total_bytes = sum(file.path.stat().st_size for file in self.files)
+        self.bytes_read = 0
+        self.skipped = 0
+        self._columns = columns or Columns()
+
+    def __iter__(self) -> Iterator[Document]:
+        self.bytes_read = self.skipped = 0
+        seen = _SeenIds()
+        yielded = False
+        for document, place in self._placed():
+            if not document.text or document.text.isspace():
+                self.skipped += 1
+                continue
+            if not seen.add(document.doc_id):
+                self._refuse_duplicate(document.doc_id, place)
+            yielded = True
+            yield document
+        if not yielded:
+            names = ", ".join(str(file.path) for file in self.files[:3])
+            raise InputError(
+                f"No documents: {names}{' …' if len(self.files) > 3 else ''} hold no text "
+                f"({self.skipped} empty documents were skipped)."
+            )
+
+    def _placed(self) -> Iterator[tuple[Document, str]]:
+        finished = 0
+        for file in self.files:
+            for row in read_rows(file.path, self._columns):
+                self.bytes_read = finished + row.bytes_read
+                place = f"{file.path}:{row.number}"
+                yield _document(file, row, place), place
+            finished += file.path.stat().st_size
+            self.bytes_read = finished
+
+    def _refuse_duplicate(self, doc_id: str, place: str) -> None:
+        # Only hashes are kept, so the first place is looked for again; not finding it means that
+        # two different ids share a 64-bit hash.
+        for document, first in DocumentReader(
+            [f.path for f in self.files], self._columns
+        )._placed():
+            if document.doc_id == doc_id and first != place:
+                raise InputError(
+                    f"Two documents have the id {doc_id!r}: {first} and {place}. Ids must be "
+                    "unique: change one, or name another column with --id-column."
+                )
+            if first == place:
+                return
+
+
+def _document(file: InputFile, row: Row, place: str) -> Document:
+    text = row.values["text"]
+    if not isinstance(text, str):
+        raise InputError(
+            f"{place}: the text is a {_kind(text)}, expected a string. "
+            "Mend the row or name another column with --text-column."
+        )
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"{place}: the text holds half of a surrogate pair at character {error.start}, which "
+            "is not valid Unicode. Remove it or write the whole character."
+        ) from error
+    whole_file = extension(file.path) == ".txt"
+    doc_id = as_metadata(row.values.get("id"), place, "id")
+    metadata = {role: as_metadata(row.values.get(role), place, role) for role in METADATA}
+    if metadata["source"] is None:
+        metadata["source"] = _stem(file.path)
+    return Document(
+        doc_id or (file.name if whole_file else f"{file.name}:{row.number}"), text, **metadata
+    )
+
+
+def _kind(value: Any) -> str:
+    return "null" if value is None else type(value).__name__
+
+
+def _stem(path: Path) -> str:
+    return path.name[: -len(extension(path) or "")]
+
+
+def _find_files(paths: Iterable[str | os.PathLike[str]]) -> list[InputFile]:
+    files = [file for path in paths for file in _expand(Path(path))]
+    if not files:
+        raise InputError("No input was named: give files or directories to read.")
+    return files
+
+
+def _expand(path: Path) -> list[InputFile]:
+    known = ", ".join(EXTENSIONS)
+    if not path.exists():
+        raise InputError(f"{path} does not exist: expected a file or directory to read.")
+    if path.is_file():
+        if extension(path) is None:
+            raise InputError(f"{path} has no extension that can be read. Expected one of: {known}.")
+        return [InputFile(path, path.name)]
+    found: list[InputFile] = []
+    for directory, subdirectories, names in os.walk(path, followlinks=True):
+        if "corpus.json" in names:
+            # A finished corpus below the inputs is an output, not text to read again.
+            subdirectories.clear()
+            continue
+        subdirectories[:] = [name for name in subdirectories if not name.startswith(".")]
+        files = [Path(directory, name) for name in names if not name.startswith(".")]
+        found += [
+            InputFile(file, file.relative_to(path).as_posix())
+            for file in files
+            if extension(file) is not None
+        ]
+    if not found:
+        raise InputError(f"{path} holds no file that can be read. Expected one of: {known}.")
+    return sorted(found, key=lambda file: file.name)
+
+
+class _SeenIds:
+    """A set of ids at eight bytes each: recent ones in a set, the others in a sorted array."""
+
+    _RECENT = 1 << 16
+
+    def __init__(self) -> None:
+        self._recent: set[int] = set()
+        self._sorted = np.empty(0, dtype=np.uint64)
+
+    def add(self, doc_id: str) -> bool:
+        """Add an id; return False if its hash was there."""
+        digest = hashlib.blake2b(doc_id.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+        key = int.from_bytes(digest, "little")
+        at = int(np.searchsorted(self._sorted, np.uint64(key)))
+        if key in self._recent or (at < len(self._sorted) and int(self._sorted[at]) == key):
+            return False
+        self._recent.add(key)
+        if len(self._recent) == self._RECENT:
+            recent = np.fromiter(self._recent, dtype=np.uint64, count=self._RECENT)
+            self._sorted = np.union1d(self._sorted, recent)
+            self._recent.clear()
+        return True

@@ -1,0 +1,314 @@
+"""Reading a corpus directory: tokens by position, documents, and the text of any token span."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from prismlm import fingerprints
+from prismlm.corpus import layout
+from prismlm.corpus.complete import check_complete
+from prismlm.corpus.texts import TextReader
+from prismlm.errors import FormatError, InputError, suggest
+from prismlm.files import read_json
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+_SPAN_CHARACTERS = 500_000
+Split = Literal["train", "heldout", "all"]
+
+
+class Corpus:
+    """A corpus directory, opened for reading.
+
+    Positions are global int64 token offsets: the corpus is one long sequence of documents, each
+    ended by the end-of-text token. Documents are numbered from 0 in that order. Open one with
+    :meth:`open`; pickling keeps the path and opens it again.
+
+    Attributes:
+        path: the directory.
+        meta: the contents of ``corpus.json``.
+    """
+
+    def __init__(self, path: Path, meta: dict[str, Any]) -> None:
+        self.path = path
+        self.meta = meta
+        self._dtype = np.dtype(meta["dtype"]).newbyteorder("<")
+        self._shard_ends = np.cumsum([shard["tokens"] for shard in meta["shards"]], dtype=np.int64)
+        self._columns: dict[str, list[str | None]] = {}
+        self._maps: dict[int, np.ndarray] = {}
+        self._texts = TextReader(path, [shard["documents"] for shard in meta["shards"]])
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Corpus:
+        """Open a corpus directory; only ``corpus.json`` and the file sizes are read.
+
+        Raises:
+            InputError: there is no such directory.
+            FormatError: it is not a corpus, of another version, incomplete or damaged.
+        """
+        directory = Path(path)
+        if not directory.is_dir():
+            raise InputError(
+                f"{directory} is not a directory. Expected a corpus; build one with: "
+                f"prismlm corpus build INPUT --out {directory}"
+            )
+        if not layout.is_corpus(directory):
+            raise FormatError(f"{directory} is not a corpus: it has no {layout.META_FILE}.")
+        meta = read_json(directory / layout.META_FILE)
+        check_complete(directory, meta)
+        return cls(directory, meta)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Corpus.open, (self.path,)
+
+    def __repr__(self) -> str:
+        return f"Corpus({str(self.path)!r}, {len(self)} documents, {self.num_tokens} tokens)"
+
+    def __len__(self) -> int:
+        return self.meta["counts"]["documents"]
+
+    @property
+    def name(self) -> str:
+        """The name of the directory."""
+        return self.path.resolve().name
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of tokens, documents, tokenizer and split rule; not of shard or file layout."""
+        kept = ("version", "dtype", "tokenizer", "split", "counts", "digests")
+        return fingerprints.of_json({key: self.meta[key] for key in kept})
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        """The tokenizer, for generating and decoding; see :meth:`spans` for offsets."""
+        from prismlm.corpus.tokenizer import load_tokenizer
+
+        return load_tokenizer(self.path / layout.TOKENIZER_DIRECTORY)
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens there are, ends of text among them."""
+        return self.meta["counts"]["tokens"]
+
+    @property
+    def eos_token_id(self) -> int:
+        """The token that ends every document."""
+        return self.meta["tokenizer"]["eos_token_id"]
+
+    # -- documents
+
+    @cached_property
+    def starts(self) -> np.ndarray:
+        """Where each document starts: int64 global positions [documents]."""
+        return self._read_column("start").to_numpy()
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """How many tokens each document has, its end of text among them: int64 [documents]."""
+        return self._read_column("length").to_numpy()
+
+    @property
+    def doc_ids(self) -> list[str]:
+        """The id of every document, in order."""
+        return self.column("doc_id")  # pyright: ignore[reportReturnType]
+
+    def column(self, name: str) -> list[str | None]:
+        """Return one metadata column: doc_id, source, domain, license, title or url.
+
+        Raises:
+            InputError: there is no such column.
+        """
+        known = layout.DOCUMENT_SCHEMA.names[:6]
+        if name not in known:
+            raise InputError(
+                f"A corpus has no column {name!r}; expected one of {', '.join(known)}."
+                + suggest(name, known)
+            )
+        if name not in self._columns:
+            self._columns[name] = self._read_column(name).to_pylist()
+        return self._columns[name]
+
+    def _read_column(self, name: str) -> pa.ChunkedArray:
+        chunks: list[pa.Array] = []
+        for shard in range(len(self.meta["shards"])):
+            path = self.path / layout.documents_file(shard)
+            try:
+                chunks += pq.read_table(path, columns=[name])[name].chunks
+            except (pa.ArrowException, OSError) as error:
+                raise FormatError(
+                    f"{path} is damaged ({error}). Build the corpus again."
+                ) from error
+        column = pa.chunked_array(chunks, layout.DOCUMENT_SCHEMA.field(name).type)
+        if len(column) != len(self):
+            raise FormatError(
+                f"{self.path} lists {len(column)} documents, but {layout.META_FILE} says "
+                f"{len(self)}. Build the corpus again."
+            )
+        return column
+
+    def find(self, doc_id: str) -> int:
+        """Return the number of the document with this id.
+
+        Raises:
+            InputError: there is none.
+        """
+        found = pc.index(self._id_column, doc_id).as_py()
+        if found < 0:
+            raise InputError(f"The corpus {self.name!r} has no document with the id {doc_id!r}.")
+        return found
+
+    @cached_property
+    def _id_column(self) -> pa.ChunkedArray:
+        return self._read_column("doc_id")
+
+    def split(self, name: Split) -> np.ndarray:
+        """Return the numbers of the documents of a split, ascending: int64 [n].
+
+        Raises:
+            InputError: ``name`` is not train, heldout or all.
+        """
+        if name not in ("train", "heldout", "all"):
+            raise InputError(f"There is no split {name!r}; expected train, heldout or all.")
+        if name == "all":
+            return np.arange(len(self), dtype=np.int64)
+        return np.flatnonzero(self._held_out == (name == "heldout")).astype(np.int64)
+
+    @cached_property
+    def _held_out(self) -> np.ndarray:
+        fraction = self.meta["split"]["heldout_fraction"]
+        ids = self._id_column.to_pylist()
+        return np.fromiter(
+            (layout.is_held_out(i, fraction) for i in ids), dtype=bool, count=len(ids)
+        )
+
+    def document_at(self, position: int) -> int:
+        """Return the number of the document that a global position lies in.
+
+        Raises:
+            InputError: the position is outside of the corpus.
+        """
+        self._check_range(position, 1)
+        return int(np.searchsorted(self.starts, position, side="right")) - 1
+
+    # -- tokens and text
+
+    def tokens(self, start: int, length: int) -> np.ndarray:
+        """Return ``length`` token ids from a global position on, as stored (uint16 or uint32).
+
+        Within one shard this is a read-only view of the file, not a copy.
+
+        Raises:
+            InputError: the range is outside of the corpus.
+        """
+        self._check_range(start, length)
+        parts: list[np.ndarray] = []
+        end = start + length
+        shard = int(np.searchsorted(self._shard_ends, start, side="right"))
+        while start < end:
+            stop = min(end, int(self._shard_ends[shard]))
+            offset = int(self._shard_ends[shard - 1]) if shard else 0
+            parts.append(self._map(shard)[start - offset : stop - offset])
+            start, shard = stop, shard + 1
+        if not parts:
+            return np.empty(0, dtype=self._dtype)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _map(self, shard: int) -> np.ndarray:
+        if shard not in self._maps:
+            path = self.path / layout.tokens_file(shard)
+            self._maps[shard] = np.memmap(path, dtype=self._dtype, mode="r")
+        return self._maps[shard]
+
+    def text(self, index: int) -> str:
+        """Return the text of a document; reads one row group of at most a megabyte."""
+        return self._texts.read(self._check_index(index))
+
+    def spans(self, index: int) -> np.ndarray:
+        """Return where each token of a document lies in its text: int64 [length, 2].
+
+        Rows are start and end in characters. The end-of-text token is the empty span at the end.
+        The bytes of a character that takes several tokens all have that character's span, so
+        ``text[spans[a, 0]:spans[b - 1, 1]]`` holds every character that tokens a to b touch.
+
+        Raises:
+            FormatError: the tokenizer no longer gives the stored tokens.
+        """
+        return next(self.spans_batch([index]))
+
+    def spans_batch(self, indices: Iterable[int]) -> Iterator[np.ndarray]:
+        """Yield :meth:`spans` of many documents, encoding about half a megabyte at a time."""
+        batch: list[int] = []
+        texts: list[str] = []
+        size = 0
+        for index in indices:
+            batch.append(self._check_index(index))
+            texts.append(self.text(index))
+            size += len(texts[-1])
+            if size >= _SPAN_CHARACTERS:
+                yield from self._encode_spans(batch, texts)
+                batch, texts, size = [], [], 0
+        yield from self._encode_spans(batch, texts)
+
+    def _encode_spans(self, batch: list[int], texts: list[str]) -> Iterator[np.ndarray]:
+        encodings = self._encoder.encode_batch(texts, add_special_tokens=False)
+        for index, text, encoding in zip(batch, texts, encodings, strict=True):
+            length = int(self.lengths[index])
+            stored = self.tokens(int(self.starts[index]), length)
+            if not np.array_equal(stored[:-1], np.array(encoding.ids, dtype=np.int64)):
+                raise FormatError(
+                    f"{self.path}: the tokenizer gives other tokens for document "
+                    f"{self.doc_ids[index]!r} than are stored. Build the corpus again."
+                )
+            spans = np.full((length, 2), len(text), dtype=np.int64)
+            spans[:-1] = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
+            yield spans
+
+    def excerpt(self, start: int, length: int) -> str:
+        """Return the characters that ``length`` tokens from a global position on touch.
+
+        Raises:
+            InputError: the range is empty, outside of the corpus or not within one document.
+        """
+        index = self.document_at(start)
+        first = start - int(self.starts[index])
+        if length < 1 or first + length > self.lengths[index]:
+            raise InputError(
+                f"Tokens {start} to {start + length} do not lie within one document: "
+                f"{self.doc_ids[index]!r} ends at {int(self.starts[index] + self.lengths[index])}."
+            )
+        spans = self.spans(index)
+        return self.text(index)[spans[first, 0] : spans[first + length - 1, 1]]
+
+    @cached_property
+    def _encoder(self) -> Tokenizer:
+        from tokenizers import Tokenizer
+
+        from prismlm.corpus.tokenizer import text_encoder
+
+        path = self.path / layout.TOKENIZER_DIRECTORY / "tokenizer.json"
+        return text_encoder(Tokenizer.from_file(str(path)), self.meta["tokenizer"]["eos_token"])
+
+    def _check_index(self, index: int) -> int:
+        if not 0 <= index < len(self):
+            raise InputError(
+                f"There is no document {index}: the corpus {self.name!r} has {len(self)}."
+            )
+        return int(index)
+
+    def _check_range(self, start: int, length: int) -> None:
+        if start < 0 or length < 0 or start + length > self.num_tokens:
+            raise InputError(
+                f"Tokens {start} to {start + length} lie outside of the corpus {self.name!r}, "
+                f"which has {self.num_tokens}."
+            )

@@ -1,0 +1,136 @@
+"""Tokenizers: training one that loses nothing, loading one, and encoding text as plain text."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from prismlm import fingerprints
+from prismlm.errors import InputError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+END_OF_TEXT = "<|endoftext|>"
+SMALLEST_VOCABULARY = 257  # every byte and the end of text
+
+
+def train_tokenizer(texts: Iterator[str], vocab_size: int) -> PreTrainedTokenizerFast:
+    """Train a byte-level BPE tokenizer; the same texts in the same order give the same one.
+
+    All 256 bytes are tokens, so that every text comes back exactly. ``<|endoftext|>`` ends a
+    document and is the padding token too; there is no token for the beginning. Little text gives
+    fewer than ``vocab_size`` tokens.
+
+    Raises:
+        InputError: ``vocab_size`` is below 257.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    check_vocab_size(vocab_size)
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        eos_token=END_OF_TEXT,
+        pad_token=END_OF_TEXT,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def check_vocab_size(vocab_size: int) -> None:
+    """Raise InputError where a vocabulary could not hold every byte and the end of text."""
+    if vocab_size < SMALLEST_VOCABULARY:
+        raise InputError(
+            f"A vocabulary of {vocab_size} is too small: expected at least {SMALLEST_VOCABULARY}, "
+            "for the 256 bytes and the end of text."
+        )
+
+
+def load_tokenizer(path_or_name: str | os.PathLike[str]) -> PreTrainedTokenizerFast:
+    """Load a tokenizer from a directory or by its Hugging Face name.
+
+    Raises:
+        InputError: there is none, it is not a fast tokenizer, or it has no end-of-text token.
+    """
+    from transformers import AutoTokenizer
+
+    name = os.fspath(path_or_name)
+    try:
+        loaded = AutoTokenizer.from_pretrained(name)
+    except Exception as error:  # transformers raises half a dozen unrelated types here
+        what = "directory" if Path(name).exists() else "name"
+        raise InputError(
+            f"No tokenizer could be loaded from the {what} {name!r} ({_first_line(error)}). "
+            "Expected a directory with tokenizer.json or a name on the Hugging Face Hub."
+        ) from error
+    check_tokenizer(loaded, name)
+    return cast("PreTrainedTokenizerFast", loaded)
+
+
+def check_tokenizer(tokenizer: Any, name: str) -> None:
+    """Raise InputError unless the tokenizer is a fast one and can end a document."""
+    if getattr(tokenizer, "backend_tokenizer", None) is None:
+        raise InputError(
+            f"The tokenizer {name!r} is not a fast tokenizer, so it cannot say where its tokens "
+            "lie in the text. Use one with a tokenizer.json."
+        )
+    if tokenizer.eos_token_id is None:
+        raise InputError(
+            f"The tokenizer {name!r} has no end-of-text token to end a document with. "
+            "Set its eos_token, save it and use the saved directory."
+        )
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__
+
+
+def fingerprint(tokenizer: PreTrainedTokenizerFast) -> str:
+    """Return a hash of all that decides which ids a document gets.
+
+    What a caller may change without changing those ids is left out: truncation, padding and the
+    tokens that are put around a prompt.
+    """
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    for changeable in ("truncation", "padding", "post_processor"):
+        state.pop(changeable, None)
+    special = {"eos": tokenizer.eos_token, "bos": tokenizer.bos_token, "unk": tokenizer.unk_token}
+    return fingerprints.of_json({"backend": state, "special": special})
+
+
+def end_of_text(tokenizer: PreTrainedTokenizerFast) -> tuple[str, int]:
+    """Return the token that ends a document, as text and as an id."""
+    return str(tokenizer.eos_token), cast(int, tokenizer.eos_token_id)
+
+
+def text_encoder(backend: Tokenizer, eos_token: str) -> Tokenizer:
+    """Return a copy of ``backend`` that reads special tokens inside a text as ordinary text.
+
+    A document that spells out ``<|endoftext|>`` must not end there. The copy neither cuts nor
+    pads nor adds tokens, and its offsets keep the spaces that belong to a token.
+    """
+    from tokenizers import AddedToken, Tokenizer, processors
+
+    encoder = Tokenizer.from_str(backend.to_str())
+    encoder.no_truncation()
+    encoder.no_padding()
+    encoder.post_processor = cast(Any, processors.Sequence([]))
+    # An end token that was added as an ordinary one would still be matched in the text.
+    encoder.add_special_tokens([AddedToken(eos_token, special=True, normalized=False)])
+    encoder.encode_special_tokens = True
+    return encoder

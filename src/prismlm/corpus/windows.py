@@ -1,0 +1,157 @@
+"""The window grid: which stretch of a document gives each token its hidden state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from prismlm.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+
+    from prismlm.corpus.store import Corpus
+
+PADDING_MULTIPLE = 64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WindowGrid:
+    """Windows over documents; every token of them is owned by exactly one.
+
+    Attributes:
+        document: the number of each window's document, int64 [windows].
+        start: its first token's global position, int64 [windows].
+        length: its tokens, int64 [windows], at most ``window``.
+        skip: how many of its first tokens an earlier window owns, int64 [windows].
+        window: the most tokens of a window.
+    """
+
+    document: np.ndarray
+    start: np.ndarray
+    length: np.ndarray
+    skip: np.ndarray
+    window: int
+
+    def __len__(self) -> int:
+        return len(self.document)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WindowBatch:
+    """Windows of one padded length; B rows by T positions, T a multiple of 64 or the window.
+
+    Attributes:
+        input_ids: int64 [B, T], the padding token beyond a window's end.
+        attention_mask: bool [B, T], true on the tokens of the window (and on the first position of
+            rows that only fill the batch, since no kernel likes a row that sees nothing).
+        owned: bool [B, T], true on the tokens whose state this window gives.
+        positions: int64 [B, T], global token positions, −1 on padding.
+        document: int64 [B], document numbers, −1 on rows that only fill the batch.
+    """
+
+    input_ids: torch.Tensor
+    attention_mask: torch.Tensor
+    owned: torch.Tensor
+    positions: torch.Tensor
+    document: torch.Tensor
+
+
+def document_windows(
+    document_indices: np.ndarray,
+    starts: np.ndarray,
+    lengths: np.ndarray,
+    window: int,
+    stride: int,
+) -> WindowGrid:
+    """Lay windows over the documents: one at each document's start and every ``stride`` tokens.
+
+    The first window of a document owns all of its tokens, each later one those beyond the end of
+    the window before, so that a token's state has at least ``window − stride`` tokens of context
+    or all that the document has. A window that would own nothing is left out.
+
+    Args:
+        document_indices: the documents, int64 [n]; windows come in this order.
+        starts: the global start of every document of the corpus, int64.
+        lengths: the length of every document of the corpus, int64.
+        window: the most tokens of a window, at least 1.
+        stride: the tokens between two windows' starts, 1 to ``window``.
+
+    Raises:
+        InputError: ``window`` or ``stride`` is out of range.
+    """
+    if window < 1:
+        raise InputError(f"A window of {window} tokens: expected at least 1.")
+    if not 1 <= stride <= window:
+        raise InputError(
+            f"A stride of {stride} tokens with windows of {window}: expected 1 to {window}, "
+            "or tokens would be left out."
+        )
+    indices = np.asarray(document_indices, dtype=np.int64)
+    length = lengths[indices]
+    later = np.maximum(0, -(-(length - window) // stride))
+    counts = np.where(length > 0, 1 + later, 0)
+    row = np.repeat(np.arange(len(indices)), counts)
+    number = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
+    offset = number * stride
+    return WindowGrid(
+        document=indices[row],
+        start=starts[indices][row] + offset,
+        length=np.minimum(window, length[row] - offset),
+        skip=np.where(number > 0, window - stride, 0),
+        window=window,
+    )
+
+
+def padded_lengths(grid: WindowGrid) -> np.ndarray:
+    """Return what each window is padded to: a multiple of 64, or the window; int64 [windows]."""
+    rounded = -(-grid.length // PADDING_MULTIPLE) * PADDING_MULTIPLE
+    return np.minimum(rounded, grid.window)
+
+
+def window_batches(
+    grid: WindowGrid, corpus: Corpus, tokens_per_batch: int, pad_id: int
+) -> Iterator[WindowBatch]:
+    """Yield the windows in batches of a fixed shape, the longest first, else in the grid's order.
+
+    A batch of windows padded to T has always max(1, tokens_per_batch // T) rows, the last filled
+    up with rows of padding. The shape that a window is computed in thus depends on its own length
+    alone, and so do the last bits of its hidden states.
+
+    Raises:
+        InputError: ``tokens_per_batch`` is below 1.
+    """
+    if tokens_per_batch < 1:
+        raise InputError(f"Batches of {tokens_per_batch} tokens: expected at least 1.")
+    padded = padded_lengths(grid)
+    for width in np.unique(padded)[::-1].tolist():
+        members = np.flatnonzero(padded == width)
+        rows = max(1, tokens_per_batch // width)
+        for first in range(0, len(members), rows):
+            yield _batch(grid, corpus, members[first : first + rows], (rows, width), pad_id)
+
+
+def _batch(
+    grid: WindowGrid, corpus: Corpus, members: np.ndarray, shape: tuple[int, int], pad_id: int
+) -> WindowBatch:
+    import torch
+
+    input_ids = np.full(shape, pad_id, dtype=np.int64)
+    attention_mask = np.zeros(shape, dtype=bool)
+    owned = np.zeros(shape, dtype=bool)
+    positions = np.full(shape, -1, dtype=np.int64)
+    document = np.full(shape[0], -1, dtype=np.int64)
+    for row, member in enumerate(members):
+        start, length = int(grid.start[member]), int(grid.length[member])
+        input_ids[row, :length] = corpus.tokens(start, length)
+        attention_mask[row, :length] = True
+        owned[row, grid.skip[member] : length] = True
+        positions[row, :length] = np.arange(start, start + length)
+        document[row] = grid.document[member]
+    attention_mask[len(members) :, 0] = True
+    return WindowBatch(
+        *map(torch.from_numpy, (input_ids, attention_mask, owned, positions, document))
+    )

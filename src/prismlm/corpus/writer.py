@@ -1,0 +1,184 @@
+"""Writing the shards of a corpus directory, with memory that does not grow with the corpus."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from prismlm.corpus import layout
+from prismlm.corpus.documents import Document
+
+_TEXT_BYTES_PER_GROUP = 1_000_000
+_DOCUMENTS_PER_GROUP = 16_384
+
+
+class CorpusWriter:
+    """Writes documents with their tokens, in order, as the shards of a corpus directory.
+
+    A document is never split between shards: a shard is closed before the document that would
+    take it beyond ``shard_tokens``. Use it as a context manager and call :meth:`finish`.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        dtype: np.dtype[Any],
+        eos_token_id: int,
+        shard_tokens: int,
+        heldout_fraction: float,
+    ) -> None:
+        self._directory = directory
+        self._dtype = dtype.newbyteorder("<")
+        self._eos = eos_token_id
+        self._shard_tokens = shard_tokens
+        self._heldout_fraction = heldout_fraction
+        self._shard: _Shard | None = None
+        self._shards: list[dict[str, Any]] = []
+        self._documents = self._tokens = self._characters = 0
+        self._heldout = {"documents": 0, "tokens": 0}
+        self._by: dict[str, dict[str | None, dict[str, int]]] = {"domain": {}, "license": {}}
+        self._token_digest = hashlib.sha256()
+        self._document_digest = hashlib.sha256()
+
+    def __enter__(self) -> CorpusWriter:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._shard is not None:
+            self._shard.abandon()
+
+    def add(self, document: Document, ids: list[int]) -> None:
+        """Append one document; ``ids`` are its tokens without the end of text."""
+        tokens = np.array([*ids, self._eos], dtype=self._dtype).tobytes()
+        length = len(ids) + 1
+        if self._shard is not None and self._shard.tokens + length > self._shard_tokens:
+            self._close_shard()
+        if self._shard is None:
+            self._shard = _Shard(self._directory, len(self._shards))
+        text = document.text.encode()
+        self._shard.add(document, len(text), tokens, self._tokens, length)
+        self._token_digest.update(tokens)
+        metadata = [document.doc_id, document.source, document.domain]
+        metadata += [document.license, document.title, document.url, len(text)]
+        self._document_digest.update(json.dumps(metadata).encode() + text)
+        self._count(document, length)
+
+    def _count(self, document: Document, length: int) -> None:
+        self._documents += 1
+        self._tokens += length
+        self._characters += len(document.text)
+        if layout.is_held_out(document.doc_id, self._heldout_fraction):
+            self._heldout["documents"] += 1
+            self._heldout["tokens"] += length
+        for key, groups in self._by.items():
+            counts = groups.setdefault(getattr(document, key), {"documents": 0, "tokens": 0})
+            counts["documents"] += 1
+            counts["tokens"] += length
+
+    def _close_shard(self) -> None:
+        if self._shard is not None:
+            self._shards.append(self._shard.close())
+            self._shard = None
+
+    def finish(self) -> dict[str, Any]:
+        """Close the last shard and return what ``corpus.json`` says about the contents."""
+        self._close_shard()
+        groups = {
+            key: [
+                {key: name, **counts}
+                for name, counts in sorted(found.items(), key=lambda item: item[0] or "")
+            ]
+            for key, found in self._by.items()
+        }
+        return {
+            "counts": {
+                "documents": self._documents,
+                "tokens": self._tokens,
+                "characters": self._characters,
+            },
+            "heldout": self._heldout,
+            "domains": groups["domain"],
+            "licenses": groups["license"],
+            "shards": self._shards,
+            "digests": {
+                "tokens": self._token_digest.hexdigest(),
+                "documents": self._document_digest.hexdigest(),
+            },
+        }
+
+
+class _Shard:
+    def __init__(self, directory: Path, number: int) -> None:
+        self._paths = [
+            directory / name(number)
+            for name in (layout.tokens_file, layout.documents_file, layout.text_file)
+        ]
+        self._files = ExitStack()
+        options: dict[str, Any] = {"compression": "zstd", "compression_level": 6}
+        self._token_file = self._files.enter_context(self._paths[0].open("wb"))
+        self._document_table = self._files.enter_context(
+            pq.ParquetWriter(self._paths[1], layout.DOCUMENT_SCHEMA, **options)
+        )
+        # Dictionaries and statistics of whole texts only cost space and time to read past.
+        self._text_table = self._files.enter_context(
+            pq.ParquetWriter(
+                self._paths[2],
+                layout.TEXT_SCHEMA,
+                use_dictionary=False,
+                write_statistics=False,
+                **options,
+            )
+        )
+        self.tokens = self.documents = 0
+        self._rows: list[dict[str, Any]] = []
+        self._texts: list[dict[str, str]] = []
+        self._text_bytes = 0
+
+    def add(
+        self, document: Document, text_bytes: int, tokens: bytes, start: int, length: int
+    ) -> None:
+        self._token_file.write(tokens)
+        self.tokens += length
+        self.documents += 1
+        metadata = {name: getattr(document, name) for name in layout.DOCUMENT_SCHEMA.names[:6]}
+        self._rows.append({**metadata, "start": start, "length": length})
+        if len(self._rows) == _DOCUMENTS_PER_GROUP:
+            self._flush_rows()
+        if self._texts and self._text_bytes + text_bytes > _TEXT_BYTES_PER_GROUP:
+            self._flush_texts()
+        self._texts.append({"doc_id": document.doc_id, "text": document.text})
+        self._text_bytes += text_bytes
+
+    def _flush_rows(self) -> None:
+        self._document_table.write_table(
+            pa.Table.from_pylist(self._rows, schema=layout.DOCUMENT_SCHEMA)
+        )
+        self._rows = []
+
+    def _flush_texts(self) -> None:
+        self._text_table.write_table(pa.Table.from_pylist(self._texts, schema=layout.TEXT_SCHEMA))
+        self._texts = []
+        self._text_bytes = 0
+
+    def close(self) -> dict[str, Any]:
+        if self._rows:
+            self._flush_rows()
+        if self._texts:
+            self._flush_texts()
+        self._files.close()
+        return {
+            "documents": self.documents,
+            "tokens": self.tokens,
+            "files": {path.name: path.stat().st_size for path in self._paths},
+        }
+
+    def abandon(self) -> None:
+        self._files.close()
