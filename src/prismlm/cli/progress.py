@@ -40,23 +40,30 @@ class ConsoleReporter:
 class _Bar:
     def __init__(self, bars: Progress, description: str, total: int | None, unit: str) -> None:
         self._bars = bars
-        self._task = bars.add_task(description, total=total, unit=unit)
+        self._task = bars.add_task(description, total=total, unit=unit, note="")
 
     def advance(self, amount: int = 1) -> None:
         self._bars.advance(self._task, amount)
+
+    def note(self, text: str) -> None:
+        self._bars.update(self._task, note=text)
 
 
 class _Lines:
     def __init__(self, description: str, total: int | None, unit: str) -> None:
         self._description, self._total, self._unit = description, total, unit
-        self._done = 0
+        self._done, self._note = 0, ""
         self._began = self._printed = time.monotonic()
 
     def advance(self, amount: int = 1) -> None:
         self._done += amount
         if time.monotonic() - self._printed >= SECONDS_BETWEEN_LINES:
             self._printed = time.monotonic()
-            self._print(_figures(self._done, self._total, self._unit, self._elapsed()))
+            figures = _figures(self._done, self._total, self._unit, self._elapsed())
+            self._print(f"{figures} · {self._note}" if self._note else figures)
+
+    def note(self, text: str) -> None:
+        self._note = text
 
     def finish(self) -> None:
         took = f"done in {duration(self._elapsed())}"
@@ -85,7 +92,9 @@ class _Figures(ProgressColumn):
         unit = task.fields["unit"]
         elapsed = (task.finished_time if task.finished else task.elapsed) or 0.0
         total = None if task.total is None else int(task.total)
-        return Text(_figures(int(task.completed), total, unit, elapsed), style="dim")
+        figures = _figures(int(task.completed), total, unit, elapsed)
+        note = task.fields["note"]
+        return Text(f"{figures} · {note}" if note else figures, style="dim")
 
 
 def _figures(done: int, total: int | None, unit: str, elapsed: float) -> str:
