@@ -182,6 +182,7 @@ def training_arguments(recipe: Recipe, directory: Path) -> TrainingArguments:
         disable_tqdm=True,
         remove_unused_columns=False,
         dataloader_drop_last=True,
+        dataloader_pin_memory=torch.cuda.is_available(),
         # The saved configuration keeps its cache; the forward pass in training asks for none.
         use_cache=True,
     )

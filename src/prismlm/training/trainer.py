@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils.data import default_collate
+from transformers.trainer_callback import PrinterCallback
 from transformers import PreTrainedTokenizerFast, Trainer, TrainerCallback, TrainingArguments
 
 from prismlm.errors import PrismError
@@ -93,6 +94,7 @@ class PrismTrainer(Trainer):
             data_collator=default_collate,
             callbacks=callbacks,
         )
+        self.remove_callback(PrinterCallback)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """Return AdamW over matrices, vectors, and the head with a rate of its own."""
