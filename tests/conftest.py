@@ -14,3 +14,24 @@ from hypothesis import settings
 settings.register_profile("prismlm", deadline=None, max_examples=60, derandomize=True)
 settings.load_profile("prismlm")
 torch.set_num_threads(1)
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def tiny_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A corpus directory of some hundred documents of the bundled sample."""
+    from tiny import build_tiny_corpus
+
+    return build_tiny_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tiny_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model directory with a head and a lens of `tiny_corpus`. Copy it to change it."""
+    from prismlm.corpus import Corpus
+    from tiny import train_tiny_model
+
+    return train_tiny_model(Corpus.open(tiny_corpus), tmp_path_factory.mktemp("model") / "tiny")

@@ -1,3 +1,30 @@
-"""Language models that can be read by construction."""
+"""Language models that can be read by construction.
+
+lm = prismlm.load("my-model")
+trace = lm.explain("Aspirin reduces", generate=20)
+trace.sources(by="domain")
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from prismlm.lens.language_model import PrismLM, load
+    from prismlm.lens.trace import Trace
 
 __version__ = "0.1.0"
+
+# Names are imported when they are first used: PyTorch and transformers take seconds to load.
+_HOMES = {
+    "PrismLM": "prismlm.lens.language_model",
+    "Trace": "prismlm.lens.trace",
+    "load": "prismlm.lens.language_model",
+}
+
+__all__ = ["PrismLM", "Trace", "__version__", "load"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'prismlm' has no attribute {name!r}")

@@ -1,0 +1,162 @@
+"""A lens opened for reading: contexts, mass and names of every prototype."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from prismlm.errors import FormatError, InputError, suggest
+from prismlm.layers import PrototypeHead
+from prismlm.lens import layout
+
+UNKNOWN = "(unknown)"
+
+
+class GroupWeights(NamedTuple):
+    """How each prototype's activation spreads over the keys of one column.
+
+    Attributes:
+        keys: the distinct values, in order of first appearance; nulls are "(unknown)".
+        weights: rows sum to 1, or are all zero for a prototype that is never used, [K, keys].
+    """
+
+    keys: list[str]
+    weights: np.ndarray
+
+
+class Lens:
+    """A lens directory. Open one with :meth:`open`; tables are read when they are first needed.
+
+    Attributes:
+        path: the directory.
+        meta: what it was built from.
+        num_prototypes: K.
+    """
+
+    def __init__(self, path: Path, meta: layout.LensMeta, num_prototypes: int) -> None:
+        self.path = path
+        self.meta = meta
+        self.num_prototypes = num_prototypes
+        self._groups: dict[str, GroupWeights] = {}
+
+    @classmethod
+    def open(cls, path: Path | str, model: nn.Module, head: PrototypeHead) -> Lens:
+        """Open a lens that was built for this model and head.
+
+        Raises:
+            FormatError: not a lens, damaged or of another version.
+            StaleLensError: built for other weights.
+        """
+        directory = Path(path)
+        meta = layout.read_meta(directory)
+        layout.check_fresh(meta, directory, model, head)
+        return cls(directory, meta, head.num_prototypes)
+
+    @property
+    def name(self) -> str:
+        """The name of the directory."""
+        return self.path.resolve().name
+
+    @cached_property
+    def index(self) -> pa.Table:
+        """``index.parquet``: the kept contexts, by prototype and rank."""
+        return self._read(layout.INDEX_FILE)
+
+    @cached_property
+    def prototypes(self) -> pa.Table:
+        """``prototypes.parquet``: one row per prototype."""
+        return self._read(layout.PROTOTYPES_FILE)
+
+    @cached_property
+    def mass(self) -> pa.Table:
+        """``mass.parquet``: uses and activation by prototype, source, domain and licence."""
+        return self._read(layout.MASS_FILE)
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The name of every prototype."""
+        return self.prototypes["name"].to_pylist()
+
+    @cached_property
+    def categories(self) -> list[str | None]:
+        """The category of every prototype; None where it has no label."""
+        return self.prototypes["category"].to_pylist()
+
+    @cached_property
+    def first_rows(self) -> np.ndarray:
+        """Where each prototype's contexts start in the index, int64 [K + 1]."""
+        prototype = self.index["prototype"].to_numpy()
+        return np.searchsorted(prototype, np.arange(self.num_prototypes + 1))
+
+    @cached_property
+    def states(self) -> Tensor:
+        """The unit hidden state of every kept context, bf16 [rows, d], row for row."""
+        path = self.path / layout.CONTEXTS_FILE
+        try:
+            with safe_open(str(path), framework="pt") as file:
+                states = file.get_tensor("states")
+        except (SafetensorError, OSError) as error:
+            raise FormatError(f"{path} cannot be read ({error}). Build the lens again.") from error
+        if len(states) != self.index.num_rows:
+            raise FormatError(
+                f"{path} holds {len(states)} states for {self.index.num_rows} contexts. "
+                "Build the lens again."
+            )
+        return states
+
+    @cached_property
+    def documents(self) -> tuple[list[str], np.ndarray]:
+        """The distinct documents of the index, and the document number of every row."""
+        encoded = self.index["doc_id"].combine_chunks().dictionary_encode()
+        return encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
+
+    def rows_of(self, prototype: int) -> slice:
+        """Return the index rows of one prototype, best context first.
+
+        Raises:
+            InputError: there is no such prototype.
+        """
+        if not 0 <= prototype < self.num_prototypes:
+            raise InputError(
+                f"there is no prototype {prototype}: expected 0 to {self.num_prototypes - 1}."
+            )
+        return slice(int(self.first_rows[prototype]), int(self.first_rows[prototype + 1]))
+
+    def group_weights(self, by: str) -> GroupWeights:
+        """Return how each prototype's activation over the whole corpus spreads by a column.
+
+        Raises:
+            InputError: the column is not source, domain or license.
+        """
+        known = list(layout.GROUP_COLUMNS)
+        if by not in known:
+            raise InputError(
+                f"shares can be taken by document, {', '.join(known)}; not by {by!r}."
+                f"{suggest(by, ['document', *known])}"
+            )
+        if by not in self._groups:
+            column = self.mass[by].fill_null(UNKNOWN).combine_chunks().dictionary_encode()
+            weights = np.zeros((self.num_prototypes, len(column.dictionary)))
+            np.add.at(
+                weights,
+                (self.mass["prototype"].to_numpy(), column.indices.to_numpy()),
+                self.mass["activation_sum"].to_numpy(),
+            )
+            total = weights.sum(1, keepdims=True)
+            weights = np.divide(weights, total, out=np.zeros_like(weights), where=total > 0)
+            self._groups[by] = GroupWeights(column.dictionary.to_pylist(), weights)
+        return self._groups[by]
+
+    def _read(self, name: str) -> pa.Table:
+        path = self.path / name
+        try:
+            return pq.read_table(path)
+        except (pa.ArrowException, OSError) as error:
+            raise FormatError(f"{path} cannot be read ({error}). Build the lens again.") from error

@@ -1,0 +1,161 @@
+"""A model with its prototype head and lens, ready to be asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedTokenizerBase as Tokenizer
+
+from prismlm.errors import FormatError, InputError
+from prismlm.layers import PrototypeHead
+from prismlm.lens.directory import Lens
+from prismlm.lens.explain import build_steps, evidence_table, read_tokens
+from prismlm.lens.layout import find_lens
+from prismlm.lens.trace import Trace
+from prismlm.models.seam import LogitMap, verify_logit_map
+from prismlm.models.sidecar import has_sidecar, load_sidecar
+
+
+@dataclass(frozen=True)
+class PrismLM:
+    """A Hugging Face model that can be asked what each of its predictions relies on.
+
+    Attributes:
+        path: the model directory.
+        model: the plain Hugging Face model; nothing about it is changed.
+        tokenizer: its tokenizer.
+        head: the prototype head (``prototypes`` [K, d], ``scale`` τ, ``prototypes_per_token``).
+        logit_map: what the model does after its output embedding.
+        lens: contexts and sources of the prototypes, or None if no index was built.
+    """
+
+    path: Path
+    model: PreTrainedModel
+    tokenizer: Tokenizer
+    head: PrototypeHead
+    logit_map: LogitMap
+    lens: Lens | None
+
+    @property
+    def context_length(self) -> int | None:
+        """The most tokens the model reads, or None if it has no bound."""
+        return getattr(self.model.config, "max_position_embeddings", None)
+
+    def explain(
+        self, text: str, *, generate: int = 0, temperature: float = 0.0, seed: int = 0
+    ) -> Trace:
+        """Split every prediction along ``text``, and along what the model goes on to write.
+
+        Entry t explains the prediction made after reading token t. Its target is the next token;
+        without ``generate``, the last target is the model's top token.
+
+        Args:
+            text: at least one token, and no more than the model reads.
+            generate: how many tokens to add and explain.
+            temperature: 0 takes the top token; otherwise sampling from softmax(logits / T).
+            seed: of the sampling.
+
+        Raises:
+            InputError: empty or over-long text.
+            DecompositionError: parts that do not sum to the model's logit.
+        """
+        prompt = self._encode(text, generate)
+        ids = self._continue(prompt, generate, temperature, seed)
+        steps = ids.shape[1] - (1 if ids.shape[1] > prompt.shape[1] else 0)
+        reading = read_tokens(self.model, self.head, self.logit_map, ids, steps)
+        return Trace(
+            str(self.path),
+            build_steps(reading, ids[0].tolist(), prompt.shape[1], self.tokenizer, self.lens),
+            evidence_table(reading),
+            self.lens,
+        )
+
+    def generate(
+        self, text: str, *, tokens: int = 50, temperature: float = 0.0, seed: int = 0
+    ) -> str:
+        """Return ``text`` with what the model writes after it; stops at the end of a document.
+
+        Raises:
+            InputError: empty text, or more tokens than the model reads.
+        """
+        prompt = self._encode(text, tokens)
+        ids = self._continue(prompt, tokens, temperature, seed)
+        added = ids[0, prompt.shape[1] :].tolist()
+        return text + str(self.tokenizer.decode(added, skip_special_tokens=True))
+
+    def _encode(self, text: str, room: int) -> Tensor:
+        ids = self.tokenizer(text, return_tensors="pt", add_special_tokens=False)["input_ids"]
+        assert isinstance(ids, Tensor)
+        if ids.numel() == 0:
+            raise InputError("the text is empty: give at least one token to predict from.")
+        longest = self.context_length
+        if longest is not None and ids.shape[1] + room > longest:
+            wanted = f"{ids.shape[1]} tokens" + (f" and {room} to generate" if room else "")
+            raise InputError(
+                f"the text has {wanted}, and {self.path.name} reads {longest}: shorten it by "
+                f"{ids.shape[1] + room - longest} tokens."
+            )
+        return ids.to(self.model.device)
+
+    @torch.no_grad()
+    def _continue(self, prompt: Tensor, tokens: int, temperature: float, seed: int) -> Tensor:
+        if tokens < 0 or temperature < 0:
+            raise InputError("tokens to generate and temperature must not be negative.")
+        if tokens == 0:
+            return prompt
+        sampling = {"do_sample": True, "temperature": temperature} if temperature else {}
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            ids = self.model.generate(  # pyright: ignore[reportCallIssue]
+                inputs=prompt,
+                attention_mask=torch.ones_like(prompt),
+                max_new_tokens=tokens,
+                pad_token_id=self.tokenizer.eos_token_id,
+                **({"do_sample": False} | sampling),
+            )
+        assert isinstance(ids, Tensor)
+        return ids
+
+
+def load(path: Path | str, *, lens: Path | str | None = None, device: str = "cpu") -> PrismLM:
+    """Open a model directory with its head and lens.
+
+    Args:
+        path: a directory with ``prismlm.json`` beside a Hugging Face checkpoint.
+        lens: the lens to use; by default the only one under ``lens/``.
+        device: where to run.
+
+    Raises:
+        InputError: no such directory, or several lenses and none named.
+        FormatError: no head, a damaged file, or files that do not belong together.
+        StaleLensError: the lens was built for other weights.
+    """
+    directory = Path(path)
+    if not directory.is_dir():
+        raise InputError(
+            f"{directory} is not a directory. Expected a model directory; `prismlm demo` makes one."
+        )
+    if not has_sidecar(directory):
+        load_sidecar(directory)  # raises, saying what is missing
+    try:
+        model = AutoModelForCausalLM.from_pretrained(directory, dtype="auto")
+        tokenizer = AutoTokenizer.from_pretrained(directory)
+    except (OSError, ValueError) as error:
+        raise FormatError(f"the checkpoint in {directory} cannot be read: {error}") from error
+    sidecar = load_sidecar(directory, model)
+    verify_logit_map(model, sidecar.logit_map)
+    model.to(torch.device(device)).eval()  # pyright: ignore[reportArgumentType]
+    head = sidecar.head.to(device)
+    found = find_lens(directory, lens)
+    return PrismLM(
+        path=directory,
+        model=model,
+        tokenizer=tokenizer,
+        head=head,
+        logit_map=sidecar.logit_map,
+        lens=None if found is None else Lens.open(found, model, head),
+    )

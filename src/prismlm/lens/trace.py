@@ -1,0 +1,192 @@
+"""The reading of a text, one step per prediction, and the shares of the training text behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, overload
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from prismlm.errors import InputError
+from prismlm.files import atomic_file
+from prismlm.lens.attribution import (
+    DocumentShare,
+    EvidenceTable,
+    Sources,
+    document_shares,
+    source_shares,
+)
+from prismlm.lens.directory import Lens
+
+TargetFrom = Literal["text", "generated", "argmax"]
+DOCUMENTS_SHOWN = 10
+
+
+@dataclass(frozen=True)
+class PrototypeUse:
+    """One prototype's part in one prediction.
+
+    Attributes:
+        id: its number.
+        activation: α > 0.
+        cosine: to the hidden state.
+        contribution: scale · α (W p)[target], in logits.
+        evidence: contribution minus its mean over the vocabulary.
+        name: from the lens, or None without one.
+        category: likewise.
+    """
+
+    id: int
+    activation: float
+    cosine: float
+    contribution: float
+    evidence: float
+    name: str | None = None
+    category: str | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """The prediction made after reading one token.
+
+    Attributes:
+        position: of the token read, from 0.
+        token, token_id: the token read.
+        target, target_id: the token whose logit is split.
+        target_from: the next token of the text, a generated token, or the model's top token.
+        logit: the sum of contributions, residual and bias.
+        model_logit: the model's own, before any soft-cap; the two agree to 1e-3·max(1, |logit|).
+        probability: the model's, of the target.
+        bias, residual: their parts of the logit.
+        residual_evidence: the residual's part minus its mean over the vocabulary.
+        explained_share: Σ e_i / (Σ e_i + e_residual + e_bias) for the target.
+        prototypes: those in use, by contribution, largest first.
+        uncertainty: the code fed back to this position, for models that have one.
+    """
+
+    position: int
+    token: str
+    token_id: int
+    target: str
+    target_id: int
+    target_from: TargetFrom
+    logit: float
+    model_logit: float
+    probability: float
+    bias: float
+    residual: float
+    residual_evidence: float
+    explained_share: float
+    prototypes: tuple[PrototypeUse, ...]
+    uncertainty: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the entry of ``prismlm explain --json``."""
+        return asdict(self) | {"prototypes": [asdict(use) for use in self.prototypes]}
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Every prediction along a text, split into prototypes, with the training text behind them.
+
+    ``trace[t]`` is the step after token t, ``trace[2:5]`` a trace of those steps. Shares need a
+    lens; without one, :meth:`sources` says how to build it.
+
+    Attributes:
+        model: the model's name or directory.
+        steps: one per prediction.
+        table: the evidence behind the steps.
+        lens: the lens the shares are taken from, if there is one.
+    """
+
+    model: str
+    steps: tuple[Step, ...]
+    table: EvidenceTable = field(repr=False)
+    lens: Lens | None = field(default=None, repr=False)
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __iter__(self) -> Iterator[Step]:
+        return iter(self.steps)
+
+    @overload
+    def __getitem__(self, key: int) -> Step: ...
+
+    @overload
+    def __getitem__(self, key: slice) -> Trace: ...
+
+    def __getitem__(self, key: int | slice) -> Step | Trace:
+        """Return one step, or a trace of some of them."""
+        if isinstance(key, slice):
+            return Trace(self.model, self.steps[key], self.table[key], self.lens)
+        return self.steps[key]
+
+    def sources(self, by: str = "source") -> Sources:
+        """Return the share of each source, domain, license or document over all steps.
+
+        Raises:
+            InputError: there is no lens, or ``by`` is none of these.
+        """
+        return source_shares(self.table, self._lens(), by)
+
+    def documents(self, limit: int = DOCUMENTS_SHOWN) -> list[DocumentShare]:
+        """Return the documents with the largest shares over all steps.
+
+        Raises:
+            InputError: there is no lens.
+        """
+        return document_shares(self.table, self._lens(), limit)
+
+    def to_dict(self, by: str = "source", documents: int = DOCUMENTS_SHOWN) -> dict[str, Any]:
+        """Return the whole reading as ``prismlm explain --json`` prints it."""
+        shares, found = None, []
+        if self.lens is not None:
+            shares = self.sources(by).to_dict()
+            found = [document.to_dict() for document in self.documents(documents)]
+        return {
+            "model": self.model,
+            "lens": None if self.lens is None else str(self.lens.path),
+            "positions": [step.to_dict() for step in self.steps],
+            "sources": shares,
+            "documents": found,
+        }
+
+    def to_parquet(self, path: Path | str) -> None:
+        """Write one row per step and prototype in use, steps' own figures repeated."""
+        rows = [
+            {
+                **{k: v for k, v in step.to_dict().items() if k != "prototypes"},
+                **{f"prototype_{k}": v for k, v in asdict(use).items()},
+            }
+            for step in self.steps
+            for use in step.prototypes
+        ]
+        with atomic_file(path) as temporary:
+            pq.write_table(pa.Table.from_pylist(rows), temporary)
+
+    def to_html(self, path: Path | str | None = None) -> str:
+        """Return a self-contained page, and write it if a path is given."""
+        from prismlm.lens.html import page
+
+        text = page([self])
+        if path is not None:
+            with atomic_file(path) as temporary:
+                temporary.write_text(text, encoding="utf-8")
+        return text
+
+    def _repr_html_(self) -> str:
+        from prismlm.lens.html import fragment
+
+        return fragment(self)
+
+    def _lens(self) -> Lens:
+        if self.lens is None:
+            raise InputError(
+                f"{self.model} has no lens, so there is no training text to point to. "
+                "Build one with `prismlm index MODEL --corpus DIR`."
+            )
+        return self.lens
