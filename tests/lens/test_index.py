@@ -100,9 +100,7 @@ def test_contexts_equal_brute_force(lm, lens, sample_corpus, expected):
 
 def test_one_context_per_document_and_best_first(lens):
     index = pq.read_table(lens / layout.INDEX_FILE)
-    pairs = list(
-        zip(index["prototype"].to_pylist(), index["doc_id"].to_pylist(), strict=True)
-    )
+    pairs = list(zip(index["prototype"].to_pylist(), index["doc_id"].to_pylist(), strict=True))
     assert len(pairs) == len(set(pairs))
     keys = [
         (row["prototype"], -row["cosine"], row["position"])
@@ -162,7 +160,9 @@ def test_usage_and_names(lm, lens):
     assert [row["prototype"] for row in prototypes] == list(range(lm.head.num_prototypes))
     assert all(row["name"] for row in prototypes)
     row = prototypes[5]
-    signature = float(lm.head.scale) * lm.model.get_output_embeddings().weight @ lm.head.prototypes[5]
+    signature = (
+        float(lm.head.scale) * lm.model.get_output_embeddings().weight @ lm.head.prototypes[5]
+    )
     best = signature.topk(3)
     assert row["top_values"][:3] == pytest.approx(best.values.tolist(), rel=1e-4)
     assert row["top_tokens"][0] == lm.tokenizer.decode([best.indices[0]])
@@ -177,9 +177,7 @@ def test_another_directory_is_never_replaced(lm, sample_corpus, tmp_path):
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.txt").write_text("irreplaceable")
     with pytest.raises(InputError, match="not a lens"):
-        build_index(
-            lm.model, lm.head, sample_corpus, tmp_path / "thesis", OPTIONS, overwrite=True
-        )
+        build_index(lm.model, lm.head, sample_corpus, tmp_path / "thesis", OPTIONS, overwrite=True)
     assert (tmp_path / "thesis" / "chapter.txt").read_text() == "irreplaceable"
 
 

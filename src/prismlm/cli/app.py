@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated, Any
 
 import typer
@@ -23,10 +22,10 @@ class _ErrorsAsMessages(TyperGroup):
         try:
             return super().invoke(ctx)
         except PrismError as error:
-            print(f"error: {error}", file=sys.stderr)
+            typer.echo(f"error: {error}", err=True)
             raise typer.Exit(BAD_INPUT) from None
         except KeyboardInterrupt:
-            print("interrupted", file=sys.stderr)
+            typer.echo("interrupted", err=True)
             raise typer.Exit(INTERRUPTED) from None
 
 
@@ -35,6 +34,7 @@ app = typer.Typer(
     cls=_ErrorsAsMessages,
     help="Language models that can be read by construction.",
     no_args_is_help=True,
+    add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.add_typer(corpus.app, name="corpus")

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils.data import default_collate
-from transformers.trainer_callback import PrinterCallback
 from transformers import PreTrainedTokenizerFast, Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer_callback import PrinterCallback
 
 from prismlm.errors import PrismError
 from prismlm.lens.quality import measure_quality
