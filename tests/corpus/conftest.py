@@ -9,21 +9,7 @@ import pytest
 
 from prismlm.corpus import Corpus, build_corpus
 
-WORDS = [
-    "the",
-    "model",
-    "reads",
-    "a",
-    "window",
-    "of",
-    "tokens",
-    "and",
-    "predicts",
-    "which",
-    "token",
-    "follows",
-    "it",
-]
+WORDS = "the model reads a window of tokens and predicts which one follows".split()  # noqa: SIM905
 
 RECORDS: list[dict[str, Any]] = [
     {"id": "plain", "text": "The heart pumps blood.", "domain": "medicine", "license": "CC0"},
