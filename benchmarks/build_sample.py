@@ -149,7 +149,6 @@ def main() -> None:
         path,
         compression="zstd",
         compression_level=22,
-        use_dictionary=["domain", "source", "license"],
         write_statistics=False,
         row_group_size=len(rows),
         data_page_size=1 << 26,

@@ -13,6 +13,10 @@ class Task(Protocol):
         """Say that ``amount`` more units are done."""
         ...
 
+    def note(self, text: str) -> None:
+        """Show a few words beside the figures, in the place of the last ones."""
+        ...
+
 
 class Reporter(Protocol):
     """Shows work under way; the command line brings one that draws bars on stderr."""
@@ -26,6 +30,9 @@ class Reporter(Protocol):
 
 class _SilentTask:
     def advance(self, amount: int = 1) -> None:
+        """Show nothing."""
+
+    def note(self, text: str) -> None:
         """Show nothing."""
 
 

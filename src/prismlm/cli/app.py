@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from prismlm import __version__
-from prismlm.cli import corpus
+from prismlm.cli import corpus, train
 from prismlm.errors import PrismError
 
 BAD_INPUT = 2
@@ -23,10 +22,10 @@ class _ErrorsAsMessages(TyperGroup):
         try:
             return super().invoke(ctx)
         except PrismError as error:
-            print(f"error: {error}", file=sys.stderr)
+            typer.echo(f"error: {error}", err=True)
             raise typer.Exit(BAD_INPUT) from None
         except KeyboardInterrupt:
-            print("interrupted", file=sys.stderr)
+            typer.echo("interrupted", err=True)
             raise typer.Exit(INTERRUPTED) from None
 
 
@@ -35,9 +34,11 @@ app = typer.Typer(
     cls=_ErrorsAsMessages,
     help="Language models that can be read by construction.",
     no_args_is_help=True,
+    add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.add_typer(corpus.app, name="corpus")
+app.command()(train.train)
 
 
 def _show_version(wanted: bool) -> None:

@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from prismlm.corpus import BuildEstimate, Corpus
+
+_ROWS_SHOWN = 20
+_BAR_WIDTH = 20
 
 app = typer.Typer(help="Turn texts into a corpus, and look at one.", no_args_is_help=True)
 
@@ -133,7 +138,6 @@ def _print_estimate(estimate: BuildEstimate) -> None:
 def _print_corpus(corpus: Corpus) -> None:
     from rich.console import Console
     from rich.markup import escape
-    from rich.table import Table
 
     from prismlm.cli.format import count
 
@@ -151,22 +155,31 @@ def _print_corpus(corpus: Corpus) -> None:
     )
     console.print(f"[dim]fingerprint {corpus.fingerprint}[/]")
     for group, key in (("domains", "domain"), ("licenses", "license")):
-        table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-        table.add_column(key, no_wrap=True, overflow="ellipsis")
-        for heading in ("documents", "tokens", "share"):
-            table.add_column(heading, justify="right")
-        table.add_column("")
         rows = sorted(corpus.meta[group], key=lambda row: -row["tokens"])
-        for row in rows[:20]:
-            share = row["tokens"] / max(1, counts["tokens"])
-            table.add_row(
-                escape(row[key]) if row[key] else "[dim]not given[/]",
-                f"{row['documents']:,}",
-                count(row["tokens"]),
-                f"{share:.1%}",
-                f"[cyan]{'█' * round(24 * share / max(1e-9, rows[0]['tokens'] / counts['tokens']))}[/]",
-            )
         console.print()
-        console.print(table)
-        if len(rows) > 20:
-            console.print(f"[dim]and {len(rows) - 20} more; all of them with --json[/]")
+        console.print(_shares(key, rows[:_ROWS_SHOWN], counts["tokens"]))
+        if len(rows) > _ROWS_SHOWN:
+            console.print(f"[dim]and {len(rows) - _ROWS_SHOWN} more; all of them with --json[/]")
+
+
+def _shares(key: str, rows: list[dict[str, Any]], tokens: int) -> Table:
+    from rich.markup import escape
+    from rich.table import Table
+
+    from prismlm.cli.format import count
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column(key, no_wrap=True, min_width=24)
+    for heading in ("documents", "tokens", "share"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for row in rows:
+        bar = "█" * max(1, round(_BAR_WIDTH * row["tokens"] / rows[0]["tokens"]))
+        table.add_row(
+            escape(row[key]) if row[key] else "[dim]not given[/]",
+            f"{row['documents']:,}",
+            count(row["tokens"]),
+            f"{row['tokens'] / tokens:.1%}",
+            f"[cyan]{bar}[/]",
+        )
+    return table

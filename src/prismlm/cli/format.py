@@ -4,7 +4,9 @@ from __future__ import annotations
 
 
 def count(value: float) -> str:
-    """Return a count in at most four digits: 950, 12.3 k, 4.56 M, 1.20 G."""
+    """Return a count that is short where it is large: 950, 9,875, 12.3 k, 4.56 M, 1.20 G."""
+    if abs(value) < 9999.5:
+        return f"{value:,.0f}"
     return _scaled(value, ["", " k", " M", " G", " T"])
 
 

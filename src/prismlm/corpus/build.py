@@ -136,7 +136,7 @@ def check_build(
 
 
 def _train(reader: DocumentReader, vocab_size: int, progress: Reporter) -> PreTrainedTokenizerFast:
-    with progress.task("Reading for the tokenizer", reader.total_bytes, "bytes") as task:
+    with progress.task("Sampling text", reader.total_bytes, "bytes") as task:
         texts = training_texts(_reported(reader, task), TRAINING_CHARACTERS)
     with progress.task("Training the tokenizer", None, "tokens"):
         return train_tokenizer(iter(texts), vocab_size)

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 _PIECE_CHARACTERS = 2_000_000
 _PIECE_FILES = 8
 # Measured: the interpreter with transformers, and the BPE trainer for each character it is given.
-_BASE_MEMORY = 400_000_000
-_TRAINING_MEMORY_PER_CHARACTER = 8
+_BASE_MEMORY = 300_000_000
+_TRAINING_MEMORY_PER_CHARACTER = 4
 _TEXT_COMPRESSION = 0.45
 
 
@@ -58,8 +58,7 @@ def estimate_build(
     check_build(Path(out), tokenizer, vocab_size, heldout_fraction, shard_tokens, overwrite)
     reader = DocumentReader(inputs, columns)
     began = time.perf_counter()
-    documents, bytes_read = _piece(reader, columns)
-    scale = max(1.0, reader.total_bytes / max(1, bytes_read))
+    documents, scale = _piece(reader, columns)
     characters = sum(len(document.text) for document in documents)
     text_bytes = sum(len(document.text.encode()) for document in documents)
     read_seconds = time.perf_counter() - began
@@ -76,7 +75,10 @@ def estimate_build(
     encode_seconds = time.perf_counter() - began
 
     passes = 2 if tokenizer is None else 1
-    seconds = train_seconds + scale * (passes * read_seconds + encode_seconds)
+    # By Heaps' law the distinct words, which training works on, grow as the root of the text.
+    training_scale = min(scale, max(1.0, TRAINING_CHARACTERS / characters)) ** 0.5
+    seconds = training_scale * train_seconds
+    seconds += scale * (passes * read_seconds + encode_seconds)
     memory = _BASE_MEMORY
     if tokenizer is None:
         memory += int(min(scale * characters, TRAINING_CHARACTERS) * _TRAINING_MEMORY_PER_CHARACTER)
@@ -92,21 +94,25 @@ def estimate_build(
     )
 
 
-def _piece(reader: DocumentReader, columns: Columns | None) -> tuple[list[Document], int]:
+def _piece(reader: DocumentReader, columns: Columns | None) -> tuple[list[Document], float]:
+    """Return documents from the inputs and how many times as much text all inputs hold."""
     step = max(1, len(reader.files) // _PIECE_FILES)
     files = reader.files[::step][:_PIECE_FILES]
     documents: list[Document] = []
-    bytes_read = 0
+    characters = estimated = size = 0
     for file in files:
         part = DocumentReader(file.path, columns)
-        size = 0
+        in_file = 0
         for document in part:
             documents.append(document)
-            size += len(document.text)
-            if size >= _PIECE_CHARACTERS / len(files):
+            in_file += len(document.text)
+            if in_file >= _PIECE_CHARACTERS / len(files):
                 break
-        bytes_read += part.bytes_read
-    return documents, bytes_read
+        characters += in_file
+        # File by file, since files differ in how well they are compressed.
+        estimated += in_file * part.total_bytes / max(1, part.bytes_read)
+        size += part.total_bytes
+    return documents, estimated / characters * reader.total_bytes / size
 
 
 def _tokenizer(

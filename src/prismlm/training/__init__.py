@@ -1,1 +1,23 @@
 """Training a backbone together with a prototype head; the only importer of Trainer."""
+
+from prismlm.training.estimate import TrainingEstimate, estimate
+from prismlm.training.model import LossWeights, PrismForCausalLM, PrismOutput
+from prismlm.training.recipe import Recipe
+from prismlm.training.recipe_file import build_recipe, load_recipe
+from prismlm.training.run import TrainingInterrupted, TrainingResult, train
+from prismlm.training.trainer import PrismTrainer
+
+__all__ = [
+    "LossWeights",
+    "PrismForCausalLM",
+    "PrismOutput",
+    "PrismTrainer",
+    "Recipe",
+    "TrainingEstimate",
+    "TrainingInterrupted",
+    "TrainingResult",
+    "build_recipe",
+    "estimate",
+    "load_recipe",
+    "train",
+]

@@ -62,8 +62,8 @@ def score_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def inverse_norms(vectors: Float[Tensor, "n d"]) -> Float[Tensor, "n 1"]:
-    """Return 1/‖v‖ per row, and 0 for a zero row: its cosine to everything is then 0."""
+def inverse_norms(vectors: Float[Tensor, "... d"]) -> Float[Tensor, "... 1"]:
+    """Return 1/‖v‖ per vector, and 0 for a zero row: its cosine to everything is then 0."""
     squared = vectors.square().sum(-1, keepdim=True)
     # The inner `where` keeps 1/√0 out of the graph, where its gradient would be NaN.
     safe = torch.where(squared > 0, squared, torch.ones_like(squared))

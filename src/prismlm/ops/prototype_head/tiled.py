@@ -147,20 +147,21 @@ def _search(z: Tensor, prototypes: Tensor, k: int, mask: Tensor | None) -> _Sear
 def _top(scores: Tensor, z: Tensor, prototypes: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return the k best cosines and indices of every row, exactly ordered.
 
-    A float32 product of unit vectors is within (d + 8) u of the true cosine, u = 2⁻²⁴. Rows in
-    which two neighbouring candidates are closer than twice that are ranked again in float64.
+    A float32 product of unit vectors is within (d + 8) u of the true cosine, u = 2⁻²⁴ (float64:
+    2⁻⁵³). Rows in which two neighbouring candidates are closer than twice that are ranked again
+    in float64.
     """
     count, width = prototypes.shape
     spread = min(k + SPARE, count)
     values, candidates = scores.topk(spread, dim=1)
-    bound = 2 * (width + 8) * torch.finfo(scores.dtype).eps / 2
+    margin = (width + 8) * torch.finfo(scores.dtype).eps
     edge = min(k + 1, spread)
-    doubtful = (values[:, : edge - 1] - values[:, 1:edge] <= 2 * bound).any(1)
+    doubtful = (values[:, : edge - 1] - values[:, 1:edge] <= margin).any(1)
     top, indices = values[:, :k].clone(), candidates[:, :k].clone()
     rows = doubtful.nonzero().squeeze(1)
     if rows.numel():
         # Where even the last spare is too close to the k-th, any prototype might belong.
-        open_end = (spread < count) & (values[rows, k - 1] - values[rows, -1] <= 2 * bound)
+        open_end = (spread < count) & (values[rows, k - 1] - values[rows, -1] <= margin)
         for chosen, columns in (
             (rows[~open_end], candidates[rows[~open_end]]),
             (rows[open_end], None),
@@ -175,14 +176,16 @@ def _rank_exactly(
 ) -> tuple[Tensor, Tensor]:
     """Rank the given candidate columns (None: all) of each row by float64 cosines."""
     dtype = z.dtype
-    z, p = z.double(), prototypes.double()
-    z, p = z * inverse_norms(z), p * inverse_norms(p)
+    z = z.double()
+    z = z * inverse_norms(z)
     if columns is None:
-        exact = z @ p.T
+        p = prototypes.double()
+        exact = z @ (p * inverse_norms(p)).T
         columns = torch.arange(p.shape[0], device=z.device).expand(z.shape[0], -1)
     else:
         columns = columns.sort(dim=1).values
-        exact = torch.einsum("nd,njd->nj", z, p[columns])
+        p = prototypes[columns].double()
+        exact = torch.einsum("nd,njd->nj", z, p * inverse_norms(p))
     rounded = exact.to(dtype)
     # Columns ascend, so a stable sort leaves ties with the lower index first.
     order = rounded.sort(dim=1, descending=True, stable=True).indices[:, :k]

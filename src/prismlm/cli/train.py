@@ -1,0 +1,118 @@
+"""prismlm train: from a recipe to a model directory."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from prismlm.errors import InputError
+
+if TYPE_CHECKING:
+    from prismlm.training import TrainingEstimate, TrainingResult
+
+
+def train(
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe, in YAML.")],
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Replace one value of the recipe."),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest checkpoint.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only estimate time, memory and disk.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON document and nothing else.")
+    ] = False,
+) -> None:
+    """Train a model with its prototypes from a recipe."""
+    try:
+        import accelerate  # noqa: F401
+        import pydantic  # noqa: F401
+        import yaml  # noqa: F401
+    except ImportError as error:
+        raise InputError(
+            f"training needs {error.name}, which is not installed: pip install 'prismlm[train]'"
+        ) from error
+    from prismlm.cli.progress import ConsoleReporter
+    from prismlm.training import TrainingInterrupted, estimate, load_recipe
+    from prismlm.training import train as run
+
+    loaded = load_recipe(recipe, settings or [])
+    if dry_run:
+        expected = estimate(loaded, resume=resume)
+        _print_json(expected.to_dict()) if as_json else _print_estimate(expected)
+        return
+    try:
+        result = run(loaded, resume=resume, progress=ConsoleReporter())
+    except TrainingInterrupted as stop:
+        again = ["prismlm", "train", str(recipe)]
+        for setting in settings or []:
+            again += ["--set", setting]
+        typer.echo(f"{stop}. Go on with:\n  {shlex.join([*again, '--resume'])}", err=True)
+        raise
+    _print_json(result.to_dict()) if as_json else _print_result(result)
+
+
+def _print_json(value: dict[str, Any]) -> None:
+    typer.echo(json.dumps(value, ensure_ascii=False, indent=2))
+
+
+def _print_result(result: TrainingResult) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from prismlm.cli.format import count
+
+    quality = result.quality
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim")
+    table.add_column(justify="right")
+    for name, value in (
+        ("CE", f"{quality.ce:.3f}"),
+        ("prototype-only CE", f"{quality.prototype_only_ce:.3f}"),
+        ("explained share", f"{quality.explained_share:.3f}"),
+        ("FVU", f"{quality.fvu:.3f}"),
+        ("agreement", f"{quality.agreement:.1%}"),
+        ("in use", f"{quality.in_use:.1%}"),
+    ):
+        table.add_row(name, value)
+    console = Console(highlight=False)
+    console.print(f"[bold]{escape(str(result.directory))}[/]", soft_wrap=True)
+    console.print(
+        f"{result.steps:,} steps · {count(result.tokens)} tokens · "
+        f"measured on {count(quality.tokens)} held-out tokens"
+    )
+    console.print(table)
+
+
+def _print_estimate(expected: TrainingEstimate) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from prismlm.cli.format import count, duration, size
+
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim")
+    table.add_column(justify="right")
+    for name, value in (
+        ("model", f"{count(expected.parameters)} parameters"),
+        ("head", f"{count(expected.head_parameters)} parameters"),
+        ("steps", f"{expected.steps:,} of {expected.seconds_per_step * 1000:.0f} ms"),
+        ("tokens", f"{count(expected.tokens)}, {expected.passes:.2f} passes over the text"),
+        ("precision", f"{expected.precision} on {expected.device}"),
+        ("time", f"about {duration(expected.seconds)}"),
+        ("memory", f"about {size(expected.memory_bytes)}"),
+        ("disk", f"about {size(expected.disk_bytes)}"),
+    ):
+        table.add_row(name, value)
+    console = Console(highlight=False)
+    console.print(table)
+    console.print("[dim]Nothing was written.[/]")

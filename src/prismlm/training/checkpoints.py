@@ -1,0 +1,134 @@
+"""Checkpoints: model directories with the state of training beside them.
+
+A checkpoint is written under a hidden name and renamed when it is complete, and renamed again
+before it is deleted: whatever bears the name ``checkpoint-N`` can be resumed from.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from prismlm.errors import FormatError
+from prismlm.models.seam import LogitMap
+from prismlm.models.sidecar import Sidecar, base_of, save_sidecar
+
+if TYPE_CHECKING:
+    from prismlm.training.model import PrismForCausalLM
+
+STATE_FILE = "prismlm_training_state.pt"
+_NAME = re.compile(r"checkpoint-(\d+)")
+
+
+def write_model(
+    directory: Path,
+    model: PrismForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    provenance: dict[str, Any],
+) -> None:
+    """Write a prismlm model directory: Hugging Face checkpoint, tokenizer, then the sidecar.
+
+    ``prismlm.json`` comes last: a directory that has one is complete.
+    """
+    model.model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    logit_map = LogitMap.of(model.model)
+    save_sidecar(
+        directory, Sidecar(model.prototype_head, logit_map, base_of(model.model), provenance)
+    )
+
+
+def save_state(directory: Path, model: PrismForCausalLM, meter: dict[str, Any]) -> None:
+    """Write what a model directory lacks to go on training from it, bit for bit."""
+    state = {
+        "head": model.prototype_head.state_dict(),
+        "head_placed": model.placed,
+        "meter": meter,
+    }
+    torch.save(state, directory / STATE_FILE)
+
+
+def load_state(directory: Path, model: PrismForCausalLM) -> dict[str, Any]:
+    """Put a checkpoint's weights into ``model``; return the running averages saved with it.
+
+    Raises:
+        FormatError: the checkpoint cannot be read or is of another model.
+    """
+    try:
+        state = torch.load(directory / STATE_FILE, map_location="cpu", weights_only=True)
+        backbone: PreTrainedModel = type(model.model).from_pretrained(
+            directory, dtype=model.model.dtype, local_files_only=True
+        )
+        model.model.load_state_dict(backbone.state_dict())
+        model.prototype_head.load_state_dict(state["head"])
+    except (OSError, RuntimeError, KeyError) as error:
+        raise FormatError(
+            f"the checkpoint {directory} cannot be resumed from ({error}). Delete it, and training "
+            "resumes from the one before."
+        ) from error
+    model.mark_placed(state["head_placed"])
+    return state["meter"]
+
+
+def step_of(checkpoint: Path) -> int:
+    """Return the optimizer step that a checkpoint was written after."""
+    match = _NAME.fullmatch(checkpoint.name)
+    return int(match.group(1)) if match else -1
+
+
+def list_checkpoints(directory: Path) -> list[Path]:
+    """Return the complete checkpoints of a run, oldest first."""
+    if not directory.is_dir():
+        return []
+    return sorted((path for path in directory.iterdir() if step_of(path) >= 0), key=step_of)
+
+
+def latest_checkpoint(directory: Path) -> Path | None:
+    """Return the newest complete checkpoint of a run, or None."""
+    found = list_checkpoints(directory)
+    return found[-1] if found else None
+
+
+@contextmanager
+def staging(directory: Path) -> Iterator[Path]:
+    """Yield a hidden directory; on success move the checkpoints in it to ``directory``."""
+    hidden = directory / f".writing-{uuid.uuid4().hex[:8]}"
+    hidden.mkdir(parents=True)
+    try:
+        yield hidden
+        for checkpoint in list_checkpoints(hidden):
+            target = directory / checkpoint.name
+            if target.exists():
+                _delete(target)
+            os.rename(checkpoint, target)
+    finally:
+        shutil.rmtree(hidden, ignore_errors=True)
+
+
+def keep_newest(directory: Path, count: int) -> None:
+    """Delete all but the newest ``count`` checkpoints."""
+    for checkpoint in list_checkpoints(directory)[:-count]:
+        _delete(checkpoint)
+
+
+def clean(directory: Path) -> None:
+    """Remove what a killed run left half-written or half-deleted."""
+    if directory.is_dir():
+        for path in directory.iterdir():
+            if path.name.startswith((".writing-", ".deleting-")):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _delete(checkpoint: Path) -> None:
+    hidden = checkpoint.with_name(f".deleting-{uuid.uuid4().hex[:8]}")
+    os.rename(checkpoint, hidden)
+    shutil.rmtree(hidden, ignore_errors=True)

@@ -1,0 +1,208 @@
+"""From a recipe to a trainer: corpus, rows, model, head, callbacks."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import TrainerCallback, TrainingArguments
+
+from prismlm import __version__
+from prismlm.corpus.packing import PackedDataset, pack
+from prismlm.corpus.store import Corpus
+from prismlm.errors import InputError
+from prismlm.layers import PrototypeHead
+from prismlm.models.presets import build_config, build_model
+from prismlm.models.sidecar import weight_of
+from prismlm.training.callbacks import EvaluateEvery, HeadSchedule
+from prismlm.training.evaluation import HeldOut
+from prismlm.training.model import PrismForCausalLM
+from prismlm.training.recipe import Recipe
+from prismlm.training.trainer import PrismTrainer
+
+CHECKPOINTS = "checkpoints"
+SCHEDULES = {"cosine": "cosine", "linear": "linear", "constant": "constant_with_warmup"}
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a run needs, built from a recipe.
+
+    Attributes:
+        recipe: the recipe.
+        corpus: the opened corpus.
+        rows: its packed training rows.
+        heldout: its held-out text.
+        model: the model with its head, prototypes not placed yet.
+    """
+
+    recipe: Recipe
+    corpus: Corpus
+    rows: PackedDataset
+    heldout: HeldOut
+    model: PrismForCausalLM
+
+    def provenance(self, *, steps: int, tokens: int) -> dict[str, Any]:
+        """Return how the model was made, as it stands in ``prismlm.json``."""
+        return {
+            "recipe": self.recipe.to_dict(),
+            "corpus": {"name": self.corpus.name, "fingerprint": self.corpus.fingerprint},
+            "seed": self.recipe.seed,
+            "steps": steps,
+            "tokens": tokens,
+            "head_placed": self.model.placed,
+            "versions": {
+                "prismlm": __version__,
+                "torch": torch.__version__,
+                "transformers": transformers.__version__,
+                "python": platform.python_version(),
+            },
+        }
+
+
+def prepare(recipe: Recipe) -> Prepared:
+    """Open the corpus, pack its training documents and build the model.
+
+    Raises:
+        InputError: the corpus is missing, of another vocabulary than the model, or too small.
+        FormatError: the corpus is damaged.
+    """
+    corpus = Corpus.open(recipe.corpus)
+    rows = pack(corpus, corpus.split("train"), recipe.data.length, recipe.seed)
+    needed = recipe.batch_size * recipe.gradient_accumulation
+    if len(rows) < needed:
+        raise InputError(
+            f"the corpus {corpus.name!r} fills {len(rows)} rows of {recipe.data.length} tokens, "
+            f"and one step takes {needed}. Use more text, or lower batch_size, "
+            "gradient_accumulation or data.length."
+        )
+    if rows.num_tokens < recipe.head.prototypes:
+        raise InputError(
+            f"the corpus {corpus.name!r} has {rows.num_tokens} positions to train on, and "
+            f"{recipe.head.prototypes} prototypes are to be placed on different ones. Use more "
+            "text, or lower head.prototypes."
+        )
+    heldout = HeldOut(corpus, recipe.data.length, recipe.seed)
+    heldout.batches(1)
+    return Prepared(recipe, corpus, rows, heldout, build(recipe, corpus))
+
+
+def build(recipe: Recipe, corpus: Corpus) -> PrismForCausalLM:
+    """Build the model of a recipe; weights are drawn from its seed.
+
+    Raises:
+        InputError: the tokenizer gives ids that the model has no embedding for.
+    """
+    vocab_size = len(corpus.tokenizer)
+    config = build_config(dict(recipe.model), vocab_size, corpus.eos_token_id)
+    if getattr(config, "vocab_size", vocab_size) < vocab_size:
+        raise InputError(
+            f"the corpus {corpus.name!r} has {vocab_size} tokens, and the model only "
+            f"{config.vocab_size}. Build the corpus with this model's tokenizer."
+        )
+    torch.manual_seed(recipe.seed)
+    backbone = build_model(config)
+    settings = recipe.head
+    head = PrototypeHead(
+        weight_of(backbone).shape[1],
+        settings.prototypes,
+        settings.prototypes_per_token,
+        scale=settings.scale,
+    )
+    head.reset_parameters(torch.Generator().manual_seed(recipe.seed))
+    return PrismForCausalLM(
+        backbone,
+        head,
+        weights=recipe.losses.weights(),
+        detach=settings.detach,
+        residual_reduction=recipe.losses.residual_reduction,
+        placed=False,
+    )
+
+
+def build_trainer(
+    prepared: Prepared, directory: Path, callbacks: list[TrainerCallback]
+) -> PrismTrainer:
+    """Return a trainer that writes its checkpoints under ``directory``."""
+    recipe = prepared.recipe
+    schedule = HeadSchedule(
+        prepared.rows,
+        initialise_at_step=recipe.head.initialise_at_step,
+        warmup=recipe.losses.warmup,
+        seed=recipe.seed,
+    )
+    own: list[TrainerCallback] = [schedule]
+    if recipe.evaluation.every:
+        own.append(EvaluateEvery(recipe.evaluation.every))
+    return PrismTrainer(
+        prepared.model,
+        training_arguments(recipe, directory / CHECKPOINTS),
+        prepared.rows,
+        prepared.corpus.tokenizer,
+        head_learning_rate=recipe.optimizer.head_learning_rate,
+        head_max_grad_norm=recipe.optimizer.head_max_grad_norm,
+        bf16_autocast=uses_bf16(recipe.precision),
+        keep_checkpoints=recipe.checkpoint.keep,
+        heldout=prepared.heldout,
+        evaluation_tokens=recipe.evaluation.tokens,
+        provenance=lambda trainer: prepared.provenance(
+            steps=trainer.state.global_step, tokens=trainer.meter.tokens
+        ),
+        callbacks=[*own, *callbacks],
+    )
+
+
+def training_arguments(recipe: Recipe, directory: Path) -> TrainingArguments:
+    """Return Trainer's arguments for a recipe."""
+    optimizer = recipe.optimizer
+    return TrainingArguments(
+        output_dir=str(directory),
+        max_steps=recipe.steps,
+        per_device_train_batch_size=recipe.batch_size,
+        gradient_accumulation_steps=recipe.gradient_accumulation,
+        learning_rate=optimizer.learning_rate,
+        weight_decay=optimizer.weight_decay,
+        adam_beta1=optimizer.betas[0],
+        adam_beta2=optimizer.betas[1],
+        max_grad_norm=optimizer.max_grad_norm,
+        lr_scheduler_type=SCHEDULES[optimizer.schedule],
+        warmup_steps=round(optimizer.warmup * recipe.steps),
+        seed=recipe.seed,
+        data_seed=recipe.seed,
+        logging_steps=recipe.logging.every,
+        logging_nan_inf_filter=False,
+        save_strategy="steps",
+        save_steps=recipe.checkpoint.every,
+        eval_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        remove_unused_columns=False,
+        dataloader_drop_last=True,
+        dataloader_pin_memory=torch.cuda.is_available(),
+        # The saved configuration keeps its cache; the forward pass in training asks for none.
+        use_cache=True,
+    )
+
+
+def uses_bf16(precision: str) -> bool:
+    """Say whether forward passes run under bf16 autocast; ``auto`` asks what the machine has.
+
+    Raises:
+        InputError: bf16 is asked for on a GPU without it.
+    """
+    if precision == "float32":
+        return False
+    if torch.cuda.is_available():
+        capable = torch.cuda.is_bf16_supported(including_emulation=False)
+        if precision == "bf16" and not capable:
+            raise InputError("precision is bf16, and this GPU has no bf16. Use float32 or auto.")
+        return capable
+    if precision == "bf16":
+        return True
+    # Asking torch needs its private functions; without them float32 is the safe answer.
+    asks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return any(getattr(torch.cpu, name, lambda: False)() for name in asks)

@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from prismlm.corpus import Columns, Document, DocumentReader, read_documents
+from prismlm.corpus.read import _SeenIds
+from prismlm.errors import InputError
+
+RECORDS: list[dict[str, Any]] = [
+    {"id": "a", "text": "First – 🙂.", "source": "s", "domain": "d", "license": "l", "title": "t"},
+    {"id": "b", "text": " Second\n", "url": "https://example.org"},
+]
+EXPECTED = [
+    Document("a", "First – 🙂.", "s", "d", "l", "t", None),
+    Document("b", " Second\n", "texts", None, None, None, "https://example.org"),
+]
+LINES = "".join(json.dumps(record) + "\n" for record in RECORDS).encode()
+
+
+def _parquet(path: Path, columns: dict[str, list[Any]]) -> Path:
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+def _zst(data: bytes, path: Path) -> Path:
+    with pa.CompressedOutputStream(str(path), "zstd") as stream:
+        stream.write(data)
+    return path
+
+
+def _written(kind: str, directory: Path) -> Path:
+    path = directory / f"texts.{kind}"
+    if kind.endswith(".gz"):
+        path.write_bytes(gzip.compress(LINES))
+    elif kind.endswith(".zst"):
+        _zst(LINES, path)
+    elif kind == "parquet":
+        names = ("id", "text", "source", "domain", "license", "title", "url")
+        _parquet(path, {name: [record.get(name) for record in RECORDS] for name in names})
+    else:
+        path.write_bytes(LINES)
+    return path
+
+
+KINDS = ["jsonl", "ndjson", "jsonl.gz", "ndjson.gz", "jsonl.zst", "ndjson.zst", "parquet"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_format_gives_the_same_documents(kind: str, tmp_path: Path) -> None:
+    reader = DocumentReader(_written(kind, tmp_path))
+    assert list(reader) == EXPECTED
+    assert list(reader) == EXPECTED, "a second pass reads the same"
+    assert reader.bytes_read == reader.total_bytes
+
+
+def test_text_files_of_a_directory_in_sorted_order(tmp_path: Path) -> None:
+    for name in ("b.txt", "a.txt", "sub/c.txt", "notes.doc", ".hidden/d.txt", ".e.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"text of {name}", encoding="utf-8")
+    found = list(read_documents(tmp_path))
+    assert [document.doc_id for document in found] == ["a.txt", "b.txt", "sub/c.txt"]
+    assert [document.source for document in found] == ["a", "b", "c"]
+    assert found[2].text == "text of sub/c.txt"
+
+
+def test_a_finished_corpus_below_the_inputs_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a", encoding="utf-8")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "corpus.json").write_text("{}", encoding="utf-8")
+    _parquet(tmp_path / "out" / "text-00000.parquet", {"text": ["copy"]})
+    assert [document.doc_id for document in read_documents(tmp_path)] == ["a.txt"]
+
+
+def test_other_columns_numbers_and_missing_ids(tmp_path: Path) -> None:
+    path = _parquet(tmp_path / "t.parquet", {"body": ["x", "y"], "year": [1999, None]})
+    found = list(read_documents(path, Columns(text="body", title="year")))
+    assert [(d.doc_id, d.title) for d in found] == [("t.parquet:1", "1999"), ("t.parquet:2", None)]
+
+
+def test_documents_without_text_are_skipped_and_counted(tmp_path: Path) -> None:
+    path = _parquet(tmp_path / "t.parquet", {"text": ["", "x", " \n\t"]})
+    reader = DocumentReader(path)
+    assert [document.doc_id for document in reader] == ["t.parquet:2"]
+    assert reader.skipped == 2
+
+
+def test_a_byte_order_mark_is_not_text(tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_bytes(b"\xef\xbb\xbfhello")
+    (tmp_path / "t.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "there"}\n\n')
+    assert [document.text for document in read_documents(tmp_path)] == ["there", "hello"]
+
+
+@pytest.mark.parametrize("recent", [1, 2, 1 << 16])
+def test_seen_ids_beyond_what_is_kept_recent(recent: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_SeenIds, "_RECENT", recent)
+    seen = _SeenIds()
+    assert all(seen.add(str(n)) for n in range(50))
+    assert not any(seen.add(str(n)) for n in range(50))
+
+
+def _refused(path: Path, columns: Columns | None = None) -> str:
+    with pytest.raises(InputError) as caught:
+        list(read_documents(path, columns))
+    return str(caught.value)
+
+
+def test_missing_text_column_lists_and_suggests(tmp_path: Path) -> None:
+    table = _parquet(tmp_path / "t.parquet", {"texts": ["x"], "n": [1]})
+    message = _refused(table)
+    assert "n, texts" in message
+    assert "'texts'" in message
+    assert "--text-column" in message
+    lines = tmp_path / "t.jsonl"
+    lines.write_text('{"text": "a"}\n{"body": "b"}\n', encoding="utf-8")
+    assert f"{lines}:2" in _refused(lines)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_a_column_that_is_named_must_exist(kind: str, tmp_path: Path) -> None:
+    message = _refused(_written(kind, tmp_path), Columns(id="key"))
+    assert "'key'" in message
+    assert "--id-column" in message
+
+
+@pytest.mark.parametrize("kind", ["txt", "jsonl"])
+def test_not_utf8(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / f"t.{kind}"
+    path.write_bytes('{"text": "a"}\n{"text": "caf\xe9"}\n'.encode("latin1"))
+    message = _refused(path)
+    assert f"{path}:2" in message if kind == "jsonl" else str(path) in message
+    assert "0xe9 at offset" in message
+    assert "iconv -f latin1 -t utf-8" in message
+
+
+@pytest.mark.parametrize("line", ['{"text": "b"', "[1, 2]", '"text"', "nonsense"])
+def test_broken_json_names_the_line(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text(f'{{"text": "a"}}\n{line}\n', encoding="utf-8")
+    message = _refused(path)
+    assert f"{path}:2" in message
+    assert "one JSON object on each line" in message
+
+
+@pytest.mark.parametrize("value", [3, None, ["a"], {"a": 1}])
+def test_text_that_is_not_a_string(value: Any, tmp_path: Path) -> None:
+    lines = tmp_path / "t.jsonl"
+    lines.write_text(json.dumps({"text": value}), encoding="utf-8")
+    assert f"{lines}:1" in _refused(lines)
+    table = _parquet(tmp_path / "t.parquet", {"text": pa.array([value])})  # pyright: ignore
+    assert f"{table}:1" in _refused(table)
+
+
+def test_metadata_that_is_not_text(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text('{"text": "a", "license": ["MIT"]}', encoding="utf-8")
+    assert "'license' holds a list" in _refused(path)
+
+
+def test_half_of_a_surrogate_pair(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text('{"text": "ab\\ud83d"}', encoding="utf-8")
+    assert "at character 2" in _refused(path)
+
+
+@pytest.mark.parametrize("kind", ["jsonl.gz", "jsonl.zst", "parquet"])
+@pytest.mark.parametrize("damage", ["cut", "other content", "empty"])
+def test_damaged_files(kind: str, damage: str, tmp_path: Path) -> None:
+    path = _written(kind, tmp_path)
+    data = path.read_bytes()
+    path.write_bytes({"cut": data[:-5], "other content": b"not packed\n" * 9, "empty": b""}[damage])
+    message = _refused(path)
+    if damage == "empty" and kind != "parquet":
+        assert "No documents" in message
+    else:
+        assert f"{path} is damaged" in message
+
+
+def test_duplicate_ids_name_both_places(tmp_path: Path) -> None:
+    first, second = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    first.write_text('{"id": "q", "text": "x"}\n{"id": "p", "text": "x"}\n', encoding="utf-8")
+    second.write_text('{"id": "r", "text": "x"}\n{"id": "p", "text": "y"}\n', encoding="utf-8")
+    message = _refused(tmp_path)
+    assert "'p'" in message
+    assert f"{first}:2" in message
+    assert f"{second}:2" in message
+
+
+def test_nothing_to_read(tmp_path: Path) -> None:
+    assert "does not exist" in _refused(tmp_path / "absent.txt")
+    assert "no file that can be read" in _refused(tmp_path)
+    (tmp_path / "t.docx").write_bytes(b"x")
+    assert "no extension that can be read" in _refused(tmp_path / "t.docx")
+    (tmp_path / "t.txt").write_text(" \n", encoding="utf-8")
+    assert "No documents" in _refused(tmp_path)
+    with pytest.raises(InputError, match="No input"):
+        DocumentReader([])

@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.corpus.conftest import RECORDS
+
+from prismlm.corpus import Corpus
+from prismlm.errors import FormatError, InputError
+from prismlm.files import read_json, write_json
+
+
+def test_metadata_by_document(corpus: Corpus) -> None:
+    assert corpus.name == "built"
+    assert corpus.doc_ids == [record["id"] for record in RECORDS]
+    assert corpus.column("license") == [record.get("license") for record in RECORDS]
+    assert corpus.column("source") == [record.get("source", "texts") for record in RECORDS]
+    assert corpus.column("url")[3] == "x:y"
+    assert corpus.find("marker") == 2
+    with pytest.raises(InputError, match="'absent'"):
+        corpus.find("absent")
+    with pytest.raises(InputError, match="Did you mean 'license'"):
+        corpus.column("licence")
+    with pytest.raises(InputError, match="expected train"):
+        corpus.split("test")  # pyright: ignore[reportArgumentType]
+
+
+def test_tokens_across_shards(corpus: Corpus) -> None:
+    whole = corpus.tokens(0, corpus.num_tokens)
+    assert len(whole) == corpus.num_tokens
+    assert whole.dtype == np.uint16
+    ends = np.cumsum([shard["tokens"] for shard in corpus.meta["shards"]])
+    for end in ends[:-1].tolist():
+        assert np.array_equal(corpus.tokens(end - 3, 7), whole[end - 3 : end + 4])
+        assert np.array_equal(corpus.tokens(end, 2), whole[end : end + 2])
+    assert (
+        np.flatnonzero(whole == corpus.eos_token_id).tolist()
+        == (corpus.starts + corpus.lengths - 1).tolist()
+    )
+    assert len(corpus.tokens(corpus.num_tokens, 0)) == 0
+    with pytest.raises(InputError, match="outside"):
+        corpus.tokens(corpus.num_tokens - 1, 2)
+    with pytest.raises(InputError, match="outside"):
+        corpus.tokens(-1, 2)
+
+
+def test_the_document_at_every_position(corpus: Corpus) -> None:
+    expected = np.repeat(np.arange(len(corpus)), corpus.lengths)
+    assert [corpus.document_at(p) for p in range(corpus.num_tokens)] == expected.tolist()
+    with pytest.raises(InputError, match="outside"):
+        corpus.document_at(corpus.num_tokens)
+
+
+def test_texts_in_any_order(corpus: Corpus) -> None:
+    for index in [*range(len(corpus)), 3, 16, 0, 9]:
+        assert corpus.text(index) == RECORDS[index]["text"]
+    with pytest.raises(InputError, match="no document 17"):
+        corpus.text(17)
+
+
+def test_spans_recover_the_text_of_every_token(corpus: Corpus) -> None:
+    for index, spans in enumerate(corpus.spans_batch(corpus.split("all"))):
+        text = corpus.text(index)
+        assert spans.shape == (corpus.lengths[index], 2)
+        assert spans[-1].tolist() == [len(text), len(text)]
+        assert spans[0, 0] == 0
+        assert spans[-2, 1] == len(text)
+        assert np.array_equal(spans, corpus.spans(index))
+        tokens = corpus.tokens(int(corpus.starts[index]), int(corpus.lengths[index]))
+        for token, (start, end) in zip(tokens[:-1].tolist(), spans[:-1].tolist(), strict=True):
+            decoded = corpus.tokenizer.decode([token])
+            assert decoded == text[start:end] or "�" in decoded
+
+
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    texts=st.lists(
+        st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(str.strip),
+        min_size=1,
+        max_size=4,
+    ),
+    data=st.data(),
+)
+def test_any_token_span_of_any_text(
+    texts: list[str], data: st.DataObject, build: Callable[..., Corpus]
+) -> None:
+    corpus = build(texts, shard_tokens=40)
+    index = data.draw(st.integers(0, len(texts) - 1))
+    length = int(corpus.lengths[index])
+    first = data.draw(st.integers(0, length - 1))
+    count = data.draw(st.integers(1, length - first))
+    excerpt = corpus.excerpt(int(corpus.starts[index]) + first, count)
+    assert excerpt in texts[index]
+    encoded = texts[index].encode()
+    decoder = corpus.tokenizer.backend_tokenizer.decoder
+    assert decoder is not None
+    ids = corpus.tokens(int(corpus.starts[index]), length)[:-1]
+    widths = [_byte_width(corpus, token) for token in ids.tolist()]
+    begin = sum(widths[:first])
+    stop = sum(widths[: first + count])
+    assert encoded[begin:stop] in excerpt.encode()
+    assert len(excerpt.encode()) <= stop - begin + 6, "at most the rest of a character each side"
+    assert excerpt == texts[index] or count < length - 1
+
+
+def _byte_width(corpus: Corpus, token: int) -> int:
+    # In byte-level BPE one character of the token's name stands for one byte.
+    return len(corpus.tokenizer.convert_ids_to_tokens([token])[0])
+
+
+def test_an_excerpt_stays_within_a_document(corpus: Corpus) -> None:
+    with pytest.raises(InputError, match="within one document"):
+        corpus.excerpt(int(corpus.starts[1]) - 1, 2)
+
+
+def test_a_pickle_opens_the_directory_again(corpus: Corpus) -> None:
+    corpus.tokens(0, 10)
+    data = pickle.dumps(corpus)
+    assert len(data) < 1000
+    assert pickle.loads(data).fingerprint == corpus.fingerprint
+
+
+@pytest.fixture
+def copy(corpus: Corpus, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(corpus.path, tmp_path / "copy"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tokens-00001.bin",
+        "documents-00000.parquet",
+        "text-00002.parquet",
+        "tokenizer/tokenizer.json",
+    ],
+)
+def test_incomplete_directories_name_what_is_missing(copy: Path, name: str) -> None:
+    (copy / name).unlink()
+    with pytest.raises(FormatError, match=name):
+        Corpus.open(copy)
+
+
+def test_cut_tokens_are_noticed(copy: Path) -> None:
+    path = copy / "tokens-00000.bin"
+    path.write_bytes(path.read_bytes()[:-2])
+    with pytest.raises(FormatError, match=r"tokens-00000\.bin has \d+ bytes, expected"):
+        Corpus.open(copy)
+
+
+def test_other_versions_and_other_directories(copy: Path, tmp_path: Path) -> None:
+    meta = read_json(copy / "corpus.json")
+    write_json(copy / "corpus.json", {**meta, "version": 99})
+    with pytest.raises(FormatError, match="99"):
+        Corpus.open(copy)
+    del meta["digests"]
+    write_json(copy / "corpus.json", meta)
+    with pytest.raises(FormatError, match="lacks digests"):
+        Corpus.open(copy)
+    write_json(copy / "corpus.json", {})
+    with pytest.raises(FormatError, match="does not describe"):
+        Corpus.open(copy)
+    with pytest.raises(FormatError, match="not a corpus"):
+        Corpus.open(tmp_path)
+    with pytest.raises(InputError, match="prismlm corpus build"):
+        Corpus.open(tmp_path / "absent")
+
+
+def test_spans_refuse_tokens_that_are_not_the_texts(copy: Path) -> None:
+    path = copy / "tokens-00000.bin"
+    data = bytearray(path.read_bytes())
+    data[0] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(FormatError, match="other tokens for document 'plain'"):
+        Corpus.open(copy).spans(0)

@@ -1,0 +1,176 @@
+"""Shares against loops written from the definitions, on a lens of three prototypes."""
+
+import math
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from prismlm.errors import InputError
+from prismlm.lens import layout
+from prismlm.lens.attribution import EvidenceTable, document_shares, source_shares
+from prismlm.lens.directory import Lens
+
+MASS = [
+    # prototype, source, domain, license, tokens, activation_sum; prototype 2 is never used
+    (0, "s1", "law", "CC0", 4, 3.0),
+    (0, "s2", "medicine", None, 2, 1.0),
+    (1, "s2", "medicine", None, 1, 5.0),
+]
+CONTEXTS = [
+    # prototype, rank, position, doc_id, state
+    (0, 0, 10, "a", (1.0, 0.0)),
+    (0, 1, 20, "b", (0.6, 0.8)),
+    (1, 0, 30, "a", (0.0, 1.0)),
+]
+
+
+@pytest.fixture(scope="module")
+def lens(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("lens")
+    rows = [
+        {
+            "prototype": p,
+            "rank": rank,
+            "cosine": 0.9,
+            "activation": 0.9,
+            "routed": True,
+            "position": position,
+            "doc_id": doc_id,
+            "source": "s1",
+            "domain": "law",
+            "license": "CC0",
+            "title": None,
+            "url": None,
+            "before": f"before {position} ",
+            "token": "here",
+            "after": " after",
+        }
+        for p, rank, position, doc_id, _ in CONTEXTS
+    ]
+    pq.write_table(
+        pa.Table.from_pylist(rows, schema=layout.INDEX_SCHEMA), directory / layout.INDEX_FILE
+    )
+    mass = [dict(zip(layout.MASS_SCHEMA.names, row, strict=True)) for row in MASS]
+    pq.write_table(
+        pa.Table.from_pylist(mass, schema=layout.MASS_SCHEMA), directory / layout.MASS_FILE
+    )
+    states = torch.tensor([c[4] for c in CONTEXTS]).bfloat16()
+    save_file({"states": states}, str(directory / layout.CONTEXTS_FILE))
+    meta = layout.LensMeta(
+        "", "", "", "", "c", "/c", "train", None, 8, 8, 2, 2, 100, with_text=True
+    )
+    return Lens(directory, meta, num_prototypes=3)
+
+
+def table(indices, evidence, residual, bias, states):
+    return EvidenceTable(
+        torch.tensor(indices),
+        torch.tensor(evidence),
+        torch.tensor(residual),
+        torch.tensor(bias),
+        torch.nn.functional.normalize(torch.tensor(states), dim=-1),
+    )
+
+
+def test_hand_computed_domains(lens):
+    evidence = table([[0, 1]], [[2.0, 1.0]], [0.5], [-3.0], [[1.0, 0.0]])
+    shares = source_shares(evidence, lens, "domain")
+    # law: 2 · 3/4 = 1.5; medicine: 2 · 1/4 + 1 = 1.5; residual 0.5; the bias is negative.
+    assert {item.key: item.share for item in shares.items} == pytest.approx(
+        {"law": 1.5 / 3.5, "medicine": 1.5 / 3.5}
+    )
+    assert shares.unattributed == pytest.approx(0.5 / 3.5)
+    by_license = source_shares(evidence, lens, "license")
+    assert {item.key for item in by_license.items} == {"CC0", "(unknown)"}
+
+
+def test_hand_computed_documents(lens):
+    evidence = table([[0, 1]], [[2.0, 1.0]], [1.0], [0.0], [[1.0, 0.0]])
+    # Contexts of prototype 0 have cosines 1 and 0.6 (0.6016 in bf16) to the state.
+    cosine = torch.tensor(0.6).bfloat16().item()
+    first = 1 / (1 + math.exp((cosine - 1) / 0.05))
+    shares = source_shares(evidence, lens, "document")
+    expected = {"a": (2 * first + 1) / 4, "b": 2 * (1 - first) / 4}
+    assert {item.key: item.share for item in shares.items} == pytest.approx(expected)
+    documents = document_shares(evidence, lens)
+    assert [d.doc_id for d in documents] == ["a", "b"]
+    assert documents[0].share == pytest.approx(expected["a"])
+    assert documents[0].position == 10
+    assert documents[0].text == "before 10 here after"
+
+
+def test_negative_evidence_is_never_netted(lens):
+    evidence = table([[0, 1]], [[2.0, -50.0]], [0.0], [0.0], [[1.0, 0.0]])
+    shares = source_shares(evidence, lens, "source")
+    assert {item.key: item.share for item in shares.items} == pytest.approx(
+        {"s1": 0.75, "s2": 0.25}
+    )
+
+
+def test_a_prototype_without_text_is_unattributed(lens):
+    evidence = table([[0, 2]], [[1.0, 3.0]], [0.0], [0.0], [[1.0, 0.0]])
+    for by in ("domain", "document"):
+        assert source_shares(evidence, lens, by).unattributed == pytest.approx(0.75)
+
+
+def test_no_positive_evidence_at_all(lens):
+    evidence = table([[0, 1]], [[-1.0, 0.0]], [-1.0], [0.0], [[1.0, 0.0]])
+    shares = source_shares(evidence, lens, "source")
+    assert shares.items == ()
+    assert shares.unattributed == 1.0
+    assert document_shares(evidence, lens) == []
+
+
+@given(seed=st.integers(0, 10_000), positions=st.integers(1, 6))
+def test_shares_equal_a_loop_and_sum_to_one(lens, seed, positions):
+    generator = torch.Generator().manual_seed(seed)
+    evidence = EvidenceTable(
+        torch.stack([torch.randperm(3, generator=generator)[:2] for _ in range(positions)]),
+        torch.randn(positions, 2, generator=generator),
+        torch.randn(positions, generator=generator),
+        torch.randn(positions, generator=generator),
+        torch.nn.functional.normalize(torch.randn(positions, 2, generator=generator), dim=-1),
+    )
+    expected, total = {}, 0.0
+    for t in range(positions):
+        total += max(0.0, evidence.residual[t].item()) + max(0.0, evidence.bias[t].item())
+        for i, e in zip(evidence.indices[t].tolist(), evidence.evidence[t].tolist(), strict=True):
+            e = max(0.0, e)
+            total += e
+            mass = [(row[1], row[5]) for row in MASS if row[0] == i]
+            for source, activation in mass:
+                share = e * activation / sum(m for _, m in mass)
+                expected[source] = expected.get(source, 0.0) + share
+    shares = source_shares(evidence, lens, "source")
+    got = {item.key: item.share for item in shares.items}
+    if total > 0:
+        wanted = {k: v / total for k, v in expected.items() if v > 0}
+        assert got == pytest.approx(wanted, rel=1e-5)
+    for by in ("source", "domain", "license", "document"):
+        shares = source_shares(evidence, lens, by)
+        total_share = sum(item.share for item in shares.items) + shares.unattributed
+        assert total_share == pytest.approx(1.0, abs=1e-6)
+        values = [item.share for item in shares.items]
+        assert values == sorted(values, reverse=True)
+
+
+def test_unknown_roll_up(lens):
+    evidence = table([[0]], [[1.0]], [0.0], [0.0], [[1.0, 0.0]])
+    with pytest.raises(InputError, match="Did you mean 'domain'"):
+        source_shares(evidence, lens, "domains")
+
+
+def test_rows_of_an_unknown_prototype(lens):
+    with pytest.raises(InputError, match="expected 0 to 2"):
+        lens.rows_of(3)
+
+
+def test_group_weights_are_rows_of_shares(lens):
+    weights = lens.group_weights("source").weights
+    np.testing.assert_allclose(weights, [[0.75, 0.25], [0, 1], [0, 0]])
