@@ -6,20 +6,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from prismlm.lens.language_model import PrismLM
-
-
-def quiet_transformers() -> None:
-    """Keep transformers' bars and advice off the terminal; errors still come through."""
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
+    from prismlm.lens.language_model import Checkpoint, PrismLM
 
 
 def open_model(path: Path, lens: str | None) -> PrismLM:
     """Open a model directory and its lens; the errors are those of ``prismlm.load``."""
     from prismlm.lens.language_model import load
 
-    quiet_transformers()
+    _quiet_transformers()
     return load(path, lens=lens)
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Open a model directory without its lenses, which may be stale."""
+    from prismlm.lens.language_model import load_checkpoint
+
+    _quiet_transformers()
+    return load_checkpoint(path)
+
+
+def _quiet_transformers() -> None:
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()

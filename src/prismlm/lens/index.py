@@ -94,10 +94,7 @@ def build_index(
     """
     options = options or IndexOptions()
     out = Path(out)
-    if out.exists() and not overwrite:
-        raise InputError(f"{out} exists. Choose another --lens, or pass --overwrite to replace it.")
-    if out.exists() and any(out.iterdir()) and not (out / layout.META_FILE).is_file():
-        raise InputError(f"{out} is not a lens, so it is not replaced: choose another --lens.")
+    check_out(out, overwrite=overwrite)
     documents = corpus.split(options.split)
     check_index(model, corpus, documents, options)
     scan = scan_corpus(model, head, corpus, documents, options, progress)
@@ -208,6 +205,18 @@ def _groups(corpus: Corpus) -> tuple[list[tuple[str | None, ...]], Tensor]:
     numbers: dict[tuple[str | None, ...], int] = {}
     of_document = [numbers.setdefault(key, len(numbers)) for key in zip(*columns, strict=True)]
     return list(numbers), torch.tensor(of_document, dtype=torch.int64)
+
+
+def check_out(out: Path, *, overwrite: bool) -> None:
+    """Check that a lens may be written to a directory.
+
+    Raises:
+        InputError: there is a lens and it is not to be replaced, or something else is there.
+    """
+    if out.exists() and not overwrite:
+        raise InputError(f"{out} exists. Choose another --lens, or pass --overwrite to replace it.")
+    if out.exists() and any(out.iterdir()) and not (out / layout.META_FILE).is_file():
+        raise InputError(f"{out} is not a lens, so it is not replaced: choose another --lens.")
 
 
 def check_index(
