@@ -17,6 +17,7 @@ from prismlm.lens.directory import Lens
 from prismlm.lens.explain import build_steps, evidence_table, read_tokens
 from prismlm.lens.layout import find_lens
 from prismlm.lens.trace import Trace
+from prismlm.models.quiet import quiet_transformers
 from prismlm.models.seam import LogitMap, verify_logit_map
 from prismlm.models.sidecar import Sidecar, has_sidecar, load_sidecar
 
@@ -151,8 +152,9 @@ def load_checkpoint(path: Path | str, *, device: str = "cpu") -> Checkpoint:
     if not has_sidecar(directory):
         load_sidecar(directory)  # raises, saying what is missing
     try:
-        model = AutoModelForCausalLM.from_pretrained(directory, dtype="auto")
-        tokenizer = AutoTokenizer.from_pretrained(directory)
+        with quiet_transformers():
+            model = AutoModelForCausalLM.from_pretrained(directory, dtype="auto")
+            tokenizer = AutoTokenizer.from_pretrained(directory)
     except (OSError, ValueError) as error:
         raise FormatError(f"the checkpoint in {directory} cannot be read: {error}") from error
     sidecar = load_sidecar(directory, model)

@@ -6,18 +6,17 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
 from transformers.trainer_callback import TrainerState
-from transformers.utils import logging as transformers_logging
 
 from prismlm.errors import InputError
 from prismlm.files import atomic_file, read_json, write_json
 from prismlm.lens.quality import HeadQuality, measure_quality
+from prismlm.models.quiet import quiet_transformers
 from prismlm.models.seam import LogitMap
 from prismlm.models.sidecar import META_FILE
 from prismlm.progress import SILENT, Reporter
@@ -247,20 +246,3 @@ class _History(TrainerCallback):
 
     def on_save(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         write_history(self._out, state.log_history)
-
-
-@contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Keep transformers' own bars and notices off the console during the block."""
-    level, bars = (
-        transformers_logging.get_verbosity(),
-        transformers_logging.is_progress_bar_enabled(),
-    )
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(level)
-        if bars:
-            transformers_logging.enable_progress_bar()

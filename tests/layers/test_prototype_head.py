@@ -1,0 +1,89 @@
+import math
+
+import pytest
+import torch
+
+from prismlm.errors import InputError
+from prismlm.layers import PrototypeHead
+from prismlm.ops import prototype_head as ops
+
+
+def head_of(width=8, count=20, k=4, **settings):
+    head = PrototypeHead(width, count, k, **settings)
+    head.reset_parameters(torch.Generator().manual_seed(0))
+    return head
+
+
+def test_leading_dimensions_are_flattened():
+    head = head_of()
+    z = torch.randn(3, 5, 8)
+    mask = torch.rand(3, 5) > 0.3
+    routing, rebuilt = head(z, mask=mask)
+    expected = ops.route(z.reshape(15, 8), head.prototypes, 4, head.scale, mask.reshape(15))
+    assert torch.equal(routing.indices, expected.indices)
+    assert torch.equal(routing.nearest_point, expected.nearest_point)
+    assert rebuilt.shape == (15, 8)
+
+
+def test_losses_are_those_of_ops():
+    head = head_of(scale=1.5)
+    z, mask = torch.randn(2, 6, 8), torch.tensor([[True] * 6, [True] * 3 + [False] * 3])
+    output = head(z, mask=mask)
+    losses = head.losses(z, output, mask=mask)
+    kept = z[mask]
+    alone = head(kept)
+    expected = head.losses(kept, alone)
+    for part, name in zip(losses, losses._fields, strict=True):
+        torch.testing.assert_close(part, getattr(expected, name))
+    total = head.losses(z, output, mask=mask, residual_reduction="sum").residual
+    torch.testing.assert_close(total, losses.residual * 8)
+
+
+def test_placed_prototypes_rebuild_their_own_states():
+    """k copies of a state, each z / (k τ), sum to it."""
+    head = head_of(count=12, k=4, scale=2.0)
+    states = torch.randn(3, 8).repeat_interleave(4, 0)
+    head.place_on(states)
+    torch.testing.assert_close(head(states).reconstruction, states)
+
+
+def test_autocast_does_not_lower_the_precision():
+    head = head_of(width=64, count=100)
+    z = torch.randn(50, 64)
+    plain = head(z).routing
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast = head(z).routing
+    assert torch.equal(plain.indices, cast.indices)
+    assert torch.equal(plain.cosines, cast.cosines)
+
+
+def test_scale_is_learned_through_its_logarithm():
+    head = head_of(scale=3.0)
+    assert head.log_scale.item() == pytest.approx(math.log(3.0))
+    (head(torch.randn(5, 8)).reconstruction.square().sum()).backward()
+    assert head.log_scale.grad.abs() > 0
+
+
+def test_parameters_do_not_come_from_the_global_generator():
+    state = torch.get_rng_state()
+    head_of()
+    assert torch.equal(state, torch.get_rng_state())
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"count": 3, "k": 4}, "there are 3 prototypes"),
+        ({"k": 0}, "prototypes_per_token is 0"),
+        ({"scale": 0.0}, "positive"),
+        ({"scale": math.inf}, "positive"),
+    ],
+)
+def test_settings_that_make_no_head(settings, words):
+    with pytest.raises(InputError, match=words):
+        head_of(**settings)
+
+
+def test_placing_on_too_few_states():
+    with pytest.raises(InputError, match="fewer prototypes"):
+        head_of().place_on(torch.zeros(3, 8))
