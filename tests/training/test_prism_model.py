@@ -5,6 +5,7 @@ from prismlm.errors import InputError
 from prismlm.layers import PrototypeHead
 from prismlm.models.presets import build_config, build_model
 from prismlm.training import LossWeights, PrismForCausalLM
+from prismlm.training.isolation import check_isolation
 
 VOCABULARY = 50
 
@@ -125,3 +126,22 @@ def test_generate_is_the_decoders():
     ids = batch(1, 4)["input_ids"]
     arguments = {"max_new_tokens": 3, "do_sample": False}
     assert torch.equal(model.generate(ids, **arguments), model.model.generate(ids, **arguments))
+
+
+@pytest.mark.parametrize(
+    ("settings", "apart"),
+    [
+        ({"preset": "llama-tiny"}, True),
+        ({"model_type": "gpt2", "n_embd": 24, "n_layer": 1, "n_head": 2}, True),
+        ({"model_type": "mamba", "hidden_size": 24, "num_hidden_layers": 1}, False),
+    ],
+    ids=["llama", "gpt2", "mamba"],
+)
+def test_families_that_mix_packed_documents_are_refused(settings, apart):
+    torch.manual_seed(0)
+    model = build_model(build_config(settings, VOCABULARY, 0))
+    if apart:
+        check_isolation(model)
+    else:
+        with pytest.raises(InputError, match="'mamba' let a document see"):
+            check_isolation(model)

@@ -195,6 +195,7 @@ def test_after_a_kill_the_newest_checkpoint_is_usable(settings, tmp_path):
     process.kill()
     process.communicate(timeout=60)
     assert 1 <= step_of(latest_checkpoint(checkpoints)) < 60
+    (checkpoints / ".writing-0" / "checkpoint-60").mkdir(parents=True)
     recipe = build_recipe(yaml.safe_load(path.read_text()))
     straight = build_recipe(yaml.safe_load(path.read_text()) | {"out": str(tmp_path / "straight")})
     assert train(recipe, resume=True).quality == train(straight).quality
