@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.corpus.conftest import RECORDS
+from records import RECORDS
 
 from prismlm.corpus import Corpus
 from prismlm.errors import FormatError, InputError
@@ -100,15 +100,14 @@ def test_any_token_span_of_any_text(
     excerpt = corpus.excerpt(int(corpus.starts[index]) + first, count)
     assert excerpt in texts[index]
     encoded = texts[index].encode()
-    decoder = corpus.tokenizer.backend_tokenizer.decoder
-    assert decoder is not None
     ids = corpus.tokens(int(corpus.starts[index]), length)[:-1]
     widths = [_byte_width(corpus, token) for token in ids.tolist()]
     begin = sum(widths[:first])
     stop = sum(widths[: first + count])
     assert encoded[begin:stop] in excerpt.encode()
     assert len(excerpt.encode()) <= stop - begin + 6, "at most the rest of a character each side"
-    assert excerpt == texts[index] or count < length - 1
+    if first == 0 and count >= length - 1:
+        assert excerpt == texts[index]
 
 
 def _byte_width(corpus: Corpus, token: int) -> int:

@@ -1,5 +1,7 @@
 """Explanations against forward passes that know nothing of prismlm."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -53,7 +55,7 @@ def test_shape_of_a_trace(lm, trace):
     sources = [step.target_from for step in trace]
     assert sources == ["text"] * (len(prompt) - 1) + ["generated"] * 6
     assert [s.token_id for s in trace[: len(prompt)]] == prompt
-    for before, after in zip(trace, trace[1:], strict=False):
+    for before, after in pairwise(trace):
         assert before.target_id == after.token_id
     assert len(trace[2:5]) == 3
     assert trace[2:5][0] == trace[2]

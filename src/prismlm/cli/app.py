@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from prismlm import __version__
-from prismlm.cli import corpus, train
+from prismlm.cli import corpus, demo, train
 from prismlm.errors import PrismError
 
 BAD_INPUT = 2
@@ -38,6 +38,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(corpus.app, name="corpus")
+app.command()(demo.demo)
 app.command()(train.train)
 
 

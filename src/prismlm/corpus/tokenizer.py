@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 END_OF_TEXT = "<|endoftext|>"
 SMALLEST_VOCABULARY = 257  # every byte and the end of text
+_LONGEST_TRAINING_WORD = 100
 
 
 def train_tokenizer(texts: Iterator[str], vocab_size: int) -> PreTrainedTokenizerFast:
@@ -34,7 +35,11 @@ def train_tokenizer(texts: Iterator[str], vocab_size: int) -> PreTrainedTokenize
 
     check_vocab_size(vocab_size)
     backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    # Training takes time quadratic in the longest word: base64 or a rule of dashes would stall it.
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [byte_level, pre_tokenizers.FixedLength(_LONGEST_TRAINING_WORD)]
+    )
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
@@ -43,6 +48,7 @@ def train_tokenizer(texts: Iterator[str], vocab_size: int) -> PreTrainedTokenize
         show_progress=False,
     )
     backend.train_from_iterator(texts, trainer)
+    backend.pre_tokenizer = byte_level
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         eos_token=END_OF_TEXT,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class DocumentEvidence(NamedTuple):
-    """Positive evidence of every prototype for the words of each document, float64 [documents, K]."""
+    """Positive evidence of each prototype for the words of each document, [documents, K]."""
 
     documents: np.ndarray
     per_prototype: np.ndarray

@@ -1,0 +1,161 @@
+"""prismlm demo: everything once, on bundled text, with a summary for a newcomer."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from prismlm import Trace
+    from prismlm.demo import DemoResult
+
+PORT = 8321
+FIGURES = (
+    ("ce", "{:.3f}", "cross-entropy of the model on held-out text, in nats per token"),
+    ("prototype_only_ce", "{:.3f}", "the same if only the prototypes speak, without the residual"),
+    ("explained_share", "{:.1%}", "of the evidence for its top token comes from prototypes"),
+    ("agreement", "{:.1%}", "of its top tokens stay the same from the prototypes alone"),
+    ("fvu", "{:.3f}", "of the hidden states' variance is left to the residual"),
+    ("in_use", "{:.1%}", "of the prototypes are used at least once on held-out text"),
+)
+
+
+def demo(
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A smaller model on a quarter of the text.")
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Where to build; prismlm-demo or prismlm-demo-quick by default."
+        ),
+    ] = None,
+    no_serve: Annotated[
+        bool, typer.Option("--no-serve", help="Do not serve the report page at the end.")
+    ] = False,
+) -> None:
+    """Train a small model on bundled text, index it, and explain one prompt per domain.
+
+    At most ten minutes on two cores without a GPU or a network, two with --quick. What is built is
+    kept: the second run takes seconds. On a terminal, the report is then served until Ctrl-C.
+    """
+    from rich.console import Console
+
+    from prismlm.cli.progress import ConsoleReporter
+    from prismlm.demo import run_demo
+
+    directory = out or Path("prismlm-demo-quick" if quick else "prismlm-demo")
+    result = run_demo(directory, quick=quick, progress=ConsoleReporter())
+    console = Console(highlight=False)
+    _print_summary(console, result)
+    typer.echo(str(result.model))
+    if not no_serve and sys.stdout.isatty():
+        _serve(result.report)
+
+
+def _print_summary(console: Console, result: DemoResult) -> None:
+    from rich.markup import escape
+
+    console.print()
+    console.print(
+        "[bold]What each prediction relies on[/]  [dim]one prompt per domain; the words after it "
+        "are the model's own, and the shares say where their evidence comes from[/]"
+    )
+    for domain, trace in result.traces.items():
+        _print_trace(console, domain, trace)
+    _print_figures(console, result.model)
+    console.print(
+        "\n[dim]Shares show which learned patterns carry a prediction and where those occur in the "
+        "corpus. They are no proof that removing a document would change the answer.[/]"
+    )
+    model = escape(str(result.model))
+    console.print("\n[bold]Go on[/]")
+    console.print(f'  prismlm explain {model} "The court held that" --generate 20', soft_wrap=True)
+    console.print(f"  [dim]report[/] {escape(str(result.report))}", soft_wrap=True)
+    console.print(
+        "  [dim]model directory, an unmodified Hugging Face checkpoint with a sidecar:[/]"
+    )
+
+
+def _print_trace(console: Console, domain: str, trace: Trace) -> None:
+    from rich.markup import escape
+    from rich.padding import Padding
+
+    generated = [step for step in trace if step.target_from == "generated"]
+    answer = trace[len(trace) - len(generated) :]
+    prompt = "".join(step.token for step in trace[: len(trace) - len(generated) + 1])
+    words = "".join(step.target for step in generated)
+    shares = answer.sources("domain")
+    leading = [
+        f"[{'green' if item.key == domain else 'default'}]{escape(item.key)} {item.share:.0%}[/]"
+        for item in shares.items[:4]
+    ]
+    uses = {use.id: use for step in answer for use in step.prototypes}
+    evidence: dict[int, float] = {}
+    for step in answer:
+        for use in step.prototypes:
+            evidence[use.id] = evidence.get(use.id, 0.0) + max(0.0, use.evidence)
+    strongest = uses[max(evidence, key=lambda i: evidence[i])]
+    console.print(f"\n[bold cyan]{escape(domain)}[/]")
+    lines = [
+        f"{escape(_visible(prompt))}[bold]{escape(_visible(words))}[/]",
+        f"[dim]domains   [/] {' · '.join(leading)} · "
+        f"[dim]unattributed {shares.unattributed:.0%}[/]",
+        f"[dim]prototype [/] #{strongest.id} {escape(strongest.name or '')}",
+    ]
+    for document in answer.documents(limit=1):
+        before, after = (document.before or "")[-48:], (document.after or "")[:32]
+        lines.append(
+            f"[dim]document  [/] …{escape(_visible(before))}"
+            f"[reverse]{escape(_visible(document.token or ''))}[/]{escape(_visible(after))}… "
+            f"[dim]{escape(document.source or '')}[/]"
+        )
+    for line in lines:
+        console.print(Padding(line, (0, 0, 0, 2)))
+
+
+def _visible(text: str) -> str:
+    return text.replace("\n", "↵ ").replace("\t", " ")
+
+
+def _print_figures(console: Console, model: Path) -> None:
+    from rich.table import Table
+
+    from prismlm.models.sidecar import load_sidecar
+
+    provenance = load_sidecar(model).provenance
+    table = Table.grid(padding=(0, 2))
+    table.add_column(justify="right", style="bold")
+    table.add_column(style="dim")
+    for key, form, meaning in FIGURES:
+        table.add_row(form.format(provenance["quality"][key]), meaning)
+    console.print("\n[bold]The model[/]")
+    console.print(table)
+
+
+def _serve(report: Path) -> None:
+    """Serve the report page on this machine only, until Ctrl-C."""
+    from functools import partial
+    from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, format: str, *args: object) -> None:
+            """Keep requests off the terminal."""
+
+    handler = partial(Quiet, directory=str(report.parent))
+    try:
+        server = ThreadingHTTPServer(("127.0.0.1", PORT), handler)
+    except OSError:
+        server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    address = f"http://127.0.0.1:{server.server_port}/{report.name}"
+    typer.echo(f"The report is at {address} until Ctrl-C.", err=True)
+    with server:
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            typer.echo("stopped", err=True)

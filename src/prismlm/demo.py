@@ -1,0 +1,196 @@
+"""The demo: from the bundled texts to a trained model, its index, and one prompt per domain."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+import prismlm
+from prismlm import fingerprints
+from prismlm.errors import InputError
+from prismlm.files import atomic_file, read_json, write_json
+from prismlm.progress import SILENT, Reporter
+
+STATE_FILE = "demo.json"
+REPORT_FILE = "report.html"
+GENERATED = 12
+TEMPERATURE = 0.7
+
+PROMPTS = {
+    "biology": "The expression of these genes in cells",
+    "children": "Once upon a time there was a little",
+    "computer science": "We propose a neural network that",
+    "fiction": "He looked at her for a moment, and then said",
+    "finance": "The Federal Reserve expects that inflation",
+    "government": "Federal agencies can use this website to",
+    "history": "After the war, the American colonists",
+    "law": "The applicant submitted that the decision of the Tribunal",
+    "mathematics": "We prove that the number of solutions of the equation",
+    "medicine": "The symptoms of this disease in patients include",
+    "physics": "We measure the magnetic field and the energy of the electron",
+    "software": "This function returns a pointer to the",
+}
+
+
+@dataclass(frozen=True)
+class DemoSize:
+    """How much the demo builds.
+
+    Attributes:
+        recipe: its training recipe, in the package.
+        vocab_size: tokens of its tokenizer.
+        every: one in so many documents of the bundled sample is read.
+        contexts: places kept per prototype.
+    """
+
+    recipe: str
+    vocab_size: int
+    every: int
+    contexts: int
+
+
+FULL = DemoSize("demo.yaml", vocab_size=4096, every=1, contexts=32)
+QUICK = DemoSize("demo-quick.yaml", vocab_size=2048, every=4, contexts=16)
+
+
+@dataclass(frozen=True)
+class DemoResult:
+    """Where everything is.
+
+    Attributes:
+        model: the model directory.
+        corpus: the corpus directory.
+        report: the page with every explanation.
+        traces: the explanation of each domain's prompt.
+        cached: whether all of it was there already.
+    """
+
+    model: Path
+    corpus: Path
+    report: Path
+    traces: dict[str, prismlm.Trace]
+    cached: bool
+
+
+def run_demo(out: Path, *, quick: bool = False, progress: Reporter = SILENT) -> DemoResult:
+    """Build what is not there yet: corpus, model, lens and report; then explain the prompts.
+
+    Every part is complete or absent: stopped anywhere, the demo goes on from the last whole part,
+    training from its last checkpoint.
+
+    Args:
+        out: where to build; a directory that the demo made, or a new one.
+        quick: a smaller model on a quarter of the documents.
+        progress: shows what is under way.
+
+    Raises:
+        InputError: ``out`` holds something else, or a demo of another size or version.
+    """
+    size = QUICK if quick else FULL
+    out = Path(out)
+    _claim(out, size)
+    corpus, model = out / "corpus", out / "model"
+    lens = model / "lens" / "sample"
+    missing = [not (corpus / "corpus.json").exists(), not _trained(model), not lens.exists()]
+    if missing[0]:
+        _build_corpus(corpus, out, size, progress)
+    if missing[1]:
+        _train(corpus, model, size, progress)
+    if missing[2]:
+        _index(corpus, model, lens, size, progress)
+    traces = _explain(model, progress)
+    report = out / REPORT_FILE
+    from prismlm.lens.html import page
+
+    with atomic_file(report) as temporary:
+        temporary.write_text(page(list(traces.values()), title="prismlm demo"), encoding="utf-8")
+    return DemoResult(model, corpus, report, traces, cached=not any(missing))
+
+
+def recipe_text(size: DemoSize) -> str:
+    """Return the training recipe of a demo size."""
+    return files("prismlm.training").joinpath("recipes", size.recipe).read_text(encoding="utf-8")
+
+
+def _claim(out: Path, size: DemoSize) -> None:
+    """Note whose directory this is, or check that the note is ours."""
+    from prismlm.corpus import sample_path
+
+    identity: dict[str, Any] = {
+        "prismlm": prismlm.__version__,
+        "size": size.recipe.removesuffix(".yaml"),
+        "inputs": fingerprints.of_bytes(
+            recipe_text(size).encode(), sample_path().read_bytes(), repr(size).encode()
+        ),
+    }
+    state = out / STATE_FILE
+    if not state.is_file():
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise InputError(f"{out} exists and no demo made it. Choose another --out.")
+        write_json(state, identity)
+    elif read_json(state) != identity:
+        raise InputError(
+            f"{out} holds a demo of another size or version of prismlm. "
+            "Choose another --out, or remove it."
+        )
+
+
+def _trained(model: Path) -> bool:
+    from prismlm.models.sidecar import has_sidecar
+
+    return has_sidecar(model)
+
+
+def _build_corpus(corpus: Path, out: Path, size: DemoSize, progress: Reporter) -> None:
+    from prismlm.corpus import build_corpus, sample_path
+
+    source = sample_path()
+    if size.every > 1:
+        table = pq.read_table(source)
+        source = out / "documents.parquet"
+        with atomic_file(source) as temporary:
+            pq.write_table(table.take(list(range(0, len(table), size.every))), temporary)
+    build_corpus([source], corpus, vocab_size=size.vocab_size, progress=progress)
+
+
+def _train(corpus: Path, model: Path, size: DemoSize, progress: Reporter) -> None:
+    from prismlm.training import load_recipe, train
+
+    path = files("prismlm.training").joinpath("recipes", size.recipe)
+    overrides = [f"corpus={_quoted(corpus)}", f"out={_quoted(model)}"]
+    train(load_recipe(str(path), overrides), resume=model.exists(), progress=progress)
+
+
+def _quoted(path: Path) -> str:
+    """Return a path as YAML, so that no name is taken for a number or a comment."""
+    import json
+
+    return json.dumps(str(path))
+
+
+def _index(corpus: Path, model: Path, lens: Path, size: DemoSize, progress: Reporter) -> None:
+    from prismlm.corpus import Corpus
+    from prismlm.lens.index import IndexOptions, build_index
+    from prismlm.training import load_recipe
+
+    lm = prismlm.load(model)
+    path = files("prismlm.training").joinpath("recipes", size.recipe)
+    window = load_recipe(str(path)).data.length
+    options = IndexOptions(contexts=size.contexts, window=window, stride=window * 3 // 4)
+    build_index(
+        lm.model, lm.head, Corpus.open(corpus), lens, options, trained_on=True, progress=progress
+    )
+
+
+def _explain(model: Path, progress: Reporter) -> dict[str, prismlm.Trace]:
+    lm = prismlm.load(model)
+    traces: dict[str, prismlm.Trace] = {}
+    with progress.task("Explaining", len(PROMPTS), "prompts") as task:
+        for domain, prompt in PROMPTS.items():
+            traces[domain] = lm.explain(prompt, generate=GENERATED, temperature=TEMPERATURE)
+            task.advance()
+    return traces

@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import prismlm
+from prismlm.corpus import Corpus
+
+SOURCES = str(Path(prismlm.__file__).parents[1])
+ENVIRONMENT = {**os.environ, "PYTHONPATH": SOURCES, "COLUMNS": "100"}
+COMMAND = [sys.executable, "-m", "prismlm"]
+
+
+def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *map(str, arguments)],
+        capture_output=True,
+        encoding="utf-8",
+        env=ENVIRONMENT,
+        timeout=120,
+        check=False,
+    )
+
+
+def refused(*arguments: str | Path) -> str:
+    """Run a command that must fail with one message on stderr, and return the message."""
+    result = run(*arguments)
+    assert result.returncode == 2, result.stderr
+    assert result.stdout == ""
+    lines = result.stderr.splitlines()
+    assert "Traceback" not in result.stderr
+    assert lines[-1].startswith("error: ")
+    return lines[-1]
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    path = tmp_path / "texts.jsonl"
+    rows = [{"id": f"d{n}", "text": f"text number {n} " * 50, "domain": "d"} for n in range(40)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def test_build_then_info_as_json(texts: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    built = run("corpus", "build", texts, "--out", out, "--vocab-size", 300, "--json")
+    assert built.returncode == 0, built.stderr
+    summary = json.loads(built.stdout)
+    corpus = Corpus.open(out)
+    assert summary["fingerprint"] == corpus.fingerprint
+    assert summary["counts"]["documents"] == 40
+    assert "Tokenising" in built.stderr
+    info = run("corpus", "info", out, "--json")
+    assert json.loads(info.stdout) == summary
+    assert info.stderr == ""
+
+
+def test_build_for_people(texts: Path, tmp_path: Path) -> None:
+    built = run("corpus", "build", texts, "--out", tmp_path / "out", "--vocab-size", 300)
+    assert built.returncode == 0, built.stderr
+    assert "40 documents" in built.stdout
+    assert "100.0%" in built.stdout
+    assert built.stdout == run("corpus", "info", tmp_path / "out").stdout
+
+
+def test_dry_run_writes_nothing(texts: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    estimate = run("corpus", "build", texts, "--out", out, "--dry-run", "--json")
+    assert json.loads(estimate.stdout)["documents"] == 40
+    assert "Nothing was written" in run("corpus", "build", texts, "--out", out, "--dry-run").stdout
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["texts.jsonl"]
+
+
+def test_the_word_sample_is_the_bundled_sample(tmp_path: Path) -> None:
+    result = run("corpus", "build", "sample", "--out", tmp_path / "out", "--dry-run", "--json")
+    assert json.loads(result.stdout)["documents"] > 3000
+
+
+def test_every_column_can_be_named(tmp_path: Path) -> None:
+    names = ["id", "text", "source", "domain", "license", "title", "url"]
+    pq.write_table(
+        pa.table({f"my_{name}": [f"the {name}"] for name in names}), tmp_path / "t.parquet"
+    )
+    options = [word for name in names for word in (f"--{name}-column", f"my_{name}")]
+    out = tmp_path / "out"
+    result = run("corpus", "build", tmp_path / "t.parquet", "--out", out, *options)
+    assert result.returncode == 0, result.stderr
+    corpus = Corpus.open(out)
+    assert corpus.text(0) == "the text"
+    for name in names[2:]:
+        assert corpus.column(name) == [f"the {name}"]
+    assert corpus.doc_ids == ["the id"]
+
+
+BAD_FILES: dict[str, tuple[str, bytes, str]] = {
+    "latin1 text": ("t.txt", b"caf\xe9", "t.txt is not UTF-8"),
+    "latin1 json": ("t.jsonl", b'{"text": "caf\xe9"}', "t.jsonl:1 is not UTF-8"),
+    "broken json": ("t.jsonl", b'{"text": "a"}\n{"text"', "t.jsonl:2 is not valid JSON"),
+    "text is a number": ("t.jsonl", b'{"text": 1}', "t.jsonl:1: the text is a int"),
+    "other column": ("t.jsonl", b'{"txt": "a"}', "Did you mean 'txt'?"),
+    "cut gzip": ("t.jsonl.gz", gzip.compress(b'{"text": "a"}\n')[:-4], "is damaged"),
+    "not zstd": ("t.jsonl.zst", b"no", "is damaged"),
+    "not parquet": ("t.parquet", b"no", "is damaged"),
+    "only spaces": ("t.txt", b" \n", "No documents"),
+    "unknown kind": ("t.docx", b"a", "no extension that can be read"),
+    "same id": (
+        "t.jsonl",
+        b'{"id": "x", "text": "a"}\n{"id": "x", "text": "b"}',
+        "t.jsonl:1 and ",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD_FILES)
+def test_bad_files(case: str, tmp_path: Path) -> None:
+    name, data, message = BAD_FILES[case]
+    (tmp_path / name).write_bytes(data)
+    assert message in refused("corpus", "build", tmp_path / name, "--out", tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_bad_arguments(texts: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    build = ("corpus", "build", texts, "--out", out)
+    assert "'nope'" in refused(*build, "--id-column", "nope")
+    assert "No tokenizer could be loaded" in refused(*build, "--tokenizer", tmp_path)
+    assert "below 1" in refused(*build, "--heldout", 2)
+    assert "--overwrite" in refused("corpus", "build", texts, "--out", _built(build, out))
+    assert "not a corpus" in refused("corpus", "build", texts, "--out", tmp_path, "--overwrite")
+    (out / "tokens-00000.bin").write_bytes(b"")
+    assert "tokens-00000.bin has 0 bytes" in refused("corpus", "info", out)
+    assert run(*build, "--vocab-size", 300, "--overwrite").returncode == 0
+
+
+def _built(build: tuple[str | Path, ...], out: Path) -> Path:
+    assert run(*build, "--vocab-size", "300").returncode == 0
+    return out
+
+
+def test_ctrl_c_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
+    text = "a few words that are said again and again " * 80_000
+    for n in range(8):
+        (tmp_path / f"{n}.txt").write_text(text[n:], encoding="utf-8")
+    out = tmp_path / "result" / "out"
+    process = subprocess.Popen(
+        [*COMMAND, "corpus", "build", str(tmp_path), "--out", str(out), "--vocab-size", "300"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        env=ENVIRONMENT,
+        # Background jobs of some shells start with SIGINT ignored, and children inherit it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not list(tmp_path.glob("result/.out.*/tokens-*.bin")):
+            assert process.poll() is None, "the build ended before it could be interrupted"
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert stderr.splitlines()[-1] == "interrupted"
+    assert stdout == ""
+    assert list((tmp_path / "result").iterdir()) == []
+
+
+def test_help_is_quick_and_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from prismlm.cli.app import app;"
+        "print(sorted({'torch', 'transformers', 'pyarrow', 'numpy'} & set(sys.modules)))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        encoding="utf-8",
+        env=ENVIRONMENT,
+        check=True,
+    )
+    assert result.stdout.strip() == "[]"
+    assert run("--version").stdout.strip() == f"prismlm {prismlm.__version__}"
+    assert "corpus" in run("--help").stdout

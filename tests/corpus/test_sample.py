@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import pyarrow.parquet as pq
+
+from prismlm.corpus import read_documents, sample_path
+
+ALLOWED = {
+    "CC-BY-4.0",
+    "CC-BY-4.0 (code MIT)",
+    "CC0 (arXiv metadata)",
+    "CC0-1.0",
+    "public-domain",
+    "public-domain-US-gov",
+    "public-domain-US-gov/CC0",
+    "public-domain/CC0",
+    "text public-domain (Gutenberg)",
+}
+
+
+def test_the_sample_is_small_varied_and_openly_licensed() -> None:
+    documents = list(read_documents(sample_path()))
+    sizes: Counter[str] = Counter()
+    for document in documents:
+        assert document.domain is not None
+        assert document.source is not None
+        assert document.license in ALLOWED
+        sizes[document.domain] += len(document.text.encode())
+    assert len(sizes) >= 8
+    assert 10e6 < sizes.total() < 20e6
+    assert min(sizes.values()) > 0.8 * max(sizes.values())
+    assert sample_path().stat().st_size <= 6_000_000
+    assert pq.read_schema(sample_path()).names == [
+        *("id", "text", "domain", "source", "license", "title", "url")
+    ]
+
+
+def test_every_source_of_the_sample_is_credited() -> None:
+    credits = (sample_path().parent / "ATTRIBUTION.md").read_text(encoding="utf-8")
+    named = {
+        "openstax/": "OpenStax, Rice University",
+        "arxiv/": "arXiv metadata",
+        "classic-books/": "Classic books",
+        "fairytaleqa/": "Fairy tales",
+        "legal_au_fca": "Federal Court of Australia",
+        "medquad/": "Ben Abacha",
+        "fed/": "Board of Governors of the Federal Reserve System",
+        "digital.gov": "Digital.gov",
+        "18f-blog": "18F site and blog",
+        "python-peps": "Python Enhancement Proposals",
+        "ethereum-eips": "Ethereum Improvement Proposals",
+        "cpp-docs": "Microsoft C++",
+        "powershell-docs": "PowerShell documentation",
+    }
+    for document in read_documents(sample_path()):
+        credit = next(
+            text for prefix, text in named.items() if str(document.source).startswith(prefix)
+        )
+        assert credit in credits
