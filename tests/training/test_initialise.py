@@ -1,10 +1,10 @@
 import pytest
 import torch
-from test_prism_model import VOCABULARY, make
 
 from prismlm.errors import InputError
 from prismlm.models.seam import capture
 from prismlm.training.initialise import place_prototypes, sample_states
+from tiny_head import VOCABULARY, make
 
 
 def rows(count, length=10, valid=10):

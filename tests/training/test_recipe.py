@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prismlm.errors import InputError
-from prismlm.training import Recipe, build_recipe, bundled_recipe, load_recipe
+from prismlm.training import Recipe, build_recipe, load_recipe
 
 MINIMAL = "corpus: c\nout: o\nsteps: 200\nmodel: {preset: llama-tiny}\n"
 ROOT = Path(__file__).parents[2]
@@ -134,8 +134,8 @@ def test_any_value_is_taken_or_refused_as_input(value, key):
     "path",
     [
         ROOT / "recipes/laptop.yaml",
-        bundled_recipe("demo"),
-        bundled_recipe("demo-quick"),
+        ROOT / "src/prismlm/training/recipes/demo.yaml",
+        ROOT / "src/prismlm/training/recipes/demo-quick.yaml",
     ],
     ids=lambda path: path.stem,
 )
@@ -146,8 +146,3 @@ def test_the_recipes_in_the_repository_are_valid(path):
             {name: getattr(recipe, name) for name in ("corpus", "out", "model", "steps")}
         )
         assert recipe == minimal, "the example says that what it shows are the defaults"
-
-
-def test_an_unknown_bundled_recipe_is_refused():
-    with pytest.raises(InputError, match="mean 'demo'"):
-        bundled_recipe("demos")

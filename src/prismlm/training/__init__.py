@@ -3,7 +3,7 @@
 from prismlm.training.estimate import TrainingEstimate, estimate
 from prismlm.training.model import LossWeights, PrismForCausalLM, PrismOutput
 from prismlm.training.recipe import Recipe
-from prismlm.training.recipe_file import build_recipe, bundled_recipe, load_recipe
+from prismlm.training.recipe_file import build_recipe, load_recipe
 from prismlm.training.run import TrainingInterrupted, TrainingResult, train
 from prismlm.training.trainer import PrismTrainer
 
@@ -17,7 +17,6 @@ __all__ = [
     "TrainingInterrupted",
     "TrainingResult",
     "build_recipe",
-    "bundled_recipe",
     "estimate",
     "load_recipe",
     "train",

@@ -18,22 +18,6 @@ from prismlm.training.recipe import Recipe
 FROM_CORPUS = ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")
 
 
-def bundled_recipe(name: str) -> Path:
-    """Return the path of a recipe that comes with the package: demo or demo-quick.
-
-    Raises:
-        InputError: there is none of that name.
-    """
-    directory = Path(__file__).with_name("recipes")
-    known = sorted(path.stem for path in directory.glob("*.yaml"))
-    if name not in known:
-        raise InputError(
-            f"no recipe {name!r} comes with prismlm.{suggest(name, known)} "
-            f"Known: {', '.join(known)}."
-        )
-    return directory / f"{name}.yaml"
-
-
 def load_recipe(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> Recipe:
     """Read a recipe, with single values replaced by ``a.b=value`` overrides, parsed as YAML.
 
