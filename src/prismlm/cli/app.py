@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from prismlm import __version__
-from prismlm.cli import corpus, demo, train
+from prismlm.cli import corpus, demo, explain, index, train
 from prismlm.errors import PrismError
 
 BAD_INPUT = 2
@@ -40,6 +40,8 @@ app = typer.Typer(
 app.add_typer(corpus.app, name="corpus")
 app.command()(demo.demo)
 app.command()(train.train)
+app.command()(index.index)
+app.command()(explain.explain)
 
 
 def _show_version(wanted: bool) -> None:

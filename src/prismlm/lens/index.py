@@ -94,12 +94,9 @@ def build_index(
     """
     options = options or IndexOptions()
     out = Path(out)
-    if out.exists() and not overwrite:
-        raise InputError(f"{out} exists. Choose another --lens, or pass --overwrite to replace it.")
-    if out.exists() and any(out.iterdir()) and not (out / layout.META_FILE).is_file():
-        raise InputError(f"{out} is not a lens, so it is not replaced: choose another --lens.")
+    check_out(out, overwrite=overwrite)
     documents = corpus.split(options.split)
-    _check(model, corpus, documents, options)
+    check_index(model, corpus, documents, options)
     scan = scan_corpus(model, head, corpus, documents, options, progress)
     meta = layout.LensMeta(
         weight=fingerprints.of_tensor(weight_of(model)),
@@ -210,9 +207,26 @@ def _groups(corpus: Corpus) -> tuple[list[tuple[str | None, ...]], Tensor]:
     return list(numbers), torch.tensor(of_document, dtype=torch.int64)
 
 
-def _check(
+def check_out(out: Path, *, overwrite: bool) -> None:
+    """Check that a lens may be written to a directory.
+
+    Raises:
+        InputError: there is a lens and it is not to be replaced, or something else is there.
+    """
+    if out.exists() and not overwrite:
+        raise InputError(f"{out} exists. Choose another --lens, or pass --overwrite to replace it.")
+    if out.exists() and any(out.iterdir()) and not (out / layout.META_FILE).is_file():
+        raise InputError(f"{out} is not a lens, so it is not replaced: choose another --lens.")
+
+
+def check_index(
     model: PreTrainedModel, corpus: Corpus, documents: np.ndarray, options: IndexOptions
 ) -> None:
+    """Check that a corpus and options suit a model, before anything is read.
+
+    Raises:
+        InputError: an empty split, other tokens than the model's, or a window it cannot read.
+    """
     if not len(documents):
         raise InputError(
             f"the corpus {corpus.name} has no documents in its {options.split} split: "

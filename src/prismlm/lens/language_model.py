@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from prismlm.lens.explain import build_steps, evidence_table, read_tokens
 from prismlm.lens.layout import find_lens
 from prismlm.lens.trace import Trace
 from prismlm.models.seam import LogitMap, verify_logit_map
-from prismlm.models.sidecar import has_sidecar, load_sidecar
+from prismlm.models.sidecar import Sidecar, has_sidecar, load_sidecar
 
 
 @dataclass(frozen=True)
@@ -121,18 +122,26 @@ class PrismLM:
         return ids
 
 
-def load(path: Path | str, *, lens: Path | str | None = None, device: str = "cpu") -> PrismLM:
-    """Open a model directory with its head and lens.
+class Checkpoint(NamedTuple):
+    """A model directory opened without a lens: what an index is built from.
 
-    Args:
-        path: a directory with ``prismlm.json`` beside a Hugging Face checkpoint.
-        lens: the lens to use; by default the only one under ``lens/``.
-        device: where to run.
+    Attributes:
+        model: the plain Hugging Face model, in evaluation mode.
+        tokenizer: its tokenizer.
+        sidecar: its head, logit map and provenance.
+    """
+
+    model: PreTrainedModel
+    tokenizer: Tokenizer
+    sidecar: Sidecar
+
+
+def load_checkpoint(path: Path | str, *, device: str = "cpu") -> Checkpoint:
+    """Open a model directory with its head, whatever state its lenses are in.
 
     Raises:
-        InputError: no such directory, or several lenses and none named.
+        InputError: no such directory.
         FormatError: no head, a damaged file, or files that do not belong together.
-        StaleLensError: the lens was built for other weights.
     """
     directory = Path(path)
     if not directory.is_dir():
@@ -149,13 +158,31 @@ def load(path: Path | str, *, lens: Path | str | None = None, device: str = "cpu
     sidecar = load_sidecar(directory, model)
     verify_logit_map(model, sidecar.logit_map)
     model.to(torch.device(device)).eval()  # pyright: ignore[reportArgumentType]
-    head = sidecar.head.to(device)
+    sidecar.head.to(device)
+    return Checkpoint(model, tokenizer, sidecar)
+
+
+def load(path: Path | str, *, lens: Path | str | None = None, device: str = "cpu") -> PrismLM:
+    """Open a model directory with its head and lens.
+
+    Args:
+        path: a directory with ``prismlm.json`` beside a Hugging Face checkpoint.
+        lens: the lens to use; by default the only one under ``lens/``.
+        device: where to run.
+
+    Raises:
+        InputError: no such directory, or several lenses and none named.
+        FormatError: no head, a damaged file, or files that do not belong together.
+        StaleLensError: the lens was built for other weights.
+    """
+    directory = Path(path)
+    model, tokenizer, sidecar = load_checkpoint(directory, device=device)
     found = find_lens(directory, lens)
     return PrismLM(
         path=directory,
         model=model,
         tokenizer=tokenizer,
-        head=head,
+        head=sidecar.head,
         logit_map=sidecar.logit_map,
-        lens=None if found is None else Lens.open(found, model, head),
+        lens=None if found is None else Lens.open(found, model, sidecar.head),
     )

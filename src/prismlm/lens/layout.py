@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from torch import nn
 
 import prismlm
@@ -142,6 +143,23 @@ def read_meta(directory: Path) -> LensMeta:
         return LensMeta(**value)
     except TypeError as error:
         raise FormatError(f"{directory / META_FILE} cannot be read: {error}.") from error
+
+
+def lens_summary(directory: Path) -> dict[str, int]:
+    """Return how much a lens holds: tokens and documents read, and prototypes.
+
+    ``with_contexts`` prototypes have at least one kept place, ``in_use`` were routed at least once.
+    """
+    meta = read_meta(directory)
+    prototypes = pq.read_table(directory / PROTOTYPES_FILE, columns=["usage"])["usage"]
+    kept = pq.read_table(directory / INDEX_FILE, columns=["prototype"])["prototype"]
+    return {
+        "tokens": meta.tokens,
+        "documents": meta.documents,
+        "prototypes": len(prototypes),
+        "with_contexts": len(kept.unique()),
+        "in_use": int((prototypes.to_numpy() > 0).sum()),
+    }
 
 
 def check_fresh(meta: LensMeta, directory: Path, model: nn.Module, head: PrototypeHead) -> None:

@@ -1,0 +1,156 @@
+"""prismlm explain: what each prediction along a text relies on, and where that text comes from."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from prismlm.errors import InputError, suggest
+
+if TYPE_CHECKING:
+    from prismlm.lens.trace import Trace
+
+BY = ["document", "source", "domain", "license"]
+STDIN = "-"
+
+
+def explain(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A model directory.")],
+    text: Annotated[
+        str | None, typer.Argument(metavar="TEXT", help="The text to explain, or use --file.")
+    ] = None,
+    generate: Annotated[int, typer.Option(metavar="N", help="Tokens to add and explain.")] = 0,
+    temperature: Annotated[float, typer.Option(metavar="T", help="0 takes the top token.")] = 0.0,
+    seed: Annotated[int, typer.Option(metavar="S", help="Of the sampling.")] = 0,
+    file: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Read the text from here; - is stdin.")
+    ] = None,
+    lens: Annotated[
+        str | None, typer.Option(metavar="NAME|DIR", help="The lens, where there are several.")
+    ] = None,
+    by: Annotated[
+        str | None,
+        typer.Option(metavar="COLUMN", help="Shares by document, source, domain or license."),
+    ] = None,
+    top: Annotated[int, typer.Option(metavar="K", help="Prototypes shown per prediction.")] = 3,
+    documents: Annotated[int, typer.Option(metavar="N", help="Documents shown.")] = 5,
+    tokens: Annotated[
+        str | None,
+        typer.Option(metavar="A:B|last", help="Only these predictions, counted from 0."),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON document and nothing else.")
+    ] = False,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a self-contained page.")
+    ] = None,
+    parquet: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write one row per prototype in use.")
+    ] = None,
+) -> None:
+    """Show what each prediction along a text relies on, and where that comes from."""
+    words = _text(text, file)
+    column = by or "domain"
+    _check(column, top, documents)
+    _check_outputs(html, parquet)
+    _span(tokens)
+    from prismlm.cli.model import open_model
+
+    lm = open_model(model, lens)
+    if by is not None and lm.lens is None:
+        raise InputError(
+            f"{model} has no lens, so there are no shares by {by}. "
+            f"Build one with `prismlm index {model} --corpus DIR`."
+        )
+    trace = lm.explain(words, generate=generate, temperature=temperature, seed=seed)
+    chosen = _select(trace, tokens)
+    if html is not None:
+        chosen.to_html(html)
+    if parquet is not None:
+        chosen.to_parquet(parquet)
+    if as_json:
+        value = chosen.to_dict(by=column, documents=documents)
+        typer.echo(json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False))
+    else:
+        from prismlm.cli.reading import print_trace
+
+        print_trace(chosen, by=column, top=top, documents=documents, all_shown=tokens is not None)
+    for path in (html, parquet):
+        if path is not None:
+            typer.echo(f"wrote {path}", err=True)
+
+
+def _text(text: str | None, file: str | None) -> str:
+    if (text is None) == (file is None):
+        had = "neither" if text is None else "both"
+        raise InputError(
+            f'expected a text or --file, got {had}: prismlm explain MODEL "text", or '
+            "prismlm explain MODEL --file FILE (- reads stdin)."
+        )
+    if file is None:
+        assert text is not None
+        return text
+    name = "stdin" if file == STDIN else file
+    try:
+        data = sys.stdin.buffer.read() if file == STDIN else Path(file).read_bytes()
+    except OSError as error:
+        raise InputError(
+            f"{name} cannot be read ({error.strerror}): expected a text file."
+        ) from error
+    try:
+        words = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{name} is not UTF-8 (byte {error.start} is 0x{data[error.start]:02x}): "
+            f"convert it, for example with iconv -f latin1 -t utf-8."
+        ) from error
+    if not words:
+        raise InputError(f"{name} is empty: expected at least one token of text.")
+    return words
+
+
+def _check(by: str, top: int, documents: int) -> None:
+    if by not in BY:
+        raise InputError(
+            f"shares can be taken by {', '.join(BY[:-1])} or {BY[-1]}; not by {by!r}."
+            f"{suggest(by, BY)}"
+        )
+    if top < 0 or documents < 0:
+        raise InputError("--top and --documents must not be negative.")
+
+
+def _check_outputs(*paths: Path | None) -> None:
+    for path in paths:
+        if path is not None and path.is_dir():
+            raise InputError(f"{path} is a directory: give the name of a file to write.")
+
+
+def _span(tokens: str | None) -> slice:
+    if tokens is None:
+        return slice(None)
+    if tokens == "last":
+        return slice(-1, None)
+    first, colon, last = tokens.partition(":")
+    try:
+        return slice(
+            int(first) if first else None,
+            (int(last) if last else None) if colon else int(first) + 1 or None,
+        )
+    except ValueError:
+        raise InputError(
+            f"--tokens {tokens} cannot be read: expected A:B, such as 0:20 or -5:, one number, "
+            "or last."
+        ) from None
+
+
+def _select(trace: Trace, tokens: str | None) -> Trace:
+    chosen = trace[_span(tokens)]
+    if not len(chosen):
+        raise InputError(
+            f"--tokens {tokens} holds none of the {len(trace)} predictions, 0 to {len(trace) - 1}."
+        )
+    return chosen

@@ -1,0 +1,211 @@
+"""A trace on a terminal: coloured tokens, a table of predictions, shares and documents."""
+
+from __future__ import annotations
+
+import colorsys
+from collections.abc import Iterator
+
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+
+from prismlm.cli.format import count
+from prismlm.lens.attribution import DocumentShare, Sources
+from prismlm.lens.html import CAVEAT
+from prismlm.lens.html_data import hue, visible
+from prismlm.lens.trace import PrototypeUse, Step, Trace
+
+PREDICTIONS_SHOWN = 12
+SHARES_SHOWN = 10
+WIDTH_WHERE_PIPED = 100
+TOKEN_WIDTH = 14
+BAR_WIDTH = 8
+PLACE_WIDTH = 320
+EIGHTHS = " ▏▎▍▌▋▊▉"
+
+
+def print_trace(trace: Trace, *, by: str, top: int, documents: int, all_shown: bool) -> None:
+    """Print a trace; a pipe gets the same text without colour, 100 columns wide."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=WIDTH_WHERE_PIPED, color_system=None)
+    _print_header(console, trace)
+    console.print(_tokens(trace))
+    console.print()
+    steps = trace.steps if all_shown else trace.steps[-PREDICTIONS_SHOWN:]
+    _print_predictions(console, steps, top)
+    if len(steps) < len(trace):
+        console.print(
+            f"[dim]The last {len(steps)} of {len(trace)} predictions; others with --tokens A:B, "
+            "all with --tokens 0:[/]"
+        )
+    console.print()
+    if trace.lens is None:
+        console.print("[dim]No lens, so no training text: build one with prismlm index.[/]")
+        return
+    _print_shares(console, trace.sources(by))
+    if documents:
+        _print_documents(console, trace.documents(documents))
+    console.print(Text(CAVEAT, style="dim"))
+
+
+def _print_header(console: Console, trace: Trace) -> None:
+    parts = [Text(trace.model, style="bold")]
+    if trace.lens is not None:
+        meta = trace.lens.meta
+        parts.append(Text(f"lens {trace.lens.name}"))
+        parts.append(Text(f"{count(meta.tokens)} tokens of {count(meta.documents)} documents"))
+        if meta.trained_on is False:
+            parts.append(Text("not what it was trained on", style="yellow"))
+    console.print(Text(" · ", style="dim").join(parts))
+    console.print()
+
+
+def _colour(use: PrototypeUse | None, lightness: float = 0.72) -> str:
+    if use is None:
+        return "default"
+    r, g, b = (round(255 * x) for x in colorsys.hls_to_rgb(hue(use) / 360, lightness, 0.6))
+    return f"#{r:02x}{g:02x}{b:02x}"
+
+
+def _leading(step: Step) -> PrototypeUse | None:
+    return max(step.prototypes, key=lambda use: use.evidence, default=None)
+
+
+def _tokens(trace: Trace) -> Text:
+    text = Text()
+    for step in trace.steps:
+        shown = _plain(step.token).replace("\n", "↵\n")
+        leading = _leading(step)
+        text.append(
+            shown,
+            Style(color="#1b1a17", bgcolor=_colour(leading)) if leading is not None else Style(),
+        )
+    last = trace.steps[-1]
+    if last.target_from != "text":
+        text.append(" → ", "dim")
+        text.append(visible(_plain(last.target)), "italic")
+    return text
+
+
+def _print_predictions(console: Console, steps: tuple[Step, ...], top: int) -> None:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    table.add_column("token", no_wrap=True, max_width=TOKEN_WIDTH, overflow="ellipsis")
+    table.add_column("target", no_wrap=True, max_width=TOKEN_WIDTH, overflow="ellipsis")
+    table.add_column("prob.", no_wrap=True, justify="right")
+    table.add_column("explained", no_wrap=True)
+    table.add_column("prototypes and their logits", no_wrap=True, overflow="ellipsis", ratio=1)
+    table.add_column("residual", no_wrap=True, justify="right")
+    for step in steps:
+        share = min(max(step.explained_share, 0.0), 1.0)
+        table.add_row(
+            Text(_fit(visible(_plain(step.token)))),
+            Text(_fit(visible(_plain(step.target))), style="bold"),
+            _percent(step.probability),
+            Text(_bar(share, 4), style="cyan").append(
+                f" {step.explained_share:>4.0%}", style="default"
+            ),
+            _prototypes(step, top),
+            f"{step.residual:+.2f}",
+        )
+    console.print(table)
+
+
+def _prototypes(step: Step, top: int) -> Text:
+    shown = Text()
+    for use in step.prototypes[:top]:
+        if shown:
+            shown.append("  ")
+        shown.append(f"{use.contribution:+.2f} ", "dim")
+        name = _plain(use.name) if use.name else f"prototype {use.id}"
+        shown.append(_fit(name.split(" · ")[0] if top > 1 else name, 18), _colour(use, 0.6))
+    left = len(step.prototypes) - top
+    if left > 0:
+        shown.append(f"  and {left} more", "dim")
+    return shown
+
+
+def _print_shares(console: Console, sources: Sources) -> None:
+    console.print(Text("Where it comes from", style="bold").append(f"  by {sources.by}", "dim"))
+    shown, others = sources.items[:SHARES_SHOWN], sources.items[SHARES_SHOWN:]
+    rows = [(item.key, item.share, "cyan") for item in shown]
+    if others:
+        rows.append((f"{len(others)} more", sum(item.share for item in others), "blue"))
+    rows.append(("unattributed", sources.unattributed, "bright_black"))
+    widest = max([share for _, share, _ in rows] + [1e-9])
+    room = max(10, console.width - 24 - 10)
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column(no_wrap=True, overflow="ellipsis", max_width=min(40, console.width // 2))
+    table.add_column(no_wrap=True, justify="right")
+    table.add_column(no_wrap=True)
+    for key, share, style in rows:
+        bar = _bar(share / widest, min(36, room, console.width // 3))
+        table.add_row(Text(_plain(key)), f"{share:.1%}", Text(bar.rstrip(), style=style))
+    console.print(table)
+    console.print()
+
+
+def _print_documents(console: Console, documents: list[DocumentShare]) -> None:
+    if not documents:
+        return
+    console.print("[bold]Documents[/]")
+    for document in documents:
+        head = Text(f"{document.share:>6.1%}  ", style="bold")
+        head.append(_plain(document.doc_id))
+        facts = [document.source, document.license or "licence unknown"]
+        head.append("  " + " · ".join(_plain(fact) for fact in facts if fact), "dim")
+        head.truncate(console.width, overflow="ellipsis")
+        console.print(head, no_wrap=True)
+        if document.token is not None:
+            for line in _place(document, console.width - 8).wrap(console, console.width - 8):
+                line.rstrip()
+                console.print(Text(" " * 8).append_text(line))
+    console.print()
+
+
+def _place(document: DocumentShare, width: int) -> Text:
+    room = min(PLACE_WIDTH, 2 * width)
+    token = visible(_plain(document.token or "")).replace("·", " ")
+    before, after = _flat(document.before), _flat(document.after)
+    side = max(10, (room - cell_len(token) - 2) // 2)
+    place = Text("…").append(before[-side:].lstrip())
+    inner = token.lstrip(" ")
+    place.append(" " * (len(token) - len(inner)))
+    # Brackets say where the place is wherever there is no colour.
+    place.append(f"[{inner}]", "bold reverse").append(after[:side].rstrip()).append("…")
+    return place
+
+
+def _flat(text: str | None) -> str:
+    return " ↵ ".join(part.strip(" \t") for part in _plain(text or "").splitlines()) or ""
+
+
+def _plain(text: str) -> str:
+    return "".join(_printable(text))
+
+
+def _printable(text: str) -> Iterator[str]:
+    # Text from outside must not drive the terminal: escape sequences, bells, direction marks.
+    for letter in text:
+        if letter in "\n\t":
+            yield letter
+        elif letter == "\r":
+            yield ""
+        else:
+            yield letter if letter.isprintable() else "�"
+
+
+def _fit(text: str, width: int = TOKEN_WIDTH) -> str:
+    return text if cell_len(text) <= width else set_cell_size(text, width - 1) + "…"
+
+
+def _percent(share: float) -> str:
+    return f"{share:.1%}" if share >= 0.0005 else "<0.1%"
+
+
+def _bar(share: float, width: int) -> str:
+    eighths = round(min(max(share, 0.0), 1.0) * width * 8)
+    full, rest = divmod(eighths, 8)
+    return ("█" * full + (EIGHTHS[rest] if rest else "")).ljust(width)

@@ -1,0 +1,189 @@
+(() => {
+  const make = (tag, classes, ...children) => {
+    const node = document.createElement(tag);
+    if (classes) node.className = classes;
+    node.append(...children.filter((child) => child !== null && child !== undefined));
+    return node;
+  };
+  const signed = (x) => (x < 0 ? "−" : "+") + Math.abs(x).toFixed(3);
+  const plain = (x) => (x < 0 ? "−" : "") + Math.abs(x).toFixed(3);
+  const percent = (x) => (100 * x).toFixed(Math.abs(x) < 0.1 ? 1 : 0) + " %";
+
+  const origin = (place) => {
+    const name = place.title || place.doc_id;
+    const link = make(place.url ? "a" : "b", null, name);
+    if (place.url) Object.assign(link, { href: place.url, rel: "noopener noreferrer nofollow", target: "_blank" });
+    const facts = [place.title ? place.doc_id : null, place.source, place.license || "licence unknown"];
+    return make("cite", "p-origin", link, make("span", null, facts.filter(Boolean).join(" · ")));
+  };
+  const flat = (text) => text.replace(/\s*\n\s*/g, " ↵ ");
+  const quote = (place, classes) => {
+    if (place.token === null) return make("p", "p-note", "This lens keeps no text.");
+    const token = flat(place.token);
+    const word = token.trimStart();
+    const space = word ? token.slice(0, token.length - word.length) : "";
+    return make("p", classes, make("span", "p-before", make("bdi", null, flat(place.before) + space)),
+      make("mark", null, word || "␣"), make("span", "p-after", flat(place.after)));
+  };
+  const shown = (token, classes) => {
+    const [, before, inner, after] = token.match(/^(·*)(.*?)(·*)$/su);
+    const dim = (marks) => (marks ? make("i", "p-dim", marks) : null);
+    return make("span", classes, dim(before), inner, dim(after));
+  };
+
+  const bar = (label, share, classes) => {
+    const fill = make("span", "p-fill");
+    fill.style.width = `${Math.max(0, Math.min(1, share)) * 100}%`;
+    return make("li", classes, make("span", "p-key-name", label), make("span", "p-track", fill),
+      make("span", "p-number", percent(share)));
+  };
+  const heading = { domain: "By domain", source: "By source", license: "By licence" };
+  const shares = (group) => {
+    const list = make("ul", "p-bars");
+    for (const [key, share] of group.items) list.append(bar(key, share));
+    const [count, rest] = group.others;
+    if (count) list.append(bar(`${count} more`, rest, "p-rest"));
+    list.append(bar("unattributed", group.unattributed, "p-grey"));
+    return make("section", null, make("h3", null, heading[group.by]), list);
+  };
+  const documents = (data, list, title) => {
+    const items = list.map((entry) => {
+      const place = data.contexts[entry.place];
+      return make("li", null, make("span", "p-number", percent(entry.share)),
+        make("div", null, quote(place, "p-passage"), origin(place)));
+    });
+    return make("section", "p-documents", make("h3", null, title),
+      items.length ? make("ol", null, ...items) : make("p", "p-note", "None stands behind it."));
+  };
+
+  const stacked = (data, step) => {
+    const parts = step.uses.map(([id, value], i) => ({
+      value, label: data.prototypes[id].name, hue: data.prototypes[id].hue, mark: String(i + 1), kind: "p-seg",
+    }));
+    parts.push({ value: step.residual[0], label: "residual", mark: "r", kind: "p-seg p-residual" });
+    if (step.bias[0]) parts.push({ value: step.bias[0], label: "bias", mark: "b", kind: "p-seg p-bias" });
+    const below = parts.reduce((sum, p) => sum + Math.max(0, -p.value), 0);
+    const above = parts.reduce((sum, p) => sum + Math.max(0, p.value), 0);
+    const span = below + above || 1;
+    const at = (x) => (100 * (x + below)) / span;
+    const chart = make("div", "p-stack");
+    const places = { up: 0, down: 0 };
+    for (const part of parts) {
+      const from = part.value < 0 ? (places.down += part.value) : places.up;
+      if (part.value >= 0) places.up += part.value;
+      const width = (100 * Math.abs(part.value)) / span;
+      const node = make("span", part.kind, width > 3 ? part.mark : "");
+      Object.assign(node.style, { left: `${at(from)}%`, width: `${width}%` });
+      node.style.setProperty("--h", part.hue ?? 0);
+      node.title = `${part.label}: ${signed(part.value)}`;
+      chart.append(node);
+    }
+    const sum = make("span", "p-sum");
+    const ends = [at(Math.min(0, step.logit)), at(Math.max(0, step.logit))];
+    Object.assign(sum.style, { left: `${ends[0]}%`, width: `${ends[1] - ends[0]}%` });
+    const axis = make("div", "p-axis", sum);
+    for (const [value, text] of [[0, "0"], [step.logit, plain(step.logit)]]) {
+      const tick = make("span", "p-tick", text);
+      tick.style.left = `${at(value)}%`;
+      axis.append(tick);
+    }
+    const total = step.uses.reduce((s, use) => s + use[1], 0);
+    const equation = make("p", "p-equation", "prototypes ", make("b", null, plain(total)), " + residual ",
+      make("b", null, plain(step.residual[0])), " + bias ", make("b", null, plain(step.bias[0])), " = logit ",
+      make("b", null, plain(step.logit)), make("span", "p-note", ` the model's own: ${plain(step.model)}`));
+    chart.setAttribute("role", "img");
+    chart.setAttribute("aria-label", parts.map((p) => `${p.label} ${signed(p.value)}`).join(", "));
+    return make("div", "p-logit", chart, axis, equation);
+  };
+
+  const row = (mark, name, numbers) => {
+    const cells = numbers.map(([label, x]) => {
+      const cell = make("span", "p-number", x === null ? "" : label === "cosine" ? x.toFixed(2) : signed(x));
+      cell.dataset.label = label;
+      return cell;
+    });
+    return [mark, name, ...cells];
+  };
+  const uses = (data, step) => {
+    const list = make("div", "p-uses", make("div", "p-row p-columns", make("span"), make("span", null, "prototype"),
+      ...["contribution", "evidence", "cosine"].map((x) => make("span", "p-number", x))));
+    const opened = matchMedia("(max-width: 820px)").matches ? 1 : 3;
+    step.uses.forEach(([id, contribution, evidence, cosine], i) => {
+      const one = data.prototypes[id];
+      const chip = make("span", "p-chip", String(i + 1));
+      chip.style.setProperty("--h", one.hue);
+      const name = make("span", "p-name", one.name, make("small", null, one.category ? `${one.category} · ${id}` : `${id}`));
+      const summary = make("summary", "p-row", ...row(chip, name,
+        [["contribution", contribution], ["evidence", evidence], ["cosine", cosine]]));
+      const contexts = one.contexts.map((n) =>
+        make("li", null, quote(data.contexts[n], "p-line"), origin(data.contexts[n])));
+      const body = contexts.length ? make("ol", "p-contexts", ...contexts) : make("p", "p-note", "No context in the corpus.");
+      const entry = make("details", null, summary, body);
+      entry.open = i < opened;
+      list.append(entry);
+    });
+    for (const [name, mark, [contribution, evidence]] of [["residual", "r", step.residual], ["bias", "b", step.bias]]) {
+      if (name === "bias" && !contribution) continue;
+      list.append(make("div", "p-row p-plain", ...row(make("span", `p-chip p-${name}`, mark), make("span", "p-name", name),
+        [["contribution", contribution], ["evidence", evidence], ["cosine", null]])));
+    }
+    return list;
+  };
+
+  const figure = (value, label) => make("div", "p-figure", make("b", null, value), make("span", null, label));
+  const kinds = { text: "as the text goes on", generated: "as the model wrote", argmax: "the model's top token" };
+  const panel = (data, step) => {
+    const title = make("div", "p-title",
+      make("h2", null, shown(step.token, "p-read"), make("span", "p-arrow", "→"), shown(step.target, "p-target")),
+      make("p", "p-note", `position ${step.position} · ${kinds[step.from]}`));
+    const figures = make("div", "p-figures", figure(percent(step.probability), "probability"),
+      figure(percent(step.explained), "explained"), figure(plain(step.logit), "logit"));
+    const main = make("div", "p-main", make("div", "p-top", title, figures), stacked(data, step), uses(data, step));
+    const aside = step.shares.length
+      ? make("div", "p-aside", make("h2", null, "Where this prediction comes from"), ...step.shares.map(shares),
+          documents(data, step.documents, "Documents"))
+      : make("div", "p-aside", make("p", "p-note", "No lens, so no training text: build one with “prismlm index”."));
+    return [main, aside];
+  };
+
+  const start = (root) => {
+    root.dataset.ready = "yes";
+    const data = JSON.parse(root.querySelector('script[type="application/json"]').textContent);
+    const tokens = [...root.querySelectorAll(".p-token")];
+    const target = root.querySelector(".p-panel");
+    let chosen = tokens.length - 1;
+    let current = -1;
+    const show = (number) => {
+      if (number === current) return;
+      current = number;
+      tokens.forEach((token, i) => token.setAttribute("aria-selected", String(i === number)));
+      target.replaceChildren(...panel(data, data.steps[number]));
+    };
+    const choose = (number, focus) => {
+      tokens[chosen].tabIndex = -1;
+      chosen = Math.max(0, Math.min(tokens.length - 1, number));
+      tokens[chosen].tabIndex = 0;
+      if (focus) tokens[chosen].focus();
+      show(chosen);
+    };
+    tokens.forEach((token, i) => {
+      token.addEventListener("click", () => choose(i, true));
+      token.addEventListener("focus", () => choose(i, false));
+      token.addEventListener("pointerenter", (event) => event.pointerType === "mouse" && show(i));
+    });
+    const text = root.querySelector(".p-text");
+    text.addEventListener("pointerleave", () => show(chosen));
+    text.addEventListener("keydown", (event) => {
+      const to = { ArrowLeft: chosen - 1, ArrowUp: chosen - 1, ArrowRight: chosen + 1, ArrowDown: chosen + 1, Home: 0, End: tokens.length - 1 }[event.key];
+      if (to === undefined) return;
+      event.preventDefault();
+      choose(to, true);
+    });
+    if (data.whole) {
+      root.querySelector(".p-whole").append(make("h2", null, "The whole text"),
+        make("div", "p-columns-3", ...data.whole.shares.map(shares)), documents(data, data.whole.documents, "Documents"));
+    }
+    choose(chosen, false);
+  };
+  document.querySelectorAll(".prismlm:not([data-ready])").forEach((root) => root.querySelector(".p-token") && start(root));
+})();

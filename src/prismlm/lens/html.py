@@ -1,0 +1,137 @@
+"""A trace as HTML that needs nothing but a browser: no requests, no fonts, no libraries."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+from prismlm.lens.html_data import hue, trace_data, visible
+from prismlm.lens.trace import Step, Trace
+
+CAVEAT = (
+    "Shares show which learned patterns carry a prediction and where they occur in the corpus; "
+    "they are no proof that removing a document changes the answer."
+)
+# What a page may do: its own style and script, and not one request.
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+FROM = {"generated": "written by the model", "argmax": "the model's top token"}
+
+
+def page(traces: Sequence[Trace], title: str = "What each token relies on") -> str:
+    """Return a complete HTML document with one article per trace.
+
+    Everything that comes from texts, corpora and labels is escaped; only http and https addresses
+    become links, and a content policy forbids every request.
+    """
+    bodies = "\n".join(_body(trace, number) for number, trace in enumerate(traces))
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{escape(POLICY)}">\n'
+        '<meta name="color-scheme" content="light dark">\n'
+        f"<title>{escape(title)}</title>\n<style>{_asset('trace.css')}</style>\n</head>\n"
+        f'<body class="prismlm-page">\n<main>\n<h1>{escape(title)}</h1>\n{bodies}\n</main>\n'
+        f"<script>{_asset('trace.js')}</script>\n</body>\n</html>\n"
+    )
+
+
+def fragment(trace: Trace) -> str:
+    """Return what a notebook shows for a trace; any number of them may stand on one page."""
+    return (
+        f"<style>{_asset('trace.css')}</style>\n{_body(trace)}\n"
+        f"<script>{_asset('trace.js')}</script>"
+    )
+
+
+def _asset(name: str) -> str:
+    return files("prismlm.lens").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def _body(trace: Trace, number: int = 0) -> str:
+    if not trace.steps:
+        return '<article class="prismlm"><p class="p-note">This trace has no steps.</p></article>'
+    data = _json(trace_data(trace))
+    scope = f"prismlm-{hashlib.sha256(data.encode()).hexdigest()[:12]}-{number}"
+    return (
+        f'<article class="prismlm" id="{scope}">\n{_header(trace)}\n'
+        f'<div class="p-text" role="listbox" aria-label="Tokens of the text; arrow keys move" '
+        f'aria-orientation="horizontal" aria-controls="{scope}-panel">'
+        f"{''.join(_tokens(trace))}</div>\n{_legend(trace)}\n"
+        f'<div class="p-panel" id="{scope}-panel" aria-live="polite"></div>\n'
+        "<noscript><p class='p-note'>The panel that splits one prediction needs JavaScript. "
+        "The tokens above say their leading prototype when pointed at.</p></noscript>\n"
+        f'<div class="p-whole"></div>\n<p class="p-caveat">{escape(CAVEAT)}</p>\n'
+        f'<script type="application/json">{data}</script>\n</article>'
+    )
+
+
+def _json(value: dict[str, Any]) -> str:
+    # Escaped so that no text can end the script element or start a comment in it.
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)
+    for letter in "<>&\u2028\u2029":
+        text = text.replace(letter, f"\\u{ord(letter):04x}")
+    return text
+
+
+def _header(trace: Trace) -> str:
+    facts = [("model", trace.model), ("predictions", f"{len(trace):,}")]
+    if trace.lens is not None:
+        meta = trace.lens.meta
+        facts.append(("lens", trace.lens.name))
+        facts.append(("corpus", f"{meta.tokens:,} tokens, {meta.documents:,} documents"))
+        if meta.trained_on is not None:
+            facts.append(("trained on it", "yes" if meta.trained_on else "no"))
+    items = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in facts)
+    return f'<header class="p-head"><dl>{items}</dl></header>'
+
+
+def _tokens(trace: Trace) -> Iterator[str]:
+    generated = False
+    for number, step in enumerate(trace.steps):
+        yield _token(step, number, generated)
+        generated = step.target_from == "generated"
+    last = trace.steps[-1]
+    if last.target_from != "text":
+        label = f"{FROM[last.target_from]}: {visible(last.target)}"
+        yield (
+            f'<span class="p-next" title="{escape(label)}"><span class="p-sr">'
+            f"{escape(FROM[last.target_from])}: </span>{_shown(last.target)}</span>"
+        )
+
+
+def _token(step: Step, number: int, generated: bool) -> str:
+    strength = min(max(step.explained_share, 0.0), 1.0)
+    leading = max(step.prototypes, key=lambda use: use.evidence, default=None)
+    name = "none in use" if leading is None else leading.name or f"prototype {leading.id}"
+    tint = 0 if leading is None else hue(leading)
+    label = (
+        f"{visible(step.token)}, then {visible(step.target)} at {step.probability:.1%}; "
+        f"leading prototype: {name}; explained {step.explained_share:.0%}"
+    )
+    return (
+        f'<span class="p-token{" p-written" if generated else ""}" role="option" '
+        f'tabindex="{0 if number == 0 else -1}" aria-selected="false" data-step="{number}" '
+        f'style="--h:{tint};--a:{strength:.2f}" title="{escape(label)}" '
+        f'aria-label="{escape(label)}">{_shown(step.token)}</span>'
+    )
+
+
+def _shown(token: str) -> str:
+    return escape(token).replace("\n", '<i class="p-return">↵</i>\n') or "∅"
+
+
+def _legend(trace: Trace) -> str:
+    written = any(step.target_from == "generated" for step in trace.steps)
+    return (
+        '<ul class="p-legend">'
+        '<li><span class="p-key p-key-hue" aria-hidden="true"></span>colour: the prototype that '
+        "leads the next prediction</li>"
+        '<li><span class="p-key p-key-share" aria-hidden="true"></span>line: how much of it the '
+        "prototypes explain</li>"
+        + ('<li><span class="p-key-written">abc</span> written by the model</li>' * written)
+        + "<li><kbd>←</kbd> <kbd>→</kbd> move, <kbd>Home</kbd> <kbd>End</kbd> jump</li></ul>"
+    )
