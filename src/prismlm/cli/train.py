@@ -41,7 +41,7 @@ def train(
             f"training needs {error.name}, which is not installed: pip install 'prismlm[train]'"
         ) from error
     from prismlm.cli.progress import ConsoleReporter
-    from prismlm.training import TrainingInterrupted, estimate, load_recipe
+    from prismlm.training import estimate, load_recipe
     from prismlm.training import train as run
 
     loaded = load_recipe(recipe, settings or [])
@@ -51,11 +51,13 @@ def train(
         return
     try:
         result = run(loaded, resume=resume, progress=ConsoleReporter())
-    except TrainingInterrupted as stop:
+    except KeyboardInterrupt as stop:
         again = ["prismlm", "train", str(recipe)]
         for setting in settings or []:
             again += ["--set", setting]
-        typer.echo(f"{stop}. Go on with:\n  {shlex.join([*again, '--resume'])}", err=True)
+        typer.echo(
+            f"{str(stop) or 'stopped'}. Go on with:\n  {shlex.join([*again, '--resume'])}", err=True
+        )
         raise
     _print_json(result.to_dict()) if as_json else _print_result(result)
 

@@ -82,7 +82,7 @@ class ReportProgress(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Advance, and name the step."""
-        self._notes["step"] = f"step {state.global_step} of {state.max_steps}"
+        self._notes["step"] = f"step {state.global_step}/{state.max_steps}"
         self._task.note(" · ".join(self._notes.values()))
         self._task.advance(self._positions)
 
@@ -91,9 +91,9 @@ class ReportProgress(TrainerCallback):
     ) -> None:
         """Take in the newest figures."""
         logs: dict[str, float] = kwargs.get("logs") or {}
-        for key, label in (("ce", "CE"), ("eval_prototype_only_ce", "prototype-only CE")):
+        for key, label in (("ce", "CE"), ("eval_prototype_only_ce", "prototype-only")):
             if key in logs:
-                self._notes[key] = f"{label} {logs[key]:.3f}"
+                self._notes[key] = f"{label} {logs[key]:.2f}"
 
 
 class StopOnInterrupt(TrainerCallback):

@@ -202,7 +202,7 @@ def _train(prepared: Prepared, stop: StopOnInterrupt, progress: Reporter) -> Pri
 def _final_quality(prepared: Prepared, progress: Reporter) -> HeadQuality:
     tokens = prepared.recipe.evaluation.final_tokens
     model = prepared.model.model
-    with progress.task("measuring on held-out text", None, "tokens") as task:
+    with progress.task("measuring quality", None, "tokens") as task:
 
         def counted() -> Iterator[Any]:
             for batch in prepared.heldout.batches(tokens):

@@ -20,6 +20,7 @@ from prismlm.models.presets import build_config, build_model
 from prismlm.models.sidecar import weight_of
 from prismlm.training.callbacks import EvaluateEvery, HeadSchedule
 from prismlm.training.evaluation import HeldOut
+from prismlm.training.isolation import check_isolation
 from prismlm.training.model import PrismForCausalLM
 from prismlm.training.recipe import Recipe
 from prismlm.training.trainer import PrismTrainer
@@ -95,7 +96,8 @@ def build(recipe: Recipe, corpus: Corpus) -> PrismForCausalLM:
     """Build the model of a recipe; weights are drawn from its seed.
 
     Raises:
-        InputError: the tokenizer gives ids that the model has no embedding for.
+        InputError: the tokenizer gives ids that the model has no embedding for, or documents
+            that share a row would see each other.
     """
     vocab_size = len(corpus.tokenizer)
     config = build_config(dict(recipe.model), vocab_size, corpus.eos_token_id)
@@ -106,6 +108,7 @@ def build(recipe: Recipe, corpus: Corpus) -> PrismForCausalLM:
         )
     torch.manual_seed(recipe.seed)
     backbone = build_model(config)
+    check_isolation(backbone)
     settings = recipe.head
     head = PrototypeHead(
         weight_of(backbone).shape[1],

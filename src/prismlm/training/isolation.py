@@ -1,0 +1,47 @@
+"""Whether documents that share a training row are kept apart by a model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from prismlm.errors import InputError
+from prismlm.models.sidecar import weight_of
+
+PIECE = 8
+TOLERANCE = 1e-3
+
+
+@torch.no_grad()
+def check_isolation(model: Any) -> None:
+    """Check that a document changes nothing for the next one in its row.
+
+    Most decoders derive a mask from position ids that start at 0 again. A family that does not
+    would learn, and be attributed, across documents that have nothing to do with each other.
+
+    Raises:
+        InputError: the second document's logits depend on the first document's tokens.
+    """
+    weight = weight_of(model)
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(weight.shape[0], (3, PIECE), generator=generator)
+    rows = torch.stack([torch.cat([tokens[0], tokens[2]]), torch.cat([tokens[1], tokens[2]])])
+    position_ids = torch.arange(PIECE).repeat(2).expand(2, -1)
+    training = model.training
+    model.eval()
+    try:
+        logits = model(
+            input_ids=rows.to(weight.device),
+            position_ids=position_ids.to(weight.device),
+            use_cache=False,
+        ).logits[:, PIECE:]
+    finally:
+        model.train(training)
+    difference = (logits[0] - logits[1]).abs().max().item()
+    if not difference <= TOLERANCE * max(1.0, logits.abs().max().item()):
+        raise InputError(
+            f"models of type {model.config.model_type!r} let a document see the one before it in "
+            "the same training row: they do not start anew where position ids do. Choose another "
+            "model_type, such as llama, mistral or qwen3."
+        )

@@ -1,0 +1,35 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+MODEL = {
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "attention_dropout": 0.1,
+    "max_position_embeddings": 128,
+    "tie_word_embeddings": True,
+}
+
+
+@pytest.fixture
+def settings(tiny_corpus: Path, tmp_path: Path) -> dict[str, Any]:
+    """A recipe of 30 steps, about 75,000 parameters, prototypes placed at step 5."""
+    return {
+        "corpus": str(tiny_corpus),
+        "out": str(tmp_path / "model"),
+        "model": dict(MODEL),
+        "head": {"prototypes": 48, "prototypes_per_token": 4, "initialise_at_step": 5},
+        "data": {"length": 32},
+        "optimizer": {"learning_rate": 3e-3},
+        "steps": 30,
+        "batch_size": 4,
+        "precision": "float32",
+        "evaluation": {"every": 10, "tokens": 500, "final_tokens": 1000},
+        "checkpoint": {"every": 10},
+        "logging": {"every": 4, "tensorboard": False},
+    }

@@ -1,0 +1,128 @@
+import pytest
+import torch
+
+from prismlm.errors import InputError
+from prismlm.models.presets import build_config, build_model
+from prismlm.training import LossWeights
+from prismlm.training.isolation import check_isolation
+from tiny_head import VOCABULARY, batch, make
+
+
+def test_logits_and_ce_are_those_of_the_plain_model():
+    model, inputs = make(), batch()
+    output = model(**inputs)
+    plain = model.model(input_ids=inputs["input_ids"], labels=inputs["labels"])
+    torch.testing.assert_close(output.logits, plain.logits, rtol=0, atol=1e-6)
+    torch.testing.assert_close(output.losses["ce"], plain.loss.detach())
+    assert output.past_key_values is None
+    assert output.routing.indices.shape == (20, 3)
+
+
+def test_the_loss_is_the_weighted_sum_of_its_parts():
+    weights = LossWeights(0.3, 0.5, 0.7, 0.9)
+    model = make(weights=weights)
+    model.loss_scale = 0.25
+    output = model(**batch())
+    parts = output.losses
+    assert list(parts) == ["ce", "prototype_pull", "point_pull", "residual", "diversity"]
+    expected = parts["ce"] + 0.25 * (
+        0.3 * parts["prototype_pull"]
+        + 0.5 * parts["point_pull"]
+        + 0.7 * parts["residual"]
+        + 0.9 * parts["diversity"]
+    )
+    torch.testing.assert_close(output.loss.detach(), expected)
+
+
+def test_the_head_is_left_out_until_it_is_placed():
+    model = make(placed=False)
+    output = model(**batch())
+    assert output.routing is None
+    assert list(output.losses) == ["ce"]
+    assert output.loss.item() == output.losses["ce"].item()
+    model.mark_placed()
+    assert model(**batch()).routing is not None
+    assert model.state_dict()["head_placed"]
+
+
+def test_without_labels_there_is_no_loss_but_routing():
+    inputs = batch()
+    del inputs["labels"]
+    output = make()(**inputs)
+    assert output.loss is None
+    assert set(output.losses) == {"prototype_pull", "point_pull", "residual", "diversity"}
+
+
+@pytest.mark.parametrize("detach", [True, False])
+def test_only_a_head_that_is_not_detached_reaches_the_model(detach):
+    model = make(detach=detach)
+    model(**batch()).loss.backward()
+    plain = make()
+    plain.model(input_ids=batch()["input_ids"], labels=batch()["labels"]).loss.backward()
+    pairs = zip(model.model.parameters(), plain.model.parameters(), strict=True)
+    same = all(torch.equal(a.grad, b.grad) for a, b in pairs)
+    assert same == detach
+    assert model.prototype_head.prototypes.grad.abs().sum() > 0
+
+
+def test_padding_moves_no_prototype_and_no_loss():
+    model, inputs = make(detach=True), batch()
+    inputs["token_mask"][:, 6:] = False
+    inputs["labels"] = inputs["labels"].masked_fill(~inputs["token_mask"], -100)
+    first = model(**inputs).losses
+    inputs["input_ids"] = inputs["input_ids"].clone()
+    inputs["input_ids"][:, 6:] = 7
+    second = model(**inputs).losses
+    for name, value in first.items():
+        torch.testing.assert_close(value, second[name])
+
+
+def test_packed_documents_do_not_see_each_other():
+    model, inputs = make().eval(), batch(1, 12)
+    inputs["position_ids"] = torch.cat([torch.arange(5), torch.arange(7)])[None]
+    before = model(**inputs).logits
+    inputs["input_ids"] = inputs["input_ids"].clone()
+    inputs["input_ids"][0, :5] = torch.tensor([9, 8, 7, 6, 5])
+    after = model(**inputs).logits
+    torch.testing.assert_close(after[0, 5:], before[0, 5:], rtol=0, atol=1e-6)
+    assert (after[0, :5] - before[0, :5]).abs().max() > 1e-3
+    alone = model(input_ids=inputs["input_ids"][:, 5:]).logits
+    torch.testing.assert_close(after[0, 5:], alone[0], rtol=0, atol=1e-5)
+
+
+def test_no_draw_from_the_global_generator():
+    model, inputs = make().eval(), batch()
+    state = torch.get_rng_state()
+    model(**inputs).loss.backward()
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_negative_weight_is_refused():
+    with pytest.raises(InputError, match="point_pull is -1"):
+        LossWeights(point_pull=-1)
+
+
+def test_generate_is_the_decoders():
+    model = make().eval()
+    ids = batch(1, 4)["input_ids"]
+    arguments = {"max_new_tokens": 3, "do_sample": False}
+    assert torch.equal(model.generate(ids, **arguments), model.model.generate(ids, **arguments))
+
+
+@pytest.mark.parametrize(
+    ("settings", "apart"),
+    [
+        ({"preset": "llama-tiny"}, True),
+        ({"model_type": "gpt2", "n_embd": 24, "n_layer": 1, "n_head": 2}, True),
+        ({"model_type": "mamba", "hidden_size": 24, "num_hidden_layers": 1}, False),
+    ],
+    ids=["llama", "gpt2", "mamba"],
+)
+def test_families_that_mix_packed_documents_are_refused(settings, apart):
+    torch.manual_seed(0)
+    model = build_model(build_config(settings, VOCABULARY, 0))
+    if apart:
+        check_isolation(model)
+    else:
+        with pytest.raises(InputError, match="'mamba' let a document see"):
+            check_isolation(model)

@@ -1,0 +1,148 @@
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prismlm.errors import InputError
+from prismlm.training import Recipe, build_recipe, load_recipe
+
+MINIMAL = "corpus: c\nout: o\nsteps: 200\nmodel: {preset: llama-tiny}\n"
+ROOT = Path(__file__).parents[2]
+
+
+def write(directory: Path, text: str) -> Path:
+    path = directory / "recipe.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_minimal_recipe_has_the_documented_defaults(tmp_path):
+    recipe = load_recipe(write(tmp_path, MINIMAL))
+    assert recipe.head.prototypes == 2048
+    assert recipe.losses.weights().prototype_pull == 0.1
+    assert recipe.positions_per_step == 8 * 256
+
+
+@pytest.mark.parametrize(
+    ("addition", "expected"),
+    [
+        ("head: {prototype: 5}", ["recipe.yaml", "'head.prototype'", "mean 'prototypes'"]),
+        ("loses: {}", ["'loses'", "mean 'losses'"]),
+        ("head: {prototypes: many}", ["head.prototypes is 'many'", "valid integer", "K,"]),
+        ("head: {prototypes: 0}", ["head.prototypes is 0", "greater than or equal to 1"]),
+        ("head: {prototypes: 2.5}", ["head.prototypes is 2.5"]),
+        ("head: {detach: 1}", ["head.detach is 1", "boolean"]),
+        ("head: 5", ["head is 5"]),
+        ("head:", ["head is nothing"]),
+        ("head: {prototypes: 8, prototypes_per_token: 9}", ["head", "more than the 8 prototypes"]),
+        ("head: {initialise_at_step: 200}", ["initialise_at_step is 200", "200 steps"]),
+        ("optimizer: {schedule: cosin}", ["optimizer.schedule", "'cosine', 'linear'"]),
+        ("optimizer: {learning_rate: .nan}", ["optimizer.learning_rate is nan"]),
+        ("optimizer: {learning_rate: '0.1'}", ["optimizer.learning_rate is '0.1'"]),
+        ("optimizer: {betas: [0.9]}", ["optimizer.betas"]),
+        ("optimizer: {betas: [0.9, 1.0]}", ["optimizer.betas.1 is 1.0", "less than 1"]),
+        ("losses: {warmup: 1.5}", ["losses.warmup is 1.5", "less than or equal to 1"]),
+        ("data: {length: 100000}", ["data.length is 100000", "512"]),
+        ("seed: 1\nseed: 2", ["line 6", "'seed' is given twice"]),
+        ("head: {scale: 1.0, scale: 2.0}", ["'scale' is given twice"]),
+        ("head: {scale: [}", ["recipe.yaml, line"]),
+        ("3: 4", ["key 3 is not a name"]),
+    ],
+)
+def test_a_wrong_recipe_names_the_key_and_what_is_allowed(tmp_path, addition, expected):
+    with pytest.raises(InputError) as error:
+        load_recipe(write(tmp_path, MINIMAL + addition + "\n"))
+    for part in expected:
+        assert part in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ("{preset: llama-tinny}", "mean 'llama-tiny'"),
+        ("{model_type: lama}", "mean 'llama'"),
+        ("{preset: llama-tiny, hiden_size: 4}", "mean 'hidden_size'"),
+        ("{preset: llama-tiny, hidden_size: wide}", "model cannot be built"),
+        ("{preset: llama-tiny, vocab_size: 5}", "comes from the corpus"),
+        ("{}", "needs a preset"),
+    ],
+)
+def test_a_wrong_model_is_refused_before_anything_is_built(tmp_path, model, expected):
+    text = MINIMAL.replace("{preset: llama-tiny}", model)
+    with pytest.raises(InputError, match=r"recipe\.yaml: .*model") as error:
+        load_recipe(write(tmp_path, text))
+    assert expected in str(error.value)
+
+
+def test_a_missing_key_says_what_it_is_for(tmp_path):
+    with pytest.raises(InputError, match=r"steps is missing \(optimizer steps\)"):
+        load_recipe(write(tmp_path, MINIMAL.replace("steps: 200\n", "")))
+
+
+@pytest.mark.parametrize("text", ["", "[1, 2]", "text"])
+def test_what_is_no_mapping_is_refused(tmp_path, text):
+    with pytest.raises(InputError, match="expected keys such as corpus"):
+        load_recipe(write(tmp_path, text))
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(InputError, match=r"nowhere\.yaml"):
+        load_recipe(tmp_path / "nowhere.yaml")
+
+
+def test_overrides_are_yaml_and_as_strict(tmp_path):
+    path = write(tmp_path, MINIMAL)
+    recipe = load_recipe(
+        path, ["head.prototypes=64", "optimizer.learning_rate=1e-3", "model.preset=llama-laptop"]
+    )
+    assert recipe.head.prototypes == 64
+    assert recipe.optimizer.learning_rate == 0.001
+    assert recipe.model == {"preset": "llama-laptop"}
+    for override, expected in (
+        ("head.prototype=64", r"--set head.prototype=64: there is no setting"),
+        ("head.prototypes=x", r"--set head.prototypes=x: head.prototypes is 'x'"),
+        ("head.prototypes", "expected KEY=VALUE"),
+        ("=3", "expected KEY=VALUE"),
+        ("steps.a=3", "steps is a single value"),
+        ("seed=[", "--set seed"),
+    ):
+        with pytest.raises(InputError) as error:
+            load_recipe(path, [override])
+        assert expected in str(error.value)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+        lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=5), inner),
+        max_leaves=4,
+    ),
+    st.sampled_from([name for name in Recipe.model_fields if name != "model"]),
+)
+def test_any_value_is_taken_or_refused_as_input(value, key):
+    settings = yaml.safe_load(MINIMAL) | {key: value}
+    try:
+        recipe = build_recipe(settings)
+    except InputError:
+        return
+    assert build_recipe(recipe.to_dict()) == recipe
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        ROOT / "recipes/laptop.yaml",
+        ROOT / "src/prismlm/training/recipes/demo.yaml",
+        ROOT / "src/prismlm/training/recipes/demo-quick.yaml",
+    ],
+    ids=lambda path: path.stem,
+)
+def test_the_recipes_in_the_repository_are_valid(path):
+    recipe = load_recipe(path)
+    if path.stem == "laptop":
+        minimal = build_recipe(
+            {name: getattr(recipe, name) for name in ("corpus", "out", "model", "steps")}
+        )
+        assert recipe == minimal, "the example says that what it shows are the defaults"

@@ -1,0 +1,183 @@
+import copy
+
+import pytest
+import torch
+from transformers import Trainer
+
+from prismlm.errors import PrismError
+from prismlm.models.sidecar import load_sidecar
+from prismlm.training import build_recipe
+from prismlm.training.checkpoints import latest_checkpoint, list_checkpoints
+from prismlm.training.setup import build_trainer, prepare, training_arguments
+
+# Losses of the first steps of the recipe below, seed 0, float32 on one core.
+GOLDEN = [
+    7.6218,
+    7.6096,
+    7.6303,
+    7.4971,
+    7.3736,
+    7.2193,
+    6.5992,
+    5.9995,
+    5.8362,
+    5.8127,
+    5.8883,
+    5.8438,
+]
+
+
+def trainer_of(settings, tmp_path, **changes):
+    for key, value in changes.items():
+        section = settings.get(key)
+        settings[key] = section | value if isinstance(section, dict) else value
+    prepared = prepare(build_recipe(settings))
+    return build_trainer(prepared, tmp_path / "run", [])
+
+
+def plain_run(settings, tmp_path):
+    """Train the same model with Hugging Face's own Trainer, without a head."""
+    recipe = build_recipe(settings)
+    prepared = prepare(recipe)
+    backbone = prepared.model.model
+    # Its loss is else normalised over the step's tokens, which rounds differently.
+    backbone.accepts_loss_kwargs = False
+    arguments = training_arguments(recipe, tmp_path / "plain")
+    arguments.use_cache = False
+    arguments.save_strategy = "no"
+    rows = [
+        {k: v for k, v in prepared.rows[i].items() if k != "token_mask"}
+        for i in range(len(prepared.rows))
+    ]
+    Trainer(backbone, arguments, train_dataset=rows).train()
+    return backbone
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_detached_head_leaves_the_model_bit_for_bit(settings, tmp_path, accumulation):
+    settings |= {"gradient_accumulation": accumulation, "steps": 20}
+    # Losses that would swamp the gradient if they reached the model or its clipping.
+    settings["losses"] = {"prototype_pull": 50.0, "residual": 500.0, "warmup": 0.3}
+    settings["optimizer"]["max_grad_norm"] = 0.5
+    plain = plain_run(copy.deepcopy(settings), tmp_path).state_dict()
+    trainer = trainer_of(settings, tmp_path, head={"detach": True})
+    start = trainer.model.prototype_head.prototypes.detach().clone()
+    trainer.train()
+    ours = trainer.model.model.state_dict()
+    assert plain.keys() == ours.keys()
+    for name, value in plain.items():
+        assert torch.equal(value, ours[name]), name
+    assert not torch.equal(start, trainer.model.prototype_head.prototypes)
+    norms = [row for row in trainer.state.log_history if "head_grad_norm" in row]
+    assert norms, "the head was clipped and logged apart"
+    assert max(row["head_grad_norm"] for row in norms) > 1
+
+
+def test_an_attached_head_does_change_the_model(settings, tmp_path):
+    settings["steps"] = 12
+    plain = plain_run(copy.deepcopy(settings), tmp_path).state_dict()
+    trainer = trainer_of(settings, tmp_path)
+    trainer.train()
+    assert any(not torch.equal(v, plain[k]) for k, v in trainer.model.model.state_dict().items())
+
+
+def test_the_loss_curve_is_the_recorded_one(settings, tmp_path):
+    settings["losses"] = {"prototype_pull": 1.0, "point_pull": 0.5, "residual": 1.0}
+    changes = {"optimizer": {"learning_rate": 2e-2}, "logging": {"every": 1}}
+    trainer = trainer_of(settings, tmp_path, steps=12, **changes)
+    trainer.train()
+    losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
+    assert losses == pytest.approx(GOLDEN, abs=2e-3)
+
+
+def test_logged_parts_are_averages_that_add_up(settings, tmp_path):
+    settings["losses"] = {"prototype_pull": 1.0, "point_pull": 2.0, "residual": 3.0, "warmup": 0.0}
+    trainer = trainer_of(settings, tmp_path, gradient_accumulation=2)
+    trainer.train()
+    rows = [row for row in trainer.state.log_history if row.get("step", 0) > 8 and "loss" in row]
+    assert len(rows) >= 5
+    for row in rows:
+        total = row["ce"] + row["prototype_pull"] + 2 * row["point_pull"] + 3 * row["residual"]
+        assert row["loss"] == pytest.approx(total, abs=1e-5)
+        assert row["loss_scale"] == 1.0
+    before = next(row for row in trainer.state.log_history if "loss" in row)
+    assert "residual" not in before
+    assert before["loss"] == pytest.approx(before["ce"])
+
+
+def test_weights_rise_from_nought_at_the_placing(settings, tmp_path):
+    settings["losses"] = {"warmup": 0.5}
+    trainer = trainer_of(settings, tmp_path, logging={"every": 1})
+    trainer.train()
+    scales = [row["loss_scale"] for row in trainer.state.log_history if "loss" in row]
+    # Placed after step 5 of 30, full after step 15.
+    assert scales[:6] == [0.0] * 6
+    assert scales[5:16] == pytest.approx([i / 10 for i in range(11)])
+    assert scales[16:] == [1.0] * 14
+
+
+def test_every_parameter_is_in_the_group_it_belongs_to(settings, tmp_path):
+    settings["optimizer"] |= {"head_learning_rate": 0.5, "weight_decay": 0.25}
+    trainer = trainer_of(settings, tmp_path)
+    matrices, vectors, head = trainer.create_optimizer().param_groups
+    assert all(p.ndim == 2 for p in matrices["params"])
+    assert all(p.ndim == 1 for p in vectors["params"])
+    assert {id(p) for p in head["params"]} == {
+        id(trainer.model.prototype_head.prototypes),
+        id(trainer.model.prototype_head.log_scale),
+    }
+    assert [g["weight_decay"] for g in (matrices, vectors, head)] == [0.25, 0.0, 0.0]
+    assert [g["lr"] for g in (matrices, vectors, head)] == [3e-3, 3e-3, 0.5]
+
+
+def test_a_checkpoint_is_a_model_directory(settings, tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    trainer = trainer_of(settings, tmp_path)
+    trainer.train()
+    found = list_checkpoints(tmp_path / "run" / "checkpoints")
+    assert [path.name for path in found] == ["checkpoint-20", "checkpoint-30"]
+    assert [p.name for p in found[0].parent.iterdir() if p.name.startswith(".")] == []
+    model = AutoModelForCausalLM.from_pretrained(found[-1])
+    assert model.config.use_cache
+    sidecar = load_sidecar(found[-1], model)
+    assert torch.equal(sidecar.head.prototypes, trainer.model.prototype_head.prototypes)
+    assert sidecar.provenance["steps"] == 30
+    assert sidecar.provenance["head_placed"]
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, trainer.model.model.state_dict()[name])
+    assert len(AutoTokenizer.from_pretrained(found[-1])) == model.config.vocab_size
+
+
+def test_what_a_kill_leaves_behind_is_not_resumed_from(settings, tmp_path):
+    directory = tmp_path / "checkpoints"
+    for name in ("checkpoint-5", ".writing-1/checkpoint-9", ".deleting-2"):
+        (directory / name).mkdir(parents=True)
+    assert latest_checkpoint(directory) == directory / "checkpoint-5"
+
+
+def test_a_loss_that_is_not_finite_ends_training_with_advice(settings, tmp_path):
+    trainer = trainer_of(settings, tmp_path)
+    with torch.no_grad():
+        trainer.model.model.model.norm.weight.fill_(float("inf"))
+    with pytest.raises(PrismError, match=r"loss is nan at step 1 .*learning_rate"):
+        trainer.train()
+
+
+def test_a_gradient_that_is_not_finite_ends_training(settings, tmp_path):
+    trainer = trainer_of(settings, tmp_path)
+    weight = trainer.model.model.model.norm.weight
+    weight.register_hook(lambda gradient: gradient * float("nan"))
+    with pytest.raises(PrismError, match=r"gradient of the model is nan at step 1"):
+        trainer.train()
+
+
+def test_bf16_autocast_trains_close_to_float32(settings, tmp_path):
+    losses = []
+    for precision in ("float32", "bf16"):
+        trainer = trainer_of(copy.deepcopy(settings), tmp_path / precision, precision=precision)
+        trainer.train()
+        losses.append([row["loss"] for row in trainer.state.log_history if "loss" in row])
+        assert all(p.dtype == torch.float32 for p in trainer.model.parameters())
+    assert losses[0] != losses[1]
+    assert losses[0] == pytest.approx(losses[1], abs=0.1)

@@ -1,0 +1,203 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from prismlm.errors import InputError
+from prismlm.models.sidecar import load_sidecar
+from prismlm.training import TrainingInterrupted, build_recipe, estimate, train
+from prismlm.training.checkpoints import latest_checkpoint, step_of
+
+
+class InterruptAfter:
+    """A reporter that presses Ctrl-C when so many steps are done."""
+
+    def __init__(self, steps):
+        self.left = steps
+
+    @contextmanager
+    def task(self, description, total=None, unit="tokens"):
+        yield self
+
+    def advance(self, amount=1):
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def note(self, text):
+        self.text = text
+
+
+def weights(directory):
+    return load_file(directory / "model.safetensors") | load_file(
+        directory / "prototype_head.safetensors"
+    )
+
+
+def curve(history):
+    free = {"tokens_per_second"}
+    return [{k: v for k, v in row.items() if k not in free} for row in history]
+
+
+def assert_same_run(first, second):
+    a, b = weights(first), weights(second)
+    assert a.keys() == b.keys()
+    for name in a:
+        assert torch.equal(a[name], b[name]), name
+
+
+@pytest.mark.parametrize("stop_at", [3, 15])
+def test_stopped_and_resumed_is_the_straight_run_bit_for_bit(settings, tmp_path, stop_at):
+    straight = train(build_recipe(settings | {"out": str(tmp_path / "straight")}))
+    recipe = build_recipe(settings)
+    with pytest.raises(TrainingInterrupted, match="checkpoint") as stop:
+        train(recipe, progress=InterruptAfter(stop_at))
+    # The signal arrives while the step is being ended.
+    assert step_of(stop.value.checkpoint) in (stop_at, stop_at + 1)
+    resumed = train(recipe, resume=True)
+    assert_same_run(recipe.out, straight.directory)
+    assert curve(resumed.history) == curve(straight.history)
+    assert resumed.quality == straight.quality
+    assert resumed.tokens == straight.tokens
+
+
+def test_the_result_is_a_model_directory_with_its_history(settings, tmp_path):
+    recipe = build_recipe(settings)
+    result = train(recipe)
+    model = AutoModelForCausalLM.from_pretrained(recipe.out)
+    provenance = load_sidecar(recipe.out, model).provenance
+    assert provenance["recipe"] == recipe.to_dict()
+    assert provenance["steps"] == 30
+    assert provenance["quality"] == result.quality.to_dict()
+    assert set(provenance["versions"]) >= {"prismlm", "torch", "transformers"}
+    assert provenance["corpus"]["name"] == "sample"
+    rows = [json.loads(line) for line in result.history_file.read_text().splitlines()]
+    assert rows == result.history
+    evaluations = {row["step"]: row for row in rows if "eval_ce" in row}
+    assert set(evaluations) == {10, 20}
+    assert {"eval_prototype_only_ce", "eval_fvu", "eval_in_use"} <= evaluations[20].keys()
+    losses = [row["loss"] for row in rows if "loss" in row]
+    assert losses[-1] < losses[0]
+    # Finished runs can be resumed too: nothing is left to do but the figures.
+    again = train(recipe, resume=True)
+    assert again.quality == result.quality
+
+
+def test_evaluations_before_the_placing_report_the_model_alone(settings):
+    settings["head"]["initialise_at_step"] = 15
+    rows = train(build_recipe(settings)).history
+    first, second = (row for row in rows if "eval_ce" in row)
+    assert set(first) == {"eval_ce", "eval_tokens", "epoch", "step"}
+    assert "eval_prototype_only_ce" in second
+
+
+def test_out_is_never_overwritten(settings, tmp_path):
+    recipe = build_recipe(settings | {"steps": 6})
+    recipe.out.mkdir()
+    (recipe.out / "thesis.tex").write_text("mine")
+    for resume in (False, True):
+        with pytest.raises(InputError, match="not written by prismlm train"):
+            train(recipe, resume=resume)
+    (recipe.out / "thesis.tex").unlink()
+    train(recipe)
+    with pytest.raises(InputError, match="--resume"):
+        train(recipe)
+
+
+def test_another_recipe_is_not_resumed_and_the_difference_is_named(settings):
+    settings["steps"] = 6
+    train(build_recipe(settings))
+    settings["head"]["prototypes"] = 64
+    settings["optimizer"]["learning_rate"] = 0.5
+    with pytest.raises(InputError) as error:
+        train(build_recipe(settings), resume=True)
+    assert "head.prototypes: 48 → 64" in str(error.value)
+    assert "optimizer.learning_rate: 0.003 → 0.5" in str(error.value)
+
+
+def test_too_little_text_says_what_to_lower(settings):
+    with pytest.raises(InputError, match="lower batch_size"):
+        train(build_recipe(settings | {"batch_size": 100_000}))
+    settings["head"]["prototypes"] = 10_000_000
+    with pytest.raises(InputError, match=r"lower head\.prototypes"):
+        train(build_recipe(settings))
+
+
+def test_a_missing_corpus_is_named(settings, tmp_path):
+    with pytest.raises(InputError, match="nowhere"):
+        train(build_recipe(settings | {"corpus": str(tmp_path / "nowhere")}))
+    assert not Path(settings["out"]).exists()
+
+
+def test_the_estimate_measures_and_writes_nothing(settings):
+    recipe = build_recipe(settings | {"steps": 1000})
+    expected = estimate(recipe)
+    assert expected.steps == 1000
+    assert expected.tokens == 1000 * 4 * 32
+    assert expected.head_parameters == 48 * 32 + 1
+    assert 0 < expected.seconds_per_step < 5
+    assert expected.seconds == pytest.approx(1000 * expected.seconds_per_step)
+    assert expected.disk_bytes > 4 * expected.parameters
+    assert not recipe.out.exists()
+
+
+def command(*arguments):
+    return [sys.executable, "-m", "prismlm.cli.app", "train", *map(str, arguments)]
+
+
+def start(settings, tmp_path, steps):
+    """Start a run in a process of its own and wait until it has written a checkpoint."""
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(settings | {"steps": steps, "checkpoint": {"every": 1}}))
+    process = subprocess.Popen(
+        command(path), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    checkpoints = Path(settings["out"]) / "checkpoints"
+    deadline = time.monotonic() + 60
+    while latest_checkpoint(checkpoints) is None:
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return process, path, checkpoints
+
+
+def test_ctrl_c_saves_says_how_to_go_on_and_exits_with_130(settings, tmp_path):
+    settings["evaluation"]["every"] = 0
+    process, path, checkpoints = start(settings, tmp_path, 60)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert stdout == ""
+    assert f"prismlm train {path} --resume" in stderr
+    assert "Traceback" not in stderr
+    assert 1 <= step_of(latest_checkpoint(checkpoints)) < 60
+    done = subprocess.run(
+        command(path, "--resume", "--json"), capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["steps"] == 60
+
+
+def test_after_a_kill_the_newest_checkpoint_is_usable(settings, tmp_path):
+    settings["evaluation"]["every"] = 0
+    process, path, checkpoints = start(settings, tmp_path, 60)
+    time.sleep(0.3)
+    process.kill()
+    process.communicate(timeout=60)
+    assert 1 <= step_of(latest_checkpoint(checkpoints)) < 60
+    (checkpoints / ".writing-0" / "checkpoint-60").mkdir(parents=True)
+    recipe = build_recipe(yaml.safe_load(path.read_text()))
+    straight = build_recipe(yaml.safe_load(path.read_text()) | {"out": str(tmp_path / "straight")})
+    assert train(recipe, resume=True).quality == train(straight).quality
+    assert_same_run(recipe.out, straight.out)
+    assert not [p for p in checkpoints.iterdir() if p.name.startswith(".")]
