@@ -1,4 +1,4 @@
-"""Write docs/results/first_light.md from docs/results/first_light.json; ``--check`` only compares."""
+"""Write docs/results/first_light.md from first_light.json; ``--check`` only compares the two."""
 
 from __future__ import annotations
 

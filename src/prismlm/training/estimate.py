@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from prismlm.models.quiet import quiet_transformers
 from prismlm.training.recipe import Recipe
-from prismlm.training.run import check_out, quiet_transformers
+from prismlm.training.run import check_out
 from prismlm.training.setup import build_trainer, prepare, uses_bf16
 
 WARMUP_STEPS = 1
