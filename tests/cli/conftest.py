@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -15,24 +16,53 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="session")
-def prism() -> Run:
-    """Run the real command in a process of its own; COLUMNS is 100 unless it is given."""
+def cold_prism() -> Run:
+    """Run the command as a user does, in a process started for it."""
 
-    def run(*arguments: object, stdin: bytes = b"", columns: int = 100):
-        environment = {**os.environ, "PYTHONPATH": SOURCES, "COLUMNS": str(columns)}
-        done = subprocess.run(
+    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
             [sys.executable, "-m", "prismlm", *map(str, arguments)],
-            input=stdin,
             capture_output=True,
-            env=environment,
+            encoding="utf-8",
+            env={**os.environ, "PYTHONPATH": SOURCES, "COLUMNS": "100"},
             timeout=120,
             check=False,
         )
-        return subprocess.CompletedProcess(
-            done.args, done.returncode, done.stdout.decode(), done.stderr.decode()
-        )
 
     return run
+
+
+@pytest.fixture(scope="session")
+def prism(tmp_path_factory: pytest.TempPathFactory):
+    """Run the command in a process of its own, forked from one that has imported everything."""
+    directory = tmp_path_factory.mktemp("streams")
+    streams = {name: directory / name for name in ("stdin", "stdout", "stderr")}
+    server = subprocess.Popen(
+        [sys.executable, Path(__file__).with_name("warm.py")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        encoding="utf-8",
+        env={**os.environ, "PYTHONPATH": SOURCES},
+    )
+    assert server.stdin is not None
+    assert server.stdout is not None
+
+    def run(*arguments: object, stdin: bytes = b"", columns: int = 100):
+        for name, path in streams.items():
+            path.write_bytes(stdin if name == "stdin" else b"")
+        request = {"arguments": [str(a) for a in arguments], "columns": columns}
+        request |= {name: str(path) for name, path in streams.items()}
+        assert server.stdin is not None
+        assert server.stdout is not None
+        server.stdin.write(json.dumps(request) + "\n")
+        server.stdin.flush()
+        code = int(server.stdout.readline())
+        stdout, stderr = (streams[name].read_bytes().decode() for name in ("stdout", "stderr"))
+        return subprocess.CompletedProcess(arguments, code, stdout, stderr)
+
+    yield run
+    server.stdin.close()
+    server.wait(timeout=10)
 
 
 @pytest.fixture(scope="session")
