@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import colorsys
+import os
+import re
 from collections.abc import Iterator
 
 from rich.cells import cell_len, set_cell_size
@@ -21,7 +23,7 @@ PREDICTIONS_SHOWN = 12
 SHARES_SHOWN = 10
 WIDTH_WHERE_PIPED = 100
 TOKEN_WIDTH = 14
-BAR_WIDTH = 8
+NARROW_TOKEN_WIDTH = 10
 PLACE_WIDTH = 320
 EIGHTHS = " ▏▎▍▌▋▊▉"
 
@@ -29,8 +31,8 @@ EIGHTHS = " ▏▎▍▌▋▊▉"
 def print_trace(trace: Trace, *, by: str, top: int, documents: int, all_shown: bool) -> None:
     """Print a trace; a pipe gets the same text without colour, 100 columns wide."""
     console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=WIDTH_WHERE_PIPED, color_system=None)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console = Console(highlight=False, width=WIDTH_WHERE_PIPED)
     _print_header(console, trace)
     console.print(_tokens(trace))
     console.print()
@@ -91,40 +93,45 @@ def _tokens(trace: Trace) -> Text:
 
 
 def _print_predictions(console: Console, steps: tuple[Step, ...], top: int) -> None:
+    longest = TOKEN_WIDTH if console.width >= WIDTH_WHERE_PIPED else NARROW_TOKEN_WIDTH
+    tokens = [_fit(visible(_plain(step.token)), longest) for step in steps]
+    targets = [_fit(visible(_plain(step.target)), longest) for step in steps]
+    widths = [max(5, *map(cell_len, tokens)), max(6, *map(cell_len, targets)), 5, 10, 6]
+    room = max(12, console.width - sum(widths) - 2 * len(widths))
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    table.add_column("token", no_wrap=True, max_width=TOKEN_WIDTH, overflow="ellipsis")
-    table.add_column("target", no_wrap=True, max_width=TOKEN_WIDTH, overflow="ellipsis")
-    table.add_column("prob.", no_wrap=True, justify="right")
-    table.add_column("explained", no_wrap=True)
-    table.add_column("prototypes and their logits", no_wrap=True, overflow="ellipsis", ratio=1)
-    table.add_column("residual", no_wrap=True, justify="right")
-    for step in steps:
-        share = min(max(step.explained_share, 0.0), 1.0)
+    for heading, width in zip(("token", "target", "prob.", "explained"), widths, strict=False):
+        justify = "right" if heading == "prob." else "left"
+        table.add_column(heading, no_wrap=True, width=width, justify=justify)
+    table.add_column("logits of prototypes", no_wrap=True, width=room)
+    table.add_column("resid.", no_wrap=True, width=widths[-1], justify="right")
+    for step, token, target in zip(steps, tokens, targets, strict=True):
+        share = Text(_bar(step.explained_share, 4), style="cyan")
+        share.append(f" {step.explained_share:>4.0%}", style="default")
         table.add_row(
-            Text(_fit(visible(_plain(step.token)))),
-            Text(_fit(visible(_plain(step.target))), style="bold"),
+            Text(token),
+            Text(target, style="bold"),
             _percent(step.probability),
-            Text(_bar(share, 4), style="cyan").append(
-                f" {step.explained_share:>4.0%}", style="default"
-            ),
-            _prototypes(step, top),
+            share,
+            _prototypes(step, top, room),
             f"{step.residual:+.2f}",
         )
     console.print(table)
 
 
-def _prototypes(step: Step, top: int) -> Text:
+def _prototypes(step: Step, top: int, room: int) -> Text:
+    """Return as many of the first ``top`` prototypes as fit, and how many there are beside."""
     shown = Text()
-    for use in step.prototypes[:top]:
-        if shown:
-            shown.append("  ")
-        shown.append(f"{use.contribution:+.2f} ", "dim")
-        name = _plain(use.name) if use.name else f"prototype {use.id}"
-        shown.append(_fit(name.split(" · ")[0] if top > 1 else name, 18), _colour(use, 0.6))
+    for number, use in enumerate(step.prototypes[:top]):
+        name = (_plain(use.name) if use.name else "prototype").split(" · ")
+        item = Text("  " if number else "").append(f"{use.contribution:+.2f} ")
+        item.append(_fit(" · ".join(name[: 1 if room < 60 else 2]), 24), _colour(use, 0.6))
+        item.append(f" #{use.id}", "dim")
+        left = len(step.prototypes) - number - 1
+        if shown and shown.cell_len + item.cell_len + (5 if left else 0) > room:
+            return shown.append(f"  +{left + 1}", "dim")
+        shown.append_text(item)
     left = len(step.prototypes) - top
-    if left > 0:
-        shown.append(f"  and {left} more", "dim")
-    return shown
+    return shown.append(f"  +{left}", "dim") if left > 0 else shown
 
 
 def _print_shares(console: Console, sources: Sources) -> None:
@@ -172,14 +179,15 @@ def _place(document: DocumentShare, width: int) -> Text:
     side = max(10, (room - cell_len(token) - 2) // 2)
     place = Text("…").append(before[-side:].lstrip())
     inner = token.lstrip(" ")
-    place.append(" " * (len(token) - len(inner)))
+    if inner != token:
+        place.append(" ")
     # Brackets say where the place is wherever there is no colour.
-    place.append(f"[{inner}]", "bold reverse").append(after[:side].rstrip()).append("…")
+    place.append(f"[{inner or '␣'}]", "bold reverse").append(after[:side].rstrip()).append("…")
     return place
 
 
 def _flat(text: str | None) -> str:
-    return " ↵ ".join(part.strip(" \t") for part in _plain(text or "").splitlines()) or ""
+    return re.sub(r"[ \t]*\n\s*", " ↵ ", _plain(text or "")).replace("\t", " ")
 
 
 def _plain(text: str) -> str:

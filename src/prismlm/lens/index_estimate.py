@@ -67,8 +67,9 @@ def estimate_index(
     sample = _sample(corpus, documents, options.tokens_per_batch)
     scan_corpus(model, head, corpus, sample[:1], options)
     began = time.perf_counter()
-    scanned = scan_corpus(model, head, corpus, sample, options)
-    rate = max(scanned.tokens, 1) / (time.perf_counter() - began)
+    scan_corpus(model, head, corpus, sample, options)
+    per_place = (time.perf_counter() - began) / _places(corpus, sample, options)
+    seconds = per_place * _places(corpus, documents, options)
     kept = head.num_prototypes * min(options.contexts, len(documents))
     per_context = BYTES_WITH_TEXT if options.with_text else BYTES_WITHOUT_TEXT
     read = tokens * CHARACTERS_PER_TOKEN / CHARACTERS_READ_PER_SECOND if options.with_text else 0.0
@@ -77,12 +78,26 @@ def estimate_index(
     return IndexEstimate(
         tokens=tokens,
         documents=len(documents),
-        tokens_per_second=rate,
-        seconds=tokens / rate + read,
+        tokens_per_second=tokens / seconds,
+        seconds=seconds + read,
         memory_bytes=_peak_bytes(model) + top,
         disk_bytes=kept * (2 * head.width + per_context)
         + head.num_prototypes * BYTES_PER_PROTOTYPE,
     )
+
+
+def _places(corpus: Corpus, documents: np.ndarray, options: IndexOptions) -> int:
+    """Return how many positions are computed, those that only fill batches among them."""
+    from prismlm.corpus.windows import document_windows, padded_lengths
+
+    grid = document_windows(
+        documents, corpus.starts, corpus.lengths, options.window, options.stride
+    )
+    total = 0
+    for width, windows in zip(*np.unique(padded_lengths(grid), return_counts=True), strict=True):
+        rows = max(1, options.tokens_per_batch // int(width))
+        total += -(-int(windows) // rows) * rows * int(width)
+    return max(1, total)
 
 
 def _sample(corpus: Corpus, documents: np.ndarray, tokens_per_batch: int) -> np.ndarray:

@@ -7,7 +7,7 @@
   };
   const signed = (x) => (x < 0 ? "−" : "+") + Math.abs(x).toFixed(3);
   const plain = (x) => (x < 0 ? "−" : "") + Math.abs(x).toFixed(3);
-  const percent = (x) => (100 * x).toFixed(Math.abs(x) < 0.1 ? 1 : 0) + " %";
+  const percent = (x) => x > 0 && x < 0.0005 ? "<0.1 %" : (100 * x).toFixed(Math.abs(x) < 0.1 ? 1 : 0) + " %";
 
   const origin = (place) => {
     const name = place.title || place.doc_id;
@@ -34,7 +34,9 @@
   const bar = (label, share, classes) => {
     const fill = make("span", "p-fill");
     fill.style.width = `${Math.max(0, Math.min(1, share)) * 100}%`;
-    return make("li", classes, make("span", "p-key-name", label), make("span", "p-track", fill),
+    const name = make("span", "p-key-name", label);
+    name.title = label;
+    return make("li", classes, name, make("span", "p-track", fill),
       make("span", "p-number", percent(share)));
   };
   const heading = { domain: "By domain", source: "By source", license: "By licence" };
@@ -82,8 +84,11 @@
     const ends = [at(Math.min(0, step.logit)), at(Math.max(0, step.logit))];
     Object.assign(sum.style, { left: `${ends[0]}%`, width: `${ends[1] - ends[0]}%` });
     const axis = make("div", "p-axis", sum);
-    for (const [value, text] of [[0, "0"], [step.logit, plain(step.logit)]]) {
-      const tick = make("span", "p-tick", text);
+    // Labels lie between zero and the logit; where that is too narrow, on either side of both.
+    const inward = ends[1] - ends[0] > 14;
+    for (const [value, text, other] of [[0, "0", step.logit], [step.logit, plain(step.logit), 0]]) {
+      const left = value < other || (value === other && text === "0");
+      const tick = make("span", left === inward ? "p-tick" : "p-tick p-tick-end", text);
       tick.style.left = `${at(value)}%`;
       axis.append(tick);
     }

@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import json
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from rich.cells import cell_len
+from safetensors.torch import load_file, save_file
+
+import prismlm
+
+TEXT = "The proof relies on the theory of groups."
+POSITION = {
+    "position", "token", "token_id", "target", "target_id", "target_from", "logit", "model_logit",
+    "probability", "bias", "residual", "residual_evidence", "explained_share", "prototypes",
+    "uncertainty",
+}  # fmt: skip
+PROTOTYPE = {"id", "activation", "cosine", "contribution", "evidence", "name", "category"}
+
+
+@pytest.fixture(scope="module")
+def printed(cold_prism, tiny_model):
+    result = cold_prism("explain", tiny_model, TEXT, "--generate", 4, "--by", "domain", "--json")
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    return json.loads(result.stdout)
+
+
+@pytest.fixture
+def copy(tiny_model, tmp_path) -> Path:
+    return Path(shutil.copytree(tiny_model, tmp_path / "copy"))
+
+
+def test_json_is_the_trace(printed, tiny_model):
+    trace = prismlm.load(tiny_model).explain(TEXT, generate=4)
+    expected = json.loads(json.dumps(trace.to_dict(by="domain", documents=5)))
+    assert printed == expected
+
+
+def test_json_fields(printed):
+    assert set(printed) == {"model", "lens", "positions", "sources", "documents"}
+    assert all(set(step) == POSITION for step in printed["positions"])
+    uses = [use for step in printed["positions"] for use in step["prototypes"]]
+    assert uses
+    assert all(set(use) == PROTOTYPE for use in uses)
+    assert set(printed["sources"]) == {"by", "items", "unattributed"}
+    assert printed["sources"]["by"] == "domain"
+    assert len(printed["documents"]) == 5
+    fields = {"doc_id", "share", "source", "license", "text", "position"}
+    assert all(set(document) == fields for document in printed["documents"])
+    kinds = [step["target_from"] for step in printed["positions"]]
+    assert kinds == ["text"] * (len(kinds) - 4) + ["generated"] * 4
+
+
+def test_sums_from_the_json_alone(printed):
+    for step in printed["positions"]:
+        parts = sum(use["contribution"] for use in step["prototypes"])
+        total = parts + step["residual"] + step["bias"]
+        allowed = 1e-3 * max(1, abs(step["model_logit"]))
+        assert abs(total - step["model_logit"]) <= allowed
+        assert abs(total - step["logit"]) <= allowed
+    sources = printed["sources"]
+    shares = sum(item["share"] for item in sources["items"])
+    assert shares + sources["unattributed"] == pytest.approx(1, abs=1e-6)
+    assert 0 < shares < 1
+
+
+def test_tokens_limit_steps_and_shares(prism, tiny_model, printed):
+    result = prism("explain", tiny_model, TEXT, "--generate", 4, "--tokens", "last", "--json")
+    last = json.loads(result.stdout)
+    assert last["positions"] == printed["positions"][-1:]
+    assert last["sources"]["items"] != printed["sources"]["items"]
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_human_output_fits(prism, tiny_model, columns):
+    result = prism("explain", tiny_model, TEXT * 3, columns=columns)
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert max(cell_len(line.rstrip()) for line in lines) <= columns
+    assert "\x1b" not in result.stdout
+    head = next(n for n, line in enumerate(lines) if line.startswith("token "))
+    rows = lines[head + 1 : head + 13]
+    # One prediction a line: none wraps, and each ends with its residual.
+    assert all(row.rstrip()[-3] == "." and "#" in row for row in rows), rows
+    assert lines[head + 13].startswith("The last 12 of ")
+    assert "unattributed" in result.stdout
+    assert "no proof" in " ".join(lines[-2:])
+
+
+def test_text_cannot_drive_the_terminal(prism, tiny_model):
+    result = prism(
+        "explain", tiny_model, "--file", "-", stdin="a\x1b[31mb\x07 日本\r\n\tc".encode()
+    )
+    assert result.returncode == 0, result.stderr
+    assert not {"\x1b", "\x07", "\r"} & set(result.stdout)
+    assert "↵" in result.stdout
+
+
+def test_files_written_beside(prism, tiny_model, tmp_path):
+    page, table = tmp_path / "page.html", tmp_path / "t.parquet"
+    text = tmp_path / "text.txt"
+    text.write_text(TEXT, encoding="utf-8")
+    outputs = ["--html", page, "--parquet", table, "--json"]
+    result = prism("explain", tiny_model, "--file", text, *outputs)
+    assert result.returncode == 0, result.stderr
+    positions = json.loads(result.stdout)["positions"]
+    assert pq.read_table(table).num_rows == sum(len(step["prototypes"]) for step in positions)
+    HTMLParser().feed(page.read_text(encoding="utf-8"))
+    assert page.read_text(encoding="utf-8").count('role="option"') == len(positions)
+    assert result.stderr == f"wrote {page}\nwrote {table}\n"
+
+
+def test_text_and_file_that_cannot_be_used(refused, tiny_model, tmp_path):
+    latin = tmp_path / "latin.txt"
+    latin.write_bytes("déjà".encode("latin-1"))
+    empty = tmp_path / "empty.txt"
+    empty.touch()
+    for arguments, words in (
+        ([], ["neither", "--file"]),
+        (["a text", "--file", latin], ["both", "--file"]),
+        (["--file", latin], [str(latin), "UTF-8", "byte 1", "0xe9"]),
+        (["--file", empty], [str(empty), "empty"]),
+        (["--file", tmp_path / "none.txt"], ["none.txt", "No such file"]),
+        ([TEXT, "--by", "domains"], ["'domains'", "Did you mean 'domain'?"]),
+        ([TEXT, "--tokens", "one"], ["--tokens one", "A:B"]),
+    ):
+        message = refused("explain", tiny_model, *arguments)
+        assert all(word in message for word in words), message
+
+
+def test_text_the_model_cannot_read(refused, tiny_model):
+    assert "empty" in refused("explain", tiny_model, "")
+    assert "reads 512" in refused("explain", tiny_model, "word " * 600)
+    assert "predictions" in refused("explain", tiny_model, TEXT, "--tokens", "900:")
+
+
+def test_directories_that_are_no_model(refused, tmp_path):
+    assert str(tmp_path / "none") in refused("explain", tmp_path / "none", TEXT)
+    assert "prismlm.json" in refused("explain", tmp_path, TEXT)
+
+
+def test_a_stale_lens_is_refused(refused, copy):
+    head = copy / "prototype_head.safetensors"
+    tensors = load_file(str(head))
+    tensors["prototypes"][0, 0] += 0.5
+    save_file(tensors, str(head))
+    message = refused("explain", copy, TEXT)
+    assert str(copy / "lens" / "sample") in message
+    assert "prismlm index" in message
+    assert "--overwrite" in message
+
+
+def test_several_lenses(prism, refused, copy):
+    shutil.copytree(copy / "lens" / "sample", copy / "lens" / "other")
+    message = refused("explain", copy, TEXT)
+    assert "other, sample" in message
+    assert "--lens" in message
+    result = prism("explain", copy, TEXT, "--lens", "other", "--json")
+    assert json.loads(result.stdout)["lens"] == str(copy / "lens" / "other")
+
+
+def test_without_a_lens(prism, refused, copy):
+    shutil.rmtree(copy / "lens")
+    assert "prismlm index" in refused("explain", copy, TEXT, "--by", "source")
+    result = prism("explain", copy, TEXT)
+    assert result.returncode == 0, result.stderr
+    assert "prismlm index" in result.stdout
+
+
+def test_more_prototypes_per_token_than_prototypes(refused, copy):
+    path = copy / "prismlm.json"
+    meta = json.loads(path.read_text(encoding="utf-8"))
+    meta["prototypes_per_token"] = 5000
+    path.write_text(json.dumps(meta), encoding="utf-8")
+    message = refused("explain", copy, TEXT)
+    assert "prototypes_per_token is 5000" in message
+    assert "192" in message

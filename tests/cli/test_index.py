@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from safetensors.torch import load_file, save_file
+
+import prismlm
+from prismlm.lens.layout import read_meta
+
+SOURCES = str(Path(prismlm.__file__).parents[1])
+
+
+@pytest.fixture
+def copy(tiny_model, tmp_path) -> Path:
+    return Path(shutil.copytree(tiny_model, tmp_path / "copy"))
+
+
+def listing(directory: Path) -> set[str]:
+    return {str(path.relative_to(directory)) for path in directory.rglob("*")}
+
+
+def test_index_with_its_defaults(prism, tiny_model, tiny_corpus, copy):
+    shutil.rmtree(copy / "lens")
+    arguments = ["index", copy, "--corpus", tiny_corpus, "--contexts", 8, "--json"]
+    result = prism(*arguments)
+    assert result.returncode == 0, result.stderr
+    summary = json.loads(result.stdout)
+    lens = copy / "lens" / "sample"
+    meta = read_meta(lens)
+    # The recipe's 128 tokens, three quarters of them, and the corpus the model was trained on.
+    assert (meta.window, meta.stride, meta.contexts) == (128, 96, 8)
+    assert meta.trained_on is True
+    assert summary["lens"] == str(lens)
+    assert (summary["tokens"], summary["documents"]) == (meta.tokens, meta.documents)
+    usage = pq.read_table(lens / "prototypes.parquet")["usage"].to_numpy()
+    assert summary["prototypes"] == len(usage) == 192
+    assert summary["in_use"] == (usage > 0).sum()
+    kept = pq.read_table(lens / "index.parquet")["prototype"].to_pylist()
+    assert summary["with_contexts"] == len(set(kept))
+    assert "Indexing: " in result.stderr
+    same = tiny_model / "lens" / "sample"
+    assert (lens / "index.parquet").read_bytes() == (same / "index.parquet").read_bytes()
+
+    refused = prism(*arguments)
+    assert refused.returncode == 2
+    assert "--overwrite" in refused.stderr
+
+
+def test_a_stale_lens_is_rebuilt_by_the_command_that_the_message_names(
+    prism, copy, tiny_corpus, tmp_path
+):
+    head = copy / "prototype_head.safetensors"
+    tensors = load_file(str(head))
+    tensors["prototypes"][0, 0] += 0.5
+    save_file(tensors, str(head))
+    meta = json.loads((copy / "prismlm.json").read_text(encoding="utf-8"))
+    del meta["provenance"]["corpus"]
+    (copy / "prismlm.json").write_text(json.dumps(meta), encoding="utf-8")
+    result = prism(
+        "index", copy, "--corpus", tiny_corpus, "--overwrite", "--contexts", 2, "--window", 64,
+        "--split", "heldout", "--no-text",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert "with contexts" in result.stdout
+    lens = prismlm.load(copy).lens
+    assert lens is not None
+    assert (lens.meta.window, lens.meta.stride, lens.meta.split) == (64, 48, "heldout")
+    assert lens.meta.trained_on is None
+    assert lens.index["token"].null_count == lens.index.num_rows
+
+
+def test_dry_run_writes_nothing(prism, tiny_model, tiny_corpus):
+    before = listing(tiny_model)
+    result = prism(
+        "index", tiny_model, "--corpus", tiny_corpus, "--lens", "new", "--dry-run", "--json"
+    )
+    assert result.returncode == 0, result.stderr
+    estimate = json.loads(result.stdout)
+    lens = tiny_model / "lens" / "sample"
+    assert estimate["tokens"] == read_meta(lens).tokens
+    assert 0.01 < estimate["seconds"] < 600
+    assert estimate["memory_bytes"] > 10**8
+    assert listing(tiny_model) == before
+
+
+def test_estimated_disk_is_near_the_truth(tiny_model, tiny_corpus):
+    from prismlm.corpus import Corpus
+    from prismlm.lens.index import IndexOptions
+    from prismlm.lens.index_estimate import estimate_index
+
+    lm = prismlm.load(tiny_model)
+    options = IndexOptions(contexts=8, window=128, stride=96)
+    estimate = estimate_index(lm.model, lm.head, Corpus.open(tiny_corpus), options)
+    lens = tiny_model / "lens" / "sample"
+    actual = sum(path.stat().st_size for path in lens.iterdir())
+    assert actual / 3 < estimate.disk_bytes < 3 * actual
+    assert estimate.documents == read_meta(lens).documents
+
+
+def test_arguments_that_cannot_be_used(refused, tiny_model, tiny_corpus, tmp_path):
+    index = ["index", tiny_model, "--corpus", tiny_corpus, "--lens", "new"]
+    for arguments, words in (
+        ([*index, "--split", "held-out"], ["'held-out'", "Did you mean 'heldout'?"]),
+        ([*index, "--window", 4000], ["4000", "reads 512"]),
+        ([*index, "--contexts", 0], ["--contexts is 0"]),
+        (["index", tiny_model, "--corpus", tmp_path], ["is not a corpus"]),
+        (["index", tmp_path, "--corpus", tiny_corpus], ["prismlm.json"]),
+        ([*index[:-1], ".hidden"], ["dot"]),
+    ):
+        message = refused(*arguments)
+        assert all(word in message for word in words), message
+    assert not (tiny_model / "lens" / "new").exists()
+
+
+def test_interrupt_leaves_no_lens(tiny_model, tiny_corpus, tmp_path):
+    model = Path(shutil.copytree(tiny_model, tmp_path / "copy"))
+    before = listing(model)
+    # A stride of 1 reads every token 512 times over: minutes, so that the signal comes in between.
+    command = [
+        sys.executable, "-m", "prismlm", "index", str(model), "--corpus", str(tiny_corpus),
+        "--lens", "new", "--window", "512", "--stride", "1",
+    ]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": SOURCES}
+    with subprocess.Popen(
+        command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        line = process.stderr.readline()  # the first progress line: the scan is under way
+        assert line.startswith("Indexing: "), line
+        time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert stdout == ""
+    assert "interrupted" in stderr
+    assert "Traceback" not in stderr
+    assert listing(model) == before
