@@ -18,7 +18,7 @@ from prismlm.progress import SILENT, Reporter
 STATE_FILE = "demo.json"
 REPORT_FILE = "report.html"
 GENERATED = 12
-TEMPERATURE = 0.7
+TEMPERATURE = 0.5
 
 PROMPTS = {
     "biology": "The expression of these genes in cells",
@@ -190,7 +190,9 @@ def _explain(model: Path, progress: Reporter) -> dict[str, prismlm.Trace]:
     lm = prismlm.load(model)
     traces: dict[str, prismlm.Trace] = {}
     with progress.task("Explaining", len(PROMPTS), "prompts") as task:
-        for domain, prompt in PROMPTS.items():
-            traces[domain] = lm.explain(prompt, generate=GENERATED, temperature=TEMPERATURE)
+        for seed, (domain, prompt) in enumerate(PROMPTS.items()):
+            traces[domain] = lm.explain(
+                prompt, generate=GENERATED, temperature=TEMPERATURE, seed=seed
+            )
             task.advance()
     return traces

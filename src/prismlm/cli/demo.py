@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from prismlm import Trace
     from prismlm.demo import DemoResult
+    from prismlm.lens.trace import PrototypeUse
 
 PORT = 8321
 FIGURES = (
@@ -63,8 +64,10 @@ def _print_summary(console: Console, result: DemoResult) -> None:
 
     console.print()
     console.print(
-        "[bold]What each prediction relies on[/]  [dim]one prompt per domain; the words after it "
-        "are the model's own, and the shares say where their evidence comes from[/]"
+        "[bold]What each prediction relies on[/]\n[dim]One prompt per domain; the words in bold "
+        "are the model's own. Evidence: the share of each domain's text in what carries these "
+        "words. Prototype: the learned pattern with the most of it. Document: the training text "
+        "with the largest share, and the place in it.[/]"
     )
     for domain, trace in result.traces.items():
         _print_trace(console, domain, trace)
@@ -84,39 +87,48 @@ def _print_summary(console: Console, result: DemoResult) -> None:
 
 def _print_trace(console: Console, domain: str, trace: Trace) -> None:
     from rich.markup import escape
-    from rich.padding import Padding
 
-    generated = [step for step in trace if step.target_from == "generated"]
-    answer = trace[len(trace) - len(generated) :]
-    prompt = "".join(step.token for step in trace[: len(trace) - len(generated) + 1])
-    words = "".join(step.target for step in generated)
-    shares = answer.sources("domain")
+    generated = sum(step.target_from == "generated" for step in trace)
+    split = len(trace) - generated + 1
+    prompt = "".join(step.token for step in trace[:split])
+    words = "".join(step.target for step in trace[split - 1 :])
+    shares = trace.sources("domain")
     leading = [
-        f"[{'green' if item.key == domain else 'default'}]{escape(item.key)} {item.share:.0%}[/]"
+        f"[{'bold green' if item.key == domain else 'default'}]"
+        f"{escape(item.key)} {item.share:.0%}[/]"
         for item in shares.items[:4]
     ]
-    uses = {use.id: use for step in answer for use in step.prototypes}
+    leading.append(f"[dim]unattributed {shares.unattributed:.0%}[/]")
+    strongest = _strongest(trace)
+    lines = [
+        f"[bold cyan]{escape(domain)}[/]",
+        f"  {escape(_visible(prompt))}[bold]{escape(_visible(words))}[/]",
+        f"  [dim]evidence  [/] {' · '.join(leading)}",
+        f"  [dim]prototype [/] #{strongest.id} {escape(strongest.name or '')}",
+    ]
+    for document in trace.documents(limit=1):
+        source = _visible(document.source or document.doc_id)[:28]
+        room = max(20, console.width - 17 - len(source) - len(document.token or ""))
+        before = _visible(document.before or "")[-(room * 2 // 3) :]
+        after = _visible(document.after or "")[: room - len(before)]
+        lines.append(
+            f"  [dim]document  [/] …{escape(before)}[reverse]"
+            f"{escape(_visible(document.token or ''))}[/]{escape(after)}… [dim]{escape(source)}[/]"
+        )
+    console.print()
+    for line in lines:
+        console.print(line, no_wrap=True, overflow="ellipsis", crop=True)
+
+
+def _strongest(trace: Trace) -> PrototypeUse:
+    """Return the prototype with the most positive evidence along the text."""
     evidence: dict[int, float] = {}
-    for step in answer:
+    uses: dict[int, PrototypeUse] = {}
+    for step in trace:
         for use in step.prototypes:
             evidence[use.id] = evidence.get(use.id, 0.0) + max(0.0, use.evidence)
-    strongest = uses[max(evidence, key=lambda i: evidence[i])]
-    console.print(f"\n[bold cyan]{escape(domain)}[/]")
-    lines = [
-        f"{escape(_visible(prompt))}[bold]{escape(_visible(words))}[/]",
-        f"[dim]domains   [/] {' · '.join(leading)} · "
-        f"[dim]unattributed {shares.unattributed:.0%}[/]",
-        f"[dim]prototype [/] #{strongest.id} {escape(strongest.name or '')}",
-    ]
-    for document in answer.documents(limit=1):
-        before, after = (document.before or "")[-48:], (document.after or "")[:32]
-        lines.append(
-            f"[dim]document  [/] …{escape(_visible(before))}"
-            f"[reverse]{escape(_visible(document.token or ''))}[/]{escape(_visible(after))}… "
-            f"[dim]{escape(document.source or '')}[/]"
-        )
-    for line in lines:
-        console.print(Padding(line, (0, 0, 0, 2)))
+            uses[use.id] = use
+    return uses[max(evidence, key=lambda number: evidence[number])]
 
 
 def _visible(text: str) -> str:
