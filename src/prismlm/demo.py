@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 
@@ -14,6 +15,9 @@ from prismlm import fingerprints
 from prismlm.errors import InputError
 from prismlm.files import atomic_file, read_json, write_json
 from prismlm.progress import SILENT, Reporter
+
+if TYPE_CHECKING:
+    from prismlm.training import Recipe
 
 STATE_FILE = "demo.json"
 REPORT_FILE = "report.html"
@@ -45,12 +49,14 @@ class DemoSize:
         vocab_size: tokens of its tokenizer.
         every: one in so many documents of the bundled sample is read.
         contexts: places kept per prototype.
+        overrides: ``a.b=value`` on top of the recipe.
     """
 
     recipe: str
     vocab_size: int
     every: int
     contexts: int
+    overrides: tuple[str, ...] = ()
 
 
 FULL = DemoSize("demo.yaml", vocab_size=4096, every=1, contexts=32)
@@ -76,7 +82,7 @@ class DemoResult:
     cached: bool
 
 
-def run_demo(out: Path, *, quick: bool = False, progress: Reporter = SILENT) -> DemoResult:
+def run_demo(out: Path, size: DemoSize = FULL, *, progress: Reporter = SILENT) -> DemoResult:
     """Build what is not there yet: corpus, model, lens and report; then explain the prompts.
 
     Every part is complete or absent: stopped anywhere, the demo goes on from the last whole part,
@@ -84,13 +90,12 @@ def run_demo(out: Path, *, quick: bool = False, progress: Reporter = SILENT) -> 
 
     Args:
         out: where to build; a directory that the demo made, or a new one.
-        quick: a smaller model on a quarter of the documents.
+        size: FULL, or QUICK: a smaller model on a quarter of the documents.
         progress: shows what is under way.
 
     Raises:
         InputError: ``out`` holds something else, or a demo of another size or version.
     """
-    size = QUICK if quick else FULL
     out = Path(out)
     _claim(out, size)
     corpus, model = out / "corpus", out / "model"
@@ -158,28 +163,26 @@ def _build_corpus(corpus: Path, out: Path, size: DemoSize, progress: Reporter) -
 
 
 def _train(corpus: Path, model: Path, size: DemoSize, progress: Reporter) -> None:
-    from prismlm.training import load_recipe, train
+    from prismlm.training import train
+
+    train(_recipe(corpus, model, size), resume=model.exists(), progress=progress)
+
+
+def _recipe(corpus: Path, model: Path, size: DemoSize) -> Recipe:
+    from prismlm.training import load_recipe
 
     path = files("prismlm.training").joinpath("recipes", size.recipe)
-    overrides = [f"corpus={_quoted(corpus)}", f"out={_quoted(model)}"]
-    train(load_recipe(str(path), overrides), resume=model.exists(), progress=progress)
-
-
-def _quoted(path: Path) -> str:
-    """Return a path as YAML, so that no name is taken for a number or a comment."""
-    import json
-
-    return json.dumps(str(path))
+    # Quoted as JSON, which is YAML, so that no path is taken for a number or a comment.
+    places = [f"corpus={json.dumps(str(corpus))}", f"out={json.dumps(str(model))}"]
+    return load_recipe(str(path), [*places, *size.overrides])
 
 
 def _index(corpus: Path, model: Path, lens: Path, size: DemoSize, progress: Reporter) -> None:
     from prismlm.corpus import Corpus
     from prismlm.lens.index import IndexOptions, build_index
-    from prismlm.training import load_recipe
 
     lm = prismlm.load(model)
-    path = files("prismlm.training").joinpath("recipes", size.recipe)
-    window = load_recipe(str(path)).data.length
+    window = _recipe(corpus, model, size).data.length
     options = IndexOptions(contexts=size.contexts, window=window, stride=window * 3 // 4)
     build_index(
         lm.model, lm.head, Corpus.open(corpus), lens, options, trained_on=True, progress=progress

@@ -1,7 +1,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -12,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 import prismlm
 
+SOURCES = str(Path(prismlm.__file__).parents[1])
 TEXT = "The proof relies on the theory of groups."
 POSITION = {
     "position", "token", "token_id", "target", "target_id", "target_from", "logit", "model_logit",
@@ -179,3 +185,26 @@ def test_more_prototypes_per_token_than_prototypes(refused, copy):
     message = refused("explain", copy, TEXT)
     assert "prototypes_per_token is 5000" in message
     assert "192" in message
+
+
+def test_interrupt_writes_nothing(tiny_model, tmp_path):
+    page = tmp_path / "page.html"
+    command = [
+        sys.executable, "-m", "prismlm", "explain", str(tiny_model), TEXT,
+        "--generate", "480", "--html", str(page),
+    ]  # fmt: skip
+    with subprocess.Popen(
+        command,
+        env={**os.environ, "PYTHONPATH": SOURCES},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    ) as process:
+        time.sleep(1.5)
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stderr
+    assert stdout == ""
+    assert "Traceback" not in stderr
+    assert list(tmp_path.iterdir()) == []

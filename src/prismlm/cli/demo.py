@@ -48,10 +48,10 @@ def demo(
     from rich.console import Console
 
     from prismlm.cli.progress import ConsoleReporter
-    from prismlm.demo import run_demo
+    from prismlm.demo import FULL, QUICK, run_demo
 
     directory = out or Path("prismlm-demo-quick" if quick else "prismlm-demo")
-    result = run_demo(directory, quick=quick, progress=ConsoleReporter())
+    result = run_demo(directory, QUICK if quick else FULL, progress=ConsoleReporter())
     console = Console(highlight=False)
     _print_summary(console, result)
     typer.echo(str(result.model))

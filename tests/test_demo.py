@@ -1,0 +1,116 @@
+"""The demo end to end at a tiny size; the quick demo interrupted in every phase is slow."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import prismlm
+from prismlm.demo import PROMPTS, QUICK, DemoSize, run_demo
+from prismlm.errors import InputError
+
+TINY = DemoSize(
+    "demo-quick.yaml",
+    vocab_size=1024,
+    every=60,
+    contexts=4,
+    overrides=(
+        "steps=30",
+        "head.prototypes=64",
+        "head.initialise_at_step=10",
+        "evaluation.every=0",
+        "evaluation.final_tokens=2000",
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    return run_demo(tmp_path_factory.mktemp("demo") / "tiny", TINY)
+
+
+def test_everything_is_there_and_one_prompt_per_domain_is_explained(demo):
+    from prismlm.corpus import Corpus
+
+    corpus = Corpus.open(demo.corpus)
+    assert set(PROMPTS) == set(corpus.column("domain"))
+    assert set(demo.traces) == set(PROMPTS)
+    for trace in demo.traces.values():
+        shares = trace.sources("domain")
+        total = sum(item.share for item in shares.items) + shares.unattributed
+        assert total == pytest.approx(1.0, abs=1e-6)
+        assert any(step.target_from == "generated" for step in trace)
+    assert demo.report.read_text(encoding="utf-8").startswith("<!")
+    assert not demo.cached
+
+
+def test_a_second_run_builds_nothing(demo):
+    files = {path: path.stat().st_mtime_ns for path in demo.model.rglob("*") if path.is_file()}
+    began = time.monotonic()
+    again = run_demo(demo.model.parent, TINY)
+    assert again.cached
+    assert time.monotonic() - began < 10
+    assert files == {p: p.stat().st_mtime_ns for p in demo.model.rglob("*") if p.is_file()}
+    for domain, trace in demo.traces.items():
+        assert trace.steps == again.traces[domain].steps
+
+
+def test_a_missing_part_alone_is_built_again(demo):
+    import shutil
+
+    weights = (demo.model / "model.safetensors").stat().st_mtime_ns
+    shutil.rmtree(demo.model / "lens")
+    again = run_demo(demo.model.parent, TINY)
+    assert not again.cached
+    assert (demo.model / "model.safetensors").stat().st_mtime_ns == weights
+    assert prismlm.load(demo.model).lens is not None
+
+
+def test_another_size_is_refused(demo):
+    with pytest.raises(InputError, match="another size"):
+        run_demo(demo.model.parent, QUICK)
+
+
+def test_a_directory_of_something_else_is_left_alone(tmp_path):
+    (tmp_path / "thesis.txt").write_text("irreplaceable")
+    with pytest.raises(InputError, match="no demo made it"):
+        run_demo(tmp_path, TINY)
+    assert os.listdir(tmp_path) == ["thesis.txt"]
+
+
+PHASES = ("at the start", "Training the tokenizer", "Tokenising", "training", "Indexing")
+
+
+@pytest.mark.slow
+def test_the_quick_demo_interrupted_in_every_phase(tmp_path):
+    command = [sys.executable, "-m", "prismlm", "demo", "--quick", "--no-serve"]
+    for phase in PHASES:
+        process = subprocess.Popen(
+            command,
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )
+        assert process.stderr is not None
+        if phase != PHASES[0]:
+            for line in process.stderr:
+                if re.match(rf"{phase}: .*done in", line):
+                    break
+        time.sleep(1.5)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=120)
+        finished = process.returncode == 0
+        assert finished or process.returncode == 130, errors
+        assert "Traceback" not in errors
+        leftovers = list(Path(tmp_path).rglob("*.tmp"))
+        assert not leftovers, (phase, leftovers)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    model = tmp_path / done.stdout.splitlines()[-1]
+    assert prismlm.load(model).lens is not None
