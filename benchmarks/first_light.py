@@ -24,7 +24,13 @@ import transformers
 
 import prismlm
 from prismlm.corpus import Corpus, document_windows, pack, window_batches
-from prismlm.eval.domain_share import DocumentEvidence, document_evidence, domain_share, shuffled
+from prismlm.eval.domain_share import (
+    DocumentEvidence,
+    document_evidence,
+    domain_share,
+    paired_difference,
+    shuffled,
+)
 from prismlm.files import write_json
 from prismlm.layers import PrototypeHead
 from prismlm.lens.directory import Lens
@@ -127,17 +133,25 @@ def domain_figures(
     print("tracing held-out documents to domains")
     trained, weights = evidence(lm.head), lm.lens.group_weights("domain")
     control_weights = control_lens.group_weights("domain")
-    shuffles = [
-        domain_share(trained, shuffled(weights, seed), domains).to_dict()
-        for seed in range(SHUFFLES)
-    ]
+    head = domain_share(trained, weights, domains)
+    states = domain_share(evidence(control), control_weights, domains)
+    shuffles = [domain_share(trained, shuffled(weights, seed), domains) for seed in range(SHUFFLES)]
     return {
-        "trained": domain_share(trained, weights, domains).to_dict(),
-        "random_states": domain_share(evidence(control), control_weights, domains).to_dict(),
+        "trained": head.to_dict(),
+        "random_states": states.to_dict(),
         "shuffled_map": {
-            key: float(np.mean([figures[key] for figures in shuffles])) for key in shuffles[0]
+            key: float(np.mean([shuffle.to_dict()[key] for shuffle in shuffles]))
+            for key in head.to_dict()
         },
         "shuffles": SHUFFLES,
+        "trained_minus_random_states": {
+            "own_share": paired_difference(head.own_shares, states.own_shares)._asdict(),
+            "accuracy": paired_difference(head.hits, states.hits)._asdict(),
+        },
+        "trained_minus_shuffled_map": {
+            "own_share": paired_difference(head.own_shares, shuffles[0].own_shares)._asdict(),
+            "accuracy": paired_difference(head.hits, shuffles[0].hits)._asdict(),
+        },
     }
 
 

@@ -8,7 +8,7 @@ domain map shuffled.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -43,6 +43,8 @@ class DomainShare:
         chance: the same if evidence followed each domain's share of all activation.
         accuracy: share of documents whose own domain has the largest share relative to chance.
         chance_accuracy: one over the number of domains.
+        own_shares: the own share of each document, by its row.
+        hits: whether each document counts for the accuracy, by its row.
     """
 
     documents: int
@@ -50,10 +52,13 @@ class DomainShare:
     chance: float
     accuracy: float
     chance_accuracy: float
+    own_shares: dict[int, float] = field(repr=False)
+    hits: dict[int, bool] = field(repr=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the figures by name."""
-        return asdict(self)
+        """Return the figures by name, without those of single documents."""
+        values = asdict(self)
+        return {key: values[key] for key in values if key not in ("own_shares", "hits")}
 
 
 @torch.no_grad()
@@ -138,10 +143,45 @@ def domain_share(
     everything = placed.sum(0) @ weights.weights
     base = everything / everything.sum()
     lift = np.divide(shares, base, out=np.zeros_like(shares), where=base > 0)
+    own_shares = shares[np.arange(len(rows)), own]
+    hits = lift.argmax(1) == own
     return DomainShare(
         documents=len(rows),
-        own_share=float(shares[np.arange(len(rows)), own].mean()),
+        own_share=float(own_shares.mean()),
         chance=float(base[own].mean()),
-        accuracy=float((lift.argmax(1) == own).mean()),
+        accuracy=float(hits.mean()),
         chance_accuracy=1 / len(weights.keys),
+        own_shares=dict(zip(rows, own_shares.tolist(), strict=True)),
+        hits=dict(zip(rows, hits.tolist(), strict=True)),
     )
+
+
+class Interval(NamedTuple):
+    """A mean difference with the 2.5th and 97.5th percentile of its bootstrap."""
+
+    difference: float
+    low: float
+    high: float
+
+    @property
+    def is_better(self) -> bool:
+        """Whether the whole interval lies above zero."""
+        return self.low > 0
+
+
+def paired_difference(
+    left: dict[int, Any], right: dict[int, Any], *, samples: int = 10_000, seed: int = 0
+) -> Interval:
+    """Return mean(left − right) over the documents of both, with a paired bootstrap interval.
+
+    Raises:
+        InputError: the two share no document.
+    """
+    common = sorted(left.keys() & right.keys())
+    if not common:
+        raise InputError("the two results share no document, so they cannot be compared.")
+    differences = np.array([float(left[row]) - float(right[row]) for row in common])
+    generator = np.random.default_rng(seed)
+    drawn = generator.integers(len(common), size=(samples, len(common)))
+    low, high = np.percentile(differences[drawn].mean(1), [2.5, 97.5])
+    return Interval(float(differences.mean()), float(low), float(high))
