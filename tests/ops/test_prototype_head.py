@@ -59,20 +59,25 @@ def test_losses_hand_computed():
     repeats=st.integers(1, 4),
     d=st.integers(1, 9),
     seed=st.integers(0, 10_000),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
     data=st.data(),
 )
-def test_tiled_equals_naive(n, base, repeats, d, seed, data):
-    """Outputs and every gradient, with repeated prototypes so that exact ties occur."""
+def test_tiled_equals_naive(n, base, repeats, d, seed, dtype, data):
+    """Outputs and every gradient, with repeated prototypes so that exact ties occur.
+
+    Gradients are compared in float64: a cosine's is orthogonal to z and divided by ‖z‖, so that in
+    float32 a short z leaves rounding of any size where the true gradient is zero.
+    """
     k = data.draw(st.integers(1, base * repeats))
     mask = torch.tensor(data.draw(st.lists(st.booleans(), min_size=n, max_size=n)))
     results = []
     for form in FORMS:
-        z, prototypes = inputs(n, base, d, seed, repeats=repeats)
+        z, prototypes = inputs(n, base, d, seed, dtype, repeats)
         prototypes = prototypes.detach().requires_grad_()
-        scale = torch.tensor(1.7, requires_grad=True)
+        scale = torch.tensor(1.7, dtype=dtype, requires_grad=True)
         routing = form.route(z, prototypes, k, scale, mask)
         rebuilt = form.reconstruct(routing, prototypes)
-        weights = torch.linspace(0.5, 1.5, k)
+        weights = torch.linspace(0.5, 1.5, k, dtype=dtype)
         loss = (routing.activations * weights).sum() + rebuilt.square().sum()
         loss = loss + ops.prototype_pull(routing) + ops.point_pull(routing, mask)
         loss.backward()
@@ -88,11 +93,11 @@ def test_tiled_equals_naive(n, base, repeats, d, seed, data):
         assert mask[fast.nearest_point].all()
     else:
         assert (fast.nearest_point == -1).all()
-    # A repeated prototype's nearest state may be either of two that tie to rounding; compare the
-    # gradient of z only where naive and tiled agree on it.
-    if torch.equal(fast.nearest_point, slow.nearest_point):
+    # A prototype's nearest state may be either of two that tie to rounding; compare gradients only
+    # where naive and tiled agree on it.
+    if dtype == torch.float64 and torch.equal(fast.nearest_point, slow.nearest_point):
         for fast_grad, slow_grad in zip(fast_grads, slow_grads, strict=True):
-            torch.testing.assert_close(fast_grad, slow_grad, atol=2e-4, rtol=1e-4)
+            torch.testing.assert_close(fast_grad, slow_grad, atol=1e-9, rtol=1e-9)
 
 
 @pytest.mark.parametrize("tile_elements", [1, 64, 2**20])

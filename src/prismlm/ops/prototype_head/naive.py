@@ -29,8 +29,9 @@ def route(
     """
     check_arguments(z, prototypes, k, mask)
     z64, p64 = z.double(), prototypes.double()
-    exact = (z64 * inverse_norms(z64)) @ (p64 * inverse_norms(p64)).T
-    cosines = exact.to(score_dtype(z.dtype))
+    unit_z, unit_p = z64 * inverse_norms(z64), p64 * inverse_norms(p64)
+    # Summed pair by pair: a matrix product may round equal prototypes differently.
+    cosines = (unit_z[:, None] * unit_p).sum(-1).to(score_dtype(z.dtype))
     n, num_prototypes = cosines.shape
 
     values = cast("list[list[float]]", cosines.tolist())  # pyright: ignore[reportUnknownMemberType]

@@ -191,12 +191,14 @@ def _rank_exactly(
     z = z * inverse_norms(z)
     if columns is None:
         p = prototypes.double()
-        exact = z @ (p * inverse_norms(p)).T
+        p = p * inverse_norms(p)
         columns = torch.arange(p.shape[0], device=z.device).expand(z.shape[0], -1)
+        # Rounded to float32, a float64 product ties where it should; in float64 it may not.
+        exact = z @ p.T if dtype == torch.float32 else torch.stack([(r * p).sum(-1) for r in z])
     else:
         columns = columns.sort(dim=1).values
         p = prototypes[columns].double()
-        exact = torch.einsum("nd,njd->nj", z, p * inverse_norms(p))
+        exact = (z[:, None] * (p * inverse_norms(p))).sum(-1)
     rounded = exact.to(dtype)
     # Columns ascend, so a stable sort leaves ties with the lower index first.
     order = rounded.sort(dim=1, descending=True, stable=True).indices[:, :k]
