@@ -142,3 +142,18 @@ def test_a_model_without_a_lens(lm):
     assert trace.to_dict()["sources"] is None
     with pytest.raises(InputError, match="prismlm index"):
         trace.sources()
+
+
+def test_a_bfloat16_model_reports_its_rounding(tiny_model, tmp_path):
+    from prismlm.models.sidecar import Sidecar, base_of, load_sidecar, save_sidecar
+
+    lm = prismlm.load(tiny_model)
+    assert 0 < lm.explain(TEXT).rounding < 1e-4
+    model = lm.model.to(torch.bfloat16)
+    model.save_pretrained(tmp_path)
+    lm.tokenizer.save_pretrained(tmp_path)
+    sidecar = load_sidecar(tiny_model)
+    save_sidecar(tmp_path, Sidecar(sidecar.head, sidecar.logit_map, base_of(model)))
+    low = prismlm.load(tmp_path)
+    assert low.model.dtype == torch.bfloat16
+    assert 1e-4 < low.explain(TEXT).rounding < 2e-2

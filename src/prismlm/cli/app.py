@@ -13,6 +13,7 @@ from prismlm.errors import PrismError
 
 BAD_INPUT = 2
 INTERRUPTED = 130
+TRAINING_PACKAGES = ("accelerate", "pydantic", "tensorboard", "yaml")
 
 
 class _ErrorsAsMessages(TyperGroup):
@@ -23,6 +24,15 @@ class _ErrorsAsMessages(TyperGroup):
             return super().invoke(ctx)
         except PrismError as error:
             typer.echo(f"error: {error}", err=True)
+            raise typer.Exit(BAD_INPUT) from None
+        except ModuleNotFoundError as error:
+            if error.name not in TRAINING_PACKAGES:
+                raise
+            typer.echo(
+                f"error: this command needs {error.name}, which is not installed. "
+                "Install prismlm with its training extra: pip install 'prismlm[train]'",
+                err=True,
+            )
             raise typer.Exit(BAD_INPUT) from None
         except KeyboardInterrupt:
             typer.echo("interrupted", err=True)

@@ -84,13 +84,10 @@ def document_evidence(
     grid = document_windows(documents, corpus.starts, corpus.lengths, window, stride)
     model.eval()
     for batch in window_batches(grid, corpus, tokens_per_batch, corpus.eos_token_id):
-        scored = batch.owned[:, :-1] & batch.attention_mask[:, 1:]
+        ids, attended = batch.input_ids.to(weight.device), batch.attention_mask.to(weight.device)
+        scored = batch.owned.to(weight.device)[:, :-1] & attended[:, 1:]
         with capture(model, logits=False) as seen:
-            model(
-                input_ids=batch.input_ids,
-                attention_mask=batch.attention_mask.long(),
-                use_cache=False,
-            )
+            model(input_ids=ids, attention_mask=attended.long(), use_cache=False)
         z = seen.z[:, :-1][scored].float()
         routing = head(z).routing
         parts = decompose(
@@ -99,13 +96,13 @@ def document_evidence(
             routing.activations,
             head.prototypes,
             weight,
-            batch.input_ids[:, 1:][scored],
+            ids[:, 1:][scored],
             scale=logit_map.scale,
             weight_mean=mean,
         )
-        row = row_of[batch.document][:, None].expand_as(scored)[scored]
-        cell = row[:, None] * head.num_prototypes + routing.indices
-        evidence = parts.evidence.clamp_min(0).double()
+        row = row_of[batch.document][:, None].expand_as(scored)[scored.cpu()]
+        cell = row[:, None] * head.num_prototypes + routing.indices.cpu()
+        evidence = parts.evidence.clamp_min(0).double().cpu()
         sums.index_add_(0, cell.flatten(), evidence.flatten())
     return DocumentEvidence(documents, sums.view(len(documents), -1).numpy())
 

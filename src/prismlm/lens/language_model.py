@@ -74,6 +74,7 @@ class PrismLM:
             build_steps(reading, ids[0].tolist(), prompt.shape[1], self.tokenizer, self.lens),
             evidence_table(reading),
             self.lens,
+            reading.rounding,
         )
 
     def generate(

@@ -100,12 +100,15 @@ class Trace:
         steps: one per prediction.
         table: the evidence behind the steps.
         lens: the lens the shares are taken from, if there is one.
+        rounding: the largest |sum of parts − model's logit| / max(1, |logit|) of the whole text;
+            float32 models stay under 1e-3, half-precision ones under 2e-2.
     """
 
     model: str
     steps: tuple[Step, ...]
     table: EvidenceTable = field(repr=False)
     lens: Lens | None = field(default=None, repr=False)
+    rounding: float = 0.0
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -122,7 +125,7 @@ class Trace:
     def __getitem__(self, key: int | slice) -> Step | Trace:
         """Return one step, or a trace of some of them."""
         if isinstance(key, slice):
-            return Trace(self.model, self.steps[key], self.table[key], self.lens)
+            return Trace(self.model, self.steps[key], self.table[key], self.lens, self.rounding)
         return self.steps[key]
 
     def sources(self, by: str = "source") -> Sources:
