@@ -16,10 +16,11 @@ INTERRUPTED = 130
 TRAINING_PACKAGES = ("accelerate", "pydantic", "tensorboard", "yaml")
 
 
-class _ErrorsAsMessages(TyperGroup):
+class ErrorsAsMessages(TyperGroup):
     """Runs commands; an error on purpose is one line on stderr, never a traceback."""
 
     def invoke(self, ctx: Any) -> Any:
+        """Run a command; turn errors on purpose, missing extras and Ctrl-C into exit codes."""
         try:
             return super().invoke(ctx)
         except PrismError as error:
@@ -41,7 +42,7 @@ class _ErrorsAsMessages(TyperGroup):
 
 app = typer.Typer(
     name="prismlm",
-    cls=_ErrorsAsMessages,
+    cls=ErrorsAsMessages,
     help="Language models that can be read by construction.",
     no_args_is_help=True,
     add_completion=False,

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from prismlm.cli.options import DryRun, Json
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -18,8 +20,6 @@ _ROWS_SHOWN = 20
 _BAR_WIDTH = 20
 
 app = typer.Typer(help="Turn texts into a corpus, and look at one.", no_args_is_help=True)
-
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 
 
 def _column(role: str, otherwise: str) -> Any:
@@ -56,9 +56,7 @@ def build(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace DIR if a corpus.")
     ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only estimate time, memory and disk.")
-    ] = False,
+    dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
     """Read texts, tokenise them and write a corpus directory."""

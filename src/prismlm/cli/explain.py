@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from prismlm.cli.options import Json, Model
 from prismlm.errors import InputError, suggest
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ STDIN = "-"
 
 
 def explain(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A model directory.")],
+    model: Model,
     text: Annotated[
         str | None, typer.Argument(metavar="TEXT", help="The text to explain, or use --file.")
     ] = None,
@@ -42,9 +43,7 @@ def explain(
         str | None,
         typer.Option(metavar="A:B|last", help="Only these predictions, counted from 0."),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document and nothing else.")
-    ] = False,
+    as_json: Json = False,
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a self-contained page.")
     ] = None,

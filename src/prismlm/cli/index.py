@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from prismlm.cli.options import DryRun, Json, Model
 from prismlm.errors import InputError, suggest
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ LONGEST_DEFAULT_WINDOW = 1024
 
 
 def index(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A model directory.")],
+    model: Model,
     corpus: Annotated[Path, typer.Option(metavar="DIR", help="The corpus to read.")],
     lens: Annotated[
         str | None,
@@ -43,20 +44,11 @@ def index(
         bool, typer.Option("--text/--no-text", help="Keep the text around each place, or offsets.")
     ] = True,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a lens.")] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only estimate time, memory and disk.")
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document and nothing else.")
-    ] = False,
+    dry_run: DryRun = False,
+    as_json: Json = False,
 ) -> None:
     """Find the text each prototype stands for, so that explain can point to it."""
-    if split not in SPLITS:
-        raise InputError(
-            f"there is no split {split!r}: expected {', '.join(SPLITS)}.{suggest(split, SPLITS)}"
-        )
-    if contexts < 1:
-        raise InputError(f"--contexts is {contexts}: expected at least 1.")
+    _check(split, contexts)
     from prismlm.cli.model import open_checkpoint
     from prismlm.cli.progress import ConsoleReporter
     from prismlm.corpus.store import Corpus
@@ -89,6 +81,15 @@ def index(
         progress=ConsoleReporter(),
     )
     _report(out, time.monotonic() - began, as_json=as_json)
+
+
+def _check(split: str, contexts: int) -> None:
+    if split not in SPLITS:
+        raise InputError(
+            f"there is no split {split!r}: expected {', '.join(SPLITS)}.{suggest(split, SPLITS)}"
+        )
+    if contexts < 1:
+        raise InputError(f"--contexts is {contexts}: expected at least 1.")
 
 
 def _out(model: Path, lens: str) -> Path:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prismlm.errors import InputError
+from prismlm.cli.options import DryRun, Json
 
 if TYPE_CHECKING:
     from prismlm.training import TrainingEstimate, TrainingResult
@@ -24,22 +24,10 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the newest checkpoint.")
     ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only estimate time, memory and disk.")
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document and nothing else.")
-    ] = False,
+    dry_run: DryRun = False,
+    as_json: Json = False,
 ) -> None:
     """Train a model with its prototypes from a recipe."""
-    try:
-        import accelerate  # noqa: F401
-        import pydantic  # noqa: F401
-        import yaml  # noqa: F401
-    except ImportError as error:
-        raise InputError(
-            f"training needs {error.name}, which is not installed: pip install 'prismlm[train]'"
-        ) from error
     from prismlm.cli.progress import ConsoleReporter
     from prismlm.training import estimate, load_recipe
     from prismlm.training import train as run

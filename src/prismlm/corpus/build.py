@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -88,21 +88,32 @@ def build_corpus(
             _tokenise(reader, encoder, writer, progress)
             contents = writer.finish()
         contents["counts"]["skipped"] = reader.skipped
-        meta = {
-            "format": layout.FORMAT,
-            "version": layout.FORMAT_VERSION,
-            "dtype": dtype.name,
-            "tokenizer": {
-                "fingerprint": fingerprint(chosen),
-                "vocab_size": vocabulary,
-                "eos_token": eos_token,
-                "eos_token_id": eos_token_id,
-            },
-            "split": {"rule": layout.SPLIT_RULE, "heldout_fraction": heldout_fraction},
-            **contents,
+        names = {
+            "fingerprint": fingerprint(chosen),
+            "vocab_size": vocabulary,
+            "eos_token": eos_token,
+            "eos_token_id": eos_token_id,
         }
-        write_json(directory / layout.META_FILE, meta)
+        _write_meta(directory, dtype, names, heldout_fraction, contents)
     return Corpus.open(target)
+
+
+def _write_meta(
+    directory: Path,
+    dtype: np.dtype[Any],
+    tokenizer: dict[str, Any],
+    heldout_fraction: float,
+    contents: dict[str, Any],
+) -> None:
+    meta = {
+        "format": layout.FORMAT,
+        "version": layout.FORMAT_VERSION,
+        "dtype": dtype.name,
+        "tokenizer": tokenizer,
+        "split": {"rule": layout.SPLIT_RULE, "heldout_fraction": heldout_fraction},
+        **contents,
+    }
+    write_json(directory / layout.META_FILE, meta)
 
 
 def check_build(

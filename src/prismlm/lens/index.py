@@ -98,7 +98,26 @@ def build_index(
     documents = corpus.split(options.split)
     check_index(model, corpus, documents, options)
     scan = scan_corpus(model, head, corpus, documents, options, progress)
-    meta = layout.LensMeta(
+    meta = _meta(model, head, corpus, options, scan, trained_on)
+    kept = top_contexts.finish(scan.top)
+    with atomic_directory(out) as temporary:
+        write_index(temporary, kept, corpus, options.with_text, progress)
+        write_contexts(temporary, kept)
+        pq.write_table(scan.mass.table(), temporary / layout.MASS_FILE, compression="zstd")
+        write_prototypes(temporary, model, head, corpus, scan)
+        layout.write_meta(temporary, meta)
+    return out
+
+
+def _meta(
+    model: PreTrainedModel,
+    head: PrototypeHead,
+    corpus: Corpus,
+    options: IndexOptions,
+    scan: Scan,
+    trained_on: bool | None,
+) -> layout.LensMeta:
+    return layout.LensMeta(
         weight=fingerprints.of_tensor(weight_of(model)),
         prototypes=layout.prototypes_fingerprint(head),
         tokenizer=corpus.meta["tokenizer"]["fingerprint"],
@@ -110,18 +129,10 @@ def build_index(
         window=options.window,
         stride=options.stride,
         contexts=options.contexts,
-        documents=len(documents),
+        documents=len(corpus.split(options.split)),
         tokens=scan.tokens,
         with_text=options.with_text,
     )
-    kept = top_contexts.finish(scan.top)
-    with atomic_directory(out) as temporary:
-        write_index(temporary, kept, corpus, options.with_text, progress)
-        write_contexts(temporary, kept)
-        pq.write_table(scan.mass.table(), temporary / layout.MASS_FILE, compression="zstd")
-        write_prototypes(temporary, model, head, corpus, scan)
-        layout.write_meta(temporary, meta)
-    return out
 
 
 def scan_corpus(
