@@ -87,6 +87,7 @@ def _print_summary(console: Console, result: DemoResult) -> None:
 
 def _print_trace(console: Console, domain: str, trace: Trace) -> None:
     from rich.markup import escape
+    from rich.padding import Padding
 
     generated = sum(step.target_from == "generated" for step in trace)
     split = len(trace) - generated + 1
@@ -96,13 +97,12 @@ def _print_trace(console: Console, domain: str, trace: Trace) -> None:
     leading = [
         f"[{'bold green' if item.key == domain else 'default'}]"
         f"{escape(item.key)} {item.share:.0%}[/]"
-        for item in shares.items[:4]
+        for item in shares.items[:3]
     ]
     leading.append(f"[dim]unattributed {shares.unattributed:.0%}[/]")
     strongest = _strongest(trace)
+    text = f"{escape(_visible(prompt))}[bold]{escape(_visible(words))}[/]"
     lines = [
-        f"[bold cyan]{escape(domain)}[/]",
-        f"  {escape(_visible(prompt))}[bold]{escape(_visible(words))}[/]",
         f"  [dim]evidence  [/] {' · '.join(leading)}",
         f"  [dim]prototype [/] #{strongest.id} {escape(strongest.name or '')}",
     ]
@@ -115,7 +115,8 @@ def _print_trace(console: Console, domain: str, trace: Trace) -> None:
             f"  [dim]document  [/] …{escape(before)}[reverse]"
             f"{escape(_visible(document.token or ''))}[/]{escape(after)}… [dim]{escape(source)}[/]"
         )
-    console.print()
+    console.print(f"\n[bold cyan]{escape(domain)}[/]")
+    console.print(Padding(text, (0, 0, 0, 2)))
     for line in lines:
         console.print(line, no_wrap=True, overflow="ellipsis", crop=True)
 
