@@ -124,14 +124,21 @@ def test_arguments_that_cannot_be_used(refused, tiny_model, tiny_corpus, tmp_pat
 def test_interrupt_leaves_no_lens(tiny_model, tiny_corpus, tmp_path):
     model = Path(shutil.copytree(tiny_model, tmp_path / "copy"))
     before = listing(model)
-    # A stride of 1 reads every token 512 times over: minutes, so that the signal comes in between.
+    # Windows of 64 with a stride of 1 read every token 64 times over: minutes, so that the signal
+    # comes in between.
     command = [
         sys.executable, "-m", "prismlm", "index", str(model), "--corpus", str(tiny_corpus),
-        "--lens", "new", "--window", "512", "--stride", "1",
+        "--lens", "new", "--window", "64", "--stride", "1",
     ]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": SOURCES}
     with subprocess.Popen(
-        command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        command,
+        env=environment,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        # Background jobs of some shells start with SIGINT ignored, and children inherit it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     ) as process:
         assert process.stderr is not None
         line = process.stderr.readline()  # the first progress line: the scan is under way
