@@ -67,10 +67,7 @@ def explain(
         )
     trace = lm.explain(words, generate=generate, temperature=temperature, seed=seed)
     chosen = _select(trace, tokens)
-    if html is not None:
-        chosen.to_html(html)
-    if parquet is not None:
-        chosen.to_parquet(parquet)
+    _write(chosen, html, parquet)
     if as_json:
         value = chosen.to_dict(by=column, documents=documents)
         typer.echo(json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False))
@@ -78,9 +75,15 @@ def explain(
         from prismlm.cli.reading import print_trace
 
         print_trace(chosen, by=column, top=top, documents=documents, all_shown=tokens is not None)
-    for path in (html, parquet):
-        if path is not None:
-            typer.echo(f"wrote {path}", err=True)
+
+
+def _write(trace: Trace, html: Path | None, parquet: Path | None) -> None:
+    if html is not None:
+        trace.to_html(html)
+        typer.echo(f"wrote {html}", err=True)
+    if parquet is not None:
+        trace.to_parquet(parquet)
+        typer.echo(f"wrote {parquet}", err=True)
 
 
 def _text(text: str | None, file: str | None) -> str:
