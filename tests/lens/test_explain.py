@@ -157,3 +157,16 @@ def test_a_bfloat16_model_reports_its_rounding(tiny_model, tmp_path):
     low = prismlm.load(tmp_path)
     assert low.model.dtype == torch.bfloat16
     assert 1e-4 < low.explain(TEXT).rounding < 2e-2
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
+def test_a_damaged_checkpoint(tiny_model, tmp_path, name):
+    import shutil
+
+    from prismlm.errors import FormatError
+
+    copy = tmp_path / "copy"
+    shutil.copytree(tiny_model, copy)
+    (copy / name).write_bytes((copy / name).read_bytes()[:100])
+    with pytest.raises(FormatError, match=r"the checkpoint in .* cannot be read"):
+        prismlm.load(copy)

@@ -57,9 +57,9 @@ def explain(
     _check(column, top, documents)
     _check_outputs(html, parquet)
     _span(tokens)
-    from prismlm.cli.model import open_model
+    from prismlm.lens.language_model import load
 
-    lm = open_model(model, lens)
+    lm = load(model, lens=lens)
     if by is not None and lm.lens is None:
         raise InputError(
             f"{model} has no lens, so there are no shares by {by}. "

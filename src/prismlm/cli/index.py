@@ -49,15 +49,15 @@ def index(
 ) -> None:
     """Find the text each prototype stands for, so that explain can point to it."""
     _check(split, contexts)
-    from prismlm.cli.model import open_checkpoint
     from prismlm.cli.progress import ConsoleReporter
     from prismlm.corpus.store import Corpus
     from prismlm.lens.index import IndexOptions, build_index, check_out
+    from prismlm.lens.language_model import load_checkpoint
 
     source = Corpus.open(corpus)
     out = _out(model, lens or source.name)
     check_out(out, overwrite=overwrite)
-    checkpoint = open_checkpoint(model)
+    checkpoint = load_checkpoint(model)
     width = _window(checkpoint) if window is None else window
     options = IndexOptions(
         contexts=contexts,

@@ -160,11 +160,6 @@ class Interval(NamedTuple):
     low: float
     high: float
 
-    @property
-    def is_better(self) -> bool:
-        """Whether the whole interval lies above zero."""
-        return self.low > 0
-
 
 def paired_difference(
     left: dict[int, Any], right: dict[int, Any], *, samples: int = 10_000, seed: int = 0

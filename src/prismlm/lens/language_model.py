@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers import PreTrainedTokenizerBase as Tokenizer
@@ -156,7 +157,7 @@ def load_checkpoint(path: Path | str, *, device: str = "cpu") -> Checkpoint:
         with quiet_transformers():
             model = AutoModelForCausalLM.from_pretrained(directory, dtype="auto")
             tokenizer = AutoTokenizer.from_pretrained(directory)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise FormatError(f"the checkpoint in {directory} cannot be read: {error}") from error
     sidecar = load_sidecar(directory, model)
     verify_logit_map(model, sidecar.logit_map)
