@@ -2,46 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from transformers.utils.generic import ModelOutput
 
-from prismlm.errors import InputError
 from prismlm.layers import PrototypeHead
-from prismlm.models.seam import capture
+from prismlm.models.seam import Captured, LogitMap, capture, output_embedding
 from prismlm.ops.prototype_head import Routing
+from prismlm.training.objective import (
+    LossWeights,
+    OutputMap,
+    head_losses,
+    sample_positions,
+    select,
+)
+from prismlm.training.revival import Usage
 
-HEAD_LOSSES = ("prototype_pull", "point_pull", "residual", "diversity")
-LOSS_PARTS = ("ce", *HEAD_LOSSES)
 IGNORED_AT_INFERENCE = ("past_key_values", "losses", "routing")
-
-
-@dataclass(frozen=True)
-class LossWeights:
-    """How much each loss of the head counts beside the cross-entropy.
-
-    Attributes:
-        prototype_pull: weight of R1, every prototype to its nearest state.
-        point_pull: weight of R2, every state to its nearest prototype.
-        residual: weight of RES, ‖z − ẑ‖².
-        diversity: weight of DIV, the mean squared cosine between prototypes.
-    """
-
-    prototype_pull: float = 0.1
-    point_pull: float = 0.1
-    residual: float = 0.1
-    diversity: float = 0.0
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            if not getattr(self, field.name) >= 0:
-                raise InputError(
-                    f"the weight of {field.name} is {getattr(self, field.name)}; "
-                    "expected 0 or a positive number."
-                )
 
 
 @dataclass
@@ -52,8 +32,10 @@ class PrismOutput(ModelOutput):
         loss: CE + loss_scale · Σ weight · part, or None without labels.
         logits: [B, T, V], the model's own.
         past_key_values: the cache, if one was asked for.
-        losses: unweighted scalars by name: ce, prototype_pull, point_pull, residual, diversity.
-        routing: the prototypes of each of the B·T states; None before they are placed.
+        losses: unweighted scalars by name: ce, prototype_pull, point_pull, residual, diversity,
+            and prototype_only_ce and prototype_only_kl if they have a weight.
+        routing: the prototypes of each of the N states the head was run on: all B·T, or in
+            training those of ``sampled_positions``; None before they are placed.
     """
 
     loss: Tensor | None = None
@@ -66,7 +48,7 @@ class PrismOutput(ModelOutput):
 class PrismForCausalLM(nn.Module):
     """Run a decoder and its prototype head in one forward pass.
 
-        loss = CE + s · (w₁ R1 + w₂ R2 + w₃ RES + w₄ DIV)
+        loss = CE + s · Σ_i w_i L_i,   L = R1, R2, RES, DIV, prototype-only CE and KL
 
     with s = ``loss_scale`` in [0, 1]. The decoder's own forward, loss and logits are as without
     the head; it reads the state z that enters the output embedding. Before the prototypes are
@@ -84,6 +66,8 @@ class PrismForCausalLM(nn.Module):
         detach: keep the head's gradients out of the model, which then trains bit for bit as it
             would without a head.
         residual_reduction: whether RES averages over the d elements or sums.
+        position_share: share of a row's positions that the head is trained on in each step; they
+            shift from step to step. The model trains on all of them.
         placed: whether the prototypes hold something; False leaves the head out until
             :meth:`mark_placed`.
     """
@@ -100,6 +84,7 @@ class PrismForCausalLM(nn.Module):
         weights: LossWeights | None = None,
         detach: bool = False,
         residual_reduction: Literal["mean", "sum"] = "mean",
+        position_share: float = 1.0,
         placed: bool = True,
     ) -> None:
         super().__init__()
@@ -108,7 +93,12 @@ class PrismForCausalLM(nn.Module):
         self.weights = weights if weights is not None else LossWeights()
         self.detach = detach
         self.residual_reduction: Literal["mean", "sum"] = residual_reduction
+        self.position_share = position_share
         self.loss_scale = 1.0
+        self.prototypes_per_token = head.prototypes_per_token
+        self.step = 0
+        self.usage: Usage | None = None
+        self.logit_map = LogitMap.of(model)
         self.register_buffer("head_placed", torch.tensor(placed))
 
     @property
@@ -169,8 +159,7 @@ class PrismForCausalLM(nn.Module):
         mask = token_mask if token_mask is not None else attention_mask
         routing, parts = None, {}
         if self.placed:
-            z = seen.z.detach() if self.detach else seen.z
-            routing, parts = self._run_head(z, None if mask is None else mask.bool())
+            routing, parts = self._run_head(seen, None if mask is None else mask.bool(), labels)
         loss = None if labels is None else self.total(output.loss, parts)
         losses = {} if labels is None else {"ce": output.loss.detach()}
         losses |= {name: part.detach() for name, part in parts.items()}
@@ -182,11 +171,33 @@ class PrismForCausalLM(nn.Module):
             routing=routing,
         )
 
-    def _run_head(self, z: Tensor, mask: Tensor | None) -> tuple[Routing, dict[str, Tensor]]:
-        head = self.prototype_head
-        output = head(z, mask=mask)
-        parts = head.losses(z, output, mask=mask, residual_reduction=self.residual_reduction)
-        return output.routing, parts._asdict()
+    def _run_head(
+        self, seen: Captured, mask: Tensor | None, labels: Tensor | None
+    ) -> tuple[Routing, dict[str, Tensor]]:
+        z, embedded = seen.z.detach() if self.detach else seen.z, seen.embedded
+        assert embedded is not None
+        positions = None
+        if self.training and self.position_share < 1:
+            positions = sample_positions(z.shape[1], self.position_share, self.step, z.device)
+        states = select(z, self.logit_map(embedded.detach()), mask, labels, positions)
+        output, parts = head_losses(
+            self.prototype_head,
+            states,
+            self._output_map(),
+            self.weights,
+            prototypes_per_token=self.prototypes_per_token,
+            residual_reduction=self.residual_reduction,
+        )
+        if self.training and self.usage is not None:
+            self.usage.add(output, states.z.detach(), states.mask)
+        return output.routing, parts
+
+    def _output_map(self) -> OutputMap:
+        embedding: Any = output_embedding(self.model)
+        weight, bias = embedding.weight, getattr(embedding, "bias", None)
+        if self.detach:
+            weight, bias = weight.detach(), None if bias is None else bias.detach()
+        return OutputMap(weight, bias, self.logit_map)
 
     def total(self, ce: Tensor, parts: dict[str, Tensor]) -> Tensor:
         """Add the weighted losses of the head to the cross-entropy; no parts leave it as it is."""
