@@ -159,7 +159,7 @@ class PrismForCausalLM(nn.Module):
         mask = token_mask if token_mask is not None else attention_mask
         routing, parts = None, {}
         if self.placed:
-            routing, parts = self._run_head(seen, None if mask is None else mask.bool(), labels)
+            routing, parts = self.run_head(seen, None if mask is None else mask.bool(), labels)
         loss = None if labels is None else self.total(output.loss, parts)
         losses = {} if labels is None else {"ce": output.loss.detach()}
         losses |= {name: part.detach() for name, part in parts.items()}
@@ -171,15 +171,20 @@ class PrismForCausalLM(nn.Module):
             routing=routing,
         )
 
-    def _run_head(
+    def run_head(
         self, seen: Captured, mask: Tensor | None, labels: Tensor | None
     ) -> tuple[Routing, dict[str, Tensor]]:
-        z, embedded = seen.z.detach() if self.detach else seen.z, seen.embedded
-        assert embedded is not None
+        """Run the head on what a forward pass sent through the output embedding.
+
+        Returns:
+            The routing of the states, and the unweighted losses by name.
+        """
+        z = seen.z.detach() if self.detach else seen.z
+        embedded = seen.embedded if self.weights.prototype_only_kl else None
         positions = None
         if self.training and self.position_share < 1:
             positions = sample_positions(z.shape[1], self.position_share, self.step, z.device)
-        states = select(z, self.logit_map(embedded.detach()), mask, labels, positions)
+        states = select(z, embedded, mask, labels, positions)
         output, parts = head_losses(
             self.prototype_head,
             states,

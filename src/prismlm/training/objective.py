@@ -54,13 +54,13 @@ class States(NamedTuple):
         z: [N, d].
         mask: false on padding.
         labels: the token that follows each state; −100 where none is to be predicted.
-        logits: the model's own, [N, V].
+        embedded: W z + b as the model formed it, [N, V]; None where no loss needs it.
     """
 
     z: Float[Tensor, "N d"]
     mask: Bool[Tensor, " N"] | None
     labels: Int64[Tensor, " N"] | None
-    logits: Float[Tensor, "N V"]
+    embedded: Float[Tensor, "N V"] | None
 
 
 class OutputMap(NamedTuple):
@@ -87,7 +87,7 @@ def sample_positions(length: int, share: float, step: int, device: torch.device)
 
 def select(
     z: Float[Tensor, "B T d"],
-    logits: Float[Tensor, "B T V"],
+    embedded: Float[Tensor, "B T V"] | None,
     mask: Bool[Tensor, "B T"] | None,
     labels: Int64[Tensor, "B T"] | None,
     positions: Int64[Tensor, " S"] | None,
@@ -103,7 +103,7 @@ def select(
         flat(z),
         None if mask is None else flat(mask),
         None if labels is None else flat(labels),
-        flat(logits),
+        None if embedded is None else flat(embedded),
     )
 
 
@@ -142,6 +142,9 @@ def prototype_only_losses(
 
     Both are averaged over the positions that have a label, or over all that are not padding.
     p is a target: the model's own logits get no gradient from it.
+
+    Raises:
+        InputError: the KL has a weight and the states come without ``embedded``.
     """
     kept = states.mask
     if states.labels is not None:
@@ -153,7 +156,9 @@ def prototype_only_losses(
             F.nll_loss(log_q, states.labels, ignore_index=NO_LABEL, reduction="none"), kept
         )
     if weights.prototype_only_kl:
-        log_p = states.logits.detach().float().log_softmax(-1)
+        if states.embedded is None:
+            raise InputError("prototype_only_kl needs what the model's output embedding gave.")
+        log_p = output_map.logit_map(states.embedded.detach()).float().log_softmax(-1)
         divergence = F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(-1)
         losses["prototype_only_kl"] = _mean(divergence, kept)
     return losses

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import transformers
@@ -26,6 +26,7 @@ from prismlm.training.recipe import Recipe
 from prismlm.training.revival import ReviveUnused, Usage
 from prismlm.training.trainer import PrismTrainer
 
+AnyTrainer = TypeVar("AnyTrainer", bound=PrismTrainer)
 CHECKPOINTS = "checkpoints"
 SCHEDULES = {"cosine": "cosine", "linear": "linear", "constant": "constant_with_warmup"}
 
@@ -111,16 +112,9 @@ def build(recipe: Recipe, corpus: Corpus) -> PrismForCausalLM:
     backbone = build_model(config)
     check_isolation(backbone)
     settings = recipe.head
-    head = PrototypeHead(
-        weight_of(backbone).shape[1],
-        settings.prototypes,
-        settings.prototypes_per_token,
-        scale=settings.scale,
-    )
-    head.reset_parameters(torch.Generator().manual_seed(recipe.seed))
     return PrismForCausalLM(
         backbone,
-        head,
+        head_of(recipe, backbone),
         weights=recipe.losses.weights(),
         detach=settings.detach,
         residual_reduction=recipe.losses.residual_reduction,
@@ -129,15 +123,31 @@ def build(recipe: Recipe, corpus: Corpus) -> PrismForCausalLM:
     )
 
 
+def head_of(recipe: Recipe, backbone: Any) -> PrototypeHead:
+    """Return a recipe's head for a decoder, drawn at random from a generator of its own."""
+    settings = recipe.head
+    head = PrototypeHead(
+        weight_of(backbone).shape[1],
+        settings.prototypes,
+        settings.prototypes_per_token,
+        scale=settings.scale,
+    )
+    head.reset_parameters(torch.Generator().manual_seed(recipe.seed))
+    return head
+
+
 def build_trainer(
-    prepared: Prepared, directory: Path, callbacks: list[TrainerCallback]
-) -> PrismTrainer:
+    prepared: Prepared,
+    directory: Path,
+    callbacks: list[TrainerCallback],
+    kind: type[AnyTrainer] = PrismTrainer,
+) -> AnyTrainer:
     """Return a trainer that writes its checkpoints under ``directory``."""
     recipe = prepared.recipe
     own = head_callbacks(prepared)
     if recipe.evaluation.every:
         own.append(EvaluateEvery(recipe.evaluation.every))
-    return PrismTrainer(
+    return kind(
         prepared.model,
         training_arguments(recipe, directory / CHECKPOINTS),
         prepared.rows,

@@ -1,0 +1,157 @@
+"""Train several prototype heads, all detached, beside one decoder: the decoder is paid for once.
+
+A head on a detached state changes nothing of the decoder, so each head of a bank is the head that
+its own run would give. Imported by ``prototype_head.py``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from prismlm.models.seam import capture
+from prismlm.training import PrismForCausalLM, PrismTrainer, Recipe
+from prismlm.training.callbacks import HeadSchedule
+from prismlm.training.initialise import Rows
+from prismlm.training.recipe_file import build_recipe
+from prismlm.training.revival import Usage, revive
+from prismlm.training.setup import build_trainer, head_of, prepare
+
+
+@dataclass
+class BankedHead:
+    """One head of a bank: its settings are a recipe's ``head``, ``losses`` and rates."""
+
+    name: str
+    recipe: Recipe
+    prism: PrismForCausalLM
+    schedule: HeadSchedule
+    optimizer: torch.optim.Optimizer
+    losses: list[dict[str, float]] = field(default_factory=list[dict[str, float]])
+
+    @classmethod
+    def of(cls, name: str, recipe: Recipe, backbone: nn.Module, rows: Rows) -> BankedHead:
+        """Make a head that is not placed yet."""
+        settings, losses = recipe.head, recipe.losses
+        prism = PrismForCausalLM(
+            backbone,
+            head_of(recipe, backbone),
+            weights=losses.weights(),
+            detach=True,
+            residual_reduction=losses.residual_reduction,
+            position_share=settings.position_share,
+            placed=False,
+        )
+        schedule = HeadSchedule(
+            rows,
+            initialise_at_step=settings.initialise_at_step,
+            warmup=losses.warmup,
+            seed=recipe.seed,
+            initialise=settings.initialise,
+            anneal_from=settings.anneal_from,
+            anneal_until=settings.anneal_until,
+        )
+        if settings.revive_every:
+            prism.usage = Usage(settings.prototypes)
+        optimizer = torch.optim.AdamW(
+            prism.prototype_head.parameters(),
+            lr=recipe.optimizer.head_learning_rate,
+            betas=recipe.optimizer.betas,
+            weight_decay=0.0,
+        )
+        return cls(name, recipe, prism, schedule, optimizer)
+
+    def step(self, seen: Any, inputs: dict[str, Tensor], rate: float) -> None:
+        """Train the head on the states of one forward pass.
+
+        Args:
+            seen: what went through the output embedding.
+            inputs: the batch.
+            rate: the learning rate as a share of its peak.
+        """
+        prism, head = self.prism, self.prism.prototype_head
+        if not prism.placed:
+            return
+        _, parts = prism.run_head(seen, inputs["token_mask"], inputs["labels"])
+        loss = prism.total(torch.zeros(()), parts)
+        self.optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(head.parameters(), self.recipe.optimizer.head_max_grad_norm)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.recipe.optimizer.head_learning_rate * rate
+        self.optimizer.step()
+
+    def revive(self, step: int, steps: int) -> None:
+        """Revive unused prototypes when it is time, as :class:`ReviveUnused` does."""
+        settings, usage = self.recipe.head, self.prism.usage
+        since = step - settings.initialise_at_step
+        if usage is None or since <= 0 or since % settings.revive_every:
+            return
+        if step <= round(settings.revive_until * steps):
+            generator = torch.Generator().manual_seed(self.recipe.seed + step)
+            revive(self.prism.prototype_head, usage, self.optimizer, generator)
+            usage.reset()
+
+
+class BankTrainer(PrismTrainer):
+    """Train the plain decoder, and a bank of heads on the states it forms on the way."""
+
+    bank: list[BankedHead]
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        """Return the decoder's loss; every head takes its own step on the way."""
+        step, steps = self.state.global_step, self.state.max_steps
+        for banked in self.bank:
+            banked.schedule.on_step_begin(self.args, self.state, self.control, model=banked.prism)
+        with capture(self.model.model) as seen:
+            result = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        assert self.optimizer is not None
+        rate = float(self.optimizer.param_groups[0]["lr"]) / self.args.learning_rate
+        for banked in self.bank:
+            banked.prism.train()
+            banked.step(seen, inputs, rate)
+            banked.revive(step + 1, steps)
+        return result
+
+
+def train_bank(
+    plain: dict[str, Any], heads: dict[str, dict[str, Any]], directory: Path
+) -> BankTrainer:
+    """Train one plain decoder with many heads.
+
+    Args:
+        plain: settings of the run; its head is switched off.
+        heads: by name, settings that replace those of ``plain`` for one head: ``head``,
+            ``losses``, ``optimizer``.
+        directory: where checkpoints go.
+    """
+    settings = plain | {"head": plain.get("head", {}) | {"enabled": False}}
+    prepared = prepare(build_recipe(settings))
+    trainer = build_trainer(prepared, directory, [], BankTrainer)
+    trainer.bank = [
+        BankedHead.of(
+            name, build_recipe(merged(plain, changes)), prepared.model.model, prepared.rows
+        )
+        for name, changes in heads.items()
+    ]
+    trainer.train()
+    return trainer
+
+
+def merged(settings: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Return settings with sections updated, not replaced."""
+    result = dict(settings)
+    for key, value in changes.items():
+        before = result.get(key)
+        result[key] = before | value if isinstance(before, dict) else value
+    return result
