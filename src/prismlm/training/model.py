@@ -13,6 +13,7 @@ from prismlm.errors import InputError
 from prismlm.layers import PrototypeHead
 from prismlm.models.seam import capture
 from prismlm.ops.prototype_head import Routing
+from prismlm.training.step import Step
 
 HEAD_LOSSES = ("prototype_pull", "point_pull", "residual", "diversity")
 LOSS_PARTS = ("ce", *HEAD_LOSSES)
@@ -72,8 +73,8 @@ class PrismForCausalLM(nn.Module):
     the head; it reads the state z that enters the output embedding. Before the prototypes are
     placed the head is left out and the loss is the plain CE.
 
-    R1 takes its minimum over the states of one forward pass, so over a micro-batch when
-    gradients are accumulated: with many prototypes and small micro-batches it pulls harder.
+    The means, and R1's minimum, are over one forward pass, unless :meth:`forward` is told which
+    optimizer step it is a part of, as :class:`PrismTrainer` does.
 
     Source: PRISM: Training Data Prototypes for Language Models (Guide Labs, 2025).
 
@@ -144,6 +145,7 @@ class PrismForCausalLM(nn.Module):
         position_ids: Tensor | None = None,
         labels: Tensor | None = None,
         token_mask: Tensor | None = None,
+        step: Step | None = None,
         **kwargs: Any,
     ) -> PrismOutput:
         """Run the decoder, then the head on the states it sent to its output embedding.
@@ -154,10 +156,14 @@ class PrismForCausalLM(nn.Module):
             position_ids: int64 [B, T], from 0 again at every document of a packed row.
             labels: int64 [B, T], −100 where nothing is to be predicted; the decoder shifts them.
             token_mask: bool [B, T], false on padding; ``attention_mask`` stands in for it.
+            step: the optimizer step that this pass is a part of; ``loss`` and ``losses`` are then
+                what it contributes to the step's, and not means over the pass.
             **kwargs: passed on to the decoder.
         """
         # With a cache the decoder would not derive the mask of packed rows from position_ids.
         kwargs.setdefault("use_cache", False)
+        if step is not None:
+            kwargs |= step.loss_arguments(self.model)
         with capture(self.model) as seen:
             output = self.model(
                 input_ids=input_ids,
@@ -170,9 +176,13 @@ class PrismForCausalLM(nn.Module):
         routing, parts = None, {}
         if self.placed:
             z = seen.z.detach() if self.detach else seen.z
-            routing, parts = self._run_head(z, None if mask is None else mask.bool())
-        loss = None if labels is None else self.total(output.loss, parts)
-        losses = {} if labels is None else {"ce": output.loss.detach()}
+            routing, parts = self._run_head(z, None if mask is None else mask.bool(), step)
+        loss, losses = None, {}
+        if labels is not None:
+            ce = output.loss
+            if step is not None:
+                ce = step.share_of_ce(self.model, ce, labels)
+            loss, losses = self.total(ce, parts), {"ce": ce.detach()}
         losses |= {name: part.detach() for name, part in parts.items()}
         return PrismOutput(
             loss=loss,
@@ -182,11 +192,16 @@ class PrismForCausalLM(nn.Module):
             routing=routing,
         )
 
-    def _run_head(self, z: Tensor, mask: Tensor | None) -> tuple[Routing, dict[str, Tensor]]:
+    def _run_head(
+        self, z: Tensor, mask: Tensor | None, step: Step | None
+    ) -> tuple[Routing, dict[str, Tensor]]:
         head = self.prototype_head
         output = head(z, mask=mask)
-        parts = head.losses(z, output, mask=mask, residual_reduction=self.residual_reduction)
-        return output.routing, parts._asdict()
+        losses = head.losses(z, output, mask=mask, residual_reduction=self.residual_reduction)
+        parts = losses._asdict()
+        if step is not None:
+            parts = step.shares(parts, z, head, output.routing, mask)
+        return output.routing, parts
 
     def total(self, ce: Tensor, parts: dict[str, Tensor]) -> Tensor:
         """Add the weighted losses of the head to the cross-entropy; no parts leave it as it is."""

@@ -18,6 +18,7 @@ from prismlm.errors import InputError
 from prismlm.layers import PrototypeHead
 from prismlm.models.presets import build_config, build_model
 from prismlm.models.sidecar import weight_of
+from prismlm.training import distributed, parallel
 from prismlm.training.callbacks import EvaluateEvery, HeadSchedule
 from prismlm.training.evaluation import HeldOut
 from prismlm.training.isolation import check_isolation
@@ -74,7 +75,7 @@ def prepare(recipe: Recipe) -> Prepared:
     """
     corpus = Corpus.open(recipe.corpus)
     rows = pack(corpus, corpus.split("train"), recipe.data.length, recipe.seed)
-    needed = recipe.batch_size * recipe.gradient_accumulation
+    needed = recipe.batch_size * recipe.gradient_accumulation * distributed.world_size()
     if len(rows) < needed:
         raise InputError(
             f"the corpus {corpus.name!r} fills {len(rows)} rows of {recipe.data.length} tokens, "
@@ -132,6 +133,10 @@ def build_trainer(
 ) -> PrismTrainer:
     """Return a trainer that writes its checkpoints under ``directory``."""
     recipe = prepared.recipe
+    if recipe.gradient_checkpointing:
+        parallel.recompute_activations(prepared.model.model)
+    if recipe.compile:
+        parallel.compile_blocks(prepared.model.model)
     schedule = HeadSchedule(
         prepared.rows,
         initialise_at_step=recipe.head.initialise_at_step,
@@ -155,6 +160,7 @@ def build_trainer(
         provenance=lambda trainer: prepared.provenance(
             steps=trainer.state.global_step, tokens=trainer.meter.tokens
         ),
+        spread=recipe.parallel,
         callbacks=[*own, *callbacks],
     )
 
