@@ -194,6 +194,8 @@ def training_arguments(recipe: Recipe, directory: Path) -> TrainingArguments:
         dataloader_pin_memory=torch.cuda.is_available(),
         # The saved configuration keeps its cache; the forward pass in training asks for none.
         use_cache=True,
+        # accelerate leaves processes without GPUs alone unless told so.
+        use_cpu=distributed.world_size() > 1 and not torch.cuda.is_available(),
     )
 
 

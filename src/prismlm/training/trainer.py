@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast, Trainer, TrainerCallback, Trai
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 from transformers.trainer_callback import PrinterCallback
 
-from prismlm.errors import PrismError
+from prismlm.errors import InputError, PrismError
 from prismlm.lens.quality import measure_quality
 from prismlm.models.seam import LogitMap
 from prismlm.training import checkpoints, distributed, parallel
@@ -59,6 +59,9 @@ class PrismTrainer(Trainer):
         provenance: returns what ``prismlm.json`` says of how a checkpoint was made.
         spread: how several processes share the model: ``auto`` is ``ddp``, or ``fsdp2``.
         callbacks: as Trainer's.
+
+    Raises:
+        InputError: the arguments do not know of the other processes.
     """
 
     model: PrismForCausalLM
@@ -95,6 +98,11 @@ class PrismTrainer(Trainer):
         self._last_log: tuple[float, int] | None = None
         self._step: Step | None = None
         self._first_pass = True
+        if args.world_size != distributed.world_size():
+            raise InputError(
+                f"TrainingArguments know of {args.world_size} processes, and "
+                f"{distributed.world_size()} were started; on CPUs give them use_cpu=True."
+            )
         # Trainer would otherwise wrap the model in nn.DataParallel, which no hook survives.
         args._n_gpu = min(args.n_gpu, 1)
         super().__init__(
