@@ -21,7 +21,7 @@ def gradients_of(model, batches, reduce=lambda tensor: tensor):
     step = Step.of(batches)
     losses = {}
     for batch in batches:
-        output = model(**batch, step=step)
+        output = model(**batch, within=step)
         output.loss.backward()
         for name, value in (output.losses | {"loss": output.loss.detach()}).items():
             losses[name] = losses.get(name, 0) + value

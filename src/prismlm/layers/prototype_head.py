@@ -101,18 +101,24 @@ class PrototypeHead(nn.Module):
         self.prototypes.copy_(states / (self.prototypes_per_token * self.scale))
 
     def forward(
-        self, z: Float[Tensor, "... d"], *, mask: Bool[Tensor, "..."] | None = None
+        self,
+        z: Float[Tensor, "... d"],
+        *,
+        mask: Bool[Tensor, "..."] | None = None,
+        prototypes_per_token: int | None = None,
     ) -> HeadOutput:
         """Route states; leading dimensions are flattened to N, and maths is in float32 or better.
 
         Args:
             z: hidden states.
             mask: False marks padding, which no prototype is drawn to.
+            prototypes_per_token: another k than the head's own, for annealing.
         """
         flat = z.flatten(0, -2)
         keep = None if mask is None else mask.flatten()
+        k = self.prototypes_per_token if prototypes_per_token is None else prototypes_per_token
         with torch.autocast(device_type=z.device.type, enabled=False):
-            routing = ops.route(flat, self.prototypes, self.prototypes_per_token, self.scale, keep)
+            routing = ops.route(flat, self.prototypes, k, self.scale, keep)
             return HeadOutput(routing, ops.reconstruct(routing, self.prototypes))
 
     def losses(

@@ -1,7 +1,8 @@
 """Training a backbone together with a prototype head; the only importer of Trainer."""
 
 from prismlm.training.estimate import TrainingEstimate, estimate
-from prismlm.training.model import LossWeights, PrismForCausalLM, PrismOutput
+from prismlm.training.model import PrismForCausalLM, PrismOutput
+from prismlm.training.objective import LossWeights
 from prismlm.training.recipe import Recipe
 from prismlm.training.recipe_file import build_recipe, load_recipe
 from prismlm.training.run import TrainingInterrupted, TrainingResult, train

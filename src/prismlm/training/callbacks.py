@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -20,27 +20,54 @@ from prismlm.training.model import PrismForCausalLM
 
 
 class HeadSchedule(TrainerCallback):
-    """Places the prototypes before a step and raises the weights of the head's losses.
+    """Places the prototypes before a step, raises the weights of their losses and anneals k.
 
-        s(t) = min(1, (t − placed) / (full − placed)),   full = warmup · steps
+        s(t) = min(1, (t − placed) / (full − placed)),          full = warmup · steps
+        k(t) = max(k, round(k₀ − (k₀ − k) (t − placed) / (last − placed))),   last = anneal_until
 
     Args:
         rows: training rows, whose hidden states the prototypes are placed on.
         initialise_at_step: how many steps the model trains alone.
         warmup: share of all steps after which the weights are full.
         seed: decides which states; the generator is the head's own.
+        initialise: how prototypes are placed, as in :func:`place_prototypes`.
+        anneal_from: k₀, how many prototypes a token may rely on at first; None for k throughout.
+        anneal_until: share of all steps after which it is k.
     """
 
-    def __init__(self, rows: Rows, *, initialise_at_step: int, warmup: float, seed: int) -> None:
+    def __init__(
+        self,
+        rows: Rows,
+        *,
+        initialise_at_step: int,
+        warmup: float,
+        seed: int,
+        initialise: Literal["states", "kmeans", "random"] = "states",
+        anneal_from: int | None = None,
+        anneal_until: float = 0.5,
+    ) -> None:
         self._rows = rows
         self._start = initialise_at_step
         self._warmup = warmup
         self._seed = seed
+        self._initialise: Literal["states", "kmeans", "random"] = initialise
+        self._anneal_from = anneal_from
+        self._anneal_until = anneal_until
 
     def loss_scale(self, step: int, steps: int) -> float:
         """Return the factor of the head's losses in the step after ``step`` steps."""
-        rise = self._warmup * steps - self._start
-        return 1.0 if rise <= 0 else min(1.0, max(0.0, (step - self._start) / rise))
+        return min(1.0, self._progress(step, self._warmup * steps))
+
+    def prototypes_per_token(self, step: int, steps: int, final: int) -> int:
+        """Return k in the step after ``step`` steps."""
+        if self._anneal_from is None:
+            return final
+        progress = min(1.0, self._progress(step, self._anneal_until * steps))
+        return round(self._anneal_from + (final - self._anneal_from) * progress)
+
+    def _progress(self, step: int, end: float) -> float:
+        rise = end - self._start
+        return 1.0 if rise <= 0 else max(0.0, (step - self._start) / rise)
 
     def on_step_begin(
         self,
@@ -49,13 +76,17 @@ class HeadSchedule(TrainerCallback):
         control: TrainerControl,
         **kwargs: Any,
     ) -> None:
-        """Place the prototypes when it is time; set the factor."""
+        """Place the prototypes when it is time; set the factor, k and the step."""
         model: PrismForCausalLM = kwargs["model"]
-        if state.global_step >= self._start and not model.placed:
+        step, steps = state.global_step, state.max_steps
+        if step >= self._start and not model.placed:
             generator = torch.Generator().manual_seed(self._seed)
-            place_prototypes(model, self._rows, generator)
+            place_prototypes(model, self._rows, generator, self._initialise)
             distributed.broadcast_parameters(model.prototype_head)
-        model.loss_scale = self.loss_scale(state.global_step, state.max_steps)
+        model.loss_scale = self.loss_scale(step, steps)
+        final = model.prototype_head.prototypes_per_token
+        model.prototypes_per_token = self.prototypes_per_token(step, steps, final)
+        model.step = step
 
 
 class EvaluateEvery(TrainerCallback):

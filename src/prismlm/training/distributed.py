@@ -61,6 +61,20 @@ def sum_over_processes(tensor: Tensor) -> Tensor:
     return total
 
 
+def concatenate(rows: Tensor) -> Tensor:
+    """Return all processes' rows [n, d], one process after another; n may differ."""
+    if world_size() == 1:
+        return rows
+    counts = [torch.zeros(1, dtype=torch.int64, device=rows.device) for _ in range(world_size())]
+    dist.all_gather(counts, torch.tensor([len(rows)], device=rows.device))
+    sizes = [int(count) for count in counts]
+    padded = rows.new_zeros(max(sizes), *rows.shape[1:])
+    padded[: len(rows)] = rows
+    gathered = [torch.empty_like(padded) for _ in sizes]
+    dist.all_gather(gathered, padded)
+    return torch.cat([part[:size] for part, size in zip(gathered, sizes, strict=True)])
+
+
 def any_process(flag: bool) -> bool:
     """Say whether the flag is set in any process, so that all act on it at the same step."""
     return bool(sum_over_processes(torch.tensor(int(flag))).item())

@@ -6,7 +6,7 @@ on states that the model already forms they cost next to nothing.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from jaxtyping import Float
@@ -15,11 +15,15 @@ from torch import Tensor
 from prismlm.errors import InputError
 from prismlm.models.seam import capture
 from prismlm.models.sidecar import weight_of
+from prismlm.ops.spherical_kmeans import spherical_kmeans
 from prismlm.training.model import PrismForCausalLM
 
 ROWS_PER_PASS = 8
 # Few states of one row: states of one document resemble each other.
 STATES_PER_ROW = 16
+# What k-means clusters: more states than this for each prototype place them hardly better.
+STATES_PER_CLUSTER = 8
+KMEANS_ITERATIONS = 10
 
 
 class Rows(Protocol):
@@ -29,38 +33,73 @@ class Rows(Protocol):
     def __getitem__(self, index: int, /) -> dict[str, Tensor]: ...
 
 
-def place_prototypes(model: PrismForCausalLM, rows: Rows, generator: torch.Generator) -> None:
-    """Set the prototypes to hidden states of random training positions, each z / (k τ).
+def place_prototypes(
+    model: PrismForCausalLM,
+    rows: Rows,
+    generator: torch.Generator,
+    method: Literal["states", "kmeans", "random"] = "states",
+) -> None:
+    """Set the prototypes, and let the head take part from now on.
+
+    Args:
+        model: the model with its head.
+        rows: the training rows.
+        generator: decides everything random; on the CPU.
+        method: ``states`` puts each on the hidden state of a random training position, as
+            z / (k τ); ``kmeans`` on the centre of a cluster of such states (spherical k-means,
+            with the mean norm of the states); ``random`` leaves them as they were drawn.
 
     Raises:
         InputError: the rows have fewer positions than there are prototypes.
     """
     head = model.prototype_head
-    states = sample_states(model.model, rows, head.num_prototypes, generator)
-    head.place_on(states.to(head.prototypes.device))
+    if method != "random":
+        count = head.num_prototypes
+        if method == "kmeans":
+            wanted = STATES_PER_CLUSTER * count
+            states = sample_states(model.model, rows, wanted, generator, at_least=count)
+            states = _centres(states, count)
+        else:
+            states = sample_states(model.model, rows, count, generator)
+        head.place_on(states.to(head.prototypes.device))
     model.mark_placed()
+
+
+def _centres(states: Tensor, count: int) -> Tensor:
+    # The states are in random order already.
+    found = spherical_kmeans(states, states[:count], KMEANS_ITERATIONS)
+    return found.centres * states.norm(dim=-1).mean()
 
 
 @torch.no_grad()
 def sample_states(
-    model: Any, rows: Rows, count: int, generator: torch.Generator
+    model: Any,
+    rows: Rows,
+    count: int,
+    generator: torch.Generator,
+    *,
+    at_least: int | None = None,
 ) -> Float[Tensor, "count d"]:
     """Return the hidden states of ``count`` distinct positions drawn from random training rows.
 
     The model runs in evaluation mode; padding is never drawn, and torch's own generator is not
-    used. At most :data:`STATES_PER_ROW` come from one row unless there are too few rows.
+    used. At most :data:`STATES_PER_ROW` come from one row unless there are too few rows, or more
+    states than prototypes are wanted.
 
     Args:
         model: a Hugging Face causal language model.
         rows: the training rows.
         count: how many states.
         generator: decides the rows and the positions; on the CPU.
+        at_least: how many are enough if the rows hold no more; ``count`` if not given.
 
     Raises:
-        InputError: there are fewer than ``count`` positions in all rows.
+        InputError: there are fewer than ``at_least`` positions in all rows.
     """
     device = weight_of(model).device
-    per_row = max(STATES_PER_ROW, -(-count // max(1, len(rows))))
+    enough = count if at_least is None else at_least
+    quota = STATES_PER_ROW * -(-count // enough)
+    per_row = max(quota, -(-count // max(1, len(rows))))
     order = torch.randperm(len(rows), generator=generator).tolist()
     found, spare, missing = [], [], count
     training = model.training
@@ -79,9 +118,9 @@ def sample_states(
         model.train(training)
     # Short rows may leave the quota of the others too small.
     states = torch.cat(found + spare if missing > 0 else found)
-    if len(states) < count:
+    if len(states) < enough:
         raise InputError(
-            f"the training rows hold {len(states)} positions, and {count} prototypes are to be "
+            f"the training rows hold {len(states)} positions, and {enough} prototypes are to be "
             "placed on different ones: use more text or set head.prototypes lower."
         )
     return states[:count]

@@ -2,47 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from transformers.utils.generic import ModelOutput
 
-from prismlm.errors import InputError
 from prismlm.layers import PrototypeHead
-from prismlm.models.seam import capture
+from prismlm.models.seam import Captured, LogitMap, capture, output_embedding
 from prismlm.ops.prototype_head import Routing
+from prismlm.training.objective import (
+    LossWeights,
+    OutputMap,
+    head_losses,
+    sample_positions,
+    select,
+)
+from prismlm.training.revival import Usage
 from prismlm.training.step import Step
 
-HEAD_LOSSES = ("prototype_pull", "point_pull", "residual", "diversity")
-LOSS_PARTS = ("ce", *HEAD_LOSSES)
 IGNORED_AT_INFERENCE = ("past_key_values", "losses", "routing")
-
-
-@dataclass(frozen=True)
-class LossWeights:
-    """How much each loss of the head counts beside the cross-entropy.
-
-    Attributes:
-        prototype_pull: weight of R1, every prototype to its nearest state.
-        point_pull: weight of R2, every state to its nearest prototype.
-        residual: weight of RES, ‖z − ẑ‖².
-        diversity: weight of DIV, the mean squared cosine between prototypes.
-    """
-
-    prototype_pull: float = 0.1
-    point_pull: float = 0.1
-    residual: float = 0.1
-    diversity: float = 0.0
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            if not getattr(self, field.name) >= 0:
-                raise InputError(
-                    f"the weight of {field.name} is {getattr(self, field.name)}; "
-                    "expected 0 or a positive number."
-                )
 
 
 @dataclass
@@ -53,8 +33,10 @@ class PrismOutput(ModelOutput):
         loss: CE + loss_scale · Σ weight · part, or None without labels.
         logits: [B, T, V], the model's own.
         past_key_values: the cache, if one was asked for.
-        losses: unweighted scalars by name: ce, prototype_pull, point_pull, residual, diversity.
-        routing: the prototypes of each of the B·T states; None before they are placed.
+        losses: unweighted scalars by name: ce, prototype_pull, point_pull, residual, diversity,
+            and prototype_only_ce and prototype_only_kl if they have a weight.
+        routing: the prototypes of each of the N states the head was run on: all B·T, or in
+            training those of ``sampled_positions``; None before they are placed.
     """
 
     loss: Tensor | None = None
@@ -67,7 +49,7 @@ class PrismOutput(ModelOutput):
 class PrismForCausalLM(nn.Module):
     """Run a decoder and its prototype head in one forward pass.
 
-        loss = CE + s · (w₁ R1 + w₂ R2 + w₃ RES + w₄ DIV)
+        loss = CE + s · Σ_i w_i L_i,   L = R1, R2, RES, DIV, prototype-only CE and KL
 
     with s = ``loss_scale`` in [0, 1]. The decoder's own forward, loss and logits are as without
     the head; it reads the state z that enters the output embedding. Before the prototypes are
@@ -85,6 +67,8 @@ class PrismForCausalLM(nn.Module):
         detach: keep the head's gradients out of the model, which then trains bit for bit as it
             would without a head.
         residual_reduction: whether RES averages over the d elements or sums.
+        position_share: share of a row's positions that the head is trained on in each step; they
+            shift from step to step. The model trains on all of them.
         placed: whether the prototypes hold something; False leaves the head out until
             :meth:`mark_placed`.
     """
@@ -101,6 +85,7 @@ class PrismForCausalLM(nn.Module):
         weights: LossWeights | None = None,
         detach: bool = False,
         residual_reduction: Literal["mean", "sum"] = "mean",
+        position_share: float = 1.0,
         placed: bool = True,
     ) -> None:
         super().__init__()
@@ -109,7 +94,12 @@ class PrismForCausalLM(nn.Module):
         self.weights = weights if weights is not None else LossWeights()
         self.detach = detach
         self.residual_reduction: Literal["mean", "sum"] = residual_reduction
+        self.position_share = position_share
         self.loss_scale = 1.0
+        self.prototypes_per_token = head.prototypes_per_token
+        self.step = 0
+        self.usage: Usage | None = None
+        self.logit_map = LogitMap.of(model)
         self.register_buffer("head_placed", torch.tensor(placed))
 
     @property
@@ -145,7 +135,7 @@ class PrismForCausalLM(nn.Module):
         position_ids: Tensor | None = None,
         labels: Tensor | None = None,
         token_mask: Tensor | None = None,
-        step: Step | None = None,
+        within: Step | None = None,
         **kwargs: Any,
     ) -> PrismOutput:
         """Run the decoder, then the head on the states it sent to its output embedding.
@@ -156,14 +146,14 @@ class PrismForCausalLM(nn.Module):
             position_ids: int64 [B, T], from 0 again at every document of a packed row.
             labels: int64 [B, T], −100 where nothing is to be predicted; the decoder shifts them.
             token_mask: bool [B, T], false on padding; ``attention_mask`` stands in for it.
-            step: the optimizer step that this pass is a part of; ``loss`` and ``losses`` are then
+            within: the optimizer step that this pass is a part of; ``loss`` and ``losses`` are then
                 what it contributes to the step's, and not means over the pass.
             **kwargs: passed on to the decoder.
         """
         # With a cache the decoder would not derive the mask of packed rows from position_ids.
         kwargs.setdefault("use_cache", False)
-        if step is not None:
-            kwargs |= step.loss_arguments(self.model)
+        if within is not None:
+            kwargs |= within.loss_arguments(self.model)
         with capture(self.model) as seen:
             output = self.model(
                 input_ids=input_ids,
@@ -175,13 +165,13 @@ class PrismForCausalLM(nn.Module):
         mask = token_mask if token_mask is not None else attention_mask
         routing, parts = None, {}
         if self.placed:
-            z = seen.z.detach() if self.detach else seen.z
-            routing, parts = self._run_head(z, None if mask is None else mask.bool(), step)
+            keep = None if mask is None else mask.bool()
+            routing, parts = self._run_head(seen, keep, labels, within)
         loss, losses = None, {}
         if labels is not None:
             ce = output.loss
-            if step is not None:
-                ce = step.share_of_ce(self.model, ce, labels)
+            if within is not None:
+                ce = within.share_of_ce(self.model, ce, labels)
             loss, losses = self.total(ce, parts), {"ce": ce.detach()}
         losses |= {name: part.detach() for name, part in parts.items()}
         return PrismOutput(
@@ -193,15 +183,44 @@ class PrismForCausalLM(nn.Module):
         )
 
     def _run_head(
-        self, z: Tensor, mask: Tensor | None, step: Step | None
+        self,
+        seen: Captured,
+        mask: Tensor | None,
+        labels: Tensor | None,
+        within: Step | None,
     ) -> tuple[Routing, dict[str, Tensor]]:
-        head = self.prototype_head
-        output = head(z, mask=mask)
-        losses = head.losses(z, output, mask=mask, residual_reduction=self.residual_reduction)
-        parts = losses._asdict()
-        if step is not None:
-            parts = step.shares(parts, z, head, output.routing, mask)
+        z, embedded = seen.z.detach() if self.detach else seen.z, seen.embedded
+        assert embedded is not None
+        positions = None
+        if self.training:
+            positions = self.head_positions(z.shape[1], self.step, z.device)
+        states = select(z, self.logit_map(embedded.detach()), mask, labels, positions)
+        output, parts = head_losses(
+            self.prototype_head,
+            states,
+            self._output_map(),
+            self.weights,
+            prototypes_per_token=self.prototypes_per_token,
+            residual_reduction=self.residual_reduction,
+        )
+        if self.training and self.usage is not None:
+            self.usage.add(output, states.z.detach(), states.mask)
+        if within is not None:
+            parts = within.shares(parts, states, self.prototype_head, output.routing)
         return output.routing, parts
+
+    def head_positions(self, length: int, step: int, device: torch.device) -> Tensor | None:
+        """Return the positions of a row that the head trains on in a step; None for all."""
+        if self.position_share == 1:
+            return None
+        return sample_positions(length, self.position_share, step, device)
+
+    def _output_map(self) -> OutputMap:
+        embedding: Any = output_embedding(self.model)
+        weight, bias = embedding.weight, getattr(embedding, "bias", None)
+        if self.detach:
+            weight, bias = weight.detach(), None if bias is None else bias.detach()
+        return OutputMap(weight, bias, self.logit_map)
 
     def total(self, ce: Tensor, parts: dict[str, Tensor]) -> Tensor:
         """Add the weighted losses of the head to the cross-entropy; no parts leave it as it is."""

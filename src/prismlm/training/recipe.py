@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
 
-from prismlm.training.model import LossWeights
+from prismlm.training.objective import LossWeights
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
@@ -34,8 +35,33 @@ class HeadRecipe(Section):
         ge=0,
         description="the step before which prototypes are placed on hidden states",
     )
+    initialise: Literal["states", "kmeans", "random"] = Field(
+        default="states",
+        description="placed on hidden states, on centres of clusters of them, or left as drawn",
+    )
+    enabled: bool = Field(default=True, description="false trains the plain model, for comparison")
     detach: bool = Field(
         default=False, description="train the head beside the model without touching the model"
+    )
+    position_share: float = Field(
+        default=1.0,
+        gt=0,
+        le=1,
+        description="share of the positions that the head is trained on in each step",
+    )
+    anneal_from: Count | None = Field(
+        default=None, description="prototypes per token at first, falling to k; none for k always"
+    )
+    anneal_until: Share = Field(
+        default=0.5, description="share of all steps after which k is reached"
+    )
+    revive_every: int = Field(
+        default=0,
+        ge=0,
+        description="steps without any use after which a prototype is put elsewhere; 0 for never",
+    )
+    revive_until: Share = Field(
+        default=0.8, description="share of all steps after which none is revived any more"
     )
 
     @model_validator(mode="after")
@@ -44,6 +70,13 @@ class HeadRecipe(Section):
             raise ValueError(
                 f"prototypes_per_token is {self.prototypes_per_token}, more than the "
                 f"{self.prototypes} prototypes; choose at most that many"
+            )
+        if self.anneal_from is not None and not (
+            self.prototypes_per_token <= self.anneal_from <= self.prototypes
+        ):
+            raise ValueError(
+                f"anneal_from is {self.anneal_from}; k falls from it, so choose from "
+                f"{self.prototypes_per_token} (prototypes_per_token) to {self.prototypes}"
             )
         return self
 
@@ -60,6 +93,12 @@ class LossRecipe(Section):
     point_pull: float = Field(default=0.1, ge=0, description="weight of R2")
     residual: float = Field(default=0.1, ge=0, description="weight of RES")
     diversity: float = Field(default=0.0, ge=0, description="weight of DIV")
+    prototype_only_ce: float = Field(
+        default=0.0, ge=0, description="weight of the cross-entropy that ẑ alone gives"
+    )
+    prototype_only_kl: float = Field(
+        default=0.0, ge=0, description="weight of KL(model, ẑ alone): the same without label noise"
+    )
     residual_reduction: Literal["mean", "sum"] = Field(
         default="mean", description="mean or sum over the elements of a state in RES"
     )
@@ -69,7 +108,9 @@ class LossRecipe(Section):
 
     def weights(self) -> LossWeights:
         """Return the weights as the model takes them."""
-        return LossWeights(self.prototype_pull, self.point_pull, self.residual, self.diversity)
+        return LossWeights(
+            **{field.name: getattr(self, field.name) for field in fields(LossWeights)}
+        )
 
 
 class DataRecipe(Section):

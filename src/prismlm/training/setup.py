@@ -24,6 +24,7 @@ from prismlm.training.evaluation import HeldOut
 from prismlm.training.isolation import check_isolation
 from prismlm.training.model import PrismForCausalLM
 from prismlm.training.recipe import Recipe
+from prismlm.training.revival import ReviveUnused, Usage
 from prismlm.training.trainer import PrismTrainer
 
 CHECKPOINTS = "checkpoints"
@@ -124,6 +125,7 @@ def build(recipe: Recipe, corpus: Corpus) -> PrismForCausalLM:
         weights=recipe.losses.weights(),
         detach=settings.detach,
         residual_reduction=recipe.losses.residual_reduction,
+        position_share=settings.position_share,
         placed=False,
     )
 
@@ -137,13 +139,7 @@ def build_trainer(
         parallel.recompute_activations(prepared.model.model)
     if recipe.compile:
         parallel.compile_blocks(prepared.model.model)
-    schedule = HeadSchedule(
-        prepared.rows,
-        initialise_at_step=recipe.head.initialise_at_step,
-        warmup=recipe.losses.warmup,
-        seed=recipe.seed,
-    )
-    own: list[TrainerCallback] = [schedule]
+    own = head_callbacks(prepared)
     if recipe.evaluation.every:
         own.append(EvaluateEvery(recipe.evaluation.every))
     return PrismTrainer(
@@ -163,6 +159,36 @@ def build_trainer(
         spread=recipe.parallel,
         callbacks=[*own, *callbacks],
     )
+
+
+def head_callbacks(prepared: Prepared) -> list[TrainerCallback]:
+    """Return what places, schedules and revives the prototypes; nothing for a plain model."""
+    recipe, head = prepared.recipe, prepared.recipe.head
+    if not head.enabled:
+        return []
+    found: list[TrainerCallback] = [
+        HeadSchedule(
+            prepared.rows,
+            initialise_at_step=head.initialise_at_step,
+            warmup=recipe.losses.warmup,
+            seed=recipe.seed,
+            initialise=head.initialise,
+            anneal_from=head.anneal_from,
+            anneal_until=head.anneal_until,
+        )
+    ]
+    if head.revive_every:
+        prepared.model.usage = Usage(head.prototypes)
+        until = round(head.revive_until * recipe.steps)
+        found.append(
+            ReviveUnused(
+                every=head.revive_every,
+                first=head.initialise_at_step,
+                until=until,
+                seed=recipe.seed,
+            )
+        )
+    return found
 
 
 def training_arguments(recipe: Recipe, directory: Path) -> TrainingArguments:

@@ -13,17 +13,23 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from prismlm.layers import PrototypeHead
 from prismlm.ops.prototype_head import Routing
 from prismlm.ops.prototype_head.routing import inverse_norms
 from prismlm.training import distributed
+from prismlm.training.objective import NO_LABEL, States, following
 
-IGNORED = -100
-# What a part of the loss is a mean over. R1 has an extremum instead, and its own way.
-MEAN_OVER = {"point_pull": "tokens", "residual": "tokens", "diversity": "passes"}
+# What a part of the head's loss is a mean over. R1 has an extremum instead, and its own way.
+MEAN_OVER = {
+    "point_pull": "tokens",
+    "residual": "tokens",
+    "prototype_only_ce": "labels",
+    "prototype_only_kl": "labels",
+    "diversity": "passes",
+}
 NONE_FOUND = -2.0
 
 
@@ -41,27 +47,33 @@ class Step:
     micro-batches are gone, so with accumulation the states get the gradient of the mean over
     micro-batches of R1 within each.
 
+    Args:
+        counts: predictions, tokens without padding, and both again of those that the head trains on;
+            of the whole step, int64 [4].
+        micro_batches: forward passes of one process.
+
     Attributes:
         labels: predictions of the step, int64 scalar.
-        tokens: tokens without padding of the step, int64 scalar.
-        micro_batches: forward passes of one process.
+        tokens: tokens of the step, without padding, int64 scalar.
     """
 
-    def __init__(self, labels: Tensor, tokens: Tensor, micro_batches: int) -> None:
-        self.labels = labels
-        self.tokens = tokens
-        self.micro_batches = micro_batches
+    def __init__(self, counts: Int64[Tensor, "4"], micro_batches: int) -> None:
+        self.labels, self.tokens, self._head_labels, self._head_tokens = counts.unbind()
+        self._micro_batches = micro_batches
         self._passes = 0
         self._best_cosine: Tensor | None = None
         self._best_state: Tensor | None = None
 
     @classmethod
-    def of(cls, batches: Sequence[dict[str, Tensor]]) -> Step:
-        """Count the micro-batches of this process, and add up over all processes."""
-        labels = torch.stack([count_labels(batch["labels"]) for batch in batches]).sum()
-        tokens = torch.stack([count_tokens(batch) for batch in batches]).sum()
-        labels, tokens = distributed.sum_over_processes(torch.stack([labels, tokens])).unbind()
-        return cls(labels, tokens, len(batches))
+    def of(cls, batches: Sequence[dict[str, Tensor]], positions: Tensor | None = None) -> Step:
+        """Count the micro-batches of this process, and add up over all processes.
+
+        Args:
+            batches: what goes into the forward passes, [B, T] each.
+            positions: those of each row that the head trains on, or None for all.
+        """
+        counts = torch.stack([_counts(batch, positions) for batch in batches]).sum(0)
+        return cls(distributed.sum_over_processes(counts), len(batches))
 
     def loss_arguments(self, model: Any) -> dict[str, Any]:
         """Return what makes a decoder divide its loss by the step's count, if it can do that."""
@@ -77,41 +89,43 @@ class Step:
         """
         if divides_by_count(model):
             return ce
-        return ce * (count_labels(labels) / self.labels.clamp_min(1))
+        return ce * ((labels[:, 1:] != NO_LABEL).sum() / self.labels.clamp_min(1))
 
     def shares(
         self,
         parts: dict[str, Tensor],
-        z: Float[Tensor, "... d"],
+        states: States,
         head: PrototypeHead,
         routing: Routing,
-        mask: Tensor | None,
     ) -> dict[str, Tensor]:
-        """Return what the losses of one forward pass contribute to those of the step.
+        """Return what the head's losses on one forward pass contribute to those of the step.
 
         Called once for every forward pass of the step, in every process.
 
         Args:
             parts: means over this pass, by name.
-            z: the states they come from.
+            states: what they come from.
             head: holds the prototypes.
             routing: of the states.
-            mask: bool, false on padding.
         """
-        passes = self.micro_batches * distributed.world_size()
-        own = routing.indices.shape[0] if mask is None else mask.sum()
-        share = {"tokens": own / self.tokens.clamp_min(1), "passes": 1 / passes}
+        own_tokens = len(states.z) if states.mask is None else states.mask.sum()
+        own_labels = 0 if states.labels is None else (states.labels != NO_LABEL).sum()
+        passes = self._micro_batches * distributed.world_size()
+        share = {
+            "tokens": own_tokens / self._head_tokens.clamp_min(1),
+            "labels": own_labels / self._head_labels.clamp_min(1),
+            "passes": 1 / passes,
+        }
         contributions = {
             name: part * share[MEAN_OVER[name]]
             for name, part in parts.items()
             if name != "prototype_pull"
         }
-        if passes == 1:
-            pull = parts["prototype_pull"]
-        else:
-            with torch.autocast(device_type=z.device.type, enabled=False):
-                states = z.flatten(0, -2).to(routing.cosines.dtype)
-                pull = self._prototype_pull(states, head.prototypes, routing)
+        pull = parts["prototype_pull"]
+        if passes > 1:
+            with torch.autocast(device_type=states.z.device.type, enabled=False):
+                z = states.z.to(routing.cosines.dtype)
+                pull = self._prototype_pull(z, head.prototypes, routing)
         return {name: contributions.get(name, pull) for name in parts}
 
     def _prototype_pull(
@@ -120,7 +134,7 @@ class Step:
         found = routing.nearest_point >= 0
         cosine = routing.nearest_point_cosine
         local = torch.where(found, cosine.detach(), NONE_FOUND)
-        if self.micro_batches == 1:
+        if self._micro_batches == 1:
             return _pull(cosine, _won(local))
         # Where no state was found the cosine says so, and any row will do.
         nearest = z[routing.nearest_point.clamp_min(0)]
@@ -129,12 +143,12 @@ class Step:
         assert self._best_state is not None
         self._passes += 1
         pull = prototypes.new_zeros((), dtype=z.dtype)
-        if self._passes == self.micro_batches:
+        if self._passes == self._micro_batches:
             pull = _pull(paired_cosines(self._best_state, prototypes), _won(self._best_cosine))
         if z.requires_grad:
             within = _pull(paired_cosines(nearest, prototypes.detach()), _won(local))
             # Only its gradient is wanted; the value is the step's own.
-            pull = pull + (within - within.detach()) / self.micro_batches
+            pull = pull + (within - within.detach()) / self._micro_batches
         return pull
 
     def _keep(self, cosine: Tensor, state: Tensor) -> None:
@@ -160,16 +174,15 @@ def divides_by_count(model: Any) -> bool:
     return any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
 
 
-def count_labels(labels: Tensor) -> Tensor:
-    """Return how many predictions decoders make of labels [B, T], which they shift by one."""
-    return (labels[:, 1:] != IGNORED).sum()
-
-
-def count_tokens(batch: dict[str, Tensor]) -> Tensor:
-    """Return how many positions of a micro-batch are not padding."""
-    mask = batch.get("token_mask", batch.get("attention_mask"))
+def _counts(batch: dict[str, Tensor], positions: Tensor | None) -> Int64[Tensor, "4"]:
+    """Return predictions and tokens of a micro-batch, and of what the head trains on."""
     ids = batch["input_ids"]
-    return torch.tensor(ids.numel(), device=ids.device) if mask is None else mask.bool().sum()
+    mask = batch.get("token_mask", batch.get("attention_mask"))
+    everything = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
+    predicted = following(batch["labels"]) != NO_LABEL
+    counted = [predicted, everything]
+    counted += counted if positions is None else [predicted[:, positions], everything[:, positions]]
+    return torch.stack([kept.sum() for kept in counted])
 
 
 def paired_cosines(

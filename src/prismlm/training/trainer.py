@@ -142,8 +142,11 @@ class PrismTrainer(Trainer):
     ) -> tuple[list[Any], Tensor | None]:
         """Return the micro-batches of a step, and the predictions in it in all processes."""
         batches = list(islice(epoch_iterator, num_batches))
-        self._step = Step.of(batches) if batches else None
-        self._first_pass = True
+        self._step, self._first_pass = None, True
+        if batches:
+            length, number = batches[0]["input_ids"].shape[1], self.state.global_step
+            positions = self.model.head_positions(length, number, device)
+            self._step = Step.of(batches, positions)
         return batches, None if self._step is None else self._step.labels
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
@@ -216,7 +219,7 @@ class PrismTrainer(Trainer):
         if step is None:
             output = model(**inputs)
             return (output.loss, output) if return_outputs else output.loss
-        output = model(**inputs, step=step)
+        output = model(**inputs, within=step)
         if not torch.isfinite(output.loss):
             parts = ", ".join(f"{k} {v.item():.4g}" for k, v in output.losses.items())
             raise PrismError(

@@ -1,0 +1,90 @@
+"""Spherical k-means in tiles of rows: no N×K matrix."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from prismlm.errors import InputError
+from prismlm.ops.prototype_head.routing import inverse_norms
+
+TILE_ELEMENTS = 2**21
+
+
+class Clusters(NamedTuple):
+    """Centres and who belongs to them, for N vectors and K centres.
+
+    Attributes:
+        centres: unit vectors.
+        assignment: the nearest centre of each vector, ties to the lower index.
+        objective: mean cosine of the vectors to their centres after each iteration.
+    """
+
+    centres: Float[Tensor, "K d"]
+    assignment: Int64[Tensor, " N"]
+    objective: Float[Tensor, " iterations"]
+
+
+@torch.no_grad()
+def spherical_kmeans(
+    vectors: Float[Tensor, "N d"],
+    centres: Float[Tensor, "K d"],
+    iterations: int,
+) -> Clusters:
+    """Move centres to the mean directions of the vectors nearest to them.
+
+        a_n = argmax_i cos(x_n, m_i)        m_i = Σ_{n: a_n = i} x̂_n / ‖Σ …‖
+
+    A centre that no vector is nearest to moves onto the vector with the lowest cosine to its own
+    centre, the next such centre onto the next such vector. The mean cosine never falls while no
+    centre is empty. Source: Dhillon and Modha, Concept Decompositions, Machine Learning 42, 2001.
+
+    Args:
+        vectors: what to cluster, N ≥ K, of any norm.
+        centres: where to start, such as K of the vectors.
+        iterations: how often centres move.
+
+    Raises:
+        InputError: fewer vectors than centres, or widths that differ.
+    """
+    check_arguments(vectors, centres, iterations)
+    unit = vectors.float() * inverse_norms(vectors.float())
+    centres = centres.float() * inverse_norms(centres.float())
+    objective: list[Tensor] = []
+    best, assignment = _nearest(unit, centres)
+    for _ in range(iterations):
+        sums = torch.zeros_like(centres).index_add_(0, assignment, unit)
+        empty = (torch.bincount(assignment, minlength=len(centres)) == 0).nonzero().squeeze(1)
+        sums[empty] = unit[best.argsort(stable=True)[: len(empty)]]
+        centres = sums * inverse_norms(sums)
+        best, assignment = _nearest(unit, centres)
+        objective.append(best.mean())
+    return Clusters(centres, assignment, torch.stack(objective) if objective else best.new_empty(0))
+
+
+def check_arguments(vectors: Tensor, centres: Tensor, iterations: int) -> None:
+    """Raise InputError for what cannot be clustered."""
+    if vectors.ndim != 2 or centres.ndim != 2 or vectors.shape[1] != centres.shape[1]:
+        raise InputError(
+            "spherical_kmeans expects vectors [N, d] and centres [K, d], got "
+            f"{list(vectors.shape)} and {list(centres.shape)}."
+        )
+    if not 1 <= len(centres) <= len(vectors):
+        raise InputError(
+            f"there are {len(vectors)} vectors for {len(centres)} centres: give at least as many."
+        )
+    if iterations < 0:
+        raise InputError(f"iterations is {iterations}; expected 0 or more.")
+
+
+def _nearest(unit: Tensor, centres: Tensor) -> tuple[Tensor, Tensor]:
+    rows = max(16, TILE_ELEMENTS // len(centres))
+    best = torch.empty(len(unit), dtype=unit.dtype, device=unit.device)
+    index = torch.empty(len(unit), dtype=torch.int64, device=unit.device)
+    for start in range(0, len(unit), rows):
+        tile = slice(start, start + rows)
+        best[tile], index[tile] = (unit[tile] @ centres.T).max(1)
+    return best, index

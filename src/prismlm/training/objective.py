@@ -1,0 +1,170 @@
+"""What the prototype head is trained for: its losses on the states of one forward pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from prismlm.errors import InputError
+from prismlm.layers import PrototypeHead
+from prismlm.layers.prototype_head import HeadOutput
+from prismlm.models.seam import LogitMap
+
+NO_LABEL = -100
+
+
+@dataclass(frozen=True)
+class LossWeights:
+    """How much each loss of the head counts beside the cross-entropy.
+
+    Attributes:
+        prototype_pull: weight of R1, every prototype to its nearest state.
+        point_pull: weight of R2, every state to its nearest prototype.
+        residual: weight of RES, ‖z − ẑ‖².
+        diversity: weight of DIV, the mean squared cosine between prototypes.
+        prototype_only_ce: weight of the cross-entropy of the logits that ẑ alone gives.
+        prototype_only_kl: weight of KL(model ‖ ẑ alone), the same without the labels' noise.
+    """
+
+    prototype_pull: float = 0.1
+    point_pull: float = 0.1
+    residual: float = 0.1
+    diversity: float = 0.0
+    prototype_only_ce: float = 0.0
+    prototype_only_kl: float = 0.0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if not getattr(self, field.name) >= 0:
+                raise InputError(
+                    f"the weight of {field.name} is {getattr(self, field.name)}; "
+                    "expected 0 or a positive number."
+                )
+
+
+class States(NamedTuple):
+    """Hidden states the head is trained on, with what the model made of them.
+
+    Attributes:
+        z: [N, d].
+        mask: false on padding.
+        labels: the token that follows each state; −100 where none is to be predicted.
+        logits: the model's own, [N, V].
+    """
+
+    z: Float[Tensor, "N d"]
+    mask: Bool[Tensor, " N"] | None
+    labels: Int64[Tensor, " N"] | None
+    logits: Float[Tensor, "N V"]
+
+
+class OutputMap(NamedTuple):
+    """What turns a state into logits: ℓ = logit_map(W z + b)."""
+
+    weight: Float[Tensor, "V d"]
+    bias: Float[Tensor, " V"] | None
+    logit_map: LogitMap
+
+    def __call__(self, z: Float[Tensor, "N d"]) -> Float[Tensor, "N V"]:
+        """Return the logits that softmax sees."""
+        return self.logit_map(F.linear(z, self.weight, self.bias)).float()
+
+
+def sample_positions(length: int, share: float, step: int, device: torch.device) -> Tensor:
+    """Return every s-th position of a row, s = round(1 / share), starting one later each step.
+
+    The choice depends on the step alone: a resumed run makes it again, and so does every split
+    of the step into processes and micro-batches.
+    """
+    stride = max(1, min(length, round(1 / share)))
+    return torch.arange(step % stride, length, stride, device=device)
+
+
+def following(labels: Int64[Tensor, "B T"]) -> Int64[Tensor, "B T"]:
+    """Return at each position the label of the next, which decoders predict from it."""
+    return F.pad(labels[:, 1:], (0, 1), value=NO_LABEL)
+
+
+def select(
+    z: Float[Tensor, "B T d"],
+    logits: Float[Tensor, "B T V"],
+    mask: Bool[Tensor, "B T"] | None,
+    labels: Int64[Tensor, "B T"] | None,
+    positions: Int64[Tensor, " S"] | None,
+) -> States:
+    """Flatten rows to states, at all positions or at the given ones; labels move one ahead."""
+    if labels is not None:
+        labels = following(labels)
+
+    def flat(tensor: Tensor) -> Tensor:
+        return (tensor if positions is None else tensor[:, positions]).flatten(0, 1)
+
+    return States(
+        flat(z),
+        None if mask is None else flat(mask),
+        None if labels is None else flat(labels),
+        flat(logits),
+    )
+
+
+def head_losses(
+    head: PrototypeHead,
+    states: States,
+    output_map: OutputMap,
+    weights: LossWeights,
+    *,
+    prototypes_per_token: int,
+    residual_reduction: Literal["mean", "sum"] = "mean",
+) -> tuple[HeadOutput, dict[str, Tensor]]:
+    """Route the states; return what the head says and the unweighted losses by name.
+
+    The prototype-only losses form N×V logits of their own, so they are left out at weight 0.
+    """
+    output = head(states.z, mask=states.mask, prototypes_per_token=prototypes_per_token)
+    parts = head.losses(
+        states.z, output, mask=states.mask, residual_reduction=residual_reduction
+    )._asdict()
+    if weights.prototype_only_ce or weights.prototype_only_kl:
+        parts |= prototype_only_losses(output.reconstruction, states, output_map, weights)
+    return output, parts
+
+
+def prototype_only_losses(
+    reconstruction: Float[Tensor, "N d"],
+    states: States,
+    output_map: OutputMap,
+    weights: LossWeights,
+) -> dict[str, Tensor]:
+    """Return how well ẑ alone predicts, in nats per predicted token.
+
+        prototype_only_ce = −mean log q(next token),   q = softmax(logit_map(W ẑ + b))
+        prototype_only_kl = mean Σ_v p_v log(p_v / q_v),   p = softmax of the model's own logits
+
+    Both are averaged over the positions that have a label, or over all that are not padding.
+    p is a target: the model's own logits get no gradient from it.
+    """
+    kept = states.mask
+    if states.labels is not None:
+        kept = states.labels != NO_LABEL
+    log_q = output_map(reconstruction).log_softmax(-1)
+    losses: dict[str, Tensor] = {}
+    if weights.prototype_only_ce and states.labels is not None:
+        losses["prototype_only_ce"] = _mean(
+            F.nll_loss(log_q, states.labels, ignore_index=NO_LABEL, reduction="none"), kept
+        )
+    if weights.prototype_only_kl:
+        log_p = states.logits.detach().float().log_softmax(-1)
+        divergence = F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(-1)
+        losses["prototype_only_kl"] = _mean(divergence, kept)
+    return losses
+
+
+def _mean(values: Tensor, kept: Tensor | None) -> Tensor:
+    if kept is None:
+        return values.mean()
+    return (values * kept).sum() / kept.sum().clamp_min(1)

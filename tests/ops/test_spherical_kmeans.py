@@ -1,0 +1,64 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prismlm.errors import InputError
+from prismlm.ops.spherical_kmeans import naive, spherical_kmeans, tiled
+
+
+def test_two_pairs_of_directions_by_hand():
+    # Angles 0°, 20°, 90°, 130°, of any length; centres start on the first two vectors.
+    angles = torch.tensor([0.0, 20.0, 90.0, 130.0]) * math.pi / 180
+    vectors = torch.stack([angles.cos(), angles.sin()], 1) * torch.tensor([[1], [5], [2], [0.1]])
+    one = spherical_kmeans(vectors, vectors[:2], 1)
+    # At first 20°, 90° and 130° belong to the second centre; its mean direction is near 81°.
+    sums = angles[1:].cos().sum(), angles[1:].sin().sum()
+    turned = math.atan2(sums[1], sums[0])
+    torch.testing.assert_close(one.centres[0], torch.tensor([1.0, 0.0]))
+    torch.testing.assert_close(one.centres[1], torch.tensor([math.cos(turned), math.sin(turned)]))
+    assert one.assignment.tolist() == [0, 0, 1, 1]
+    two = spherical_kmeans(vectors, vectors[:2], 3)
+    expected = torch.tensor([10.0, 110.0]) * math.pi / 180
+    torch.testing.assert_close(two.centres, torch.stack([expected.cos(), expected.sin()], 1))
+    assert two.objective[-1].item() == pytest.approx(
+        (math.cos(math.radians(10)) + math.cos(math.radians(20))) / 2
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 6), st.integers(0, 20), st.integers(1, 5), st.integers(0, 4), st.data())
+def test_tiles_are_the_naive_loop(count, more, width, iterations, data):
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 10_000)))
+    vectors = torch.randn(count + more, width + 1, generator=generator)
+    start = vectors[torch.randperm(len(vectors), generator=generator)[:count]]
+    fast = spherical_kmeans(vectors, start, iterations)
+    slow = naive.spherical_kmeans(vectors, start, iterations)
+    torch.testing.assert_close(fast.centres, slow.centres)
+    torch.testing.assert_close(fast.objective, slow.objective)
+    assert torch.equal(fast.assignment, slow.assignment)
+
+
+def test_an_empty_centre_moves_to_the_worst_placed_vector():
+    vectors = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [-1.0, 1.0]])
+    centres = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, -5.0]])
+    found = spherical_kmeans(vectors, centres, 1)
+    torch.testing.assert_close(found.centres[2], torch.tensor([-1.0, 1.0]) / math.sqrt(2))
+
+
+def test_tile_size_changes_nothing(monkeypatch):
+    vectors = torch.randn(100, 8, generator=torch.Generator().manual_seed(0))
+    whole = spherical_kmeans(vectors, vectors[:10], 5)
+    monkeypatch.setattr(tiled, "TILE_ELEMENTS", 1)
+    parts = spherical_kmeans(vectors, vectors[:10], 5)
+    assert torch.equal(whole.assignment, parts.assignment)
+    assert (whole.objective.diff() >= -1e-6).all()
+
+
+def test_what_cannot_be_clustered_is_named():
+    with pytest.raises(InputError, match="3 vectors for 4 centres"):
+        spherical_kmeans(torch.ones(3, 2), torch.ones(4, 2), 1)
+    with pytest.raises(InputError, match="iterations is -1"):
+        spherical_kmeans(torch.ones(3, 2), torch.ones(1, 2), -1)
