@@ -16,9 +16,9 @@ from prismlm.training.step import Step
 from tiny_head import make
 
 
-def gradients_of(model, batches, reduce=lambda tensor: tensor):
+def gradients_of(model, batches, reduce=lambda tensor: tensor, positions=None):
     """Return every gradient of the step that these micro-batches are this process's part of."""
-    step = Step.of(batches)
+    step = Step.of(batches, positions)
     losses = {}
     for batch in batches:
         output = model(**batch, within=step)

@@ -48,8 +48,8 @@ class Step:
     micro-batches of R1 within each.
 
     Args:
-        counts: predictions, tokens without padding, and both again of those that the head trains on;
-            of the whole step, int64 [4].
+        counts: predictions, tokens without padding, and both again of what the head trains on; of
+            the whole step, int64 [4].
         micro_batches: forward passes of one process.
 
     Attributes:
