@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 LENGTH = 32
 
 
-def of_bytes(*parts: bytes) -> str:
+def of_bytes(*parts: bytes | memoryview) -> str:
     """Return the first 32 hexadecimal digits of the SHA-256 of the length-prefixed parts."""
     digest = hashlib.sha256()
     for part in parts:
@@ -30,6 +30,7 @@ def of_tensor(tensor: torch.Tensor) -> str:
     """Fingerprint a tensor's dtype, shape and bytes (device and strides do not matter)."""
     import torch
 
-    plain = tensor.detach().cpu().contiguous()
+    # A copy: memory lent to numpy can never be resized again, which sharded models live by.
+    plain = tensor.detach().cpu().contiguous().clone()
     header = f"{plain.dtype}{tuple(plain.shape)}".encode()
-    return of_bytes(header, plain.view(-1).view(torch.uint8).numpy().tobytes())
+    return of_bytes(header, plain.view(-1).view(torch.uint8).numpy().data)

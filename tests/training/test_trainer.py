@@ -36,12 +36,10 @@ def trainer_of(settings, tmp_path, **changes):
 
 
 def plain_run(settings, tmp_path):
-    """Train the same model with Hugging Face's own Trainer, without a head."""
+    """Train the same model with Hugging Face's own Trainer, as it comes, without a head."""
     recipe = build_recipe(settings)
     prepared = prepare(recipe)
     backbone = prepared.model.model
-    # Its loss is else normalised over the step's tokens, which rounds differently.
-    backbone.accepts_loss_kwargs = False
     arguments = training_arguments(recipe, tmp_path / "plain")
     arguments.use_cache = False
     arguments.save_strategy = "no"

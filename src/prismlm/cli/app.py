@@ -9,7 +9,8 @@ from typer.core import TyperGroup
 
 from prismlm import __version__
 from prismlm.cli import corpus, demo, explain, index, train
-from prismlm.errors import PrismError
+from prismlm.cli.options import is_first_process
+from prismlm.errors import InputError, PrismError
 
 BAD_INPUT = 2
 INTERRUPTED = 130
@@ -24,7 +25,9 @@ class ErrorsAsMessages(TyperGroup):
         try:
             return super().invoke(ctx)
         except PrismError as error:
-            typer.echo(f"error: {error}", err=True)
+            # Bad input is the same in every process; what fails later may be in one alone.
+            if is_first_process() or not isinstance(error, InputError):
+                typer.echo(f"error: {error}", err=True)
             raise typer.Exit(BAD_INPUT) from None
         except ModuleNotFoundError as error:
             if error.name not in TRAINING_PACKAGES:
@@ -36,7 +39,8 @@ class ErrorsAsMessages(TyperGroup):
             )
             raise typer.Exit(BAD_INPUT) from None
         except KeyboardInterrupt:
-            typer.echo("interrupted", err=True)
+            if is_first_process():
+                typer.echo("interrupted", err=True)
             raise typer.Exit(INTERRUPTED) from None
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prismlm.cli.options import DryRun, Json
+from prismlm.cli.options import DryRun, Json, is_first_process
+from prismlm.errors import InputError
 
 if TYPE_CHECKING:
     from prismlm.training import TrainingEstimate, TrainingResult
@@ -29,17 +31,23 @@ def train(
 ) -> None:
     """Train a model with its prototypes from a recipe."""
     from prismlm.cli.progress import ConsoleReporter
+    from prismlm.progress import SILENT
     from prismlm.training import estimate, load_recipe
     from prismlm.training import train as run
 
     loaded = load_recipe(recipe, settings or [])
+    speaks = is_first_process()
     if dry_run:
+        if os.environ.get("WORLD_SIZE", "1") != "1":
+            raise InputError("--dry-run measures one process. Run it without torchrun.")
         expected = estimate(loaded, resume=resume)
         _print_json(expected.to_dict()) if as_json else _print_estimate(expected)
         return
     try:
-        result = run(loaded, resume=resume, progress=ConsoleReporter())
+        result = run(loaded, resume=resume, progress=ConsoleReporter() if speaks else SILENT)
     except KeyboardInterrupt as stop:
+        if not speaks:
+            raise
         again = ["prismlm", "train", str(recipe)]
         for setting in settings or []:
             again += ["--set", setting]
@@ -47,7 +55,8 @@ def train(
             f"{str(stop) or 'stopped'}. Go on with:\n  {shlex.join([*again, '--resume'])}", err=True
         )
         raise
-    _print_json(result.to_dict()) if as_json else _print_result(result)
+    if speaks:
+        _print_json(result.to_dict()) if as_json else _print_result(result)
 
 
 def _print_json(value: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from prismlm.progress import Task
+from prismlm.training import distributed
 from prismlm.training.initialise import Rows, place_prototypes
 from prismlm.training.model import PrismForCausalLM
 
@@ -81,6 +82,7 @@ class HeadSchedule(TrainerCallback):
         if step >= self._start and not model.placed:
             generator = torch.Generator().manual_seed(self._seed)
             place_prototypes(model, self._rows, generator, self._initialise)
+            distributed.broadcast_parameters(model.prototype_head)
         model.loss_scale = self.loss_scale(step, steps)
         final = model.prototype_head.prototypes_per_token
         model.prototypes_per_token = self.prototypes_per_token(step, steps, final)
@@ -139,7 +141,8 @@ class StopOnInterrupt(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Ask for a checkpoint and the end."""
+        """Ask for a checkpoint and the end, in every process at the same step."""
+        self.interrupted = distributed.any_process(self.interrupted)
         if self.interrupted:
             control.should_save = True
             control.should_evaluate = False

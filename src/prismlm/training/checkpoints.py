@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from prismlm.errors import FormatError
@@ -34,12 +35,14 @@ def write_model(
     model: PrismForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
     provenance: dict[str, Any],
+    weights: dict[str, Tensor] | None = None,
 ) -> None:
     """Write a prismlm model directory: Hugging Face checkpoint, tokenizer, then the sidecar.
 
-    ``prismlm.json`` comes last: a directory that has one is complete.
+    ``prismlm.json`` comes last: a directory that has one is complete. ``weights`` stand in for
+    the decoder's own, which may be sharded.
     """
-    model.model.save_pretrained(directory)
+    model.model.save_pretrained(directory, state_dict=weights)
     tokenizer.save_pretrained(directory)
     logit_map = LogitMap.of(model.model)
     save_sidecar(

@@ -20,6 +20,7 @@ from prismlm.training.objective import (
     select,
 )
 from prismlm.training.revival import Usage
+from prismlm.training.step import Step
 
 IGNORED_AT_INFERENCE = ("past_key_values", "losses", "routing")
 
@@ -54,8 +55,8 @@ class PrismForCausalLM(nn.Module):
     the head; it reads the state z that enters the output embedding. Before the prototypes are
     placed the head is left out and the loss is the plain CE.
 
-    R1 takes its minimum over the states of one forward pass, so over a micro-batch when
-    gradients are accumulated: with many prototypes and small micro-batches it pulls harder.
+    The means, and R1's minimum, are over one forward pass, unless :meth:`forward` is told which
+    optimizer step it is a part of, as :class:`PrismTrainer` does.
 
     Source: PRISM: Training Data Prototypes for Language Models (Guide Labs, 2025).
 
@@ -134,6 +135,7 @@ class PrismForCausalLM(nn.Module):
         position_ids: Tensor | None = None,
         labels: Tensor | None = None,
         token_mask: Tensor | None = None,
+        within: Step | None = None,
         **kwargs: Any,
     ) -> PrismOutput:
         """Run the decoder, then the head on the states it sent to its output embedding.
@@ -144,10 +146,14 @@ class PrismForCausalLM(nn.Module):
             position_ids: int64 [B, T], from 0 again at every document of a packed row.
             labels: int64 [B, T], −100 where nothing is to be predicted; the decoder shifts them.
             token_mask: bool [B, T], false on padding; ``attention_mask`` stands in for it.
+            within: the optimizer step that this pass is a part of; ``loss`` and ``losses`` are then
+                what it contributes to the step's, and not means over the pass.
             **kwargs: passed on to the decoder.
         """
         # With a cache the decoder would not derive the mask of packed rows from position_ids.
         kwargs.setdefault("use_cache", False)
+        if within is not None:
+            kwargs |= within.loss_arguments(self.model)
         with capture(self.model) as seen:
             output = self.model(
                 input_ids=input_ids,
@@ -159,9 +165,14 @@ class PrismForCausalLM(nn.Module):
         mask = token_mask if token_mask is not None else attention_mask
         routing, parts = None, {}
         if self.placed:
-            routing, parts = self.run_head(seen, None if mask is None else mask.bool(), labels)
-        loss = None if labels is None else self.total(output.loss, parts)
-        losses = {} if labels is None else {"ce": output.loss.detach()}
+            keep = None if mask is None else mask.bool()
+            routing, parts = self.run_head(seen, keep, labels, within)
+        loss, losses = None, {}
+        if labels is not None:
+            ce = output.loss
+            if within is not None:
+                ce = within.share_of_ce(self.model, ce, labels)
+            loss, losses = self.total(ce, parts), {"ce": ce.detach()}
         losses |= {name: part.detach() for name, part in parts.items()}
         return PrismOutput(
             loss=loss,
@@ -172,7 +183,11 @@ class PrismForCausalLM(nn.Module):
         )
 
     def run_head(
-        self, seen: Captured, mask: Tensor | None, labels: Tensor | None
+        self,
+        seen: Captured,
+        mask: Tensor | None,
+        labels: Tensor | None,
+        within: Step | None = None,
     ) -> tuple[Routing, dict[str, Tensor]]:
         """Run the head on what a forward pass sent through the output embedding.
 
@@ -182,8 +197,8 @@ class PrismForCausalLM(nn.Module):
         z = seen.z.detach() if self.detach else seen.z
         embedded = seen.embedded if self.weights.prototype_only_kl else None
         positions = None
-        if self.training and self.position_share < 1:
-            positions = sample_positions(z.shape[1], self.position_share, self.step, z.device)
+        if self.training:
+            positions = self.head_positions(z.shape[1], self.step, z.device)
         states = select(z, embedded, mask, labels, positions)
         output, parts = head_losses(
             self.prototype_head,
@@ -195,7 +210,15 @@ class PrismForCausalLM(nn.Module):
         )
         if self.training and self.usage is not None:
             self.usage.add(output, states.z.detach(), states.mask)
+        if within is not None:
+            parts = within.shares(parts, states, self.prototype_head, output.routing)
         return output.routing, parts
+
+    def head_positions(self, length: int, step: int, device: torch.device) -> Tensor | None:
+        """Return the positions of a row that the head trains on in a step; None for all."""
+        if self.position_share == 1:
+            return None
+        return sample_positions(length, self.position_share, step, device)
 
     def _output_map(self) -> OutputMap:
         embedding: Any = output_embedding(self.model)

@@ -85,6 +85,11 @@ def sample_positions(length: int, share: float, step: int, device: torch.device)
     return torch.arange(step % stride, length, stride, device=device)
 
 
+def following(labels: Int64[Tensor, "B T"]) -> Int64[Tensor, "B T"]:
+    """Return at each position the label of the next, which decoders predict from it."""
+    return F.pad(labels[:, 1:], (0, 1), value=NO_LABEL)
+
+
 def select(
     z: Float[Tensor, "B T d"],
     embedded: Float[Tensor, "B T V"] | None,
@@ -94,7 +99,7 @@ def select(
 ) -> States:
     """Flatten rows to states, at all positions or at the given ones; labels move one ahead."""
     if labels is not None:
-        labels = F.pad(labels[:, 1:], (0, 1), value=NO_LABEL)
+        labels = following(labels)
 
     def flat(tensor: Tensor) -> Tensor:
         return (tensor if positions is None else tensor[:, positions]).flatten(0, 1)

@@ -173,7 +173,7 @@ class Recipe(Section):
     """Everything that decides a training run, besides the corpus it names.
 
     Paths are relative to the current directory. ``batch_size`` rows make a micro-batch, and
-    ``gradient_accumulation`` micro-batches a step.
+    ``gradient_accumulation`` micro-batches of each process a step.
     """
 
     corpus: AnyPath = Field(description="the corpus directory")
@@ -187,11 +187,18 @@ class Recipe(Section):
     data: DataRecipe = DataRecipe()
     optimizer: OptimizerRecipe = OptimizerRecipe()
     steps: Count = Field(description="optimizer steps")
-    batch_size: Count = Field(default=8, description="rows of a micro-batch")
+    batch_size: Count = Field(default=8, description="rows of a process's micro-batch")
     gradient_accumulation: Count = Field(default=1, description="micro-batches of a step")
     precision: Literal["auto", "float32", "bf16"] = Field(
         default="auto", description="auto, float32 or bf16; auto is bf16 autocast where it is fast"
     )
+    parallel: Literal["auto", "ddp", "fsdp2"] = Field(
+        default="auto", description="how several processes share the model; auto is ddp"
+    )
+    gradient_checkpointing: bool = Field(
+        default=False, description="compute activations again instead of keeping them"
+    )
+    compile: bool = Field(default=False, description="compile the model's blocks")
     evaluation: EvaluationRecipe = EvaluationRecipe()
     checkpoint: CheckpointRecipe = CheckpointRecipe()
     logging: LoggingRecipe = LoggingRecipe()
@@ -207,7 +214,7 @@ class Recipe(Section):
 
     @property
     def positions_per_step(self) -> int:
-        """How many positions, padding among them, one step trains on."""
+        """How many positions, padding among them, one step of one process trains on."""
         return self.batch_size * self.gradient_accumulation * self.data.length
 
     def to_dict(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from prismlm.layers import PrototypeHead
 from prismlm.layers.prototype_head import HeadOutput
+from prismlm.training import distributed
 
 # Candidates are drawn from the worst quarter of a forward pass's states: the very worst alone
 # would often be one another's neighbours.
@@ -21,7 +22,8 @@ class Usage:
 
     Attributes:
         counts: uses of each prototype since the last :meth:`reset`, int64 [K].
-        worst: states of the last forward pass by ‖z − ẑ‖² descending, [M, d].
+        worst: states of the last forward pass by ‖z − ẑ‖² descending, [M, d]; after
+            :meth:`merge` those of one process after another.
     """
 
     def __init__(self, num_prototypes: int) -> None:
@@ -39,6 +41,12 @@ class Usage:
         counts = torch.bincount(routing.indices[used], minlength=len(self.counts))
         self.counts = self.counts.to(counts.device) + counts
         self.worst = z[error.topk(round(WORST * len(z))).indices]
+
+    def merge(self) -> None:
+        """Take in the other processes' counts and states: all of them then revive the same."""
+        self.counts = distributed.sum_over_processes(self.counts)
+        if self.worst is not None:
+            self.worst = distributed.concatenate(self.worst)
 
     def reset(self) -> None:
         """Start counting again."""
@@ -109,5 +117,6 @@ class ReviveUnused(TrainerCallback):
         generator = torch.Generator().manual_seed(self._seed + step)
         optimizer = kwargs["optimizer"]
         optimizer = getattr(optimizer, "optimizer", optimizer)
+        model.usage.merge()
         revive(model.prototype_head, model.usage, optimizer, generator)
         model.usage.reset()

@@ -20,7 +20,7 @@ from prismlm.models.quiet import quiet_transformers
 from prismlm.models.seam import LogitMap
 from prismlm.models.sidecar import META_FILE
 from prismlm.progress import SILENT, Reporter
-from prismlm.training import checkpoints
+from prismlm.training import checkpoints, distributed, parallel
 from prismlm.training.callbacks import ReportProgress, StopOnInterrupt, tensorboard_callback
 from prismlm.training.recipe import Recipe
 from prismlm.training.setup import CHECKPOINTS, Prepared, build_trainer, prepare
@@ -94,9 +94,10 @@ def train(recipe: Recipe, *, resume: bool = False, progress: Reporter = SILENT) 
         PrismError: the loss or a gradient became infinite or not a number.
         TrainingInterrupted: Ctrl-C was pressed.
     """
-    check_out(recipe, resume=resume)
+    distributed.join()
+    distributed.on_main(lambda: check_out(recipe, resume=resume))
     prepared = prepare(recipe)
-    _begin(prepared)
+    distributed.on_main(lambda: _begin(prepared))
     stop = StopOnInterrupt()
     with quiet_transformers():
         trainer = _train(prepared, stop, progress)
@@ -163,14 +164,23 @@ def _begin(prepared: Prepared) -> None:
     """Note what the run is, or check that it is the one that was noted."""
     out = prepared.recipe.out
     corpus = {"name": prepared.corpus.name, "fingerprint": prepared.corpus.fingerprint}
+    processes = distributed.world_size()
     if (out / RUN_FILE).is_file():
-        if read_json(out / RUN_FILE)["corpus"]["fingerprint"] != corpus["fingerprint"]:
+        noted = read_json(out / RUN_FILE)
+        if noted.get("processes", 1) != processes:
+            raise InputError(
+                f"{out} was begun with {noted.get('processes', 1)} processes, and these are "
+                f"{processes}: their steps would hold other rows. Start as many as before, or "
+                "train into another out."
+            )
+        if noted["corpus"]["fingerprint"] != corpus["fingerprint"]:
             raise InputError(
                 f"{out} was begun with another corpus than {prepared.corpus.path}. Give the same "
                 "corpus, or train into another out."
             )
     else:
-        write_json(out / RUN_FILE, {"recipe": prepared.recipe.to_dict(), "corpus": corpus})
+        run = {"recipe": prepared.recipe.to_dict(), "corpus": corpus, "processes": processes}
+        write_json(out / RUN_FILE, run)
     checkpoints.clean(out / CHECKPOINTS)
 
 
@@ -178,13 +188,15 @@ def _train(prepared: Prepared, stop: StopOnInterrupt, progress: Reporter) -> Pri
     recipe, out = prepared.recipe, prepared.recipe.out
     checkpoint = checkpoints.latest_checkpoint(out / CHECKPOINTS)
     done = 0 if checkpoint is None else checkpoints.step_of(checkpoint)
-    positions = recipe.positions_per_step
+    positions = recipe.positions_per_step * distributed.world_size()
     left = (recipe.steps - done) * positions
     with stop.listening(), progress.task("training", left, "tokens") as task:
-        callbacks: list[TrainerCallback] = [ReportProgress(task, positions)]
-        if recipe.logging.tensorboard:
-            callbacks.append(tensorboard_callback(out / TENSORBOARD, done))
-        trainer = build_trainer(prepared, out, [*callbacks, _History(out), stop])
+        callbacks: list[TrainerCallback] = [stop]
+        if distributed.is_main():
+            callbacks = [ReportProgress(task, positions), _History(out), stop]
+            if recipe.logging.tensorboard:
+                callbacks.insert(1, tensorboard_callback(out / TENSORBOARD, done))
+        trainer = build_trainer(prepared, out, callbacks)
         if checkpoint is not None and done >= recipe.steps:
             # Trainer would run one more step before it noticed that it is finished.
             trainer._load_from_checkpoint(str(checkpoint))
@@ -209,7 +221,9 @@ def _final_quality(prepared: Prepared, progress: Reporter) -> HeadQuality:
                 yield batch
                 task.advance(int(batch.owned.sum()))
 
-        return measure_quality(model, prepared.model.prototype_head, LogitMap.of(model), counted())
+        head = prepared.model.prototype_head
+        with parallel.whole(model):
+            return measure_quality(model, head, LogitMap.of(model), counted())
 
 
 def _finish(prepared: Prepared, trainer: PrismTrainer, quality: HeadQuality) -> None:
@@ -219,16 +233,20 @@ def _finish(prepared: Prepared, trainer: PrismTrainer, quality: HeadQuality) -> 
     provenance = prepared.provenance(steps=state.global_step, tokens=trainer.meter.tokens)
     provenance["quality"] = quality.to_dict()
     hidden = out / ".model.tmp"
-    shutil.rmtree(hidden, ignore_errors=True)
-    hidden.mkdir()
-    try:
-        tokenizer = prepared.corpus.tokenizer
-        checkpoints.write_model(hidden, prepared.model, tokenizer, provenance)
-        for path in sorted(hidden.iterdir(), key=lambda path: path.name == META_FILE):
-            os.replace(path, out / path.name)
-    finally:
+    main = distributed.is_main()
+    if main:
         shutil.rmtree(hidden, ignore_errors=True)
-    write_history(out, state.log_history)
+        hidden.mkdir()
+    try:
+        trainer.write_model(hidden, provenance)
+        if main:
+            for path in sorted(hidden.iterdir(), key=lambda path: path.name == META_FILE):
+                os.replace(path, out / path.name)
+            write_history(out, state.log_history)
+    finally:
+        if main:
+            shutil.rmtree(hidden, ignore_errors=True)
+    distributed.barrier()
 
 
 def write_history(out: Path, history: list[dict[str, Any]]) -> None:

@@ -18,6 +18,7 @@ from prismlm.errors import InputError
 from prismlm.layers import PrototypeHead
 from prismlm.models.presets import build_config, build_model
 from prismlm.models.sidecar import weight_of
+from prismlm.training import distributed, parallel
 from prismlm.training.callbacks import EvaluateEvery, HeadSchedule
 from prismlm.training.evaluation import HeldOut
 from prismlm.training.isolation import check_isolation
@@ -76,7 +77,7 @@ def prepare(recipe: Recipe) -> Prepared:
     """
     corpus = Corpus.open(recipe.corpus)
     rows = pack(corpus, corpus.split("train"), recipe.data.length, recipe.seed)
-    needed = recipe.batch_size * recipe.gradient_accumulation
+    needed = recipe.batch_size * recipe.gradient_accumulation * distributed.world_size()
     if len(rows) < needed:
         raise InputError(
             f"the corpus {corpus.name!r} fills {len(rows)} rows of {recipe.data.length} tokens, "
@@ -144,6 +145,10 @@ def build_trainer(
 ) -> AnyTrainer:
     """Return a trainer that writes its checkpoints under ``directory``."""
     recipe = prepared.recipe
+    if recipe.gradient_checkpointing:
+        parallel.recompute_activations(prepared.model.model)
+    if recipe.compile:
+        parallel.compile_blocks(prepared.model.model)
     own = head_callbacks(prepared)
     if recipe.evaluation.every:
         own.append(EvaluateEvery(recipe.evaluation.every))
@@ -161,6 +166,7 @@ def build_trainer(
         provenance=lambda trainer: prepared.provenance(
             steps=trainer.state.global_step, tokens=trainer.meter.tokens
         ),
+        spread=recipe.parallel,
         callbacks=[*own, *callbacks],
     )
 
@@ -224,6 +230,8 @@ def training_arguments(recipe: Recipe, directory: Path) -> TrainingArguments:
         dataloader_pin_memory=torch.cuda.is_available(),
         # The saved configuration keeps its cache; the forward pass in training asks for none.
         use_cache=True,
+        # accelerate leaves processes without GPUs alone unless told so.
+        use_cpu=distributed.world_size() > 1 and not torch.cuda.is_available(),
     )
 
 

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import default_collate
 from transformers import PreTrainedTokenizerFast, Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 from transformers.trainer_callback import PrinterCallback
 
-from prismlm.errors import PrismError
+from prismlm.errors import InputError, PrismError
 from prismlm.lens.quality import measure_quality
 from prismlm.models.seam import LogitMap
-from prismlm.training import checkpoints
+from prismlm.training import checkpoints, distributed, parallel
 from prismlm.training.evaluation import HeldOut
 from prismlm.training.initialise import Rows
 from prismlm.training.meter import LossMeter
 from prismlm.training.model import IGNORED_AT_INFERENCE, PrismForCausalLM
+from prismlm.training.step import Step
 
 REMEDY = (
     "Try a lower optimizer.learning_rate or optimizer.head_learning_rate, smaller weights under "
@@ -38,6 +42,9 @@ class PrismTrainer(Trainer):
     checkpoint is a model directory and appears complete or not at all; and the logs hold each
     part of the loss, averaged since the last log.
 
+    A step's gradient, its losses and what is logged are those of all its tokens, however they are
+    split into processes and micro-batches (see :class:`Step`).
+
     Args:
         model: what to train.
         args: Trainer's arguments; ``bf16`` stays off, see ``bf16_autocast``.
@@ -50,7 +57,11 @@ class PrismTrainer(Trainer):
         heldout: text for evaluations, or None to have none.
         evaluation_tokens: how much of it an evaluation reads.
         provenance: returns what ``prismlm.json`` says of how a checkpoint was made.
+        spread: how several processes share the model: ``auto`` is ``ddp``, or ``fsdp2``.
         callbacks: as Trainer's.
+
+    Raises:
+        InputError: the arguments do not know of the other processes.
     """
 
     model: PrismForCausalLM
@@ -69,6 +80,7 @@ class PrismTrainer(Trainer):
         heldout: HeldOut | None = None,
         evaluation_tokens: int = 20_000,
         provenance: Callable[[PrismTrainer], dict[str, Any]] | None = None,
+        spread: parallel.Parallel = "auto",
         callbacks: list[TrainerCallback] | None = None,
     ) -> None:
         self.head_learning_rate = head_learning_rate
@@ -84,6 +96,13 @@ class PrismTrainer(Trainer):
         self._checkpoints = Path(args.output_dir)
         self._staging: Path | None = None
         self._last_log: tuple[float, int] | None = None
+        self._step: Step | None = None
+        self._first_pass = True
+        if args.world_size != distributed.world_size():
+            raise InputError(
+                f"TrainingArguments know of {args.world_size} processes, and "
+                f"{distributed.world_size()} were started; on CPUs give them use_cpu=True."
+            )
         # Trainer would otherwise wrap the model in nn.DataParallel, which no hook survives.
         args._n_gpu = min(args.n_gpu, 1)
         super().__init__(
@@ -95,6 +114,40 @@ class PrismTrainer(Trainer):
             callbacks=callbacks,
         )
         self.remove_callback(PrinterCallback)
+        self.spread = parallel.chosen(spread)
+        # Trainer then leaves the division by micro-batches to compute_loss.
+        self.model_accepts_loss_kwargs = True
+
+    def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
+        if self.spread == "fsdp2":
+            # The optimizer, which Trainer makes first, has to hold the shards.
+            parallel.shard(self.model.model, self.args.device)
+        prepared = super()._prepare_for_training(*args, **kwargs)
+        if self.spread != "none":
+            # Dropout differs between the processes; a checkpoint's generators replace this.
+            torch.manual_seed(self.args.seed + self.args.process_index)
+        return prepared
+
+    def _wrap_model(
+        self, model: nn.Module, training: bool = True, dataloader: Any = None
+    ) -> nn.Module:
+        if self.spread == "none" or not training or model is not self.model:
+            return model
+        if self.spread == "fsdp2":
+            return parallel.Sharded(self.model, self.model.model)
+        return parallel.wrap_ddp(self.model, self.args.device)
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
+    ) -> tuple[list[Any], Tensor | None]:
+        """Return the micro-batches of a step, and the predictions in it in all processes."""
+        batches = list(islice(epoch_iterator, num_batches))
+        self._step, self._first_pass = None, True
+        if batches:
+            length, number = batches[0]["input_ids"].shape[1], self.state.global_step
+            positions = self.model.head_positions(length, number, device)
+            self._step = Step.of(batches, positions)
+        return batches, None if self._step is None else self._step.labels
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """Return AdamW over matrices, vectors, and the head with a rate of its own."""
@@ -120,12 +173,13 @@ class PrismTrainer(Trainer):
 
     def _clip_grad_norm(self, model: nn.Module) -> Tensor:
         head = self.model.prototype_head
-        norm = self.accelerator.clip_grad_norm_(
-            self.model.model.parameters(), self.args.max_grad_norm
-        )
-        head_norm = self.accelerator.clip_grad_norm_(head.parameters(), self.head_max_grad_norm)
-        assert isinstance(norm, Tensor)
-        assert isinstance(head_norm, Tensor)
+        if not self.model.placed:
+            # DDP wants a gradient in each step; the optimizer is to leave the head alone.
+            head.zero_grad(set_to_none=True)
+        if self.spread == "fsdp2":
+            distributed.average_gradients(head)
+        norm = self._clip(self.model.model, self.args.max_grad_norm)
+        head_norm = self._clip(head, self.head_max_grad_norm)
         for name, value in (("the model", norm), ("the prototype head", head_norm)):
             if not torch.isfinite(value):
                 raise PrismError(
@@ -134,6 +188,11 @@ class PrismTrainer(Trainer):
                 )
         self._head_norm = head_norm.item() if self.model.placed else None
         return norm
+
+    def _clip(self, module: nn.Module, limit: float) -> Tensor:
+        norm = self.accelerator.clip_grad_norm_(module.parameters(), limit)
+        assert isinstance(norm, Tensor)
+        return parallel.full(norm)
 
     def compute_loss_context_manager(self) -> ExitStack:
         """Run the forward pass under autocast, without a float32 copy of the logits after it."""
@@ -149,23 +208,35 @@ class PrismTrainer(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """Return the loss of one micro-batch, noting its parts while training.
+        """Return what one micro-batch contributes to the step's loss, noting its parts.
+
+        Outside of training, the mean over the micro-batch.
 
         Raises:
             PrismError: the loss is not finite.
         """
-        output = model(**inputs)
-        if model.training:
-            if not torch.isfinite(output.loss):
-                parts = ", ".join(f"{k} {v.item():.4g}" for k, v in output.losses.items())
-                raise PrismError(
-                    f"the loss is {output.loss.item()} at step {self.state.global_step + 1} "
-                    f"({parts}). {REMEDY}"
-                )
-            mask = inputs.get("token_mask")
-            tokens = inputs["input_ids"].numel() if mask is None else int(mask.sum())
-            self.meter.add(output.loss.detach(), output.losses, tokens)
-        return (output.loss, output) if return_outputs else output.loss
+        step = self._step if model.training else None
+        if step is None:
+            output = model(**inputs)
+            return (output.loss, output) if return_outputs else output.loss
+        output = model(**inputs, within=step)
+        if not torch.isfinite(output.loss):
+            parts = ", ".join(f"{k} {v.item():.4g}" for k, v in output.losses.items())
+            raise PrismError(
+                f"the loss is {output.loss.item()} at step {self.state.global_step + 1} "
+                f"({parts}). {REMEDY}"
+            )
+        shares = {"loss": output.loss.detach()} | output.losses
+        self.meter.add(shares, first=self._first_pass)
+        if self._first_pass:
+            self.meter.tokens += int(step.tokens)
+        self._first_pass = False
+        # DDP and FSDP2 take the mean over processes where the shares are to be added.
+        loss = output.loss * self.args.world_size if self.spread != "none" else output.loss
+        if self.spread == "ddp":
+            # A parameter that has no part in a loss would keep the other processes waiting.
+            loss = loss + 0 * sum(p.sum() for p in self.model.prototype_head.parameters())
+        return (loss, output) if return_outputs else loss
 
     def prediction_step(
         self,
@@ -186,12 +257,13 @@ class PrismTrainer(Trainer):
         if self.heldout is None:
             return {}
         model = self.model
-        quality = measure_quality(
-            model.model,
-            model.prototype_head,
-            LogitMap.of(model.model),
-            self.heldout.batches(self.evaluation_tokens),
-        ).to_dict()
+        with parallel.whole(model.model):
+            quality = measure_quality(
+                model.model,
+                model.prototype_head,
+                LogitMap.of(model.model),
+                self.heldout.batches(self.evaluation_tokens),
+            ).to_dict()
         names = quality if model.placed else ("tokens", "ce")
         figures = {f"eval_{name}": quality[name] for name in names}
         self.log(dict(figures))
@@ -223,23 +295,62 @@ class PrismTrainer(Trainer):
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         directory = self._checkpoints
-        with checkpoints.staging(directory) as hidden:
-            self._staging = hidden
+        with ExitStack() as stack:
+            staging = checkpoints.staging(directory)
+            self._staging = distributed.on_main(lambda: stack.enter_context(staging))
             try:
                 super()._save_checkpoint(model, trial)
+                # Every process adds its random generators before the directory is renamed.
+                distributed.barrier()
             finally:
                 self._staging = None
-        checkpoints.keep_newest(directory, self.keep_checkpoints)
+        if distributed.is_main():
+            checkpoints.keep_newest(directory, self.keep_checkpoints)
+        distributed.barrier()
 
     def _save(
         self, output_dir: str | None = None, state_dict: Mapping[str, Any] | None = None
     ) -> None:
         directory = self._checkpoints if output_dir is None else Path(output_dir)
+        provenance = {} if self._provenance is None else self._provenance(self)
+        self.write_model(directory, provenance)
+        meter = self.meter.state()
+        if distributed.is_main():
+            checkpoints.save_state(directory, self.model, meter)
+
+    def write_model(self, directory: Path, provenance: dict[str, Any]) -> None:
+        """Write the model directory from the first process; every process has to call."""
         tokenizer = self.processing_class
         assert isinstance(tokenizer, PreTrainedTokenizerFast)
-        provenance = {} if self._provenance is None else self._provenance(self)
-        checkpoints.write_model(directory, self.model, tokenizer, provenance)
-        checkpoints.save_state(directory, self.model, self.meter.state())
+        decoder = self.model.model
+        weights = parallel.full_state(decoder) if self.spread == "fsdp2" else None
+        with parallel.whole(decoder):
+            if distributed.is_main():
+                checkpoints.write_model(directory, self.model, tokenizer, provenance, weights)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        if self.spread != "fsdp2":
+            super()._save_optimizer_and_scheduler(output_dir)
+            return
+        assert self.optimizer is not None
+        assert isinstance(self.lr_scheduler, LRScheduler)
+        state = parallel.full_optimizer_state(self.optimizer)
+        if distributed.is_main():
+            torch.save(state, Path(output_dir) / OPTIMIZER_NAME)
+            torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if self.spread != "fsdp2" or checkpoint is None:
+            super()._load_optimizer_and_scheduler(checkpoint)
+            return
+        assert self.optimizer is not None
+        assert isinstance(self.lr_scheduler, LRScheduler)
+        optimizer, scheduler = (
+            torch.load(Path(checkpoint) / name, map_location="cpu", weights_only=True)
+            for name in (OPTIMIZER_NAME, SCHEDULER_NAME)
+        )
+        parallel.load_optimizer_state(self.optimizer, optimizer)
+        self.lr_scheduler.load_state_dict(scheduler)
 
     def _load_from_checkpoint(
         self, resume_from_checkpoint: str, model: nn.Module | None = None

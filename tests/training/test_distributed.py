@@ -1,0 +1,243 @@
+"""Real processes, started by torchrun, against one process with as many rows a step."""
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from test_accumulation import WEIGHTS, assert_same, split, uneven_rows
+from two_processes import gradients_of
+
+from prismlm.errors import InputError
+from prismlm.training import build_recipe, train
+from prismlm.training.checkpoints import latest_checkpoint, step_of
+from tiny_head import make
+
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+RATES = {"learning_rate", "epoch", "step", "tokens", "loss_scale", "eval_tokens"}
+
+# Each process's micro-batches, as the data loader deals them out: [first, second].
+ONE_PASS = [[(0, 4)], [(4, 8)]]
+TWO_PASSES = [[(0, 2), (4, 6)], [(2, 4), (6, 8)]]
+
+
+def rows_between(*bounds):
+    everything = uneven_rows()
+    return [{k: v[first:last] for k, v in everything.items()} for first, last in bounds]
+
+
+def base_settings(corpus):
+    """Twelve steps without dropout, which differs between the processes."""
+    return {
+        "corpus": str(corpus),
+        "model": {
+            "model_type": "llama",
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 128,
+            "tie_word_embeddings": True,
+        },
+        "head": {"prototypes": 48, "prototypes_per_token": 4, "initialise_at_step": 3},
+        "losses": {"prototype_pull": 1.0, "residual": 1.0, "diversity": 0.5, "warmup": 0.5},
+        "data": {"length": 32},
+        "optimizer": {"learning_rate": 3e-3},
+        "steps": 12,
+        "batch_size": 4,
+        "precision": "float32",
+        "evaluation": {"every": 5, "tokens": 500, "final_tokens": 1000},
+        "checkpoint": {"every": 6},
+        "logging": {"every": 2, "tensorboard": False},
+    }
+
+
+def runs_of(corpus, directory):
+    """Return name, settings and the step that Ctrl-C is pressed after, or 0."""
+    base = base_settings(corpus)
+    only = {"prototype_only_ce": 0.5}
+    detached = {
+        "head": base["head"] | {"detach": True, "position_share": 0.5},
+        "losses": base["losses"] | only,
+        "batch_size": 2,
+        "gradient_accumulation": 2,
+    }
+    sharded = {"parallel": "fsdp2", "losses": base["losses"] | only}
+    changes = [("ddp", {}, 0), ("detached", detached, 0), ("fsdp2", sharded, 4)]
+    return [
+        (name, base | change | {"out": str(directory / name)}, stop)
+        for name, change, stop in changes
+    ]
+
+
+@pytest.fixture(scope="module")
+def launched(tiny_corpus, tmp_path_factory):
+    """Run everything in two processes at once: starting them is what takes time."""
+    directory = tmp_path_factory.mktemp("processes")
+    gradients = {
+        f"{kind} {passes}": (
+            {"weights": WEIGHTS, "detach": kind == "detached"},
+            [rows_between(*mine) for mine in rows],
+        )
+        for kind in ("attached", "detached")
+        for passes, rows in (("once", ONE_PASS), ("twice", TWO_PASSES))
+    }
+    runs = runs_of(tiny_corpus, directory)
+    jobs = pickle.dumps({"gradients": gradients, "runs": runs})
+    (directory / "jobs.pickle").write_bytes(jobs)
+    worker = Path(__file__).with_name("two_processes.py")
+    done = subprocess.run(
+        [*TORCHRUN, str(worker), str(directory)], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    results = [pickle.loads((directory / f"rank-{i}.pickle").read_bytes()) for i in (0, 1)]
+    return {name: settings for name, settings, _ in runs}, results
+
+
+def in_one_process(sizes, detach):
+    return gradients_of(make(weights=WEIGHTS, detach=detach), split(uneven_rows(), *sizes))
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [("attached once", [8]), ("detached once", [8]), ("detached twice", [8])],
+)
+def test_two_processes_have_the_gradient_of_one(launched, name, sizes):
+    gradients, losses = in_one_process(sizes, detach=name.startswith("detached"))
+    for rank in (0, 1):
+        assert_same(gradients, launched[1][rank][name][0])
+        assert_same(losses, launched[1][rank][name][1])
+
+
+def test_accumulated_with_gradient_into_the_model(launched):
+    gradients, losses = launched[1][0]["attached twice"]
+    assert_same(in_one_process([8], detach=False)[0], gradients, only="prototype_head")
+    # The model's side of R1 is by micro-batch, and those are of all processes.
+    expected, sums = in_one_process([4, 4], detach=False)
+    assert_same(expected, gradients)
+    assert_same(sums, losses)
+
+
+@pytest.mark.parametrize("name", ["ddp", "detached", "fsdp2"])
+def test_a_run_in_two_processes_is_the_run_in_one(launched, name, tmp_path):
+    settings, (first, second) = launched
+    here = settings[name] | {"out": str(tmp_path / "one"), "parallel": "auto"}
+    reference = train(build_recipe(here | {"batch_size": 2 * here["batch_size"]}))
+    history, quality, tokens = first[name]
+    assert_same_history(reference.history, history)
+    assert tokens == second[name][2] == reference.tokens
+    assert quality.ce == pytest.approx(reference.quality.ce, rel=1e-5)
+    assert quality.prototype_only_ce == pytest.approx(reference.quality.prototype_only_ce, rel=1e-5)
+    out = Path(settings[name]["out"])
+    for file in ("model.safetensors", "prototype_head.safetensors"):
+        ours, theirs = load_file(out / file), load_file(reference.directory / file)
+        assert ours.keys() == theirs.keys()
+        for key, value in theirs.items():
+            torch.testing.assert_close(ours[key], value, rtol=1e-5, atol=2e-6, msg=key)
+    assert json.loads((out / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
+
+
+def assert_same_history(expected, actual):
+    assert [row["step"] for row in actual] == [row["step"] for row in expected]
+    for theirs, ours in zip(expected, actual, strict=True):
+        names = theirs.keys() - {"tokens_per_second"}
+        assert ours.keys() - {"tokens_per_second"} == names
+        for name in names:
+            # The norm of a large gradient is summed in float32, in another order.
+            tolerance = 0 if name in RATES else 5e-5 if name.endswith("grad_norm") else 1e-5
+            assert ours[name] == pytest.approx(theirs[name], rel=tolerance), (name, ours["step"])
+
+
+def test_both_processes_stopped_at_the_same_step(launched):
+    stopped = [results["fsdp2 stopped"] for results in launched[1]]
+    assert stopped[0] == stopped[1]
+    assert stopped[0] in ("checkpoint-4", "checkpoint-5")
+
+
+def test_only_one_process_wrote(launched):
+    out = Path(launched[0]["ddp"]["out"])
+    checkpoints = sorted(path.name for path in (out / "checkpoints").iterdir())
+    assert checkpoints == ["checkpoint-12", "checkpoint-6"]
+    rows = [json.loads(line) for line in (out / "training.jsonl").read_text().splitlines()]
+    assert rows == launched[1][0]["ddp"][0]
+    assert not [path for path in out.iterdir() if path.name.startswith(".")]
+    assert (out / "checkpoints" / "checkpoint-12" / "rng_state_1.pth").is_file()
+
+
+def test_another_number_of_processes_does_not_resume(launched):
+    settings = launched[0]["ddp"]
+    with pytest.raises(InputError, match="begun with 2 processes, and these are 1"):
+        train(build_recipe(settings), resume=True)
+
+
+def command(path, *arguments):
+    return [*TORCHRUN, "-m", "prismlm", "train", str(path), *arguments]
+
+
+def wait_for_checkpoint(process, directory, step):
+    deadline = time.monotonic() + 120
+    while (newest := latest_checkpoint(directory)) is None or step_of(newest) < step:
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
+def test_the_command_stopped_and_resumed_is_the_straight_run(
+    tiny_corpus, tmp_path, ending, parallel
+):
+    settings = base_settings(tiny_corpus) | {"parallel": parallel, "steps": 60}
+    settings |= {"checkpoint": {"every": 1}, "evaluation": {"every": 0, "final_tokens": 1000}}
+    settings["model"]["attention_dropout"] = 0.1
+    outs = [tmp_path / "straight", tmp_path / "stopped"]
+    paths = [tmp_path / f"{out.name}.yaml" for out in outs]
+    for out, path in zip(outs, paths, strict=True):
+        path.write_text(yaml.safe_dump(settings | {"out": str(out)}))
+    straight = subprocess.run(command(paths[0], "--json"), capture_output=True, text=True)
+    assert straight.returncode == 0, straight.stderr
+    assert json.loads(straight.stdout)["steps"] == 60
+    process = subprocess.Popen(
+        command(paths[1]),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    wait_for_checkpoint(process, outs[1] / "checkpoints", 10)
+    if ending == signal.SIGINT:
+        process.send_signal(ending)
+    else:
+        kill_all(process)
+    stderr = process.communicate(timeout=120)[1]
+    if ending == signal.SIGINT:
+        assert stderr.count("Go on with") == 1
+    assert step_of(latest_checkpoint(outs[1] / "checkpoints")) < 60
+    resumed = subprocess.run(command(paths[1], "--resume"), capture_output=True, text=True)
+    assert resumed.returncode == 0, resumed.stderr
+    histories = [
+        [json.loads(line) for line in (out / "training.jsonl").read_text().splitlines()]
+        for out in outs
+    ]
+    assert_same_history(*histories)
+    for file in ("model.safetensors", "prototype_head.safetensors"):
+        first, second = (load_file(out / file) for out in outs)
+        for key, value in first.items():
+            assert torch.equal(value, second[key]), key
+
+
+def kill_all(process):
+    """Kill torchrun and its workers, each in a session of its own."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    for pid in [process.pid, *map(int, children)]:
+        os.kill(pid, signal.SIGKILL)
