@@ -1,4 +1,4 @@
-"""Sizes of the presets against the tables of PRISM (Guide Labs, 2025), without a weight in memory."""
+"""Sizes of the presets against the tables of PRISM (Guide Labs, 2025), on the meta device."""
 
 import pytest
 import torch

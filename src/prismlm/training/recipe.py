@@ -76,6 +76,11 @@ class DataRecipe(Section):
     """How text becomes training rows."""
 
     length: int = Field(default=256, ge=2, description="tokens of a training row")
+    packing: Literal["auto", "packed", "padded"] = Field(
+        default="auto",
+        description="packed: documents share rows; padded: one piece of a document per row; "
+        "auto: packed where the model keeps the documents of a row apart",
+    )
 
 
 class OptimizerRecipe(Section):
@@ -150,6 +155,9 @@ class Recipe(Section):
     gradient_accumulation: Count = Field(default=1, description="micro-batches of a step")
     precision: Literal["auto", "float32", "bf16"] = Field(
         default="auto", description="auto, float32 or bf16; auto is bf16 autocast where it is fast"
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        default="auto", description="auto, cpu or cuda; auto is a GPU where there is one"
     )
     evaluation: EvaluationRecipe = EvaluationRecipe()
     checkpoint: CheckpointRecipe = CheckpointRecipe()
