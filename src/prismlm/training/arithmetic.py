@@ -122,11 +122,6 @@ def training_bytes(size: Size, recipe: Recipe, precision: str) -> int:
     return BYTES_PER_PARAMETER * parameters + copies + tokens * per_token
 
 
-def checkpoint_bytes(parameters: int) -> int:
-    """Return the size of a checkpoint: float32 weights and AdamW's two moments."""
-    return 12 * parameters
-
-
 def free_memory(device: str) -> int | None:
     """Return the bytes free on a device here, or None if it does not say."""
     if device == "cuda":

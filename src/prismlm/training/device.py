@@ -45,3 +45,14 @@ def uses_bf16(precision: str, device: str) -> bool:
     # Asking torch needs its private functions; without them float32 is the safe answer.
     asks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
     return any(getattr(torch.cpu, name, lambda: False)() for name in asks)
+
+
+def resolved(recipe: Recipe) -> dict[str, str]:
+    """Return what the settings that ask the machine come to here.
+
+    Raises:
+        InputError: bf16 is asked for on a GPU without it.
+    """
+    device = device_of(recipe) if recipe.device == "auto" else recipe.device
+    precision = "bf16" if uses_bf16(recipe.precision, device) else "float32"
+    return {"device": device, "precision": precision}

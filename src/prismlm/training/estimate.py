@@ -18,9 +18,10 @@ from prismlm.errors import InputError
 from prismlm.models.quiet import quiet_transformers
 from prismlm.training import arithmetic
 from prismlm.training.arithmetic import H100, Gpu, Size
+from prismlm.training.checkpoints import BYTES_PER_PARAMETER
 from prismlm.training.device import device_of, uses_bf16
 from prismlm.training.recipe import Recipe
-from prismlm.training.run import check_out
+from prismlm.training.run_directory import check_out
 from prismlm.training.setup import build_trainer, prepare, training_rows
 
 WARMUP_STEPS = 1
@@ -151,7 +152,7 @@ def _calculate(recipe: Recipe, size: Size, gpu: Gpu, why_not: str) -> _Cost:
         precision=precision,
         seconds_per_step=flops / (gpu.utilisation * peak),
         memory_bytes=arithmetic.training_bytes(size, recipe, precision),
-        checkpoint_bytes=arithmetic.checkpoint_bytes(size.parameters + size.head_parameters),
+        checkpoint_bytes=BYTES_PER_PARAMETER * (size.parameters + size.head_parameters),
         measured=False,
         basis=f"Not measured, since {why_not}: calculated for one {gpu.name}, assuming "
         f"{gpu.utilisation:.0%} of its {peak / 1e12:.0f} TFLOP/s in {precision}.",

@@ -19,7 +19,7 @@ from prismlm.layers import PrototypeHead
 from prismlm.models.presets import build_config, build_model
 from prismlm.models.sidecar import weight_of
 from prismlm.training.callbacks import EvaluateEvery, HeadSchedule
-from prismlm.training.device import device_of, uses_bf16
+from prismlm.training.device import device_of, resolved, uses_bf16
 from prismlm.training.evaluation import HeldOut
 from prismlm.training.isolation import check_isolation, keeps_documents_apart
 from prismlm.training.model import PrismForCausalLM
@@ -52,6 +52,7 @@ class Prepared:
         """Return how the model was made, as it stands in ``prismlm.json``."""
         return {
             "recipe": self.recipe.to_dict(),
+            "resolved": resolved(self.recipe),
             "corpus": {"name": self.corpus.name, "fingerprint": self.corpus.fingerprint},
             "seed": self.recipe.seed,
             "steps": steps,

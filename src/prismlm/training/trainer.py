@@ -24,8 +24,9 @@ from prismlm.training.meter import LossMeter
 from prismlm.training.model import IGNORED_AT_INFERENCE, PrismForCausalLM
 
 REMEDY = (
-    "Try a lower optimizer.learning_rate or optimizer.head_learning_rate, smaller weights under "
-    "losses, or precision: float32. Checkpoints written before are intact."
+    "--resume goes on from there, to the same end unless the cause was outside of the run. Else "
+    "train into another out with a lower optimizer.learning_rate or optimizer.head_learning_rate, "
+    "smaller weights under losses, or precision: float32."
 )
 
 
@@ -128,12 +129,17 @@ class PrismTrainer(Trainer):
         assert isinstance(head_norm, Tensor)
         for name, value in (("the model", norm), ("the prototype head", head_norm)):
             if not torch.isfinite(value):
-                raise PrismError(
-                    f"the gradient of {name} is {value.item()} at step "
-                    f"{self.state.global_step + 1}. {REMEDY}"
-                )
+                raise self._diverged(f"the gradient of {name} is {value.item()}")
         self._head_norm = head_norm.item() if self.model.placed else None
         return norm
+
+    def _diverged(self, what: str, parts: str = "") -> PrismError:
+        weight = checkpoints.not_finite(self.model)
+        where = "" if weight is None else f" The weight {weight} is not finite."
+        return PrismError(
+            f"{what} at step {self.state.global_step + 1}{parts}.{where} "
+            f"{checkpoints.last_good(self._checkpoints)} {REMEDY}"
+        )
 
     def compute_loss_context_manager(self) -> ExitStack:
         """Run the forward pass under autocast, without a float32 copy of the logits after it."""
@@ -158,10 +164,7 @@ class PrismTrainer(Trainer):
         if model.training:
             if not torch.isfinite(output.loss):
                 parts = ", ".join(f"{k} {v.item():.4g}" for k, v in output.losses.items())
-                raise PrismError(
-                    f"the loss is {output.loss.item()} at step {self.state.global_step + 1} "
-                    f"({parts}). {REMEDY}"
-                )
+                raise self._diverged(f"the loss is {output.loss.item()}", f" ({parts})")
             mask = inputs.get("token_mask")
             tokens = inputs["input_ids"].numel() if mask is None else int(mask.sum())
             self.meter.add(output.loss.detach(), output.losses, tokens)
@@ -223,7 +226,9 @@ class PrismTrainer(Trainer):
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         directory = self._checkpoints
-        with checkpoints.staging(directory) as hidden:
+        checkpoints.check_finite(self.model, self.state.global_step, directory)
+        needed = checkpoints.BYTES_PER_PARAMETER * sum(p.numel() for p in self.model.parameters())
+        with checkpoints.staging(directory, needed) as hidden:
             self._staging = hidden
             try:
                 super()._save_checkpoint(model, trial)
