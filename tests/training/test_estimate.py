@@ -4,6 +4,7 @@ import json
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from prismlm.errors import InputError
 from prismlm.models.presets import build_config, build_model
-from prismlm.training import build_recipe, estimate, train
+from prismlm.training import build_recipe, estimate, load_recipe, train
 from prismlm.training.arithmetic import ACTIVATION_BYTES, flops_per_token, size_of, training_bytes
 
 needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -142,3 +143,35 @@ def test_gpt2_xl_is_estimated_in_little_memory(settings, tmp_path):
     assert expected["memory_bytes"] > 16 * expected["parameters"]
     # The weights alone would take 5.9 GB.
     assert max(before, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss) < 2_000_000
+
+
+@needs_no_gpu
+@pytest.mark.parametrize(
+    ("size", "millions", "head", "gigabytes"),
+    [
+        ("small", 124.44, 6.29, (20, 45)),
+        ("medium", 354.82, 8.39, (30, 45)),
+        ("large", 774.03, 10.49, (30, 45)),
+        ("xl", 1557.61, 13.11, (40, 60)),
+    ],
+)
+def test_the_recipes_of_the_source_are_estimated_without_a_gpu(
+    size, millions, head, gigabytes, tiny_corpus, tmp_path
+):
+    path = Path(__file__).parents[2] / f"recipes/fineweb-edu-10b/{size}.yaml"
+    settings = [f"corpus={tiny_corpus}", f"out={tmp_path / 'model'}"]
+    recipe = load_recipe(path, settings)
+    assert 8 * recipe.positions_per_step == 524_288
+    assert 8 * recipe.positions_per_step * recipe.steps == pytest.approx(10e9, rel=1e-4)
+    expected = estimate(recipe)
+    # The tiny corpus has 2,048 tokens, GPT-2 50,257.
+    width = expected.head_parameters // recipe.head.prototypes
+    assert expected.parameters + (50257 - 2048) * width == pytest.approx(millions * 1e6, rel=1e-4)
+    assert expected.head_parameters == pytest.approx(head * 1e6, rel=1e-3)
+    assert expected.device == "H100"
+    assert expected.precision == "bf16"
+    # With GPT-2's vocabulary a micro-batch fits on an H100.
+    needed = training_bytes(size_of(recipe, 50257), recipe, "bf16")
+    assert gigabytes[0] < needed / 1e9 < gigabytes[1]
+    with pytest.raises(InputError, match="--set device=cpu"):
+        train(recipe)

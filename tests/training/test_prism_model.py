@@ -79,6 +79,24 @@ def test_padding_moves_no_prototype_and_no_loss():
         torch.testing.assert_close(value, second[name])
 
 
+def test_a_batch_of_padding_alone_moves_no_prototype():
+    model, inputs = make(), batch()
+    inputs["token_mask"][:] = False
+    losses = model(**inputs).losses
+    assert [losses[name] for name in ("prototype_pull", "point_pull", "residual")] == [0, 0, 0]
+
+
+def test_fewer_tokens_than_prototypes_per_token_are_routed_and_none_are_refused():
+    model = make()
+    assert model(**{k: v[:1, :2] for k, v in batch().items()}).loss.isfinite()
+    for empty in (
+        {k: v[:0] for k, v in batch().items()},
+        {k: v[:, :0] for k, v in batch().items()},
+    ):
+        with pytest.raises(InputError, match="expected at least one row of one token"):
+            model(**empty)
+
+
 def test_packed_documents_do_not_see_each_other():
     model, inputs = make().eval(), batch(1, 12)
     inputs["position_ids"] = torch.cat([torch.arange(5), torch.arange(7)])[None]

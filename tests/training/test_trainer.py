@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import Trainer
 
-from prismlm.errors import PrismError
+from prismlm.errors import InputError, PrismError
 from prismlm.models.sidecar import load_sidecar
 from prismlm.training import build_recipe
 from prismlm.training.checkpoints import latest_checkpoint, list_checkpoints
@@ -169,6 +169,16 @@ def test_a_gradient_that_is_not_finite_ends_training(settings, tmp_path):
     weight = trainer.model.model.model.norm.weight
     weight.register_hook(lambda gradient: gradient * float("nan"))
     with pytest.raises(PrismError, match=r"gradient of the model is nan at step 1"):
+        trainer.train()
+
+
+def test_a_batch_with_nothing_to_predict_is_named_as_such(settings, tmp_path):
+    trainer = trainer_of(settings, tmp_path)
+    rows = [trainer.train_dataset[n] for n in range(8)]
+    for row in rows:
+        row["labels"][1:] = -100
+    trainer.train_dataset = rows
+    with pytest.raises(InputError, match=r"no token of a micro-batch of \[4, 32\] at step 1"):
         trainer.train()
 
 

@@ -155,7 +155,14 @@ class PrismForCausalLM(nn.Module):
             labels: int64 [B, T], −100 where nothing is to be predicted; the decoder shifts them.
             token_mask: bool [B, T], false on padding; ``attention_mask`` stands in for it.
             **kwargs: passed on to the decoder.
+
+        Raises:
+            InputError: there is no token at all.
         """
+        if not input_ids.numel():
+            raise InputError(
+                f"input_ids are {list(input_ids.shape)}: expected at least one row of one token."
+            )
         # With a cache the decoder would not derive the mask of packed rows from position_ids.
         kwargs.setdefault("use_cache", False)
         with capture(self.model) as seen:

@@ -14,7 +14,8 @@ from torch.utils.data import default_collate
 from transformers import PreTrainedTokenizerFast, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
-from prismlm.errors import PrismError
+from prismlm.corpus.packing import IGNORED
+from prismlm.errors import InputError, PrismError
 from prismlm.lens.quality import measure_quality
 from prismlm.models.seam import LogitMap
 from prismlm.training import checkpoints
@@ -158,11 +159,18 @@ class PrismTrainer(Trainer):
         """Return the loss of one micro-batch, noting its parts while training.
 
         Raises:
+            InputError: no token of the micro-batch is to be predicted.
             PrismError: the loss is not finite.
         """
         output = model(**inputs)
         if model.training:
             if not torch.isfinite(output.loss):
+                if (inputs["labels"][:, 1:] == IGNORED).all():
+                    raise InputError(
+                        f"no token of a micro-batch of {list(inputs['labels'].shape)} at step "
+                        f"{self.state.global_step + 1} is to be predicted: its labels are "
+                        f"{IGNORED} after the first position. Leave such rows out."
+                    )
                 parts = ", ".join(f"{k} {v.item():.4g}" for k, v in output.losses.items())
                 raise self._diverged(f"the loss is {output.loss.item()}", f" ({parts})")
             mask = inputs.get("token_mask")
