@@ -48,7 +48,7 @@ class BankedHead:
         )
         schedule = HeadSchedule(
             rows,
-            initialise_at_step=settings.initialise_at_step,
+            initialise_at_step=recipe.placing_step,
             warmup=losses.warmup,
             seed=recipe.seed,
             initialise=settings.initialise,
@@ -88,7 +88,7 @@ class BankedHead:
     def revive(self, step: int, steps: int) -> None:
         """Revive unused prototypes when it is time, as :class:`ReviveUnused` does."""
         settings, usage = self.recipe.head, self.prism.usage
-        since = step - settings.initialise_at_step
+        since = step - self.recipe.placing_step
         if usage is None or since <= 0 or since % settings.revive_every:
             return
         if step <= round(settings.revive_until * steps):

@@ -6,10 +6,10 @@
     python benchmarks/prototype_head.py corpus sizes --seed 0
     python benchmarks/render_prototype_head.py
 
-Every recipe of recipes/prototype_head/ and the default one, recipes/laptop.yaml, is run with the
-same seed, data order and schedule. Detached heads share one decoder (see head_bank.py); the others
-are trained by ``prismlm train`` itself. Beside each stands the control: as many random training
-states as prototypes, untrained. One JSON file per head, so that a sweep can be cut short.
+Every recipe of recipes/prototype_head/ is run with the same seed, data order and schedule. Detached
+heads share one decoder (see head_bank.py); the others are trained by ``prismlm train`` itself.
+Beside each stands the control: as many random training states as prototypes, untrained. One JSON
+file per head, so that a sweep can be cut short.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from typing import Any
 
 import torch
 import transformers
-import yaml
 
 import prismlm
 from head_bank import BankTrainer, merged, train_bank
@@ -33,7 +32,7 @@ from prismlm.files import write_json
 from prismlm.layers import PrototypeHead
 from prismlm.lens.quality import HeadQuality, measure_quality
 from prismlm.models.seam import LogitMap
-from prismlm.training import build_recipe, train
+from prismlm.training import build_recipe, load_recipe, train
 from prismlm.training.initialise import Rows, sample_states
 from prismlm.training.setup import prepare
 
@@ -59,7 +58,7 @@ def main() -> None:
     arguments = parser.parse_args()
     common: Settings = {"corpus": str(arguments.corpus), "seed": arguments.seed}
     if arguments.steps:
-        common["steps"] = arguments.steps
+        common |= {"steps": arguments.steps, "head": {"initialise_at_step": arguments.steps // 2}}
     runs = {
         name: merged(settings, common)
         for name, settings in recipes().items()
@@ -81,9 +80,8 @@ def main() -> None:
 
 def recipes() -> dict[str, Settings]:
     """Return the settings of every recipe by name."""
-    files = {path.stem: path for path in sorted(RECIPES.glob("*.yaml"))}
-    files[DEFAULT] = ROOT / "recipes" / "laptop.yaml"
-    return {name: yaml.safe_load(path.read_text()) for name, path in files.items()}
+    files = sorted(RECIPES.glob("*.yaml"))
+    return {path.stem: load_recipe(path).to_dict() for path in files}
 
 
 def swept(default: Settings) -> dict[str, Settings]:

@@ -4,12 +4,14 @@ import torch
 
 from prismlm.layers import PrototypeHead
 from prismlm.models.presets import build_config, build_model
-from prismlm.training import PrismForCausalLM
+from prismlm.training import LossWeights, PrismForCausalLM
 
 VOCABULARY = 50
+# The source's losses alone.
+PULLS = LossWeights(0.1, 0.1, 0.1, 0.0, 0.0, 0.0)
 
 
-def make(*, placed=True, detach=False, weights=None, **overrides):
+def make(*, placed=True, detach=False, weights=PULLS, **overrides):
     torch.manual_seed(0)
     settings = {"preset": "llama-tiny", "num_hidden_layers": 1, "hidden_size": 24} | overrides
     backbone = build_model(build_config(settings, VOCABULARY, 0))

@@ -72,6 +72,31 @@ def test_rows_are_filled(build: Callable[..., Corpus]) -> None:
     assert dataset.fill == filled / (128 * len(dataset))
 
 
+def test_padded_rows_hold_one_piece_each_and_the_same_tokens(corpus: Corpus) -> None:
+    documents = corpus.split("all")
+    packed = pack(corpus, documents, 200, seed=3)
+    padded = pack(corpus, documents, 200, seed=3, share_rows=False)
+    assert "attention_mask" not in packed[0]
+    assert padded.num_tokens == packed.num_tokens
+    assert padded.dropped_tokens == packed.dropped_tokens
+    lengths = corpus.lengths[documents]
+    assert len(padded) == sum(n // 200 + (n % 200 > 1) for n in lengths.tolist()) > len(packed)
+    assert padded.fill == padded.num_tokens / (200 * len(padded))
+    starts: list[int] = []
+    for index in range(len(padded)):
+        row = padded[index]
+        (start,), (size,) = padded.pieces(index)
+        starts.append(int(start))
+        assert row["attention_mask"].tolist() == [1] * size + [0] * (200 - size)
+        assert row["attention_mask"].dtype == torch.int64
+        assert torch.equal(row["token_mask"], row["attention_mask"].bool())
+        assert (row["labels"][size:] == IGNORED).all()
+        assert (row["labels"] != IGNORED).sum() == size - 1
+    assert starts != sorted(starts)
+    every = np.concatenate([packed.pieces(n)[0] for n in range(len(packed))])
+    assert sorted(starts) == sorted(every.tolist())
+
+
 def test_the_seed_decides_the_order(corpus: Corpus) -> None:
     def rows(seed: int) -> list[list[int]]:
         dataset = pack(corpus, corpus.split("all"), 50, seed)

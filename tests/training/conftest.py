@@ -15,6 +15,15 @@ MODEL = {
     "tie_word_embeddings": True,
 }
 
+# The source's losses alone, rising to a small weight.
+LOSSES = {
+    "prototype_pull": 0.1,
+    "point_pull": 0.1,
+    "residual": 0.1,
+    "prototype_only_kl": 0.0,
+    "warmup": 0.6,
+}
+
 
 @pytest.fixture
 def settings(tiny_corpus: Path, tmp_path: Path) -> dict[str, Any]:
@@ -23,9 +32,17 @@ def settings(tiny_corpus: Path, tmp_path: Path) -> dict[str, Any]:
         "corpus": str(tiny_corpus),
         "out": str(tmp_path / "model"),
         "model": dict(MODEL),
-        "head": {"prototypes": 48, "prototypes_per_token": 4, "initialise_at_step": 5},
+        "head": {
+            "prototypes": 48,
+            "prototypes_per_token": 4,
+            "initialise_at_step": 5,
+            "initialise": "states",
+            "detach": False,
+            "position_share": 1.0,
+        },
+        "losses": dict(LOSSES),
         "data": {"length": 32},
-        "optimizer": {"learning_rate": 3e-3},
+        "optimizer": {"learning_rate": 3e-3, "head_learning_rate": 3e-3},
         "steps": 30,
         "batch_size": 4,
         "precision": "float32",

@@ -74,7 +74,7 @@ def test_with_gradient_into_the_model_the_head_still_gets_the_steps_gradient():
 
 
 def test_the_models_side_of_r1_is_the_mean_over_micro_batches():
-    pull = LossWeights(prototype_pull=1.0, point_pull=0.0, residual=0.0)
+    pull = LossWeights(prototype_pull=1.0, point_pull=0.0, residual=0.0, prototype_only_kl=0.0)
     rows = split(uneven_rows(), 4, 4)
     ours, _ = gradients_of(make(weights=pull), rows)
     reference = make(weights=pull)

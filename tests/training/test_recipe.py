@@ -21,7 +21,8 @@ def write(directory: Path, text: str) -> Path:
 def test_a_minimal_recipe_has_the_documented_defaults(tmp_path):
     recipe = load_recipe(write(tmp_path, MINIMAL))
     assert recipe.head.prototypes == 2048
-    assert recipe.losses.weights().prototype_pull == 0.1
+    assert recipe.losses.weights().prototype_only_kl == 1.0
+    assert recipe.head.detach
     assert recipe.positions_per_step == 8 * 256
 
 
@@ -37,6 +38,9 @@ def test_a_minimal_recipe_has_the_documented_defaults(tmp_path):
         ("head: 5", ["head is 5"]),
         ("head:", ["head is nothing"]),
         ("head: {prototypes: 8, prototypes_per_token: 9}", ["head", "more than the 8 prototypes"]),
+        ("head: {prototypes_per_token: 0}", ["prototypes_per_token is 0", "equal to 1"]),
+        ("device: gpu", ["device is 'gpu'", "'auto', 'cpu' or 'cuda'"]),
+        ("data: {packing: pad}", ["data.packing is 'pad'", "'packed' or 'padded'"]),
         ("head: {initialise_at_step: 200}", ["initialise_at_step is 200", "200 steps"]),
         ("optimizer: {schedule: cosin}", ["optimizer.schedule", "'cosine', 'linear'"]),
         ("optimizer: {learning_rate: .nan}", ["optimizer.learning_rate is nan"]),

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import Trainer
 
-from prismlm.errors import PrismError
+from prismlm.errors import InputError, PrismError
 from prismlm.models.sidecar import load_sidecar
 from prismlm.training import build_recipe
 from prismlm.training.checkpoints import latest_checkpoint, list_checkpoints
@@ -55,7 +55,7 @@ def plain_run(settings, tmp_path):
 def test_a_detached_head_leaves_the_model_bit_for_bit(settings, tmp_path, accumulation):
     settings |= {"gradient_accumulation": accumulation, "steps": 20}
     # Losses that would swamp the gradient if they reached the model or its clipping.
-    settings["losses"] = {"prototype_pull": 50.0, "residual": 500.0, "warmup": 0.3}
+    settings["losses"] |= {"prototype_pull": 50.0, "residual": 500.0, "warmup": 0.3}
     settings["optimizer"]["max_grad_norm"] = 0.5
     plain = plain_run(copy.deepcopy(settings), tmp_path).state_dict()
     trainer = trainer_of(settings, tmp_path, head={"detach": True})
@@ -80,7 +80,7 @@ def test_an_attached_head_does_change_the_model(settings, tmp_path):
 
 
 def test_the_loss_curve_is_the_recorded_one(settings, tmp_path):
-    settings["losses"] = {"prototype_pull": 1.0, "point_pull": 0.5, "residual": 1.0}
+    settings["losses"] |= {"prototype_pull": 1.0, "point_pull": 0.5, "residual": 1.0}
     changes = {"optimizer": {"learning_rate": 2e-2}, "logging": {"every": 1}}
     trainer = trainer_of(settings, tmp_path, steps=12, **changes)
     trainer.train()
@@ -89,7 +89,7 @@ def test_the_loss_curve_is_the_recorded_one(settings, tmp_path):
 
 
 def test_logged_parts_are_averages_that_add_up(settings, tmp_path):
-    settings["losses"] = {"prototype_pull": 1.0, "point_pull": 2.0, "residual": 3.0, "warmup": 0.0}
+    settings["losses"] |= {"prototype_pull": 1.0, "point_pull": 2.0, "residual": 3.0, "warmup": 0.0}
     trainer = trainer_of(settings, tmp_path, gradient_accumulation=2)
     trainer.train()
     rows = [row for row in trainer.state.log_history if row.get("step", 0) > 8 and "loss" in row]
@@ -104,7 +104,7 @@ def test_logged_parts_are_averages_that_add_up(settings, tmp_path):
 
 
 def test_weights_rise_from_nought_at_the_placing(settings, tmp_path):
-    settings["losses"] = {"warmup": 0.5}
+    settings["losses"] |= {"warmup": 0.5}
     trainer = trainer_of(settings, tmp_path, logging={"every": 1})
     trainer.train()
     scales = [row["loss_scale"] for row in trainer.state.log_history if "loss" in row]
@@ -167,6 +167,16 @@ def test_a_gradient_that_is_not_finite_ends_training(settings, tmp_path):
     weight = trainer.model.model.model.norm.weight
     weight.register_hook(lambda gradient: gradient * float("nan"))
     with pytest.raises(PrismError, match=r"gradient of the model is nan at step 1"):
+        trainer.train()
+
+
+def test_a_batch_with_nothing_to_predict_is_named_as_such(settings, tmp_path):
+    trainer = trainer_of(settings, tmp_path)
+    rows = [trainer.train_dataset[n] for n in range(8)]
+    for row in rows:
+        row["labels"][1:] = -100
+    trainer.train_dataset = rows
+    with pytest.raises(InputError, match="no token of step 1 is to be predicted"):
         trainer.train()
 
 

@@ -1,59 +1,18 @@
 import json
-import os
 import signal
 import subprocess
-import sys
 import time
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
-from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from prismlm.errors import InputError
 from prismlm.models.sidecar import load_sidecar
 from prismlm.training import TrainingInterrupted, build_recipe, estimate, train
 from prismlm.training.checkpoints import latest_checkpoint, step_of
-
-
-class InterruptAfter:
-    """A reporter that presses Ctrl-C when so many steps are done."""
-
-    def __init__(self, steps):
-        self.left = steps
-
-    @contextmanager
-    def task(self, description, total=None, unit="tokens"):
-        yield self
-
-    def advance(self, amount=1):
-        self.left -= 1
-        if self.left == 0:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    def note(self, text):
-        self.text = text
-
-
-def weights(directory):
-    return load_file(directory / "model.safetensors") | load_file(
-        directory / "prototype_head.safetensors"
-    )
-
-
-def curve(history):
-    free = {"tokens_per_second"}
-    return [{k: v for k, v in row.items() if k not in free} for row in history]
-
-
-def assert_same_run(first, second):
-    a, b = weights(first), weights(second)
-    assert a.keys() == b.keys()
-    for name in a:
-        assert torch.equal(a[name], b[name]), name
+from runs import InterruptAfter, assert_same_run, command, curve, start
 
 
 @pytest.mark.parametrize("stop_at", [3, 15])
@@ -149,26 +108,6 @@ def test_the_estimate_measures_and_writes_nothing(settings):
     assert expected.seconds == pytest.approx(1000 * expected.seconds_per_step)
     assert expected.disk_bytes > 4 * expected.parameters
     assert not recipe.out.exists()
-
-
-def command(*arguments):
-    return [sys.executable, "-m", "prismlm.cli.app", "train", *map(str, arguments)]
-
-
-def start(settings, tmp_path, steps):
-    """Start a run in a process of its own and wait until it has written a checkpoint."""
-    path = tmp_path / "recipe.yaml"
-    path.write_text(yaml.safe_dump(settings | {"steps": steps, "checkpoint": {"every": 1}}))
-    process = subprocess.Popen(
-        command(path), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    checkpoints = Path(settings["out"]) / "checkpoints"
-    deadline = time.monotonic() + 60
-    while latest_checkpoint(checkpoints) is None:
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return process, path, checkpoints
 
 
 def test_ctrl_c_saves_says_how_to_go_on_and_exits_with_130(settings, tmp_path):

@@ -94,6 +94,7 @@ def _print_result(result: TrainingResult) -> None:
 
 def _print_estimate(expected: TrainingEstimate) -> None:
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     from prismlm.cli.format import count, duration, size
@@ -106,6 +107,7 @@ def _print_estimate(expected: TrainingEstimate) -> None:
         ("head", f"{count(expected.head_parameters)} parameters"),
         ("steps", f"{expected.steps:,} of {expected.seconds_per_step * 1000:.0f} ms"),
         ("tokens", f"{count(expected.tokens)}, {expected.passes:.2f} passes over the text"),
+        ("padding", f"{expected.padding:.1%} of the positions"),
         ("precision", f"{expected.precision} on {expected.device}"),
         ("time", f"about {duration(expected.seconds)}"),
         ("memory", f"about {size(expected.memory_bytes)}"),
@@ -114,4 +116,4 @@ def _print_estimate(expected: TrainingEstimate) -> None:
         table.add_row(name, value)
     console = Console(highlight=False)
     console.print(table)
-    console.print("[dim]Nothing was written.[/]")
+    console.print(f"[dim]{escape(expected.basis)} Nothing was written.[/]", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Training rows: pieces of documents packed so that hardly a position is padding."""
+"""Training rows: pieces of documents, packed so that hardly a position is padding, or alone."""
 
 from __future__ import annotations
 
@@ -16,18 +16,23 @@ if TYPE_CHECKING:
 IGNORED = -100
 
 
-def pack(corpus: Corpus, documents: np.ndarray, length: int, seed: int) -> PackedDataset:
+def pack(
+    corpus: Corpus, documents: np.ndarray, length: int, seed: int, *, share_rows: bool = True
+) -> PackedDataset:
     """Pack documents into training rows of ``length`` tokens.
 
     Each document is cut into pieces of ``length``; its rest shares rows with other documents'
     rests, each put where the least space is left over. Rows are in an order drawn from ``seed``.
-    A rest of one token has nothing to predict and is dropped.
+    A rest of one token has nothing to predict and is dropped. Without ``share_rows`` every rest
+    has a row of its own, padded on the right: for models that carry a state from one document of
+    a row into the next.
 
     Args:
         corpus: where the tokens are; they are read when a row is asked for.
         documents: document numbers, int64 [n], such as ``corpus.split("train")``.
         length: tokens of a row, at least 2.
         seed: decides the order of the rows and which rests share one.
+        share_rows: whether a row may hold pieces of several documents.
 
     Raises:
         InputError: ``length`` is below 2, or there is nothing to train on.
@@ -46,7 +51,7 @@ def pack(corpus: Corpus, documents: np.ndarray, length: int, seed: int) -> Packe
     kept = generator.permutation(np.flatnonzero(rest > 1))
     kept = kept[np.argsort(-rest[kept], kind="stable")]
     rest_starts = (starts + full * length)[kept]
-    row_of_rest = best_fit(rest[kept].tolist(), length)
+    row_of_rest = best_fit(rest[kept].tolist(), length) if share_rows else np.arange(len(kept))
 
     piece_starts = np.concatenate([full_starts, rest_starts])
     piece_lengths = np.concatenate([np.full(len(full_starts), length), rest[kept]])
@@ -65,6 +70,7 @@ def pack(corpus: Corpus, documents: np.ndarray, length: int, seed: int) -> Packe
         piece_lengths[by_row],
         first_piece,
         dropped_tokens=int((rest == 1).sum()),
+        shared_rows=share_rows,
     )
 
 
@@ -107,10 +113,13 @@ class PackedDataset:
       derive a block-diagonal mask from it, so that no token attends to another document;
     - ``labels``: ``input_ids``, but −100 at the first token of each piece, which nothing in the
       row predicts, and on padding;
-    - ``token_mask``: true on tokens, false on padding.
+    - ``token_mask``: true on tokens, false on padding;
+    - ``attention_mask``, where rows are not shared: the same, as int64. In shared rows it would
+      keep Hugging Face decoders from deriving the block-diagonal mask.
 
     Attributes:
         length: tokens of a row.
+        shared_rows: whether a row may hold pieces of several documents.
         dropped_tokens: tokens in no row: rests of documents of a single token.
     """
 
@@ -123,8 +132,10 @@ class PackedDataset:
         first_piece: np.ndarray,
         *,
         dropped_tokens: int,
+        shared_rows: bool = True,
     ) -> None:
         self.length = length
+        self.shared_rows = shared_rows
         self.dropped_tokens = dropped_tokens
         self._corpus = corpus
         self._starts = piece_starts
@@ -165,9 +176,12 @@ class PackedDataset:
             at += size
         position_ids[at:] = np.arange(self.length - at)
         token_mask = np.arange(self.length) < at
-        return {
+        row = {
             "input_ids": torch.from_numpy(input_ids),
             "position_ids": torch.from_numpy(position_ids),
             "labels": torch.from_numpy(labels),
             "token_mask": torch.from_numpy(token_mask),
         }
+        if not self.shared_rows:
+            row["attention_mask"] = row["token_mask"].long()
+        return row

@@ -1,4 +1,7 @@
-"""Backbones by name, at sizes that train on a laptop, as Hugging Face configurations."""
+"""Backbones by name, from a laptop's to GPT-2 XL, as Hugging Face configurations.
+
+The vocabulary is always the corpus tokenizer's, whatever a family was published with.
+"""
 
 from __future__ import annotations
 
@@ -9,25 +12,56 @@ from prismlm.errors import InputError, suggest
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
-PRESETS: dict[str, dict[str, Any]] = {
-    "llama-tiny": {
-        "model_type": "llama",
-        "hidden_size": 96,
-        "intermediate_size": 256,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 3,
-        "num_key_value_heads": 3,
-        "max_position_embeddings": 512,
+
+def _gpt2(width: int, heads: int, layers: int) -> dict[str, Any]:
+    """Return GPT-2 with the 1,024 positions of all sizes, and no dropout: one epoch needs none."""
+    return {
+        "model_type": "gpt2",
+        "n_embd": width,
+        "n_head": heads,
+        "n_layer": layers,
+        "n_positions": 1024,
+        "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
         "tie_word_embeddings": True,
-    },
-    "llama-laptop": {
+    }
+
+
+def _llama(width: int, inner: int, heads: int, layers: int, positions: int) -> dict[str, Any]:
+    return {
         "model_type": "llama",
+        "hidden_size": width,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "max_position_embeddings": positions,
+        "tie_word_embeddings": True,
+    }
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "llama-tiny": _llama(96, 256, heads=3, layers=2, positions=512),
+    "llama-laptop": _llama(160, 432, heads=5, layers=3, positions=1024),
+    "llama-small": _llama(320, 864, heads=5, layers=7, positions=1024),
+    "gpt2-laptop": _gpt2(160, heads=5, layers=3),
+    # The sizes of PRISM (Guide Labs, 2025): GPT-2's own four.
+    "gpt2-small": _gpt2(768, heads=12, layers=12),
+    "gpt2-medium": _gpt2(1024, heads=16, layers=24),
+    "gpt2-large": _gpt2(1280, heads=20, layers=36),
+    "gpt2-xl": _gpt2(1600, heads=25, layers=48),
+    # Mamba 2: without its CUDA kernels, Hugging Face's first Mamba takes time and memory that grow
+    # with the square of a row's length, over a minute a step where this takes a second.
+    "mamba-laptop": {
+        "model_type": "mamba2",
         "hidden_size": 160,
-        "intermediate_size": 432,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 5,
-        "num_key_value_heads": 5,
-        "max_position_embeddings": 1024,
+        "num_hidden_layers": 5,
+        "state_size": 64,
+        "head_dim": 32,
+        "num_heads": 10,
+        "n_groups": 1,
+        "chunk_size": 64,
         "tie_word_embeddings": True,
     },
 }

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from prismlm.errors import FormatError
+from prismlm.errors import FormatError, PrismError
 from prismlm.models.seam import LogitMap
 from prismlm.models.sidecar import Sidecar, base_of, save_sidecar
 
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from prismlm.training.model import PrismForCausalLM
 
 STATE_FILE = "prismlm_training_state.pt"
+# Of one parameter: its float32 weight and AdamW's two moments.
+BYTES_PER_PARAMETER = 12
+_FAILED_WRITE = "PytorchStreamWriter|inline_container"
 _NAME = re.compile(r"checkpoint-(\d+)")
 
 
@@ -102,19 +106,72 @@ def latest_checkpoint(directory: Path) -> Path | None:
 
 
 @contextmanager
-def staging(directory: Path) -> Iterator[Path]:
-    """Yield a hidden directory; on success move the checkpoints in it to ``directory``."""
+def staging(directory: Path, needed: int) -> Iterator[Path]:
+    """Yield a hidden directory; on success move the checkpoints in it to ``directory``.
+
+    Args:
+        directory: where the checkpoints of the run are.
+        needed: bytes that a checkpoint takes.
+
+    Raises:
+        PrismError: there is no room, or writing failed; the checkpoints before are as they were.
+    """
     hidden = directory / f".writing-{uuid.uuid4().hex[:8]}"
-    hidden.mkdir(parents=True)
     try:
-        yield hidden
-        for checkpoint in list_checkpoints(hidden):
-            target = directory / checkpoint.name
-            if target.exists():
-                _delete(target)
-            os.rename(checkpoint, target)
+        with writing(f"a checkpoint in {directory}", directory, needed):
+            hidden.mkdir(parents=True)
+            yield hidden
+            for checkpoint in list_checkpoints(hidden):
+                target = directory / checkpoint.name
+                if target.exists():
+                    _delete(target)
+                os.rename(checkpoint, target)
     finally:
         shutil.rmtree(hidden, ignore_errors=True)
+
+
+@contextmanager
+def writing(what: str, directory: Path, needed: int = 0) -> Iterator[None]:
+    """Turn a disk that is full, or fails, into an error that says what is left to go on from.
+
+    Args:
+        what: what the block writes, and where.
+        directory: where the checkpoints of the run are, on the same disk.
+        needed: bytes that it takes.
+
+    Raises:
+        PrismError: fewer than ``needed`` bytes are free, or a write in the block failed.
+    """
+    if _free(directory) < needed:
+        raise PrismError(_not_written(what, directory, needed, "the disk is full"))
+    try:
+        yield
+    except (OSError, SafetensorError, RuntimeError) as error:
+        # torch.save has no error of its own for a write that failed.
+        if isinstance(error, RuntimeError) and not re.search(_FAILED_WRITE, str(error)):
+            raise
+        raise PrismError(_not_written(what, directory, needed, str(error))) from error
+
+
+def _free(directory: Path) -> int:
+    existing = next(path for path in (directory, *directory.absolute().parents) if path.exists())
+    return shutil.disk_usage(existing).free
+
+
+def _not_written(what: str, directory: Path, needed: int, cause: str) -> str:
+    takes = f"it takes about {needed / 1e6:,.1f} MB, and " if needed else ""
+    return (
+        f"{what} could not be written ({cause}): {takes}{_free(directory) / 1e6:,.1f} MB are free. "
+        f"{last_good(directory)} Make room, then go on with --resume."
+    )
+
+
+def last_good(directory: Path) -> str:
+    """Say in a sentence which checkpoint of a run is the newest that is whole."""
+    newest = latest_checkpoint(directory)
+    if newest is None:
+        return "No checkpoint was written before."
+    return f"The last good checkpoint is {newest} (step {step_of(newest)})."
 
 
 def keep_newest(directory: Path, count: int) -> None:
@@ -129,6 +186,26 @@ def clean(directory: Path) -> None:
         for path in directory.iterdir():
             if path.name.startswith((".writing-", ".deleting-")):
                 shutil.rmtree(path, ignore_errors=True)
+
+
+def check_finite(model: PrismForCausalLM, step: int, directory: Path) -> None:
+    """Check every weight, so that no checkpoint holds what training cannot go on from.
+
+    Raises:
+        PrismError: a weight is infinite or not a number.
+    """
+    name = not_finite(model)
+    if name is not None:
+        raise PrismError(
+            f"the weight {name} is not finite after step {step}, so nothing is written of it. "
+            f"{last_good(directory)}"
+        )
+
+
+def not_finite(model: PrismForCausalLM) -> str | None:
+    """Return the name of the first weight that holds an infinity or no number."""
+    parameters = model.named_parameters()
+    return next((name for name, p in parameters if not torch.isfinite(p).all()), None)
 
 
 def _delete(checkpoint: Path) -> None:

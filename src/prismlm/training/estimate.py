@@ -1,4 +1,4 @@
-"""What a run will take, from a few real steps."""
+"""What a run will take: from a few real steps, or on paper where the model cannot run here."""
 
 from __future__ import annotations
 
@@ -12,10 +12,17 @@ from typing import Any
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from prismlm.corpus.packing import PackedDataset
+from prismlm.corpus.store import Corpus
+from prismlm.errors import InputError
 from prismlm.models.quiet import quiet_transformers
+from prismlm.training import arithmetic
+from prismlm.training.arithmetic import H100, Gpu, Size
+from prismlm.training.checkpoints import BYTES_PER_PARAMETER
+from prismlm.training.device import device_of, uses_bf16
 from prismlm.training.recipe import Recipe
-from prismlm.training.run import check_out
-from prismlm.training.setup import build_trainer, prepare, uses_bf16
+from prismlm.training.run_directory import check_out
+from prismlm.training.setup import build_trainer, prepare, training_rows
 
 WARMUP_STEPS = 1
 MEASURED_STEPS = 3
@@ -28,15 +35,19 @@ class TrainingEstimate:
     Attributes:
         parameters: of the model, and of the head.
         steps: optimizer steps.
-        tokens: positions trained on.
+        tokens: positions one process trains on.
         corpus_tokens: tokens in the training rows.
         passes: how often the whole training text is read.
+        padding: share of the positions that is padding.
+        flops_per_token: floating point operations of training on one token, calculated.
         precision: float32 or bf16.
         device: where it runs.
-        seconds_per_step: the median of a few real steps with the head in place.
+        seconds_per_step: the median of a few real steps with the head in place, or calculated.
         seconds: for all steps, evaluations left out.
-        memory_bytes: the most memory in use while measuring.
+        memory_bytes: the most memory in use while measuring, or calculated.
         disk_bytes: the finished model, and the checkpoints that are kept, with their optimizer.
+        measured: whether time and memory were measured here.
+        basis: in words, what time and memory rest on.
     """
 
     parameters: int
@@ -45,25 +56,110 @@ class TrainingEstimate:
     tokens: int
     corpus_tokens: int
     passes: float
+    padding: float
+    flops_per_token: float
     precision: str
     device: str
     seconds_per_step: float
     seconds: float
     memory_bytes: int
     disk_bytes: int
+    measured: bool
+    basis: str
 
     def to_dict(self) -> dict[str, Any]:
         """Return the estimate as JSON values."""
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class _Cost:
+    """What differs between measuring and calculating."""
+
+    device: str
+    precision: str
+    seconds_per_step: float
+    memory_bytes: int
+    checkpoint_bytes: int
+    measured: bool
+    basis: str
+
+
 def estimate(recipe: Recipe, *, resume: bool = False) -> TrainingEstimate:
-    """Measure a few real steps and say what the run will take; nothing is written to ``out``.
+    """Say what the run will take; nothing is written to ``out``.
+
+    A few real steps are measured where the model can run: the recipe's device is here and has
+    memory enough. Elsewhere the cost is calculated on the meta device for one named GPU, from
+    the formulas and the utilisation in :mod:`prismlm.training.arithmetic`.
 
     Raises:
-        InputError: as :func:`prismlm.training.run.train`.
+        InputError: as :func:`prismlm.training.run.train`, but not for a missing GPU.
     """
     check_out(recipe, resume=resume)
+    corpus = Corpus.open(recipe.corpus)
+    size = arithmetic.size_of(recipe, len(corpus.tokenizer))
+    why_not = _why_not_measured(recipe, size)
+    if why_not is None:
+        cost, rows = _measure(recipe)
+    else:
+        # Building the model to find out what it does with shared rows is what cannot be done.
+        packing = recipe.data.packing
+        share_rows = packing == "packed" or (packing == "auto" and size.has_attention)
+        rows = training_rows(recipe, corpus, share_rows=share_rows)
+        cost = _calculate(recipe, size, H100, why_not)
+    tokens = recipe.steps * recipe.positions_per_step
+    kept = min(recipe.checkpoint.keep, -(-recipe.steps // recipe.checkpoint.every))
+    return TrainingEstimate(
+        parameters=size.parameters,
+        head_parameters=size.head_parameters,
+        steps=recipe.steps,
+        tokens=tokens,
+        corpus_tokens=rows.num_tokens,
+        passes=tokens / (len(rows) * recipe.data.length),
+        padding=1 - rows.fill,
+        flops_per_token=arithmetic.flops_per_token(size, recipe),
+        precision=cost.precision,
+        device=cost.device,
+        seconds_per_step=cost.seconds_per_step,
+        seconds=cost.seconds_per_step * recipe.steps,
+        memory_bytes=cost.memory_bytes,
+        disk_bytes=kept * cost.checkpoint_bytes + 4 * (size.parameters + size.head_parameters),
+        measured=cost.measured,
+        basis=cost.basis,
+    )
+
+
+def _why_not_measured(recipe: Recipe, size: Size) -> str | None:
+    """Return why the recipe cannot run here, or None if it can."""
+    try:
+        device = device_of(recipe)
+    except InputError:
+        return "there is no CUDA GPU here"
+    precision = "bf16" if uses_bf16(recipe.precision, device) else "float32"
+    needed = arithmetic.training_bytes(size, recipe, precision)
+    free = arithmetic.free_memory(device)
+    if free is not None and needed > free:
+        return f"it needs about {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free here"
+    return None
+
+
+def _calculate(recipe: Recipe, size: Size, gpu: Gpu, why_not: str) -> _Cost:
+    precision = "bf16" if uses_bf16(recipe.precision, "cuda") else "float32"
+    peak = gpu.flops[precision]
+    flops = recipe.positions_per_step * arithmetic.flops_per_token(size, recipe)
+    return _Cost(
+        device=gpu.name,
+        precision=precision,
+        seconds_per_step=flops / (gpu.utilisation * peak),
+        memory_bytes=arithmetic.training_bytes(size, recipe, precision),
+        checkpoint_bytes=BYTES_PER_PARAMETER * (size.parameters + size.head_parameters),
+        measured=False,
+        basis=f"Not measured, since {why_not}: calculated for one {gpu.name}, assuming "
+        f"{gpu.utilisation:.0%} of its {peak / 1e12:.0f} TFLOP/s in {precision}.",
+    )
+
+
+def _measure(recipe: Recipe) -> tuple[_Cost, PackedDataset]:
     steps = WARMUP_STEPS + MEASURED_STEPS
     short = recipe.model_copy(
         update={
@@ -78,27 +174,19 @@ def estimate(recipe: Recipe, *, resume: bool = False) -> TrainingEstimate:
     with quiet_transformers(), tempfile.TemporaryDirectory() as name:
         trainer = build_trainer(prepared, Path(name), [clock])
         trainer.train()
-        checkpoint_bytes = _size(Path(name))
-    parameters = sum(p.numel() for p in prepared.model.model.parameters())
-    head_parameters = sum(p.numel() for p in prepared.model.prototype_head.parameters())
+        checkpoint = _size(Path(name))
     times = sorted(clock.seconds[WARMUP_STEPS:])
-    per_step = times[len(times) // 2]
-    tokens = recipe.steps * recipe.positions_per_step
-    kept = min(recipe.checkpoint.keep, -(-recipe.steps // recipe.checkpoint.every))
-    return TrainingEstimate(
-        parameters=parameters,
-        head_parameters=head_parameters,
-        steps=recipe.steps,
-        tokens=tokens,
-        corpus_tokens=prepared.rows.num_tokens,
-        passes=tokens / (len(prepared.rows) * recipe.data.length),
-        precision="bf16" if uses_bf16(recipe.precision) else "float32",
+    device = device_of(recipe)
+    cost = _Cost(
         device=str(trainer.args.device),
-        seconds_per_step=per_step,
-        seconds=per_step * recipe.steps,
-        memory_bytes=_memory(),
-        disk_bytes=kept * checkpoint_bytes + 4 * (parameters + head_parameters),
+        precision="bf16" if uses_bf16(recipe.precision, device) else "float32",
+        seconds_per_step=times[len(times) // 2],
+        memory_bytes=_memory(device),
+        checkpoint_bytes=checkpoint,
+        measured=True,
+        basis=f"Measured on {MEASURED_STEPS} real steps.",
     )
+    return cost, prepared.rows
 
 
 class _Clock(TrainerCallback):
@@ -121,8 +209,8 @@ class _Clock(TrainerCallback):
         self.seconds.append(time.perf_counter() - self._began)
 
 
-def _memory() -> int:
-    if torch.cuda.is_available():
+def _memory(device: str) -> int:
+    if device == "cuda":
         return torch.cuda.max_memory_allocated()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 

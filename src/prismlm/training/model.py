@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers.utils.generic import ModelOutput
 
+from prismlm.errors import InputError
 from prismlm.layers import PrototypeHead
 from prismlm.models.seam import Captured, LogitMap, capture, output_embedding
 from prismlm.ops.prototype_head import Routing
@@ -83,7 +84,7 @@ class PrismForCausalLM(nn.Module):
         head: PrototypeHead,
         *,
         weights: LossWeights | None = None,
-        detach: bool = False,
+        detach: bool = True,
         residual_reduction: Literal["mean", "sum"] = "mean",
         position_share: float = 1.0,
         placed: bool = True,
@@ -149,7 +150,14 @@ class PrismForCausalLM(nn.Module):
             within: the optimizer step that this pass is a part of; ``loss`` and ``losses`` are then
                 what it contributes to the step's, and not means over the pass.
             **kwargs: passed on to the decoder.
+
+        Raises:
+            InputError: there is no token at all.
         """
+        if not input_ids.numel():
+            raise InputError(
+                f"input_ids are {list(input_ids.shape)}: expected at least one row of one token."
+            )
         # With a cache the decoder would not derive the mask of packed rows from position_ids.
         kwargs.setdefault("use_cache", False)
         if within is not None:

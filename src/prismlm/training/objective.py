@@ -31,12 +31,12 @@ class LossWeights:
         prototype_only_kl: weight of KL(model ‖ ẑ alone), the same without the labels' noise.
     """
 
-    prototype_pull: float = 0.1
-    point_pull: float = 0.1
+    prototype_pull: float = 0.01
+    point_pull: float = 0.01
     residual: float = 0.1
     diversity: float = 0.0
     prototype_only_ce: float = 0.0
-    prototype_only_kl: float = 0.0
+    prototype_only_kl: float = 1.0
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -30,21 +30,21 @@ class HeadRecipe(Section):
         default=16, description="k, how many a token may rely on; k ≤ K"
     )
     scale: float = Field(default=1.0, gt=0, description="τ at the start, the factor on cosines")
-    initialise_at_step: int = Field(
-        default=100,
+    initialise_at_step: int | None = Field(
+        default=None,
         ge=0,
-        description="the step before which prototypes are placed on hidden states",
+        description="the step before which prototypes are placed; half of the steps if left out",
     )
     initialise: Literal["states", "kmeans", "random"] = Field(
-        default="states",
+        default="kmeans",
         description="placed on hidden states, on centres of clusters of them, or left as drawn",
     )
     enabled: bool = Field(default=True, description="false trains the plain model, for comparison")
     detach: bool = Field(
-        default=False, description="train the head beside the model without touching the model"
+        default=True, description="train the head beside the model without touching the model"
     )
     position_share: float = Field(
-        default=1.0,
+        default=0.25,
         gt=0,
         le=1,
         description="share of the positions that the head is trained on in each step",
@@ -84,26 +84,25 @@ class HeadRecipe(Section):
 class LossRecipe(Section):
     """Weights of the head's losses beside the cross-entropy.
 
-    They rise linearly from 0 when the prototypes are placed to full at ``warmup``. R1, behind
-    ``prototype_pull``, takes its minimum over one micro-batch: with a smaller ``batch_size`` it
-    pulls each prototype towards a worse nearest state, so it is not the same loss.
+    They rise linearly from 0 when the prototypes are placed to full at ``warmup``, or are full at
+    once. R1, behind ``prototype_pull``, takes its minimum over the states of a whole step.
     """
 
-    prototype_pull: float = Field(default=0.1, ge=0, description="weight of R1")
-    point_pull: float = Field(default=0.1, ge=0, description="weight of R2")
+    prototype_pull: float = Field(default=0.01, ge=0, description="weight of R1")
+    point_pull: float = Field(default=0.01, ge=0, description="weight of R2")
     residual: float = Field(default=0.1, ge=0, description="weight of RES")
     diversity: float = Field(default=0.0, ge=0, description="weight of DIV")
     prototype_only_ce: float = Field(
         default=0.0, ge=0, description="weight of the cross-entropy that ẑ alone gives"
     )
     prototype_only_kl: float = Field(
-        default=0.0, ge=0, description="weight of KL(model, ẑ alone): the same without label noise"
+        default=1.0, ge=0, description="weight of KL(model, ẑ alone): the same without label noise"
     )
     residual_reduction: Literal["mean", "sum"] = Field(
         default="mean", description="mean or sum over the elements of a state in RES"
     )
     warmup: Share = Field(
-        default=0.6, description="share of all steps after which weights are full"
+        default=0.0, description="share of all steps after which weights are full; 0 for at once"
     )
 
     def weights(self) -> LossWeights:
@@ -117,6 +116,11 @@ class DataRecipe(Section):
     """How text becomes training rows."""
 
     length: int = Field(default=256, ge=2, description="tokens of a training row")
+    packing: Literal["auto", "packed", "padded"] = Field(
+        default="auto",
+        description="packed: documents share rows; padded: one piece of a document per row; "
+        "auto: packed where the model keeps the documents of a row apart",
+    )
 
 
 class OptimizerRecipe(Section):
@@ -124,7 +128,7 @@ class OptimizerRecipe(Section):
 
     learning_rate: float = Field(default=1e-3, gt=0, description="peak rate of the model")
     head_learning_rate: float = Field(
-        default=3e-3, gt=0, description="peak rate of prototypes and scale"
+        default=6e-2, gt=0, description="peak rate of prototypes and scale"
     )
     weight_decay: float = Field(default=0.1, ge=0, description="of the model's matrices")
     warmup: Share = Field(default=0.05, description="share of all steps in which the rate rises")
@@ -199,18 +203,27 @@ class Recipe(Section):
         default=False, description="compute activations again instead of keeping them"
     )
     compile: bool = Field(default=False, description="compile the model's blocks")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        default="auto", description="auto, cpu or cuda; auto is a GPU where there is one"
+    )
     evaluation: EvaluationRecipe = EvaluationRecipe()
     checkpoint: CheckpointRecipe = CheckpointRecipe()
     logging: LoggingRecipe = LoggingRecipe()
 
     @model_validator(mode="after")
     def _places_in_time(self) -> Recipe:
-        if self.head.initialise_at_step >= self.steps:
+        if self.placing_step >= self.steps:
             raise ValueError(
-                f"head.initialise_at_step is {self.head.initialise_at_step}, and training has "
+                f"head.initialise_at_step is {self.placing_step}, and training has "
                 f"{self.steps} steps; prototypes placed that late would not be trained"
             )
         return self
+
+    @property
+    def placing_step(self) -> int:
+        """The step before which the prototypes are placed."""
+        step = self.head.initialise_at_step
+        return self.steps // 2 if step is None else step
 
     @property
     def positions_per_step(self) -> int:

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,7 @@ from typing import Any
 from transformers import TrainerCallback
 from transformers.trainer_callback import TrainerState
 
-from prismlm.errors import InputError
-from prismlm.files import atomic_file, read_json, write_json
+from prismlm.files import atomic_file
 from prismlm.lens.quality import HeadQuality, measure_quality
 from prismlm.models.quiet import quiet_transformers
 from prismlm.models.seam import LogitMap
@@ -23,14 +23,12 @@ from prismlm.progress import SILENT, Reporter
 from prismlm.training import checkpoints, distributed, parallel
 from prismlm.training.callbacks import ReportProgress, StopOnInterrupt, tensorboard_callback
 from prismlm.training.recipe import Recipe
+from prismlm.training.run_directory import begin, check_out, checkpoint_to_resume, exclusive
 from prismlm.training.setup import CHECKPOINTS, Prepared, build_trainer, prepare
 from prismlm.training.trainer import PrismTrainer
 
-RUN_FILE = "training.json"
 HISTORY_FILE = "training.jsonl"
 TENSORBOARD = "tensorboard"
-# What may differ when a run is resumed: it changes neither weights nor figures.
-FREE_TO_CHANGE = ("corpus", "out", "checkpoint.every", "checkpoint.keep", "logging.tensorboard")
 
 
 class TrainingInterrupted(KeyboardInterrupt):
@@ -89,17 +87,20 @@ def train(recipe: Recipe, *, resume: bool = False, progress: Reporter = SILENT) 
         progress: shows training and the measurement at the end.
 
     Raises:
-        InputError: the corpus does not fit, ``out`` holds something else, or the recipe is not
-            the one that ``out`` was begun with.
-        PrismError: the loss or a gradient became infinite or not a number.
+        InputError: the device is not there, the corpus does not fit, ``out`` holds something
+            else or is being written to, or the recipe is not the one that it was begun with.
+        FormatError: the newest checkpoint is damaged.
+        PrismError: the loss, a gradient or a weight became infinite or not a number, or the disk
+            is full. The error names the checkpoint that is left.
         TrainingInterrupted: Ctrl-C was pressed.
     """
     distributed.join()
-    distributed.on_main(lambda: check_out(recipe, resume=resume))
-    prepared = prepare(recipe)
-    distributed.on_main(lambda: _begin(prepared))
     stop = StopOnInterrupt()
-    with quiet_transformers():
+    with ExitStack() as held, quiet_transformers():
+        distributed.on_main(lambda: held.enter_context(exclusive(recipe.out)))
+        distributed.on_main(lambda: check_out(recipe, resume=resume))
+        prepared = prepare(recipe)
+        distributed.on_main(lambda: begin(prepared))
         trainer = _train(prepared, stop, progress)
         quality = _final_quality(prepared, progress)
         _finish(prepared, trainer, quality)
@@ -113,80 +114,9 @@ def train(recipe: Recipe, *, resume: bool = False, progress: Reporter = SILENT) 
     )
 
 
-def check_out(recipe: Recipe, *, resume: bool) -> None:
-    """Check that ``recipe.out`` may be written to.
-
-    Raises:
-        InputError: it holds something else, a run that ``resume`` was not asked for, or a run of
-            another recipe.
-    """
-    out = recipe.out
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
-        return
-    if not (out / RUN_FILE).is_file():
-        raise InputError(
-            f"{out} exists and was not written by prismlm train. Choose another out, or remove it."
-        )
-    if not resume:
-        raise InputError(
-            f"{out} holds a training run. Go on with it with --resume, choose another out, or "
-            "remove it."
-        )
-    before = _flat(read_json(out / RUN_FILE)["recipe"])
-    now = _flat(recipe.to_dict())
-    changed = [
-        f"{key}: {_shown(before, key)} → {_shown(now, key)}"
-        for key in sorted(before | now)
-        if key not in FREE_TO_CHANGE and before.get(key) != now.get(key)
-    ]
-    if changed:
-        raise InputError(
-            f"{out} was begun with another recipe ({'; '.join(changed)}), so it cannot be resumed "
-            "with this one. Put these settings back, or train into another out."
-        )
-
-
-def _flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, item in value.items():
-        if isinstance(item, dict):
-            flat |= _flat(item, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = item
-    return flat
-
-
-def _shown(flat: dict[str, Any], key: str) -> str:
-    return json.dumps(flat[key]) if key in flat else "not set"
-
-
-def _begin(prepared: Prepared) -> None:
-    """Note what the run is, or check that it is the one that was noted."""
-    out = prepared.recipe.out
-    corpus = {"name": prepared.corpus.name, "fingerprint": prepared.corpus.fingerprint}
-    processes = distributed.world_size()
-    if (out / RUN_FILE).is_file():
-        noted = read_json(out / RUN_FILE)
-        if noted.get("processes", 1) != processes:
-            raise InputError(
-                f"{out} was begun with {noted.get('processes', 1)} processes, and these are "
-                f"{processes}: their steps would hold other rows. Start as many as before, or "
-                "train into another out."
-            )
-        if noted["corpus"]["fingerprint"] != corpus["fingerprint"]:
-            raise InputError(
-                f"{out} was begun with another corpus than {prepared.corpus.path}. Give the same "
-                "corpus, or train into another out."
-            )
-    else:
-        run = {"recipe": prepared.recipe.to_dict(), "corpus": corpus, "processes": processes}
-        write_json(out / RUN_FILE, run)
-    checkpoints.clean(out / CHECKPOINTS)
-
-
 def _train(prepared: Prepared, stop: StopOnInterrupt, progress: Reporter) -> PrismTrainer:
     recipe, out = prepared.recipe, prepared.recipe.out
-    checkpoint = checkpoints.latest_checkpoint(out / CHECKPOINTS)
+    checkpoint = distributed.on_main(lambda: checkpoint_to_resume(prepared))
     done = 0 if checkpoint is None else checkpoints.step_of(checkpoint)
     positions = recipe.positions_per_step * distributed.world_size()
     left = (recipe.steps - done) * positions
@@ -232,6 +162,13 @@ def _finish(prepared: Prepared, trainer: PrismTrainer, quality: HeadQuality) -> 
     state = trainer.state
     provenance = prepared.provenance(steps=state.global_step, tokens=trainer.meter.tokens)
     provenance["quality"] = quality.to_dict()
+    checkpoints.check_finite(prepared.model, state.global_step, out / CHECKPOINTS)
+    needed = 4 * sum(p.numel() for p in prepared.model.parameters())
+    with checkpoints.writing(f"the model in {out}", out / CHECKPOINTS, needed):
+        _write_model(trainer, out, provenance)
+
+
+def _write_model(trainer: PrismTrainer, out: Path, provenance: dict[str, Any]) -> None:
     hidden = out / ".model.tmp"
     main = distributed.is_main()
     if main:
@@ -242,7 +179,7 @@ def _finish(prepared: Prepared, trainer: PrismTrainer, quality: HeadQuality) -> 
         if main:
             for path in sorted(hidden.iterdir(), key=lambda path: path.name == META_FILE):
                 os.replace(path, out / path.name)
-            write_history(out, state.log_history)
+            write_history(out, trainer.state.log_history)
     finally:
         if main:
             shutil.rmtree(hidden, ignore_errors=True)
@@ -263,4 +200,5 @@ class _History(TrainerCallback):
         self._out = out
 
     def on_save(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        write_history(self._out, state.log_history)
+        with checkpoints.writing(f"the history in {self._out}", self._out / CHECKPOINTS):
+            write_history(self._out, state.log_history)

@@ -20,8 +20,9 @@ from prismlm.models.presets import build_config, build_model
 from prismlm.models.sidecar import weight_of
 from prismlm.training import distributed, parallel
 from prismlm.training.callbacks import EvaluateEvery, HeadSchedule
+from prismlm.training.device import device_of, resolved, uses_bf16
 from prismlm.training.evaluation import HeldOut
-from prismlm.training.isolation import check_isolation
+from prismlm.training.isolation import check_isolation, keeps_documents_apart
 from prismlm.training.model import PrismForCausalLM
 from prismlm.training.recipe import Recipe
 from prismlm.training.revival import ReviveUnused, Usage
@@ -54,6 +55,7 @@ class Prepared:
         """Return how the model was made, as it stands in ``prismlm.json``."""
         return {
             "recipe": self.recipe.to_dict(),
+            "resolved": resolved(self.recipe),
             "corpus": {"name": self.corpus.name, "fingerprint": self.corpus.fingerprint},
             "seed": self.recipe.seed,
             "steps": steps,
@@ -69,18 +71,38 @@ class Prepared:
 
 
 def prepare(recipe: Recipe) -> Prepared:
-    """Open the corpus, pack its training documents and build the model.
+    """Open the corpus, build the model and lay out its training rows.
 
     Raises:
-        InputError: the corpus is missing, of another vocabulary than the model, or too small.
+        InputError: the device is not there; the corpus is missing, of another vocabulary than
+            the model, or too small; documents that share a row would see each other.
         FormatError: the corpus is damaged.
     """
+    device_of(recipe)
     corpus = Corpus.open(recipe.corpus)
-    rows = pack(corpus, corpus.split("train"), recipe.data.length, recipe.seed)
+    backbone = build_backbone(recipe, corpus)
+    if recipe.data.packing == "packed":
+        check_isolation(backbone)
+    share_rows = recipe.data.packing != "padded" and keeps_documents_apart(backbone)
+    rows = training_rows(recipe, corpus, share_rows=share_rows)
+    heldout = HeldOut(corpus, recipe.data.length, recipe.seed)
+    heldout.batches(1)
+    return Prepared(recipe, corpus, rows, heldout, attach_head(recipe, backbone))
+
+
+def training_rows(recipe: Recipe, corpus: Corpus, *, share_rows: bool) -> PackedDataset:
+    """Return the training rows of a recipe.
+
+    Raises:
+        InputError: there is too little text.
+    """
+    data = recipe.data
+    documents = corpus.split("train")
+    rows = pack(corpus, documents, data.length, recipe.seed, share_rows=share_rows)
     needed = recipe.batch_size * recipe.gradient_accumulation * distributed.world_size()
     if len(rows) < needed:
         raise InputError(
-            f"the corpus {corpus.name!r} fills {len(rows)} rows of {recipe.data.length} tokens, "
+            f"the corpus {corpus.name!r} fills {len(rows)} rows of {data.length} tokens, "
             f"and one step takes {needed}. Use more text, or lower batch_size, "
             "gradient_accumulation or data.length."
         )
@@ -90,17 +112,14 @@ def prepare(recipe: Recipe) -> Prepared:
             f"{recipe.head.prototypes} prototypes are to be placed on different ones. Use more "
             "text, or lower head.prototypes."
         )
-    heldout = HeldOut(corpus, recipe.data.length, recipe.seed)
-    heldout.batches(1)
-    return Prepared(recipe, corpus, rows, heldout, build(recipe, corpus))
+    return rows
 
 
-def build(recipe: Recipe, corpus: Corpus) -> PrismForCausalLM:
-    """Build the model of a recipe; weights are drawn from its seed.
+def build_backbone(recipe: Recipe, corpus: Corpus) -> Any:
+    """Build the decoder of a recipe; weights are drawn from its seed.
 
     Raises:
-        InputError: the tokenizer gives ids that the model has no embedding for, or documents
-            that share a row would see each other.
+        InputError: the tokenizer gives ids that the model has no embedding for.
     """
     vocab_size = len(corpus.tokenizer)
     config = build_config(dict(recipe.model), vocab_size, corpus.eos_token_id)
@@ -110,8 +129,11 @@ def build(recipe: Recipe, corpus: Corpus) -> PrismForCausalLM:
             f"{config.vocab_size}. Build the corpus with this model's tokenizer."
         )
     torch.manual_seed(recipe.seed)
-    backbone = build_model(config)
-    check_isolation(backbone)
+    return build_model(config)
+
+
+def attach_head(recipe: Recipe, backbone: Any) -> PrismForCausalLM:
+    """Put the head of a recipe beside its decoder, prototypes not placed yet."""
     settings = recipe.head
     return PrismForCausalLM(
         backbone,
@@ -159,7 +181,7 @@ def build_trainer(
         prepared.corpus.tokenizer,
         head_learning_rate=recipe.optimizer.head_learning_rate,
         head_max_grad_norm=recipe.optimizer.head_max_grad_norm,
-        bf16_autocast=uses_bf16(recipe.precision),
+        bf16_autocast=uses_bf16(recipe.precision, device_of(recipe)),
         keep_checkpoints=recipe.checkpoint.keep,
         heldout=prepared.heldout,
         evaluation_tokens=recipe.evaluation.tokens,
@@ -179,7 +201,7 @@ def head_callbacks(prepared: Prepared) -> list[TrainerCallback]:
     found: list[TrainerCallback] = [
         HeadSchedule(
             prepared.rows,
-            initialise_at_step=head.initialise_at_step,
+            initialise_at_step=recipe.placing_step,
             warmup=recipe.losses.warmup,
             seed=recipe.seed,
             initialise=head.initialise,
@@ -193,7 +215,7 @@ def head_callbacks(prepared: Prepared) -> list[TrainerCallback]:
         found.append(
             ReviveUnused(
                 every=head.revive_every,
-                first=head.initialise_at_step,
+                first=recipe.placing_step,
                 until=until,
                 seed=recipe.seed,
             )
@@ -227,29 +249,9 @@ def training_arguments(recipe: Recipe, directory: Path) -> TrainingArguments:
         disable_tqdm=True,
         remove_unused_columns=False,
         dataloader_drop_last=True,
-        dataloader_pin_memory=torch.cuda.is_available(),
+        # accelerate leaves processes without GPUs alone unless told so.
+        use_cpu=device_of(recipe) == "cpu",
+        dataloader_pin_memory=device_of(recipe) == "cuda",
         # The saved configuration keeps its cache; the forward pass in training asks for none.
         use_cache=True,
-        # accelerate leaves processes without GPUs alone unless told so.
-        use_cpu=distributed.world_size() > 1 and not torch.cuda.is_available(),
     )
-
-
-def uses_bf16(precision: str) -> bool:
-    """Say whether forward passes run under bf16 autocast; ``auto`` asks what the machine has.
-
-    Raises:
-        InputError: bf16 is asked for on a GPU without it.
-    """
-    if precision == "float32":
-        return False
-    if torch.cuda.is_available():
-        capable = torch.cuda.is_bf16_supported(including_emulation=False)
-        if precision == "bf16" and not capable:
-            raise InputError("precision is bf16, and this GPU has no bf16. Use float32 or auto.")
-        return capable
-    if precision == "bf16":
-        return True
-    # Asking torch needs its private functions; without them float32 is the safe answer.
-    asks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-    return any(getattr(torch.cpu, name, lambda: False)() for name in asks)

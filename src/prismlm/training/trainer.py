@@ -25,11 +25,13 @@ from prismlm.training.evaluation import HeldOut
 from prismlm.training.initialise import Rows
 from prismlm.training.meter import LossMeter
 from prismlm.training.model import IGNORED_AT_INFERENCE, PrismForCausalLM
+from prismlm.training.objective import NO_LABEL
 from prismlm.training.step import Step
 
 REMEDY = (
-    "Try a lower optimizer.learning_rate or optimizer.head_learning_rate, smaller weights under "
-    "losses, or precision: float32. Checkpoints written before are intact."
+    "--resume goes on from there, to the same end unless the cause was outside of the run. Else "
+    "train into another out with a lower optimizer.learning_rate or optimizer.head_learning_rate, "
+    "smaller weights under losses, or precision: float32."
 )
 
 
@@ -147,6 +149,11 @@ class PrismTrainer(Trainer):
             length, number = batches[0]["input_ids"].shape[1], self.state.global_step
             positions = self.model.head_positions(length, number, device)
             self._step = Step.of(batches, positions)
+            if not int(self._step.labels):
+                raise InputError(
+                    f"no token of step {number + 1} is to be predicted: the labels of its rows "
+                    f"are {NO_LABEL} after the first position. Leave such rows out."
+                )
         return batches, None if self._step is None else self._step.labels
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
@@ -182,10 +189,7 @@ class PrismTrainer(Trainer):
         head_norm = self._clip(head, self.head_max_grad_norm)
         for name, value in (("the model", norm), ("the prototype head", head_norm)):
             if not torch.isfinite(value):
-                raise PrismError(
-                    f"the gradient of {name} is {value.item()} at step "
-                    f"{self.state.global_step + 1}. {REMEDY}"
-                )
+                raise self._diverged(f"the gradient of {name} is {value.item()}")
         self._head_norm = head_norm.item() if self.model.placed else None
         return norm
 
@@ -193,6 +197,14 @@ class PrismTrainer(Trainer):
         norm = self.accelerator.clip_grad_norm_(module.parameters(), limit)
         assert isinstance(norm, Tensor)
         return parallel.full(norm)
+
+    def _diverged(self, what: str, parts: str = "") -> PrismError:
+        weight = checkpoints.not_finite(self.model)
+        where = "" if weight is None else f" The weight {weight} is not finite."
+        return PrismError(
+            f"{what} at step {self.state.global_step + 1}{parts}.{where} "
+            f"{checkpoints.last_good(self._checkpoints)} {REMEDY}"
+        )
 
     def compute_loss_context_manager(self) -> ExitStack:
         """Run the forward pass under autocast, without a float32 copy of the logits after it."""
@@ -222,10 +234,7 @@ class PrismTrainer(Trainer):
         output = model(**inputs, within=step)
         if not torch.isfinite(output.loss):
             parts = ", ".join(f"{k} {v.item():.4g}" for k, v in output.losses.items())
-            raise PrismError(
-                f"the loss is {output.loss.item()} at step {self.state.global_step + 1} "
-                f"({parts}). {REMEDY}"
-            )
+            raise self._diverged(f"the loss is {output.loss.item()}", f" ({parts})")
         shares = {"loss": output.loss.detach()} | output.losses
         self.meter.add(shares, first=self._first_pass)
         if self._first_pass:
@@ -295,8 +304,10 @@ class PrismTrainer(Trainer):
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         directory = self._checkpoints
+        checkpoints.check_finite(self.model, self.state.global_step, directory)
+        needed = checkpoints.BYTES_PER_PARAMETER * sum(p.numel() for p in self.model.parameters())
         with ExitStack() as stack:
-            staging = checkpoints.staging(directory)
+            staging = checkpoints.staging(directory, needed)
             self._staging = distributed.on_main(lambda: stack.enter_context(staging))
             try:
                 super()._save_checkpoint(model, trial)

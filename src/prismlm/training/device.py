@@ -1,0 +1,58 @@
+"""Where a run takes place, and in which precision."""
+
+from __future__ import annotations
+
+import torch
+
+from prismlm.errors import InputError
+from prismlm.training.recipe import Recipe
+
+
+def device_of(recipe: Recipe) -> str:
+    """Return the type of the device a recipe runs on here: cuda, mps or cpu.
+
+    Raises:
+        InputError: the recipe asks for a GPU, and torch finds none.
+    """
+    if recipe.device == "auto":
+        if torch.cuda.is_available():
+            return "cuda"
+        return "mps" if torch.backends.mps.is_available() else "cpu"
+    if recipe.device == "cuda" and not torch.cuda.is_available():
+        built = "" if torch.version.cuda else f" (torch {torch.__version__} is built without CUDA)"
+        raise InputError(
+            f"the recipe's device is cuda, and torch finds no CUDA GPU here{built}. Run it on a "
+            "machine with one, or on this CPU with --set device=cpu; --dry-run estimates without."
+        )
+    return recipe.device
+
+
+def uses_bf16(precision: str, device: str) -> bool:
+    """Say whether forward passes run under bf16 autocast; ``auto`` asks what the machine has.
+
+    Raises:
+        InputError: bf16 is asked for on a GPU without it.
+    """
+    if precision == "float32":
+        return False
+    if device == "cuda" and torch.cuda.is_available():
+        capable = torch.cuda.is_bf16_supported(including_emulation=False)
+        if precision == "bf16" and not capable:
+            raise InputError("precision is bf16, and this GPU has no bf16. Use float32 or auto.")
+        return capable
+    if precision == "bf16" or device == "cuda":
+        return True
+    # Asking torch needs its private functions; without them float32 is the safe answer.
+    asks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return any(getattr(torch.cpu, name, lambda: False)() for name in asks)
+
+
+def resolved(recipe: Recipe) -> dict[str, str]:
+    """Return what the settings that ask the machine come to here.
+
+    Raises:
+        InputError: bf16 is asked for on a GPU without it.
+    """
+    device = device_of(recipe) if recipe.device == "auto" else recipe.device
+    precision = "bf16" if uses_bf16(recipe.precision, device) else "float32"
+    return {"device": device, "precision": precision}

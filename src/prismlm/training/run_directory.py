@@ -1,0 +1,205 @@
+"""The directory of a run: whose it is, who is writing to it, and what may go on in it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from prismlm.errors import FormatError, InputError
+from prismlm.files import read_json, write_json
+from prismlm.models.sidecar import META_FILE
+from prismlm.training import checkpoints, distributed
+from prismlm.training.device import resolved
+from prismlm.training.recipe import Recipe
+from prismlm.training.setup import CHECKPOINTS, Prepared
+
+RUN_FILE = "training.json"
+LOCK_FILE = ".lock"
+# What may differ when a run is resumed: it changes neither weights nor figures.
+FREE_TO_CHANGE = ("corpus", "out", "checkpoint.every", "checkpoint.keep", "logging.tensorboard")
+
+
+@contextmanager
+def exclusive(out: Path) -> Iterator[None]:
+    """Keep other processes from writing to ``out`` during the block.
+
+    The kernel gives the lock back however this process ends. ``out`` is made if it is not there,
+    and removed if nothing was put into it.
+
+    Raises:
+        InputError: another run holds it, it cannot be made, or it holds something else.
+    """
+    check_ours(out)
+    created = not out.exists()
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        descriptor = _lock(out / LOCK_FILE)
+    except OSError as error:
+        raise InputError(f"cannot write to {out} ({error}). Choose another out.") from error
+    try:
+        yield
+    finally:
+        (out / LOCK_FILE).unlink(missing_ok=True)
+        os.close(descriptor)
+        if created:
+            # Not if something was put into it.
+            with suppress(OSError):
+                out.rmdir()
+
+
+def _lock(path: Path) -> int:
+    """Return an open file that is locked and still has its name."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
+            os.close(descriptor)
+            raise InputError(
+                f"{path.parent} is being written to by another run, process {holder}. Wait until "
+                "it has ended, or choose another out."
+            ) from None
+        try:
+            # Whoever held the lock before may have removed the file in between.
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
+                os.truncate(descriptor, 0)
+                os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+                return descriptor
+        except FileNotFoundError:
+            pass
+        os.close(descriptor)
+
+
+def check_ours(out: Path) -> None:
+    """Check that ``out`` is new, empty or a run of prismlm.
+
+    Raises:
+        InputError: it holds something else.
+    """
+    if not out.exists() or (out / RUN_FILE).is_file():
+        return
+    if not out.is_dir() or any(path.name != LOCK_FILE for path in out.iterdir()):
+        raise InputError(
+            f"{out} exists and was not written by prismlm train. Choose another out, or remove it."
+        )
+
+
+def check_out(recipe: Recipe, *, resume: bool) -> None:
+    """Check that ``recipe.out`` may be written to.
+
+    Raises:
+        InputError: it holds something else, a run that ``resume`` was not asked for, or a run of
+            another recipe.
+    """
+    out = recipe.out
+    check_ours(out)
+    if not (out / RUN_FILE).is_file():
+        return
+    if not resume:
+        raise InputError(
+            f"{out} holds a training run. Go on with it with --resume, choose another out, or "
+            "remove it."
+        )
+    changed = differences(read_json(out / RUN_FILE), recipe)
+    if changed:
+        raise InputError(
+            f"{out} was begun with another recipe ({'; '.join(changed)}), so it cannot be resumed "
+            "with this one. Put these settings back, or train into another out."
+        )
+
+
+def differences(before: dict[str, Any], recipe: Recipe) -> list[str]:
+    """Return what a recipe changes that changes results, as ``key: before → now``.
+
+    Args:
+        before: ``recipe``, and ``resolved``: what ``auto`` meant.
+        recipe: the recipe now.
+    """
+    then = _flat(before["recipe"]) | before.get("resolved", {})
+    now = _flat(recipe.to_dict()) | resolved(recipe)
+    return [
+        f"{key}: {_shown(then, key)} → {_shown(now, key)}"
+        for key in sorted(then | now)
+        if key not in FREE_TO_CHANGE and then.get(key) != now.get(key)
+    ]
+
+
+def _flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, item in value.items():
+        if isinstance(item, dict):
+            flat |= _flat(item, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = item
+    return flat
+
+
+def _shown(flat: dict[str, Any], key: str) -> str:
+    return json.dumps(flat[key]) if key in flat else "not set"
+
+
+def begin(prepared: Prepared) -> None:
+    """Note what the run is, or check that it is the one that was noted; clear what a kill left.
+
+    Raises:
+        InputError: the run was begun with another corpus or another number of processes.
+    """
+    out = prepared.recipe.out
+    corpus = {"name": prepared.corpus.name, "fingerprint": prepared.corpus.fingerprint}
+    processes = distributed.world_size()
+    if (out / RUN_FILE).is_file():
+        noted = read_json(out / RUN_FILE)
+        if noted.get("processes", 1) != processes:
+            raise InputError(
+                f"{out} was begun with {noted.get('processes', 1)} processes, and these are "
+                f"{processes}: their steps would hold other rows. Start as many as before, or "
+                "train into another out."
+            )
+        if noted["corpus"]["fingerprint"] != corpus["fingerprint"]:
+            raise InputError(
+                f"{out} was begun with another corpus than {prepared.corpus.path}. Give the same "
+                "corpus, or train into another out."
+            )
+    else:
+        run = {"recipe": prepared.recipe.to_dict(), "resolved": resolved(prepared.recipe)}
+        write_json(out / RUN_FILE, run | {"corpus": corpus, "processes": processes})
+    for path in out.glob(".*.tmp"):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    checkpoints.clean(out / CHECKPOINTS)
+
+
+def checkpoint_to_resume(prepared: Prepared) -> Path | None:
+    """Return the newest checkpoint of a run, or None if there is none yet.
+
+    Raises:
+        InputError: it is of another run: another recipe, corpus or step.
+        FormatError: it is damaged.
+    """
+    checkpoint = checkpoints.latest_checkpoint(prepared.recipe.out / CHECKPOINTS)
+    if checkpoint is None:
+        return None
+    try:
+        made = read_json(checkpoint / META_FILE)["provenance"]
+        foreign = differences(made, prepared.recipe)
+        if made["corpus"]["fingerprint"] != prepared.corpus.fingerprint:
+            foreign.append(f"corpus: {made['corpus']['name']} → {prepared.corpus.name}")
+        if made["steps"] != checkpoints.step_of(checkpoint):
+            foreign.append(f"steps done: {made['steps']} → {checkpoints.step_of(checkpoint)}")
+    except (OSError, KeyError, TypeError, FormatError) as error:
+        raise FormatError(
+            f"the checkpoint {checkpoint} cannot be resumed from ({error}). Delete it, and "
+            "training resumes from the one before."
+        ) from error
+    if foreign:
+        raise InputError(
+            f"the checkpoint {checkpoint} is of another run than {prepared.recipe.out} "
+            f"({'; '.join(foreign)}). Move it away, and training resumes from the one before."
+        )
+    return checkpoint
