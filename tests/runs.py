@@ -64,7 +64,7 @@ def start(settings, tmp_path, steps):
         command(path), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     checkpoints = Path(settings["out"]) / "checkpoints"
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while latest_checkpoint(checkpoints) is None:
         assert process.poll() is None, process.communicate()[1]
         assert time.monotonic() < deadline

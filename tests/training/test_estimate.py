@@ -134,7 +134,7 @@ def test_gpt2_xl_is_estimated_in_little_memory(settings, tmp_path):
         [sys.executable, "-m", "prismlm", "train", str(path), "--dry-run", "--json"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
     assert done.returncode == 0, done.stderr
     expected = json.loads(done.stdout)

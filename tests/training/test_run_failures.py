@@ -203,7 +203,7 @@ def test_two_processes_cannot_write_to_one_directory(settings, tmp_path):
     process, path, checkpoints = start(settings, tmp_path, 2000)
     try:
         second = subprocess.run(
-            command(path, "--resume"), capture_output=True, text=True, timeout=60
+            command(path, "--resume"), capture_output=True, text=True, timeout=240
         )
         assert second.returncode == 2
         assert f"another run, process {process.pid}." in second.stderr
@@ -214,7 +214,7 @@ def test_two_processes_cannot_write_to_one_directory(settings, tmp_path):
         assert process.poll() is None
     finally:
         process.kill()
-        process.communicate(timeout=60)
+        process.communicate(timeout=240)
     # The kernel has given the lock back, though the file is still there.
     assert (Path(settings["out"]) / ".lock").read_text() == f"{process.pid}\n"
     done = step_of(latest_checkpoint(checkpoints))
@@ -241,7 +241,7 @@ def test_what_a_kill_leaves_behind_is_cleaned_up(settings, tmp_path):
     settings["evaluation"]["every"] = 0
     process, path, checkpoints = start(settings, tmp_path, 2000)
     process.send_signal(signal.SIGKILL)
-    process.communicate(timeout=60)
+    process.communicate(timeout=240)
     out = checkpoints.parent
     (checkpoints / ".writing-1" / "checkpoint-9").mkdir(parents=True)
     (checkpoints / ".deleting-1").mkdir()
@@ -293,7 +293,7 @@ def filled(settings, tmp_path, *fill, prefix=()):
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(settings))
     arguments = [*prefix, sys.executable, "-c", FILLED_DISK, str(path), *fill]
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=240)
     assert done.returncode == 1, done.stderr
     assert "Traceback" not in done.stderr
     return done.stderr

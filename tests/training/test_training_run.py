@@ -114,14 +114,14 @@ def test_ctrl_c_saves_says_how_to_go_on_and_exits_with_130(settings, tmp_path):
     settings["evaluation"]["every"] = 0
     process, path, checkpoints = start(settings, tmp_path, 60)
     process.send_signal(signal.SIGINT)
-    stdout, stderr = process.communicate(timeout=60)
+    stdout, stderr = process.communicate(timeout=240)
     assert process.returncode == 130
     assert stdout == ""
     assert f"prismlm train {path} --resume" in stderr
     assert "Traceback" not in stderr
     assert 1 <= step_of(latest_checkpoint(checkpoints)) < 60
     done = subprocess.run(
-        command(path, "--resume", "--json"), capture_output=True, text=True, timeout=60
+        command(path, "--resume", "--json"), capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["steps"] == 60
@@ -132,7 +132,7 @@ def test_after_a_kill_the_newest_checkpoint_is_usable(settings, tmp_path):
     process, path, checkpoints = start(settings, tmp_path, 60)
     time.sleep(0.3)
     process.kill()
-    process.communicate(timeout=60)
+    process.communicate(timeout=240)
     assert 1 <= step_of(latest_checkpoint(checkpoints)) < 60
     (checkpoints / ".writing-0" / "checkpoint-60").mkdir(parents=True)
     recipe = build_recipe(yaml.safe_load(path.read_text()))
