@@ -137,6 +137,7 @@ def run_attached(name: str, settings: Settings, out: Path) -> None:
         lm = prismlm.load(result.directory)
         prepared = prepare(recipe)
         head = lm.head
+        assert result.quality is not None
         control = random_states(lm.model, prepared.rows, head, recipe.seed)
         batches = prepared.heldout.batches(HELD_OUT_TOKENS)
         beside = measure_quality(lm.model, control, LogitMap.of(lm.model), batches)

@@ -5,7 +5,9 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from prismlm.errors import InputError
@@ -50,6 +52,24 @@ def test_the_result_is_a_model_directory_with_its_history(settings, tmp_path):
     # Finished runs can be resumed too: nothing is left to do but the figures.
     again = train(recipe, resume=True)
     assert again.quality == result.quality
+
+
+def test_a_plain_run_is_the_model_without_its_head(settings, tmp_path):
+    settings["head"]["detach"] = True
+    beside = train(build_recipe(settings))
+    settings["head"]["enabled"] = False
+    recipe = build_recipe(settings | {"out": str(tmp_path / "plain")})
+    with pytest.raises(TrainingInterrupted):
+        train(recipe, progress=InterruptAfter(12))
+    plain = train(recipe, resume=True)
+    assert plain.quality is None
+    assert plain.ce == beside.quality.ce == beside.ce
+    assert not {"prismlm.json", "prototype_head.safetensors"} & {
+        p.name for p in recipe.out.iterdir()
+    }
+    with_head = load_file(beside.directory / "model.safetensors")
+    for name, value in load_file(recipe.out / "model.safetensors").items():
+        assert torch.equal(value, with_head[name]), name
 
 
 def test_evaluations_before_the_placing_report_the_model_alone(settings):

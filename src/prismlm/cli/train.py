@@ -70,25 +70,25 @@ def _print_result(result: TrainingResult) -> None:
 
     from prismlm.cli.format import count
 
-    quality = result.quality
+    figures = [("CE", f"{result.ce:.3f}")]
+    measured, quality = "", result.quality
+    if quality is not None:
+        measured = f" · measured on {count(quality.tokens)} held-out tokens"
+        figures += [
+            ("prototype-only CE", f"{quality.prototype_only_ce:.3f}"),
+            ("explained share", f"{quality.explained_share:.3f}"),
+            ("FVU", f"{quality.fvu:.3f}"),
+            ("agreement", f"{quality.agreement:.1%}"),
+            ("in use", f"{quality.in_use:.1%}"),
+        ]
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
     table.add_column(justify="right")
-    for name, value in (
-        ("CE", f"{quality.ce:.3f}"),
-        ("prototype-only CE", f"{quality.prototype_only_ce:.3f}"),
-        ("explained share", f"{quality.explained_share:.3f}"),
-        ("FVU", f"{quality.fvu:.3f}"),
-        ("agreement", f"{quality.agreement:.1%}"),
-        ("in use", f"{quality.in_use:.1%}"),
-    ):
+    for name, value in figures:
         table.add_row(name, value)
     console = Console(highlight=False)
     console.print(f"[bold]{escape(str(result.directory))}[/]", soft_wrap=True)
-    console.print(
-        f"{result.steps:,} steps · {count(result.tokens)} tokens · "
-        f"measured on {count(quality.tokens)} held-out tokens"
-    )
+    console.print(f"{result.steps:,} steps · {count(result.tokens)} tokens{measured}")
     console.print(table)
 
 

@@ -81,7 +81,7 @@ def size_of(recipe: Recipe, vocab_size: int) -> Size:
     return Size(
         parameters=parameters,
         multiplied=parameters - sum(looked_up.values()),
-        head_parameters=recipe.head.prototypes * weight.shape[1] + 1,
+        head_parameters=recipe.head.prototypes * weight.shape[1] + 1 if recipe.head.enabled else 0,
         width=weight.shape[1],
         layers=int(getattr(config, "num_hidden_layers", 1)),
         vocabulary=weight.shape[0],
@@ -92,17 +92,22 @@ def size_of(recipe: Recipe, vocab_size: int) -> Size:
 def flops_per_token(size: Size, recipe: Recipe) -> float:
     """Return the floating point operations of training on one token.
 
-        6 N + 12 L T d + 2 K d + 6 (k + 2) d
+        6 N + 12 L T d + s (2 K d + 6 (k + 2) d + [4 V d])
 
-    for N multiplied parameters; attention over rows of T tokens, not halved for causality; the
-    cosines to all K prototypes, forward only; and the (k + 2) prototypes per token that the
-    reconstruction and the two nearest-neighbour losses touch, forward and backward.
+    for N multiplied parameters; attention over rows of T tokens, not halved for causality; and on
+    the share s of positions that the head is trained on: the cosines to all K prototypes, forward
+    only; the (k + 2) prototypes per token that the reconstruction and the two nearest-neighbour
+    losses touch, forward and backward; the logits of prototypes alone, if a loss needs them.
     """
-    head = recipe.head
+    head, losses = recipe.head, recipe.losses
     attention = 12 * size.layers * recipe.data.length * size.width if size.has_attention else 0
     routing = 2 * head.prototypes * size.width
     touched = 6 * (head.prototypes_per_token + 2) * size.width
-    return 6.0 * size.multiplied + attention + routing + touched
+    alone = 4 * size.vocabulary * size.width
+    if not (losses.prototype_only_ce or losses.prototype_only_kl):
+        alone = 0
+    share = head.position_share if head.enabled else 0.0
+    return 6.0 * size.multiplied + attention + share * (routing + touched + alone)
 
 
 def training_bytes(size: Size, recipe: Recipe, precision: str) -> int:

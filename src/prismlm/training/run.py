@@ -18,7 +18,7 @@ from prismlm.files import atomic_file
 from prismlm.lens.quality import HeadQuality, measure_quality
 from prismlm.models.quiet import quiet_transformers
 from prismlm.models.seam import LogitMap
-from prismlm.models.sidecar import META_FILE
+from prismlm.models.sidecar import HEAD_FILE, META_FILE
 from prismlm.progress import SILENT, Reporter
 from prismlm.training import checkpoints, distributed, parallel
 from prismlm.training.callbacks import ReportProgress, StopOnInterrupt, tensorboard_callback
@@ -50,7 +50,8 @@ class TrainingResult:
     Attributes:
         directory: the model directory.
         history_file: one JSON object per log and evaluation.
-        quality: the figures of the head on held-out text.
+        ce: cross-entropy of the model on held-out text, in nats per token.
+        quality: the figures of the head on held-out text; None for a plain model.
         history: the same as in ``history_file``.
         steps: optimizer steps.
         tokens: tokens trained on, padding left out.
@@ -58,7 +59,8 @@ class TrainingResult:
 
     directory: Path
     history_file: Path
-    quality: HeadQuality
+    ce: float
+    quality: HeadQuality | None
     history: list[dict[str, Any]]
     steps: int
     tokens: int
@@ -70,7 +72,8 @@ class TrainingResult:
             "history": str(self.history_file),
             "steps": self.steps,
             "tokens": self.tokens,
-            "quality": self.quality.to_dict(),
+            "ce": self.ce,
+            "quality": None if self.quality is None else self.quality.to_dict(),
         }
 
 
@@ -107,7 +110,8 @@ def train(recipe: Recipe, *, resume: bool = False, progress: Reporter = SILENT) 
     return TrainingResult(
         directory=recipe.out,
         history_file=recipe.out / HISTORY_FILE,
-        quality=quality,
+        ce=quality.ce,
+        quality=quality if recipe.head.enabled else None,
         history=trainer.state.log_history,
         steps=trainer.state.global_step,
         tokens=trainer.meter.tokens,
@@ -161,14 +165,16 @@ def _finish(prepared: Prepared, trainer: PrismTrainer, quality: HeadQuality) -> 
     out = prepared.recipe.out
     state = trainer.state
     provenance = prepared.provenance(steps=state.global_step, tokens=trainer.meter.tokens)
-    provenance["quality"] = quality.to_dict()
+    figures = quality.to_dict()
+    provenance["quality"] = figures if prepared.recipe.head.enabled else {"ce": quality.ce}
     checkpoints.check_finite(prepared.model, state.global_step, out / CHECKPOINTS)
     needed = 4 * sum(p.numel() for p in prepared.model.parameters())
     with checkpoints.writing(f"the model in {out}", out / CHECKPOINTS, needed):
-        _write_model(trainer, out, provenance)
+        _write_model(trainer, prepared.recipe, provenance)
 
 
-def _write_model(trainer: PrismTrainer, out: Path, provenance: dict[str, Any]) -> None:
+def _write_model(trainer: PrismTrainer, recipe: Recipe, provenance: dict[str, Any]) -> None:
+    out = recipe.out
     hidden = out / ".model.tmp"
     main = distributed.is_main()
     if main:
@@ -177,6 +183,10 @@ def _write_model(trainer: PrismTrainer, out: Path, provenance: dict[str, Any]) -
     try:
         trainer.write_model(hidden, provenance)
         if main:
+            if not recipe.head.enabled:
+                # A plain model's directory is a plain checkpoint.
+                for name in (META_FILE, HEAD_FILE):
+                    (hidden / name).unlink()
             for path in sorted(hidden.iterdir(), key=lambda path: path.name == META_FILE):
                 os.replace(path, out / path.name)
             write_history(out, trainer.state.log_history)
