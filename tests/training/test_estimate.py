@@ -40,9 +40,12 @@ def test_operations_per_token_by_hand(settings):
     assert size.parameters == 124_439_808
     assert size.multiplied == 124_439_808 - 1024 * 768
     assert size.head_parameters == 8192 * 768 + 1
-    # A quarter of the positions; 4 · 50,257 · 768 for the logits of prototypes alone.
-    by_hand = 741_920_256 + 113_246_208 + (12_582_912 + 82_944 + 154_389_504) / 4
+    # The head sees a quarter of the positions.
+    by_hand = 741_920_256 + 113_246_208 + (12_582_912 + 82_944) / 4
     assert flops_per_token(size, recipe) == by_hand
+    distilled = recipe.losses.model_copy(update={"prototype_only_kl": 1.0})
+    with_logits = recipe.model_copy(update={"losses": distilled})
+    assert flops_per_token(size, with_logits) == by_hand + 4 * 50257 * 768 / 4
     # An embedding of its own is looked up, never multiplied.
     untied = size_of(
         small(settings).model_copy(
