@@ -10,17 +10,19 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from prismlm.errors import InputError
+from prismlm.ops.prototype_head.exact import SPARE, full_precision, margin, rank_columns, rank_rows
 from prismlm.ops.prototype_head.routing import (
     Routing,
     check_arguments,
     inverse_norms,
     score_dtype,
 )
+from prismlm.ops.prototype_head.selection import column_maxima, entries_at_least, largest
 
 # A tile of scores stays in the second-level cache of one core.
 TILE_ELEMENTS = 2**20
-# Candidates kept beyond k, so that near-ties at the edge can be ranked again without a full row.
-SPARE = 8
+# The score of a state that a mask leaves out: below every cosine.
+ABSENT = -2.0
 
 
 def route(
@@ -50,7 +52,7 @@ def route(
     check_arguments(z, prototypes, k, mask)
     dtype = score_dtype(z.dtype)
     z, prototypes = z.to(dtype), prototypes.to(dtype)
-    with torch.no_grad():
+    with torch.no_grad(), full_precision(z.device):
         search = _search(z, prototypes, k, mask)
     cosines, nearest_point_cosine = cast(
         "tuple[Tensor, Tensor]",
@@ -104,15 +106,40 @@ def scan_windows(
     check_arguments(z.flatten(0, 1), prototypes, k)
     dtype = score_dtype(z.dtype)
     z, prototypes = z.to(dtype), prototypes.to(dtype)
-    unit_p = prototypes * inverse_norms(prototypes)
-    windows: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
-    for states, own in zip(z, owned, strict=True):
-        unit_z = states * inverse_norms(states)
-        scores = unit_z @ unit_p.T
-        values, indices = _top(scores, states, prototypes, k)
-        best, offset = _best_rows(scores.masked_fill_(~own[:, None], -2.0))
-        windows.append((indices, values, best, offset.masked_fill(best == -2.0, -1)))
-    return WindowScan(*(torch.stack(parts) for parts in zip(*windows, strict=True)))
+    batch, length, _ = z.shape
+    count = prototypes.shape[0]
+    spread = min(k + SPARE, count)
+    values = z.new_empty(batch, length, spread)
+    candidates = torch.empty(batch, length, spread, dtype=torch.int64, device=z.device)
+    best = z.new_empty(batch, count)
+    offset = torch.empty(batch, count, dtype=torch.int64, device=z.device)
+    with full_precision(z.device):
+        unit_p = prototypes * inverse_norms(prototypes)
+        scores = z.new_empty(length, count)
+        for window, (states, own) in enumerate(zip(z, owned, strict=True)):
+            torch.mm(states * inverse_norms(states), unit_p.T, out=scores)
+            values[window], candidates[window] = largest(scores, spread)
+            scores.index_fill_(0, (~own).nonzero().squeeze(1), ABSENT)
+            best[window], offset[window] = _best_rows(scores)
+        cosines, indices = rank_rows(
+            values.flatten(0, 1), candidates.flatten(0, 1), z.flatten(0, 1), prototypes, k
+        )
+    return WindowScan(
+        indices.unflatten(0, (batch, length)),
+        cosines.unflatten(0, (batch, length)),
+        best,
+        offset.masked_fill_(best == ABSENT, -1),
+    )
+
+
+def _best_rows(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Return each column's maximum and the first row that has it."""
+    maxima, best = column_maxima(scores)
+    row, column = entries_at_least(
+        scores, maxima, torch.arange(scores.shape[1], device=scores.device), best
+    )
+    first = torch.full_like(best, scores.shape[0], dtype=torch.int64)
+    return best, first.scatter_reduce_(0, column, row, "amin")
 
 
 class _Search(NamedTuple):
@@ -123,86 +150,55 @@ class _Search(NamedTuple):
 
 
 def _search(z: Tensor, prototypes: Tensor, k: int, mask: Tensor | None) -> _Search:
-    n, count = z.shape[0], prototypes.shape[0]
+    n, (count, width) = z.shape[0], prototypes.shape
+    spread = min(k + SPARE, count)
     unit_p = prototypes * inverse_norms(prototypes)
-    indices = torch.empty(n, k, dtype=torch.int64, device=z.device)
-    cosines = torch.empty(n, k, dtype=z.dtype, device=z.device)
-    best = torch.full((count,), -2.0, dtype=z.dtype, device=z.device)
-    best_row = torch.full((count,), -1, dtype=torch.int64, device=z.device)
-    rows = max(16, TILE_ELEMENTS // count)
+    values = z.new_empty(n, spread)
+    candidates = torch.empty(n, spread, dtype=torch.int64, device=z.device)
+    points = _NearestPoints(count, margin(width, z.dtype), z)
+    rows = max(1, min(max(16, TILE_ELEMENTS // count), n))
+    # One buffer for all tiles: fresh pages cost more than a tenth of the product.
+    buffer = z.new_empty(rows, count)
     for start in range(0, n, rows):
         tile = slice(start, min(start + rows, n))
-        unit_z = z[tile] * inverse_norms(z[tile])
-        scores = unit_z @ unit_p.T
-        cosines[tile], indices[tile] = _top(scores, z[tile], prototypes, k)
-        if mask is not None and not mask[tile].all():
-            scores.masked_fill_(~mask[tile, None], -2.0)
-        tile_best, tile_row = _best_rows(scores)
-        better = tile_best > best
-        best = torch.where(better, tile_best, best)
-        best_row = torch.where(better, tile_row + start, best_row)
-    return _Search(indices, cosines, best_row, best.clamp_min(-1.0))
+        scores = torch.mm(z[tile] * inverse_norms(z[tile]), unit_p.T, out=buffer[: n - start])
+        values[tile], candidates[tile] = largest(scores, spread)
+        if mask is not None:
+            scores.index_fill_(0, (~mask[tile]).nonzero().squeeze(1), ABSENT)
+        points.add(scores, start)
+    cosines, indices = rank_rows(values, candidates, z, prototypes, k)
+    return _Search(indices, cosines, *points.result(z, prototypes, mask))
 
 
-def _best_rows(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each column's maximum and the first row that has it.
+class _NearestPoints:
+    """The best state of every prototype over the tiles seen, and where that is not yet sure."""
 
-    Comparing with the maximum is over ten times faster on a CPU than max with indices down columns.
-    """
-    best = scores.amax(0)
-    row, column = (scores == best).nonzero(as_tuple=True)
-    first = torch.full_like(best, scores.shape[0], dtype=torch.int64)
-    return best, first.scatter_reduce_(0, column, row, "amin")
+    def __init__(self, count: int, bound: float, like: Tensor) -> None:
+        self.bound = bound
+        self.best = like.new_full((count,), ABSENT)
+        self.state = torch.full((count,), -1, dtype=torch.int64, device=like.device)
+        self.contested = torch.zeros(count, dtype=torch.bool, device=like.device)
 
+    def add(self, scores: Tensor, start: int) -> None:
+        """Take in a tile; after the first few, only few prototypes find a better state in one."""
+        maxima, tile_best = column_maxima(scores)
+        better = (tile_best > self.best + self.bound).nonzero().squeeze(1)
+        self.contested |= (tile_best - self.best).abs() <= self.bound
+        row, place = entries_at_least(scores, maxima, better, tile_best[better] - self.bound)
+        column = better[place]
+        # Where several rows reach it, which one is written does not matter: it is ranked later.
+        self.state[column] = row + start
+        self.contested[better] = torch.bincount(place, minlength=len(better)) > 1
+        self.best = torch.maximum(self.best, tile_best)
 
-def _top(scores: Tensor, z: Tensor, prototypes: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the k best cosines and indices of every row, exactly ordered.
-
-    A float32 product of unit vectors is within (d + 8) u of the true cosine, u = 2⁻²⁴ (float64:
-    2⁻⁵³). Rows in which two neighbouring candidates are closer than twice that are ranked again
-    in float64.
-    """
-    count, width = prototypes.shape
-    spread = min(k + SPARE, count)
-    values, candidates = scores.topk(spread, dim=1)
-    margin = (width + 8) * torch.finfo(scores.dtype).eps
-    edge = min(k + 1, spread)
-    doubtful = (values[:, : edge - 1] - values[:, 1:edge] <= margin).any(1)
-    top, indices = values[:, :k].clone(), candidates[:, :k].clone()
-    rows = doubtful.nonzero().squeeze(1)
-    if rows.numel():
-        # Where even the last spare is too close to the k-th, any prototype might belong.
-        open_end = (spread < count) & (values[rows, k - 1] - values[rows, -1] <= margin)
-        for chosen, columns in (
-            (rows[~open_end], candidates[rows[~open_end]]),
-            (rows[open_end], None),
-        ):
-            if chosen.numel():
-                top[chosen], indices[chosen] = _rank_exactly(z[chosen], prototypes, columns, k)
-    return top, indices
-
-
-def _rank_exactly(
-    z: Tensor, prototypes: Tensor, columns: Tensor | None, k: int
-) -> tuple[Tensor, Tensor]:
-    """Rank the given candidate columns (None: all) of each row by float64 cosines."""
-    dtype = z.dtype
-    z = z.double()
-    z = z * inverse_norms(z)
-    if columns is None:
-        p = prototypes.double()
-        p = p * inverse_norms(p)
-        columns = torch.arange(p.shape[0], device=z.device).expand(z.shape[0], -1)
-        # Rounded to float32, a float64 product ties where it should; in float64 it may not.
-        exact = z @ p.T if dtype == torch.float32 else torch.stack([(r * p).sum(-1) for r in z])
-    else:
-        columns = columns.sort(dim=1).values
-        p = prototypes[columns].double()
-        exact = (z[:, None] * (p * inverse_norms(p))).sum(-1)
-    rounded = exact.to(dtype)
-    # Columns ascend, so a stable sort leaves ties with the lower index first.
-    order = rounded.sort(dim=1, descending=True, stable=True).indices[:, :k]
-    return rounded.gather(1, order), columns.gather(1, order)
+    def result(self, z: Tensor, prototypes: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        columns = (self.contested & (self.best > ABSENT)).nonzero().squeeze(1)
+        if columns.numel():
+            lowest = self.best[columns] - 2 * self.bound
+            self.best[columns], self.state[columns] = rank_columns(
+                columns, lowest, z, prototypes, mask
+            )
+        return self.state, self.best.clamp_min(-1.0)
 
 
 class _SelectedCosines(torch.autograd.Function):

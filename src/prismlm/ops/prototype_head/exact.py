@@ -1,0 +1,143 @@
+"""Which of two cosines is larger, where the rounding of a matrix product does not tell.
+
+A product of unit vectors in float32 is within (d + 8) u of the true cosine, u = 2⁻²⁴ (float64:
+2⁻⁵³). Where two scores are closer than twice that, their cosines are computed again in float64 and
+rounded to the dtype that scores are ranked in; equal ones go to the lower index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from prismlm.ops.prototype_head.routing import inverse_norms
+
+# Candidates kept beyond k, so that near-ties at the edge can be ranked again without a full row.
+SPARE = 8
+# float64 values computed at a time: 4 MiB.
+CHUNK_ELEMENTS = 2**19
+
+
+def margin(width: int, dtype: torch.dtype) -> float:
+    """Return the distance from which on the order of two scores is the order of the cosines."""
+    return (width + 8) * torch.finfo(dtype).eps
+
+
+@contextmanager
+def full_precision(device: torch.device) -> Generator[None]:
+    """Keep autocast, TF32 and bf16 products out: :func:`margin` counts on float32's own rounding."""
+    backend = torch.backends.cuda if device.type == "cuda" else torch.backends.mkldnn
+    before = backend.matmul.fp32_precision
+    backend.matmul.fp32_precision = "ieee"
+    try:
+        with torch.autocast(device.type, enabled=False):
+            yield
+    finally:
+        backend.matmul.fp32_precision = before
+
+
+def rank_rows(
+    values: Float[Tensor, "N m"],
+    candidates: Int64[Tensor, "N m"],
+    z: Float[Tensor, "N d"],
+    prototypes: Float[Tensor, "K d"],
+    k: int,
+) -> tuple[Float[Tensor, "N k"], Int64[Tensor, "N k"]]:
+    """Return the k best cosines and prototypes of every state, ties to the lower index.
+
+    Args:
+        values: the m = min(k + SPARE, K) largest scores of every row, descending.
+        candidates: their prototypes.
+        z: the states, not normalised.
+        prototypes: likewise.
+        k: how many to keep.
+    """
+    n, spread = values.shape
+    count, width = prototypes.shape
+    bound = margin(width, values.dtype)
+    near = values[:, :-1] - values[:, 1:] <= bound
+    doubtful = torch.zeros(n, spread, dtype=torch.bool, device=values.device)
+    doubtful[:, :-1] |= near
+    doubtful[:, 1:] |= near
+    # Beyond k only what might still belong among the first k matters.
+    doubtful[:, k:] = values[:, k - 1 : k] - values[:, k:] <= bound
+    top, indices = values[:, :k].clone(), candidates[:, :k].clone()
+    # Where even the last spare is too close to the k-th, any prototype might belong.
+    unbounded = doubtful[:, -1] & (k < spread < count)
+    doubtful &= ~unbounded[:, None]
+    rows = doubtful.any(1).nonzero().squeeze(1)
+    if rows.numel():
+        row, slot = doubtful.nonzero(as_tuple=True)
+        refined = values.index_put((row, slot), _pairs(z, prototypes, row, candidates[row, slot]))
+        # Columns ascend, so a stable sort leaves ties with the lower index first.
+        columns, ascending = candidates[rows].sort(dim=1)
+        ranked, order = refined[rows].gather(1, ascending).sort(dim=1, descending=True, stable=True)
+        top[rows], indices[rows] = ranked[:, :k], columns.gather(1, order)[:, :k]
+    rows = unbounded.nonzero().squeeze(1)
+    if rows.numel():
+        unit_p = _unit(prototypes)
+        for part in rows.split(max(1, CHUNK_ELEMENTS // count)):
+            cosines = _cosines(_unit(z[part]), unit_p, z.dtype)
+            ranked, order = cosines.sort(dim=1, descending=True, stable=True)
+            top[part], indices[part] = ranked[:, :k], order[:, :k]
+    return top, indices
+
+
+def rank_columns(
+    columns: Int64[Tensor, " c"],
+    lowest: Float[Tensor, " c"],
+    z: Float[Tensor, "N d"],
+    prototypes: Float[Tensor, "K d"],
+    mask: Bool[Tensor, " N"] | None,
+) -> tuple[Float[Tensor, " c"], Int64[Tensor, " c"]]:
+    """Return the best cosine and state of every listed prototype, ties to the lower state.
+
+    Args:
+        columns: prototypes that have more than one state near their best.
+        lowest: for each of them a score that its best state is known to reach, less the margin.
+        z: the states, not normalised.
+        prototypes: the bank.
+        mask: False leaves a state out.
+    """
+    chosen = prototypes[columns]
+    unit_p = chosen * inverse_norms(chosen)
+    unit_p64 = _unit(chosen)
+    best = torch.full_like(lowest, -2.0)
+    state = torch.full_like(columns, -1)
+    for part in torch.arange(len(z), device=z.device).split(
+        max(1, CHUNK_ELEMENTS // max(len(columns), z.shape[1]))
+    ):
+        # Another shape of product may round otherwise, by as much again.
+        reaches = (z[part] * inverse_norms(z[part])) @ unit_p.T >= lowest
+        rows = part[reaches.any(1) if mask is None else reaches.any(1) & mask[part]]
+        if rows.numel():
+            value, place = _cosines(_unit(z[rows]), unit_p64, z.dtype).max(0)
+            state = torch.where(value > best, rows[place], state)
+            best = torch.maximum(value, best)
+    return best, state
+
+
+def _unit(vectors: Tensor) -> Tensor:
+    vectors = vectors.double()
+    return vectors * inverse_norms(vectors)
+
+
+def _cosines(unit_z: Tensor, unit_p: Tensor, dtype: torch.dtype) -> Tensor:
+    # Rounded to float32, a float64 product ties where it should; in float64 it may not.
+    if dtype == torch.float32:
+        return (unit_z @ unit_p.T).to(dtype)
+    return torch.stack([(row * unit_p).sum(-1) for row in unit_z])
+
+
+def _pairs(z: Tensor, prototypes: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """Return the cosine of z[rows[e]] and prototypes[columns[e]] for every e."""
+    step = max(1, CHUNK_ELEMENTS // z.shape[1])
+    parts = [
+        (_unit(z[row]) * _unit(prototypes[column])).sum(-1)
+        for row, column in zip(rows.split(step), columns.split(step), strict=True)
+    ]
+    return torch.cat(parts).to(z.dtype)
