@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -29,8 +30,8 @@ def margin(width: int, dtype: torch.dtype) -> float:
 
 @contextmanager
 def full_precision(device: torch.device) -> Generator[None]:
-    """Keep autocast, TF32 and bf16 products out: :func:`margin` counts on float32's own rounding."""
-    backend = torch.backends.cuda if device.type == "cuda" else torch.backends.mkldnn
+    """Keep autocast, TF32 and bf16 products out: :func:`margin` counts on float32's rounding."""
+    backend: Any = torch.backends.cuda if device.type == "cuda" else torch.backends.mkldnn
     before = backend.matmul.fp32_precision
     backend.matmul.fp32_precision = "ieee"
     try:
@@ -80,7 +81,7 @@ def rank_rows(
     rows = unbounded.nonzero().squeeze(1)
     if rows.numel():
         unit_p = _unit(prototypes)
-        for part in rows.split(max(1, CHUNK_ELEMENTS // count)):
+        for part in torch.split(rows, max(1, CHUNK_ELEMENTS // count)):
             cosines = _cosines(_unit(z[part]), unit_p, z.dtype)
             ranked, order = cosines.sort(dim=1, descending=True, stable=True)
             top[part], indices[part] = ranked[:, :k], order[:, :k]
@@ -108,9 +109,8 @@ def rank_columns(
     unit_p64 = _unit(chosen)
     best = torch.full_like(lowest, -2.0)
     state = torch.full_like(columns, -1)
-    for part in torch.arange(len(z), device=z.device).split(
-        max(1, CHUNK_ELEMENTS // max(len(columns), z.shape[1]))
-    ):
+    step = max(1, CHUNK_ELEMENTS // max(len(columns), z.shape[1]))
+    for part in torch.split(torch.arange(len(z), device=z.device), step):
         # Another shape of product may round otherwise, by as much again.
         reaches = (z[part] * inverse_norms(z[part])) @ unit_p.T >= lowest
         rows = part[reaches.any(1) if mask is None else reaches.any(1) & mask[part]]
@@ -138,6 +138,6 @@ def _pairs(z: Tensor, prototypes: Tensor, rows: Tensor, columns: Tensor) -> Tens
     step = max(1, CHUNK_ELEMENTS // z.shape[1])
     parts = [
         (_unit(z[row]) * _unit(prototypes[column])).sum(-1)
-        for row, column in zip(rows.split(step), columns.split(step), strict=True)
+        for row, column in zip(torch.split(rows, step), torch.split(columns, step), strict=True)
     ]
     return torch.cat(parts).to(z.dtype)

@@ -25,7 +25,7 @@ def largest(
         values, columns = scores.topk(count, dim=1)
         return values, columns
     groups = width // size
-    grouped = scores[:, : size * groups].unflatten(1, (size, groups))
+    grouped = scores[:, : size * groups].reshape(rows, size, groups)
     leading = grouped.amax(1).topk(count, dim=1, sorted=False).indices
     steps = torch.arange(0, size * groups, groups, device=scores.device)
     columns = (leading[:, :, None] + steps).flatten(1)
@@ -51,7 +51,7 @@ def column_maxima(scores: Float[Tensor, "R K"]) -> tuple[Float[Tensor, "G K"], F
     size = ROW_GROUP
     while scores.shape[0] % size:
         size //= 2
-    maxima = scores.unflatten(0, (-1, size)).amax(1)
+    maxima = scores.reshape(-1, size, scores.shape[1]).amax(1)
     return maxima, maxima.amax(0)
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable
+from typing import NamedTuple, ParamSpec, TypeVar, cast
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
@@ -18,13 +18,23 @@ from prismlm.ops.prototype_head.routing import (
     score_dtype,
 )
 from prismlm.ops.prototype_head.selection import column_maxima, entries_at_least, largest
+from prismlm.ops.prototype_head.sparse import RowGradient, SelectedCosines, gather_sum
 
 # A tile of scores stays in the second-level cache of one core.
 TILE_ELEMENTS = 2**20
 # The score of a state that a mask leaves out: below every cosine.
 ABSENT = -2.0
 
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
+
+def _eager(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Keep a function whose shapes depend on the data out of graphs: torch.compile breaks there."""
+    return cast("Callable[_P, _R]", torch.compiler.disable(function))  # pyright: ignore[reportUnknownMemberType]
+
+
+@_eager
 def route(
     z: Float[Tensor, "N d"],
     prototypes: Float[Tensor, "K d"],
@@ -56,7 +66,7 @@ def route(
         search = _search(z, prototypes, k, mask)
     cosines, nearest_point_cosine = cast(
         "tuple[Tensor, Tensor]",
-        _SelectedCosines.apply(z, prototypes, *search),  # pyright: ignore[reportUnknownMemberType]
+        SelectedCosines.apply(z, prototypes, *search),  # pyright: ignore[reportUnknownMemberType]
     )
     return Routing(
         search.indices,
@@ -71,8 +81,11 @@ def route(
 def reconstruct(routing: Routing, prototypes: Float[Tensor, "K d"]) -> Float[Tensor, "N d"]:
     """Return ẑ_n = Σ_i α_ni p_i without gathering [N, k, d] rows."""
     weights = routing.activations
-    return F.embedding_bag(
-        routing.indices, prototypes.to(weights.dtype), per_sample_weights=weights, mode="sum"
+    rows = prototypes.to(weights.dtype)
+    sums = gather_sum(routing.indices, weights, rows.detach())
+    return cast(
+        "Tensor",
+        RowGradient.apply(sums, rows, weights.detach(), routing.indices),  # pyright: ignore[reportUnknownMemberType]
     )
 
 
@@ -125,8 +138,8 @@ def scan_windows(
             values.flatten(0, 1), candidates.flatten(0, 1), z.flatten(0, 1), prototypes, k
         )
     return WindowScan(
-        indices.unflatten(0, (batch, length)),
-        cosines.unflatten(0, (batch, length)),
+        indices.reshape(batch, length, k),
+        cosines.reshape(batch, length, k),
         best,
         offset.masked_fill_(best == ABSENT, -1),
     )
@@ -199,42 +212,3 @@ class _NearestPoints:
                 columns, lowest, z, prototypes, mask
             )
         return self.state, self.best.clamp_min(-1.0)
-
-
-class _SelectedCosines(torch.autograd.Function):
-    """Hands out cosines that the search has found, with gradients for those pairs only."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        z: Tensor,
-        prototypes: Tensor,
-        indices: Tensor,
-        cosines: Tensor,
-        nearest_point: Tensor,
-        nearest_point_cosine: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(z, prototypes, indices, nearest_point)
-        return cosines, nearest_point_cosine
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Project the gradients of unit vectors: ∂c/∂z = (p̂ − c ẑ)/‖z‖, and likewise for p."""
-        grad_cosines, grad_points = grads
-        z, prototypes, indices, nearest_point = ctx.saved_tensors
-        inverse_z, inverse_p = inverse_norms(z), inverse_norms(prototypes)
-        unit_z, unit_p = z * inverse_z, prototypes * inverse_p
-        with torch.enable_grad():
-            leaf = unit_p.detach().requires_grad_()
-            pulled = F.embedding_bag(
-                indices, leaf, per_sample_weights=grad_cosines.contiguous(), mode="sum"
-            )
-            to_p = cast("Tensor", torch.autograd.grad(pulled, leaf, unit_z)[0])
-        to_z = pulled.detach()
-        found = (nearest_point >= 0).nonzero().squeeze(1)
-        rows, weights = nearest_point[found], grad_points[found, None]
-        to_z.index_add_(0, rows, weights * unit_p[found])
-        to_p[found] += weights * unit_z[rows]
-        grad_z = (to_z - (to_z * unit_z).sum(-1, keepdim=True) * unit_z) * inverse_z
-        grad_p = (to_p - (to_p * unit_p).sum(-1, keepdim=True) * unit_p) * inverse_p
-        return grad_z, grad_p, None, None, None, None
