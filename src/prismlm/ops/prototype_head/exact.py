@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -21,6 +21,35 @@ from prismlm.ops.prototype_head.routing import inverse_norms
 SPARE = 8
 # float64 values computed at a time: 4 MiB.
 CHUNK_ELEMENTS = 2**19
+# The score of a state that a mask leaves out: below every cosine.
+ABSENT = -2.0
+
+
+class Candidates(NamedTuple):
+    """What a pass over all scores keeps, exact up to :func:`margin`; no ties are settled.
+
+    Attributes:
+        values: the m = min(k + SPARE, K) largest scores of every state, descending.
+        indices: their prototypes.
+        best: the largest score of every prototype among unmasked states; ABSENT without any.
+        state: a state that has it; −1 without any.
+        contested: whether another state comes within the margin of it.
+    """
+
+    values: Float[Tensor, "N m"]
+    indices: Int64[Tensor, "N m"]
+    best: Float[Tensor, " K"]
+    state: Int64[Tensor, " K"]
+    contested: Bool[Tensor, " K"]
+
+
+class Search(NamedTuple):
+    """The exact k nearest prototypes of every state and nearest state of every prototype."""
+
+    indices: Int64[Tensor, "N k"]
+    cosines: Float[Tensor, "N k"]
+    nearest_point: Int64[Tensor, " K"]
+    nearest_point_cosine: Float[Tensor, " K"]
 
 
 def margin(width: int, dtype: torch.dtype) -> float:
@@ -41,6 +70,24 @@ def full_precision(device: torch.device) -> Generator[None]:
         backend.matmul.fp32_precision = before
 
 
+def settle(
+    found: Candidates,
+    z: Float[Tensor, "N d"],
+    prototypes: Float[Tensor, "K d"],
+    k: int,
+    mask: Bool[Tensor, " N"] | None,
+) -> Search:
+    """Rank near-ties among the candidates exactly; z and prototypes are not normalised."""
+    cosines, indices = rank_rows(found.values, found.indices, z, prototypes, k)
+    best, state = found.best, found.state
+    columns = (found.contested & (best > ABSENT)).nonzero().squeeze(1)
+    if columns.numel():
+        lowest = best[columns] - 2 * margin(z.shape[1], z.dtype)
+        exact, first = rank_columns(columns, lowest, z, prototypes, mask)
+        best, state = best.index_put((columns,), exact), state.index_put((columns,), first)
+    return Search(indices, cosines, state, best.clamp_min(-1.0))
+
+
 def rank_rows(
     values: Float[Tensor, "N m"],
     candidates: Int64[Tensor, "N m"],
@@ -51,8 +98,8 @@ def rank_rows(
     """Return the k best cosines and prototypes of every state, ties to the lower index.
 
     Args:
-        values: the m = min(k + SPARE, K) largest scores of every row, descending.
-        candidates: their prototypes.
+        values: as in :class:`Candidates`.
+        candidates: its ``indices``.
         z: the states, not normalised.
         prototypes: likewise.
         k: how many to keep.
@@ -107,7 +154,7 @@ def rank_columns(
     chosen = prototypes[columns]
     unit_p = chosen * inverse_norms(chosen)
     unit_p64 = _unit(chosen)
-    best = torch.full_like(lowest, -2.0)
+    best = torch.full_like(lowest, ABSENT)
     state = torch.full_like(columns, -1)
     step = max(1, CHUNK_ELEMENTS // max(len(columns), z.shape[1]))
     for part in torch.split(torch.arange(len(z), device=z.device), step):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import NamedTuple, ParamSpec, TypeVar, cast
 
 import torch
@@ -10,7 +11,15 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from prismlm.errors import InputError
-from prismlm.ops.prototype_head.exact import SPARE, full_precision, margin, rank_columns, rank_rows
+from prismlm.ops.prototype_head.exact import (
+    ABSENT,
+    SPARE,
+    Candidates,
+    full_precision,
+    margin,
+    rank_rows,
+    settle,
+)
 from prismlm.ops.prototype_head.routing import (
     Routing,
     check_arguments,
@@ -22,8 +31,6 @@ from prismlm.ops.prototype_head.sparse import RowGradient, SelectedCosines, gath
 
 # A tile of scores stays in the second-level cache of one core.
 TILE_ELEMENTS = 2**20
-# The score of a state that a mask leaves out: below every cosine.
-ABSENT = -2.0
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -61,9 +68,10 @@ def route(
     """
     check_arguments(z, prototypes, k, mask)
     dtype = score_dtype(z.dtype)
-    z, prototypes = z.to(dtype), prototypes.to(dtype)
     with torch.no_grad(), full_precision(z.device):
-        search = _search(z, prototypes, k, mask)
+        found = _scan(z, prototypes, min(k + SPARE, len(prototypes)), mask)
+        z, prototypes = z.to(dtype), prototypes.to(dtype)
+        search = settle(found, z.detach(), prototypes.detach(), k, mask)
     cosines, nearest_point_cosine = cast(
         "tuple[Tensor, Tensor]",
         SelectedCosines.apply(z, prototypes, *search),  # pyright: ignore[reportUnknownMemberType]
@@ -122,8 +130,8 @@ def scan_windows(
     batch, length, _ = z.shape
     count = prototypes.shape[0]
     spread = min(k + SPARE, count)
-    values = z.new_empty(batch, length, spread)
-    candidates = torch.empty(batch, length, spread, dtype=torch.int64, device=z.device)
+    cosines = z.new_empty(batch, length, k)
+    indices = torch.empty(batch, length, k, dtype=torch.int64, device=z.device)
     best = z.new_empty(batch, count)
     offset = torch.empty(batch, count, dtype=torch.int64, device=z.device)
     with full_precision(z.device):
@@ -131,18 +139,12 @@ def scan_windows(
         scores = z.new_empty(length, count)
         for window, (states, own) in enumerate(zip(z, owned, strict=True)):
             torch.mm(states * inverse_norms(states), unit_p.T, out=scores)
-            values[window], candidates[window] = largest(scores, spread)
+            cosines[window], indices[window] = rank_rows(
+                *largest(scores, spread), states, prototypes, k
+            )
             scores.index_fill_(0, (~own).nonzero().squeeze(1), ABSENT)
             best[window], offset[window] = _best_rows(scores)
-        cosines, indices = rank_rows(
-            values.flatten(0, 1), candidates.flatten(0, 1), z.flatten(0, 1), prototypes, k
-        )
-    return WindowScan(
-        indices.reshape(batch, length, k),
-        cosines.reshape(batch, length, k),
-        best,
-        offset.masked_fill_(best == ABSENT, -1),
-    )
+    return WindowScan(indices, cosines, best, offset.masked_fill_(best == ABSENT, -1))
 
 
 def _best_rows(scores: Tensor) -> tuple[Tensor, Tensor]:
@@ -155,60 +157,43 @@ def _best_rows(scores: Tensor) -> tuple[Tensor, Tensor]:
     return best, first.scatter_reduce_(0, column, row, "amin")
 
 
-class _Search(NamedTuple):
-    indices: Tensor
-    cosines: Tensor
-    nearest_point: Tensor
-    nearest_point_cosine: Tensor
-
-
-def _search(z: Tensor, prototypes: Tensor, k: int, mask: Tensor | None) -> _Search:
+def scan_tiles(z: Tensor, prototypes: Tensor, spread: int, mask: Tensor | None) -> Candidates:
+    """Pass over all scores, a tile of rows at a time."""
     n, (count, width) = z.shape[0], prototypes.shape
-    spread = min(k + SPARE, count)
     unit_p = prototypes * inverse_norms(prototypes)
     values = z.new_empty(n, spread)
-    candidates = torch.empty(n, spread, dtype=torch.int64, device=z.device)
-    points = _NearestPoints(count, margin(width, z.dtype), z)
+    indices = torch.empty(n, spread, dtype=torch.int64, device=z.device)
+    best = z.new_full((count,), ABSENT)
+    state = torch.full((count,), -1, dtype=torch.int64, device=z.device)
+    contested = torch.zeros(count, dtype=torch.bool, device=z.device)
+    bound = margin(width, z.dtype)
     rows = max(1, min(max(16, TILE_ELEMENTS // count), n))
     # One buffer for all tiles: fresh pages cost more than a tenth of the product.
     buffer = z.new_empty(rows, count)
     for start in range(0, n, rows):
         tile = slice(start, min(start + rows, n))
         scores = torch.mm(z[tile] * inverse_norms(z[tile]), unit_p.T, out=buffer[: n - start])
-        values[tile], candidates[tile] = largest(scores, spread)
+        values[tile], indices[tile] = largest(scores, spread)
         if mask is not None:
             scores.index_fill_(0, (~mask[tile]).nonzero().squeeze(1), ABSENT)
-        points.add(scores, start)
-    cosines, indices = rank_rows(values, candidates, z, prototypes, k)
-    return _Search(indices, cosines, *points.result(z, prototypes, mask))
-
-
-class _NearestPoints:
-    """The best state of every prototype over the tiles seen, and where that is not yet sure."""
-
-    def __init__(self, count: int, bound: float, like: Tensor) -> None:
-        self.bound = bound
-        self.best = like.new_full((count,), ABSENT)
-        self.state = torch.full((count,), -1, dtype=torch.int64, device=like.device)
-        self.contested = torch.zeros(count, dtype=torch.bool, device=like.device)
-
-    def add(self, scores: Tensor, start: int) -> None:
-        """Take in a tile; after the first few, only few prototypes find a better state in one."""
         maxima, tile_best = column_maxima(scores)
-        better = (tile_best > self.best + self.bound).nonzero().squeeze(1)
-        self.contested |= (tile_best - self.best).abs() <= self.bound
-        row, place = entries_at_least(scores, maxima, better, tile_best[better] - self.bound)
-        column = better[place]
-        # Where several rows reach it, which one is written does not matter: it is ranked later.
-        self.state[column] = row + start
-        self.contested[better] = torch.bincount(place, minlength=len(better)) > 1
-        self.best = torch.maximum(self.best, tile_best)
+        contested |= (tile_best - best).abs() <= bound
+        # After the first few tiles, only few prototypes find a better state in one.
+        better = (tile_best > best + bound).nonzero().squeeze(1)
+        row, place = entries_at_least(scores, maxima, better, tile_best[better] - bound)
+        # Where several rows reach it, which one is written does not matter: `settle` chooses.
+        state[better[place]] = row + start
+        contested[better] = torch.bincount(place, minlength=len(better)) > 1
+        best = torch.maximum(best, tile_best)
+    return Candidates(values, indices, best, state, contested)
 
-    def result(self, z: Tensor, prototypes: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        columns = (self.contested & (self.best > ABSENT)).nonzero().squeeze(1)
-        if columns.numel():
-            lowest = self.best[columns] - 2 * self.bound
-            self.best[columns], self.state[columns] = rank_columns(
-                columns, lowest, z, prototypes, mask
-            )
-        return self.state, self.best.clamp_min(-1.0)
+
+def _scan(z: Tensor, prototypes: Tensor, spread: int, mask: Tensor | None) -> Candidates:
+    """Pass over all scores with the Triton kernel where there is one, in tiles elsewhere."""
+    if z.is_cuda and find_spec("triton") is not None:
+        from prismlm.ops.prototype_head import triton_kernel
+
+        if triton_kernel.supports(z, spread):
+            return triton_kernel.scan(z, prototypes, spread, mask)
+    dtype = score_dtype(z.dtype)
+    return scan_tiles(z.to(dtype), prototypes.to(dtype), spread, mask)
