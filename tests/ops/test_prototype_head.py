@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from prismlm.errors import InputError
 from prismlm.ops import prototype_head as ops
 from prismlm.ops.prototype_head import naive, tiled
+from prismlm.ops.prototype_head.exact import SPARE
 from prismlm.ops.prototype_head.routing import check_arguments
+from prismlm.ops.prototype_head.selection import column_maxima, entries_at_least, largest
 
 FORMS = [naive, tiled]
 
@@ -89,13 +91,8 @@ def test_tiled_equals_naive(n, base, repeats, d, seed, dtype, data):
     torch.testing.assert_close(
         fast.nearest_point_cosine, slow.nearest_point_cosine, atol=1e-6, rtol=0
     )
-    if mask.any():
-        assert mask[fast.nearest_point].all()
-    else:
-        assert (fast.nearest_point == -1).all()
-    # A prototype's nearest state may be either of two that tie to rounding; compare gradients only
-    # where naive and tiled agree on it.
-    if dtype == torch.float64 and torch.equal(fast.nearest_point, slow.nearest_point):
+    assert torch.equal(fast.nearest_point, slow.nearest_point)
+    if dtype == torch.float64:
         for fast_grad, slow_grad in zip(fast_grads, slow_grads, strict=True):
             torch.testing.assert_close(fast_grad, slow_grad, atol=1e-9, rtol=1e-9)
 
@@ -144,8 +141,90 @@ def test_near_ties_rank_as_in_float64():
     centre = torch.randn(1, 32, generator=generator)
     prototypes = centre + 1e-7 * torch.randn(200, 32, generator=generator)
     for k in (1, 7, 200):
-        expected = naive.route(z, prototypes, k, 1.0).indices
-        assert torch.equal(tiled.route(z, prototypes, k, 1.0).indices, expected)
+        expected = naive.route(z, prototypes, k, 1.0)
+        actual = tiled.route(z, prototypes, k, 1.0)
+        assert torch.equal(actual.indices, expected.indices)
+        assert torch.equal(actual.nearest_point, expected.nearest_point)
+
+
+@pytest.mark.parametrize("repeats", [1, 3, 20])
+def test_wide_banks_with_equal_prototypes(repeats):
+    """Wide enough that columns are looked at in groups; more copies than there are spares."""
+    z, prototypes = inputs(30, 1200 // repeats, 24, repeats=repeats)
+    expected = naive.route(z, prototypes, 5, 1.0)
+    actual = tiled.route(z, prototypes, 5, 1.0)
+    assert torch.equal(actual.indices, expected.indices)
+    assert torch.equal(actual.nearest_point, expected.nearest_point)
+
+
+def test_near_ties_among_states_go_to_the_best_in_float64():
+    """States a float32 rounding apart, in several tiles: a prototype's nearest must be naive's."""
+    generator = torch.Generator().manual_seed(5)
+    prototypes = torch.randn(30, 32, generator=generator)
+    z = torch.randn(1, 32, generator=generator) + 1e-7 * torch.randn(200, 32, generator=generator)
+    mask = torch.rand(200, generator=generator) > 0.5
+    expected = naive.route(z, prototypes, 3, 1.0, mask)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tiled, "TILE_ELEMENTS", 16 * 30)
+        actual = tiled.route(z, prototypes, 3, 1.0, mask)
+    assert torch.equal(actual.nearest_point, expected.nearest_point)
+    assert torch.equal(actual.nearest_point_cosine, expected.nearest_point_cosine)
+
+
+@given(
+    n=st.integers(1, 40),
+    count=st.integers(1, 200),
+    data=st.data(),
+    levels=st.sampled_from([3, 1000]),
+)
+def test_selection_equals_sorting(n, count, data, levels):
+    """Whatever the width and group sizes, with many equal values or few."""
+    k = data.draw(st.integers(1, count))
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 1000)))
+    scores = torch.randint(levels, (n, count), generator=generator).float()
+    values, columns = largest(scores, k)
+    assert torch.equal(values, scores.sort(dim=1, descending=True).values[:, :k])
+    assert torch.equal(scores.gather(1, columns), values)
+    assert all(len(set(row)) == k for row in columns.tolist())
+    maxima, best = column_maxima(scores)
+    assert torch.equal(best, scores.amax(0))
+    threshold = torch.maximum(best - 1, best.new_tensor(0.5))
+    chosen = torch.arange(0, count, 2)
+    row, place = entries_at_least(scores, maxima, chosen, threshold[chosen])
+    found = torch.zeros(n, len(chosen), dtype=torch.bool)
+    found[row, place] = True
+    assert torch.equal(found, scores[:, chosen] >= threshold[chosen])
+    assert len(row) == found.sum()
+
+
+def test_autocast_and_low_precision_products_change_nothing():
+    z, prototypes = inputs(64, 100, 48)
+    expected = tiled.route(z, prototypes, 4, 1.0)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            actual = tiled.route(z, prototypes, 4, 1.0)
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert torch.equal(actual.cosines, expected.cosines)
+    assert torch.equal(actual.nearest_point_cosine, expected.nearest_point_cosine)
+
+
+def test_inputs_need_not_be_contiguous():
+    z, prototypes = inputs(40, 60, 12, dtype=torch.float64)
+    results = []
+    for arrange in (lambda x: x, lambda x: x.T.contiguous().T):
+        states, bank = arrange(z.detach()), arrange(prototypes.detach())
+        states.requires_grad_()
+        bank.requires_grad_()
+        routing = tiled.route(states, bank, 4, 1.0)
+        loss = routing.nearest_point_cosine.sum() + ops.reconstruct(routing, bank).square().sum()
+        loss.backward()
+        results.append((routing.indices, routing.nearest_point, loss, states.grad, bank.grad))
+    for plain, strided in zip(*results, strict=True):
+        torch.testing.assert_close(strided, plain)
 
 
 def test_bfloat16_states_are_ranked_in_float32():
@@ -220,7 +299,7 @@ def test_no_matrix_of_states_by_prototypes():
         routing = tiled.route(z, prototypes, 4, 1.0)
         (routing.cosines.sum() + routing.nearest_point_cosine.sum()).backward()
     largest = max(event.self_cpu_memory_usage for event in profile.events())
-    assert largest <= 2 * 4 * max(tiled.TILE_ELEMENTS, n * (4 + tiled.SPARE))
+    assert largest <= 2 * 4 * max(tiled.TILE_ELEMENTS, n * (4 + SPARE))
     assert largest < 4 * n * count / 4
 
 

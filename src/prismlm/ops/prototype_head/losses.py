@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from prismlm.ops.prototype_head.routing import Routing, inverse_norms
+from prismlm.ops.prototype_head.routing import Routing, inverse_norms, norm
 
 
 def prototype_pull(routing: Routing) -> Float[Tensor, ""]:
@@ -36,8 +36,8 @@ def residual(
     The source calls it a mean squared error and prints a sum; ``mean`` is the default, ``sum``
     is d times that.
     """
-    squared = (z - reconstruction).square()
-    per_state = squared.mean(-1) if reduction == "mean" else squared.sum(-1)
+    squared = norm(z - reconstruction).square().squeeze(-1)
+    per_state = squared / z.shape[1] if reduction == "mean" else squared
     return _masked_mean(per_state, mask)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from jaxtyping import Float, Int64
@@ -62,9 +62,15 @@ def score_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def norm(vectors: Float[Tensor, "... d"]) -> Float[Tensor, "... 1"]:
+    """Return ‖v‖ per vector, without an array of squares; its gradient at a zero row is 0."""
+    norms = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)  # pyright: ignore[reportUnknownMemberType,reportUnknownVariableType]
+    return cast("Tensor", norms)
+
+
 def inverse_norms(vectors: Float[Tensor, "... d"]) -> Float[Tensor, "... 1"]:
     """Return 1/‖v‖ per vector, and 0 for a zero row: its cosine to everything is then 0."""
-    squared = vectors.square().sum(-1, keepdim=True)
-    # The inner `where` keeps 1/√0 out of the graph, where its gradient would be NaN.
-    safe = torch.where(squared > 0, squared, torch.ones_like(squared))
-    return torch.where(squared > 0, safe.rsqrt(), torch.zeros_like(squared))
+    norms = norm(vectors)
+    # The inner `where` keeps 1/0 out of the graph, where its gradient would be NaN.
+    safe = torch.where(norms > 0, norms, torch.ones_like(norms))
+    return torch.where(norms > 0, safe.reciprocal(), torch.zeros_like(norms))

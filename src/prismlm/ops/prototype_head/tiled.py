@@ -2,27 +2,46 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import NamedTuple, ParamSpec, TypeVar, cast
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from prismlm.errors import InputError
+from prismlm.ops.prototype_head.exact import (
+    ABSENT,
+    SPARE,
+    Candidates,
+    full_precision,
+    margin,
+    rank_rows,
+    settle,
+)
 from prismlm.ops.prototype_head.routing import (
     Routing,
     check_arguments,
     inverse_norms,
     score_dtype,
 )
+from prismlm.ops.prototype_head.selection import column_maxima, entries_at_least, largest
+from prismlm.ops.prototype_head.sparse import RowGradient, SelectedCosines, gather_sum
 
 # A tile of scores stays in the second-level cache of one core.
 TILE_ELEMENTS = 2**20
-# Candidates kept beyond k, so that near-ties at the edge can be ranked again without a full row.
-SPARE = 8
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
+def _eager(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Keep a function whose shapes depend on the data out of graphs: torch.compile breaks there."""
+    return cast("Callable[_P, _R]", torch.compiler.disable(function))  # pyright: ignore[reportUnknownMemberType]
+
+
+@_eager
 def route(
     z: Float[Tensor, "N d"],
     prototypes: Float[Tensor, "K d"],
@@ -49,12 +68,13 @@ def route(
     """
     check_arguments(z, prototypes, k, mask)
     dtype = score_dtype(z.dtype)
-    z, prototypes = z.to(dtype), prototypes.to(dtype)
-    with torch.no_grad():
-        search = _search(z, prototypes, k, mask)
+    with torch.no_grad(), full_precision(z.device):
+        found = _scan(z, prototypes, min(k + SPARE, len(prototypes)), mask)
+        z, prototypes = z.to(dtype), prototypes.to(dtype)
+        search = settle(found, z.detach(), prototypes.detach(), k, mask)
     cosines, nearest_point_cosine = cast(
         "tuple[Tensor, Tensor]",
-        _SelectedCosines.apply(z, prototypes, *search),  # pyright: ignore[reportUnknownMemberType]
+        SelectedCosines.apply(z, prototypes, *search),  # pyright: ignore[reportUnknownMemberType]
     )
     return Routing(
         search.indices,
@@ -69,8 +89,11 @@ def route(
 def reconstruct(routing: Routing, prototypes: Float[Tensor, "K d"]) -> Float[Tensor, "N d"]:
     """Return ẑ_n = Σ_i α_ni p_i without gathering [N, k, d] rows."""
     weights = routing.activations
-    return F.embedding_bag(
-        routing.indices, prototypes.to(weights.dtype), per_sample_weights=weights, mode="sum"
+    rows = prototypes.to(weights.dtype)
+    sums = gather_sum(routing.indices, weights, rows.detach())
+    return cast(
+        "Tensor",
+        RowGradient.apply(sums, rows, weights.detach(), routing.indices),  # pyright: ignore[reportUnknownMemberType]
     )
 
 
@@ -104,141 +127,73 @@ def scan_windows(
     check_arguments(z.flatten(0, 1), prototypes, k)
     dtype = score_dtype(z.dtype)
     z, prototypes = z.to(dtype), prototypes.to(dtype)
-    unit_p = prototypes * inverse_norms(prototypes)
-    windows: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
-    for states, own in zip(z, owned, strict=True):
-        unit_z = states * inverse_norms(states)
-        scores = unit_z @ unit_p.T
-        values, indices = _top(scores, states, prototypes, k)
-        best, offset = _best_rows(scores.masked_fill_(~own[:, None], -2.0))
-        windows.append((indices, values, best, offset.masked_fill(best == -2.0, -1)))
-    return WindowScan(*(torch.stack(parts) for parts in zip(*windows, strict=True)))
-
-
-class _Search(NamedTuple):
-    indices: Tensor
-    cosines: Tensor
-    nearest_point: Tensor
-    nearest_point_cosine: Tensor
-
-
-def _search(z: Tensor, prototypes: Tensor, k: int, mask: Tensor | None) -> _Search:
-    n, count = z.shape[0], prototypes.shape[0]
-    unit_p = prototypes * inverse_norms(prototypes)
-    indices = torch.empty(n, k, dtype=torch.int64, device=z.device)
-    cosines = torch.empty(n, k, dtype=z.dtype, device=z.device)
-    best = torch.full((count,), -2.0, dtype=z.dtype, device=z.device)
-    best_row = torch.full((count,), -1, dtype=torch.int64, device=z.device)
-    rows = max(16, TILE_ELEMENTS // count)
-    for start in range(0, n, rows):
-        tile = slice(start, min(start + rows, n))
-        unit_z = z[tile] * inverse_norms(z[tile])
-        scores = unit_z @ unit_p.T
-        cosines[tile], indices[tile] = _top(scores, z[tile], prototypes, k)
-        if mask is not None and not mask[tile].all():
-            scores.masked_fill_(~mask[tile, None], -2.0)
-        tile_best, tile_row = _best_rows(scores)
-        better = tile_best > best
-        best = torch.where(better, tile_best, best)
-        best_row = torch.where(better, tile_row + start, best_row)
-    return _Search(indices, cosines, best_row, best.clamp_min(-1.0))
+    batch, length, _ = z.shape
+    count = prototypes.shape[0]
+    spread = min(k + SPARE, count)
+    cosines = z.new_empty(batch, length, k)
+    indices = torch.empty(batch, length, k, dtype=torch.int64, device=z.device)
+    best = z.new_empty(batch, count)
+    offset = torch.empty(batch, count, dtype=torch.int64, device=z.device)
+    with full_precision(z.device):
+        unit_p = prototypes * inverse_norms(prototypes)
+        scores = z.new_empty(length, count)
+        for window, (states, own) in enumerate(zip(z, owned, strict=True)):
+            torch.mm(states * inverse_norms(states), unit_p.T, out=scores)
+            cosines[window], indices[window] = rank_rows(
+                *largest(scores, spread), states, prototypes, k
+            )
+            scores.index_fill_(0, (~own).nonzero().squeeze(1), ABSENT)
+            best[window], offset[window] = _best_rows(scores)
+    return WindowScan(indices, cosines, best, offset.masked_fill_(best == ABSENT, -1))
 
 
 def _best_rows(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each column's maximum and the first row that has it.
-
-    Comparing with the maximum is over ten times faster on a CPU than max with indices down columns.
-    """
-    best = scores.amax(0)
-    row, column = (scores == best).nonzero(as_tuple=True)
+    """Return each column's maximum and the first row that has it."""
+    maxima, best = column_maxima(scores)
+    row, column = entries_at_least(
+        scores, maxima, torch.arange(scores.shape[1], device=scores.device), best
+    )
     first = torch.full_like(best, scores.shape[0], dtype=torch.int64)
     return best, first.scatter_reduce_(0, column, row, "amin")
 
 
-def _top(scores: Tensor, z: Tensor, prototypes: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the k best cosines and indices of every row, exactly ordered.
-
-    A float32 product of unit vectors is within (d + 8) u of the true cosine, u = 2⁻²⁴ (float64:
-    2⁻⁵³). Rows in which two neighbouring candidates are closer than twice that are ranked again
-    in float64.
-    """
-    count, width = prototypes.shape
-    spread = min(k + SPARE, count)
-    values, candidates = scores.topk(spread, dim=1)
-    margin = (width + 8) * torch.finfo(scores.dtype).eps
-    edge = min(k + 1, spread)
-    doubtful = (values[:, : edge - 1] - values[:, 1:edge] <= margin).any(1)
-    top, indices = values[:, :k].clone(), candidates[:, :k].clone()
-    rows = doubtful.nonzero().squeeze(1)
-    if rows.numel():
-        # Where even the last spare is too close to the k-th, any prototype might belong.
-        open_end = (spread < count) & (values[rows, k - 1] - values[rows, -1] <= margin)
-        for chosen, columns in (
-            (rows[~open_end], candidates[rows[~open_end]]),
-            (rows[open_end], None),
-        ):
-            if chosen.numel():
-                top[chosen], indices[chosen] = _rank_exactly(z[chosen], prototypes, columns, k)
-    return top, indices
-
-
-def _rank_exactly(
-    z: Tensor, prototypes: Tensor, columns: Tensor | None, k: int
-) -> tuple[Tensor, Tensor]:
-    """Rank the given candidate columns (None: all) of each row by float64 cosines."""
-    dtype = z.dtype
-    z = z.double()
-    z = z * inverse_norms(z)
-    if columns is None:
-        p = prototypes.double()
-        p = p * inverse_norms(p)
-        columns = torch.arange(p.shape[0], device=z.device).expand(z.shape[0], -1)
-        # Rounded to float32, a float64 product ties where it should; in float64 it may not.
-        exact = z @ p.T if dtype == torch.float32 else torch.stack([(r * p).sum(-1) for r in z])
-    else:
-        columns = columns.sort(dim=1).values
-        p = prototypes[columns].double()
-        exact = (z[:, None] * (p * inverse_norms(p))).sum(-1)
-    rounded = exact.to(dtype)
-    # Columns ascend, so a stable sort leaves ties with the lower index first.
-    order = rounded.sort(dim=1, descending=True, stable=True).indices[:, :k]
-    return rounded.gather(1, order), columns.gather(1, order)
+def scan_tiles(z: Tensor, prototypes: Tensor, spread: int, mask: Tensor | None) -> Candidates:
+    """Pass over all scores, a tile of rows at a time."""
+    n, (count, width) = z.shape[0], prototypes.shape
+    unit_p = prototypes * inverse_norms(prototypes)
+    values = z.new_empty(n, spread)
+    indices = torch.empty(n, spread, dtype=torch.int64, device=z.device)
+    best = z.new_full((count,), ABSENT)
+    state = torch.full((count,), -1, dtype=torch.int64, device=z.device)
+    contested = torch.zeros(count, dtype=torch.bool, device=z.device)
+    bound = margin(width, z.dtype)
+    rows = max(1, min(max(16, TILE_ELEMENTS // count), n))
+    # One buffer for all tiles: fresh pages cost more than a tenth of the product.
+    buffer = z.new_empty(rows, count)
+    for start in range(0, n, rows):
+        tile = slice(start, min(start + rows, n))
+        scores = torch.mm(z[tile] * inverse_norms(z[tile]), unit_p.T, out=buffer[: n - start])
+        values[tile], indices[tile] = largest(scores, spread)
+        if mask is not None:
+            scores.index_fill_(0, (~mask[tile]).nonzero().squeeze(1), ABSENT)
+        maxima, tile_best = column_maxima(scores)
+        contested |= (tile_best - best).abs() <= bound
+        # After the first few tiles, only few prototypes find a better state in one.
+        better = (tile_best > best + bound).nonzero().squeeze(1)
+        row, place = entries_at_least(scores, maxima, better, tile_best[better] - bound)
+        # Where several rows reach it, which one is written does not matter: `settle` chooses.
+        state[better[place]] = row + start
+        contested[better] = torch.bincount(place, minlength=len(better)) > 1
+        best = torch.maximum(best, tile_best)
+    return Candidates(values, indices, best, state, contested)
 
 
-class _SelectedCosines(torch.autograd.Function):
-    """Hands out cosines that the search has found, with gradients for those pairs only."""
+def _scan(z: Tensor, prototypes: Tensor, spread: int, mask: Tensor | None) -> Candidates:
+    """Pass over all scores with the Triton kernel where there is one, in tiles elsewhere."""
+    if z.is_cuda and find_spec("triton") is not None:
+        from prismlm.ops.prototype_head import triton_kernel
 
-    @staticmethod
-    def forward(
-        ctx: Any,
-        z: Tensor,
-        prototypes: Tensor,
-        indices: Tensor,
-        cosines: Tensor,
-        nearest_point: Tensor,
-        nearest_point_cosine: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(z, prototypes, indices, nearest_point)
-        return cosines, nearest_point_cosine
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Project the gradients of unit vectors: ∂c/∂z = (p̂ − c ẑ)/‖z‖, and likewise for p."""
-        grad_cosines, grad_points = grads
-        z, prototypes, indices, nearest_point = ctx.saved_tensors
-        inverse_z, inverse_p = inverse_norms(z), inverse_norms(prototypes)
-        unit_z, unit_p = z * inverse_z, prototypes * inverse_p
-        with torch.enable_grad():
-            leaf = unit_p.detach().requires_grad_()
-            pulled = F.embedding_bag(
-                indices, leaf, per_sample_weights=grad_cosines.contiguous(), mode="sum"
-            )
-            to_p = cast("Tensor", torch.autograd.grad(pulled, leaf, unit_z)[0])
-        to_z = pulled.detach()
-        found = (nearest_point >= 0).nonzero().squeeze(1)
-        rows, weights = nearest_point[found], grad_points[found, None]
-        to_z.index_add_(0, rows, weights * unit_p[found])
-        to_p[found] += weights * unit_z[rows]
-        grad_z = (to_z - (to_z * unit_z).sum(-1, keepdim=True) * unit_z) * inverse_z
-        grad_p = (to_p - (to_p * unit_p).sum(-1, keepdim=True) * unit_p) * inverse_p
-        return grad_z, grad_p, None, None, None, None
+        if triton_kernel.supports(z, spread):
+            return triton_kernel.scan(z, prototypes, spread, mask)
+    dtype = score_dtype(z.dtype)
+    return scan_tiles(z.to(dtype), prototypes.to(dtype), spread, mask)

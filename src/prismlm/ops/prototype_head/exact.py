@@ -1,0 +1,190 @@
+"""Which of two cosines is larger, where the rounding of a matrix product does not tell.
+
+A product of unit vectors in float32 is within (d + 8) u of the true cosine, u = 2⁻²⁴ (float64:
+2⁻⁵³). Where two scores are closer than twice that, their cosines are computed again in float64 and
+rounded to the dtype that scores are ranked in; equal ones go to the lower index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from prismlm.ops.prototype_head.routing import inverse_norms
+
+# Candidates kept beyond k, so that near-ties at the edge can be ranked again without a full row.
+SPARE = 8
+# float64 values computed at a time: 4 MiB.
+CHUNK_ELEMENTS = 2**19
+# The score of a state that a mask leaves out: below every cosine.
+ABSENT = -2.0
+
+
+class Candidates(NamedTuple):
+    """What a pass over all scores keeps, exact up to :func:`margin`; no ties are settled.
+
+    Attributes:
+        values: the m = min(k + SPARE, K) largest scores of every state, descending.
+        indices: their prototypes.
+        best: the largest score of every prototype among unmasked states; ABSENT without any.
+        state: a state that has it; −1 without any.
+        contested: whether another state comes within the margin of it.
+    """
+
+    values: Float[Tensor, "N m"]
+    indices: Int64[Tensor, "N m"]
+    best: Float[Tensor, " K"]
+    state: Int64[Tensor, " K"]
+    contested: Bool[Tensor, " K"]
+
+
+class Search(NamedTuple):
+    """The exact k nearest prototypes of every state and nearest state of every prototype."""
+
+    indices: Int64[Tensor, "N k"]
+    cosines: Float[Tensor, "N k"]
+    nearest_point: Int64[Tensor, " K"]
+    nearest_point_cosine: Float[Tensor, " K"]
+
+
+def margin(width: int, dtype: torch.dtype) -> float:
+    """Return the distance from which on the order of two scores is the order of the cosines."""
+    return (width + 8) * torch.finfo(dtype).eps
+
+
+@contextmanager
+def full_precision(device: torch.device) -> Generator[None]:
+    """Keep autocast, TF32 and bf16 products out: :func:`margin` counts on float32's rounding."""
+    backend: Any = torch.backends.cuda if device.type == "cuda" else torch.backends.mkldnn
+    before = backend.matmul.fp32_precision
+    backend.matmul.fp32_precision = "ieee"
+    try:
+        with torch.autocast(device.type, enabled=False):
+            yield
+    finally:
+        backend.matmul.fp32_precision = before
+
+
+def settle(
+    found: Candidates,
+    z: Float[Tensor, "N d"],
+    prototypes: Float[Tensor, "K d"],
+    k: int,
+    mask: Bool[Tensor, " N"] | None,
+) -> Search:
+    """Rank near-ties among the candidates exactly; z and prototypes are not normalised."""
+    cosines, indices = rank_rows(found.values, found.indices, z, prototypes, k)
+    best, state = found.best, found.state
+    columns = (found.contested & (best > ABSENT)).nonzero().squeeze(1)
+    if columns.numel():
+        lowest = best[columns] - 2 * margin(z.shape[1], z.dtype)
+        exact, first = rank_columns(columns, lowest, z, prototypes, mask)
+        best, state = best.index_put((columns,), exact), state.index_put((columns,), first)
+    return Search(indices, cosines, state, best.clamp_min(-1.0))
+
+
+def rank_rows(
+    values: Float[Tensor, "N m"],
+    candidates: Int64[Tensor, "N m"],
+    z: Float[Tensor, "N d"],
+    prototypes: Float[Tensor, "K d"],
+    k: int,
+) -> tuple[Float[Tensor, "N k"], Int64[Tensor, "N k"]]:
+    """Return the k best cosines and prototypes of every state, ties to the lower index.
+
+    Args:
+        values: as in :class:`Candidates`.
+        candidates: its ``indices``.
+        z: the states, not normalised.
+        prototypes: likewise.
+        k: how many to keep.
+    """
+    n, spread = values.shape
+    count, width = prototypes.shape
+    bound = margin(width, values.dtype)
+    near = values[:, :-1] - values[:, 1:] <= bound
+    doubtful = torch.zeros(n, spread, dtype=torch.bool, device=values.device)
+    doubtful[:, :-1] |= near
+    doubtful[:, 1:] |= near
+    # Beyond k only what might still belong among the first k matters.
+    doubtful[:, k:] = values[:, k - 1 : k] - values[:, k:] <= bound
+    top, indices = values[:, :k].clone(), candidates[:, :k].clone()
+    # Where even the last spare is too close to the k-th, any prototype might belong.
+    unbounded = doubtful[:, -1] & (k < spread < count)
+    doubtful &= ~unbounded[:, None]
+    rows = doubtful.any(1).nonzero().squeeze(1)
+    if rows.numel():
+        row, slot = doubtful.nonzero(as_tuple=True)
+        refined = values.index_put((row, slot), _pairs(z, prototypes, row, candidates[row, slot]))
+        # Columns ascend, so a stable sort leaves ties with the lower index first.
+        columns, ascending = candidates[rows].sort(dim=1)
+        ranked, order = refined[rows].gather(1, ascending).sort(dim=1, descending=True, stable=True)
+        top[rows], indices[rows] = ranked[:, :k], columns.gather(1, order)[:, :k]
+    rows = unbounded.nonzero().squeeze(1)
+    if rows.numel():
+        unit_p = _unit(prototypes)
+        for part in torch.split(rows, max(1, CHUNK_ELEMENTS // count)):
+            cosines = _cosines(_unit(z[part]), unit_p, z.dtype)
+            ranked, order = cosines.sort(dim=1, descending=True, stable=True)
+            top[part], indices[part] = ranked[:, :k], order[:, :k]
+    return top, indices
+
+
+def rank_columns(
+    columns: Int64[Tensor, " c"],
+    lowest: Float[Tensor, " c"],
+    z: Float[Tensor, "N d"],
+    prototypes: Float[Tensor, "K d"],
+    mask: Bool[Tensor, " N"] | None,
+) -> tuple[Float[Tensor, " c"], Int64[Tensor, " c"]]:
+    """Return the best cosine and state of every listed prototype, ties to the lower state.
+
+    Args:
+        columns: prototypes that have more than one state near their best.
+        lowest: for each of them a score that its best state is known to reach, less the margin.
+        z: the states, not normalised.
+        prototypes: the bank.
+        mask: False leaves a state out.
+    """
+    chosen = prototypes[columns]
+    unit_p = chosen * inverse_norms(chosen)
+    unit_p64 = _unit(chosen)
+    best = torch.full_like(lowest, ABSENT)
+    state = torch.full_like(columns, -1)
+    step = max(1, CHUNK_ELEMENTS // max(len(columns), z.shape[1]))
+    for part in torch.split(torch.arange(len(z), device=z.device), step):
+        # Another shape of product may round otherwise, by as much again.
+        reaches = (z[part] * inverse_norms(z[part])) @ unit_p.T >= lowest
+        rows = part[reaches.any(1) if mask is None else reaches.any(1) & mask[part]]
+        if rows.numel():
+            value, place = _cosines(_unit(z[rows]), unit_p64, z.dtype).max(0)
+            state = torch.where(value > best, rows[place], state)
+            best = torch.maximum(value, best)
+    return best, state
+
+
+def _unit(vectors: Tensor) -> Tensor:
+    vectors = vectors.double()
+    return vectors * inverse_norms(vectors)
+
+
+def _cosines(unit_z: Tensor, unit_p: Tensor, dtype: torch.dtype) -> Tensor:
+    # Rounded to float32, a float64 product ties where it should; in float64 it may not.
+    if dtype == torch.float32:
+        return (unit_z @ unit_p.T).to(dtype)
+    return torch.stack([(row * unit_p).sum(-1) for row in unit_z])
+
+
+def _pairs(z: Tensor, prototypes: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """Return the cosine of z[rows[e]] and prototypes[columns[e]] for every e."""
+    step = max(1, CHUNK_ELEMENTS // z.shape[1])
+    parts = [
+        (_unit(z[row]) * _unit(prototypes[column])).sum(-1)
+        for row, column in zip(torch.split(rows, step), torch.split(columns, step), strict=True)
+    ]
+    return torch.cat(parts).to(z.dtype)
