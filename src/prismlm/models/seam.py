@@ -58,7 +58,7 @@ class LogitMap:
 
     def before_softcap(self, embedded: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """Apply what follows the output embedding, up to the soft-cap; its argument is W z + b."""
-        return embedded * self.scale
+        return embedded if self.scale == 1.0 else embedded * self.scale
 
     def __call__(self, embedded: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """Return the logits that softmax sees."""

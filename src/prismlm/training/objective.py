@@ -14,6 +14,7 @@ from prismlm.errors import InputError
 from prismlm.layers import PrototypeHead
 from prismlm.layers.prototype_head import HeadOutput
 from prismlm.models.seam import LogitMap
+from prismlm.ops.divergence import divergence
 
 NO_LABEL = -100
 
@@ -72,7 +73,7 @@ class OutputMap(NamedTuple):
 
     def __call__(self, z: Float[Tensor, "N d"]) -> Float[Tensor, "N V"]:
         """Return the logits that softmax sees."""
-        return self.logit_map(F.linear(z, self.weight, self.bias)).float()
+        return self.logit_map(F.linear(z, self.weight, self.bias))
 
 
 def sample_positions(length: int, share: float, step: int, device: torch.device) -> Tensor:
@@ -154,18 +155,16 @@ def prototype_only_losses(
     kept = states.mask
     if states.labels is not None:
         kept = states.labels != NO_LABEL
-    log_q = output_map(reconstruction).log_softmax(-1)
+    logits = output_map(reconstruction)
     losses: dict[str, Tensor] = {}
     if weights.prototype_only_ce and states.labels is not None:
-        losses["prototype_only_ce"] = _mean(
-            F.nll_loss(log_q, states.labels, ignore_index=NO_LABEL, reduction="none"), kept
-        )
+        ce = F.cross_entropy(logits.float(), states.labels, ignore_index=NO_LABEL, reduction="none")
+        losses["prototype_only_ce"] = _mean(ce, kept)
     if weights.prototype_only_kl:
         if states.embedded is None:
             raise InputError("prototype_only_kl needs what the model's output embedding gave.")
-        log_p = output_map.logit_map(states.embedded.detach()).float().log_softmax(-1)
-        divergence = F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(-1)
-        losses["prototype_only_kl"] = _mean(divergence, kept)
+        target = output_map.logit_map(states.embedded.detach())
+        losses["prototype_only_kl"] = _mean(divergence(target, logits), kept)
     return losses
 
 

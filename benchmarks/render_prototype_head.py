@@ -1,0 +1,374 @@
+"""Write docs/results/prototype_head.md and its plot from their JSON; ``--check`` only compares."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from frontier_plot import Point, draw
+
+RESULTS = Path("docs/results")
+FOLDER = RESULTS / "prototype_head"
+# Two-sided 95 % points of Student's t by degrees of freedom.
+STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776}
+WITHIN, EXPLAINED, IN_USE, STEP = 2.5, 0.97, 0.97, 1.10
+WHAT = {
+    "default": "**default**: detached, placed half way, KL",
+    "default-early": "placed at step 200",
+    "default-sampled": "placed on random states",
+    "default-all-positions": "trained on every position",
+    "default-revived": "unused prototypes revived",
+    "default-annealed": "k from 64 to 16",
+    "default-ce": "labels instead of the model's prediction",
+    "detached": "the source's losses × 0.1, detached",
+    "light": "the source's losses × 0.1, into the model",
+    "light-kl": "the same with the KL",
+    "constant": "the source's losses × 0.1, constant",
+    "warmed-up": "the source's losses, placed, rising to 1",
+    "source": "the source's losses from step 0, random prototypes",
+    "source-literal": "the same, read literally",
+}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A mean over seeds with half the width of its 95 % interval; no interval for one seed."""
+
+    mean: float
+    half: float | None
+
+    def show(self, digits: int, unit: str = "") -> str:
+        """Return it as text."""
+        if self.half is None:
+            return f"{self.mean:.{digits}f}{unit}"
+        return f"{self.mean:.{digits}f} ± {self.half:.{digits}f}{unit}"
+
+
+def figure(values: list[float]) -> Figure:
+    """Return mean and interval."""
+    if len(values) < 2:
+        return Figure(values[0], None)
+    half = STUDENT[len(values) - 1] * stdev(values) / len(values) ** 0.5
+    return Figure(fmean(values), half)
+
+
+def main() -> int:
+    """Render, or say whether page and plot are up to date."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true")
+    arguments = parser.parse_args()
+    results = [json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))]
+    runs = [result for result in results if "quality" in result]
+    times = [result for result in results if "recipes" in result]
+    stale = False
+    for path, text in (
+        (RESULTS / "prototype_head.md", render(runs, times)),
+        (RESULTS / "prototype_head.svg", plot(runs)),
+    ):
+        if arguments.check:
+            fresh = path.is_file() and path.read_text(encoding="utf-8") == text
+            stale = stale or not fresh
+            print(f"{path} is {'up to date' if fresh else 'not what the JSON gives; render again'}")
+        else:
+            path.write_text(text, encoding="utf-8")
+            print(f"wrote {path}")
+    return 1 if stale else 0
+
+
+def seed_of(run: dict[str, Any]) -> int:
+    """Return a run's seed."""
+    return run["settings"]["seed"]
+
+
+def plain_ce(runs: list[dict[str, Any]]) -> dict[int, float]:
+    """Return the plain model's CE by seed: detached runs have bit for bit the same model."""
+    return {seed_of(r): r["quality"]["ce"] for r in of_kind(runs, "method") if detached(r)}
+
+
+def detached(run: dict[str, Any]) -> bool:
+    """Say whether a run's model is the plain one."""
+    return run["settings"]["head"]["detach"]
+
+
+def of_kind(runs: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    """Return the runs of one part of the benchmark."""
+    return [run for run in runs if run["kind"] == kind]
+
+
+def methods(runs: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Return the runs of every method that was run, in the order of the page."""
+    found = of_kind(runs, "method")
+    by_name = {name: [run for run in found if run["name"] == name] for name in WHAT}
+    return {name: group for name, group in by_name.items() if group}
+
+
+def over_plain(run: dict[str, Any], plain: dict[int, float], key: str) -> float:
+    """Return how far a cross-entropy is above the plain model's of the same seed, in percent."""
+    base = plain[seed_of(run)]
+    return 100 * (run["quality"][key] / base - 1)
+
+
+def plot(runs: list[dict[str, Any]]) -> str:
+    """Return the frontier as SVG."""
+    plain = plain_ce(runs)
+    points: list[Point] = []
+    for name, group in methods(runs).items():
+        gap = figure([over_plain(run, plain, "ce") for run in group])
+        alone = figure([over_plain(run, plain, "prototype_only_ce") for run in group])
+        points.append(Point(name, gap.mean, alone.mean, name == "default"))
+    return draw(points, WITHIN)
+
+
+def render(runs: list[dict[str, Any]], times: list[dict[str, Any]]) -> str:
+    """Return the page."""
+    plain = plain_ce(runs)
+    sections = [
+        head_of_page(runs, plain),
+        targets(runs, plain, times),
+        frontier(runs, plain),
+        sweep(runs, plain),
+        sizes(runs),
+        step_times(times),
+    ]
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def head_of_page(runs: list[dict[str, Any]], plain: dict[int, float]) -> str:
+    """Return the introduction."""
+    some = methods(runs)["default"][0]
+    environment, settings = some["environment"], some["settings"]
+    ce = figure(list(plain.values()))
+    return f"""# The prototype head, trained
+
+Generated by `python benchmarks/render_prototype_head.py` from the files in
+[prototype_head/](prototype_head/), which are written by
+
+    prismlm corpus build sample --out corpus --vocab-size 4096
+    python benchmarks/prototype_head.py corpus detached --seed 0        # and 1, 2
+    python benchmarks/prototype_head.py corpus attached --seed 0
+    python benchmarks/prototype_head.py corpus sweep
+    python benchmarks/prototype_head.py corpus sizes
+    python benchmarks/step_time.py corpus
+
+`{settings["model"]["preset"]}` ({some["parameters"]:,} parameters),
+{settings["head"]["prototypes"]:,} prototypes, {settings["head"]["prototypes_per_token"]} per token,
+{settings["steps"]:,} steps, {some["tokens"]:,} tokens of the bundled sample; figures on
+{some["quality"]["tokens"]:,} held-out predictions. Same seed, rows and schedule for every method.
+The plain model's CE is {ce.show(4)} ({len(plain)} seeds). Intervals are 95 % over seeds (Student's
+t); a figure without one is of one seed. Torch {environment["torch"]}, transformers
+{environment["transformers"]}, {environment["processor"]}, bf16 autocast. What the figures mean:
+[concepts](../concepts.md)."""
+
+
+def targets(
+    runs: list[dict[str, Any]], plain: dict[int, float], times: list[dict[str, Any]]
+) -> str:
+    """Return what was aimed at, and what came out."""
+    group = methods(runs)["default"]
+    gap = figure([over_plain(run, plain, "ce") for run in group])
+    alone = figure([over_plain(run, plain, "prototype_only_ce") for run in group])
+    control = figure(
+        [100 * (r["control"]["prototype_only_ce"] / plain[seed_of(r)] - 1) for r in group]
+    )
+
+    def quality(key: str) -> Figure:
+        return figure([run["quality"][key] for run in group])
+
+    def beside(key: str) -> Figure:
+        return figure([run["control"][key] for run in group])
+
+    explained, in_use = quality("explained_share"), quality("in_use")
+    rows = [
+        ("CE above the plain model's", gap.show(2, " %"), "–", "≤ 0", gap.mean <= 0),
+        (
+            "prototype-only CE above the plain model's CE",
+            alone.show(2, " %"),
+            control.show(1, " %"),
+            f"≤ {WITHIN} %",
+            alone.mean <= WITHIN,
+        ),
+        (
+            "explained share",
+            explained.show(3),
+            beside("explained_share").show(3),
+            f"≥ {EXPLAINED}",
+            explained.mean >= EXPLAINED,
+        ),
+        ("FVU", quality("fvu").show(3), beside("fvu").show(3), "–", None),
+        ("agreement", quality("agreement").show(3), beside("agreement").show(3), "–", None),
+        (
+            "in use",
+            in_use.show(4),
+            beside("in_use").show(4),
+            f"≥ {IN_USE}",
+            in_use.mean >= IN_USE,
+        ),
+        (
+            "usage perplexity",
+            quality("usage_perplexity").show(0),
+            beside("usage_perplexity").show(0),
+            "–",
+            None,
+        ),
+    ]
+    for time in times:
+        found = time["recipes"]["default"]
+        share = (
+            1 - group[0]["settings"]["head"]["initialise_at_step"] / group[0]["settings"]["steps"]
+        )
+        whole = 1 + share * (found["ratio"] - 1)
+        threads = time["environment"]["threads"]
+        rows.append(
+            (
+                f"step time with the head in place, {threads} thread(s)",
+                f"{found['ratio']:.3f} × ({found['low']:.3f} to {found['high']:.3f})",
+                "–",
+                f"≤ {STEP:.2f} ×",
+                found["ratio"] <= STEP,
+            )
+        )
+        rows.append(
+            ("… over the whole run", f"{whole:.3f} ×", "–", f"≤ {STEP:.2f} ×", whole <= STEP)
+        )
+    lines = [
+        "## The default",
+        "",
+        f"{len(group)} seeds. The control is as many random training states as prototypes, "
+        "untrained.",
+        "",
+        "| figure | default | random states | target | |",
+        "|---|---|---|---|---|",
+    ]
+    for name, value, other, target, met in rows:
+        verdict = "" if met is None else "met" if met else "**missed**"
+        lines.append(f"| {name} | {value} | {other} | {target} | {verdict} |")
+    return "\n".join(lines)
+
+
+def frontier(runs: list[dict[str, Any]], plain: dict[int, float]) -> str:
+    """Return the table of methods and the plot."""
+    lines = [
+        "## Ways to train it",
+        "",
+        "Every row is a recipe in [recipes/prototype_head/](../../recipes/prototype_head/).",
+        "",
+        "![CE above plain against prototype-only CE above plain](prototype_head.svg)",
+        "",
+        "| recipe | what | seeds | CE above plain | prototype-only CE above plain | explained share "
+        "| FVU | agreement | in use | usage perplexity |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name, group in methods(runs).items():
+        gap = figure([over_plain(run, plain, "ce") for run in group])
+        alone = figure([over_plain(run, plain, "prototype_only_ce") for run in group])
+        cells = [
+            f"[{name}](../../recipes/prototype_head/{name}.yaml)",
+            WHAT[name],
+            str(len(group)),
+            "0" if detached(group[0]) else gap.show(2, " %"),
+            alone.show(2, " %"),
+            *quality_cells(group),
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    group = methods(runs)["default"]
+    control = figure(
+        [100 * (r["control"]["prototype_only_ce"] / plain[seed_of(r)] - 1) for r in group]
+    )
+    controls = [{"quality": run["control"]} for run in group]
+    cells = ["–", "control: random states, untrained", str(len(group)), "0", control.show(1, " %")]
+    lines.append("| " + " | ".join([*cells, *quality_cells(controls)]) + " |")
+    return "\n".join(lines)
+
+
+def quality_cells(group: list[dict[str, Any]]) -> list[str]:
+    """Return the figures that every table shows."""
+    digits = {"explained_share": 3, "fvu": 3, "agreement": 3, "in_use": 3, "usage_perplexity": 0}
+    return [
+        figure([run["quality"][key] for run in group]).show(places)
+        for key, places in digits.items()
+    ]
+
+
+def sweep(runs: list[dict[str, Any]], plain: dict[int, float]) -> str:
+    """Return the table of K and k."""
+    found = of_kind(runs, "sweep")
+    if not found:
+        return ""
+    found.sort(key=lambda run: (_shape(run)[1] != 16, _shape(run)))
+    lines = ["## K and k", "", "The default at one seed, with one of them changed.", "", *TABLE]
+    for run in found:
+        base = run["quality"]["ce"]
+        lines.append(row(f"{_shape(run)[0]:,} | {_shape(run)[1]}", run, base))
+    return "\n".join(lines)
+
+
+TABLE = [
+    "| K | k | prototype-only CE above plain | control | explained share | FVU | agreement | in use "
+    "| usage perplexity |",
+    "|---|---|---|---|---|---|---|---|---|",
+]
+
+
+def row(name: str, run: dict[str, Any], base: float) -> str:
+    """Return one row of a sweep."""
+    cells = [
+        name,
+        f"{100 * (run['quality']['prototype_only_ce'] / base - 1):.2f} %",
+        f"{100 * (run['control']['prototype_only_ce'] / base - 1):.1f} %",
+        *quality_cells([run]),
+    ]
+    return "| " + " | ".join(cells) + " |"
+
+
+def _shape(run: dict[str, Any]) -> tuple[int, int]:
+    head = run["settings"]["head"]
+    return head["prototypes"], head["prototypes_per_token"]
+
+
+def sizes(runs: list[dict[str, Any]]) -> str:
+    """Return the table of model sizes."""
+    found = sorted(of_kind(runs, "size"), key=lambda run: run["parameters"])
+    if not found:
+        return ""
+    lines = [
+        "## Size of the model",
+        "",
+        "The default beside models of other sizes, same text and steps, one seed.",
+        "",
+        TABLE[0].replace("| K | k |", "| model | parameters | CE |"),
+        TABLE[1] + "---|",
+    ]
+    for run in found:
+        base = run["quality"]["ce"]
+        lines.append(row(f"{run['name']} | {run['parameters']:,} | {base:.3f}", run, base))
+    return "\n".join(lines)
+
+
+def step_times(times: list[dict[str, Any]]) -> str:
+    """Return the table of step times."""
+    lines = [
+        "## Time of a step",
+        "",
+        "Steps with and without the head in turns in one run (`benchmarks/step_time.py`); the "
+        "ratio of neighbours, its median and a 95 % bootstrap interval. The head takes part in "
+        "the second half of the default's steps only.",
+        "",
+        "| recipe | threads | ratio | interval |",
+        "|---|---|---|---|",
+    ]
+    for time in times:
+        for name, found in time["recipes"].items():
+            lines.append(
+                f"| {name} | {time['environment']['threads']} | {found['ratio']:.3f} | "
+                f"{found['low']:.3f} to {found['high']:.3f} |"
+            )
+    return "\n".join(lines) if times else ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())
