@@ -72,3 +72,4 @@ def main(directory):
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
+    distributed.end(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Any
 
 import typer
@@ -77,7 +78,14 @@ def _options(
 
 def main() -> None:
     """Run the command line; exits with 2 on bad input and 130 on Ctrl-C."""
-    app()
+    try:
+        app()
+    except SystemExit as stop:
+        if os.environ.get("WORLD_SIZE", "1") == "1" or not isinstance(stop.code, int):
+            raise
+        from prismlm.training.distributed import end
+
+        end(stop.code)
 
 
 if __name__ == "__main__":
