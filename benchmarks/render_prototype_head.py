@@ -259,8 +259,8 @@ def frontier(runs: list[dict[str, Any]], plain: dict[int, float]) -> str:
         "",
         "![CE above plain against prototype-only CE above plain](prototype_head.svg)",
         "",
-        "| recipe | what | seeds | CE above plain | prototype-only CE above plain | explained share "
-        "| FVU | agreement | in use | usage perplexity |",
+        "| recipe | what | seeds | CE above plain | prototype-only CE above plain "
+        "| explained share | FVU | agreement | in use | usage perplexity |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name, group in methods(runs).items():
@@ -308,8 +308,8 @@ def sweep(runs: list[dict[str, Any]], plain: dict[int, float]) -> str:
 
 
 TABLE = [
-    "| K | k | prototype-only CE above plain | control | explained share | FVU | agreement | in use "
-    "| usage perplexity |",
+    "| K | k | prototype-only CE above plain | control | explained share | FVU | agreement "
+    "| in use | usage perplexity |",
     "|---|---|---|---|---|---|---|---|---|",
 ]
 
