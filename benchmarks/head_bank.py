@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from prismlm.models.seam import capture
+from prismlm.models.sidecar import weight_of
 from prismlm.training import PrismForCausalLM, PrismTrainer, Recipe
 from prismlm.training.callbacks import HeadSchedule
 from prismlm.training.initialise import Rows
@@ -37,9 +38,10 @@ class BankedHead:
     def of(cls, name: str, recipe: Recipe, backbone: nn.Module, rows: Rows) -> BankedHead:
         """Make a head that is not placed yet."""
         settings, losses = recipe.head, recipe.losses
+        head = head_of(recipe, backbone).to(weight_of(backbone).device)
         prism = PrismForCausalLM(
             backbone,
-            head_of(recipe, backbone),
+            head,
             weights=losses.weights(),
             detach=True,
             residual_reduction=losses.residual_reduction,
@@ -77,7 +79,7 @@ class BankedHead:
         if not prism.placed:
             return
         _, parts = prism.run_head(seen, inputs["token_mask"], inputs["labels"])
-        loss = prism.total(torch.zeros(()), parts)
+        loss = prism.total(head.prototypes.new_zeros(()), parts)
         self.optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(head.parameters(), self.recipe.optimizer.head_max_grad_norm)

@@ -32,6 +32,7 @@ from prismlm.files import write_json
 from prismlm.layers import PrototypeHead
 from prismlm.lens.quality import HeadQuality, measure_quality
 from prismlm.models.seam import LogitMap
+from prismlm.models.sidecar import weight_of
 from prismlm.training import build_recipe, load_recipe, train
 from prismlm.training.initialise import Rows, sample_states
 from prismlm.training.setup import prepare
@@ -41,8 +42,8 @@ RECIPES = ROOT / "recipes" / "prototype_head"
 RESULTS = ROOT / "docs" / "results" / "prototype_head"
 DEFAULT = "default"
 HELD_OUT_TOKENS = 50_000
-SWEPT = {"prototypes": [512, 1024, 4096, 8192], "prototypes_per_token": [4, 8, 32, 64]}
-SIZES = ["llama-tiny", "llama-laptop", "llama-small"]
+SWEPT = {"prototypes": [512, 1024, 4096], "prototypes_per_token": [8, 32]}
+SIZES = ["llama-tiny", "llama-laptop"]
 Settings = dict[str, Any]
 
 
@@ -54,6 +55,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", nargs="*", help="names of recipes")
     parser.add_argument("--steps", type=int, help="fewer, to try it out")
+    parser.add_argument("--recipes", type=Path, default=RECIPES, help="where the recipes are")
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     common: Settings = {"corpus": str(arguments.corpus), "seed": arguments.seed}
@@ -61,7 +63,7 @@ def main() -> None:
         common |= {"steps": arguments.steps, "head": {"initialise_at_step": arguments.steps // 2}}
     runs = {
         name: merged(settings, common)
-        for name, settings in recipes().items()
+        for name, settings in recipes(arguments.recipes).items()
         if not arguments.only or name in arguments.only
     }
     detached = {name: s for name, s in runs.items() if s["head"].get("detach")}
@@ -78,9 +80,9 @@ def main() -> None:
             run_bank("size", {preset: runs[DEFAULT] | {"model": {"preset": preset}}}, arguments.out)
 
 
-def recipes() -> dict[str, Settings]:
-    """Return the settings of every recipe by name."""
-    files = sorted(RECIPES.glob("*.yaml"))
+def recipes(folder: Path = RECIPES) -> dict[str, Settings]:
+    """Return the settings of every recipe of a folder by name."""
+    files = sorted(folder.glob("*.yaml"))
     return {path.stem: load_recipe(path).to_dict() for path in files}
 
 
@@ -178,7 +180,7 @@ def random_states(model: Any, rows: Rows, like: PrototypeHead, seed: int) -> Pro
     head = PrototypeHead(like.width, like.num_prototypes, like.prototypes_per_token)
     generator = torch.Generator().manual_seed(seed + 1)
     head.place_on(sample_states(model, rows, head.num_prototypes, generator))
-    return head.eval().requires_grad_(False)
+    return head.to(weight_of(model).device).eval().requires_grad_(False)
 
 
 def write_result(path: Path, result: dict[str, Any]) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 from frontier_plot import Point, draw
 
 RESULTS = Path("docs/results")
-FOLDER = RESULTS / "prototype_head"
 # Two-sided 95 % points of Student's t by degrees of freedom.
 STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776}
 WITHIN, EXPLAINED, IN_USE, STEP = 2.5, 0.97, 0.97, 1.10
@@ -61,14 +60,16 @@ def main() -> int:
     """Render, or say whether page and plot are up to date."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("--name", default="prototype_head", help="the folder in docs/results")
     arguments = parser.parse_args()
-    results = [json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))]
+    files = sorted((RESULTS / arguments.name).glob("*.json"))
+    results = [json.loads(path.read_text(encoding="utf-8")) for path in files]
     runs = [result for result in results if "quality" in result]
     times = [result for result in results if "recipes" in result]
     stale = False
     for path, text in (
-        (RESULTS / "prototype_head.md", render(runs, times)),
-        (RESULTS / "prototype_head.svg", plot(runs)),
+        (RESULTS / f"{arguments.name}.md", render(runs, times)),
+        (RESULTS / f"{arguments.name}.svg", plot(runs)),
     ):
         if arguments.check:
             fresh = path.is_file() and path.read_text(encoding="utf-8") == text

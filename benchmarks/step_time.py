@@ -24,7 +24,7 @@ from prismlm.files import write_json
 from prismlm.training import build_recipe
 from prismlm.training.initialise import place_prototypes
 from prismlm.training.setup import build_trainer, prepare
-from prototype_head import RESULTS, environment, recipes
+from prototype_head import RECIPES, RESULTS, environment, recipes
 
 WARM_UP = 10
 NAMES = ["default", "default-all-positions", "light", "light-kl"]
@@ -60,11 +60,16 @@ def main() -> None:
     parser.add_argument("corpus", type=Path)
     parser.add_argument("--steps", type=int, default=160)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--recipes", type=Path, default=RECIPES, help="where the recipes are")
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    found = recipes()
-    timed = {name: time_recipe(found[name], arguments.corpus, arguments.steps) for name in NAMES}
+    found = recipes(arguments.recipes)
+    timed = {
+        name: time_recipe(found[name], arguments.corpus, arguments.steps)
+        for name in NAMES
+        if name in found
+    }
     for name, figures in timed.items():
         print(
             f"{name:24s} {figures['ratio']:.3f} × plain "

@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# GPT-2 small's shape with 16,384 prototypes on one GPU, on the Parquet files of one folder.
+#
+#   bash benchmarks/gpu_prototype_head.sh PARQUET_DIR OUT_DIR [more arguments of prototype_head.py]
+#
+# Writes OUT_DIR/prototype_head_gpu/*.json; copy it to docs/results/ and render it with
+# `python benchmarks/render_prototype_head.py --name prototype_head_gpu`.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+parquet=$1 out=$2
+shift 2
+export PYTHONPATH=src:benchmarks
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+python -m prismlm corpus build "$parquet"/*.parquet --out "$work/corpus-gpu" --vocab-size 16384
+results=$out/prototype_head_gpu
+python benchmarks/step_time.py "$work/corpus-gpu" --recipes recipes/gpt2-small-gpu --steps 40 --out "$results"
+python benchmarks/prototype_head.py "$work/corpus-gpu" detached --recipes recipes/gpt2-small-gpu --out "$results" "$@"
