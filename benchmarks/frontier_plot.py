@@ -34,13 +34,12 @@ def draw(points: list[Point], target: float) -> str:
         'font-family="system-ui, sans-serif" font-size="12" fill="#222">',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>',
     ]
-    for step in range(6):
-        for value, horizontal in ((right * step / 5, True), (high * step / 5, False)):
-            if horizontal:
-                parts.append(_text(x(value), HEIGHT - BOTTOM + 18, f"{value:.1f} %", "middle"))
-            else:
-                parts.append(_line(LEFT, y(value), WIDTH - RIGHT, y(value), "#e6e6e6"))
-                parts.append(_text(LEFT - 8, y(value) + 4, f"{value:.1f} %", "end"))
+    parts += [
+        _text(x(value), HEIGHT - BOTTOM + 18, f"{value:g} %", "middle") for value in _ticks(right)
+    ]
+    for value in _ticks(high):
+        parts.append(_line(LEFT, y(value), WIDTH - RIGHT, y(value), "#e6e6e6"))
+        parts.append(_text(LEFT - 8, y(value) + 4, f"{value:g} %", "end"))
     parts += [
         _line(x(0), TOP, x(0), HEIGHT - BOTTOM, "#bbb"),
         _line(LEFT, y(target), WIDTH - RIGHT, y(target), "#888", "4 4"),
@@ -61,9 +60,16 @@ def draw(points: list[Point], target: float) -> str:
         while any(abs(height - other) < 13 for other in taken):
             height -= 1
         taken.append(height)
-        label = _text(x(point.gap) + 9, height, point.name, "start")
+        parts.append(_line(x(point.gap) + 4, y(point.alone), x(point.gap) + 26, height - 4, "#bbb"))
+        label = _text(x(point.gap) + 28, height, point.name, "start")
         parts.append(label.replace("<text", '<text font-weight="bold"') if point.chosen else label)
     return "\n".join([*parts, "</svg>", ""])
+
+
+def _ticks(limit: float) -> list[float]:
+    """Return round values from 0 to the limit, about five of them."""
+    step = next(s for s in (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0) if limit / s <= 6)
+    return [step * i for i in range(int(limit / step) + 1)]
 
 
 def _line(x1: float, y1: float, x2: float, y2: float, colour: str, dash: str = "") -> str:
