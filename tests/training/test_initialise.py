@@ -60,3 +60,28 @@ def test_all_positions_can_be_asked_for_and_no_more():
     assert sorted(distances.argmin(1).tolist()) == list(range(120))
     with pytest.raises(InputError, match="hold 120 positions, and 121 prototypes"):
         sample_states(model.model, items, 121, generator)
+
+
+def test_clusters_cover_the_states_better_than_states_do():
+    generator = torch.Generator().manual_seed(0)
+    cover = {}
+    for method in ("states", "kmeans"):
+        model, items = make(placed=False), rows(60)
+        place_prototypes(model, items, generator.manual_seed(0), method)
+        states = all_states(model, items)
+        prototypes = model.prototype_head.prototypes.detach()
+        cosines = torch.nn.functional.cosine_similarity(states[:, None], prototypes[None], dim=-1)
+        cover[method] = cosines.max(1).values.mean().item()
+        # z / (k τ), k = 3 and τ = 1; clusters have the mean norm of the states they are made of.
+        assert prototypes.norm(dim=1).mean().item() == pytest.approx(
+            states.norm(dim=1).mean().item() / 3, rel=0.02
+        )
+    assert cover["kmeans"] > cover["states"] + 0.01
+
+
+def test_random_prototypes_are_left_as_they_were_drawn():
+    model = make(placed=False)
+    before = model.prototype_head.prototypes.detach().clone()
+    place_prototypes(model, rows(5), torch.Generator().manual_seed(0), "random")
+    assert model.placed
+    assert torch.equal(model.prototype_head.prototypes, before)

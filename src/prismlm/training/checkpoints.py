@@ -54,9 +54,19 @@ def write_model(
     )
 
 
-def save_state(directory: Path, model: PrismForCausalLM, meter: dict[str, Any]) -> None:
-    """Write what a model directory lacks to go on training from it, bit for bit."""
+def save_state(
+    directory: Path, model: PrismForCausalLM, meter: dict[str, Any], uses: Tensor | None
+) -> None:
+    """Write what a model directory lacks to go on training from it, bit for bit.
+
+    Args:
+        directory: the checkpoint.
+        model: the model with its head.
+        meter: running averages of the losses.
+        uses: of each prototype since the last revival, if any are revived.
+    """
     state = {
+        "uses": uses,
         "head": model.prototype_head.state_dict(),
         "head_placed": model.placed,
         "meter": meter,
@@ -83,6 +93,8 @@ def load_state(directory: Path, model: PrismForCausalLM) -> dict[str, Any]:
             "resumes from the one before."
         ) from error
     model.mark_placed(state["head_placed"])
+    if model.usage is not None and state.get("uses") is not None:
+        model.usage.load(state["uses"])
     return state["meter"]
 
 

@@ -48,6 +48,14 @@ class Usage:
         if self.worst is not None:
             self.worst = distributed.concatenate(self.worst)
 
+    def state(self) -> Tensor:
+        """Return the counts of all processes together; every process has to call."""
+        return distributed.sum_over_processes(self.counts).cpu()
+
+    def load(self, counts: Tensor) -> None:
+        """Go on from saved counts, which the first process takes over for all."""
+        self.counts = counts if distributed.is_main() else torch.zeros_like(counts)
+
     def reset(self) -> None:
         """Start counting again."""
         self.counts = torch.zeros_like(self.counts)

@@ -326,8 +326,9 @@ class PrismTrainer(Trainer):
         provenance = {} if self._provenance is None else self._provenance(self)
         self.write_model(directory, provenance)
         meter = self.meter.state()
+        uses = None if self.model.usage is None else self.model.usage.state()
         if distributed.is_main():
-            checkpoints.save_state(directory, self.model, meter)
+            checkpoints.save_state(directory, self.model, meter, uses)
 
     def write_model(self, directory: Path, provenance: dict[str, Any]) -> None:
         """Write the model directory from the first process; every process has to call."""
