@@ -29,8 +29,10 @@ from prismlm.ops.prototype_head.routing import (
 from prismlm.ops.prototype_head.selection import column_maxima, entries_at_least, largest
 from prismlm.ops.prototype_head.sparse import RowGradient, SelectedCosines, gather_sum
 
-# A tile of scores stays in the second-level cache of one core.
+# A thread's part of a tile of scores: 4 MiB, which stays in cache; smaller ones wait on each other.
 TILE_ELEMENTS = 2**20
+# More threads than this share a tile, so that it stays small beside N×K.
+TILE_THREADS = 4
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -167,7 +169,8 @@ def scan_tiles(z: Tensor, prototypes: Tensor, spread: int, mask: Tensor | None) 
     state = torch.full((count,), -1, dtype=torch.int64, device=z.device)
     contested = torch.zeros(count, dtype=torch.bool, device=z.device)
     bound = margin(width, z.dtype)
-    rows = max(1, min(max(16, TILE_ELEMENTS // count), n))
+    elements = TILE_ELEMENTS * min(torch.get_num_threads(), TILE_THREADS)
+    rows = max(1, min(max(16, elements // count), n))
     # One buffer for all tiles: fresh pages cost more than a tenth of the product.
     buffer = z.new_empty(rows, count)
     for start in range(0, n, rows):
