@@ -147,8 +147,12 @@ def test_ctrl_c_saves_says_how_to_go_on_and_exits_with_130(settings, tmp_path):
     assert json.loads(done.stdout)["steps"] == 60
 
 
-def test_after_a_kill_the_newest_checkpoint_is_usable(settings, tmp_path):
-    settings["evaluation"]["every"] = 0
+def read_history(out):
+    return [json.loads(line) for line in (out / "training.jsonl").read_text().splitlines()]
+
+
+def test_after_a_kill_the_curve_and_the_weights_are_those_of_the_straight_run(settings, tmp_path):
+    settings["logging"]["every"] = 1
     process, path, checkpoints = start(settings, tmp_path, 60)
     time.sleep(0.3)
     process.kill()
@@ -157,6 +161,9 @@ def test_after_a_kill_the_newest_checkpoint_is_usable(settings, tmp_path):
     (checkpoints / ".writing-0" / "checkpoint-60").mkdir(parents=True)
     recipe = build_recipe(yaml.safe_load(path.read_text()))
     straight = build_recipe(yaml.safe_load(path.read_text()) | {"out": str(tmp_path / "straight")})
-    assert train(recipe, resume=True).quality == train(straight).quality
+    resumed, whole = train(recipe, resume=True), train(straight)
+    assert resumed.quality == whole.quality
+    assert curve(resumed.history) == curve(whole.history)
+    assert curve(read_history(recipe.out)) == curve(whole.history)
     assert_same_run(recipe.out, straight.out)
     assert not [p for p in checkpoints.iterdir() if p.name.startswith(".")]

@@ -1,10 +1,7 @@
 """What torchrun runs: python -m torch.distributed.run --nproc-per-node 2 two_processes.py DIR."""
 
-import os
 import pickle
-import signal
 import sys
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -13,6 +10,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from prismlm.training import TrainingInterrupted, build_recipe, distributed, train
 from prismlm.training.step import Step
+from runs import InterruptAfter
 from tiny_head import make
 
 
@@ -29,25 +27,6 @@ def gradients_of(model, batches, reduce=lambda tensor: tensor, positions=None):
     return gradients, {name: reduce(value) for name, value in losses.items()}
 
 
-class PressCtrlC:
-    """Sends this process the signal of Ctrl-C when so many steps are done."""
-
-    def __init__(self, steps):
-        self.left = steps
-
-    @contextmanager
-    def task(self, description, total=None, unit="tokens"):
-        yield self
-
-    def advance(self, amount=1):
-        self.left -= 1
-        if self.left == 0:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    def note(self, text):
-        pass
-
-
 def main(directory):
     """Do every job of ``jobs.pickle``; write the results of all processes to ``rank-N.pickle``."""
     torch.set_num_threads(1)
@@ -60,9 +39,8 @@ def main(directory):
     for name, settings, stop_at in jobs["runs"]:
         recipe = build_recipe(settings)
         if stop_at:
-            reporter = PressCtrlC(stop_at)
             try:
-                train(recipe, progress=reporter)
+                train(recipe, progress=InterruptAfter(stop_at))
             except TrainingInterrupted as stop:
                 results[f"{name} stopped"] = stop.checkpoint.name
         result = train(recipe, resume=bool(stop_at))

@@ -23,6 +23,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from prismlm.errors import FormatError, PrismError
 from prismlm.models.seam import LogitMap
 from prismlm.models.sidecar import Sidecar, base_of, save_sidecar
+from prismlm.training import parallel
 
 if TYPE_CHECKING:
     from prismlm.training.model import PrismForCausalLM
@@ -215,8 +216,8 @@ def check_finite(model: PrismForCausalLM, step: int, directory: Path) -> None:
 
 
 def not_finite(model: PrismForCausalLM) -> str | None:
-    """Return the name of the first weight that holds an infinity or no number."""
-    parameters = model.named_parameters()
+    """Return the name of the first weight of which this process has an infinity or no number."""
+    parameters = ((name, parallel.local(p)) for name, p in model.named_parameters())
     return next((name for name, p in parameters if not torch.isfinite(p).all()), None)
 
 

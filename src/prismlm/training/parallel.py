@@ -121,6 +121,11 @@ def full(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
+def local(tensor: Tensor) -> Tensor:
+    """Return this process's shard of a tensor; others are returned as they are."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 def full_state(module: nn.Module) -> dict[str, Tensor]:
     """Return a state dict without shards; tied weights stay one tensor. Every process has to."""
     if isinstance(module, FSDPModule):

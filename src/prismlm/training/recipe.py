@@ -192,7 +192,9 @@ class Recipe(Section):
     optimizer: OptimizerRecipe = OptimizerRecipe()
     steps: Count = Field(description="optimizer steps")
     batch_size: Count = Field(default=8, description="rows of a process's micro-batch")
-    gradient_accumulation: Count = Field(default=1, description="micro-batches of a step")
+    gradient_accumulation: Count = Field(
+        default=1, description="micro-batches of each process in a step"
+    )
     precision: Literal["auto", "float32", "bf16"] = Field(
         default="auto", description="auto, float32 or bf16; auto is bf16 autocast where it is fast"
     )
