@@ -381,7 +381,8 @@ def operation() -> str:
         "## Routing by itself",
         "",
         "From `route.json`, written by `python benchmarks/route.py`: medians of ratios of rounds "
-        f"in turns, on {environment['machine']}, torch {environment['torch']}, with other work beside "
+        f"in turns, on {environment['machine']}, torch {environment['torch']}, with other work "
+        "beside "
         f"(load {environment['load_before']} to {environment['load_after']}). *Forward*: `route` "
         "against the bare product z Pᵀ of the same dtype; targets ≤ 2 ×. *Step*: with losses and "
         "backward, how many times slower the same is with autograd through the dense matrix; "
