@@ -1,0 +1,251 @@
+"""Compare a ProtoPNet-style head with PRISM's and write docs/results/protopnet.json.
+
+    prismlm corpus build tinystories.parquet --out tinystories --vocab-size 4096
+    OMP_NUM_THREADS=1 python benchmarks/protopnet.py --corpus tinystories
+    python benchmarks/render_protopnet.py
+
+The claim (PRISM, "Architecture"): "On toy experiments with the TinyStories dataset, the ProtoPNet
+style head required up to 3× longer wallclock time to reach the same perplexity."
+
+Variants, from the same backbone weights, on the same rows in the same order:
+
+    plain      ℓ = W z
+    prism      ℓ = W z, trained with R1, R2 and RES of the prototypes beside it
+    through    ℓ = W ẑ, k prototypes per token: the mixer M = W P, reparameterised
+    dense      ℓ = M ReLU(τ c), all K prototypes
+    dense-k    the same with the k largest
+
+All run in one process and one thread, a few steps each in turn, so that whatever else the machine
+does slows them alike. Without --corpus the bundled sample is used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import platform
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+from torch.utils.data import default_collate
+
+import prismlm
+from prismlm.corpus import Corpus, PackedDataset, WindowBatch, build_corpus, pack, sample_path
+from prismlm.files import write_json
+from prismlm.models.presets import build_config, build_model
+from prismlm.training.evaluation import HeldOut
+from prismlm.training.setup import uses_bf16
+from protopnet_contest import SEARCHED, VARIANTS, Contestant, Settings, build, scored
+from protopnet_levels import compare
+
+VOCABULARY = 4096
+ROUND = 20
+
+
+def main() -> None:
+    """Run the comparison."""
+    arguments = parse()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as directory:
+        corpus = open_corpus(arguments.corpus, Path(directory))
+        settings = Settings(
+            preset=arguments.preset,
+            prototypes=arguments.prototypes,
+            prototypes_per_token=arguments.prototypes_per_token,
+            steps=arguments.steps,
+            rows=arguments.rows,
+            length=arguments.length,
+            bf16=uses_bf16(arguments.precision),
+        )
+        heldout = list(HeldOut(corpus, settings.length, 0).batches(arguments.heldout_tokens))
+        # Another seed than the final runs: rates are not chosen on the runs they are judged by.
+        search = replace(settings, steps=arguments.search_steps)
+        found = search_rates(corpus, search, arguments.rates, max(arguments.seeds) + 1, heldout)
+        best = {name: min(ces, key=lambda rate: ces[rate]) for name, ces in found.items()}
+        fixed = {
+            "environment": environment(),
+            "command": command(arguments),
+            "settings": asdict(settings) | {"seeds": arguments.seeds, "round": ROUND},
+            "corpus": {
+                "fingerprint": corpus.fingerprint,
+                "vocabulary": len(corpus.tokenizer),
+                **corpus.meta["counts"],
+                "heldout": corpus.meta["heldout"],
+            },
+            "heldout_predictions": sum(int(scored(batch).sum()) for batch in heldout),
+            "search": {
+                "steps": search.steps,
+                "seed": max(arguments.seeds) + 1,
+                "ce": {n: {f"{r:g}": ce for r, ce in ces.items()} for n, ces in found.items()},
+                "best": best,
+            },
+        }
+        runs: list[dict[str, Any]] = []
+        for seed in arguments.seeds:
+            print(f"seed {seed}", flush=True)
+            contestants = start(
+                corpus, settings, [(name, best.get(name)) for name in VARIANTS], seed
+            )
+            race(contestants, corpus, settings, seed, heldout, every=ROUND)
+            runs += [report(contestant, seed) for contestant in contestants]
+            # After every seed, so that a run that is cut short leaves whole seeds behind.
+            write_json(arguments.out, fixed | {"runs": runs, "comparison": compare(runs)})
+    print(f"wrote {arguments.out}")
+
+
+def parse() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--corpus", type=Path, help="a directory of prismlm corpus build")
+    parser.add_argument("--out", type=Path, default=Path("docs/results/protopnet.json"))
+    parser.add_argument("--preset", default="llama-tiny")
+    parser.add_argument("--prototypes", type=int, default=1024)
+    parser.add_argument("--prototypes-per-token", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--search-steps", type=int, default=100)
+    parser.add_argument("--rates", type=float, nargs="+", default=[1e-3, 3e-3, 1e-2])
+    parser.add_argument("--rows", type=int, default=4)
+    parser.add_argument("--length", type=int, default=256)
+    parser.add_argument("--heldout-tokens", type=int, default=8000)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+    parser.add_argument("--precision", choices=("auto", "float32", "bf16"), default="auto")
+    return parser.parse_args()
+
+
+def command(arguments: argparse.Namespace) -> str:
+    """Return the command that gives these figures, without where the files lie."""
+    parts = ["OMP_NUM_THREADS=1 python benchmarks/protopnet.py"]
+    for name, value in vars(arguments).items():
+        if name == "out" or value is None:
+            continue
+        shown = value.name if isinstance(value, Path) else value
+        flat = " ".join(f"{v:g}" for v in shown) if isinstance(shown, list) else str(shown)
+        parts.append(f"--{name.replace('_', '-')} {flat}")
+    return " ".join(parts)
+
+
+def open_corpus(path: Path | None, scratch: Path) -> Corpus:
+    """Open a corpus, or build one from the bundled sample."""
+    if path is None:
+        path = scratch / "sample"
+        print("building a corpus from the bundled sample", flush=True)
+        build_corpus([sample_path()], path, vocab_size=VOCABULARY)
+    return Corpus.open(path)
+
+
+def start(
+    corpus: Corpus, settings: Settings, entries: list[tuple[str, float | None]], seed: int
+) -> list[Contestant]:
+    """Return variants with their heads' peak rates, on one draw of backbone weights."""
+    config = build_config({"preset": settings.preset}, len(corpus.tokenizer), corpus.eos_token_id)
+    torch.manual_seed(seed)
+    initial = build_model(config)
+    rows = pack(corpus, corpus.split("train"), settings.length, seed)
+    return [
+        build(name, initial, rows, settings, rate or settings.prism_head_rate, seed)
+        for name, rate in entries
+    ]
+
+
+def batches(rows: PackedDataset, settings: Settings, seed: int) -> Iterator[dict[str, Tensor]]:
+    """Yield the batches of a run: every epoch in an order of its own, whole batches only."""
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        order = torch.randperm(len(rows), generator=generator).tolist()
+        for first in range(0, len(order) - settings.rows + 1, settings.rows):
+            chosen = order[first : first + settings.rows]
+            yield default_collate([rows[index] for index in chosen])
+
+
+def race(
+    contestants: list[Contestant],
+    corpus: Corpus,
+    settings: Settings,
+    seed: int,
+    heldout: list[WindowBatch],
+    *,
+    every: int,
+) -> None:
+    """Train all in turn, ``ROUND`` steps each; who begins changes from round to round."""
+    rows = pack(corpus, corpus.split("train"), settings.length, seed)
+    source = batches(rows, settings, seed)
+    for contestant in contestants:
+        contestant.evaluate(heldout)
+    for number, done in enumerate(range(0, settings.steps, ROUND)):
+        taken = [next(source) for _ in range(min(ROUND, settings.steps - done))]
+        turn = number % len(contestants)
+        for contestant in contestants[turn:] + contestants[:turn]:
+            gc.collect()
+            for batch in taken:
+                contestant.train_on(batch)
+        if (done + len(taken)) % every == 0 or done + len(taken) == settings.steps:
+            for contestant in contestants:
+                contestant.evaluate(heldout)
+        shown = "  ".join(f"{c.name} {c.curve[-1]['ce']:.3f} {c.cpu:.0f}s" for c in contestants)
+        print(f"{done + len(taken):5d}  {shown}", flush=True)
+
+
+def search_rates(
+    corpus: Corpus,
+    settings: Settings,
+    rates: list[float],
+    seed: int,
+    heldout: list[WindowBatch],
+) -> dict[str, dict[float, float]]:
+    """Return the final held-out CE of a short run for every searched variant and peak rate."""
+    found: dict[str, dict[float, float]] = {}
+    for name in SEARCHED:
+        print(f"peak rates of {name}: {', '.join(f'{rate:g}' for rate in rates)}", flush=True)
+        contestants = start(corpus, settings, [(name, rate) for rate in rates], seed)
+        race(contestants, corpus, settings, seed, heldout, every=settings.steps)
+        found[name] = {r: c.curve[-1]["ce"] for r, c in zip(rates, contestants, strict=True)}
+    return found
+
+
+def report(contestant: Contestant, seed: int) -> dict[str, Any]:
+    """Return the figures of one run."""
+    trained = {id(p): p.numel() for p in contestant.module.parameters()}
+    plain = {id(p): p.numel() for p in contestant.backbone.parameters()}
+    return {
+        "variant": contestant.name,
+        "seed": seed,
+        "parameters": sum(trained.values()),
+        "head_parameters": sum(trained.values()) - sum(plain.values()),
+        "head_rate": contestant.optimizer.param_groups[-1]["initial_lr"],
+        "cpu_ms_per_step": 1000 * contestant.cpu / contestant.step,
+        "wall_ms_per_step": 1000 * contestant.wall / contestant.step,
+        "curve": contestant.curve,
+    }
+
+
+def environment() -> dict[str, Any]:
+    """Return what the figures were measured with."""
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    ).stdout.strip()
+    return {
+        "date": datetime.now(UTC).date().isoformat(),
+        "commit": commit,
+        "machine": f"{platform.machine()}, {torch.get_num_threads()} thread, CPU",
+        "load_average": os.getloadavg()[2],
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "prismlm": prismlm.__version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+
+
+if __name__ == "__main__":
+    main()
