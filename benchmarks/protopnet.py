@@ -68,8 +68,19 @@ def main() -> None:
         )
         heldout = list(HeldOut(corpus, settings.length, 0).batches(arguments.heldout_tokens))
         # Another seed than the final runs: rates are not chosen on the runs they are judged by.
-        search = replace(settings, steps=arguments.search_steps)
-        found = search_rates(corpus, search, arguments.rates, max(arguments.seeds) + 1, heldout)
+        search_seed = max(arguments.seeds) + 1
+        short = replace(settings, steps=arguments.search_steps)
+        found: dict[str, dict[float, float]] = {}
+        # The plain decoder chooses the backbone's rate for all, so that W has its tries as M has.
+        tried = [replace(short, learning_rate=rate) for rate in arguments.backbone_rates]
+        ces = search(corpus, "plain", [(one, None) for one in tried], search_seed, heldout)
+        found["plain"] = dict(zip(arguments.backbone_rates, ces, strict=True))
+        rate = min(found["plain"], key=lambda rate: found["plain"][rate])
+        settings, short = (replace(s, learning_rate=rate) for s in (settings, short))
+        for name in SEARCHED:
+            entries: list[tuple[Settings, float | None]] = [(short, r) for r in arguments.rates]
+            ces = search(corpus, name, entries, search_seed, heldout)
+            found[name] = dict(zip(arguments.rates, ces, strict=True))
         best = {name: min(ces, key=lambda rate: ces[rate]) for name, ces in found.items()}
         fixed = {
             "environment": environment(),
@@ -83,8 +94,8 @@ def main() -> None:
             },
             "heldout_predictions": sum(int(scored(batch).sum()) for batch in heldout),
             "search": {
-                "steps": search.steps,
-                "seed": max(arguments.seeds) + 1,
+                "steps": short.steps,
+                "seed": search_seed,
                 "ce": {n: {f"{r:g}": ce for r, ce in ces.items()} for n, ces in found.items()},
                 "best": best,
             },
@@ -93,7 +104,9 @@ def main() -> None:
         for seed in arguments.seeds:
             print(f"seed {seed}", flush=True)
             contestants = start(
-                corpus, settings, [(name, best.get(name)) for name in VARIANTS], seed
+                corpus,
+                [(name, settings, best[name] if name in SEARCHED else None) for name in VARIANTS],
+                seed,
             )
             race(contestants, corpus, settings, seed, heldout, every=ROUND)
             runs += [report(contestant, seed) for contestant in contestants]
@@ -112,9 +125,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--preset", default="llama-tiny")
     parser.add_argument("--prototypes", type=int, default=1024)
     parser.add_argument("--prototypes-per-token", type=int, default=16)
-    parser.add_argument("--steps", type=int, default=500)
-    parser.add_argument("--search-steps", type=int, default=100)
-    parser.add_argument("--rates", type=float, nargs="+", default=[1e-3, 3e-3, 1e-2])
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--search-steps", type=int, default=60)
+    parser.add_argument("--rates", type=float, nargs="+", default=[3e-3, 1e-2, 3e-2])
+    parser.add_argument("--backbone-rates", type=float, nargs="+", default=[2e-3, 5e-3, 1e-2])
     parser.add_argument("--rows", type=int, default=4)
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--heldout-tokens", type=int, default=8000)
@@ -145,16 +159,17 @@ def open_corpus(path: Path | None, scratch: Path) -> Corpus:
 
 
 def start(
-    corpus: Corpus, settings: Settings, entries: list[tuple[str, float | None]], seed: int
+    corpus: Corpus, entries: list[tuple[str, Settings, float | None]], seed: int
 ) -> list[Contestant]:
-    """Return variants with their heads' peak rates, on one draw of backbone weights."""
+    """Return variants with their settings and heads' peak rates, on one draw of weights."""
+    settings = entries[0][1]
     config = build_config({"preset": settings.preset}, len(corpus.tokenizer), corpus.eos_token_id)
     torch.manual_seed(seed)
     initial = build_model(config)
     rows = pack(corpus, corpus.split("train"), settings.length, seed)
     return [
-        build(name, initial, rows, settings, rate or settings.prism_head_rate, seed)
-        for name, rate in entries
+        build(name, initial, rows, own, rate or own.prism_head_rate, seed)
+        for name, own, rate in entries
     ]
 
 
@@ -196,21 +211,19 @@ def race(
         print(f"{done + len(taken):5d}  {shown}", flush=True)
 
 
-def search_rates(
+def search(
     corpus: Corpus,
-    settings: Settings,
-    rates: list[float],
+    name: str,
+    entries: list[tuple[Settings, float | None]],
     seed: int,
     heldout: list[WindowBatch],
-) -> dict[str, dict[float, float]]:
-    """Return the final held-out CE of a short run for every searched variant and peak rate."""
-    found: dict[str, dict[float, float]] = {}
-    for name in SEARCHED:
-        print(f"peak rates of {name}: {', '.join(f'{rate:g}' for rate in rates)}", flush=True)
-        contestants = start(corpus, settings, [(name, rate) for rate in rates], seed)
-        race(contestants, corpus, settings, seed, heldout, every=settings.steps)
-        found[name] = {r: c.curve[-1]["ce"] for r, c in zip(rates, contestants, strict=True)}
-    return found
+) -> list[float]:
+    """Return the final held-out CE of a short run for every setting and head rate of a variant."""
+    print(f"peak rates of {name}", flush=True)
+    settings = entries[0][0]
+    contestants = start(corpus, [(name, own, rate) for own, rate in entries], seed)
+    race(contestants, corpus, settings, seed, heldout, every=settings.steps)
+    return [contestant.curve[-1]["ce"] for contestant in contestants]
 
 
 def report(contestant: Contestant, seed: int) -> dict[str, Any]:

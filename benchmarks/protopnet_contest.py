@@ -22,7 +22,7 @@ from prismlm.training.callbacks import HeadSchedule
 from prismlm.training.initialise import Rows, place_prototypes
 
 VARIANTS = ("plain", "prism", "through", "dense", "dense-k")
-# Those whose head has a peak rate of its own to choose.
+# Those that predict through their head, whose peak rate is chosen for each.
 SEARCHED = ("through", "dense", "dense-k")
 
 

@@ -112,4 +112,4 @@ class DensePrototypeHead(nn.Module):
                     per_sample_weights=routing.activations,
                     mode="sum",
                 )
-        return logits.unflatten(0, z.shape[:-1])
+        return logits.reshape(*z.shape[:-1], self.signatures.shape[1])

@@ -1,0 +1,76 @@
+"""When a curve reaches a level, and the ratios of the page on the ProtoPNet-style head."""
+
+import importlib.util
+import math
+from pathlib import Path
+
+import pytest
+
+PATH = Path(__file__).parents[1] / "benchmarks" / "protopnet_levels.py"
+
+
+@pytest.fixture(scope="module")
+def levels():
+    spec = importlib.util.spec_from_file_location("protopnet_levels", PATH)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def curve(*ces, seconds=10.0, tokens=100):
+    return [
+        {
+            "ce": ce,
+            "cpu_seconds": seconds * i,
+            "wall_seconds": 2 * seconds * i,
+            "tokens": tokens * i,
+        }
+        for i, ce in enumerate(ces)
+    ]
+
+
+def test_between_two_points_along_a_line(levels):
+    """5 → 3 over 10 to 20 seconds passes 4.5 a quarter of the way."""
+    assert levels.first_reach(curve(8, 5, 3), 4.5, "cpu_seconds") == pytest.approx(12.5)
+    assert levels.first_reach(curve(8, 5, 3), 5.0, "tokens") == pytest.approx(100)
+
+
+def test_the_first_time_counts(levels):
+    assert levels.first_reach(curve(6, 4, 5, 4), 4.5, "cpu_seconds") == pytest.approx(7.5)
+
+
+def test_never(levels):
+    assert levels.first_reach(curve(6, 5), 4.9, "tokens") is None
+
+
+def test_ratios_to_the_references(levels):
+    """Twice as long a step and half as many tokens more: ratios 3 in time, 1.5 in tokens."""
+    seeds = (0, 1)
+    runs = [
+        {"variant": name, "seed": seed, "curve": own}
+        for seed in seeds
+        for name, own in (
+            ("prism", curve(8, 5, 2)),
+            ("through", curve(8, 5, 2)),
+            # Falls 2 a point where the others fall 3.
+            ("dense", curve(8, 6, 4, 2 + 0.5 * seed, seconds=20)),
+        )
+    ]
+    found = levels.compare(runs)
+    assert found["slowest"] == {"0": "prism", "1": "dense"}
+    assert found["slowest_perplexity"]["1"] == pytest.approx(math.exp(2.5))
+    names = [row["perplexity"] for row in found["levels"]]
+    assert names[0] == "1000"
+    assert names[-2:] == ["15", "slowest"]
+    first = found["levels"][0]["ratio"]["through"]["dense"]
+    for axis, expected in (("cpu_seconds", 3.0), ("wall_seconds", 3.0), ("tokens", 1.5)):
+        assert first[axis] == {
+            "mean": pytest.approx(expected),
+            "low": pytest.approx(expected),
+            "high": pytest.approx(expected),
+        }
+
+
+def test_a_level_that_one_seed_misses_has_no_ratio(levels):
+    assert levels._ratio([2.0, None], [1.0, 1.0]) is None
+    assert levels._ratio([2.0, 8.0], [1.0, 1.0])["mean"] == pytest.approx(4.0)
