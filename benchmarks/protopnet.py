@@ -40,7 +40,8 @@ from torch.utils.data import default_collate
 
 import prismlm
 from prismlm.corpus import Corpus, PackedDataset, WindowBatch, build_corpus, pack, sample_path
-from prismlm.files import write_json
+from prismlm.errors import InputError
+from prismlm.files import read_json, write_json
 from prismlm.models.presets import build_config, build_model
 from prismlm.training.evaluation import HeldOut
 from prismlm.training.setup import uses_bf16
@@ -57,51 +58,16 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as directory:
         corpus = open_corpus(arguments.corpus, Path(directory))
-        settings = Settings(
-            preset=arguments.preset,
-            prototypes=arguments.prototypes,
-            prototypes_per_token=arguments.prototypes_per_token,
-            steps=arguments.steps,
-            rows=arguments.rows,
-            length=arguments.length,
-            bf16=uses_bf16(arguments.precision),
-        )
-        heldout = list(HeldOut(corpus, settings.length, 0).batches(arguments.heldout_tokens))
-        # Another seed than the final runs: rates are not chosen on the runs they are judged by.
-        search_seed = max(arguments.seeds) + 1
-        short = replace(settings, steps=arguments.search_steps)
-        found: dict[str, dict[float, float]] = {}
-        # The plain decoder chooses the backbone's rate for all, so that W has its tries as M has.
-        tried = [replace(short, learning_rate=rate) for rate in arguments.backbone_rates]
-        ces = search(corpus, "plain", [(one, None) for one in tried], search_seed, heldout)
-        found["plain"] = dict(zip(arguments.backbone_rates, ces, strict=True))
-        rate = min(found["plain"], key=lambda rate: found["plain"][rate])
-        settings, short = (replace(s, learning_rate=rate) for s in (settings, short))
-        for name in SEARCHED:
-            entries: list[tuple[Settings, float | None]] = [(short, r) for r in arguments.rates]
-            ces = search(corpus, name, entries, search_seed, heldout)
-            found[name] = dict(zip(arguments.rates, ces, strict=True))
-        best = {name: min(ces, key=lambda rate: ces[rate]) for name, ces in found.items()}
-        fixed = {
-            "environment": environment(),
-            "command": command(arguments),
-            "settings": asdict(settings) | {"seeds": arguments.seeds, "round": ROUND},
-            "corpus": {
-                "fingerprint": corpus.fingerprint,
-                "vocabulary": len(corpus.tokenizer),
-                **corpus.meta["counts"],
-                "heldout": corpus.meta["heldout"],
-            },
-            "heldout_predictions": sum(int(scored(batch).sum()) for batch in heldout),
-            "search": {
-                "steps": short.steps,
-                "seed": search_seed,
-                "ce": {n: {f"{r:g}": ce for r, ce in ces.items()} for n, ces in found.items()},
-                "best": best,
-            },
-        }
-        runs: list[dict[str, Any]] = []
+        heldout = list(HeldOut(corpus, arguments.length, 0).batches(arguments.heldout_tokens))
+        if arguments.resume:
+            result = read_result(arguments, corpus)
+        else:
+            result = prepare(arguments, corpus, heldout)
+        shared = {k: v for k, v in result["settings"].items() if k not in ("seeds", "round")}
+        settings, best, runs = Settings(**shared), result["search"]["best"], result["runs"]
         for seed in arguments.seeds:
+            if any(run["seed"] == seed for run in runs):
+                continue
             print(f"seed {seed}", flush=True)
             contestants = start(
                 corpus,
@@ -110,9 +76,75 @@ def main() -> None:
             )
             race(contestants, corpus, settings, seed, heldout, every=ROUND)
             runs += [report(contestant, seed) for contestant in contestants]
-            # After every seed, so that a run that is cut short leaves whole seeds behind.
-            write_json(arguments.out, fixed | {"runs": runs, "comparison": compare(runs)})
+            # After every seed, so that a run that is cut short leaves whole seeds to go on from.
+            write_json(arguments.out, result | {"comparison": compare(runs)})
     print(f"wrote {arguments.out}")
+
+
+def read_result(arguments: argparse.Namespace, corpus: Corpus) -> dict[str, Any]:
+    """Return what a run of the same command has left, for the seeds that it did not come to.
+
+    Raises:
+        FormatError: there is none.
+        InputError: it is of another command or corpus.
+    """
+    result = read_json(arguments.out)
+    if result["command"] != command(arguments):
+        raise InputError(
+            f"{arguments.out} was begun with another command: {result['command']}. Give the same "
+            "with --resume, or start anew without it."
+        )
+    if result["corpus"]["fingerprint"] != corpus.fingerprint:
+        raise InputError(f"{arguments.out} was begun with another corpus than {corpus.path}.")
+    return result
+
+
+def prepare(
+    arguments: argparse.Namespace, corpus: Corpus, heldout: list[WindowBatch]
+) -> dict[str, Any]:
+    """Choose the peak rates; return what the result holds before its runs."""
+    settings = Settings(
+        preset=arguments.preset,
+        prototypes=arguments.prototypes,
+        prototypes_per_token=arguments.prototypes_per_token,
+        steps=arguments.steps,
+        rows=arguments.rows,
+        length=arguments.length,
+        bf16=uses_bf16(arguments.precision),
+    )
+    # Another seed than the final runs: rates are not chosen on the runs they are judged by.
+    seed = max(arguments.seeds) + 1
+    short = replace(settings, steps=arguments.search_steps)
+    found: dict[str, dict[float, float]] = {}
+    # The plain decoder chooses the backbone's rate for all, so that W has its tries as M has.
+    tried = [replace(short, learning_rate=rate) for rate in arguments.backbone_rates]
+    ces = search(corpus, "plain", [(one, None) for one in tried], seed, heldout)
+    found["plain"] = dict(zip(arguments.backbone_rates, ces, strict=True))
+    rate = min(found["plain"], key=lambda rate: found["plain"][rate])
+    settings, short = (replace(s, learning_rate=rate) for s in (settings, short))
+    for name in SEARCHED:
+        entries: list[tuple[Settings, float | None]] = [(short, r) for r in arguments.rates]
+        ces = search(corpus, name, entries, seed, heldout)
+        found[name] = dict(zip(arguments.rates, ces, strict=True))
+    return {
+        "environment": environment(),
+        "command": command(arguments),
+        "settings": asdict(settings) | {"seeds": arguments.seeds, "round": ROUND},
+        "corpus": {
+            "fingerprint": corpus.fingerprint,
+            "vocabulary": len(corpus.tokenizer),
+            **corpus.meta["counts"],
+            "heldout": corpus.meta["heldout"],
+        },
+        "heldout_predictions": sum(int(scored(batch).sum()) for batch in heldout),
+        "search": {
+            "steps": short.steps,
+            "seed": seed,
+            "ce": {n: {f"{r:g}": ce for r, ce in ces.items()} for n, ces in found.items()},
+            "best": {name: min(ces, key=lambda rate: ces[rate]) for name, ces in found.items()},
+        },
+        "runs": [],
+    }
 
 
 def parse() -> argparse.Namespace:
@@ -134,6 +166,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--heldout-tokens", type=int, default=8000)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--precision", choices=("auto", "float32", "bf16"), default="auto")
+    parser.add_argument("--resume", action="store_true", help="run the seeds that --out lacks")
     return parser.parse_args()
 
 
@@ -141,7 +174,7 @@ def command(arguments: argparse.Namespace) -> str:
     """Return the command that gives these figures, without where the files lie."""
     parts = ["OMP_NUM_THREADS=1 python benchmarks/protopnet.py"]
     for name, value in vars(arguments).items():
-        if name == "out" or value is None:
+        if name in ("out", "resume") or value is None:
             continue
         shown = value.name if isinstance(value, Path) else value
         flat = " ".join(f"{v:g}" for v in shown) if isinstance(shown, list) else str(shown)

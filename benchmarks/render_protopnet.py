@@ -46,6 +46,7 @@ def main() -> int:
 
 def render(result: dict[str, Any]) -> str:
     """Return the page."""
+    settings = result["settings"]
     lines = [
         "# The ProtoPNet-style head against PRISM's",
         "",
@@ -61,7 +62,7 @@ def render(result: dict[str, Any]) -> str:
         "",
         *_verdict(result),
         *_setting(result),
-        *_cost(result["runs"]),
+        *_cost(result["runs"], settings["prototypes"], result["corpus"]["vocabulary"]),
         *_levels(result),
         *_rates(result["search"]),
     ]
@@ -104,6 +105,7 @@ def _verdict(result: dict[str, Any]) -> list[str]:
 
 def _setting(result: dict[str, Any]) -> list[str]:
     where, settings, corpus = result["environment"], result["settings"], result["corpus"]
+    seeds = sorted({run["seed"] for run in result["runs"]})
     tokens = fmean(run["curve"][-1]["tokens"] for run in result["runs"])
     return [
         "## Setting",
@@ -118,7 +120,7 @@ def _setting(result: dict[str, Any]) -> list[str]:
         f"k = {settings['prototypes_per_token']}; {settings['steps']} steps of "
         f"{settings['rows']} × {settings['length']} positions, {tokens:,.0f} tokens a run of "
         f"{corpus['tokens'] - corpus['heldout']['tokens']:,} to train on; seeds "
-        f"{', '.join(map(str, settings['seeds']))}. All variants of a seed have the same backbone "
+        f"{', '.join(map(str, seeds))}. All variants of a seed have the same backbone "
         "weights at the start, the same rows in the same order, AdamW at peak rate "
         f"{settings['learning_rate']:g} (head: below) with a warm-up and a cosine; "
         f"{'bf16 autocast' if settings['bf16'] else 'float32'}. dense and dense-k have no "
@@ -134,7 +136,10 @@ def _setting(result: dict[str, Any]) -> list[str]:
     ]
 
 
-def _cost(runs: list[dict[str, Any]]) -> list[str]:
+def _cost(runs: list[dict[str, Any]], prototypes: int, vocabulary: int) -> list[str]:
+    # P and τ are all that the head of through adds.
+    added = next(run["head_parameters"] for run in runs if run["variant"] == "through")
+    width = (added - 1) // prototypes
     lines = [
         "## What a step costs, and where the runs end",
         "",
@@ -166,6 +171,12 @@ def _cost(runs: list[dict[str, Any]]) -> list[str]:
         "",
         f"From ẑ alone, *prism* ends at a CE of {fmean(only):.3f}: what it predicts with its "
         "prototypes, where *through* and the dense heads predict with nothing else.",
+        "",
+        f"M is K·V = {prototypes * vocabulary:,} weights, K/d = {prototypes / width:.1f} times W "
+        f"(d = {width}), and the product with all K costs as many times more; in the source's "
+        "example (K = 2,000, d ≈ 500) it is 4 times. How much of a step that is depends on the "
+        "decoder, here a small one. With the k largest only k rows of Mᵀ are read, k/d of the "
+        "work of W, but AdamW still visits all of M.",
         "",
     ]
 
