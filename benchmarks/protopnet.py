@@ -78,6 +78,7 @@ def main() -> None:
             runs += [report(contestant, seed) for contestant in contestants]
             # After every seed, so that a run that is cut short leaves whole seeds to go on from.
             write_json(arguments.out, result | {"comparison": compare(runs)})
+        write_json(arguments.out, result | {"comparison": compare(runs)})
     print(f"wrote {arguments.out}")
 
 
@@ -85,7 +86,7 @@ def read_result(arguments: argparse.Namespace, corpus: Corpus) -> dict[str, Any]
     """Return what a run of the same command has left, for the seeds that it did not come to.
 
     Raises:
-        FormatError: there is none.
+        FileNotFoundError: there is none.
         InputError: it is of another command or corpus.
     """
     result = read_json(arguments.out)

@@ -7,7 +7,7 @@ from typing import Any
 
 AXES = ("cpu_seconds", "wall_seconds", "tokens")
 REFERENCES = ("prism", "through")
-LEVELS = (1000, 700, 500, 400, 300, 250, 200, 150, 120, 100, 80, 60, 50, 40, 35, 30, 25, 20, 15)
+LEVELS = (500, 400, 350, 300, 250, 200, 175, 150, 130, 115, 100, 80, 60, 50, 40, 30, 20, 15)
 
 
 def first_reach(curve: list[dict[str, float]], ce: float, axis: str) -> float | None:
@@ -30,7 +30,8 @@ def compare(runs: list[dict[str, Any]]) -> dict[str, Any]:
     """Return where each run reaches common perplexities, and the ratios to both references.
 
     The last level of a seed is the final perplexity of its slowest variant, which all reach;
-    the others are the round numbers that every run of every seed passes.
+    the others are the round numbers that every run of every seed passes after its first
+    evaluation. Before it a line from the untrained model would only compare the costs of a step.
     """
     seeds = sorted({run["seed"] for run in runs})
     slowest = {
@@ -38,7 +39,7 @@ def compare(runs: list[dict[str, Any]]) -> dict[str, Any]:
         for seed in seeds
     }
     floor = max(math.exp(run["curve"][-1]["ce"]) for run in runs)
-    ceiling = min(math.exp(run["curve"][0]["ce"]) for run in runs)
+    ceiling = min(math.exp(run["curve"][1]["ce"]) for run in runs)
     rows = [
         _row(runs, str(level), dict.fromkeys(seeds, math.log(level)))
         for level in LEVELS

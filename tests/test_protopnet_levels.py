@@ -44,7 +44,7 @@ def test_never(levels):
 
 
 def test_ratios_to_the_references(levels):
-    """Twice as long a step and half as many tokens more: ratios 3 in time, 1.5 in tokens."""
+    """Steps that take twice as long, and half as many more of them: three times as long."""
     seeds = (0, 1)
     runs = [
         {"variant": name, "seed": seed, "curve": own}
@@ -60,15 +60,14 @@ def test_ratios_to_the_references(levels):
     assert found["slowest"] == {"0": "prism", "1": "dense"}
     assert found["slowest_perplexity"]["1"] == pytest.approx(math.exp(2.5))
     names = [row["perplexity"] for row in found["levels"]]
-    assert names[0] == "1000"
+    assert names[0] == "130", "the highest below exp(5), the first evaluation of the fastest"
     assert names[-2:] == ["15", "slowest"]
-    first = found["levels"][0]["ratio"]["through"]["dense"]
-    for axis, expected in (("cpu_seconds", 3.0), ("wall_seconds", 3.0), ("tokens", 1.5)):
-        assert first[axis] == {
-            "mean": pytest.approx(expected),
-            "low": pytest.approx(expected),
-            "high": pytest.approx(expected),
-        }
+    ratio = found["levels"][-1]["ratio"]["through"]["dense"]
+    # Seed 0, CE 2: 60 s and 300 tokens against 20 s and 200. Seed 1, CE 2.5: 60 s against 55 / 3.
+    assert ratio["tokens"]["low"] == pytest.approx(300 / 200)
+    assert ratio["cpu_seconds"]["low"] == pytest.approx(3.0)
+    assert ratio["cpu_seconds"]["high"] == pytest.approx(60 / (55 / 3))
+    assert ratio["cpu_seconds"]["mean"] == pytest.approx((3 * 180 / 55) ** 0.5)
 
 
 def test_a_level_that_one_seed_misses_has_no_ratio(levels):
