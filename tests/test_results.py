@@ -4,16 +4,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 
 
-def test_first_light_is_rendered_from_its_json():
-    command = [sys.executable, "benchmarks/render_first_light.py", "--check"]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stdout
-
-
-def test_the_prototype_head_is_rendered_from_its_json():
-    command = [sys.executable, "benchmarks/render_prototype_head.py", "--check"]
+@pytest.mark.parametrize("page", ["first_light", "prototype_head", "protopnet"])
+def test_a_page_is_rendered_from_its_json(page):
+    command = [sys.executable, f"benchmarks/render_{page}.py", "--check"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
