@@ -284,7 +284,31 @@ def frontier(runs: list[dict[str, Any]], plain: dict[int, float]) -> str:
     controls = [{"quality": run["control"]} for run in group]
     cells = ["–", "control: random states, untrained", str(len(group)), "0", control.show(1, " %")]
     lines.append("| " + " | ".join([*cells, *quality_cells(controls)]) + " |")
-    return "\n".join(lines)
+    return "\n".join([*lines, "", reading(runs, plain)])
+
+
+def reading(runs: list[dict[str, Any]], plain: dict[int, float]) -> str:
+    """Return what the table says, with the figures it says it by."""
+
+    def alone(name: str, seed: int | None = None) -> str:
+        group = [run for run in methods(runs)[name] if seed in (None, seed_of(run))]
+        value = figure([over_plain(run, plain, "prototype_only_ce") for run in group])
+        return f"{value.mean:.2f} %"
+
+    return f"""- **What the head learns to predict matters most.** With the source's losses on the \
+same plain model prototypes alone end {alone("detached")} above it, with the KL of their prediction \
+{alone("default-early")}; the labels in the place of the model's prediction teach less \
+({alone("default-ce", 0)} against {alone("default", 0)}, both placed half way, seed 0).
+- **Late is better than early**: {alone("default")} against {alone("default-early")}. States keep \
+moving while the model learns; a head placed half way spends all its steps near the final ones, \
+and the run pays for it in half of its steps only.
+- **Losses that reach the model cost it** and buy nothing here: see *light* and *source*.
+- **Clusters or random states, revival, annealed k** make no difference that one seed shows: \
+hardly a prototype is ever out of use.
+- **Tried for the target of {WITHIN} %**: every position instead of a quarter of them gives \
+{alone("default-all-positions", 0)} where the default has {alone("default", 0)} (seed 0), at the \
+step time below; a larger k or K is in the next table, a higher rate of the head was tried once, \
+unpublished, and gained less than a tenth of a percent."""
 
 
 def quality_cells(group: list[dict[str, Any]]) -> list[str]:
