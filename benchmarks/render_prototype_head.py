@@ -296,8 +296,8 @@ def reading(runs: list[dict[str, Any]], plain: dict[int, float]) -> str:
         return f"{value.mean:.2f} %"
 
     return f"""- **What the head learns to predict matters most.** With the source's losses on the \
-same plain model prototypes alone end {alone("detached")} above it, with the KL of their prediction \
-{alone("default-early")}; the labels in the place of the model's prediction teach less \
+same plain model prototypes alone end {alone("detached")} above it, with the KL of their \
+prediction {alone("default-early")}; the labels in the place of the model's prediction teach less \
 ({alone("default-ce", 0)} against {alone("default", 0)}, both placed half way, seed 0).
 - **Late is better than early**: {alone("default")} against {alone("default-early")}. States keep \
 moving while the model learns; a head placed half way spends all its steps near the final ones, \
