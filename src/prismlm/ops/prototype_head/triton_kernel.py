@@ -3,12 +3,13 @@
 A program takes a block of states and goes over all prototypes. It keeps the best scores of each
 state in registers and takes a tile's maxima out of it only while one of them beats the worst score
 kept; that is k·ln(K/k) times or so per state in all. Each block also writes the best and the
-second-best score of every prototype: 3·N·K/BLOCK_STATES numbers, summed up afterwards in a fixed
+second-best score of every prototype: 3·N·K/BLOCK_STATES numbers, compared afterwards in a fixed
 order. Near-ties are settled by ``exact.settle``, as for every other form.
 """
 
 # Triton is not installed everywhere, and its language has no types.
-# pyright: basic, reportMissingImports=false, reportIndexIssue=false
+# pyright: basic, reportMissingImports=false, reportIndexIssue=false, reportCallIssue=false
+# pyright: reportOperatorIssue=false
 # ruff: noqa: ANN001, ANN202
 
 from __future__ import annotations
