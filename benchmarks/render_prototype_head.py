@@ -307,8 +307,7 @@ and the run pays for it in half of its steps only.
 hardly a prototype is ever out of use.
 - **Tried for the target of {WITHIN} %**: every position instead of a quarter of them gives \
 {alone("default-all-positions", 0)} where the default has {alone("default", 0)} (seed 0), at the \
-step time below; a larger k or K is in the next table, a higher rate of the head was tried once, \
-unpublished, and gained less than a tenth of a percent."""
+step time below; a larger k or K is in the next table."""
 
 
 def quality_cells(group: list[dict[str, Any]]) -> list[str]:
