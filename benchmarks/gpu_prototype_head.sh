@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # GPT-2 small's shape with 16,384 prototypes on one GPU, on the Parquet files of one folder.
 #
-#   bash benchmarks/gpu_prototype_head.sh PARQUET_DIR OUT_DIR [more arguments of prototype_head.py]
+#   bash benchmarks/gpu_prototype_head.sh PARQUET_DIR OUT_DIR [KEY=VALUE …, as of prismlm train --set]
 #
 # Writes OUT_DIR/prototype_head_gpu/*.json; copy it to docs/results/ and render it with
 # `python benchmarks/render_prototype_head.py --name prototype_head_gpu`.
@@ -14,5 +14,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 python -m prismlm corpus build "$parquet"/*.parquet --out "$work/corpus-gpu" --vocab-size 16384
 results=$out/prototype_head_gpu
-python benchmarks/step_time.py "$work/corpus-gpu" --recipes recipes/gpt2-small-gpu --steps 40 --out "$results"
-python benchmarks/prototype_head.py "$work/corpus-gpu" detached --recipes recipes/gpt2-small-gpu --out "$results" "$@"
+python benchmarks/step_time.py "$work/corpus-gpu" --recipes recipes/gpt2-small-gpu --steps 40 \
+    --set "$@" --out "$results"
+python benchmarks/prototype_head.py "$work/corpus-gpu" detached --recipes recipes/gpt2-small-gpu \
+    --set "$@" --out "$results"

@@ -43,7 +43,8 @@ RESULTS = ROOT / "docs" / "results" / "prototype_head"
 DEFAULT = "default"
 HELD_OUT_TOKENS = 50_000
 SWEPT = {"prototypes": [512, 1024, 4096], "prototypes_per_token": [8, 32]}
-SIZES = ["llama-tiny", "llama-laptop"]
+# Beside llama-laptop, which the methods are compared on.
+SIZES = ["llama-tiny", "llama-small"]
 Settings = dict[str, Any]
 
 
@@ -56,6 +57,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", help="names of recipes")
     parser.add_argument("--steps", type=int, help="fewer, to try it out")
     parser.add_argument("--recipes", type=Path, default=RECIPES, help="where the recipes are")
+    parser.add_argument("--set", nargs="*", default=[], help="KEY=VALUE, as of prismlm train")
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     common: Settings = {"corpus": str(arguments.corpus), "seed": arguments.seed}
@@ -63,7 +65,7 @@ def main() -> None:
         common |= {"steps": arguments.steps, "head": {"initialise_at_step": arguments.steps // 2}}
     runs = {
         name: merged(settings, common)
-        for name, settings in recipes(arguments.recipes).items()
+        for name, settings in recipes(arguments.recipes, arguments.set).items()
         if not arguments.only or name in arguments.only
     }
     detached = {name: s for name, s in runs.items() if s["head"].get("detach")}
@@ -80,10 +82,10 @@ def main() -> None:
             run_bank("size", {preset: runs[DEFAULT] | {"model": {"preset": preset}}}, arguments.out)
 
 
-def recipes(folder: Path = RECIPES) -> dict[str, Settings]:
-    """Return the settings of every recipe of a folder by name."""
+def recipes(folder: Path, overrides: list[str]) -> dict[str, Settings]:
+    """Return the settings of every recipe of a folder by name, with values replaced."""
     files = sorted(folder.glob("*.yaml"))
-    return {path.stem: load_recipe(path).to_dict() for path in files}
+    return {path.stem: load_recipe(path, overrides).to_dict() for path in files}
 
 
 def swept(default: Settings) -> dict[str, Settings]:

@@ -357,9 +357,11 @@ def _shape(run: dict[str, Any]) -> tuple[int, int]:
 
 def sizes(runs: list[dict[str, Any]]) -> str:
     """Return the table of model sizes."""
-    found = sorted(of_kind(runs, "size"), key=lambda run: run["parameters"])
-    if not found:
+    others = of_kind(runs, "size")
+    if not others:
         return ""
+    same = [run for run in methods(runs)["default"] if seed_of(run) == seed_of(others[0])]
+    found = sorted([*others, *same], key=lambda run: run["parameters"])
     lines = [
         "## Size of the model",
         "",
@@ -370,7 +372,8 @@ def sizes(runs: list[dict[str, Any]]) -> str:
     ]
     for run in found:
         base = run["quality"]["ce"]
-        lines.append(row(f"{run['name']} | {run['parameters']:,} | {base:.3f}", run, base))
+        preset = run["settings"]["model"]["preset"]
+        lines.append(row(f"{preset} | {run['parameters']:,} | {base:.3f}", run, base))
     return "\n".join(lines)
 
 

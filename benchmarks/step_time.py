@@ -61,10 +61,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=160)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--recipes", type=Path, default=RECIPES, help="where the recipes are")
+    parser.add_argument("--set", nargs="*", default=[], help="KEY=VALUE, as of prismlm train")
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    found = recipes(arguments.recipes)
+    found = recipes(arguments.recipes, arguments.set)
     timed = {
         name: time_recipe(found[name], arguments.corpus, arguments.steps)
         for name in NAMES
