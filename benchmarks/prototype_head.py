@@ -188,7 +188,9 @@ def random_states(model: Any, rows: Rows, like: PrototypeHead, seed: int) -> Pro
 def write_result(path: Path, result: dict[str, Any]) -> None:
     """Write one result with the machine and the versions, and say so."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, result | {"environment": environment()})
+    # Where the corpus lay says nothing; its name does.
+    settings = result["settings"] | {"corpus": Path(result["settings"]["corpus"]).name}
+    write_json(path, result | {"settings": settings, "environment": environment()})
     figures = result["quality"]
     print(
         f"{path.name}: CE {figures['ce']:.4f}, prototype-only CE "
