@@ -21,6 +21,7 @@ WHAT = {
     "default-early": "placed at step 200",
     "default-sampled": "placed on random states",
     "default-all-positions": "trained on every position",
+    "default-fewer-positions": "trained on an eighth of the positions",
     "default-revived": "unused prototypes revived",
     "default-annealed": "k from 64 to 16",
     "default-ce": "labels instead of the model's prediction",

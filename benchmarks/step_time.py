@@ -27,7 +27,7 @@ from prismlm.training.setup import build_trainer, prepare
 from prototype_head import RECIPES, RESULTS, environment, recipes
 
 WARM_UP = 10
-NAMES = ["default", "default-all-positions", "light", "light-kl"]
+NAMES = ["default", "default-fewer-positions", "default-all-positions", "light", "light-kl"]
 RESAMPLES = 2000
 
 
