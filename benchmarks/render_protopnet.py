@@ -6,13 +6,12 @@ import argparse
 import json
 import math
 import sys
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from pages import RESULTS, publish
 from protopnet_plot import draw
 
-RESULTS = Path("docs/results")
 SHOWN = {
     "plain": "plain: W z",
     "prism": "prism: W z, prototypes beside",
@@ -29,19 +28,11 @@ def main() -> int:
     parser.add_argument("--check", action="store_true")
     arguments = parser.parse_args()
     result = json.loads((RESULTS / "protopnet.json").read_text(encoding="utf-8"))
-    stale = False
-    for path, text in (
-        (RESULTS / "protopnet.md", render(result)),
-        (RESULTS / "protopnet.svg", draw(result["runs"], SHOWN)),
-    ):
-        if arguments.check:
-            fresh = path.is_file() and path.read_text(encoding="utf-8") == text
-            stale = stale or not fresh
-            print(f"{path} is {'up to date' if fresh else 'not what the JSON gives; render again'}")
-        else:
-            path.write_text(text, encoding="utf-8")
-            print(f"wrote {path}")
-    return 1 if stale else 0
+    pages = {
+        RESULTS / "protopnet.md": render(result),
+        RESULTS / "protopnet.svg": draw(result["runs"], SHOWN),
+    }
+    return publish(pages, check=arguments.check)
 
 
 def render(result: dict[str, Any]) -> str:

@@ -6,13 +6,12 @@ import argparse
 import json
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 from frontier_plot import Point, draw
+from pages import RESULTS, publish
 
-RESULTS = Path("docs/results")
 # Two-sided 95 % points of Student's t by degrees of freedom.
 STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776}
 WITHIN, EXPLAINED, IN_USE, STEP = 2.5, 0.97, 0.97, 1.10
@@ -67,19 +66,11 @@ def main() -> int:
     results = [json.loads(path.read_text(encoding="utf-8")) for path in files]
     runs = [result for result in results if "quality" in result]
     times = [result for result in results if "recipes" in result]
-    stale = False
-    for path, text in (
-        (RESULTS / f"{arguments.name}.md", render(runs, times)),
-        (RESULTS / f"{arguments.name}.svg", plot(runs)),
-    ):
-        if arguments.check:
-            fresh = path.is_file() and path.read_text(encoding="utf-8") == text
-            stale = stale or not fresh
-            print(f"{path} is {'up to date' if fresh else 'not what the JSON gives; render again'}")
-        else:
-            path.write_text(text, encoding="utf-8")
-            print(f"wrote {path}")
-    return 1 if stale else 0
+    pages = {
+        RESULTS / f"{arguments.name}.md": render(runs, times),
+        RESULTS / f"{arguments.name}.svg": plot(runs),
+    }
+    return publish(pages, check=arguments.check)
 
 
 def seed_of(run: dict[str, Any]) -> int:
