@@ -42,7 +42,7 @@ def render(result: dict[str, Any]) -> str:
         "",
         *_setting(result),
         *_quality(result["quality"]),
-        *_domains(result["domain_share"]),
+        *domains(result["domain_share"]),
         *_prototypes(result["prototypes"]),
     ]
     return "\n".join(lines) + "\n"
@@ -94,7 +94,8 @@ def _quality(quality: dict[str, Any]) -> list[str]:
     ]
 
 
-def _domains(figures: dict[str, Any]) -> list[str]:
+def domains(figures: dict[str, Any]) -> list[str]:
+    """Return the section on domains: trained prototypes beside both controls."""
     trained = figures["trained"]
     columns = (trained, figures["random_states"], figures["shuffled_map"])
     own = " | ".join(f"{column['own_share']:.3f}" for column in columns)
