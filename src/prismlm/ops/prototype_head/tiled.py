@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from prismlm.errors import InputError
+from prismlm.ops.prototype_head import screened
 from prismlm.ops.prototype_head.exact import (
     ABSENT,
     SPARE,
@@ -59,7 +60,8 @@ def route(
     N·k + K selected pairs only.
 
     Args:
-        z: hidden states. bf16 and fp16 are ranked in float32 of those values.
+        z: hidden states. bf16 and fp16 are ranked in float32 of those values; where both inputs
+            are bf16 and the CPU multiplies bf16, a bf16 product leaves most pairs out before.
         prototypes: the bank P, any non-zero norms; a zero row has cosine 0 to everything.
         k: prototypes per token.
         scale: τ > 0, a number or a scalar tensor.
@@ -71,8 +73,10 @@ def route(
     check_arguments(z, prototypes, k, mask)
     dtype = score_dtype(z.dtype)
     with torch.no_grad(), full_precision(z.device):
-        found = _scan(z, prototypes, min(k + SPARE, len(prototypes)), mask)
-        z, prototypes = z.to(dtype), prototypes.to(dtype)
+        found = _scan(z, prototypes, k, mask)
+    # Outside, as the gradient goes back through it.
+    z, prototypes = z.to(dtype), prototypes.to(dtype)
+    with torch.no_grad(), full_precision(z.device):
         search = settle(found, z.detach(), prototypes.detach(), k, mask)
     cosines, nearest_point_cosine = cast(
         "tuple[Tensor, Tensor]",
@@ -169,8 +173,7 @@ def scan_tiles(z: Tensor, prototypes: Tensor, spread: int, mask: Tensor | None) 
     state = torch.full((count,), -1, dtype=torch.int64, device=z.device)
     contested = torch.zeros(count, dtype=torch.bool, device=z.device)
     bound = margin(width, z.dtype)
-    elements = TILE_ELEMENTS * min(torch.get_num_threads(), TILE_THREADS)
-    rows = max(1, min(max(16, elements // count), n))
+    rows = max(1, min(max(16, _tile_elements() // count), n))
     # One buffer for all tiles: fresh pages cost more than a tenth of the product.
     buffer = z.new_empty(rows, count)
     for start in range(0, n, rows):
@@ -191,12 +194,21 @@ def scan_tiles(z: Tensor, prototypes: Tensor, spread: int, mask: Tensor | None) 
     return Candidates(values, indices, best, state, contested)
 
 
-def _scan(z: Tensor, prototypes: Tensor, spread: int, mask: Tensor | None) -> Candidates:
-    """Pass over all scores with the Triton kernel where there is one, in tiles elsewhere."""
+def _scan(z: Tensor, prototypes: Tensor, k: int, mask: Tensor | None) -> Candidates:
+    """Pass over all scores: in a Triton kernel, screened by a bf16 product, or in tiles."""
+    spread = min(k + SPARE, len(prototypes))
     if z.is_cuda and find_spec("triton") is not None:
         from prismlm.ops.prototype_head import triton_kernel
 
         if triton_kernel.supports(z, spread):
             return triton_kernel.scan(z, prototypes, spread, mask)
+    if screened.supports(z, prototypes, k):
+        found = screened.scan(z, prototypes, k, spread, mask, _tile_elements())
+        if found is not None:
+            return found
     dtype = score_dtype(z.dtype)
     return scan_tiles(z.to(dtype), prototypes.to(dtype), spread, mask)
+
+
+def _tile_elements() -> int:
+    return TILE_ELEMENTS * min(torch.get_num_threads(), TILE_THREADS)
