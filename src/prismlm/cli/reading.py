@@ -14,9 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from prismlm.cli.format import count
-from prismlm.lens.attribution import DocumentShare, Sources
 from prismlm.lens.html import CAVEAT
 from prismlm.lens.html_data import hue, visible
+from prismlm.lens.shares import DocumentShare, Sources
 from prismlm.lens.trace import PrototypeUse, Step, Trace
 
 PREDICTIONS_SHOWN = 12

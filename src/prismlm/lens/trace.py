@@ -12,14 +12,10 @@ import pyarrow.parquet as pq
 
 from prismlm.errors import InputError
 from prismlm.files import atomic_file
-from prismlm.lens.attribution import (
-    DocumentShare,
-    EvidenceTable,
-    Sources,
-    document_shares,
-    source_shares,
-)
+from prismlm.lens.attribution import EvidenceTable, document_shares, source_shares
 from prismlm.lens.directory import Lens
+from prismlm.lens.shares import DocumentShare, Method, Sources
+from prismlm.lens.where import Where
 
 TargetFrom = Literal["text", "generated", "argmax"]
 DOCUMENTS_SHOWN = 10
@@ -128,28 +124,50 @@ class Trace:
             return Trace(self.model, self.steps[key], self.table[key], self.lens, self.rounding)
         return self.steps[key]
 
-    def sources(self, by: str = "source") -> Sources:
+    def sources(
+        self, by: str = "source", *, method: Method = "evidence", where: Where | None = None
+    ) -> Sources:
         """Return the share of each source, domain, license or document over all steps.
 
-        Raises:
-            InputError: there is no lens, or ``by`` is none of these.
-        """
-        return source_shares(self.table, self._lens(), by)
+        Args:
+            by: the column.
+            method: ``evidence``, or ``source`` for PRISM's A_t = Σ α μ_S; see docs/attribution.md.
+            where: only text that matches, such as ``{"license": "CC0"}``; the rest is
+                ``elsewhere``.
 
-    def documents(self, limit: int = DOCUMENTS_SHOWN) -> list[DocumentShare]:
+        Raises:
+            InputError: there is no lens, or an argument names what is not there.
+        """
+        return source_shares(self.table, self._lens(), by, method=method, where=where)
+
+    def documents(
+        self,
+        limit: int = DOCUMENTS_SHOWN,
+        *,
+        method: Method = "evidence",
+        where: Where | None = None,
+    ) -> list[DocumentShare]:
         """Return the documents with the largest shares over all steps.
 
         Raises:
-            InputError: there is no lens.
+            InputError: there is no lens, or an argument names what is not there.
         """
-        return document_shares(self.table, self._lens(), limit)
+        return document_shares(self.table, self._lens(), limit, method=method, where=where)
 
-    def to_dict(self, by: str = "source", documents: int = DOCUMENTS_SHOWN) -> dict[str, Any]:
+    def to_dict(
+        self,
+        by: str = "source",
+        documents: int = DOCUMENTS_SHOWN,
+        *,
+        method: Method = "evidence",
+        where: Where | None = None,
+    ) -> dict[str, Any]:
         """Return the whole reading as ``prismlm explain --json`` prints it."""
         shares, found = None, []
         if self.lens is not None:
-            shares = self.sources(by).to_dict()
-            found = [document.to_dict() for document in self.documents(documents)]
+            shares = self.sources(by, method=method, where=where).to_dict()
+            listed = self.documents(documents, method=method, where=where)
+            found = [document.to_dict() for document in listed]
         return {
             "model": self.model,
             "lens": None if self.lens is None else str(self.lens.path),
