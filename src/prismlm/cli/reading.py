@@ -16,8 +16,9 @@ from rich.text import Text
 from prismlm.cli.format import count
 from prismlm.lens.html import CAVEAT
 from prismlm.lens.html_data import hue, visible
-from prismlm.lens.shares import DocumentShare, Sources
+from prismlm.lens.shares import DocumentShare, Method, Sources
 from prismlm.lens.trace import PrototypeUse, Step, Trace
+from prismlm.lens.where import Where
 
 PREDICTIONS_SHOWN = 12
 SHARES_SHOWN = 10
@@ -28,11 +29,26 @@ PLACE_WIDTH = 320
 EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
-def print_trace(trace: Trace, *, by: str, top: int, documents: int, all_shown: bool) -> None:
-    """Print a trace; a pipe gets the same text without colour, 100 columns wide."""
+def console_for_reading() -> Console:
+    """Return a console on stdout; 100 columns wide where it is piped."""
     console = Console(highlight=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
-        console = Console(highlight=False, width=WIDTH_WHERE_PIPED)
+        return Console(highlight=False, width=WIDTH_WHERE_PIPED)
+    return console
+
+
+def print_trace(
+    trace: Trace,
+    *,
+    by: str,
+    top: int,
+    documents: int,
+    all_shown: bool,
+    method: Method = "evidence",
+    where: Where | None = None,
+) -> None:
+    """Print a trace; a pipe gets the same text without colour, 100 columns wide."""
+    console = console_for_reading()
     _print_header(console, trace)
     console.print(_tokens(trace))
     console.print()
@@ -47,9 +63,9 @@ def print_trace(trace: Trace, *, by: str, top: int, documents: int, all_shown: b
     if trace.lens is None:
         console.print("[dim]No lens, so no training text: build one with prismlm index.[/]")
         return
-    _print_shares(console, trace.sources(by))
+    print_shares(console, trace.sources(by, method=method, where=where))
     if documents:
-        _print_documents(console, trace.documents(documents))
+        print_documents(console, trace.documents(documents, method=method, where=where))
     console.print(Text(CAVEAT, style="dim"))
 
 
@@ -134,12 +150,15 @@ def _prototypes(step: Step, top: int, room: int) -> Text:
     return shown.append(f"  +{left}", "dim") if left > 0 else shown
 
 
-def _print_shares(console: Console, sources: Sources) -> None:
+def print_shares(console: Console, sources: Sources) -> None:
+    """Print shares as bars."""
     console.print(Text("Where it comes from", style="bold").append(f"  by {sources.by}", "dim"))
     shown, others = sources.items[:SHARES_SHOWN], sources.items[SHARES_SHOWN:]
     rows = [(item.key, item.share, "cyan") for item in shown]
     if others:
         rows.append((f"{len(others)} more", sum(item.share for item in others), "blue"))
+    if sources.where:
+        rows.append(("elsewhere", sources.elsewhere, "blue"))
     rows.append(("unattributed", sources.unattributed, "bright_black"))
     widest = max([share for _, share, _ in rows] + [1e-9])
     room = max(10, console.width - 24 - 10)
@@ -154,7 +173,8 @@ def _print_shares(console: Console, sources: Sources) -> None:
     console.print()
 
 
-def _print_documents(console: Console, documents: list[DocumentShare]) -> None:
+def print_documents(console: Console, documents: list[DocumentShare]) -> None:
+    """Print documents with their shares and places."""
     if not documents:
         return
     console.print("[bold]Documents[/]")
