@@ -11,8 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
 
-from prismlm.errors import FormatError, InputError, suggest
+from prismlm.corpus.tokenizer import fingerprint
+from prismlm.errors import FormatError, InputError, StaleLensError, suggest
 from prismlm.layers import PrototypeHead
 from prismlm.lens import layout
 from prismlm.lens.where import UNKNOWN, Conditions, check_value
@@ -55,8 +57,14 @@ class Lens:
         self._matching: dict[tuple[str, Conditions], np.ndarray] = {}
 
     @classmethod
-    def open(cls, path: Path | str, model: nn.Module, head: PrototypeHead) -> Lens:
-        """Open a lens that was built for this model and head.
+    def open(
+        cls,
+        path: Path | str,
+        model: nn.Module,
+        head: PrototypeHead,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+    ) -> Lens:
+        """Open a lens that was built for this model and head, and tokenizer if one is given.
 
         Raises:
             FormatError: not a lens, damaged or of another version.
@@ -65,6 +73,12 @@ class Lens:
         directory = Path(path)
         meta = layout.read_meta(directory)
         layout.check_fresh(meta, directory, model, head)
+        if tokenizer is not None and meta.tokenizer != fingerprint(tokenizer):  # pyright: ignore[reportArgumentType]
+            raise StaleLensError(
+                f"the lens {directory} was built with another tokenizer than the model's: its "
+                "tokens are not those that the model reads. Put the tokenizer back, or build the "
+                "corpus with --tokenizer MODEL and index it again."
+            )
         return cls(directory, meta, head.num_prototypes)
 
     @property

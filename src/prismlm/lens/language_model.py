@@ -203,5 +203,5 @@ def load(path: Path | str, *, lens: Path | str | None = None, device: str = "cpu
         tokenizer=tokenizer,
         head=sidecar.head,
         logit_map=sidecar.logit_map,
-        lens=None if found is None else Lens.open(found, model, sidecar.head),
+        lens=None if found is None else Lens.open(found, model, sidecar.head, tokenizer),
     )

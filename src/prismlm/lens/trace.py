@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -178,16 +178,7 @@ class Trace:
 
     def to_parquet(self, path: Path | str) -> None:
         """Write one row per step and prototype in use, steps' own figures repeated."""
-        rows = [
-            {
-                **{k: v for k, v in step.to_dict().items() if k != "prototypes"},
-                **{f"prototype_{k}": v for k, v in asdict(use).items()},
-            }
-            for step in self.steps
-            for use in step.prototypes
-        ]
-        with atomic_file(path) as temporary:
-            pq.write_table(pa.Table.from_pylist(rows), temporary)
+        write_parquet([self], path)
 
     def to_html(self, path: Path | str | None = None) -> str:
         """Return a self-contained page, and write it if a path is given."""
@@ -211,3 +202,19 @@ class Trace:
                 "Build one with `prismlm index MODEL --corpus DIR`."
             )
         return self.lens
+
+
+def write_parquet(traces: Sequence[Trace], path: Path | str) -> None:
+    """Write one row per step and prototype in use; several traces get a column ``text``, from 0."""
+    rows = [
+        {
+            **({"text": number} if len(traces) > 1 else {}),
+            **{k: v for k, v in step.to_dict().items() if k != "prototypes"},
+            **{f"prototype_{k}": v for k, v in asdict(use).items()},
+        }
+        for number, trace in enumerate(traces)
+        for step in trace
+        for use in step.prototypes
+    ]
+    with atomic_file(path) as temporary:
+        pq.write_table(pa.Table.from_pylist(rows), temporary)
