@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import statistics
 import tempfile
@@ -36,8 +37,8 @@ from prismlm.ops.prototype_head.routing import inverse_norms
 PROTOTYPES, CONTEXTS, WIDTH, VOCABULARY = 16_384, 64, 768, 50_257
 PER_TOKEN = 16
 DOCUMENTS, SOURCES, DOMAINS, LICENSES = 200_000, 60, 12, 8
-TOKENS_TIMED = 1_000
-GENERATED, PROMPTS_PER_ARM, SAMPLES = 50, 3, 12
+TOKENS_TIMED = 400
+GENERATED, PROMPTS_PER_ARM, SAMPLES = 50, 1, 15
 PROMPT = "Once upon a time there was a little girl who lived"
 OUT = Path("docs/results/attribution_latency.json")
 
@@ -105,12 +106,13 @@ def time_tokens(lens: Lens, seed: int = 1) -> dict[str, Any]:
     head.reset_parameters(generator)
     weight = torch.randn(VOCABULARY, WIDTH, generator=generator) / WIDTH**0.5
     mean = weight.mean(0)
-    times: dict[str, list[float]] = {"attribution": [], "from_state": []}
+    names = ("attribution", "from_state", "attribution_cpu", "from_state_cpu")
+    times: dict[str, list[float]] = {name: [] for name in names}
     warm = 20
     for number in range(TOKENS_TIMED + warm):
         state = torch.randn(1, WIDTH, generator=generator)
         target = torch.randint(VOCABULARY, (1,), generator=generator)
-        began = time.perf_counter()
+        began, began_cpu = time.perf_counter(), time.process_time()
         with torch.no_grad():
             routing = head(state).routing
             parts = decompose(
@@ -131,12 +133,14 @@ def time_tokens(lens: Lens, seed: int = 1) -> dict[str, Any]:
             state * inverse_norms(state),
             routing.activations,
         )
-        routed = time.perf_counter()
+        routed, routed_cpu = time.perf_counter(), time.process_time()
         found = attribute(table, lens)
         found.sources("source")
         found.documents(10)
-        ended = time.perf_counter()
+        ended, ended_cpu = time.perf_counter(), time.process_time()
         if number >= warm:
+            times["attribution_cpu"].append(ended_cpu - routed_cpu)
+            times["from_state_cpu"].append(ended_cpu - began_cpu)
             times["attribution"].append(ended - routed)
             times["from_state"].append(ended - began)
     return {name: percentiles(values) for name, values in times.items()}
@@ -216,6 +220,8 @@ def measure(model: Path, synthetic: Path) -> dict[str, Any]:
             "torch": torch.__version__,
             "threads": torch.get_num_threads(),
             "machine": platform.machine(),
+            "cores": os.cpu_count(),
+            "load": os.getloadavg()[0],
         },
         "lens": {
             "prototypes": PROTOTYPES,

@@ -79,6 +79,9 @@ class Lens:
                 "tokens are not those that the model reads. Put the tokenizer back, or build the "
                 "corpus with --tokenizer MODEL and index it again."
             )
+        # Tables are read when they are first needed; what is cut off is noticed at once.
+        for name, schema in layout.SCHEMAS.items():
+            _check_schema(directory / name, schema)
         return cls(directory, meta, head.num_prototypes)
 
     @property
@@ -230,14 +233,11 @@ class Lens:
 
     def _read(self, name: str, schema: pa.Schema) -> pa.Table:
         path = self.path / name
+        _check_schema(path, schema)
         try:
-            table = pq.read_table(path)
+            return pq.read_table(path)
         except (pa.ArrowException, OSError) as error:
             raise FormatError(f"{path} cannot be read ({error}). Build the lens again.") from error
-        missing = [name for name in schema.names if name not in table.column_names]
-        if missing:
-            raise FormatError(f"{path} has no column {', '.join(missing)}. Build the lens again.")
-        return table
 
     def _offsets(self, table: pa.Table, name: str) -> np.ndarray:
         prototype = table["prototype"].to_numpy()
@@ -251,3 +251,14 @@ class Lens:
                 "Build the lens again."
             )
         return np.searchsorted(prototype, np.arange(self.num_prototypes + 1))
+
+
+def _check_schema(path: Path, schema: pa.Schema) -> None:
+    """Raise FormatError unless a file is Parquet with these columns."""
+    try:
+        present = pq.read_schema(path).names
+    except (pa.ArrowException, OSError) as error:
+        raise FormatError(f"{path} cannot be read ({error}). Build the lens again.") from error
+    missing = [name for name in schema.names if name not in present]
+    if missing:
+        raise FormatError(f"{path} has no column {', '.join(missing)}. Build the lens again.")
