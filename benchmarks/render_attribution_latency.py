@@ -66,10 +66,11 @@ def render(result: dict[str, Any]) -> str:
             f"| {name} | {wall['p50_ms']:.2f} | {wall['p99_ms']:.2f} | {cpu['p50_ms']:.2f} | "
             f"{cpu['p99_ms']:.2f} |"
         )
-    verdict = "met" if p99 <= 5 else "missed"
+    cpu = token["attribution_cpu"]["p99_ms"]
     lines += [
         "",
-        f"Target: p99 of attribution at most 5 ms. **{verdict.capitalize()}**: {p99:.2f} ms.",
+        f"Target: p99 of attribution at most 5 ms. By the clock **{_verdict(p99 <= 5)}**, "
+        f"{p99:.2f} ms; of CPU time {cpu:.2f} ms.",
         "",
         "## Beside generation",
         "",
@@ -92,14 +93,12 @@ def render(result: dict[str, Any]) -> str:
             f"| {name} | {generation['milliseconds'][key]:.0f} | {r['median']:.3f}, "
             f"{r['least']:.3f}, {r['most']:.3f} |"
         )
-    verdict = "met" if ratio <= 1.1 else "missed"
-    lines += [
-        "",
-        f"Target: at most 1.10. **{verdict.capitalize()}**: {ratio:.3f}. Such a small model is the "
-        "hard case: a step of",
-        "generation costs it about as much as the bookkeeping does.",
-    ]
+    lines += ["", f"Target: at most 1.10. **{_verdict(ratio <= 1.1).capitalize()}**: {ratio:.3f}."]
     return "\n".join(lines) + "\n"
+
+
+def _verdict(reached: bool) -> str:
+    return "met" if reached else "missed"
 
 
 if __name__ == "__main__":
