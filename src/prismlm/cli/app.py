@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from prismlm import __version__
-from prismlm.cli import corpus, demo, explain, index, train
+from prismlm.cli import audit, compare, corpus, demo, explain, index, sources, train
 from prismlm.cli.options import is_first_process
 from prismlm.errors import InputError, PrismError
 
@@ -58,6 +58,9 @@ app.command()(demo.demo)
 app.command()(train.train)
 app.command()(index.index)
 app.command()(explain.explain)
+app.command()(audit.audit)
+app.command()(sources.sources)
+app.command()(compare.compare)
 
 
 def _show_version(wanted: bool) -> None:

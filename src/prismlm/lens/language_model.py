@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -15,7 +16,7 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 from prismlm.errors import FormatError, InputError
 from prismlm.layers import PrototypeHead
 from prismlm.lens.directory import Lens
-from prismlm.lens.explain import build_steps, evidence_table, read_tokens
+from prismlm.lens.explain import build_steps, evidence_table, read_tokens, record
 from prismlm.lens.layout import find_lens
 from prismlm.lens.trace import Trace
 from prismlm.models.quiet import quiet_transformers
@@ -67,9 +68,10 @@ class PrismLM:
             DecompositionError: parts that do not sum to the model's logit.
         """
         prompt = self._encode(text, generate)
-        ids = self._continue(prompt, generate, temperature, seed)
+        with record(self.model) as recorded:
+            ids = self._continue(prompt, generate, temperature, seed, all_logits=True)
         steps = ids.shape[1] - (1 if ids.shape[1] > prompt.shape[1] else 0)
-        reading = read_tokens(self.model, self.head, self.logit_map, ids, steps)
+        reading = read_tokens(self.model, self.head, self.logit_map, ids, steps, recorded)
         return Trace(
             str(self.path),
             build_steps(reading, ids[0].tolist(), prompt.shape[1], self.tokenizer, self.lens),
@@ -106,12 +108,25 @@ class PrismLM:
         return ids.to(self.model.device)
 
     @torch.no_grad()
-    def _continue(self, prompt: Tensor, tokens: int, temperature: float, seed: int) -> Tensor:
+    def _continue(
+        self,
+        prompt: Tensor,
+        tokens: int,
+        temperature: float,
+        seed: int,
+        *,
+        all_logits: bool = False,
+    ) -> Tensor:
         if tokens < 0 or temperature < 0:
             raise InputError("tokens to generate and temperature must not be negative.")
         if tokens == 0:
             return prompt
-        sampling = {"do_sample": True, "temperature": temperature} if temperature else {}
+        options: dict[str, Any] = {"do_sample": False}
+        if temperature:
+            options = {"do_sample": True, "temperature": temperature}
+        if all_logits and "logits_to_keep" in signature(self.model.forward).parameters:
+            # Otherwise only the prompt's last position would pass the output embedding.
+            options["logits_to_keep"] = 0
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             ids = self.model.generate(  # pyright: ignore[reportCallIssue]
@@ -119,7 +134,7 @@ class PrismLM:
                 attention_mask=torch.ones_like(prompt),
                 max_new_tokens=tokens,
                 pad_token_id=self.tokenizer.eos_token_id,
-                **({"do_sample": False} | sampling),
+                **options,
             )
         assert isinstance(ids, Tensor)
         return ids
@@ -188,5 +203,5 @@ def load(path: Path | str, *, lens: Path | str | None = None, device: str = "cpu
         tokenizer=tokenizer,
         head=sidecar.head,
         logit_map=sidecar.logit_map,
-        lens=None if found is None else Lens.open(found, model, sidecar.head),
+        lens=None if found is None else Lens.open(found, model, sidecar.head, tokenizer),
     )

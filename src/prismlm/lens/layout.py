@@ -72,6 +72,11 @@ PROTOTYPES_SCHEMA = pa.schema(
         ("label_score", pa.float32()),
     ]
 )
+SCHEMAS = {
+    INDEX_FILE: INDEX_SCHEMA,
+    MASS_FILE: MASS_SCHEMA,
+    PROTOTYPES_FILE: PROTOTYPES_SCHEMA,
+}
 
 
 @dataclass(frozen=True)
