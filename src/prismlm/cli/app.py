@@ -39,10 +39,10 @@ class ErrorsAsMessages(TyperGroup):
                 err=True,
             )
             raise typer.Exit(BAD_INPUT) from None
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as stop:
             if is_first_process():
-                typer.echo("interrupted", err=True)
-            raise typer.Exit(INTERRUPTED) from None
+                typer.echo(f"interrupted: {stop}" if str(stop) else "interrupted", err=True)
+            raise typer.Exit(getattr(stop, "exit_code", INTERRUPTED)) from None
 
 
 app = typer.Typer(

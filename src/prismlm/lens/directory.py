@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
@@ -47,16 +46,28 @@ class Lens:
         self._groups: dict[str, GroupWeights] = {}
 
     @classmethod
-    def open(cls, path: Path | str, model: nn.Module, head: PrototypeHead) -> Lens:
+    def open(
+        cls,
+        path: Path | str,
+        model: nn.Module,
+        head: PrototypeHead,
+        tokenizer: str | None = None,
+    ) -> Lens:
         """Open a lens that was built for this model and head.
+
+        Args:
+            path: the lens directory.
+            model: the model that is to be read with it.
+            head: its head.
+            tokenizer: the fingerprint of its tokenizer; None leaves that unchecked.
 
         Raises:
             FormatError: not a lens, damaged or of another version.
-            StaleLensError: built for other weights.
+            StaleLensError: built for other weights or another tokenizer.
         """
         directory = Path(path)
         meta = layout.read_meta(directory)
-        layout.check_fresh(meta, directory, model, head)
+        layout.check_fresh(meta, directory, model, head, tokenizer)
         return cls(directory, meta, head.num_prototypes)
 
     @property
@@ -67,17 +78,17 @@ class Lens:
     @cached_property
     def index(self) -> pa.Table:
         """``index.parquet``: the kept contexts, by prototype and rank."""
-        return self._read(layout.INDEX_FILE)
+        return layout.read_table(self.path / layout.INDEX_FILE, layout.INDEX_SCHEMA)
 
     @cached_property
     def prototypes(self) -> pa.Table:
         """``prototypes.parquet``: one row per prototype."""
-        return self._read(layout.PROTOTYPES_FILE)
+        return layout.read_table(self.path / layout.PROTOTYPES_FILE, layout.PROTOTYPES_SCHEMA)
 
     @cached_property
     def mass(self) -> pa.Table:
         """``mass.parquet``: uses and activation by prototype, source, domain and licence."""
-        return self._read(layout.MASS_FILE)
+        return layout.read_table(self.path / layout.MASS_FILE, layout.MASS_SCHEMA)
 
     @cached_property
     def names(self) -> list[str]:
@@ -153,10 +164,3 @@ class Lens:
             weights = np.divide(weights, total, out=np.zeros_like(weights), where=total > 0)
             self._groups[by] = GroupWeights(column.dictionary.to_pylist(), weights)
         return self._groups[by]
-
-    def _read(self, name: str) -> pa.Table:
-        path = self.path / name
-        try:
-            return pq.read_table(path)
-        except (pa.ArrowException, OSError) as error:
-            raise FormatError(f"{path} cannot be read ({error}). Build the lens again.") from error

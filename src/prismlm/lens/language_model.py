@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
+from prismlm.corpus.tokenizer import fingerprint
 from prismlm.errors import FormatError, InputError
 from prismlm.layers import PrototypeHead
 from prismlm.lens.directory import Lens
@@ -188,5 +189,7 @@ def load(path: Path | str, *, lens: Path | str | None = None, device: str = "cpu
         tokenizer=tokenizer,
         head=sidecar.head,
         logit_map=sidecar.logit_map,
-        lens=None if found is None else Lens.open(found, model, sidecar.head),
+        lens=None
+        if found is None
+        else Lens.open(found, model, sidecar.head, fingerprint(tokenizer)),
     )
