@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from prismlm import __version__
-from prismlm.cli import corpus, demo, explain, index, train
+from prismlm.cli import corpus, demo, explain, index, inspect, train
 from prismlm.cli.options import is_first_process
 from prismlm.errors import InputError, PrismError
 
@@ -57,6 +57,7 @@ app.add_typer(corpus.app, name="corpus")
 app.command()(demo.demo)
 app.command()(train.train)
 app.command()(index.index)
+app.add_typer(inspect.app, name="inspect")
 app.command()(explain.explain)
 
 

@@ -72,9 +72,8 @@ def index(
     part = _shard(shard)
     from prismlm.cli.progress import ConsoleReporter
     from prismlm.corpus.store import Corpus
-    from prismlm.corpus.tokenizer import fingerprint
     from prismlm.lens.index import IndexOptions, check_lens, index_shard
-    from prismlm.lens.language_model import load_checkpoint
+    from prismlm.lens.language_model import load_checkpoint, tokenizer_fingerprint
     from prismlm.progress import SILENT
 
     source = Corpus.open(corpus)
@@ -102,7 +101,7 @@ def index(
         options,
         part,
         trained_on=_trained_on(checkpoint, source),
-        tokenizer=fingerprint(checkpoint.tokenizer),  # pyright: ignore[reportArgumentType]
+        tokenizer=tokenizer_fingerprint(checkpoint.tokenizer),
         overwrite=overwrite,
         save_seconds=save_every,
         progress=ConsoleReporter() if is_first_process() else SILENT,

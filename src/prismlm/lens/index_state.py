@@ -167,7 +167,8 @@ class Partial:
                 raise _damaged(path, "its contents are not what was written")
             top = TopContexts(*(tensors[f"top.{name}"] for name in TopContexts._fields))
             mass = MassCounter(top.cosine.shape[0])
-            mass.merge({tuple(key): rows for key, rows in zip(state["groups"], tensors["mass"])})
+            keys = (tuple(key) for key in state["groups"])
+            mass.merge(dict(zip(keys, tensors["mass"], strict=True)))
             return Scan(
                 top,
                 mass,
@@ -240,7 +241,7 @@ class Partial:
         return (self.path / FINISHED).is_file()
 
     def publish(self) -> None:
-        """Put a finished lens in its place, whatever of that a kill has left, and remove the rest."""
+        """Put a finished lens in its place, if a kill left that undone, and remove the rest."""
         if not self.finished():
             return
         written = self.path / LENS

@@ -181,9 +181,8 @@ def scan_windows(
                 (indices[own], cosines[own], place // length, place % length, prototype, cosine)
             )
     if not parts:
-        none = rows.new_empty(0)
-        nothing = prototypes.new_empty(0)
-        return WindowScan(rows.new_empty(0, k), nothing.new_empty(0, k), *[none] * 3, nothing)
+        none, nothing = rows.new_empty(0), prototypes.new_empty(0)
+        return WindowScan(rows.new_empty(0, k), nothing.new_empty(0, k), none, none, none, nothing)
     return WindowScan(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
@@ -215,21 +214,21 @@ def _best_of_windows(
     scores: Tensor, window: Tensor, threshold: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return row, prototype and score of each window's best, where they reach the threshold."""
-    maxima = scores.view(-1, ROW_GROUP, scores.shape[1]).amax(1)
-    _, local, sizes = window[::ROW_GROUP].unique_consecutive(
-        return_inverse=True, return_counts=True
-    )
-    best = torch.stack([part.amax(0) for part in maxima.split(sizes.tolist())])
+    count = scores.shape[1]
+    maxima = scores.view(-1, ROW_GROUP, count).amax(1)
+    changes = window[::ROW_GROUP].diff().ne(0)
+    # The number of each group's window within the tile.
+    local = torch.cat([changes.new_zeros(1), changes]).cumsum(0)
+    ends = changes.nonzero().squeeze(1) + 1
+    best = torch.stack([part.amax(0) for part in torch.tensor_split(maxima, ends.cpu())])
     wanted = torch.where(best >= threshold, best, torch.inf)
     group, prototype = (maxima >= wanted[local]).nonzero(as_tuple=True)
     rows = group[:, None] * ROW_GROUP + torch.arange(ROW_GROUP, device=scores.device)
     entered = scores[rows, prototype[:, None]] == maxima[group, prototype, None]
     row = group * ROW_GROUP + entered.to(torch.uint8).argmax(1)
     # Groups come in order: where two of a window tie, the first one wins.
-    pair = local[group] * scores.shape[1] + prototype
-    _, place = pair.unique(return_inverse=True)
-    first = row.new_full((int(place.max()) + 1 if len(place) else 0,), len(scores))
-    first = first.scatter_reduce(0, place, row, "amin")
+    place = local[group] * count + prototype
+    first = row.new_full((best.numel(),), len(scores)).scatter_reduce_(0, place, row, "amin")
     chosen = row == first[place]
     row, prototype = row[chosen], prototype[chosen]
     return row, prototype, scores[row, prototype]
