@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from prismlm.corpus import Columns, Corpus, build_corpus
+from prismlm.corpus import Corpus
 from prismlm.corpus.blocks import block_passes
 from prismlm.files import read_json, write_json
 from prismlm.layers import PrototypeHead
@@ -48,13 +48,13 @@ def main() -> None:
     ratio.add_argument("corpus", type=Path)
     ratio.add_argument("--tokens", type=int, default=600_000)
     growth = commands.add_parser("growth")
-    growth.add_argument("inputs", type=Path)
+    growth.add_argument("corpus", type=Path)
     growth.add_argument("--tokens", type=int, nargs="*", default=[10**5, 10**6, 10**7])
     arguments = parser.parse_args()
     if arguments.command == "ratio":
         found = measure_ratio(arguments.model, arguments.corpus, arguments.tokens)
     else:
-        found = measure_growth(arguments.inputs, arguments.tokens)
+        found = measure_growth(arguments.corpus, arguments.tokens)
     before: dict[str, Any] = read_json(RESULT) if RESULT.exists() else {}
     write_json(RESULT, before | {arguments.command: found})
     print(found)
@@ -97,9 +97,9 @@ def measure_ratio(model: Path, corpus: Path, tokens: int) -> dict[str, Any]:
         "tokens": scan.tokens,
         "passes": len(times),
         "threads": torch.get_num_threads(),
-        "seconds_forward": times[:, 0].sum(),
-        "seconds_forward_with_logits": times[:, 1].sum(),
-        "seconds_index": times[:, 2].sum(),
+        "seconds_forward": float(times[:, 0].sum()),
+        "seconds_forward_with_logits": float(times[:, 1].sum()),
+        "seconds_index": float(times[:, 2].sum()),
         "ratio": _ratio(times[:, 2], times[:, 0]),
         "ratio_with_logits": _ratio(times[:, 2], times[:, 1]),
         "ratio_last_half": _ratio(times[len(times) // 2 :, 2], times[len(times) // 2 :, 0]),
@@ -110,16 +110,15 @@ def _ratio(index: np.ndarray, forward: np.ndarray) -> dict[str, float]:
     """Return the ratio of the sums with a 95 % interval over resampled passes."""
     drawn = np.random.default_rng(0).integers(len(index), size=(RESAMPLES, len(index)))
     low, high = np.quantile(index[drawn].sum(1) / forward[drawn].sum(1), [0.025, 0.975])
-    return {"ratio": index.sum() / forward.sum(), "low": float(low), "high": float(high)}
+    return {"ratio": float(index.sum() / forward.sum()), "low": float(low), "high": float(high)}
 
 
-def measure_growth(inputs: Path, sizes: list[int]) -> list[dict[str, Any]]:
+def measure_growth(source: Path, sizes: list[int]) -> list[dict[str, Any]]:
     """Return time, memory and disk of indexes of growing corpora."""
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as directory:
         work = Path(directory)
-        columns = Columns()
-        corpus = build_corpus(inputs, work / "all", vocab_size=4096, columns=columns)
+        corpus = Corpus.open(source)
         for size in sizes:
             part = work / "part"
             _cut(corpus, part, size)

@@ -51,7 +51,7 @@ def index(
     tokens_per_batch: Annotated[
         int,
         typer.Option(metavar="N", help="Tokens ranked together; changes memory, not the result."),
-    ] = 65_536,
+    ] = 2**18,
     save_every: Annotated[
         float, typer.Option(metavar="SECONDS", help="How often what was found is saved.")
     ] = 60.0,

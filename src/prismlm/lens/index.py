@@ -51,7 +51,7 @@ class IndexOptions:
     stride: int = 128
     split: Split = "train"
     with_text: bool = True
-    tokens_per_batch: int = 65_536
+    tokens_per_batch: int = 2**18
 
 
 @dataclass(frozen=True)

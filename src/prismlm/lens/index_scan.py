@@ -73,11 +73,11 @@ class Scan:
     def admit(self, candidates: top_contexts.Contexts) -> None:
         """Take candidates; many at a time are ranked, since that moves all that is kept.
 
-        As many wait as half of the places there are. Which do so changes no result.
+        As many wait as there are places. Which do so changes no result.
         """
         self.pending.append(candidates)
         self.pending_rows += len(candidates.prototype)
-        if self.pending_rows > max(4096, self.top.cosine.numel() // 2):
+        if self.pending_rows > max(4096, self.top.cosine.numel()):
             self.settle()
 
     def settle(self) -> None:
