@@ -238,6 +238,7 @@ def test_damaged_state_is_refused_and_mended(corpus, model, straight, tmp_path):
 
 def test_two_writers_on_one_lens(corpus, model, straight, tmp_path):
     out = tmp_path / "lens"
+
     def slow():
         hang = StopAfter(2, lambda: time.sleep(600))
         build_index(*model, corpus, out, OPTIONS, progress=hang, save_seconds=0)
