@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from prismlm.errors import FormatError, InputError
+from prismlm.errors import FormatError
 
 
 def _temporary_sibling(path: Path) -> Path:
@@ -58,39 +57,6 @@ def atomic_directory(path: str | os.PathLike[str]) -> Iterator[Path]:
     finally:
         if temporary.exists():
             shutil.rmtree(temporary)
-
-
-@contextmanager
-def locked(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Keep other processes that ask for it from writing to ``path`` during the block.
-
-    The kernel gives the lock back however this process ends.
-
-    Raises:
-        InputError: another process holds it.
-    """
-    target = Path(path)
-    lock = target.with_name(f".{target.name}.lock")
-    while True:
-        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            raise InputError(
-                f"{target} is being written by another process. Wait until it has ended, or "
-                "choose another name."
-            ) from None
-        # Whoever held the lock before may have removed the file in between.
-        with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(descriptor), lock.stat()):
-                break
-        os.close(descriptor)
-    try:
-        yield
-    finally:
-        lock.unlink(missing_ok=True)
-        os.close(descriptor)
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:

@@ -71,9 +71,10 @@ def _write(path: Path, pairs: list[dict[str, Any]]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from prismlm.files import atomic_file, locked
+    from prismlm.files import atomic_file
+    from prismlm.locks import writing
 
-    with locked(path), atomic_file(path) as temporary:
+    with writing(path), atomic_file(path) as temporary:
         pq.write_table(pa.Table.from_pylist(pairs), temporary)
     typer.echo(f"wrote {path}", err=True)
 

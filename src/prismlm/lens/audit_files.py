@@ -13,8 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from prismlm.errors import FormatError, InputError, PrismError
-from prismlm.files import atomic_file, locked
+from prismlm.files import atomic_file
 from prismlm.lens.layout import GROUP_COLUMNS
+from prismlm.locks import writing
 
 ROWS_AT_ONCE = 256
 IDENTITY_KEY = b"prismlm.audit"
@@ -171,7 +172,7 @@ def audit_files(
             for path in (*paths, *pages):
                 check_file(path)
                 path.parent.mkdir(parents=True, exist_ok=True)
-                stack.enter_context(locked(path))
+                stack.enter_context(writing(path))
             temporary = [stack.enter_context(atomic_file(path)) for path in pages]
             files = [stack.enter_context(atomic_file(path)) for path in paths]
             with ExitStack() as writers:

@@ -8,13 +8,10 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase
 
-from prismlm.corpus.tokenizer import fingerprint
-from prismlm.errors import FormatError, InputError, StaleLensError, suggest
+from prismlm.errors import FormatError, InputError, suggest
 from prismlm.layers import PrototypeHead
 from prismlm.lens import layout
 from prismlm.lens.where import UNKNOWN, Conditions, check_value
@@ -62,26 +59,26 @@ class Lens:
         path: Path | str,
         model: nn.Module,
         head: PrototypeHead,
-        tokenizer: PreTrainedTokenizerBase | None = None,
+        tokenizer: str | None = None,
     ) -> Lens:
         """Open a lens that was built for this model and head, and tokenizer if one is given.
 
+        Args:
+            path: the lens directory.
+            model: the model that is to be read with it.
+            head: its head.
+            tokenizer: the fingerprint of its tokenizer; None leaves that unchecked.
+
         Raises:
             FormatError: not a lens, damaged or of another version.
-            StaleLensError: built for other weights.
+            StaleLensError: built for other weights or another tokenizer.
         """
         directory = Path(path)
         meta = layout.read_meta(directory)
-        layout.check_fresh(meta, directory, model, head)
-        if tokenizer is not None and meta.tokenizer != fingerprint(tokenizer):  # pyright: ignore[reportArgumentType]
-            raise StaleLensError(
-                f"the lens {directory} was built with another tokenizer than the model's: its "
-                "tokens are not those that the model reads. Put the tokenizer back, or build the "
-                "corpus with --tokenizer MODEL and index it again."
-            )
+        layout.check_fresh(meta, directory, model, head, tokenizer)
         # Tables are read when they are first needed; what is cut off is noticed at once.
         for name, schema in layout.SCHEMAS.items():
-            _check_schema(directory / name, schema)
+            layout.check_schema(directory / name, schema)
         return cls(directory, meta, head.num_prototypes)
 
     @property
@@ -92,23 +89,24 @@ class Lens:
     @cached_property
     def index(self) -> pa.Table:
         """``index.parquet``: the kept contexts, by prototype and rank."""
-        return self._read(layout.INDEX_FILE, layout.INDEX_SCHEMA)
+        return layout.read_table(self.path / layout.INDEX_FILE, layout.INDEX_SCHEMA)
 
     @cached_property
     def prototypes(self) -> pa.Table:
         """``prototypes.parquet``: one row per prototype."""
-        table = self._read(layout.PROTOTYPES_FILE, layout.PROTOTYPES_SCHEMA)
+        path = self.path / layout.PROTOTYPES_FILE
+        table = layout.read_table(path, layout.PROTOTYPES_SCHEMA)
         if table.num_rows != self.num_prototypes:
             raise FormatError(
-                f"{self.path / layout.PROTOTYPES_FILE} describes {table.num_rows} prototypes and "
-                f"the model has {self.num_prototypes}. Build the lens again."
+                f"{path} describes {table.num_rows} prototypes and the model has "
+                f"{self.num_prototypes}. Build the lens again."
             )
         return table
 
     @cached_property
     def mass(self) -> pa.Table:
         """``mass.parquet``: uses and activation by prototype, source, domain and licence."""
-        return self._read(layout.MASS_FILE, layout.MASS_SCHEMA)
+        return layout.read_table(self.path / layout.MASS_FILE, layout.MASS_SCHEMA)
 
     @cached_property
     def names(self) -> list[str]:
@@ -231,14 +229,6 @@ class Lens:
             self._groups[by] = GroupWeights(column.dictionary.to_pylist(), weights)
         return self._groups[by]
 
-    def _read(self, name: str, schema: pa.Schema) -> pa.Table:
-        path = self.path / name
-        _check_schema(path, schema)
-        try:
-            return pq.read_table(path)
-        except (pa.ArrowException, OSError) as error:
-            raise FormatError(f"{path} cannot be read ({error}). Build the lens again.") from error
-
     def _offsets(self, table: pa.Table, name: str) -> np.ndarray:
         prototype = table["prototype"].to_numpy()
         if len(prototype) and (
@@ -251,14 +241,3 @@ class Lens:
                 "Build the lens again."
             )
         return np.searchsorted(prototype, np.arange(self.num_prototypes + 1))
-
-
-def _check_schema(path: Path, schema: pa.Schema) -> None:
-    """Raise FormatError unless a file is Parquet with these columns."""
-    try:
-        present = pq.read_schema(path).names
-    except (pa.ArrowException, OSError) as error:
-        raise FormatError(f"{path} cannot be read ({error}). Build the lens again.") from error
-    missing = [name for name in schema.names if name not in present]
-    if missing:
-        raise FormatError(f"{path} has no column {', '.join(missing)}. Build the lens again.")

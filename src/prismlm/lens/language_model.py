@@ -10,9 +10,15 @@ from typing import Any, NamedTuple
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
+from prismlm.corpus.tokenizer import fingerprint
 from prismlm.errors import FormatError, InputError
 from prismlm.layers import PrototypeHead
 from prismlm.lens.directory import Lens
@@ -181,6 +187,12 @@ def load_checkpoint(path: Path | str, *, device: str = "cpu") -> Checkpoint:
     return Checkpoint(model, tokenizer, sidecar)
 
 
+def tokenizer_fingerprint(tokenizer: Tokenizer) -> str | None:
+    """Return the fingerprint of a model's tokenizer, or None if it is not one a corpus can have."""
+    fast = isinstance(tokenizer, PreTrainedTokenizerFast)
+    return fingerprint(tokenizer) if fast else None
+
+
 def load(path: Path | str, *, lens: Path | str | None = None, device: str = "cpu") -> PrismLM:
     """Open a model directory with its head and lens.
 
@@ -203,5 +215,7 @@ def load(path: Path | str, *, lens: Path | str | None = None, device: str = "cpu
         tokenizer=tokenizer,
         head=sidecar.head,
         logit_map=sidecar.logit_map,
-        lens=None if found is None else Lens.open(found, model, sidecar.head, tokenizer),
+        lens=None
+        if found is None
+        else Lens.open(found, model, sidecar.head, tokenizer_fingerprint(tokenizer)),
     )
