@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from prismlm import __version__
-from prismlm.cli import corpus, demo, explain, index, train
+from prismlm.cli import corpus, demo, explain, generate, index, steer, train
 from prismlm.cli.options import is_first_process
 from prismlm.errors import InputError, PrismError
 
@@ -58,6 +58,8 @@ app.command()(demo.demo)
 app.command()(train.train)
 app.command()(index.index)
 app.command()(explain.explain)
+app.command()(steer.steer)
+app.command()(generate.generate)
 
 
 def _show_version(wanted: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,9 @@ from prismlm.lens.edits import GROUP_REACH, Ablate, Clamp, Edit, Group, Only, Sc
 from prismlm.models.seam import LogitMap, output_embedding
 from prismlm.ops.edits import activations_of, move
 from prismlm.ops.prototype_head import Routing, reconstruct
+
+if TYPE_CHECKING:
+    from prismlm.lens.language_model import PrismLM
 
 
 class Changes(NamedTuple):
@@ -40,6 +43,11 @@ class Changes(NamedTuple):
     def difference(self) -> Tensor:
         """α′ − α, [N, E]."""
         return self.after - self.before
+
+    @property
+    def touched(self) -> Tensor:
+        """States in which an activation changes, bool [N]."""
+        return (self.difference != 0).any(1)
 
 
 @dataclass(frozen=True)
@@ -237,3 +245,17 @@ def plan_edits(
             )
         members.append((edit, tuple(members_of(edit, head.num_prototypes, lens))))
     return Plan(output_embedding(model), head, logit_map, decode, tuple(members), only)
+
+
+def plan_for(lm: PrismLM, edits: Iterable[Edit], only: Only | None = None) -> Plan:
+    """Check edits against an opened model; raises as :func:`plan_edits`."""
+    tokenizer = lm.tokenizer
+    return plan_edits(
+        lm.model,
+        lm.head,
+        lm.logit_map,
+        lambda token: str(tokenizer.decode([token])),
+        edits,
+        only=only,
+        lens=lm.lens,
+    )

@@ -17,7 +17,7 @@ from prismlm.errors import FormatError, InputError
 from prismlm.layers import PrototypeHead
 from prismlm.lens.directory import Lens
 from prismlm.lens.edits import Edit, Only
-from prismlm.lens.edits_plan import Plan, plan_edits
+from prismlm.lens.edits_plan import plan_for
 from prismlm.lens.edits_scope import applied
 from prismlm.lens.explain import build_steps, evidence_table, read_tokens
 from prismlm.lens.layout import find_lens
@@ -114,23 +114,7 @@ class PrismLM:
             InputError: an unknown prototype, category or document, or edits that exclude one
                 another. Inside the block: a clamp that is undefined at a position.
         """
-        return applied(self.model, self.plan(*edits, only=only))
-
-    def plan(self, *edits: Edit, only: Only | None = None) -> Plan:
-        """Check edits and return what they do to states, without applying it to the model.
-
-        Raises:
-            InputError: as :meth:`edit`.
-        """
-        return plan_edits(
-            self.model,
-            self.head,
-            self.logit_map,
-            lambda token: str(self.tokenizer.decode([token])),
-            edits,
-            only=only,
-            lens=self.lens,
-        )
+        return applied(self.model, plan_for(self, edits, only))
 
     def _encode(self, text: str, room: int) -> Tensor:
         ids = self.tokenizer(text, return_tensors="pt", add_special_tokens=False)["input_ids"]
