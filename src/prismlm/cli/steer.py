@@ -174,7 +174,8 @@ def _edit(
 
 
 def _describe(edit: Edit) -> dict[str, Any]:
-    fields = {name: value for name, value in vars(edit).items() if value is not None}
+    # steer itself decides what happens where a clamp is undefined.
+    fields = {k: v for k, v in vars(edit).items() if v is not None and k != "undefined"}
     return {"kind": type(edit).__name__.lower()} | fields
 
 
