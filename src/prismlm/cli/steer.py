@@ -89,39 +89,27 @@ def steer(
     from prismlm.lens.language_model import load
 
     lm = load(model, lens=lens)
-    result: dict[str, Any] = {
-        "model": str(model),
-        "lens": None if lm.lens is None else lm.lens.name,
-        "edit": _describe(chosen),
-    }
-    from prismlm.cli import steer_reading
-
     if prompt is not None:
         from prismlm.lens.steering import steer as write
 
-        steering = write(
-            lm,
-            prompt,
-            [chosen],
-            generate=generate,
-            temperature=temperature,
-            seed=seed,
-            draws=draws,
-        )
-        shown = steering.to_dict()
+        sampling = {"generate": generate, "temperature": temperature}
+        result = write(lm, prompt, [chosen], **sampling, seed=seed, draws=draws)
     else:
         from prismlm.cli.progress import ConsoleReporter
         from prismlm.lens.steering_effects import measure_effects
 
         reporter = ConsoleReporter()
-        steering = measure_effects(lm, prompts, [chosen], seed=seed, draws=draws, progress=reporter)
-        shown = steering.to_dict()
+        result = measure_effects(lm, prompts, [chosen], seed=seed, draws=draws, progress=reporter)
     cost, note = _cost(lm, corpus, chosen, heldout, seed)
-    result |= shown | {"cost": None if cost is None else cost.to_dict(), "cost_note": note}
     if as_json:
-        typer.echo(json.dumps(result, ensure_ascii=False, indent=2, allow_nan=False))
+        head = {"model": str(model), "lens": None if lm.lens is None else lm.lens.name}
+        spent = {"cost": None if cost is None else cost.to_dict(), "cost_note": note}
+        value = head | {"edit": _describe(chosen)} | result.to_dict() | spent
+        typer.echo(json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False))
     else:
-        steer_reading.print_steering(result["edit"], steering, cost, note)
+        from prismlm.cli.steer_reading import print_steering
+
+        print_steering(_describe(chosen), result, cost, note)
 
 
 @dataclass(frozen=True)

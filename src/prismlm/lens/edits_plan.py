@@ -110,6 +110,17 @@ class Plan:
         ids = sorted({i for _, members in self.edits for i in members})
         return torch.tensor(ids, dtype=torch.int64, device=self.head.prototypes.device)
 
+    @cached_property
+    def _signature_tokens(self) -> dict[int, Tensor]:
+        """The token that each clamped prototype raises most; a whole vocabulary product each."""
+        weight = cast("Tensor", self.embedding.weight).float()
+        clamped = {edit.prototype for edit, _ in self.edits if isinstance(edit, Clamp)}
+        return {i: (weight @ self.head.prototypes[i]).argmax() for i in clamped}
+
+    @cached_property
+    def _mean_row(self) -> Tensor:
+        return cast("Tensor", self.embedding.weight).mean(0, dtype=torch.float32)
+
     def apply(self, z: Tensor, padding: Tensor | None = None) -> Tensor:
         """Return z′ for states [..., d]; where no edit changes anything, z itself.
 
@@ -182,11 +193,11 @@ class Plan:
         top, tokens = logits.max(-1)
         prototype = self.head.prototypes[edit.prototype]
         if edit.target == "signature":
-            tokens = (weight.float() @ prototype).argmax().expand(len(z))
+            tokens = self._signature_tokens[edit.prototype].expand(len(z))
         rows = weight[tokens].float()
         if edit.measure == "evidence":
             top = top - logits.mean(-1)
-            rows = rows - weight.mean(0, dtype=torch.float32)
+            rows = rows - self._mean_row
         signature = self.logit_map.scale * (rows @ prototype)
         undefined = (signature <= 0) | (top <= 0)
         if edit.undefined == "error":

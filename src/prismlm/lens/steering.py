@@ -155,13 +155,16 @@ def steer(
     with applied(lm.model, plan):
         ids = lm._continue(ids, generate, temperature, seed)
     first = length - 1 if generate else 0
+    mean = weight_of(lm.model).mean(0, dtype=torch.float32)
     orders = control_orders(lm.head.num_prototypes, 0 if only else draws, seed)
     reading = read(lm, plan, ids, orders)
     return Steering(
         prompt=prompt,
         text=_decode(lm, ids),
         unedited=_decode(lm, unedited),
-        tokens=tuple(_token(lm, plan, reading, ids, t) for t in range(first, ids.shape[1] - 1)),
+        tokens=tuple(
+            _token(lm, plan, reading, ids, t, mean) for t in range(first, ids.shape[1] - 1)
+        ),
         draws=len(orders),
     )
 
@@ -203,8 +206,11 @@ def _states(lm: PrismLM, ids: Tensor) -> Tensor:
     return seen.z[0]
 
 
-def _token(lm: PrismLM, plan: Plan, reading: Reading, ids: Tensor, t: int) -> SteeredToken:
+def _token(
+    lm: PrismLM, plan: Plan, reading: Reading, ids: Tensor, t: int, mean: Tensor
+) -> SteeredToken:
     token = int(ids[0, t + 1])
+    row = weight_of(lm.model)[token].float() - mean
     changes = reading.changes
     routing = changes.routing
     active = dict(zip(routing.indices[t].tolist(), routing.activations[t].tolist(), strict=True))
@@ -218,21 +224,19 @@ def _token(lm: PrismLM, plan: Plan, reading: Reading, ids: Tensor, t: int) -> St
         before=float(reading.before[t, token].exp()),
         after=float(reading.after[t, token].exp()),
         control=sum(controls) / len(controls) if controls else None,
-        leading_before=_leading(lm, active, token),
-        leading_after=_leading(lm, after, token),
+        leading_before=_leading(lm, active, row),
+        leading_after=_leading(lm, after, row),
         changed=float(changes.difference[t].abs().sum()),
         left=bool(changes.left[t]),
         capped=bool(changes.capped[t]),
     )
 
 
-def _leading(lm: PrismLM, activations: dict[int, float], token: int) -> Leading | None:
-    """Return what leads a token, by evidence: α (W_v − W̄)·p."""
+def _leading(lm: PrismLM, activations: dict[int, float], row: Tensor) -> Leading | None:
+    """Return what leads a token v, by evidence: α (W_v − W̄)·p; ``row`` is W_v − W̄."""
     used = {i: a for i, a in activations.items() if a > 0}
     if not used:
         return None
-    weight = weight_of(lm.model)
-    row = weight[token].float() - weight.mean(0, dtype=torch.float32)
     ids = list(used)
     strength = torch.tensor(list(used.values()), device=row.device)
     evidence = (strength * (lm.head.prototypes[ids].float() @ row)).tolist()
