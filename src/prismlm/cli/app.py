@@ -9,7 +9,19 @@ import typer
 from typer.core import TyperGroup
 
 from prismlm import __version__
-from prismlm.cli import audit, compare, corpus, demo, explain, index, inspect, sources, train
+from prismlm.cli import (
+    audit,
+    compare,
+    corpus,
+    demo,
+    explain,
+    generate,
+    index,
+    inspect,
+    sources,
+    steer,
+    train,
+)
 from prismlm.cli.options import is_first_process
 from prismlm.errors import InputError, PrismError
 
@@ -62,6 +74,8 @@ app.command()(explain.explain)
 app.command()(audit.audit)
 app.command()(sources.sources)
 app.command()(compare.compare)
+app.command()(steer.steer)
+app.command()(generate.generate)
 
 
 def _show_version(wanted: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
@@ -22,6 +23,9 @@ from prismlm.corpus.tokenizer import fingerprint
 from prismlm.errors import FormatError, InputError
 from prismlm.layers import PrototypeHead
 from prismlm.lens.directory import Lens
+from prismlm.lens.edits import Edit, Only
+from prismlm.lens.edits_plan import plan_for
+from prismlm.lens.edits_scope import applied
 from prismlm.lens.explain import build_steps, evidence_table, read_tokens, record
 from prismlm.lens.layout import find_lens
 from prismlm.lens.trace import Trace
@@ -98,6 +102,27 @@ class PrismLM:
         ids = self._continue(prompt, tokens, temperature, seed)
         added = ids[0, prompt.shape[1] :].tolist()
         return text + str(self.tokenizer.decode(added, skip_special_tokens=True))
+
+    def edit(self, *edits: Edit, only: Only | None = None) -> AbstractContextManager[None]:
+        """Return a context in which the model predicts from edited states.
+
+            with lm.edit(prismlm.Ablate(prototype=412)):
+                lm.generate("Aspirin reduces")
+
+        It holds for every forward pass of ``lm.model``, with or without a cache, in batches and
+        beams, in the thread or task that entered it and in no other. Blocks nest, and edits act in
+        the order they are given, the outer block's first. No edits change no bit.
+
+        Args:
+            edits: what to change.
+            only: ``"prototypes"`` predicts from the (edited) mixture alone, z′ = ẑ′;
+                ``"residual"`` from the residual alone, z′ = r.
+
+        Raises:
+            InputError: an unknown prototype, category or document, or edits that exclude one
+                another. Inside the block: a clamp that is undefined at a position.
+        """
+        return applied(self.model, plan_for(self, edits, only))
 
     def _encode(self, text: str, room: int) -> Tensor:
         ids = self.tokenizer(text, return_tensors="pt", add_special_tokens=False)["input_ids"]
