@@ -84,8 +84,13 @@ def plant_sample(
     facts = invent_facts(per_level, seed, known=(host.text for host in real), copies=copies)
     training = [host for host in real if not is_held_out(host.doc_id, HELDOUT_FRACTION)]
     planted = plant(facts, training, seed, heldout_fraction=HELDOUT_FRACTION)
-    rows = [asdict(item.document) for item in planted]
-    table = pa.Table.from_pylist([{"id": row.pop("doc_id"), **row} for row in rows])
+    columns = {"id": "doc_id"} | {name: name for name in ("text", "source", "domain", "license")}
+    table = pa.table(
+        {
+            column: [getattr(item.document, attribute) for item in planted]
+            for column, attribute in columns.items()
+        }
+    )
     with atomic_file(out / "planted.parquet") as temporary:
         pq.write_table(table, temporary)
     places: list[list[dict[str, str]]] = [[] for _ in facts]
