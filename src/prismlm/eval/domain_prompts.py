@@ -54,9 +54,11 @@ def prompt_evidence(
         length = min(tokens, int(corpus.lengths[document]) - 1)
         if length < 1:
             continue
-        ids = torch.from_numpy(corpus.tokens(int(corpus.starts[document]), length))
+        found = corpus.tokens(int(corpus.starts[document]), length)
+        ids = torch.from_numpy(found.astype(np.int64))
         reading = read_tokens(model, head, logit_map, ids[None].to(device), length)
-        sums[row] = evidence_table(reading).per_prototype(head.num_prototypes)
+        table = evidence_table(reading)
+        np.add.at(sums[row], table.indices.numpy(), table.positive.numpy())
     return DocumentEvidence(documents, sums)
 
 

@@ -36,8 +36,8 @@ ATTRIBUTES = {
     "material of the houses": "stone wood brick clay glass iron paper steel",
 }
 KINDS = ("town", "valley", "village", "harbour", "county", "district", "province", "colony")
-ONSETS = "b br c d dr f g gr h j k l m n p qu r s st t tr v w y z".split()
-VOWELS = "a e i o u ai ea ou".split()
+ONSETS = ["b", "br", "c", "d", "dr", "f", "g", "gr", "h", "j", "k", "l", "m", "n", "p", "qu", "r", "s", "st", "t", "tr", "v", "w", "y", "z"]
+VOWELS = ["a", "e", "i", "o", "u", "ai", "ea", "ou"]
 CODAS = ["", "", "", "l", "m", "n", "r", "s", "th", "x"]
 
 WORDINGS = (
