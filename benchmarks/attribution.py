@@ -117,7 +117,7 @@ def setting(lm: prismlm.PrismLM, corpus: Corpus, planted: dict[str, Any]) -> dic
 
 
 def wordings(facts: Sequence[dict[str, Any]]) -> dict[str, list[Question]]:
-    """Return the questions: in a new wording for all documents of a fact, and in one's own words."""
+    """Return the questions: in a new wording, and in the words of one of the documents."""
     held_out: list[Question] = []
     verbatim: list[Question] = []
     for fact in facts:

@@ -148,10 +148,10 @@ def _setting(result: dict[str, Any]) -> list[str]:
     return [
         "## Setting",
         "",
-        f"{setting['facts']} invented facts, a third each in 1, 4 and 16 of "
-        f"{setting['planted_documents']:,} planted documents among {setting['training_documents']:,}"
-        f" training documents ({corpus['tokens']:,} tokens, {corpus['heldout']['tokens']:,} of them "
-        "held out). Each planted document states its fact three times, in three of 16 wordings, "
+        f"{setting['facts']} invented facts, a third each in 1, 4 and 16 documents: "
+        f"{setting['planted_documents']:,} among {setting['training_documents']:,} training "
+        f"documents ({corpus['tokens']:,} tokens, {corpus['heldout']['tokens']:,} of them held "
+        "out). Each planted document states its fact three times, in three of 16 wordings, "
         "between four sentences of a real training document. A model of "
         f"{setting['parameters']:,} parameters (K = {head['prototypes']:,}, k = "
         f"{head['prototypes_per_token']}, default head) saw {setting['training_tokens']:,} tokens "

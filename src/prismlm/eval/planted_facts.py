@@ -36,9 +36,15 @@ ATTRIBUTES = {
     "material of the houses": "stone wood brick clay glass iron paper steel",
 }
 KINDS = ("town", "valley", "village", "harbour", "county", "district", "province", "colony")
-ONSETS = ["b", "br", "c", "d", "dr", "f", "g", "gr", "h", "j", "k", "l", "m", "n", "p", "qu", "r", "s", "st", "t", "tr", "v", "w", "y", "z"]
-VOWELS = ["a", "e", "i", "o", "u", "ai", "ea", "ou"]
-CODAS = ["", "", "", "l", "m", "n", "r", "s", "th", "x"]
+# Of a syllable: how it may begin, its vowels, and how it may end.
+SYLLABLE = tuple(
+    part.split(" ")
+    for part in (
+        "b br c d dr f g gr h j k l m n p qu r s st t tr v w y z",
+        "a e i o u ai ea ou",
+        "   l m n r s th x",
+    )
+)
 
 WORDINGS = (
     "The {attribute} of {name} is {answer}.",
@@ -149,8 +155,7 @@ def invent_facts(
 def _invent_name(generator: np.random.Generator, taken: Collection[str]) -> str:
     while True:
         syllables = [
-            "".join(part[int(generator.integers(len(part)))] for part in (ONSETS, VOWELS, CODAS))
-            for _ in range(3)
+            "".join(part[int(generator.integers(len(part)))] for part in SYLLABLE) for _ in range(3)
         ]
         name = "".join(syllables)
         if name not in taken:
