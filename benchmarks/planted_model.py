@@ -20,7 +20,6 @@ import pyarrow.parquet as pq
 
 from prismlm.cli.progress import ConsoleReporter
 from prismlm.corpus import Corpus, build_corpus, pack, sample_path
-from prismlm.corpus.documents import Document
 from prismlm.corpus.layout import is_held_out
 from prismlm.corpus.read import read_documents
 from prismlm.eval.planted_facts import COPIES, invent_facts, plant
@@ -45,13 +44,16 @@ def main() -> None:
     parser.add_argument("--facts", type=int, default=32, help="for each number of documents")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--every", type=int, default=1, help="one in so many real documents")
     arguments = parser.parse_args()
     progress = ConsoleReporter()
     out = arguments.out
+    real = out / "real.parquet"
     if not (out / FACTS_FILE).exists():
-        plant_sample(out, arguments.facts, arguments.seed)
+        thin_out(sample_path(), real, arguments.every)
+        plant_facts(out, real, arguments.facts, arguments.seed)
     if not (out / "corpus").exists():
-        sources = [sample_path(), out / "planted.parquet"]
+        sources = [real, out / "planted.parquet"]
         fraction = HELDOUT_FRACTION
         build_corpus(
             sources, out / "corpus", vocab_size=4096, heldout_fraction=fraction, progress=progress
@@ -63,24 +65,26 @@ def main() -> None:
         index(out, progress)
 
 
-def plant_sample(
-    out: Path,
-    per_level: int,
-    seed: int,
-    *,
-    hosts: Sequence[Document] | None = None,
-    copies: Sequence[int] = COPIES,
+def thin_out(source: Path, target: Path, every: int) -> None:
+    """Write one in so many documents of a Parquet file."""
+    table = pq.read_table(source)
+    with atomic_file(target) as temporary:
+        pq.write_table(table.take(list(range(0, len(table), every))), temporary)
+
+
+def plant_facts(
+    out: Path, source: Path, per_level: int, seed: int, copies: Sequence[int] = COPIES
 ) -> None:
     """Write the planted documents, and what each fact is and where it stands.
 
     Args:
         out: ``planted.parquet`` and ``facts.json`` are written here.
+        source: the real documents.
         per_level: facts for each number of copies.
         seed: of facts and places.
-        hosts: real documents; those of the bundled sample if not given.
         copies: how many documents the facts of each level are written into.
     """
-    real = list(read_documents(sample_path())) if hosts is None else hosts
+    real = list(read_documents(source))
     facts = invent_facts(per_level, seed, known=(host.text for host in real), copies=copies)
     training = [host for host in real if not is_held_out(host.doc_id, HELDOUT_FRACTION)]
     planted = plant(facts, training, seed, heldout_fraction=HELDOUT_FRACTION)

@@ -18,11 +18,15 @@ METHODS = {
     "random_states": "control: random states as prototypes",
     "shuffled_map": "control: shuffled prototype → document map",
     "nearest_states": "nearest hidden states",
-    "bm25_prompt": "BM25, prompt",
-    "bm25_answered": "BM25, prompt and answer",
+    "bm25_prompt": "BM25 (prompt)",
+    "bm25_answered": "BM25 (prompt and answer)",
     "chance": "ten documents at random",
 }
-RIVALS = {key: name for key, name in METHODS.items() if key != "attribution"}
+RIVALS = {
+    "random_states": "random states",
+    "shuffled_map": "a shuffled map",
+    **{key: METHODS[key] for key in list(METHODS)[3:]},
+}
 GROUPS = {
     "copies_1": "in 1 document",
     "copies_4": "in 4",
@@ -107,9 +111,9 @@ def _verdicts(
 def _document_verdict(name: str, figures: dict[str, Any]) -> str:
     lost = [RIVALS[key] for key in RIVALS if figures["attribution_minus"][key]["low"] <= 0]
     worth = (
-        "works: it beats everything it was compared with"
+        "works, better than all it was compared with"
         if not lost
-        else f"**does not work**: it does not beat {_listed(lost)}"
+        else f"**does not work**: no better than {_listed(lost)}"
     )
     means = {key: value["difference"] for key, value in figures["recall"].items()}
     return (
@@ -126,7 +130,9 @@ def _domain_verdict(figures: dict[str, Any]) -> str:
         if figures[f"trained_minus_{key}"]["own_share"]["low"] <= 0
     ]
     worth = (
-        "beats both controls" if not lost else f"**does not work**: does not beat {_listed(lost)}"
+        "works, better than both controls"
+        if not lost
+        else f"**does not work**: no better than {_listed(lost)}"
     )
     own, chance = figures["trained"]["own_share"], figures["trained"]["chance"]
     return (
@@ -138,7 +144,7 @@ def _domain_verdict(figures: dict[str, Any]) -> str:
 
 
 def _listed(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _setting(result: dict[str, Any]) -> list[str]:

@@ -8,6 +8,7 @@ import pytest
 import attribution
 import planted_model
 import prismlm
+import render_attribution
 from attribution import Question
 from prismlm.corpus import Corpus, build_corpus, pack, sample_path
 from prismlm.corpus.read import read_documents
@@ -112,8 +113,9 @@ def test_domain_prompts(lm, corpus):
 
 
 def test_what_is_planted_is_trained_on(tmp_path):
-    hosts = list(read_documents(sample_path()))[::40]
-    planted_model.plant_sample(tmp_path, 1, 0, hosts=hosts, copies=(1, 3))
+    planted_model.thin_out(sample_path(), tmp_path / "real.parquet", 40)
+    assert len(list(read_documents(tmp_path / "real.parquet"))) == math.ceil(5315 / 40)
+    planted_model.plant_facts(tmp_path, tmp_path / "real.parquet", 1, 0, copies=(1, 3))
     corpus = build_corpus(tmp_path / "planted.parquet", tmp_path / "corpus", vocab_size=300)
     facts = read_json(tmp_path / "facts.json")["facts"]
     ids = [place["doc_id"] for fact in facts for place in fact["documents"]]
@@ -132,3 +134,54 @@ def test_what_is_planted_is_trained_on(tmp_path):
     recipe = planted_model.planted_recipe(tmp_path, epochs=3, seed=0)
     rows = pack(corpus, np.arange(4), recipe.data.length, 0)
     assert recipe.steps == 3 * math.ceil(len(rows) / recipe.batch_size)
+
+
+def interval(low, high):
+    return {"difference": (low + high) / 2, "low": low, "high": high}
+
+
+def page(attributed, rivals, own_share):
+    """Render a made-up result: one recall for attribution, one for everything else."""
+    rows = []
+    for number in range(30):
+        entry = row((1, 4, 16)[number % 3], 1 + 10 * number, number % 2 == 0, attributed, rivals)
+        entry["recall"] = dict.fromkeys(render_attribution.METHODS, rivals)
+        entry["recall"]["attribution"] = attributed
+        rows.append(entry)
+    asked = {"summary": attribution.summary(rows), "questions": rows}
+    share = {"documents": 9, "own_share": 0.2, "chance": 0.1, "accuracy": 0.5}
+    share["chance_accuracy"] = 0.25
+    differences = {"own_share": own_share, "accuracy": interval(-0.1, 0.1)}
+    prompts = {"tokens": 8, "shuffles": 20}
+    for key in ("trained", "random_states", "shuffled_map"):
+        prompts |= {key: share, f"trained_minus_{key}": differences}
+    names = ("date", "commit", "machine", "python", "torch", "transformers")
+    result = {
+        "environment": dict.fromkeys(names, "x"),
+        "setting": {
+            "recipe": {"head": {"prototypes": 2048, "prototypes_per_token": 16}},
+            "corpus": {"tokens": 100, "heldout": {"tokens": 5}},
+            "lens": {"contexts": 64},
+            "example": {"prompt": "a_b", "answer": "c", "document": "d *e*"},
+            **dict.fromkeys(("facts", "planted_documents", "training_documents"), 30),
+            **dict.fromkeys(("parameters", "training_tokens", "steps"), 7),
+        },
+        "wordings": {"held_out": asked, "verbatim": asked},
+        "domain_prompts": [prompts],
+    }
+    return render_attribution.render(result, edits=False)
+
+
+def test_the_page_says_what_does_not_work():
+    lost = page(0.1, 0.3, interval(-0.02, 0.01))
+    assert lost.count("attribution **does not work**: no better than random states, a") == 2
+    assert "BM25 (prompt and answer) and ten documents at random. Recall@10 0.100;" in lost
+    assert "**does not work**: no better than random states and one shuffled map." in lost
+    assert "- nearest hidden states: -0.200 (-0.200 to -0.200), **worse**" in lost
+    assert "| attribution | 0.100 | 0.100 | 0.100 | 0.100 |" in lost
+    won = page(0.3, 0.1, interval(0.01, 0.02))
+    assert "does not work" not in won
+    assert won.count("works, better than all it was compared with") == 2
+    assert "own share against random states: +0.015 (+0.010 to +0.020), better" in won
+    assert "accuracy against random states: +0.000 (-0.100 to +0.100), **no difference" in won
+    assert "d \\*e\\*" in won
