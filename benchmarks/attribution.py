@@ -13,7 +13,6 @@ prototypes; a shuffled prototype → document map), by hidden states alone, and 
 from __future__ import annotations
 
 import argparse
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -72,21 +71,19 @@ def main() -> None:
     lm = prismlm.load(arguments.planted / "model")
     corpus = Corpus.open(arguments.planted / "corpus")
     planted = read_json(arguments.planted / "facts.json")
-    with tempfile.TemporaryDirectory() as directory:
-        print("indexing random states as prototypes")
-        control = random_states_model(lm, corpus, Path(directory) / "control")
-        questions = wordings(planted["facts"])
-        rows = ask(lm, control, corpus, [*questions["held_out"], *questions["verbatim"]])
-        split = len(questions["held_out"])
-        result = {
-            "environment": environment(),
-            "setting": setting(lm, corpus, planted),
-            "wordings": {
-                "held_out": {"summary": summary(rows[:split]), "questions": rows[:split]},
-                "verbatim": {"summary": summary(rows[split:]), "questions": rows[split:]},
-            },
-            "domain_prompts": domain_prompts(lm, control, corpus),
-        }
+    control = random_states_model(lm, corpus, arguments.planted / "random-states")
+    questions = wordings(planted["facts"])
+    rows = ask(lm, control, corpus, [*questions["held_out"], *questions["verbatim"]])
+    split = len(questions["held_out"])
+    result = {
+        "environment": environment(),
+        "setting": setting(lm, corpus, planted),
+        "wordings": {
+            "held_out": {"summary": summary(rows[:split]), "questions": rows[:split]},
+            "verbatim": {"summary": summary(rows[split:]), "questions": rows[split:]},
+        },
+        "domain_prompts": domain_prompts(lm, control, corpus),
+    }
     write_json(arguments.out, result)
     print(f"wrote {arguments.out}")
 
@@ -130,13 +127,18 @@ def wordings(facts: Sequence[dict[str, Any]]) -> dict[str, list[Question]]:
 
 
 def random_states_model(lm: prismlm.PrismLM, corpus: Corpus, lens: Path) -> prismlm.PrismLM:
-    """Return the control: the same model beside K random training states, with their own index."""
+    """Return the control: the same model beside K random training states, with their own index.
+
+    The states are drawn by seed, so an index that is there already is theirs, or refused as stale.
+    """
     assert lm.lens is not None
     head = random_states_head(lm, corpus)
     meta = lm.lens.meta
     options = IndexOptions(contexts=meta.contexts, window=meta.window, stride=meta.stride)
-    path = build_index(lm.model, head, corpus, lens, options)
-    return replace(lm, head=head, lens=Lens.open(path, lm.model, head))
+    if not lens.exists():
+        print("indexing random states as prototypes")
+        build_index(lm.model, head, corpus, lens, options)
+    return replace(lm, head=head, lens=Lens.open(lens, lm.model, head))
 
 
 def ask(

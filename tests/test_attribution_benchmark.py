@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
 import attribution
 import planted_model
@@ -185,3 +186,16 @@ def test_the_page_says_what_does_not_work():
     assert "own share against random states: +0.015 (+0.010 to +0.020), better" in won
     assert "accuracy against random states: +0.000 (-0.100 to +0.100), **no difference" in won
     assert "d \\*e\\*" in won
+
+
+def test_the_control_is_drawn_once_and_indexed_once(lm, corpus, tmp_path):
+    first = attribution.random_states_model(lm, corpus, tmp_path / "control")
+    built = (tmp_path / "control" / "index.parquet").stat().st_mtime_ns
+    again = attribution.random_states_model(lm, corpus, tmp_path / "control")
+    assert (tmp_path / "control" / "index.parquet").stat().st_mtime_ns == built
+    assert torch.equal(first.head.prototypes, again.head.prototypes)
+    assert not torch.equal(first.head.prototypes, lm.head.prototypes)
+    # Each prototype is a training state, so its nearest context is that state, where both read it in one context.
+    nearest = first.lens.prototypes["nearest_cosine"].to_numpy()
+    assert np.median(nearest) > 0.999
+    assert first.lens.meta.tokens == lm.lens.meta.tokens
