@@ -6,8 +6,9 @@
 
 Each fact is asked for twice: in a wording that no document has, and, as a check on the machinery,
 in the words of one of its own documents. Documents are found by attribution (the shares that
-`trace.documents` gives for the predictions of the answer), by its controls (random hidden states as
-prototypes; a shuffled prototype → document map), by hidden states alone, and by words (BM25).
+`trace.documents` gives for the predictions of the answer), by the measure of PRISM, by controls
+(random hidden states as prototypes; a shuffled prototype → document map), by hidden states alone,
+and by words (BM25).
 """
 
 from __future__ import annotations
@@ -149,6 +150,7 @@ def ask(
     traces = [answer_steps(lm, question) for question in questions]
     found: dict[str, list[float]] = {
         "attribution": recalls(questions, [documents(trace) for trace in traces]),
+        "source_measure": recalls(questions, [source_documents(trace) for trace in traces]),
         "random_states": recalls(
             questions, [documents(answer_steps(control, question)) for question in questions]
         ),
@@ -192,6 +194,20 @@ def token_ids(lm: prismlm.PrismLM, text: str) -> list[int]:
 def documents(trace: prismlm.Trace) -> list[str]:
     """Return the ids of the documents with the largest shares."""
     return [share.doc_id for share in trace.documents(LIMIT)]
+
+
+def source_documents(trace: prismlm.Trace) -> list[str]:
+    """Return the ids that PRISM's measure A_t = Σ_i α_ti · uniform(contexts of i) puts first."""
+    lens = trace.lens
+    assert lens is not None
+    names, document_of_row = lens.documents
+    mass = np.zeros(len(names))
+    for step in trace:
+        for use in step.prototypes:
+            found = document_of_row[lens.rows_of(use.id)]
+            np.add.at(mass, found, use.activation / max(1, len(found)))
+    best = np.argsort(-mass, kind="stable")[:LIMIT]
+    return [names[number] for number in best[mass[best] > 0].tolist()]
 
 
 def recalls(questions: Sequence[Question], found: Sequence[Sequence[str]]) -> list[float]:

@@ -15,6 +15,7 @@ from typing import Any
 RESULTS = Path("docs/results")
 METHODS = {
     "attribution": "attribution",
+    "source_measure": "PRISM's measure A_t",
     "random_states": "control: random states as prototypes",
     "shuffled_map": "control: shuffled prototype → document map",
     "nearest_states": "nearest hidden states",
@@ -25,7 +26,7 @@ METHODS = {
 RIVALS = {
     "random_states": "random states",
     "shuffled_map": "a shuffled map",
-    **{key: METHODS[key] for key in list(METHODS)[3:]},
+    **{key: METHODS[key] for key in list(METHODS)[4:]},
 }
 GROUPS = {
     "copies_1": "in 1 document",
@@ -183,7 +184,7 @@ def _planted(summary: dict[str, Any]) -> list[str]:
         "the answer, out of those that ten places can hold. Intervals are 95 %, bootstrapped over "
         "facts; the shuffled map is a mean of shuffles. *Nearest hidden states*: cosine of the "
         "same states to every position of the training text, the best of each document. BM25 "
-        "reads words.",
+        "reads words. *A_t*: of PRISM, Σ α · uniform over the contexts of each prototype in use.",
         "",
         *_recall_table(summary, columns),
         "",

@@ -81,6 +81,21 @@ def test_a_shuffled_map_leads_to_the_contexts_of_other_prototypes(lm, questions)
     assert attribution.documents(same) == attribution.documents(trace)
 
 
+def test_the_source_measure_by_hand(lm, questions):
+    trace = attribution.answer_steps(lm, questions[1])
+    names, document_of_row = lm.lens.documents
+    mass = dict.fromkeys(names, 0.0)
+    for step in trace:
+        for use in step.prototypes:
+            contexts = document_of_row[lm.lens.rows_of(use.id)].tolist()
+            for number in contexts:
+                mass[names[number]] += use.activation / len(contexts)
+    best = sorted(mass.values(), reverse=True)[:10]
+    found = attribution.source_documents(trace)
+    assert len(set(found)) == 10
+    np.testing.assert_allclose([mass[name] for name in found], best)
+
+
 def row(copies, rank, known, attributed, bm25):
     return {
         "copies": copies,
@@ -195,7 +210,7 @@ def test_the_control_is_drawn_once_and_indexed_once(lm, corpus, tmp_path):
     assert (tmp_path / "control" / "index.parquet").stat().st_mtime_ns == built
     assert torch.equal(first.head.prototypes, again.head.prototypes)
     assert not torch.equal(first.head.prototypes, lm.head.prototypes)
-    # Each prototype is a training state, so its nearest context is that state, where both read it in one context.
+    # Each prototype is a training state, and most are read in the same window by the index.
     nearest = first.lens.prototypes["nearest_cosine"].to_numpy()
     assert np.median(nearest) > 0.999
     assert first.lens.meta.tokens == lm.lens.meta.tokens
