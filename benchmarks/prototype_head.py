@@ -68,8 +68,10 @@ def main() -> None:
         for name, settings in recipes(arguments.recipes, arguments.set).items()
         if not arguments.only or name in arguments.only
     }
-    detached = {name: s for name, s in runs.items() if s["head"].get("detach")}
-    attached = {name: s for name, s in runs.items() if name not in detached and name != "plain"}
+    # Every run with a detached head has the plain model in it.
+    runs = {name: settings for name, settings in runs.items() if settings["head"]["enabled"]}
+    detached = {name: s for name, s in runs.items() if s["head"]["detach"]}
+    attached = {name: s for name, s in runs.items() if name not in detached}
     if arguments.part in ("methods", "detached"):
         run_bank("method", detached, arguments.out)
     if arguments.part in ("methods", "attached"):

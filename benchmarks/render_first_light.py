@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
-RESULTS = Path("docs/results")
+from pages import RESULTS, publish
+
 QUALITY = (
     ("ce", "CE of the model", "{:.3f}"),
     ("prototype_only_ce", "prototype-only CE", "{:.3f}"),
@@ -26,14 +26,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true")
     arguments = parser.parse_args()
     text = render(json.loads((RESULTS / "first_light.json").read_text(encoding="utf-8")))
-    page = RESULTS / "first_light.md"
-    if arguments.check:
-        fresh = page.read_text(encoding="utf-8") == text
-        print(f"{page} is {'up to date' if fresh else 'not what the JSON gives; render it again'}")
-        return 0 if fresh else 1
-    page.write_text(text, encoding="utf-8")
-    print(f"wrote {page}")
-    return 0
+    return publish({RESULTS / "first_light.md": text}, check=arguments.check)
 
 
 def render(result: dict[str, Any]) -> str:
@@ -49,7 +42,7 @@ def render(result: dict[str, Any]) -> str:
         "",
         *_setting(result),
         *_quality(result["quality"]),
-        *_domains(result["domain_share"]),
+        *domains(result["domain_share"]),
         *_prototypes(result["prototypes"]),
     ]
     return "\n".join(lines) + "\n"
@@ -101,7 +94,8 @@ def _quality(quality: dict[str, Any]) -> list[str]:
     ]
 
 
-def _domains(figures: dict[str, Any]) -> list[str]:
+def domains(figures: dict[str, Any]) -> list[str]:
+    """Return the section on domains: trained prototypes beside both controls."""
     trained = figures["trained"]
     columns = (trained, figures["random_states"], figures["shuffled_map"])
     own = " | ".join(f"{column['own_share']:.3f}" for column in columns)

@@ -6,13 +6,13 @@ import argparse
 import json
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 from frontier_plot import Point, draw
+from pages import RESULTS, publish
+from render_first_light import domains
 
-RESULTS = Path("docs/results")
 # Two-sided 95 % points of Student's t by degrees of freedom.
 STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776}
 WITHIN, EXPLAINED, IN_USE, STEP = 2.5, 0.97, 0.97, 1.10
@@ -21,6 +21,7 @@ WHAT = {
     "default-early": "placed at step 200",
     "default-sampled": "placed on random states",
     "default-all-positions": "trained on every position",
+    "default-fewer-positions": "trained on an eighth of the positions",
     "default-revived": "unused prototypes revived",
     "default-annealed": "k from 64 to 16",
     "default-ce": "labels instead of the model's prediction",
@@ -66,19 +67,11 @@ def main() -> int:
     results = [json.loads(path.read_text(encoding="utf-8")) for path in files]
     runs = [result for result in results if "quality" in result]
     times = [result for result in results if "recipes" in result]
-    stale = False
-    for path, text in (
-        (RESULTS / f"{arguments.name}.md", render(runs, times)),
-        (RESULTS / f"{arguments.name}.svg", plot(runs)),
-    ):
-        if arguments.check:
-            fresh = path.is_file() and path.read_text(encoding="utf-8") == text
-            stale = stale or not fresh
-            print(f"{path} is {'up to date' if fresh else 'not what the JSON gives; render again'}")
-        else:
-            path.write_text(text, encoding="utf-8")
-            print(f"wrote {path}")
-    return 1 if stale else 0
+    pages = {
+        RESULTS / f"{arguments.name}.md": render(runs, times),
+        RESULTS / f"{arguments.name}.svg": plot(runs),
+    }
+    return publish(pages, check=arguments.check)
 
 
 def seed_of(run: dict[str, Any]) -> int:
@@ -135,6 +128,7 @@ def render(runs: list[dict[str, Any]], times: list[dict[str, Any]]) -> str:
         sweep(runs, plain),
         sizes(runs),
         step_times(times),
+        second_control(runs),
         operation(),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
@@ -219,6 +213,8 @@ def targets(
         ),
     ]
     for time in times:
+        if time["preset"] != group[0]["settings"]["model"]["preset"]:
+            continue
         found = time["recipes"]["default"]
         share = (
             1 - group[0]["settings"]["head"]["initialise_at_step"] / group[0]["settings"]["steps"]
@@ -386,16 +382,41 @@ def step_times(times: list[dict[str, Any]]) -> str:
         "ratio of neighbours, its median and a 95 % bootstrap interval. The head takes part in "
         "the second half of the default's steps only.",
         "",
-        "| recipe | threads | ratio | interval |",
-        "|---|---|---|---|",
+        "| model | recipe | threads | ratio | interval |",
+        "|---|---|---|---|---|",
     ]
     for time in times:
         for name, found in time["recipes"].items():
             lines.append(
-                f"| {name} | {time['environment']['threads']} | {found['ratio']:.3f} | "
+                f"| {time['preset']} | {name} | {time['environment']['threads']} | "
+                f"{found['ratio']:.3f} | "
                 f"{found['low']:.3f} to {found['high']:.3f} |"
             )
     return "\n".join(lines) if times else ""
+
+
+def second_control(runs: list[dict[str, Any]]) -> str:
+    """Return what shuffling the map from prototypes to text does, if it was measured with them."""
+    result = json.loads((RESULTS / "first_light.json").read_text(encoding="utf-8"))
+    default = methods(runs)["default"][0]["settings"]
+    same = all(
+        result["recipe"][section].get(key) == value
+        for section in ("model", "losses")
+        for key, value in default[section].items()
+    )
+    if not same:
+        return ""
+    heading, _, *table = domains(result["domain_share"])
+    lines = [
+        heading,
+        "",
+        "The demo's model, trained with the default (seed "
+        f"{result['recipe']['seed']}; [first light](first_light.md)). Its second control leaves "
+        "the prototypes and shuffles which text they stand for.",
+        "",
+        *table,
+    ]
+    return "\n".join(lines).rstrip()
 
 
 def operation() -> str:

@@ -4,7 +4,8 @@
     python benchmarks/step_time.py corpus
 
 Every second step of the same run leaves the head out, so that both kinds meet the same noise; the
-ratio is that of neighbouring steps. Writes docs/results/prototype_head/step-time-N.json, N threads.
+ratio is that of neighbouring steps. Writes docs/results/prototype_head/step-time-MODEL-N.json, N
+threads. Another model: --set model.preset=llama-small.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from prismlm.training.setup import build_trainer, prepare
 from prototype_head import RECIPES, RESULTS, environment, recipes
 
 WARM_UP = 10
-NAMES = ["default", "default-all-positions", "light", "light-kl"]
+NAMES = ["default", "default-fewer-positions", "default-all-positions", "light", "light-kl"]
 RESAMPLES = 2000
 
 
@@ -62,6 +63,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--recipes", type=Path, default=RECIPES, help="where the recipes are")
     parser.add_argument("--set", nargs="*", default=[], help="KEY=VALUE, as of prismlm train")
+    parser.add_argument("--only", nargs="*", default=NAMES, help="names of recipes")
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
@@ -69,16 +71,22 @@ def main() -> None:
     timed = {
         name: time_recipe(found[name], arguments.corpus, arguments.steps)
         for name in NAMES
-        if name in found
+        if name in found and name in arguments.only
     }
     for name, figures in timed.items():
         print(
             f"{name:24s} {figures['ratio']:.3f} × plain "
             f"({figures['low']:.3f} to {figures['high']:.3f})"
         )
+    preset = found["default"]["model"]["preset"]
     write_json(
-        arguments.out / f"step-time-{arguments.threads}.json",
-        {"environment": environment(), "steps": arguments.steps, "recipes": timed},
+        arguments.out / f"step-time-{preset}-{arguments.threads}.json",
+        {
+            "environment": environment(),
+            "preset": preset,
+            "steps": arguments.steps,
+            "recipes": timed,
+        },
     )
 
 

@@ -131,11 +131,14 @@ class PrototypeHead(nn.Module):
     ) -> HeadLosses:
         """Return the four losses of the states that ``output`` was computed from."""
         keep = None if mask is None else mask.flatten()
+        # Under autocast its Gram matrix is one of the head's dearer products; a mean over K² pairs
+        # bears the rounding.
+        diversity = ops.diversity(self.prototypes)
         with torch.autocast(device_type=z.device.type, enabled=False):
             states = z.flatten(0, -2).to(output.reconstruction.dtype)
             return HeadLosses(
                 ops.prototype_pull(output.routing),
                 ops.point_pull(output.routing, keep),
                 ops.residual(states, output.reconstruction, keep, residual_reduction),
-                ops.diversity(self.prototypes),
+                diversity,
             )

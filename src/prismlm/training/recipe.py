@@ -128,7 +128,7 @@ class OptimizerRecipe(Section):
 
     learning_rate: float = Field(default=1e-3, gt=0, description="peak rate of the model")
     head_learning_rate: float = Field(
-        default=6e-2, gt=0, description="peak rate of prototypes and scale"
+        default=1e-1, gt=0, description="peak rate of prototypes and scale"
     )
     weight_decay: float = Field(default=0.1, ge=0, description="of the model's matrices")
     warmup: Share = Field(default=0.05, description="share of all steps in which the rate rises")

@@ -12,6 +12,7 @@ import transformers
 from transformers import TrainerCallback, TrainingArguments
 
 from prismlm import __version__
+from prismlm.allocator import keep_freed_memory
 from prismlm.corpus.packing import PackedDataset, pack
 from prismlm.corpus.store import Corpus
 from prismlm.errors import InputError
@@ -167,6 +168,8 @@ def build_trainer(
 ) -> AnyTrainer:
     """Return a trainer that writes its checkpoints under ``directory``."""
     recipe = prepared.recipe
+    if device_of(recipe) == "cpu":
+        keep_freed_memory()
     if recipe.gradient_checkpointing:
         parallel.recompute_activations(prepared.model.model)
     if recipe.compile:
