@@ -1,6 +1,6 @@
 """Write docs/results/attribution.md from its JSON; ``--check`` only compares the two.
 
-``edits.json``, where it exists, is only pointed to: it has a page of its own.
+Edits have a page of their own, which is pointed to where it exists.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
-RESULTS = Path("docs/results")
+from pages import RESULTS, publish
+
 METHODS = {
     "attribution": "attribution",
     "source_measure": "PRISM's measure A_t",
@@ -53,14 +53,7 @@ def main() -> int:
     arguments = parser.parse_args()
     result = json.loads((RESULTS / "attribution.json").read_text(encoding="utf-8"))
     text = render(result, edits=(RESULTS / "edits.md").exists())
-    page = RESULTS / "attribution.md"
-    if arguments.check:
-        fresh = page.exists() and page.read_text(encoding="utf-8") == text
-        print(f"{page} is {'up to date' if fresh else 'not what the JSON gives; render it again'}")
-        return 0 if fresh else 1
-    page.write_text(text, encoding="utf-8")
-    print(f"wrote {page}")
-    return 0
+    return publish({RESULTS / "attribution.md": text}, check=arguments.check)
 
 
 def render(result: dict[str, Any], *, edits: bool) -> str:
