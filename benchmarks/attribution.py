@@ -135,7 +135,7 @@ def random_states_model(lm: prismlm.PrismLM, corpus: Corpus, lens: Path) -> pris
     assert lm.lens is not None
     head = random_states_head(lm, corpus)
     meta = lm.lens.meta
-    options = IndexOptions(contexts=meta.contexts, window=meta.window, stride=meta.stride)
+    options = IndexOptions(meta.contexts, meta.window, meta.stride, with_text=False)
     if not lens.exists():
         print("indexing random states as prototypes")
         build_index(lm.model, head, corpus, lens, options)
