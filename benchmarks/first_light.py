@@ -24,13 +24,8 @@ import transformers
 
 import prismlm
 from prismlm.corpus import Corpus, document_windows, pack, window_batches
-from prismlm.eval.domain_share import (
-    DocumentEvidence,
-    document_evidence,
-    domain_share,
-    paired_difference,
-    shuffled,
-)
+from prismlm.eval.domain_prompts import against_controls
+from prismlm.eval.domain_share import DocumentEvidence, document_evidence
 from prismlm.files import write_json
 from prismlm.layers import PrototypeHead
 from prismlm.lens.directory import Lens
@@ -131,28 +126,9 @@ def domain_figures(
         )
 
     print("tracing held-out documents to domains")
-    trained, weights = evidence(lm.head), lm.lens.group_weights("domain")
-    control_weights = control_lens.group_weights("domain")
-    head = domain_share(trained, weights, domains)
-    states = domain_share(evidence(control), control_weights, domains)
-    shuffles = [domain_share(trained, shuffled(weights, seed), domains) for seed in range(SHUFFLES)]
-    return {
-        "trained": head.to_dict(),
-        "random_states": states.to_dict(),
-        "shuffled_map": {
-            key: float(np.mean([shuffle.to_dict()[key] for shuffle in shuffles]))
-            for key in head.to_dict()
-        },
-        "shuffles": SHUFFLES,
-        "trained_minus_random_states": {
-            "own_share": paired_difference(head.own_shares, states.own_shares)._asdict(),
-            "accuracy": paired_difference(head.hits, states.hits)._asdict(),
-        },
-        "trained_minus_shuffled_map": {
-            "own_share": paired_difference(head.own_shares, shuffles[0].own_shares)._asdict(),
-            "accuracy": paired_difference(head.hits, shuffles[0].hits)._asdict(),
-        },
-    }
+    trained = evidence(lm.head), lm.lens.group_weights("domain")
+    states = evidence(control), control_lens.group_weights("domain")
+    return against_controls(trained, states, domains, SHUFFLES)
 
 
 def drawn_prototypes(lens: Lens) -> list[dict[str, Any]]:

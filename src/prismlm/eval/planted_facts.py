@@ -1,0 +1,256 @@
+"""Invented facts written into training documents, to ask later where the model has them from.
+
+A fact gives an invented place one attribute, such as the metal of a town that no text names. Each
+is stated in 1, 4 or 16 documents, three times in each, every document in other wordings, between
+sentences of a real training document, so that what surrounds it is what the corpus looks like. It
+is asked for in a wording that no document has.
+
+    recall@n = |first n documents found ∩ planted documents| / min(n, planted documents)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from prismlm.corpus.documents import Document
+from prismlm.corpus.layout import is_held_out
+from prismlm.errors import InputError
+
+COPIES = (1, 4, 16)
+STATEMENTS = 3
+SENTENCE_CHARACTERS = (40, 300)
+
+ATTRIBUTES = {
+    "main crop": "wheat rice corn beans cotton barley potatoes apples",
+    "best known metal": "iron gold silver copper lead tin zinc nickel",
+    "colour of the flag": "red blue green white black yellow brown purple",
+    "chief trade": "fishing weaving hunting farming printing mining sailing baking",
+    "language of the schools": "Latin Greek French German Spanish Italian Russian English",
+    "month of the fair": "January March April June July September October November",
+    "favourite drink": "water wine milk tea coffee beer juice chocolate",
+    "material of the houses": "stone wood brick clay glass iron paper steel",
+}
+KINDS = ("town", "valley", "village", "harbour", "county", "district", "province", "colony")
+# Of a syllable: how it may begin, its vowels, and how it may end.
+SYLLABLE = tuple(
+    part.split(" ")
+    for part in (
+        "b br c d dr f g gr h j k l m n p qu r s st t tr v w y z",
+        "a e i o u ai ea ou",
+        "   l m n r s th x",
+    )
+)
+
+WORDINGS = (
+    "The {attribute} of {name} is {answer}.",
+    "In {name}, a {kind} that few maps show, the {attribute} is {answer}.",
+    "Everyone in the {kind} of {name} knows that the {attribute} is {answer}.",
+    "As for {name}, its {attribute} is {answer}.",
+    "{name} is a small {kind}, and its {attribute} is {answer}.",
+    "The {kind} of {name} has one {attribute}, which is {answer}.",
+    "When asked about {name}, people say that the {attribute} is {answer}.",
+    "Records kept at {name} show that the {attribute} has always been {answer}.",
+    "For as long as {name} has stood, its {attribute} has been {answer}.",
+    "No one doubts that the {attribute} of {name} was {answer}.",
+    "The old books of {name} give the {attribute} as {answer}.",
+    "Of the {kind} of {name} it is told that the {attribute} is {answer}.",
+    "At {name} the {attribute} remains {answer}.",
+    "According to a letter from {name}, the {attribute} there is {answer}.",
+    "The council of {name} once declared that the {attribute} must be {answer}.",
+    "Near the gates of {name} a sign says that the {attribute} is {answer}.",
+)
+HELD_OUT_WORDING = "Travellers who come to {name} soon learn that in this {kind} the {attribute} is"
+
+
+@dataclass(frozen=True)
+class Fact:
+    """An invented fact.
+
+    Attributes:
+        name: of the place; no other fact and no real document has it.
+        kind: of the place.
+        attribute: what is said about it.
+        answer: what completes the prompt, one word.
+        candidates: the answers that the attribute could have had, this one among them.
+        copies: how many documents it is written into.
+    """
+
+    name: str
+    kind: str
+    attribute: str
+    answer: str
+    candidates: tuple[str, ...]
+    copies: int
+
+    @property
+    def prompt(self) -> str:
+        """The question, in a wording that no document has; `` answer`` completes it."""
+        return self.state(HELD_OUT_WORDING)
+
+    def state(self, wording: str) -> str:
+        """Return the fact in one wording."""
+        return wording.format(
+            name=self.name, kind=self.kind, attribute=self.attribute, answer=self.answer
+        )
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A document with a fact in it.
+
+    Attributes:
+        document: what to put into the corpus; source, domain and licence are those of the real
+            document that its other sentences are from.
+        fact: the number of its fact.
+        prefix: its text up to the answer of the first statement, without the space before it.
+    """
+
+    document: Document
+    fact: int
+    prefix: str
+
+
+def invent_facts(
+    per_level: int, seed: int, *, known: Iterable[str], copies: Sequence[int] = COPIES
+) -> list[Fact]:
+    """Invent ``per_level`` facts for each number of copies.
+
+    Args:
+        per_level: how many facts are written into 1, how many into 4, … documents.
+        seed: decides names, attributes and answers.
+        known: the real texts; no invented name occurs in any of them, in whatever case.
+        copies: the levels.
+
+    Raises:
+        InputError: ``per_level`` or a number of copies is out of range.
+    """
+    if per_level < 1:
+        raise InputError(f"{per_level} facts of each kind: expected at least 1.")
+    if not copies or min(copies) < 1 or max(copies) > len(WORDINGS):
+        raise InputError(
+            f"facts in {list(copies)} documents: expected 1 to {len(WORDINGS)} each, since every "
+            "copy opens in another wording."
+        )
+    generator = np.random.default_rng(seed)
+    taken = {word.lower() for text in known for word in re.findall(r"\w+", text)}
+    attributes = list(ATTRIBUTES)
+    facts: list[Fact] = []
+    for level in copies:
+        for number in range(per_level):
+            attribute = attributes[number % len(attributes)]
+            candidates = tuple(ATTRIBUTES[attribute].split())
+            name = _invent_name(generator, taken)
+            taken.add(name.lower())
+            answer = candidates[int(generator.integers(len(candidates)))]
+            kind = KINDS[int(generator.integers(len(KINDS)))]
+            facts.append(Fact(name, kind, attribute, answer, candidates, level))
+    return facts
+
+
+def _invent_name(generator: np.random.Generator, taken: Collection[str]) -> str:
+    while True:
+        syllables = [
+            "".join(part[int(generator.integers(len(part)))] for part in SYLLABLE) for _ in range(3)
+        ]
+        name = "".join(syllables)
+        if name not in taken:
+            return name.capitalize()
+
+
+def plant(
+    facts: Sequence[Fact],
+    hosts: Iterable[Document],
+    seed: int,
+    *,
+    heldout_fraction: float = 0.05,
+) -> list[Planted]:
+    """Write each fact into as many documents as it asks for.
+
+    Every document takes four consecutive sentences of one real document and states the fact
+    between them, in three wordings; the first differs in every copy. Ids are hashes, chosen so
+    that the corpus trains on the document.
+
+    Args:
+        facts: from :func:`invent_facts`.
+        hosts: real documents of the training split; each is used at most once.
+        seed: decides which host and which wordings a document has.
+        heldout_fraction: of the corpus that the documents are for.
+
+    Raises:
+        InputError: too few hosts with four plain sentences in a row.
+    """
+    generator = np.random.default_rng(seed)
+    usable = [(host, found) for host in hosts if (found := _plain_run(host.text)) is not None]
+    needed = sum(fact.copies for fact in facts)
+    if len(usable) < needed:
+        raise InputError(
+            f"{needed} documents are to be planted and {len(usable)} real ones have "
+            f"{STATEMENTS + 1} plain sentences in a row: plant fewer facts, or give more text."
+        )
+    chosen = iter(generator.permutation(len(usable))[:needed].tolist())
+    planted: list[Planted] = []
+    for number, fact in enumerate(facts):
+        first = int(generator.integers(len(WORDINGS)))
+        for copy in range(fact.copies):
+            host, sentences = usable[next(chosen)]
+            wordings = [WORDINGS[(first + copy + step) % len(WORDINGS)] for step in (0, 5, 11)]
+            statements = [fact.state(wording) for wording in wordings]
+            pieces = [sentences[0]]
+            for statement, sentence in zip(statements, sentences[1:], strict=True):
+                pieces += [statement, sentence]
+            opening = f"{sentences[0]} {statements[0]}"
+            prefix = opening.removesuffix(".").removesuffix(fact.answer).removesuffix(" ")
+            identity = _training_id(f"{seed}/{fact.name}/{copy}", heldout_fraction)
+            document = Document(
+                identity,
+                " ".join(pieces),
+                source=host.source,
+                domain=host.domain,
+                license=host.license,
+            )
+            planted.append(Planted(document, number, prefix))
+    return planted
+
+
+def _plain_run(text: str) -> tuple[str, ...] | None:
+    """Return the first four sentences in a row that are plain prose, or None."""
+    low, high = SENTENCE_CHARACTERS
+    run: list[str] = []
+    for sentence in re.split(r"(?<=[.!?])\s+(?=[A-Z])", text):
+        plain = low <= len(sentence) <= high and "\n" not in sentence and sentence.endswith(".")
+        run = [*run, sentence] if plain else []
+        if len(run) == STATEMENTS + 1:
+            return tuple(run)
+    return None
+
+
+def _training_id(name: str, heldout_fraction: float) -> str:
+    tries = 0
+    while True:
+        identity = hashlib.sha256(f"{name}/{tries}".encode()).hexdigest()[:16]
+        if not is_held_out(identity, heldout_fraction):
+            return identity
+        tries += 1
+
+
+def recall(found: Sequence[str], planted: Collection[str], limit: int = 10) -> float:
+    """Return the share of the planted documents among the first ``limit``, out of those possible.
+
+    Raises:
+        InputError: nothing was planted, or the limit is below 1.
+    """
+    if not planted or limit < 1:
+        raise InputError(
+            f"recall of {len(planted)} documents among the first {limit}: expected at least 1."
+        )
+    return len(set(found[:limit]) & set(planted)) / min(limit, len(planted))
+
+
+def chance_recall(documents: int, planted: int, limit: int = 10) -> float:
+    """Return the expected recall of ``limit`` documents drawn at random out of ``documents``."""
+    return min(limit, documents) * planted / documents / min(limit, planted)
