@@ -302,8 +302,8 @@ final ones, and the run pays for it in half of its steps only.
 - **Losses that reach the model cost it** and buy nothing here: see *light* and *source*.
 - **Clusters or random states, revival, annealed k** make no difference that these seeds show: \
 hardly a prototype is ever out of use.
-- **Tried for both targets, {WITHIN} % and {STEP:.2f} × a step**: more states a step teach more, at \
-the step time below ({alone("default-all")} on all positions, {alone("default")} on a third, \
+- **Tried for both targets, {WITHIN} % and {STEP:.2f} × a step**: more states a step teach more, \
+at the step time below ({alone("default-all")} on all positions, {alone("default")} on a third, \
 {alone("default-quarter")} on a quarter, {alone("default-eighth")} on an eighth). What is left \
 of a step's time are the products with P and W and the softmax over V columns; DIV's product is \
 formed in half precision for it. {tried(runs, plain)}A larger k or K is in the next table."""
