@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -52,12 +53,13 @@ class Recorded(NamedTuple):
 
 @contextmanager
 def record(model: PreTrainedModel) -> Iterator[Recorded]:
-    """Keep every position that passes the output embedding during the block."""
-    recorded = Recorded([], [])
+    """Keep every position that this thread sends through the output embedding in the block."""
+    recorded, thread = Recorded([], []), threading.get_ident()
 
     def after(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
-        recorded.states.append(args[0])
-        recorded.embedded.append(output)
+        if threading.get_ident() == thread:
+            recorded.states.append(args[0])
+            recorded.embedded.append(output)
 
     handle = output_embedding(model).register_forward_hook(after)
     try:
