@@ -1,6 +1,6 @@
 """Ask a model trained on planted facts where it has them from; write docs/results/attribution.json.
 
-    python benchmarks/planted_model.py planted
+    python benchmarks/planted_model.py planted   # --every 2 --epochs 1 for a quarter of the time
     python benchmarks/attribution.py planted
     python benchmarks/render_attribution.py
 
@@ -103,6 +103,7 @@ def setting(lm: prismlm.PrismLM, corpus: Corpus, planted: dict[str, Any]) -> dic
         "corpus": corpus.meta["counts"] | {"heldout": corpus.meta["heldout"]},
         "parameters": sum(p.numel() for p in lm.model.parameters()),
         "lens": {"contexts": meta.contexts, "window": meta.window, "stride": meta.stride},
+        "options": planted["options"],
         "facts": len(planted["facts"]),
         "planted_documents": sum(len(fact["documents"]) for fact in planted["facts"]),
         "training_documents": len(corpus.split("train")),

@@ -59,13 +59,15 @@ def main() -> int:
 def render(result: dict[str, Any], *, edits: bool) -> str:
     """Return the page."""
     held_out, verbatim = (result["wordings"][name]["summary"] for name in ("held_out", "verbatim"))
+    named = result["setting"]["options"].items()
+    options = [f"--{name} {value}" for name, value in named]
     lines = [
         "# What attribution is worth",
         "",
         "Generated from `attribution.json` by `python benchmarks/render_attribution.py`; the JSON "
         "by",
         "",
-        "    python benchmarks/planted_model.py planted",
+        f"    python benchmarks/planted_model.py planted {' '.join(options)}",
         "    python benchmarks/attribution.py planted",
         "",
         "## In short",
@@ -103,30 +105,25 @@ def _verdicts(
 
 
 def _document_verdict(name: str, figures: dict[str, Any]) -> str:
-    lost = [RIVALS[key] for key in RIVALS if figures["attribution_minus"][key]["low"] <= 0]
-    worth = (
-        "works, better than all it was compared with"
-        if not lost
-        else f"**does not work**: no better than {_listed(lost)}"
+    won = [key for key in RIVALS if figures["attribution_minus"][key]["low"] > 0]
+    worth = _worth(
+        [RIVALS[key] for key in won], [name for key, name in RIVALS.items() if key not in won]
     )
     means = {key: value["difference"] for key, value in figures["recall"].items()}
     return (
-        f"- {name}: attribution {worth}. Recall@10 {means['attribution']:.3f}; nearest hidden "
+        f"- {name}: {worth}. Recall@10 {means['attribution']:.3f}; nearest hidden "
         f"states {means['nearest_states']:.3f}, BM25 {means['bm25_prompt']:.3f}, chance "
         f"{means['chance']:.3f}."
     )
 
 
 def _domain_verdict(figures: dict[str, Any]) -> str:
-    lost = [
-        name
-        for key, name in DOMAIN_CONTROLS.items()
-        if figures[f"trained_minus_{key}"]["own_share"]["low"] <= 0
+    won = [
+        key for key in DOMAIN_CONTROLS if figures[f"trained_minus_{key}"]["own_share"]["low"] > 0
     ]
-    worth = (
-        "works, better than both controls"
-        if not lost
-        else f"**does not work**: no better than {_listed(lost)}"
+    worth = _worth(
+        [DOMAIN_CONTROLS[key] for key in won],
+        [name for key, name in DOMAIN_CONTROLS.items() if key not in won],
     )
     own, chance = figures["trained"]["own_share"], figures["trained"]["chance"]
     return (
@@ -135,6 +132,13 @@ def _domain_verdict(figures: dict[str, Any]) -> str:
         f"{figures['random_states']['own_share']:.3f} with random states, "
         f"{figures['shuffled_map']['own_share']:.3f} with a shuffled map: {worth}."
     )
+
+
+def _worth(won: list[str], lost: list[str]) -> str:
+    if not lost:
+        return f"works: better than {_listed(won)}"
+    better = f"better than {_listed(won)}, but " if won else ""
+    return f"**does not work**: {better}not better than {_listed(lost)}"
 
 
 def _listed(names: list[str]) -> str:
@@ -150,8 +154,9 @@ def _setting(result: dict[str, Any]) -> list[str]:
         "",
         f"{setting['facts']} invented facts, a third each in 1, 4 and 16 documents: "
         f"{setting['planted_documents']:,} among {setting['training_documents']:,} training "
-        f"documents ({corpus['tokens']:,} tokens, {corpus['heldout']['tokens']:,} of them held "
-        "out). Each planted document states its fact three times, in three of 16 wordings, "
+        f"documents; the others are one in {setting['options']['every']} of the bundled sample "
+        f"({corpus['tokens']:,} tokens in all, {corpus['heldout']['tokens']:,} of them held out). "
+        "Each planted document states its fact three times, in three of 16 wordings, "
         "between four sentences of a real training document. A model of "
         f"{setting['parameters']:,} parameters (K = {head['prototypes']:,}, k = "
         f"{head['prototypes_per_token']}, default head) saw {setting['training_tokens']:,} tokens "
@@ -177,7 +182,8 @@ def _planted(summary: dict[str, Any]) -> list[str]:
         "the answer, out of those that ten places can hold. Intervals are 95 %, bootstrapped over "
         "facts; the shuffled map is a mean of shuffles. *Nearest hidden states*: cosine of the "
         "same states to every position of the training text, the best of each document. BM25 "
-        "reads words. *A_t*: of PRISM, Σ α · uniform over the contexts of each prototype in use.",
+        "reads words, and a fact's name stands in its own documents alone, so it can hardly miss. "
+        "*A_t*: of PRISM, Σ α · uniform over the contexts of each prototype in use.",
         "",
         *_recall_table(summary, columns),
         "",

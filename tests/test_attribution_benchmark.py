@@ -178,6 +178,7 @@ def page(attributed, rivals, own_share):
             "recipe": {"head": {"prototypes": 2048, "prototypes_per_token": 16}},
             "corpus": {"tokens": 100, "heldout": {"tokens": 5}},
             "lens": {"contexts": 64},
+            "options": {"every": 2},
             "example": {"prompt": "a_b", "answer": "c", "document": "d *e*"},
             **dict.fromkeys(("facts", "planted_documents", "training_documents"), 30),
             **dict.fromkeys(("parameters", "training_tokens", "steps"), 7),
@@ -190,14 +191,15 @@ def page(attributed, rivals, own_share):
 
 def test_the_page_says_what_does_not_work():
     lost = page(0.1, 0.3, interval(-0.02, 0.01))
-    assert lost.count("attribution **does not work**: no better than random states, a") == 2
+    assert "planted_model.py planted --every 2" in lost
+    assert lost.count("**does not work**: not better than random states, a") == 2
     assert "BM25 (prompt and answer) and ten documents at random. Recall@10 0.100;" in lost
-    assert "**does not work**: no better than random states and one shuffled map." in lost
+    assert "**does not work**: not better than random states and one shuffled map." in lost
     assert "- nearest hidden states: -0.200 (-0.200 to -0.200), **worse**" in lost
     assert "| attribution | 0.100 | 0.100 | 0.100 | 0.100 |" in lost
     won = page(0.3, 0.1, interval(0.01, 0.02))
     assert "does not work" not in won
-    assert won.count("works, better than all it was compared with") == 2
+    assert won.count("new words: works: better than random states, a shuffled map, nearest") == 1
     assert "own share against random states: +0.015 (+0.010 to +0.020), better" in won
     assert "accuracy against random states: +0.000 (-0.100 to +0.100), **no difference" in won
     assert "d \\*e\\*" in won
