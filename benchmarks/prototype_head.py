@@ -40,11 +40,22 @@ from prismlm.training.setup import prepare
 ROOT = Path(__file__).parents[1]
 RECIPES = ROOT / "recipes" / "prototype_head"
 RESULTS = ROOT / "docs" / "results" / "prototype_head"
-DEFAULT = "default"
+DEFAULT, VARIED = "default", "default-quarter"
+PARTS = ["methods", "attached", "detached", "tried", "sweep", "sizes"]
 HELD_OUT_TOKENS = 50_000
 SWEPT = {"prototypes": [512, 1024, 4096], "prototypes_per_token": [8, 32]}
 # Beside llama-laptop, which the methods are compared on.
 SIZES = ["llama-tiny", "llama-small"]
+# What of the training was varied around default-quarter, by the section it belongs to.
+TRIED = {
+    "head rate 0.06": {"optimizer": {"head_learning_rate": 0.06}},
+    "head rate 0.15": {"optimizer": {"head_learning_rate": 0.15}},
+    "momenta 0.8, 0.9": {"optimizer": {"betas": [0.8, 0.9]}},
+    "momenta 0.9, 0.99": {"optimizer": {"betas": [0.9, 0.99]}},
+    "no clipping": {"optimizer": {"head_max_grad_norm": 1e9}},
+    "RES × 3": {"losses": {"residual": 0.3}},
+    "R1, R2 × 0.1": {"losses": {"prototype_pull": 0.001, "point_pull": 0.001}},
+}
 Settings = dict[str, Any]
 
 
@@ -52,7 +63,7 @@ def main() -> None:
     """Run one part."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("corpus", type=Path)
-    parser.add_argument("part", choices=["methods", "attached", "detached", "sweep", "sizes"])
+    parser.add_argument("part", choices=PARTS)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", nargs="*", help="names of recipes")
     parser.add_argument("--steps", type=int, help="fewer, to try it out")
@@ -77,6 +88,8 @@ def main() -> None:
     if arguments.part in ("methods", "attached"):
         for name, settings in attached.items():
             run_attached(name, settings, arguments.out)
+    if arguments.part == "tried":
+        run_bank("tried", {n: merged(runs[VARIED], c) for n, c in TRIED.items()}, arguments.out)
     if arguments.part == "sweep":
         run_bank("sweep", swept(runs[DEFAULT]), arguments.out)
     if arguments.part == "sizes":

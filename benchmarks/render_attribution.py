@@ -1,6 +1,6 @@
 """Write docs/results/attribution.md from its JSON; ``--check`` only compares the two.
 
-Edits have a page of their own, which is pointed to where it exists.
+What edits do is taken from ``edits.json``, where it exists.
 """
 
 from __future__ import annotations
@@ -52,11 +52,13 @@ def main() -> int:
     parser.add_argument("--check", action="store_true")
     arguments = parser.parse_args()
     result = json.loads((RESULTS / "attribution.json").read_text(encoding="utf-8"))
-    text = render(result, edits=(RESULTS / "edits.md").exists())
+    edits = RESULTS / "edits.json"
+    measured = json.loads(edits.read_text(encoding="utf-8")) if edits.exists() else None
+    text = render(result, edits=measured)
     return publish({RESULTS / "attribution.md": text}, check=arguments.check)
 
 
-def render(result: dict[str, Any], *, edits: bool) -> str:
+def render(result: dict[str, Any], *, edits: dict[str, Any] | None) -> str:
     """Return the page."""
     held_out, verbatim = (result["wordings"][name]["summary"] for name in ("held_out", "verbatim"))
     named = result["setting"]["options"].items()
@@ -79,7 +81,7 @@ def render(result: dict[str, Any], *, edits: bool) -> str:
         *_by_knowledge(held_out),
         *_verbatim(verbatim),
         *_domain_prompts(result["domain_prompts"]),
-        *_edits(edits),
+        *([] if edits is None else edits_section(edits)),
     ]
     return "\n".join(lines).rstrip("\n") + "\n"
 
@@ -305,14 +307,34 @@ def _domain_prompts(results: list[dict[str, Any]]) -> list[str]:
     return [*lines, ""]
 
 
-def _edits(exist: bool) -> list[str]:
-    if not exist:
-        return []
+def edits_section(result: dict[str, Any]) -> list[str]:
+    """Count, for each edit, the prototypes on which it does more than its control."""
+    measured = [prototype["edits"] for prototype in result["prototypes"]]
+    rows: list[str] = []
+    for edit in measured[0]:
+        found = [edits[edit]["effects"]["prompts"]["measures"]["signature"] for edits in measured]
+        beyond = 0
+        for figures in found:
+            low, high = figures["difference_interval"]
+            beyond += low > 0 if figures["edit"] > 0 else high < 0
+        means = [
+            sum(figures[key] for figures in found) / len(found)
+            for key in ("edit", "control", "difference")
+        ]
+        cells = [f"{beyond} of {len(found)}", *(f"{mean:+.3f}" for mean in means)]
+        rows.append(_row(edit, cells))
     return [
-        "## Edits",
+        "## Edits against their controls",
         "",
-        "Whether changing a prototype changes what the model writes, against a random prototype "
-        "of equal activation: [edits](edits.md).",
+        "Change of the log-probability of an edited prototype's signature tokens, in nats, beside "
+        "the same change of activation on random prototypes of equal activation; means over "
+        "prototypes. *Beyond control*: prototypes whose difference from the control has the sign "
+        "of the edit's effect and an interval without 0. Costs, and what the measure can say: "
+        "[edits](edits.md).",
+        "",
+        "| edit | beyond control | edit | control | difference |",
+        "|---|---|---|---|---|",
+        *rows,
         "",
     ]
 

@@ -28,7 +28,14 @@ from prismlm.training.setup import build_trainer, prepare
 from prototype_head import RECIPES, RESULTS, environment, recipes
 
 WARM_UP = 10
-NAMES = ["default", "default-fewer-positions", "default-all-positions", "light", "light-kl"]
+NAMES = [
+    "default",
+    "default-quarter",
+    "default-eighth",
+    "default-all",
+    "light",
+    "light-kl",
+]
 RESAMPLES = 2000
 
 

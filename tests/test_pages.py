@@ -25,7 +25,14 @@ def workplace(tiny_model, tiny_corpus, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("page", "blocks"), [("README.md", 1), ("docs/lens.md", 1), ("docs/training.md", 1)]
+    ("page", "blocks"),
+    [
+        ("README.md", 1),
+        ("docs/attribution.md", 1),
+        ("docs/edits.md", 1),
+        ("docs/lens.md", 1),
+        ("docs/training.md", 1),
+    ],
 )
 def test_examples_run(page, blocks, workplace, capsys):
     found = python_blocks(page)

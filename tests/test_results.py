@@ -9,7 +9,10 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize("page", ["attribution", "first_light", "prototype_head", "protopnet"])
+@pytest.mark.parametrize(
+    "page",
+    ["attribution", "attribution_latency", "edits", "first_light", "prototype_head", "protopnet"],
+)
 def test_a_page_is_rendered_from_its_json(page):
     command = [sys.executable, f"benchmarks/render_{page}.py", "--check"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from prismlm.lens.edits import Ablate, Clamp, Group, Scale
     from prismlm.lens.language_model import PrismLM, load
     from prismlm.lens.trace import Trace
 
@@ -16,12 +17,16 @@ __version__ = "0.1.0"
 
 # Names are imported when they are first used: PyTorch and transformers take seconds to load.
 _HOMES = {
+    "Ablate": "prismlm.lens.edits",
+    "Clamp": "prismlm.lens.edits",
+    "Group": "prismlm.lens.edits",
     "PrismLM": "prismlm.lens.language_model",
+    "Scale": "prismlm.lens.edits",
     "Trace": "prismlm.lens.trace",
     "load": "prismlm.lens.language_model",
 }
 
-__all__ = ["PrismLM", "Trace", "__version__", "load"]
+__all__ = ["Ablate", "Clamp", "Group", "PrismLM", "Scale", "Trace", "__version__", "load"]
 
 
 def __getattr__(name: str) -> Any:

@@ -115,15 +115,16 @@ def test_arguments_that_cannot_be_used(refused, tiny_model, tiny_corpus, tmp_pat
         (["index", tiny_model, "--corpus", tmp_path], ["is not a corpus"]),
         (["index", tmp_path, "--corpus", tiny_corpus], ["prismlm.json"]),
         ([*index[:-1], ".hidden"], ["dot"]),
+        ([*index, "--shard", "3/2"], ["--shard 3/2", "I/N"]),
+        ([*index, "--save-every", -1], ["--save-every is -1"]),
     ):
         message = refused(*arguments)
         assert all(word in message for word in words), message
     assert not (tiny_model / "lens" / "new").exists()
 
 
-def test_interrupt_leaves_no_lens(tiny_model, tiny_corpus, tmp_path):
+def test_interrupt_says_how_to_go_on(tiny_model, tiny_corpus, tmp_path):
     model = Path(shutil.copytree(tiny_model, tmp_path / "copy"))
-    before = listing(model)
     # Windows of 64 with a stride of 1 read every token 64 times over: minutes, so that the signal
     # comes in between.
     command = [
@@ -150,4 +151,71 @@ def test_interrupt_leaves_no_lens(tiny_model, tiny_corpus, tmp_path):
     assert stdout == ""
     assert "interrupted" in stderr
     assert "Traceback" not in stderr
-    assert listing(model) == before
+    partial = model / "lens" / ".new.partial"
+    assert f"kept in {partial}. The same command goes on from there." in stderr
+    assert not (model / "lens" / "new").exists()
+    assert list(partial.glob("*.safetensors"))
+
+
+def test_inspect(prism, refused, tiny_model, copy):
+    result = prism("inspect", tiny_model, "--json")
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)
+    meta = read_meta(tiny_model / "lens" / "sample")
+    assert found["tokens"] == found["convergence"][-1]["tokens"] == meta.tokens
+    assert 0 < found["converged_at"] <= 1
+    assert found["convergence"][0]["share"] < 0.2
+    index = pq.read_table(tiny_model / "lens" / "sample" / "index.parquet")
+    assert found["contexts"] == index.num_rows
+    assert found["distinct_documents"] == len(index["doc_id"].unique())
+    names = ("prototype", "before", "token", "after")
+    texts = zip(*(index[name].to_pylist() for name in names), strict=True)
+    duplicates = index.num_rows - len(set(texts))
+    assert found["duplicate_share"] == pytest.approx(duplicates / index.num_rows)
+    assert sum(row["duplicates"] for row in found["by_prototype"]) == duplicates
+    assert len(found["by_prototype"]) == 192
+    shown = prism("inspect", tiny_model)
+    assert shown.returncode == 0, shown.stderr
+    for words in ("mean nearest cosine", "share of corpus", "duplicates among", "effective"):
+        assert words in shown.stdout
+    assert prism("inspect", "index", tiny_model, "--json").stdout == result.stdout
+
+    contexts = copy / "lens" / "sample" / "contexts.safetensors"
+    whole = contexts.read_bytes()
+    contexts.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert "does not hold what was written" in refused("inspect", copy)
+    shutil.rmtree(copy / "lens")
+    assert "has no lens" in refused("inspect", copy)
+
+
+@pytest.mark.parametrize(
+    "name", ["index.parquet", "mass.parquet", "contexts.safetensors", "meta.json"]
+)
+def test_a_file_that_is_cut_off(refused, copy, name):
+    path = copy / "lens" / "sample" / name
+    path.write_bytes(path.read_bytes()[:-20])
+    message = refused("explain", copy, "The")
+    assert str(path) in message
+    path.write_bytes(b"")
+    assert str(path) in refused("explain", copy, "The")
+
+
+def test_shards_under_torchrun_and_by_hand(prism, copy, tiny_corpus):
+    arguments = ["index", copy, "--corpus", tiny_corpus, "--contexts", 8]
+    environment = {**os.environ, "PYTHONPATH": SOURCES, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3"]
+    command += ["-m", "prismlm", *map(str, arguments), "--lens", "spread", "--json"]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["prototypes"] == 192
+    first = prism(*arguments, "--lens", "parts", "--shard", "2/2", "--json")
+    assert json.loads(first.stdout) == {"lens": None, "shards": 2, "done": [2], "left": [1]}
+    assert prism(*arguments, "--lens", "parts", "--shard", "1/2").returncode == 0
+    lenses = copy / "lens"
+    for name in ("index.parquet", "contexts.safetensors", "mass.parquet", "meta.json"):
+        whole = (lenses / "sample" / name).read_bytes()
+        assert (lenses / "spread" / name).read_bytes() == whole, name
+        assert (lenses / "parts" / name).read_bytes() == whole, name
+    assert sorted(path.name for path in lenses.iterdir()) == ["parts", "sample", "spread"]

@@ -13,7 +13,14 @@ from safetensors.torch import save_file
 
 from prismlm.errors import InputError
 from prismlm.lens import layout
-from prismlm.lens.attribution import EvidenceTable, document_shares, source_shares
+from prismlm.lens.attribution import (
+    CONTEXT_TEMPERATURE,
+    EvidenceTable,
+    attribute,
+    document_shares,
+    merge,
+    source_shares,
+)
 from prismlm.lens.directory import Lens
 
 MASS = [
@@ -174,3 +181,146 @@ def test_rows_of_an_unknown_prototype(lens):
 def test_group_weights_are_rows_of_shares(lens):
     weights = lens.group_weights("source").weights
     np.testing.assert_allclose(weights, [[0.75, 0.25], [0, 1], [0, 0]])
+
+
+def random_table(seed, positions, prototypes=3, used=2):
+    generator = torch.Generator().manual_seed(seed)
+    evidence = torch.randn(positions, used, generator=generator)
+    picked = [torch.randperm(prototypes, generator=generator)[:used] for _ in range(positions)]
+    return EvidenceTable(
+        torch.stack(picked),
+        evidence,
+        torch.randn(positions, generator=generator),
+        torch.randn(positions, generator=generator),
+        torch.nn.functional.normalize(torch.randn(positions, 2, generator=generator), dim=-1),
+        torch.rand(positions, used, generator=generator) * (evidence > -1),
+    )
+
+
+def naive_measure(evidence):
+    """Return Σ_t A_t = Σ_t Σ_i α_ti μ_{S_i} as {context: mass}, and Σ α."""
+    mass, total = [0.0] * len(CONTEXTS), 0.0
+    for indices, activations in zip(evidence.indices, evidence.activations, strict=True):
+        for i, activation in zip(indices.tolist(), activations.tolist(), strict=True):
+            total += activation
+            nearest = [row for row, context in enumerate(CONTEXTS) if context[0] == i]
+            for row in nearest:
+                mass[row] += activation / len(nearest)
+    return mass, total
+
+
+@given(seed=st.integers(0, 10_000), positions=st.integers(1, 6))
+def test_the_measure_of_the_source_equals_a_loop(lens, seed, positions):
+    evidence = random_table(seed, positions)
+    mass, total = naive_measure(evidence)
+    if total == 0:
+        return
+    shares = source_shares(evidence, lens, "document", method="source")
+    wanted = {}
+    for context, amount in zip(CONTEXTS, mass, strict=True):
+        wanted[context[3]] = wanted.get(context[3], 0.0) + amount / total
+    assert {i.key: i.share for i in shares.items} == pytest.approx(
+        {k: v for k, v in wanted.items() if v > 0}, rel=1e-6
+    )
+    assert shares.unattributed == pytest.approx(1 - sum(mass) / total, abs=1e-6)
+    # All contexts are of one source; roll-ups of this measure count contexts, not the mass.
+    by_source = source_shares(evidence, lens, "source", method="source")
+    assert {i.key: i.share for i in by_source.items} == pytest.approx(
+        {"s1": sum(mass) / total} if sum(mass) else {}, rel=1e-6
+    )
+    assert by_source.to_dict()["method"] == "source"
+
+
+def test_the_measure_by_hand(lens):
+    evidence = EvidenceTable(
+        torch.tensor([[0, 1]]),
+        torch.tensor([[-9.0, 5.0]]),
+        torch.tensor([7.0]),
+        torch.tensor([0.0]),
+        torch.tensor([[1.0, 0.0]]),
+        torch.tensor([[0.6, 0.2]]),
+    )
+    # a: 0.6/2 + 0.2, b: 0.6/2, of 0.8; neither evidence nor the residual plays a part.
+    shares = source_shares(evidence, lens, "document", method="source")
+    assert [(i.key, i.share) for i in shares.items] == [
+        ("a", pytest.approx(0.5 / 0.8)),
+        ("b", pytest.approx(0.3 / 0.8)),
+    ]
+    assert shares.unattributed == 0
+
+
+@given(seed=st.integers(0, 10_000), positions=st.integers(1, 20))
+def test_contexts_weigh_as_in_a_loop(lens, seed, positions):
+    evidence = random_table(seed, positions)
+    expected = np.zeros(len(CONTEXTS))
+    for t in range(positions):
+        for i, e in zip(evidence.indices[t].tolist(), evidence.evidence[t].tolist(), strict=True):
+            nearest = [row for row, context in enumerate(CONTEXTS) if context[0] == i]
+            cosines = [float(lens.states[row].float() @ evidence.states[t]) for row in nearest]
+            weights = [math.exp((c - 1) / CONTEXT_TEMPERATURE) for c in cosines]
+            for row, weight in zip(nearest, weights, strict=True):
+                expected[row] += max(0.0, e) * weight / sum(weights)
+    contexts = attribute(evidence, lens).contexts
+    got = np.zeros(len(CONTEXTS))
+    got[contexts.ids] = contexts.values
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-9)
+
+
+@pytest.mark.parametrize("method", ["evidence", "source"])
+@given(seed=st.integers(0, 10_000))
+def test_parts_of_a_text_add_up(lens, method, seed):
+    evidence = random_table(seed, 7)
+    whole = attribute(evidence, lens, method)
+    parts = merge([attribute(evidence[:3], lens, method), attribute(evidence[3:], lens, method)])
+    assert parts.total == pytest.approx(whole.total, rel=1e-9)
+    for by in ("document", "source"):
+        a, b = whole.sources(by), parts.sources(by)
+        assert {i.key: i.share for i in a.items} == pytest.approx(
+            {i.key: i.share for i in b.items}, rel=1e-6
+        )
+
+
+def test_a_filter_by_hand(lens):
+    evidence = table([[0, 1]], [[2.0, 1.0]], [0.5], [-3.0], [[1.0, 0.0]])
+    shares = source_shares(evidence, lens, "domain", where={"license": "CC0"})
+    # Only prototype 0's 3/4 in law is CC0; medicine is of unknown licence.
+    assert [(i.key, i.share) for i in shares.items] == [("law", pytest.approx(1.5 / 3.5))]
+    assert shares.elsewhere == pytest.approx(1.5 / 3.5)
+    assert shares.unattributed == pytest.approx(0.5 / 3.5)
+    assert shares.to_dict()["where"] == {"license": ["CC0"]}
+    none = source_shares(evidence, lens, "domain", where={"source": "s1", "domain": "medicine"})
+    assert none.items == ()
+    assert none.elsewhere == pytest.approx(3 / 3.5)
+    assert document_shares(evidence, lens, where={"source": "s2"}) == []
+
+
+@pytest.mark.parametrize("method", ["evidence", "source"])
+@pytest.mark.parametrize("by", ["document", "source", "domain", "license"])
+@given(seed=st.integers(0, 10_000))
+def test_filtered_shares_sum_to_one(lens, method, by, seed):
+    evidence = random_table(seed, 3)
+    for where in ({"source": ["s1", "s2"]}, {"license": "(unknown)"}, {"domain": "law"}):
+        shares = source_shares(evidence, lens, by, method=method, where=where)
+        total = sum(i.share for i in shares.items) + shares.elsewhere + shares.unattributed
+        assert total == pytest.approx(1, abs=1e-6)
+    everything = source_shares(evidence, lens, by, method=method, where={"source": ["s1", "s2"]})
+    assert everything.elsewhere == 0
+    assert everything.items == source_shares(evidence, lens, by, method=method).items
+
+
+@pytest.mark.parametrize(
+    ("where", "words"),
+    [({"sourc": "s1"}, "Did you mean 'source'"), ({"source": "s3"}, r"source=s3.*s1, s2")],
+)
+def test_filters_that_name_what_is_not_there(lens, where, words):
+    evidence = table([[0]], [[1.0]], [0.0], [0.0], [[1.0, 0.0]])
+    with pytest.raises(InputError, match=words):
+        source_shares(evidence, lens, "source", where=where)
+
+
+def test_an_unknown_method(lens):
+    evidence = table([[0]], [[1.0]], [0.0], [0.0], [[1.0, 0.0]])
+    with pytest.raises(InputError, match="Did you mean 'source'"):
+        source_shares(evidence, lens, method="sources")
+    with pytest.raises(InputError, match="activations"):
+        source_shares(evidence, lens, method="source")

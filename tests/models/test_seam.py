@@ -1,5 +1,7 @@
 """The seam on real decoders of several families, tiny and randomly initialised."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch import nn
@@ -117,3 +119,15 @@ def test_a_model_without_an_output_embedding():
 def test_configurations_that_name_nothing(settings, words):
     with pytest.raises(InputError, match=words):
         build_config(settings, vocab_size=97, eos_token_id=0)
+
+
+def test_other_threads_neither_see_nor_feel_a_capture():
+    model, ids = decoder("llama"), torch.arange(12).reshape(2, 6)
+    with torch.no_grad():
+        alone = model(input_ids=ids).logits
+        with capture(model, logits=False) as seen, ThreadPoolExecutor(1) as other:
+            beside = other.submit(torch.no_grad()(model), input_ids=ids).result().logits
+            assert not seen.z.numel()
+            assert model(input_ids=ids).logits.shape == (2, 0, 97)
+    assert torch.equal(alone, beside)
+    assert seen.z.shape == (2, 6, 32)

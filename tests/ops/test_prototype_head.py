@@ -304,28 +304,69 @@ def test_no_matrix_of_states_by_prototypes(monkeypatch):
     assert largest < 4 * n * count / 4
 
 
-def test_scan_windows_equals_brute_force():
-    generator = torch.Generator().manual_seed(1)
-    z = torch.randn(3, 20, 8, generator=generator)
-    prototypes = torch.randn(30, 8, generator=generator)
-    owned = torch.rand(3, 20, generator=generator) > 0.4
-    owned[2] = False
-    scan = tiled.scan_windows(z, prototypes, 4, owned)
-    flat = naive.route(z.flatten(0, 1), prototypes, 4, 1.0)
-    assert torch.equal(scan.indices.flatten(0, 1), flat.indices)
-    cosines = torch.nn.functional.cosine_similarity(z[:, :, None], prototypes[None, None], dim=-1)
+def brute_windows(z, prototypes, owned, threshold):
+    """(window, offset, prototype) of each window's first best owned position above a threshold."""
+    cosines = torch.nn.functional.cosine_similarity(
+        z[:, :, None].double(), prototypes[None, None].double(), dim=-1
+    )
     masked = cosines.masked_fill(~owned[:, :, None], -math.inf)
-    torch.testing.assert_close(scan.best_cosine[:2], masked[:2].max(1).values)
-    assert torch.equal(scan.best_offset[:2], masked[:2].argmax(1))
-    assert (scan.best_offset[2] == -1).all()
+    best, offset = masked.max(1)
+    window, prototype = (best >= threshold).nonzero(as_tuple=True)
+    rows = zip(window.tolist(), offset[window, prototype].tolist(), prototype.tolist(), strict=True)
+    return {row: best[row[0], row[2]].item() for row in rows}
 
 
-def test_scan_of_a_window_does_not_depend_on_its_neighbours():
+@pytest.mark.parametrize("threshold", [-1.0, 0.45])
+@pytest.mark.parametrize("length", [20, 64, 7])
+def test_scan_windows_equals_brute_force(length, threshold):
+    generator = torch.Generator().manual_seed(1)
+    z = torch.randn(4, length, 8, generator=generator)
+    prototypes = torch.randn(30, 8, generator=generator)
+    owned = torch.rand(4, length, generator=generator) > 0.4
+    owned[2] = False
+    scan = tiled.scan_windows(z, prototypes, 4, owned, torch.full((30,), threshold))
+    flat = naive.route(z[owned], prototypes, 4, 1.0)
+    assert torch.equal(scan.indices, flat.indices)
+    torch.testing.assert_close(scan.cosines, flat.cosines)
+    expected = brute_windows(z, prototypes, owned, threshold)
+    columns = scan.window.tolist(), scan.offset.tolist(), scan.prototype.tolist()
+    found = dict(zip(zip(*columns, strict=True), scan.cosine.tolist(), strict=True))
+    assert found == pytest.approx(expected, abs=1e-6)
+    assert len(found) == len(scan.cosine)
+
+
+def test_tiles_give_the_same_best_of_each_window(monkeypatch):
     generator = torch.Generator().manual_seed(2)
     z = torch.randn(5, 64, 24, generator=generator)
     prototypes = torch.randn(50, 24, generator=generator)
-    owned = torch.ones(5, 64, dtype=torch.bool)
-    together = tiled.scan_windows(z, prototypes, 3, owned)
-    alone = tiled.scan_windows(z[3:4], prototypes, 3, owned[3:4])
-    assert torch.equal(together.best_cosine[3], alone.best_cosine[0])
-    assert torch.equal(together.cosines[3], alone.cosines[0])
+    owned = torch.rand(5, 64, generator=generator) > 0.3
+    monkeypatch.setattr(tiled, "TILE_ELEMENTS", 50 * 32)
+    scan = tiled.scan_windows(z, prototypes, 3, owned)
+    assert torch.equal(scan.indices, naive.route(z[owned], prototypes, 3, 1.0).indices)
+    best = {}
+    columns = scan.window.tolist(), scan.prototype.tolist(), scan.cosine.tolist()
+    for window, prototype, cosine, offset in zip(*columns, scan.offset.tolist(), strict=True):
+        held = best.get((window, prototype), (-2.0, 0))
+        best[window, prototype] = max(held, (cosine, -offset))
+    expected = brute_windows(z, prototypes, owned, -2.0)
+    found = {(window, -offset, i): cosine for (window, i), (cosine, offset) in best.items()}
+    assert found == pytest.approx(expected, abs=1e-6)
+
+
+def test_equal_positions_of_a_window_give_the_first():
+    z = torch.zeros(1, 48, 4)
+    z[0, :, 0] = 1.0
+    z[0, 5::9] = torch.tensor([0.0, 2.0, 0.0, 0.0])
+    owned = torch.ones(1, 48, dtype=torch.bool)
+    owned[0, :6] = False
+    prototypes = torch.tensor([[0.0, 1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]])
+    scan = tiled.scan_windows(z, prototypes, 1, owned)
+    assert dict(zip(scan.prototype.tolist(), scan.offset.tolist(), strict=True)) == {1: 6, 0: 14}
+    assert scan.cosine.tolist() == [1.0, 1.0]
+
+
+def test_windows_that_own_nothing():
+    z = torch.randn(2, 10, 4)
+    scan = tiled.scan_windows(z, torch.randn(6, 4), 2, torch.zeros(2, 10, dtype=torch.bool))
+    assert [column.shape[0] for column in scan] == [0] * 6
+    assert scan.indices.shape == (0, 2)

@@ -9,7 +9,19 @@ import typer
 from typer.core import TyperGroup
 
 from prismlm import __version__
-from prismlm.cli import corpus, demo, explain, index, train
+from prismlm.cli import (
+    audit,
+    compare,
+    corpus,
+    demo,
+    explain,
+    generate,
+    index,
+    inspect,
+    sources,
+    steer,
+    train,
+)
 from prismlm.cli.options import is_first_process
 from prismlm.errors import InputError, PrismError
 
@@ -39,10 +51,10 @@ class ErrorsAsMessages(TyperGroup):
                 err=True,
             )
             raise typer.Exit(BAD_INPUT) from None
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as stop:
             if is_first_process():
-                typer.echo("interrupted", err=True)
-            raise typer.Exit(INTERRUPTED) from None
+                typer.echo(f"interrupted: {stop}" if str(stop) else "interrupted", err=True)
+            raise typer.Exit(getattr(stop, "exit_code", INTERRUPTED)) from None
 
 
 app = typer.Typer(
@@ -57,7 +69,13 @@ app.add_typer(corpus.app, name="corpus")
 app.command()(demo.demo)
 app.command()(train.train)
 app.command()(index.index)
+app.add_typer(inspect.app, name="inspect")
 app.command()(explain.explain)
+app.command()(audit.audit)
+app.command()(sources.sources)
+app.command()(compare.compare)
+app.command()(steer.steer)
+app.command()(generate.generate)
 
 
 def _show_version(wanted: bool) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from prismlm.cli.options import DryRun, Json
+from prismlm.errors import InputError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -30,15 +31,22 @@ def _column(role: str, otherwise: str) -> Any:
 
 @app.command()
 def build(
+    out: Annotated[Path, typer.Option(metavar="DIR", help="The corpus directory to write.")],
     inputs: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             metavar="IN…",
             help="Files or directories: .txt, .jsonl, .ndjson (also .gz, .zst), .parquet. "
             "The word [bold]sample[/bold] is the bundled sample.",
         ),
-    ],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="The corpus directory to write.")],
+    ] = None,
+    dataset: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME[:CONFIG]", help="Stream a Hugging Face dataset, or a local copy of one."
+        ),
+    ] = None,
+    split: Annotated[str, typer.Option(help="The split of the dataset to read.")] = "train",
     text_column: Annotated[str, _column("text", "in tables and JSON")] = "text",
     id_column: Annotated[str | None, _column("id", "else file-name:row")] = None,
     source_column: Annotated[str | None, _column("source", "else the file's name")] = None,
@@ -61,10 +69,10 @@ def build(
 ) -> None:
     """Read texts, tokenise them and write a corpus directory."""
     from prismlm.cli.progress import ConsoleReporter
-    from prismlm.corpus import Columns, build_corpus, estimate_build, sample_path
+    from prismlm.corpus import Columns, HubDataset, build_corpus, estimate_build, sample_path
 
     arguments: dict[str, Any] = {
-        "inputs": [sample_path() if name == "sample" else name for name in inputs],
+        "inputs": [sample_path() if name == "sample" else name for name in inputs or []],
         "out": out,
         "tokenizer": tokenizer,
         "vocab_size": vocab_size,
@@ -81,6 +89,13 @@ def build(
         "shard_tokens": shard_tokens,
         "overwrite": overwrite,
     }
+    if dataset is not None:
+        if inputs or dry_run:
+            other = "files" if inputs else "--dry-run, since how much it holds is not known before"
+            raise InputError(f"--dataset cannot be combined with {other}.")
+        arguments["inputs"] = HubDataset.parse(dataset, split)
+    elif not inputs:
+        raise InputError("nothing to read: name files or directories, or a --dataset.")
     if dry_run:
         estimate = estimate_build(**arguments)
         _print_json(asdict(estimate)) if as_json else _print_estimate(estimate)

@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prismlm.cli.options import Json, Model
+from prismlm.cli.options import Json, Method, Model, Where
 from prismlm.errors import InputError, suggest
 
 if TYPE_CHECKING:
     from prismlm.lens.trace import Trace
 
 BY = ["document", "source", "domain", "license"]
+METHODS = ["evidence", "source"]
 STDIN = "-"
 
 
@@ -28,8 +29,14 @@ def explain(
     temperature: Annotated[float, typer.Option(metavar="T", help="0 takes the top token.")] = 0.0,
     seed: Annotated[int, typer.Option(metavar="S", help="Of the sampling.")] = 0,
     file: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Read the text from here; - is stdin.")
+        str | None,
+        typer.Option(
+            metavar="FILE", help="Read the text from here, or texts (jsonl, parquet); - is stdin."
+        ),
     ] = None,
+    lines: Annotated[
+        bool, typer.Option("--lines", help="Every line of the file is a text of its own.")
+    ] = False,
     lens: Annotated[
         str | None, typer.Option(metavar="NAME|DIR", help="The lens, where there are several.")
     ] = None,
@@ -37,6 +44,8 @@ def explain(
         str | None,
         typer.Option(metavar="COLUMN", help="Shares by document, source, domain or license."),
     ] = None,
+    method: Method = "evidence",
+    where: Where = None,
     top: Annotated[int, typer.Option(metavar="K", help="Prototypes shown per prediction.")] = 3,
     documents: Annotated[int, typer.Option(metavar="N", help="Documents shown.")] = 5,
     tokens: Annotated[
@@ -52,38 +61,72 @@ def explain(
     ] = None,
 ) -> None:
     """Show what each prediction along a text relies on, and where that comes from."""
-    words = _text(text, file)
+    texts = _texts(text, file, lines)
     column = by or "domain"
-    _check(column, top, documents)
+    _check(column, method, top, documents)
     _check_outputs(html, parquet)
     _span(tokens)
     from prismlm.lens.language_model import load
+    from prismlm.lens.where import parse_where
 
+    conditions = parse_where(where or [])
     lm = load(model, lens=lens)
-    if by is not None and lm.lens is None:
+    wanted = f"shares by {by}" if by else "filter" if where else f"method {method}"
+    if lm.lens is None and (by or where or method != METHODS[0]):
         raise InputError(
-            f"{model} has no lens, so there are no shares by {by}. "
+            f"{model} has no lens, so there is no {wanted}. "
             f"Build one with `prismlm index {model} --corpus DIR`."
         )
-    trace = lm.explain(words, generate=generate, temperature=temperature, seed=seed)
-    chosen = _select(trace, tokens)
+    chosen = [
+        _select(lm.explain(one, generate=generate, temperature=temperature, seed=seed), tokens)
+        for one in texts
+    ]
+    how: dict[str, Any] = {"method": method, "where": conditions}
+    values = [trace.to_dict(by=column, documents=documents, **how) for trace in chosen if as_json]
     _write(chosen, html, parquet)
     if as_json:
-        value = chosen.to_dict(by=column, documents=documents)
+        value = values[0] if len(values) == 1 else {"texts": values}
         typer.echo(json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False))
-    else:
-        from prismlm.cli.reading import print_trace
+        return
+    from prismlm.cli.reading import print_trace
 
-        print_trace(chosen, by=column, top=top, documents=documents, all_shown=tokens is not None)
+    for trace in chosen:
+        all_shown = tokens is not None
+        print_trace(trace, by=column, top=top, documents=documents, all_shown=all_shown, **how)
 
 
-def _write(trace: Trace, html: Path | None, parquet: Path | None) -> None:
+def _write(traces: list[Trace], html: Path | None, parquet: Path | None) -> None:
+    from prismlm.lens.html import write_page
+    from prismlm.lens.trace import write_parquet
+
     if html is not None:
-        trace.to_html(html)
+        write_page(traces, html)
         typer.echo(f"wrote {html}", err=True)
     if parquet is not None:
-        trace.to_parquet(parquet)
+        write_parquet(traces, parquet)
         typer.echo(f"wrote {parquet}", err=True)
+
+
+def _texts(text: str | None, file: str | None, lines: bool) -> list[str]:
+    """Return the text, or every text of a file of records, or every line that is not blank."""
+    if file is not None and text is None and _is_records(file):
+        if lines:
+            raise InputError(f"{file} holds records, not lines of text: leave out --lines.")
+        from prismlm.corpus.read import read_documents
+
+        return [document.text for document in read_documents(file)]
+    words = _text(text, file)
+    if not lines:
+        return [words]
+    found = [line for line in words.splitlines() if line.strip()]
+    if not found:
+        raise InputError(f"{file or 'the text'} has no line with text.")
+    return found
+
+
+def _is_records(file: str) -> bool:
+    name = file.lower()
+    return any(part in name for part in (".jsonl", ".ndjson")) or name.endswith(".parquet")
 
 
 def _text(text: str | None, file: str | None) -> str:
@@ -115,11 +158,16 @@ def _text(text: str | None, file: str | None) -> str:
     return words
 
 
-def _check(by: str, top: int, documents: int) -> None:
+def _check(by: str, method: str, top: int, documents: int) -> None:
     if by not in BY:
         raise InputError(
             f"shares can be taken by {', '.join(BY[:-1])} or {BY[-1]}; not by {by!r}."
             f"{suggest(by, BY)}"
+        )
+    if method not in METHODS:
+        raise InputError(
+            f"there is no method {method!r}: expected {' or '.join(METHODS)}."
+            f"{suggest(method, METHODS)}"
         )
     if top < 0 or documents < 0:
         raise InputError("--top and --documents must not be negative.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -10,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from prismlm.cli.options import DryRun, Json, Model
+from prismlm.cli.options import DryRun, Json, Model, is_first_process
 from prismlm.errors import InputError, suggest
 
 if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus, Split
-    from prismlm.lens.index import IndexOptions
+    from prismlm.lens.index import IndexOptions, Shard
     from prismlm.lens.index_estimate import IndexEstimate
     from prismlm.lens.language_model import Checkpoint
 
@@ -43,20 +44,41 @@ def index(
     text: Annotated[
         bool, typer.Option("--text/--no-text", help="Keep the text around each place, or offsets.")
     ] = True,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a lens.")] = False,
+    shard: Annotated[
+        str | None,
+        typer.Option(metavar="I/N", help="Read one of N parts; the last one writes the lens."),
+    ] = None,
+    tokens_per_batch: Annotated[
+        int,
+        typer.Option(metavar="N", help="Tokens ranked together; changes memory, not the result."),
+    ] = 2**18,
+    save_every: Annotated[
+        float, typer.Option(metavar="SECONDS", help="How often what was found is saved.")
+    ] = 60.0,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a lens, or one that was begun otherwise.")
+    ] = False,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Find the text each prototype stands for, so that explain can point to it."""
+    """Find the text each prototype stands for, so that explain can point to it.
+
+    An index that was interrupted or killed goes on where it was with the same command. Under
+    torchrun every process reads one part.
+    """
     _check(split, contexts)
+    if save_every < 0:
+        raise InputError(f"--save-every is {save_every:g}: expected at least 0.")
+    part = _shard(shard)
     from prismlm.cli.progress import ConsoleReporter
     from prismlm.corpus.store import Corpus
-    from prismlm.lens.index import IndexOptions, build_index, check_out
-    from prismlm.lens.language_model import load_checkpoint
+    from prismlm.lens.index import IndexOptions, check_lens, index_shard
+    from prismlm.lens.language_model import load_checkpoint, tokenizer_fingerprint
+    from prismlm.progress import SILENT
 
     source = Corpus.open(corpus)
     out = _out(model, lens or source.name)
-    check_out(out, overwrite=overwrite)
+    check_lens(out, overwrite=overwrite)
     checkpoint = load_checkpoint(model)
     width = _window(checkpoint) if window is None else window
     options = IndexOptions(
@@ -65,22 +87,45 @@ def index(
         stride=max(1, width * 3 // 4) if stride is None else stride,
         split=cast("Split", split),
         with_text=text,
+        tokens_per_batch=tokens_per_batch,
     )
     if dry_run:
         _estimate(checkpoint, source, options, as_json=as_json)
         return
     began = time.monotonic()
-    build_index(
+    written = index_shard(
         checkpoint.model,
         checkpoint.sidecar.head,
         source,
         out,
         options,
+        part,
         trained_on=_trained_on(checkpoint, source),
+        tokenizer=tokenizer_fingerprint(checkpoint.tokenizer),
         overwrite=overwrite,
-        progress=ConsoleReporter(),
+        save_seconds=save_every,
+        progress=ConsoleReporter() if is_first_process() else SILENT,
     )
-    _report(out, time.monotonic() - began, as_json=as_json)
+    if written is not None:
+        _report(out, time.monotonic() - began, as_json=as_json)
+    elif is_first_process():
+        _report_part(out, part, as_json=as_json)
+
+
+def _shard(shard: str | None) -> Shard:
+    """Return which part to read: one that is named, one of torchrun's, or all."""
+    from prismlm.lens.index import Shard
+
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    if shard is None:
+        rank = int(os.environ.get("RANK", "0"))
+        return Shard(rank, processes, rank == 0) if processes > 1 else Shard()
+    number, _, count = shard.partition("/")
+    if processes > 1:
+        raise InputError("--shard and torchrun both choose a part: use one of them.")
+    if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
+        raise InputError(f"--shard {shard}: expected I/N, for example 3/8, the third of eight.")
+    return Shard(int(number) - 1, int(count))
 
 
 def _check(split: str, contexts: int) -> None:
@@ -128,6 +173,20 @@ def _report(out: Path, seconds: float, *, as_json: bool) -> None:
 
     summary = {"lens": str(out), **lens_summary(out), "seconds": round(seconds, 1)}
     _print_json(summary) if as_json else _print_summary(summary)
+
+
+def _report_part(out: Path, part: Shard, *, as_json: bool) -> None:
+    from prismlm.lens.index_state import Partial
+
+    done = [number + 1 for number in Partial(out).complete(part.count)]
+    left = sorted(set(range(1, part.count + 1)) - set(done))
+    if as_json:
+        _print_json({"lens": None, "shards": part.count, "done": done, "left": left})
+        return
+    typer.echo(
+        f"Part {part.number + 1} of {part.count} is done; left: {', '.join(map(str, left))}. "
+        "The last one writes the lens."
+    )
 
 
 def _print_json(value: dict[str, Any]) -> None:

@@ -11,6 +11,28 @@ import typer
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only estimate time, memory and disk.")]
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A model directory.")]
+Lens = Annotated[
+    str | None, typer.Option(metavar="NAME|DIR", help="The lens, where there are several.")
+]
+By = Annotated[
+    str, typer.Option(metavar="COLUMN", help="Shares by document, source, domain or license.")
+]
+Method = Annotated[
+    str,
+    typer.Option(metavar="METHOD", help="evidence, or source: PRISM's A = Σ α μ."),
+]
+Where = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="COLUMN=VALUE", help="Only text that matches, such as license=CC0; may be repeated."
+    ),
+]
+Window = Annotated[
+    int | None, typer.Option(metavar="N", help="Tokens read at once; else all, up to 1,024.")
+]
+Stride = Annotated[
+    int | None, typer.Option(metavar="N", help="Tokens between windows; else 3/4 of one.")
+]
 
 
 def is_first_process() -> bool:

@@ -14,10 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from prismlm.cli.format import count
-from prismlm.lens.attribution import DocumentShare, Sources
 from prismlm.lens.html import CAVEAT
 from prismlm.lens.html_data import hue, visible
+from prismlm.lens.shares import DocumentShare, Method, Sources
 from prismlm.lens.trace import PrototypeUse, Step, Trace
+from prismlm.lens.where import Where
 
 PREDICTIONS_SHOWN = 12
 SHARES_SHOWN = 10
@@ -28,11 +29,26 @@ PLACE_WIDTH = 320
 EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
-def print_trace(trace: Trace, *, by: str, top: int, documents: int, all_shown: bool) -> None:
-    """Print a trace; a pipe gets the same text without colour, 100 columns wide."""
+def console_for_reading() -> Console:
+    """Return a console on stdout; 100 columns wide where it is piped."""
     console = Console(highlight=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
-        console = Console(highlight=False, width=WIDTH_WHERE_PIPED)
+        return Console(highlight=False, width=WIDTH_WHERE_PIPED)
+    return console
+
+
+def print_trace(
+    trace: Trace,
+    *,
+    by: str,
+    top: int,
+    documents: int,
+    all_shown: bool,
+    method: Method = "evidence",
+    where: Where | None = None,
+) -> None:
+    """Print a trace; a pipe gets the same text without colour, 100 columns wide."""
+    console = console_for_reading()
     _print_header(console, trace)
     console.print(_tokens(trace))
     console.print()
@@ -47,9 +63,9 @@ def print_trace(trace: Trace, *, by: str, top: int, documents: int, all_shown: b
     if trace.lens is None:
         console.print("[dim]No lens, so no training text: build one with prismlm index.[/]")
         return
-    _print_shares(console, trace.sources(by))
+    print_shares(console, trace.sources(by, method=method, where=where))
     if documents:
-        _print_documents(console, trace.documents(documents))
+        print_documents(console, trace.documents(documents, method=method, where=where))
     console.print(Text(CAVEAT, style="dim"))
 
 
@@ -79,7 +95,7 @@ def _leading(step: Step) -> PrototypeUse | None:
 def _tokens(trace: Trace) -> Text:
     text = Text()
     for step in trace.steps:
-        shown = _plain(step.token).replace("\n", "↵\n")
+        shown = plain(step.token).replace("\n", "↵\n")
         leading = _leading(step)
         text.append(
             shown,
@@ -88,14 +104,14 @@ def _tokens(trace: Trace) -> Text:
     last = trace.steps[-1]
     if last.target_from != "text":
         text.append(" → ", "dim")
-        text.append(visible(_plain(last.target)), "italic")
+        text.append(visible(plain(last.target)), "italic")
     return text
 
 
 def _print_predictions(console: Console, steps: tuple[Step, ...], top: int) -> None:
     longest = TOKEN_WIDTH if console.width >= WIDTH_WHERE_PIPED else NARROW_TOKEN_WIDTH
-    tokens = [_fit(visible(_plain(step.token)), longest) for step in steps]
-    targets = [_fit(visible(_plain(step.target)), longest) for step in steps]
+    tokens = [_fit(visible(plain(step.token)), longest) for step in steps]
+    targets = [_fit(visible(plain(step.target)), longest) for step in steps]
     widths = [max(5, *map(cell_len, tokens)), max(6, *map(cell_len, targets)), 5, 10, 6]
     room = max(12, console.width - sum(widths) - 2 * len(widths))
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
@@ -122,7 +138,7 @@ def _prototypes(step: Step, top: int, room: int) -> Text:
     """Return as many of the first ``top`` prototypes as fit, and how many there are beside."""
     shown = Text()
     for number, use in enumerate(step.prototypes[:top]):
-        name = (_plain(use.name) if use.name else "prototype").split(" · ")
+        name = (plain(use.name) if use.name else "prototype").split(" · ")
         item = Text("  " if number else "").append(f"{use.contribution:+.2f} ")
         item.append(_fit(" · ".join(name[: 1 if room < 60 else 2]), 24), _colour(use, 0.6))
         item.append(f" #{use.id}", "dim")
@@ -134,12 +150,15 @@ def _prototypes(step: Step, top: int, room: int) -> Text:
     return shown.append(f"  +{left}", "dim") if left > 0 else shown
 
 
-def _print_shares(console: Console, sources: Sources) -> None:
+def print_shares(console: Console, sources: Sources) -> None:
+    """Print shares as bars."""
     console.print(Text("Where it comes from", style="bold").append(f"  by {sources.by}", "dim"))
     shown, others = sources.items[:SHARES_SHOWN], sources.items[SHARES_SHOWN:]
     rows = [(item.key, item.share, "cyan") for item in shown]
     if others:
         rows.append((f"{len(others)} more", sum(item.share for item in others), "blue"))
+    if sources.where:
+        rows.append(("elsewhere", sources.elsewhere, "blue"))
     rows.append(("unattributed", sources.unattributed, "bright_black"))
     widest = max([share for _, share, _ in rows] + [1e-9])
     room = max(10, console.width - 24 - 10)
@@ -149,20 +168,21 @@ def _print_shares(console: Console, sources: Sources) -> None:
     table.add_column(no_wrap=True)
     for key, share, style in rows:
         bar = _bar(share / widest, min(36, room, console.width // 3))
-        table.add_row(Text(_plain(key)), f"{share:.1%}", Text(bar.rstrip(), style=style))
+        table.add_row(Text(plain(key)), f"{share:.1%}", Text(bar.rstrip(), style=style))
     console.print(table)
     console.print()
 
 
-def _print_documents(console: Console, documents: list[DocumentShare]) -> None:
+def print_documents(console: Console, documents: list[DocumentShare]) -> None:
+    """Print documents with their shares and places."""
     if not documents:
         return
     console.print("[bold]Documents[/]")
     for document in documents:
         head = Text(f"{document.share:>6.1%}  ", style="bold")
-        head.append(_plain(document.doc_id))
+        head.append(plain(document.doc_id))
         facts = [document.source, document.license or "licence unknown"]
-        head.append("  " + " · ".join(_plain(fact) for fact in facts if fact), "dim")
+        head.append("  " + " · ".join(plain(fact) for fact in facts if fact), "dim")
         head.truncate(console.width, overflow="ellipsis")
         console.print(head, no_wrap=True)
         if document.token is not None:
@@ -174,7 +194,7 @@ def _print_documents(console: Console, documents: list[DocumentShare]) -> None:
 
 def _place(document: DocumentShare, width: int) -> Text:
     room = min(PLACE_WIDTH, 2 * width)
-    token = visible(_plain(document.token or "")).replace("·", " ")
+    token = visible(plain(document.token or "")).replace("·", " ")
     before, after = _flat(document.before), _flat(document.after)
     side = max(10, (room - cell_len(token) - 2) // 2)
     place = Text("…").append(before[-side:].lstrip())
@@ -187,10 +207,11 @@ def _place(document: DocumentShare, width: int) -> Text:
 
 
 def _flat(text: str | None) -> str:
-    return re.sub(r"[ \t]*\n\s*", " ↵ ", _plain(text or "")).replace("\t", " ")
+    return re.sub(r"[ \t]*\n\s*", " ↵ ", plain(text or "")).replace("\t", " ")
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
+    """Return text that cannot drive the terminal."""
     return "".join(_printable(text))
 
 

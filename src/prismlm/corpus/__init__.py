@@ -1,6 +1,7 @@
 """Text to tokens: documents keep their id, source, licence and offsets."""
 
 from prismlm.corpus.build import build_corpus
+from prismlm.corpus.datasets import HubDataset
 from prismlm.corpus.documents import Columns, Document
 from prismlm.corpus.estimate import BuildEstimate, estimate_build
 from prismlm.corpus.packing import PackedDataset, pack
@@ -16,6 +17,7 @@ __all__ = [
     "Corpus",
     "Document",
     "DocumentReader",
+    "HubDataset",
     "PackedDataset",
     "WindowBatch",
     "WindowGrid",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from prismlm.corpus import layout
+from prismlm.corpus.datasets import DatasetReader, HubDataset
 from prismlm.corpus.documents import Columns, Document
 from prismlm.corpus.read import DocumentReader, Paths
 from prismlm.corpus.store import Corpus
@@ -37,7 +38,7 @@ _DOCUMENTS_AT_ONCE = 1024
 
 
 def build_corpus(
-    inputs: Paths,
+    inputs: Paths | HubDataset,
     out: str | os.PathLike[str],
     *,
     tokenizer: str | os.PathLike[str] | None = None,
@@ -51,7 +52,7 @@ def build_corpus(
     """Read the inputs and write a corpus directory at ``out``; the same inputs give the same bytes.
 
     Args:
-        inputs: files and directories: text, JSON lines (plain, gz, zst), Parquet.
+        inputs: files and directories: text, JSON lines (plain, gz, zst), Parquet; or a dataset.
         out: the directory to write. It appears when it is complete, or not at all.
         tokenizer: a directory or Hugging Face name. None trains a byte-level BPE tokenizer on up
             to 64 million characters of the documents, chosen by the hash of their ids.
@@ -67,7 +68,10 @@ def build_corpus(
     """
     target = Path(out)
     check_build(target, tokenizer, vocab_size, heldout_fraction, shard_tokens, overwrite)
-    reader = DocumentReader(inputs, columns)
+    if isinstance(inputs, HubDataset):
+        reader = DatasetReader(inputs, columns)
+    else:
+        reader = DocumentReader(inputs, columns)
     with atomic_directory(target) as directory:
         if tokenizer is None:
             chosen = _train(reader, vocab_size, progress)
@@ -147,7 +151,7 @@ def check_build(
 
 
 def _train(reader: DocumentReader, vocab_size: int, progress: Reporter) -> PreTrainedTokenizerFast:
-    with progress.task("Sampling text", reader.total_bytes, "bytes") as task:
+    with progress.task("Sampling text", reader.total, "bytes") as task:
         texts = training_texts(_reported(reader, task), TRAINING_CHARACTERS)
     with progress.task("Training the tokenizer", None, "tokens"):
         return train_tokenizer(iter(texts), vocab_size)
@@ -178,7 +182,7 @@ def training_texts(documents: Iterator[Document], limit: int) -> list[str]:
 def _tokenise(
     reader: DocumentReader, encoder: Tokenizer, writer: CorpusWriter, progress: Reporter
 ) -> None:
-    with progress.task("Tokenising", reader.total_bytes, "bytes") as task:
+    with progress.task("Tokenising", reader.total, "bytes") as task:
         for batch in batches(_reported(reader, task)):
             for document, ids in zip(batch, encode(encoder, batch), strict=True):
                 writer.add(document, ids)

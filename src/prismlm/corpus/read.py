@@ -60,6 +60,11 @@ class DocumentReader:
         self.skipped = 0
         self._columns = columns or Columns()
 
+    @property
+    def total(self) -> int | None:
+        """The size of all that is read, or None where it is not known."""
+        return self.total_bytes or None
+
     def __iter__(self) -> Iterator[Document]:
         self.bytes_read = self.skipped = 0
         seen = _SeenIds()
@@ -73,11 +78,14 @@ class DocumentReader:
             yielded = True
             yield document
         if not yielded:
-            names = ", ".join(str(file.path) for file in self.files[:3])
             raise InputError(
-                f"No documents: {names}{' …' if len(self.files) > 3 else ''} hold no text "
+                f"No documents: {self._names()} hold no text "
                 f"({self.skipped} empty documents were skipped)."
             )
+
+    def _names(self) -> str:
+        names = ", ".join(str(file.path) for file in self.files[:3])
+        return f"{names}{' …' if len(self.files) > 3 else ''}"
 
     def _placed(self) -> Iterator[tuple[Document, str]]:
         finished = 0
@@ -92,9 +100,7 @@ class DocumentReader:
     def _refuse_duplicate(self, doc_id: str, place: str) -> None:
         # Only hashes are kept, so the first place is looked for again; not finding it means that
         # two different ids share a 64-bit hash.
-        for document, first in DocumentReader(
-            [f.path for f in self.files], self._columns
-        )._placed():
+        for document, first in self._placed():
             if document.doc_id == doc_id and first != place:
                 raise InputError(
                     f"Two documents have the id {doc_id!r}: {first} and {place}. Ids must be "
@@ -105,7 +111,18 @@ class DocumentReader:
 
 
 def _document(file: InputFile, row: Row, place: str) -> Document:
-    text = row.values["text"]
+    whole_file = extension(file.path) == ".txt"
+    own_id = file.name if whole_file else f"{file.name}:{row.number}"
+    return make_document(row.values, place, own_id, _stem(file.path))
+
+
+def make_document(values: dict[str, Any], place: str, own_id: str, own_source: str) -> Document:
+    """Check the values of a record by role and make a document of them.
+
+    Raises:
+        InputError: the text or what is known about it cannot be used.
+    """
+    text = values["text"]
     if not isinstance(text, str):
         raise InputError(
             f"{place}: the text is a {_kind(text)}, expected a string. "
@@ -118,14 +135,10 @@ def _document(file: InputFile, row: Row, place: str) -> Document:
             f"{place}: the text holds half of a surrogate pair at character {error.start}, which "
             "is not valid Unicode. Remove it or write the whole character."
         ) from error
-    whole_file = extension(file.path) == ".txt"
-    doc_id = as_metadata(row.values.get("id"), place, "id")
-    metadata = {role: as_metadata(row.values.get(role), place, role) for role in METADATA}
+    metadata = {role: as_metadata(values.get(role), place, role) for role in METADATA}
     if metadata["source"] is None:
-        metadata["source"] = _stem(file.path)
-    return Document(
-        doc_id or (file.name if whole_file else f"{file.name}:{row.number}"), text, **metadata
-    )
+        metadata["source"] = own_source
+    return Document(as_metadata(values.get("id"), place, "id") or own_id, text, **metadata)
 
 
 def _kind(value: Any) -> str:

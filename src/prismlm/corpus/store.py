@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from prismlm import fingerprints
 from prismlm.corpus import layout
 from prismlm.corpus.complete import check_complete
+from prismlm.corpus.document_table import DocumentTable
 from prismlm.corpus.texts import TextReader
 from prismlm.errors import FormatError, InputError, suggest
 from prismlm.files import read_json
@@ -107,6 +108,11 @@ class Corpus:
         return self.meta["tokenizer"]["eos_token_id"]
 
     # -- documents
+
+    @cached_property
+    def documents(self) -> DocumentTable:
+        """The table of documents, read a part at a time, for work that must not hold all of it."""
+        return DocumentTable(self.path, self.meta["shards"])
 
     @cached_property
     def starts(self) -> np.ndarray:
@@ -224,6 +230,28 @@ class Corpus:
             return np.empty(0, dtype=self._dtype)
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
+    def read_tokens(self, start: int, length: int) -> np.ndarray:
+        """Return a copy of ``length`` token ids of one document; nothing of the file stays mapped.
+
+        Raises:
+            InputError: the range is outside of the corpus.
+            FormatError: the file ends before.
+        """
+        self._check_range(start, length)
+        shard = int(np.searchsorted(self._shard_ends, start, side="right"))
+        first = int(self._shard_ends[shard - 1]) if shard else 0
+        path = self.path / layout.tokens_file(shard)
+        offset = (start - first) * self._dtype.itemsize
+        try:
+            tokens = np.fromfile(path, dtype=self._dtype, count=length, offset=offset)
+        except OSError as error:
+            raise FormatError(
+                f"{path} cannot be read ({error}). Build the corpus again."
+            ) from error
+        if len(tokens) != length:
+            raise FormatError(f"{path} is cut off. Build the corpus again.")
+        return tokens
+
     def _map(self, shard: int) -> np.ndarray:
         if shard not in self._maps:
             path = self.path / layout.tokens_file(shard)
@@ -263,12 +291,13 @@ class Corpus:
     def _encode_spans(self, batch: list[int], texts: list[str]) -> Iterator[np.ndarray]:
         encodings = self._encoder.encode_batch(texts, add_special_tokens=False)
         for index, text, encoding in zip(batch, texts, encodings, strict=True):
-            length = int(self.lengths[index])
-            stored = self.tokens(int(self.starts[index]), length)
+            start, length = self.documents.extent(index)
+            stored = self.read_tokens(start, length)
             if not np.array_equal(stored[:-1], np.array(encoding.ids, dtype=np.int64)):
                 raise FormatError(
                     f"{self.path}: the tokenizer gives other tokens for document "
-                    f"{self.doc_ids[index]!r} than are stored. Build the corpus again."
+                    f"{self.documents.take(np.array([index]))['doc_id'][0].as_py()!r} than are "
+                    "stored. Build the corpus again."
                 )
             spans = np.full((length, 2), len(text), dtype=np.int64)
             spans[:-1] = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)

@@ -12,6 +12,8 @@ import pyarrow.parquet as pq
 from prismlm.corpus import layout
 from prismlm.errors import FormatError
 
+FILES_OPEN = 8
+
 
 class TextReader:
     """Reads the text of one document at a time; the last row group is kept for its neighbours."""
@@ -44,6 +46,9 @@ class TextReader:
 
     def _open(self, shard: int) -> tuple[pq.ParquetFile, list[int]]:
         if shard not in self._tables:
+            # Of a corpus of thousands of shards only a few are held open.
+            while len(self._tables) >= FILES_OPEN:
+                self._tables.pop(next(iter(self._tables)))[0].close()
             table = pq.ParquetFile(self._directory / layout.text_file(shard))
             groups = range(table.metadata.num_row_groups)
             ends = list(accumulate(table.metadata.row_group(group).num_rows for group in groups))

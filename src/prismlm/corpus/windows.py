@@ -131,12 +131,13 @@ def window_batches(
         members = np.flatnonzero(padded == width)
         rows = max(1, tokens_per_batch // width)
         for first in range(0, len(members), rows):
-            yield _batch(grid, corpus, members[first : first + rows], (rows, width), pad_id)
+            yield batch_of(grid, corpus, members[first : first + rows], (rows, width), pad_id)
 
 
-def _batch(
+def batch_of(
     grid: WindowGrid, corpus: Corpus, members: np.ndarray, shape: tuple[int, int], pad_id: int
 ) -> WindowBatch:
+    """Return the windows ``members`` of a grid as one batch of ``shape`` rows by positions."""
     import torch
 
     input_ids = np.full(shape, pad_id, dtype=np.int64)
@@ -146,7 +147,7 @@ def _batch(
     document = np.full(shape[0], -1, dtype=np.int64)
     for row, member in enumerate(members):
         start, length = int(grid.start[member]), int(grid.length[member])
-        input_ids[row, :length] = corpus.tokens(start, length)
+        input_ids[row, :length] = corpus.read_tokens(start, length)
         attention_mask[row, :length] = True
         owned[row, grid.skip[member] : length] = True
         positions[row, :length] = np.arange(start, start + length)

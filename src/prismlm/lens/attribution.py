@@ -1,26 +1,48 @@
 """From prototypes to training text: which sources and documents carry a prediction.
 
+By ``evidence``, over the prototypes i of every position asked about:
+
     share(s) = Σ_i e⁺_i · weight(s | i) / Σ (e⁺_i + e⁺_residual + e⁺_bias),  e⁺ = max(e, 0)
 
-over the prototypes i of every position asked about. Roll-ups by source, domain and licence use
-each prototype's activation over the whole corpus; documents use its kept contexts, weighted by how
-similar their hidden state is to the one being explained. Unattributed is the share of residual,
-bias and prototypes that the corpus never uses.
+Roll-ups by source, domain and licence take weight(s | i) from each prototype's activation over the
+whole corpus; documents take it from its kept contexts, by how similar their hidden state is to the
+one being explained. Unattributed is the share of residual, bias and prototypes that the corpus
+never uses.
+
+By ``source``, the measure of PRISM, normalised to a sum of 1 over the positions:
+
+    A_t = Σ_i α_ti μ_{S_i},   share(s) = Σ_t A_t(s) / Σ_t Σ_i α_ti
+
+with S_i the kept contexts of prototype i and μ uniform over them, for every roll-up. It knows
+neither the predicted token nor the residual, so only prototypes without contexts are unattributed.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from prismlm.errors import InputError
 from prismlm.lens.directory import Lens
+from prismlm.lens.shares import (
+    DocumentShare,
+    Method,
+    Share,
+    Sources,
+    Sums,
+    add_up,
+    check_by,
+    check_method,
+)
+from prismlm.lens.where import Conditions, Where, normalised
 
 # The softmax temperature of cosines between hidden states: 0.05 of cosine is a factor of e.
 CONTEXT_TEMPERATURE = 0.05
+# How many float32 of hidden states are multiplied at once: 16 MB.
+NUMBERS_AT_ONCE = 4_000_000
 
 
 @dataclass(frozen=True)
@@ -33,6 +55,7 @@ class EvidenceTable:
         residual: evidence of the residual, float32 [T].
         bias: evidence of the bias, float32 [T].
         states: unit hidden states, float32 [T, d].
+        activations: α, float32 [T, k]; only ``method="source"`` needs them.
     """
 
     indices: Tensor
@@ -40,6 +63,7 @@ class EvidenceTable:
     residual: Tensor
     bias: Tensor
     states: Tensor
+    activations: Tensor | None = None
 
     def __getitem__(self, positions: slice) -> EvidenceTable:
         """Return some of the positions."""
@@ -49,6 +73,7 @@ class EvidenceTable:
             self.residual[positions],
             self.bias[positions],
             self.states[positions],
+            None if self.activations is None else self.activations[positions],
         )
 
     @property
@@ -57,7 +82,7 @@ class EvidenceTable:
         return self.evidence.clamp_min(0)
 
     @property
-    def elsewhere(self) -> float:
+    def residual_and_bias(self) -> float:
         """Positive evidence of residuals and biases, which no training text stands behind."""
         return float(
             self.residual.double().clamp_min(0).sum() + self.bias.double().clamp_min(0).sum()
@@ -66,139 +91,269 @@ class EvidenceTable:
     @property
     def total(self) -> float:
         """All positive evidence, of prototypes, residuals and biases."""
-        return float(self.positive.double().sum()) + self.elsewhere
-
-    def per_prototype(self, count: int) -> np.ndarray:
-        """Return the positive evidence of each prototype over all positions, float64 [K]."""
-        return np.bincount(
-            self.indices.flatten().numpy(),
-            self.positive.double().flatten().numpy(),
-            minlength=count,
-        )
+        return float(self.positive.double().sum()) + self.residual_and_bias
 
 
 @dataclass(frozen=True)
-class Share:
-    """One source and its share of the positive evidence."""
+class Attribution:
+    """What a set of positions relies on, before it is grouped. Sets without overlap add up.
 
-    key: str
-    share: float
+    Attributes:
+        lens: the lens the numbers belong to.
+        method: ``evidence`` or ``source``.
+        prototypes: positive evidence, or α, of each prototype.
+        contexts: how it spreads over rows of the index; None if that was left out.
+        beside: positive evidence of residual and bias.
+    """
 
-
-@dataclass(frozen=True)
-class Sources:
-    """Shares by one column, largest first; items and ``unattributed`` sum to 1."""
-
-    by: str
-    items: tuple[Share, ...]
-    unattributed: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return ``{"by", "items": [{"key", "share"}…], "unattributed"}``."""
-        items = [{"key": item.key, "share": item.share} for item in self.items]
-        return {"by": self.by, "items": items, "unattributed": self.unattributed}
-
-
-@dataclass(frozen=True)
-class DocumentShare:
-    """A document, its share, and the place in it that most resembles what is explained."""
-
-    doc_id: str
-    share: float
-    source: str | None
-    domain: str | None
-    license: str | None
-    title: str | None
-    url: str | None
-    before: str | None
-    token: str | None
-    after: str | None
-    position: int
+    lens: Lens
+    method: Method
+    prototypes: Sums
+    contexts: Sums | None
+    beside: float
 
     @property
-    def text(self) -> str | None:
-        """The text around the place, or None if the index was built without text."""
-        return None if self.token is None else f"{self.before}{self.token}{self.after}"
+    def total(self) -> float:
+        """What shares are shares of."""
+        return float(self.prototypes.values.sum()) + self.beside
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the entry of ``prismlm explain --json``."""
-        return {
-            "doc_id": self.doc_id,
-            "share": self.share,
-            "source": self.source,
-            "license": self.license,
-            "text": self.text,
-            "position": self.position,
-        }
+    def sources(self, by: str = "source", where: Where | None = None) -> Sources:
+        """Return shares by source, domain, license or document.
+
+        Raises:
+            InputError: ``by`` is none of those, or the filter names what is not there.
+        """
+        check_by(by)
+        conditions = normalised(where)
+        rows, names, codes, matching = self._placed(by, conditions)
+        if self.total <= 0:
+            return Sources(by, (), 1.0, 0.0, conditions, self.method)
+        kept = slice(None) if matching is None else matching[rows.ids]
+        sums = _by_key(codes[rows.ids[kept]], rows.values[kept], len(names))
+        order = np.argsort(-sums.values, kind="stable")
+        items = tuple(
+            Share(names[code], value / self.total)
+            for code, value in zip(
+                sums.ids[order].tolist(), sums.values[order].tolist(), strict=True
+            )
+            if value > 0
+        )
+        elsewhere = 0.0 if matching is None else float(rows.values[~matching[rows.ids]].sum())
+        return Sources(
+            by,
+            items,
+            (self.beside + self._unplaced(by)) / self.total,
+            elsewhere / self.total,
+            conditions,
+            self.method,
+        )
+
+    def documents(self, limit: int = 10, where: Where | None = None) -> list[DocumentShare]:
+        """Return the documents with the largest shares, each with its weightiest place.
+
+        Raises:
+            InputError: the filter names what is not there.
+        """
+        lens, rows = self.lens, self._rows()
+        conditions = normalised(where)
+        if conditions:
+            kept = lens.matching("index", conditions)[rows.ids]
+            rows = Sums(rows.ids[kept], rows.values[kept])
+        if self.total <= 0:
+            return []
+        _, document_of_row = lens.documents
+        document, place = np.unique(document_of_row[rows.ids], return_inverse=True)
+        sums = np.bincount(place, rows.values, minlength=len(document))
+        best = np.argsort(-sums, kind="stable")[:limit]
+        shares: list[DocumentShare] = []
+        for number in best[sums[best] > 0].tolist():
+            of_document = np.flatnonzero(place == number)
+            row = int(rows.ids[of_document[np.argmax(rows.values[of_document])]])
+            shares.append(DocumentShare(share=float(sums[number] / self.total), **lens.place(row)))
+        return shares
+
+    def document_share(self, document: int) -> float:
+        """Return the share of one document, by its number in ``lens.documents``."""
+        rows = self._rows()
+        mine = self.lens.documents[1][rows.ids] == document
+        return float(rows.values[mine].sum() / self.total) if self.total > 0 else 0.0
+
+    def _rows(self) -> Sums:
+        assert self.contexts is not None, "attribute(contexts=True) was not asked for"
+        return self.contexts
+
+    def _placed(
+        self, by: str, conditions: Conditions
+    ) -> tuple[Sums, list[str], np.ndarray, np.ndarray | None]:
+        """Return rows of a table with what falls on them, the keys of all rows, and the filter."""
+        lens = self.lens
+        table = "index" if by == "document" or self.method == "source" else "mass"
+        names, codes = lens.documents if by == "document" else lens.keys(table, by)
+        matching = lens.matching(table, conditions) if conditions else None
+        if table == "index":
+            return self._rows(), names, codes, matching
+        first = lens.first_masses
+        ids, values = self.prototypes
+        rows, owner = _ranges(first[ids], first[ids + 1] - first[ids])
+        return Sums(rows, values[owner] * lens.mass_weights[rows]), names, codes, matching
+
+    def _unplaced(self, by: str) -> float:
+        from_index = by == "document" or self.method == "source"
+        first = self.lens.first_rows if from_index else self.lens.first_masses
+        ids, values = self.prototypes
+        return float(values[first[ids + 1] == first[ids]].sum())
 
 
-def source_shares(table: EvidenceTable, lens: Lens, by: str = "source") -> Sources:
-    """Return the shares of the positions by source, domain, license or document.
+def attribute(
+    table: EvidenceTable, lens: Lens, method: Method = "evidence", *, contexts: bool = True
+) -> Attribution:
+    """Gather what the positions rely on; ``contexts=False`` leaves out single places.
 
     Raises:
-        InputError: ``by`` is none of those.
+        InputError: no such method, or the table lacks the activations it needs.
     """
-    per_prototype = table.per_prototype(lens.num_prototypes)
-    if by == "document":
-        names, document_of_row = lens.documents
-        rows, weights = context_weights(table, lens)
-        sums = np.bincount(document_of_row[rows], weights, minlength=len(names))
-        placed = np.diff(lens.first_rows) > 0
+    check_method(method)
+    position, prototype, weight = _uses(table, method)
+    if not contexts:
+        rows = None
+    elif method == "source":
+        rows = _uniform(prototype, weight, lens)
     else:
-        names, spread = lens.group_weights(by)
-        sums = per_prototype @ spread
-        placed = spread.any(1)
-    if table.total <= 0:
-        return Sources(by, (), 1.0)
-    shares = sums / table.total
-    order = np.argsort(-shares, kind="stable")
-    items = tuple(Share(names[i], float(shares[i])) for i in order.tolist() if shares[i] > 0)
-    unplaced = float(per_prototype[~placed].sum())
-    return Sources(by, items, (table.elsewhere + unplaced) / table.total)
+        rows = _by_similarity(position, prototype, weight, table.states, lens)
+    return Attribution(
+        lens,
+        method,
+        add_up([Sums(prototype, weight)]),
+        rows,
+        table.residual_and_bias if method == "evidence" else 0.0,
+    )
 
 
-def context_weights(table: EvidenceTable, lens: Lens) -> tuple[np.ndarray, np.ndarray]:
-    """Spread the positive evidence over kept contexts.
+def merge(parts: list[Attribution]) -> Attribution:
+    """Return the attribution of all positions of the parts, which are of one lens and method."""
+    contexts = [part.contexts for part in parts if part.contexts is not None]
+    return Attribution(
+        parts[0].lens,
+        parts[0].method,
+        add_up([part.prototypes for part in parts]),
+        add_up(contexts) if len(contexts) == len(parts) else None,
+        sum(part.beside for part in parts),
+    )
 
-    Within a prototype, a context weighs softmax(cos(state, context state) / 0.05), so that the
-    text nearest to the state being explained counts most.
 
-    Returns:
-        rows of the index, int64 [n], and the evidence each carries, float64 [n].
+def source_shares(
+    table: EvidenceTable,
+    lens: Lens,
+    by: str = "source",
+    *,
+    method: Method = "evidence",
+    where: Where | None = None,
+) -> Sources:
+    """Return the shares of the positions by source, domain, license or document.
+
+    Args:
+        table: the evidence of the positions.
+        lens: the lens.
+        by: the column.
+        method: ``evidence``, or ``source`` for the measure of PRISM.
+        where: only text that matches, such as ``{"license": "CC0"}``; the rest is ``elsewhere``.
+
+    Raises:
+        InputError: ``by``, ``method`` or ``where`` names what is not there.
     """
-    position, slot = (table.positive > 0).nonzero(as_tuple=True)
-    prototype = table.indices[position, slot].numpy()
-    evidence = table.positive[position, slot].double().numpy()
-    rows: list[np.ndarray] = []
-    weights: list[np.ndarray] = []
-    for t, i, e in zip(position.tolist(), prototype.tolist(), evidence.tolist(), strict=True):
-        part = lens.rows_of(i)
-        if part.start == part.stop:
-            continue
-        cosines = lens.states[part].float() @ table.states[t]
-        share = torch.softmax(cosines.double() / CONTEXT_TEMPERATURE, 0)
-        rows.append(np.arange(part.start, part.stop))
-        weights.append(e * share.numpy())
-    if not rows:
-        return np.empty(0, dtype=np.int64), np.empty(0)
-    return np.concatenate(rows), np.concatenate(weights)
+    needs_contexts = by == "document" or method == "source"
+    return attribute(table, lens, method, contexts=needs_contexts).sources(by, where)
 
 
-def document_shares(table: EvidenceTable, lens: Lens, limit: int = 10) -> list[DocumentShare]:
-    """Return the documents with the largest shares, each with its weightiest place."""
-    rows, weights = context_weights(table, lens)
-    if not len(rows):
-        return []
-    by_row = np.bincount(rows, weights, minlength=lens.index.num_rows)
-    names, document_of_row = lens.documents
-    by_document = np.bincount(document_of_row, by_row, minlength=len(names))
-    best = np.argsort(-by_document, kind="stable")[:limit]
-    documents: list[DocumentShare] = []
-    for number in best[by_document[best] > 0].tolist():
-        places = np.flatnonzero(document_of_row == number)
-        row = int(places[np.argmax(by_row[places])])
-        entry = lens.index.slice(row, 1).to_pylist()[0]
-        for column in ("prototype", "rank", "cosine", "activation", "routed"):
-            del entry[column]
-        documents.append(DocumentShare(share=float(by_document[number] / table.total), **entry))
-    return documents
+def document_shares(
+    table: EvidenceTable,
+    lens: Lens,
+    limit: int = 10,
+    *,
+    method: Method = "evidence",
+    where: Where | None = None,
+) -> list[DocumentShare]:
+    """Return the documents with the largest shares, each with its weightiest place.
+
+    Raises:
+        InputError: ``method`` or ``where`` names what is not there.
+    """
+    return attribute(table, lens, method).documents(limit, where)
+
+
+def _uses(table: EvidenceTable, method: Method) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return position, prototype and weight of every use that counts."""
+    weights = table.positive if method == "evidence" else table.activations
+    if weights is None:
+        raise InputError("method 'source' needs an evidence table with activations.")
+    position, slot = (weights > 0).nonzero(as_tuple=True)
+    prototype = table.indices[position, slot]
+    return position.numpy(), prototype.numpy(), weights[position, slot].double().numpy()
+
+
+def _by_key(codes: np.ndarray, values: np.ndarray, count: int) -> Sums:
+    # Sorting pays where there are many more keys than amounts, as with documents.
+    if count > len(codes):
+        return add_up([Sums(codes, values)])
+    return Sums(np.arange(count), np.bincount(codes, values, minlength=count))
+
+
+def _ranges(starts: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the numbers of all ranges, one after another, and which range each belongs to."""
+    owner = np.repeat(np.arange(len(counts)), counts)
+    offset = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return starts[owner] + offset, owner
+
+
+def _uniform(prototype: np.ndarray, weight: np.ndarray, lens: Lens) -> Sums:
+    ids, values = add_up([Sums(prototype, weight)])
+    starts, counts = lens.first_rows[ids], lens.first_rows[ids + 1] - lens.first_rows[ids]
+    rows, owner = _ranges(starts, counts)
+    return Sums(rows, values[owner] / counts[owner])
+
+
+def _by_similarity(
+    position: np.ndarray, prototype: np.ndarray, weight: np.ndarray, states: Tensor, lens: Lens
+) -> Sums:
+    """Spread each use over its prototype's contexts, by softmax(cos(state, context) / 0.05).
+
+    Prototypes are taken together by how many positions use them, so that each is read once and
+    the products are few and large.
+    """
+    order = np.argsort(prototype, kind="stable")
+    ids, starts, uses = np.unique(prototype[order], return_index=True, return_counts=True)
+    contexts = lens.first_rows[ids + 1] - lens.first_rows[ids]
+    # Uses from 2^n to 2^(n+1) − 1 share a batch, which is thus at least half full.
+    size = np.where(contexts > 0, np.frexp(uses)[1], 0)
+    parts: list[Sums] = []
+    for exponent in np.unique(size[size > 0]).tolist():
+        group = np.flatnonzero(size == exponent)
+        width = lens.states.shape[1] * (int(contexts[group].max()) + 2**exponent)
+        for batch in np.array_split(group, -(-len(group) * width // NUMBERS_AT_ONCE)):
+            members, member_of = _ranges(starts[batch], uses[batch])
+            use = np.full((len(batch), uses[batch].max()), -1)
+            use[member_of, members - starts[batch][member_of]] = order[members]
+            parts.append(_spread(ids[batch], use, position, weight, states, lens))
+    return add_up(parts)
+
+
+def _spread(
+    ids: np.ndarray,
+    use: np.ndarray,
+    position: np.ndarray,
+    weight: np.ndarray,
+    states: Tensor,
+    lens: Lens,
+) -> Sums:
+    """Spread the uses [m, uses] of m prototypes over their contexts; −1 stands for no use."""
+    first, last = lens.first_rows[ids], lens.first_rows[ids + 1]
+    row = first[:, None] + np.arange((last - first).max())
+    beyond = row >= last[:, None]
+    row = np.where(beyond, first[:, None], row)
+    near = lens.states[torch.from_numpy(row.ravel())].float().view(*row.shape, -1)
+    cosines = torch.bmm(states[torch.from_numpy(position[use])], near.transpose(1, 2))
+    cosines.masked_fill_(torch.from_numpy(beyond)[:, None], -torch.inf)
+    share = torch.softmax(cosines / CONTEXT_TEMPERATURE, 2).double()
+    amounts = torch.from_numpy(np.where(use < 0, 0.0, weight[use]))
+    values = torch.bmm(amounts[:, None], share)[:, 0].numpy()
+    return Sums(row[~beyond], values[~beyond])

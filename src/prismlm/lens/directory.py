@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from prismlm.errors import FormatError, InputError, suggest
 from prismlm.layers import PrototypeHead
 from prismlm.lens import layout
-
-UNKNOWN = "(unknown)"
+from prismlm.lens.where import UNKNOWN, Conditions, check_value
 
 
 class GroupWeights(NamedTuple):
@@ -29,6 +27,13 @@ class GroupWeights(NamedTuple):
 
     keys: list[str]
     weights: np.ndarray
+
+
+class Keys(NamedTuple):
+    """The distinct values of a column, and which of them every row has, int [rows]."""
+
+    names: list[str]
+    codes: np.ndarray
 
 
 class Lens:
@@ -45,18 +50,35 @@ class Lens:
         self.meta = meta
         self.num_prototypes = num_prototypes
         self._groups: dict[str, GroupWeights] = {}
+        self._keys: dict[tuple[str, str], Keys] = {}
+        self._matching: dict[tuple[str, Conditions], np.ndarray] = {}
 
     @classmethod
-    def open(cls, path: Path | str, model: nn.Module, head: PrototypeHead) -> Lens:
-        """Open a lens that was built for this model and head.
+    def open(
+        cls,
+        path: Path | str,
+        model: nn.Module,
+        head: PrototypeHead,
+        tokenizer: str | None = None,
+    ) -> Lens:
+        """Open a lens that was built for this model and head, and tokenizer if one is given.
+
+        Args:
+            path: the lens directory.
+            model: the model that is to be read with it.
+            head: its head.
+            tokenizer: the fingerprint of its tokenizer; None leaves that unchecked.
 
         Raises:
             FormatError: not a lens, damaged or of another version.
-            StaleLensError: built for other weights.
+            StaleLensError: built for other weights or another tokenizer.
         """
         directory = Path(path)
         meta = layout.read_meta(directory)
-        layout.check_fresh(meta, directory, model, head)
+        layout.check_fresh(meta, directory, model, head, tokenizer)
+        # Tables are read when they are first needed; what is cut off is noticed at once.
+        for name, schema in layout.SCHEMAS.items():
+            layout.check_schema(directory / name, schema)
         return cls(directory, meta, head.num_prototypes)
 
     @property
@@ -67,17 +89,24 @@ class Lens:
     @cached_property
     def index(self) -> pa.Table:
         """``index.parquet``: the kept contexts, by prototype and rank."""
-        return self._read(layout.INDEX_FILE)
+        return layout.read_table(self.path / layout.INDEX_FILE, layout.INDEX_SCHEMA)
 
     @cached_property
     def prototypes(self) -> pa.Table:
         """``prototypes.parquet``: one row per prototype."""
-        return self._read(layout.PROTOTYPES_FILE)
+        path = self.path / layout.PROTOTYPES_FILE
+        table = layout.read_table(path, layout.PROTOTYPES_SCHEMA)
+        if table.num_rows != self.num_prototypes:
+            raise FormatError(
+                f"{path} describes {table.num_rows} prototypes and the model has "
+                f"{self.num_prototypes}. Build the lens again."
+            )
+        return table
 
     @cached_property
     def mass(self) -> pa.Table:
         """``mass.parquet``: uses and activation by prototype, source, domain and licence."""
-        return self._read(layout.MASS_FILE)
+        return layout.read_table(self.path / layout.MASS_FILE, layout.MASS_SCHEMA)
 
     @cached_property
     def names(self) -> list[str]:
@@ -92,8 +121,20 @@ class Lens:
     @cached_property
     def first_rows(self) -> np.ndarray:
         """Where each prototype's contexts start in the index, int64 [K + 1]."""
-        prototype = self.index["prototype"].to_numpy()
-        return np.searchsorted(prototype, np.arange(self.num_prototypes + 1))
+        return self._offsets(self.index, layout.INDEX_FILE)
+
+    @cached_property
+    def first_masses(self) -> np.ndarray:
+        """Where each prototype's rows start in the mass, int64 [K + 1]."""
+        return self._offsets(self.mass, layout.MASS_FILE)
+
+    @cached_property
+    def mass_weights(self) -> np.ndarray:
+        """The share of each row of the mass in its prototype's activation, float64 [rows]."""
+        prototype = self.mass["prototype"].to_numpy()
+        activation = self.mass["activation_sum"].to_numpy()
+        total = np.bincount(prototype, activation, minlength=self.num_prototypes)[prototype]
+        return np.divide(activation, total, out=np.zeros_like(activation), where=total > 0)
 
     @cached_property
     def states(self) -> Tensor:
@@ -112,10 +153,44 @@ class Lens:
         return states
 
     @cached_property
-    def documents(self) -> tuple[list[str], np.ndarray]:
+    def documents(self) -> Keys:
         """The distinct documents of the index, and the document number of every row."""
-        encoded = self.index["doc_id"].combine_chunks().dictionary_encode()
-        return encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
+        return self.keys("index", "doc_id")
+
+    def keys(self, table: Literal["index", "mass"], column: str) -> Keys:
+        """Return the values of a column of the index or the mass; nulls are "(unknown)"."""
+        if (table, column) not in self._keys:
+            rows = self.index if table == "index" else self.mass
+            encoded = rows[column].fill_null(UNKNOWN).combine_chunks().dictionary_encode()
+            self._keys[table, column] = Keys(
+                encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
+            )
+        return self._keys[table, column]
+
+    def matching(self, table: Literal["index", "mass"], conditions: Conditions) -> np.ndarray:
+        """Return which rows of the index or the mass match a filter: bool [rows].
+
+        Raises:
+            InputError: a value of the filter occurs nowhere in the lens.
+        """
+        if (table, conditions) not in self._matching:
+            rows = self.index if table == "index" else self.mass
+            found = np.ones(rows.num_rows, dtype=bool)
+            for column, values in conditions:
+                for value in values:
+                    check_value(column, value, self.keys("mass", column).names)
+                names, codes = self.keys(table, column)
+                wanted = [code for code, name in enumerate(names) if name in values]
+                found &= np.isin(codes, wanted)
+            self._matching[table, conditions] = found
+        return self._matching[table, conditions]
+
+    def place(self, row: int) -> dict[str, Any]:
+        """Return what the index says of the place in one of its rows."""
+        entry = self.index.slice(row, 1).to_pylist()[0]
+        for column in ("prototype", "rank", "cosine", "activation", "routed"):
+            del entry[column]
+        return entry
 
     def rows_of(self, prototype: int) -> slice:
         """Return the index rows of one prototype, best context first.
@@ -154,9 +229,15 @@ class Lens:
             self._groups[by] = GroupWeights(column.dictionary.to_pylist(), weights)
         return self._groups[by]
 
-    def _read(self, name: str) -> pa.Table:
-        path = self.path / name
-        try:
-            return pq.read_table(path)
-        except (pa.ArrowException, OSError) as error:
-            raise FormatError(f"{path} cannot be read ({error}). Build the lens again.") from error
+    def _offsets(self, table: pa.Table, name: str) -> np.ndarray:
+        prototype = table["prototype"].to_numpy()
+        if len(prototype) and (
+            prototype[0] < 0
+            or prototype[-1] >= self.num_prototypes
+            or (np.diff(prototype) < 0).any()
+        ):
+            raise FormatError(
+                f"{self.path / name} is not in the order of the {self.num_prototypes} prototypes. "
+                "Build the lens again."
+            )
+        return np.searchsorted(prototype, np.arange(self.num_prototypes + 1))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from prismlm.errors import DecompositionError
@@ -35,13 +38,59 @@ class Reading(NamedTuple):
     rounding: float
 
 
+class Recorded(NamedTuple):
+    """What a generation sent through the output embedding, one entry per forward pass.
+
+    Attributes:
+        states: its inputs, each [1, positions, d].
+        embedded: its outputs W z + b, each [1, positions, V].
+    """
+
+    states: list[Tensor]
+    embedded: list[Tensor]
+
+
+@contextmanager
+def record(model: PreTrainedModel) -> Iterator[Recorded]:
+    """Keep every position that passes the output embedding during the block."""
+    recorded = Recorded([], [])
+
+    def after(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+        recorded.states.append(args[0])
+        recorded.embedded.append(output)
+
+    handle = output_embedding(model).register_forward_hook(after)
+    try:
+        yield recorded
+    finally:
+        handle.remove()
+
+
+def _states(
+    model: PreTrainedModel, ids: Tensor, steps: int, recorded: Recorded | None
+) -> tuple[Tensor, Tensor]:
+    """Return z [steps, d] and W z + b [steps, V], from what was recorded or a forward pass."""
+    if recorded is not None and sum(z.shape[1] for z in recorded.states) == steps:
+        return torch.cat(recorded.states, 1)[0], torch.cat(recorded.embedded, 1)[0]
+    with capture(model) as seen:
+        model(input_ids=ids, use_cache=False)
+    assert seen.embedded is not None
+    return seen.z[0, :steps], seen.embedded[0, :steps]
+
+
 @torch.no_grad()
 def read_tokens(
-    model: PreTrainedModel, head: PrototypeHead, logit_map: LogitMap, ids: Tensor, steps: int
+    model: PreTrainedModel,
+    head: PrototypeHead,
+    logit_map: LogitMap,
+    ids: Tensor,
+    steps: int,
+    recorded: Recorded | None = None,
 ) -> Reading:
-    """Run the model once over ``ids`` [1, T] and split its first ``steps`` predictions.
+    """Split the first ``steps`` predictions along ``ids`` [1, T].
 
     The target of prediction t is token t + 1; the last token's target is the model's top token.
+    The model runs once, or not at all where its generation of ``ids`` was recorded.
 
     Raises:
         DecompositionError: the parts of a logit do not sum to the model's own.
@@ -49,12 +98,9 @@ def read_tokens(
     embedding = output_embedding(model)
     weight, bias = embedding.weight, getattr(embedding, "bias", None)
     assert isinstance(weight, Tensor)
-    with capture(model) as seen:
-        model(input_ids=ids, use_cache=False)
-    assert seen.embedded is not None
-    z = seen.z[0, :steps].float()
-    raw = logit_map.before_softcap(seen.embedded[0, :steps].float())
-    logits = logit_map(seen.embedded[0, :steps].float())
+    states, embedded = _states(model, ids, steps, recorded)
+    z, embedded = states.float(), embedded.float()
+    raw, logits = logit_map.before_softcap(embedded), logit_map(embedded)
     targets = torch.cat([ids[0, 1:], logits[-1:].argmax(-1)])[:steps]
     routing = head(z).routing
     parts = decompose(
@@ -69,9 +115,9 @@ def read_tokens(
     )
     own = raw.gather(1, targets[:, None])[:, 0]
     rounding = check_sums(parts.logit, own, weight.dtype)
-    probabilities = logits.softmax(-1).gather(1, targets[:, None])[:, 0]
-    states = z * inverse_norms(z)
-    return Reading(routing, parts, own, probabilities, targets, states, rounding)
+    target_logits = logits.gather(1, targets[:, None])[:, 0]
+    probabilities = torch.exp(target_logits - logits.logsumexp(-1))
+    return Reading(routing, parts, own, probabilities, targets, z * inverse_norms(z), rounding)
 
 
 def check_sums(logits: Tensor, own: Tensor, dtype: torch.dtype) -> float:
@@ -105,6 +151,7 @@ def evidence_table(reading: Reading) -> EvidenceTable:
         reading.parts.residual_evidence.cpu(),
         reading.parts.bias_evidence.cpu(),
         reading.states.cpu(),
+        reading.routing.activations.cpu(),
     )
 
 
@@ -115,7 +162,7 @@ def build_steps(
     tokenizer: PreTrainedTokenizerBase,
     lens: Lens | None,
 ) -> tuple[Step, ...]:
-    """Turn numbers into steps with names; one decoding per token."""
+    """Turn numbers into steps with names; each token is decoded once."""
     routing, parts = reading.routing, reading.parts
     columns = zip(
         routing.indices.tolist(),
@@ -126,28 +173,31 @@ def build_steps(
         strict=True,
     )
     uses = [_uses(*column, lens=lens) for column in columns]
-    explained = parts.explained_share.tolist()
-    steps: list[Step] = []
-    for t, target in enumerate(reading.targets.tolist()):
-        steps.append(
-            Step(
-                position=t,
-                token=_decode(tokenizer, ids[t]),
-                token_id=ids[t],
-                target=_decode(tokenizer, target),
-                target_id=target,
-                target_from=_target_from(t, prompt_length, len(ids)),
-                logit=float(parts.logit[t]),
-                model_logit=float(reading.model_logits[t]),
-                probability=float(reading.probabilities[t]),
-                bias=float(parts.bias[t]),
-                residual=float(parts.residual[t]),
-                residual_evidence=float(parts.residual_evidence[t]),
-                explained_share=explained[t],
-                prototypes=uses[t],
-            )
+    # Whole columns at once: reading single elements of tensors takes longer than the mathematics.
+    figures = zip(
+        parts.logit.tolist(),
+        reading.model_logits.tolist(),
+        reading.probabilities.tolist(),
+        parts.bias.tolist(),
+        parts.residual.tolist(),
+        parts.residual_evidence.tolist(),
+        parts.explained_share.tolist(),
+        uses,
+        strict=True,
+    )
+    decode = cache(lambda token: _decode(tokenizer, token))
+    return tuple(
+        Step(
+            t,
+            decode(ids[t]),
+            ids[t],
+            decode(target),
+            target,
+            _target_from(t, prompt_length, len(ids)),
+            *row,
         )
-    return tuple(steps)
+        for t, (target, row) in enumerate(zip(reading.targets.tolist(), figures, strict=True))
+    )
 
 
 def _uses(

@@ -7,8 +7,10 @@ import json
 from collections.abc import Iterator, Sequence
 from html import escape
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
+from prismlm.files import atomic_file
 from prismlm.lens.html_data import hue, trace_data, visible
 from prismlm.lens.trace import Step, Trace
 
@@ -37,6 +39,12 @@ def page(traces: Sequence[Trace], title: str = "What each token relies on") -> s
         f'<body class="prismlm-page">\n<main>\n<h1>{escape(title)}</h1>\n{bodies}\n</main>\n'
         f"<script>{_asset('trace.js')}</script>\n</body>\n</html>\n"
     )
+
+
+def write_page(traces: Sequence[Trace], path: Path | str) -> None:
+    """Write :func:`page` to a file, whole or not at all."""
+    with atomic_file(path) as temporary:
+        temporary.write_text(page(traces), encoding="utf-8")
 
 
 def fragment(trace: Trace) -> str:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from prismlm.lens.attribution import DocumentShare, Sources
 from prismlm.lens.directory import Lens
+from prismlm.lens.shares import DocumentShare, Sources
 from prismlm.lens.trace import PrototypeUse, Step, Trace
 
 CONTEXTS_PER_PROTOTYPE = 3

@@ -1,4 +1,4 @@
-"""What indexing a corpus would cost, from running a few of its batches."""
+"""What indexing a corpus would cost, from running a few of its passes."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from prismlm.corpus.blocks import PASS_TOKENS, BlockPlan, split_counts
 from prismlm.layers import PrototypeHead
-from prismlm.lens.index import IndexOptions, check_index, scan_corpus
+from prismlm.lens.index import IndexOptions, check_index, reading_of
+from prismlm.lens.index_scan import Scan, scan_passes
 
 if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus
 
-BATCHES_MEASURED = 3
+PASSES_MEASURED = 6
 # Of a kept context on disk: its compressed text and columns, and those columns alone.
 BYTES_WITH_TEXT = 230
 BYTES_WITHOUT_TEXT = 30
@@ -36,7 +37,7 @@ class IndexEstimate:
     Attributes:
         tokens: predictions to score.
         documents: documents to read.
-        tokens_per_second: measured on a few batches.
+        tokens_per_second: measured on a few forward passes.
         seconds: of the whole index, contexts' text included.
         memory_bytes: peak, the interpreter and model included.
         disk_bytes: of the finished lens.
@@ -55,57 +56,54 @@ def estimate_index(
 ) -> IndexEstimate:
     """Estimate what ``build_index`` with the same arguments would cost; writes nothing.
 
-    A few batches of documents spread over the split are scanned, after one that warms up.
+    A few forward passes of the first blocks are scanned, after one that warms up.
 
     Raises:
         InputError: what ``build_index`` would refuse.
     """
     options = options or IndexOptions()
-    documents = corpus.split(options.split)
-    check_index(model, corpus, documents, options)
-    tokens = int(corpus.lengths[documents].sum() - len(documents))
-    sample = _sample(corpus, documents, options.tokens_per_batch)
-    scan_corpus(model, head, corpus, sample[:1], options)
-    began = time.perf_counter()
-    scan_corpus(model, head, corpus, sample, options)
-    per_place = (time.perf_counter() - began) / _places(corpus, sample, options)
-    seconds = per_place * _places(corpus, documents, options)
-    kept = head.num_prototypes * min(options.contexts, len(documents))
+    check_index(model, corpus, options)
+    documents, tokens = split_counts(corpus, options.split)
+    tokens -= documents
+    per_token = _seconds_per_token(model, head, corpus, options)
+    seconds = per_token * tokens
+    kept = head.num_prototypes * min(options.contexts, documents)
     per_context = BYTES_WITH_TEXT if options.with_text else BYTES_WITHOUT_TEXT
-    read = tokens * CHARACTERS_PER_TOKEN / CHARACTERS_READ_PER_SECOND if options.with_text else 0.0
+    # Only the documents of kept contexts are read again.
+    read = min(tokens, kept * tokens / max(1, documents)) if options.with_text else 0.0
     # An update holds the old top, the new candidates and the sorted copy at once.
     top = 3 * head.num_prototypes * options.contexts * (2 * head.width + BYTES_PER_KEPT)
     return IndexEstimate(
         tokens=tokens,
-        documents=len(documents),
-        tokens_per_second=tokens / seconds,
-        seconds=seconds + read,
+        documents=documents,
+        tokens_per_second=1 / per_token,
+        seconds=seconds + read * CHARACTERS_PER_TOKEN / CHARACTERS_READ_PER_SECOND,
         memory_bytes=_peak_bytes(model) + top,
         disk_bytes=kept * (2 * head.width + per_context)
         + head.num_prototypes * BYTES_PER_PROTOTYPE,
     )
 
 
-def _places(corpus: Corpus, documents: np.ndarray, options: IndexOptions) -> int:
-    """Return how many positions are computed, those that only fill batches among them."""
-    from prismlm.corpus.windows import document_windows, padded_lengths
-
-    grid = document_windows(
-        documents, corpus.starts, corpus.lengths, options.window, options.stride
-    )
-    total = 0
-    for width, windows in zip(*np.unique(padded_lengths(grid), return_counts=True), strict=True):
-        rows = max(1, options.tokens_per_batch // int(width))
-        total += -(-int(windows) // rows) * rows * int(width)
-    return max(1, total)
-
-
-def _sample(corpus: Corpus, documents: np.ndarray, tokens_per_batch: int) -> np.ndarray:
-    wanted = BATCHES_MEASURED * tokens_per_batch
-    step = max(1, int(corpus.lengths[documents].sum() // wanted))
-    spread = documents[::step]
-    enough = int(np.searchsorted(np.cumsum(corpus.lengths[spread]), wanted)) + 1
-    return spread[:enough]
+def _seconds_per_token(
+    model: PreTrainedModel, head: PrototypeHead, corpus: Corpus, options: IndexOptions
+) -> float:
+    """Scan the first blocks of the order until enough passes are measured, after one to warm up."""
+    plan = BlockPlan.of(corpus.num_tokens)
+    reading = reading_of(model, head, corpus, options)
+    scan = Scan.empty(head.num_prototypes, options.contexts, head.width, plan.count, 0)
+    was_training = model.training
+    model.eval()
+    began, first, wanted = time.perf_counter(), 0, PASSES_MEASURED * PASS_TOKENS // 2
+    try:
+        for number, done in enumerate(scan_passes(scan, reading, plan.count)):
+            if number == 0:
+                began, first = time.perf_counter(), done
+            elif scan.tokens - first >= wanted:
+                break
+    finally:
+        model.train(was_training)
+    measured = scan.tokens - first
+    return (time.perf_counter() - began) / measured if measured else 1e-4
 
 
 def _peak_bytes(model: PreTrainedModel) -> int:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
@@ -21,7 +20,7 @@ from prismlm.progress import Reporter
 
 if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus
-    from prismlm.lens.index import Scan
+    from prismlm.lens.index_scan import Scan
 
 CHARACTERS_BEFORE = 160
 CHARACTERS_AFTER = 80
@@ -34,15 +33,15 @@ def write_index(
     prototype = kept.prototype.numpy()
     first = np.searchsorted(prototype, prototype)
     document = kept.document.numpy()
+    documents, row = np.unique(document, return_inverse=True)
+    found = corpus.documents.take(documents)
     texts = (
-        _texts(corpus, document, kept.position.numpy(), progress)
+        _texts(corpus, documents, found["start"].to_numpy(), row, kept.position.numpy(), progress)
         if with_text
         else [pa.nulls(len(document), pa.string())] * 3
     )
-    metadata = [
-        pa.array([column[d] for d in document], pa.string())
-        for column in map(corpus.column, ("doc_id", "source", "domain", "license", "title", "url"))
-    ]
+    names = ("doc_id", "source", "domain", "license", "title", "url")
+    metadata = found.select(names).take(pa.array(row)).columns
     table = pa.table(
         [
             pa.array(prototype.astype(np.int32)),
@@ -56,27 +55,35 @@ def write_index(
         ],
         schema=layout.INDEX_SCHEMA,
     )
-    pq.write_table(table, directory / layout.INDEX_FILE, compression="zstd", row_group_size=8192)
+    layout.write_table(table, directory / layout.INDEX_FILE, row_group_size=8192)
 
 
 def _texts(
-    corpus: Corpus, document: np.ndarray, position: np.ndarray, progress: Reporter
+    corpus: Corpus,
+    documents: np.ndarray,
+    starts: np.ndarray,
+    row: np.ndarray,
+    position: np.ndarray,
+    progress: Reporter,
 ) -> list[pa.Array]:
     """Return before, token and after for every context; each document is encoded once."""
-    before, token, after = ([""] * len(document) for _ in range(3))
-    order = np.argsort(document, kind="stable")
-    documents, starts = np.unique(document[order], return_index=True)
-    groups = np.split(order, starts[1:])
+    before, token, after = ([""] * len(row) for _ in range(3))
+    order = np.argsort(row, kind="stable")
+    groups = np.split(order, np.searchsorted(row[order], np.arange(1, len(documents))))
     with progress.task("Reading contexts", len(documents), "documents") as task:
-        for index, rows, spans in zip(
-            documents.tolist(), groups, corpus.spans_batch(documents.tolist()), strict=True
+        for index, start, rows, spans in zip(
+            documents.tolist(),
+            starts.tolist(),
+            groups,
+            corpus.spans_batch(documents.tolist()),
+            strict=True,
         ):
-            text, start = corpus.text(index), int(corpus.starts[index])
-            for row in rows.tolist():
-                left, right = spans[position[row] - start]
-                before[row] = text[max(0, left - CHARACTERS_BEFORE) : left]
-                token[row] = text[left:right]
-                after[row] = text[right : right + CHARACTERS_AFTER]
+            text = corpus.text(index)
+            for place in rows.tolist():
+                left, right = spans[position[place] - start]
+                before[place] = text[max(0, left - CHARACTERS_BEFORE) : left]
+                token[place] = text[left:right]
+                after[place] = text[right : right + CHARACTERS_AFTER]
             task.advance()
     return [pa.array(column, pa.string()) for column in (before, token, after)]
 
@@ -120,4 +127,4 @@ def write_prototypes(
         },
         schema=layout.PROTOTYPES_SCHEMA,
     )
-    pq.write_table(table, directory / layout.PROTOTYPES_FILE, compression="zstd")
+    layout.write_table(table, directory / layout.PROTOTYPES_FILE)

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
+from prismlm.corpus.tokenizer import fingerprint
 from prismlm.errors import FormatError, InputError
 from prismlm.layers import PrototypeHead
 from prismlm.lens.directory import Lens
-from prismlm.lens.explain import build_steps, evidence_table, read_tokens
+from prismlm.lens.edits import Edit, Only
+from prismlm.lens.edits_plan import plan_for
+from prismlm.lens.edits_scope import applied
+from prismlm.lens.explain import build_steps, evidence_table, read_tokens, record
 from prismlm.lens.layout import find_lens
 from prismlm.lens.trace import Trace
 from prismlm.models.quiet import quiet_transformers
@@ -67,9 +78,10 @@ class PrismLM:
             DecompositionError: parts that do not sum to the model's logit.
         """
         prompt = self._encode(text, generate)
-        ids = self._continue(prompt, generate, temperature, seed)
+        with record(self.model) as recorded:
+            ids = self._continue(prompt, generate, temperature, seed, all_logits=True)
         steps = ids.shape[1] - (1 if ids.shape[1] > prompt.shape[1] else 0)
-        reading = read_tokens(self.model, self.head, self.logit_map, ids, steps)
+        reading = read_tokens(self.model, self.head, self.logit_map, ids, steps, recorded)
         return Trace(
             str(self.path),
             build_steps(reading, ids[0].tolist(), prompt.shape[1], self.tokenizer, self.lens),
@@ -91,6 +103,27 @@ class PrismLM:
         added = ids[0, prompt.shape[1] :].tolist()
         return text + str(self.tokenizer.decode(added, skip_special_tokens=True))
 
+    def edit(self, *edits: Edit, only: Only | None = None) -> AbstractContextManager[None]:
+        """Return a context in which the model predicts from edited states.
+
+            with lm.edit(prismlm.Ablate(prototype=412)):
+                lm.generate("Aspirin reduces")
+
+        It holds for every forward pass of ``lm.model``, with or without a cache, in batches and
+        beams, in the thread or task that entered it and in no other. Blocks nest, and edits act in
+        the order they are given, the outer block's first. No edits change no bit.
+
+        Args:
+            edits: what to change.
+            only: ``"prototypes"`` predicts from the (edited) mixture alone, z′ = ẑ′;
+                ``"residual"`` from the residual alone, z′ = r.
+
+        Raises:
+            InputError: an unknown prototype, category or document, or edits that exclude one
+                another. Inside the block: a clamp that is undefined at a position.
+        """
+        return applied(self.model, plan_for(self, edits, only))
+
     def _encode(self, text: str, room: int) -> Tensor:
         ids = self.tokenizer(text, return_tensors="pt", add_special_tokens=False)["input_ids"]
         assert isinstance(ids, Tensor)
@@ -106,12 +139,25 @@ class PrismLM:
         return ids.to(self.model.device)
 
     @torch.no_grad()
-    def _continue(self, prompt: Tensor, tokens: int, temperature: float, seed: int) -> Tensor:
+    def _continue(
+        self,
+        prompt: Tensor,
+        tokens: int,
+        temperature: float,
+        seed: int,
+        *,
+        all_logits: bool = False,
+    ) -> Tensor:
         if tokens < 0 or temperature < 0:
             raise InputError("tokens to generate and temperature must not be negative.")
         if tokens == 0:
             return prompt
-        sampling = {"do_sample": True, "temperature": temperature} if temperature else {}
+        options: dict[str, Any] = {"do_sample": False}
+        if temperature:
+            options = {"do_sample": True, "temperature": temperature}
+        if all_logits and "logits_to_keep" in signature(self.model.forward).parameters:
+            # Otherwise only the prompt's last position would pass the output embedding.
+            options["logits_to_keep"] = 0
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             ids = self.model.generate(  # pyright: ignore[reportCallIssue]
@@ -119,7 +165,7 @@ class PrismLM:
                 attention_mask=torch.ones_like(prompt),
                 max_new_tokens=tokens,
                 pad_token_id=self.tokenizer.eos_token_id,
-                **({"do_sample": False} | sampling),
+                **options,
             )
         assert isinstance(ids, Tensor)
         return ids
@@ -166,6 +212,12 @@ def load_checkpoint(path: Path | str, *, device: str = "cpu") -> Checkpoint:
     return Checkpoint(model, tokenizer, sidecar)
 
 
+def tokenizer_fingerprint(tokenizer: Tokenizer) -> str | None:
+    """Return the fingerprint of a model's tokenizer, or None if it is not one a corpus can have."""
+    fast = isinstance(tokenizer, PreTrainedTokenizerFast)
+    return fingerprint(tokenizer) if fast else None
+
+
 def load(path: Path | str, *, lens: Path | str | None = None, device: str = "cpu") -> PrismLM:
     """Open a model directory with its head and lens.
 
@@ -188,5 +240,7 @@ def load(path: Path | str, *, lens: Path | str | None = None, device: str = "cpu
         tokenizer=tokenizer,
         head=sidecar.head,
         logit_map=sidecar.logit_map,
-        lens=None if found is None else Lens.open(found, model, sidecar.head),
+        lens=None
+        if found is None
+        else Lens.open(found, model, sidecar.head, tokenizer_fingerprint(tokenizer)),
     )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import hashlib
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,11 @@ PROTOTYPES_SCHEMA = pa.schema(
         ("label_score", pa.float32()),
     ]
 )
+SCHEMAS = {
+    INDEX_FILE: INDEX_SCHEMA,
+    MASS_FILE: MASS_SCHEMA,
+    PROTOTYPES_FILE: PROTOTYPES_SCHEMA,
+}
 
 
 @dataclass(frozen=True)
@@ -87,6 +93,9 @@ class LensMeta:
         contexts: places kept per prototype, L.
         documents, tokens: how much was read. Ends of documents predict nothing and do not count.
         with_text: whether the index holds text, or offsets only.
+        model: fingerprint of the whole model; None in a lens of an older prismlm.
+        convergence: points of the mean nearest cosine against the share of the corpus read.
+        files: the size and digest of every file that never changes again.
     """
 
     weight: str
@@ -103,6 +112,9 @@ class LensMeta:
     documents: int
     tokens: int
     with_text: bool
+    model: str | None = None
+    convergence: list[dict[str, float]] = field(default_factory=list[dict[str, float]])
+    files: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
 
 
 def prototypes_fingerprint(head: PrototypeHead) -> str:
@@ -133,16 +145,94 @@ def read_meta(directory: Path) -> LensMeta:
             raise FormatError(
                 f"{directory} is not a lens: it has no {name}. Build one with `prismlm index`."
             )
-    value: dict[str, Any] = read_json(directory / META_FILE)
-    if value.pop("format_version", None) != FORMAT_VERSION:
+    value = read_json(directory / META_FILE)
+    if not isinstance(value, dict) or value.pop("format_version", None) != FORMAT_VERSION:
         raise FormatError(
             f"{directory} was written in another lens format. Build it again with `prismlm index`."
         )
     value.pop("prismlm", None)
     try:
-        return LensMeta(**value)
-    except TypeError as error:
-        raise FormatError(f"{directory / META_FILE} cannot be read: {error}.") from error
+        meta = LensMeta(**value)
+        sizes = {name: int(file["bytes"]) for name, file in meta.files.items()}
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        raise FormatError(
+            f"{directory / META_FILE} cannot be read: {error}. Build the lens again."
+        ) from error
+    for name, expected in sizes.items():
+        size = (directory / name).stat().st_size
+        if size != expected:
+            raise FormatError(
+                f"{directory / name} has {size} bytes, expected {expected}: it is cut off or was "
+                "changed. Build the lens again."
+            )
+    return meta
+
+
+def describe_files(directory: Path) -> dict[str, dict[str, Any]]:
+    """Return the size and digest of the files that later steps do not rewrite."""
+    return {
+        name: {"bytes": (directory / name).stat().st_size, "digest": _digest(directory / name)}
+        for name in (INDEX_FILE, CONTEXTS_FILE, MASS_FILE)
+    }
+
+
+def check_files(directory: Path, meta: LensMeta) -> None:
+    """Read every file and compare it with what was written.
+
+    Raises:
+        FormatError: a file has changed since.
+    """
+    for name, file in meta.files.items():
+        if _digest(directory / name) != file["digest"]:
+            raise FormatError(
+                f"{directory / name} is damaged: it does not hold what was written. Build the lens "
+                "again."
+            )
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[: fingerprints.LENGTH]
+
+
+def read_table(path: Path, schema: pa.Schema, columns: list[str] | None = None) -> pa.Table:
+    """Read a table of a lens.
+
+    Raises:
+        FormatError: it is damaged, or has other columns than it should.
+    """
+    check_schema(path, schema)
+    try:
+        return pq.read_table(path, columns=columns, page_checksum_verification=True)
+    except (pa.ArrowException, OSError) as error:
+        raise FormatError(f"{path} cannot be read ({error}). Build the lens again.") from error
+
+
+def check_schema(path: Path, schema: pa.Schema) -> None:
+    """Check that a file is a Parquet table of the right columns, from its footer alone.
+
+    Raises:
+        FormatError: it is not.
+    """
+    try:
+        present = pq.read_schema(path)
+    except (pa.ArrowException, OSError) as error:
+        raise FormatError(f"{path} cannot be read ({error}). Build the lens again.") from error
+    wrong = [
+        field.name
+        for field in schema
+        if field.name not in present.names or present.field(field.name).type != field.type
+    ]
+    if wrong:
+        raise FormatError(
+            f"{path} lacks {', '.join(wrong)}, or has it as another type: it has the columns "
+            f"{', '.join(present.names)}. Build the lens again."
+        )
+
+
+def write_table(table: pa.Table, path: Path, **options: Any) -> None:
+    """Write a table of a lens, with checksums of its pages."""
+    pq.write_table(table, path, compression="zstd", write_page_checksum=True, **options)
 
 
 def lens_summary(directory: Path) -> dict[str, int]:
@@ -151,30 +241,45 @@ def lens_summary(directory: Path) -> dict[str, int]:
     ``with_contexts`` prototypes have at least one kept place, ``in_use`` were routed at least once.
     """
     meta = read_meta(directory)
-    prototypes = pq.read_table(directory / PROTOTYPES_FILE, columns=["usage"])["usage"]
-    kept = pq.read_table(directory / INDEX_FILE, columns=["prototype"])["prototype"]
+    usage = read_table(directory / PROTOTYPES_FILE, PROTOTYPES_SCHEMA, ["usage"])["usage"]
+    kept = read_table(directory / INDEX_FILE, INDEX_SCHEMA, ["prototype"])["prototype"]
     return {
         "tokens": meta.tokens,
         "documents": meta.documents,
-        "prototypes": len(prototypes),
+        "prototypes": len(usage),
         "with_contexts": len(kept.unique()),
-        "in_use": int((prototypes.to_numpy() > 0).sum()),
+        "in_use": int((usage.to_numpy() > 0).sum()),
     }
 
 
-def check_fresh(meta: LensMeta, directory: Path, model: nn.Module, head: PrototypeHead) -> None:
-    """Refuse a lens that was built for other weights.
+def check_fresh(
+    meta: LensMeta,
+    directory: Path,
+    model: nn.Module,
+    head: PrototypeHead,
+    tokenizer: str | None = None,
+) -> None:
+    """Refuse a lens that was built for another model, head or tokenizer.
+
+    Args:
+        meta: what the lens was built from.
+        directory: where it is.
+        model: the model to read with it.
+        head: its head.
+        tokenizer: the fingerprint of its tokenizer, where that is to be checked too.
 
     Raises:
-        StaleLensError: the output embedding or the prototypes have changed since.
+        StaleLensError: one of them is not what the lens was built from.
     """
     stale = [
         what
         for what, then, now in (
             ("output embedding", meta.weight, fingerprints.of_tensor(weight_of(model))),
             ("prototypes", meta.prototypes, prototypes_fingerprint(head)),
+            ("weights", meta.model, fingerprints.of_weights(model)),
+            ("tokenizer", meta.tokenizer, tokenizer),
         )
-        if then != now
+        if then is not None and now is not None and then != now
     ]
     if stale:
         raise StaleLensError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -12,14 +12,10 @@ import pyarrow.parquet as pq
 
 from prismlm.errors import InputError
 from prismlm.files import atomic_file
-from prismlm.lens.attribution import (
-    DocumentShare,
-    EvidenceTable,
-    Sources,
-    document_shares,
-    source_shares,
-)
+from prismlm.lens.attribution import EvidenceTable, document_shares, source_shares
 from prismlm.lens.directory import Lens
+from prismlm.lens.shares import DocumentShare, Method, Sources
+from prismlm.lens.where import Where
 
 TargetFrom = Literal["text", "generated", "argmax"]
 DOCUMENTS_SHOWN = 10
@@ -128,28 +124,50 @@ class Trace:
             return Trace(self.model, self.steps[key], self.table[key], self.lens, self.rounding)
         return self.steps[key]
 
-    def sources(self, by: str = "source") -> Sources:
+    def sources(
+        self, by: str = "source", *, method: Method = "evidence", where: Where | None = None
+    ) -> Sources:
         """Return the share of each source, domain, license or document over all steps.
 
-        Raises:
-            InputError: there is no lens, or ``by`` is none of these.
-        """
-        return source_shares(self.table, self._lens(), by)
+        Args:
+            by: the column.
+            method: ``evidence``, or ``source`` for PRISM's A_t = Σ α μ_S; see docs/attribution.md.
+            where: only text that matches, such as ``{"license": "CC0"}``; the rest is
+                ``elsewhere``.
 
-    def documents(self, limit: int = DOCUMENTS_SHOWN) -> list[DocumentShare]:
+        Raises:
+            InputError: there is no lens, or an argument names what is not there.
+        """
+        return source_shares(self.table, self._lens(), by, method=method, where=where)
+
+    def documents(
+        self,
+        limit: int = DOCUMENTS_SHOWN,
+        *,
+        method: Method = "evidence",
+        where: Where | None = None,
+    ) -> list[DocumentShare]:
         """Return the documents with the largest shares over all steps.
 
         Raises:
-            InputError: there is no lens.
+            InputError: there is no lens, or an argument names what is not there.
         """
-        return document_shares(self.table, self._lens(), limit)
+        return document_shares(self.table, self._lens(), limit, method=method, where=where)
 
-    def to_dict(self, by: str = "source", documents: int = DOCUMENTS_SHOWN) -> dict[str, Any]:
+    def to_dict(
+        self,
+        by: str = "source",
+        documents: int = DOCUMENTS_SHOWN,
+        *,
+        method: Method = "evidence",
+        where: Where | None = None,
+    ) -> dict[str, Any]:
         """Return the whole reading as ``prismlm explain --json`` prints it."""
         shares, found = None, []
         if self.lens is not None:
-            shares = self.sources(by).to_dict()
-            found = [document.to_dict() for document in self.documents(documents)]
+            shares = self.sources(by, method=method, where=where).to_dict()
+            listed = self.documents(documents, method=method, where=where)
+            found = [document.to_dict() for document in listed]
         return {
             "model": self.model,
             "lens": None if self.lens is None else str(self.lens.path),
@@ -160,16 +178,7 @@ class Trace:
 
     def to_parquet(self, path: Path | str) -> None:
         """Write one row per step and prototype in use, steps' own figures repeated."""
-        rows = [
-            {
-                **{k: v for k, v in step.to_dict().items() if k != "prototypes"},
-                **{f"prototype_{k}": v for k, v in asdict(use).items()},
-            }
-            for step in self.steps
-            for use in step.prototypes
-        ]
-        with atomic_file(path) as temporary:
-            pq.write_table(pa.Table.from_pylist(rows), temporary)
+        write_parquet([self], path)
 
     def to_html(self, path: Path | str | None = None) -> str:
         """Return a self-contained page, and write it if a path is given."""
@@ -193,3 +202,19 @@ class Trace:
                 "Build one with `prismlm index MODEL --corpus DIR`."
             )
         return self.lens
+
+
+def write_parquet(traces: Sequence[Trace], path: Path | str) -> None:
+    """Write one row per step and prototype in use; several traces get a column ``text``, from 0."""
+    rows = [
+        {
+            **({"text": number} if len(traces) > 1 else {}),
+            **{k: v for k, v in step.to_dict().items() if k != "prototypes"},
+            **{f"prototype_{k}": v for k, v in asdict(use).items()},
+        }
+        for number, trace in enumerate(traces)
+        for step in trace
+        for use in step.prototypes
+    ]
+    with atomic_file(path) as temporary:
+        pq.write_table(pa.Table.from_pylist(rows), temporary)

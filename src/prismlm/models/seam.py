@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -100,16 +101,20 @@ def capture(model: nn.Module, *, logits: bool = True) -> Iterator[Captured]:
     """Watch the output embedding during the block.
 
     With ``logits=False`` the output embedding is handed no positions, in every family alike: the
-    states are seen and the vocabulary product is never formed.
+    states are seen and the vocabulary product is never formed. Only this thread's passes count:
+    others may use the model meanwhile.
     """
-    captured = Captured()
+    captured, thread = Captured(), threading.get_ident()
 
     def before(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        if threading.get_ident() != thread:
+            return None
         captured.z = args[0]
         return None if logits else (args[0][..., :0, :], *args[1:])
 
     def after(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-        captured.embedded = output
+        if threading.get_ident() == thread:
+            captured.embedded = output
 
     embedding = output_embedding(model)
     handles = [embedding.register_forward_pre_hook(before)]

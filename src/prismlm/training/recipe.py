@@ -44,7 +44,7 @@ class HeadRecipe(Section):
         default=True, description="train the head beside the model without touching the model"
     )
     position_share: float = Field(
-        default=0.25,
+        default=0.333,
         gt=0,
         le=1,
         description="share of the positions that the head is trained on in each step",

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from prismlm.errors import FormatError, InputError
 from prismlm.files import read_json, write_json
+from prismlm.locks import Held, locked
 from prismlm.models.sidecar import META_FILE
 from prismlm.training import checkpoints, distributed
 from prismlm.training.device import resolved
@@ -37,44 +36,25 @@ def exclusive(out: Path) -> Iterator[None]:
     """
     check_ours(out)
     created = not out.exists()
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        descriptor = _lock(out / LOCK_FILE)
-    except OSError as error:
-        raise InputError(f"cannot write to {out} ({error}). Choose another out.") from error
-    try:
-        yield
-    finally:
-        (out / LOCK_FILE).unlink(missing_ok=True)
-        os.close(descriptor)
-        if created:
-            # Not if something was put into it.
-            with suppress(OSError):
-                out.rmdir()
-
-
-def _lock(path: Path) -> int:
-    """Return an open file that is locked and still has its name."""
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    with ExitStack() as held:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
-            os.close(descriptor)
+            out.mkdir(parents=True, exist_ok=True)
+            held.enter_context(locked(out / LOCK_FILE))
+        except Held as holder:
             raise InputError(
-                f"{path.parent} is being written to by another run, process {holder}. Wait until "
+                f"{out} is being written to by another run, process {holder.process}. Wait until "
                 "it has ended, or choose another out."
             ) from None
+        except OSError as error:
+            raise InputError(f"cannot write to {out} ({error}). Choose another out.") from error
         try:
-            # Whoever held the lock before may have removed the file in between.
-            if os.path.samestat(os.fstat(descriptor), path.stat()):
-                os.truncate(descriptor, 0)
-                os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-                return descriptor
-        except FileNotFoundError:
-            pass
-        os.close(descriptor)
+            yield
+        finally:
+            (out / LOCK_FILE).unlink(missing_ok=True)
+            if created:
+                # Not if something was put into it.
+                with suppress(OSError):
+                    out.rmdir()
 
 
 def check_ours(out: Path) -> None:

@@ -120,7 +120,9 @@ def rank_rows(
     rows = doubtful.any(1).nonzero().squeeze(1)
     if rows.numel():
         row, slot = doubtful.nonzero(as_tuple=True)
-        refined = values.index_put((row, slot), _pairs(z, prototypes, row, candidates[row, slot]))
+        refined = values.index_put(
+            (row, slot), exact_pairs(z, prototypes, row, candidates[row, slot])
+        )
         # Columns ascend, so a stable sort leaves ties with the lower index first.
         columns, ascending = candidates[rows].sort(dim=1)
         ranked, order = refined[rows].gather(1, ascending).sort(dim=1, descending=True, stable=True)
@@ -180,9 +182,10 @@ def _cosines(unit_z: Tensor, unit_p: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.stack([(row * unit_p).sum(-1) for row in unit_z])
 
 
-def _pairs(z: Tensor, prototypes: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Return the cosine of z[rows[e]] and prototypes[columns[e]] for every e."""
-    step = max(1, CHUNK_ELEMENTS // z.shape[1])
+def exact_pairs(z: Tensor, prototypes: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """Return the cosine of z[rows[e]] and prototypes[columns[e]] for every e, ranked exactly."""
+    # Vectors are read and written five times: an eighth of a chunk stays in a core's own cache.
+    step = max(1, CHUNK_ELEMENTS // (8 * z.shape[1]))
     parts = [
         (_unit(z[row]) * _unit(prototypes[column])).sum(-1)
         for row, column in zip(torch.split(rows, step), torch.split(columns, step), strict=True)

@@ -1,0 +1,161 @@
+"""prismlm audit: what a model's predictions over many texts rely on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from prismlm.cli.options import By, DryRun, Json, Lens, Method, Model, Stride, Where, Window
+from prismlm.errors import InputError
+
+if TYPE_CHECKING:
+    from prismlm.corpus.read import DocumentReader
+    from prismlm.lens.audit import Audit
+
+SHARES_SHOWN = 12
+
+
+def audit(
+    model: Model,
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="Texts: txt, jsonl, parquet.")
+    ],
+    lens: Lens = None,
+    where: Where = None,
+    by: By = "domain",
+    method: Method = "evidence",
+    documents: Annotated[
+        int, typer.Option(metavar="N", help="Documents kept for each text, and shown.")
+    ] = 10,
+    window: Window = None,
+    stride: Stride = None,
+    text_column: Annotated[str, typer.Option(metavar="NAME", help="Of the texts.")] = "text",
+    id_column: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Of their ids; else file and row.")
+    ] = None,
+    parquet: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write one row per text.")
+    ] = None,
+    jsonl: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The same rows as JSON lines.")
+    ] = None,
+    csv: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The largest shares, for a spreadsheet.")
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a self-contained report.")
+    ] = None,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> None:
+    """Show what a model's predictions over many texts rely on, and write reports."""
+    from prismlm.cli.signals import orderly_end
+    from prismlm.corpus.documents import Columns
+    from prismlm.corpus.read import DocumentReader
+    from prismlm.lens.audit import Audit
+    from prismlm.lens.audit_files import check_file
+    from prismlm.lens.language_model import load
+    from prismlm.lens.shares import check_by, check_method
+    from prismlm.lens.texts import text_options
+    from prismlm.lens.where import parse_where
+
+    check_by(by)
+    check_method(method)
+    if documents < 0:
+        raise InputError("--documents must not be negative.")
+    for path, ending in ((parquet, ".parquet"), (jsonl, ".jsonl"), (csv, ".csv"), (html, ".html")):
+        if path is not None:
+            check_file(path, [ending])
+    conditions = parse_where(where or [])
+    reader = DocumentReader(list(files), Columns(text=text_column, id=id_column))
+    lm = load(model, lens=lens)
+    options = text_options([lm], window, stride, method)  # pyright: ignore[reportArgumentType]
+    found = Audit(lm, options, conditions, documents)
+    with orderly_end():
+        if dry_run:
+            _estimate(found, reader, as_json=as_json)
+            return
+        rows = [path for path in (parquet, jsonl, csv) if path is not None]
+        summary = _run(found, reader, rows, html)
+    for path in (*rows, *([] if html is None else [html])):
+        typer.echo(f"wrote {path}", err=True)
+    if as_json:
+        _print_json(summary)
+    else:
+        _print(found, summary, by, documents)
+
+
+def _run(
+    audit: Audit, reader: DocumentReader, paths: list[Path], html: Path | None
+) -> dict[str, Any]:
+    from prismlm.cli.progress import ConsoleReporter
+    from prismlm.lens.audit import audit_identity
+    from prismlm.lens.audit_files import audit_files
+    from prismlm.lens.audit_html import audit_page
+
+    pages = [] if html is None else [html]
+    identity = audit_identity(audit.lens, audit.options.method)
+    reporter = ConsoleReporter()
+    with (
+        audit_files(paths, pages, identity) as (rows, temporary),
+        reporter.task("Reading texts", reader.total_bytes, "bytes") as task,
+    ):
+        done = 0
+        for row in audit.read(reader):
+            rows.add(row.to_dict())
+            task.advance(reader.bytes_read - done)
+            done = reader.bytes_read
+        summary = audit.to_dict() | {"empty": reader.skipped}
+        for path in temporary:
+            path.write_text(audit_page(summary), encoding="utf-8")
+    return summary
+
+
+def _estimate(audit: Audit, reader: DocumentReader, *, as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from prismlm.cli.format import count, duration, size
+    from prismlm.lens.audit_estimate import estimate_audit
+
+    estimate = estimate_audit(audit, reader)
+    if as_json:
+        _print_json(asdict(estimate))
+        return
+    rows = [
+        ("texts", f"about {count(estimate.texts)}"),
+        ("tokens", f"about {count(estimate.tokens)}"),
+        ("speed", f"{count(estimate.tokens_per_second)} tokens/s"),
+        ("time", f"about {duration(estimate.seconds)}"),
+        ("memory", f"about {size(estimate.memory_bytes)}"),
+        ("disk, as Parquet", f"about {size(estimate.disk_bytes)}"),
+    ]
+    for name, value in rows:
+        typer.echo(f"{name:<18}{value}")
+    typer.echo("Nothing was written.")
+
+
+def _print_json(value: dict[str, Any]) -> None:
+    typer.echo(json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False))
+
+
+def _print(audit: Audit, summary: dict[str, Any], by: str, documents: int) -> None:
+    from prismlm.cli.reading import console_for_reading, print_documents, print_shares
+    from prismlm.lens.html import CAVEAT
+
+    console = console_for_reading()
+    ce, explained = summary["ce"], summary["explained_share"]
+    console.print(
+        f"{summary['texts']:,} texts · {summary['predictions']:,} predictions"
+        + (f" · cross-entropy {ce:.3f}" if ce is not None else "")
+        + (f" · explained share {explained:.2f}" if explained is not None else "")
+        + (f" · {summary['empty']} empty texts left out" if summary["empty"] else "")
+    )
+    console.print()
+    whole = audit.attribution()
+    print_shares(console, whole.sources(by, dict(audit.where)))
+    if documents:
+        print_documents(console, whole.documents(documents, dict(audit.where)))
+    console.print(CAVEAT, style="dim")

@@ -1,0 +1,32 @@
+"""prismlm generate: what the model writes after a prompt."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from prismlm.cli.options import Json, Model
+
+
+def generate(
+    model: Model,
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What the text starts with.")],
+    tokens: Annotated[int, typer.Option(metavar="N", help="Tokens to write, at most.")] = 50,
+    temperature: Annotated[float, typer.Option(metavar="T", help="0 takes the top token.")] = 0.0,
+    seed: Annotated[int, typer.Option(metavar="S", help="Of the sampling.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Print a prompt with what the model writes after it; stops at the end of a document."""
+    from prismlm.lens.language_model import PrismLM, load_checkpoint
+
+    loaded, tokenizer, sidecar = load_checkpoint(model)
+    # Writing needs no lens, so one that is stale or one of several is no reason to refuse.
+    lm = PrismLM(model, loaded, tokenizer, sidecar.head, sidecar.logit_map, None)
+    text = lm.generate(prompt, tokens=tokens, temperature=temperature, seed=seed)
+    if as_json:
+        value = {"model": str(model), "prompt": prompt, "text": text}
+        typer.echo(json.dumps(value, ensure_ascii=False, indent=2))
+    else:
+        typer.echo(text)

@@ -1,0 +1,206 @@
+"""prismlm steer: write under an edit of the prototypes, and say what it did and what it costs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+
+import typer
+
+from prismlm.cli.options import Json, Model
+from prismlm.errors import FormatError, InputError, suggest
+
+if TYPE_CHECKING:
+    from prismlm.lens.edits import Edit
+    from prismlm.lens.language_model import PrismLM
+    from prismlm.lens.steering_cost import Cost
+
+KINDS = ["clamp", "scale", "ablate"]
+
+
+def steer(
+    model: Model,
+    prompt: Annotated[
+        str | None, typer.Argument(metavar="PROMPT", help="What to write on from, or use --file.")
+    ] = None,
+    prototype: Annotated[
+        int | None, typer.Option(metavar="ID", help="Edit this prototype.")
+    ] = None,
+    category: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Edit the prototypes of this category.")
+    ] = None,
+    document: Annotated[
+        str | None, typer.Option(metavar="ID", help="Edit those with contexts in this document.")
+    ] = None,
+    strength: Annotated[
+        float | None,
+        typer.Option(
+            metavar="S",
+            help="Clamp: fraction of the top logit, up to 1. Scale: factor. Groups: -1 to 1.",
+        ),
+    ] = None,
+    edit: Annotated[
+        str, typer.Option(metavar="KIND", help="Of a prototype: clamp, scale or ablate.")
+    ] = "clamp",
+    target: Annotated[
+        str, typer.Option(metavar="TOKEN", help="Clamp at the top or the signature token.")
+    ] = "top",
+    measure: Annotated[
+        str, typer.Option(metavar="UNIT", help="Clamp the logit or its evidence.")
+    ] = "logit",
+    cap: Annotated[
+        float | None, typer.Option(metavar="A", help="Largest activation of a clamp; else k·τ.")
+    ] = None,
+    generate: Annotated[
+        int, typer.Option(metavar="N", help="Tokens to write; 0 reads the prompt's own.")
+    ] = 20,
+    temperature: Annotated[float, typer.Option(metavar="T", help="0 takes the top token.")] = 0.0,
+    seed: Annotated[int, typer.Option(metavar="S", help="Of sampling and control.")] = 0,
+    draws: Annotated[
+        int, typer.Option(metavar="N", help="Random prototypes that the control is the mean of.")
+    ] = 8,
+    file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Effect sizes over these prompts, one a line."),
+    ] = None,
+    lens: Annotated[
+        str | None, typer.Option(metavar="NAME|DIR", help="The lens, where there are several.")
+    ] = None,
+    corpus: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Held-out text for the cost; else the lens's corpus."),
+    ] = None,
+    heldout: Annotated[
+        int, typer.Option(metavar="N", help="Held-out tokens for the cost; 0 for none.")
+    ] = 10_000,
+    as_json: Json = False,
+) -> None:
+    """Write under an edit of one prototype or a group; show its effect, a control and its cost."""
+    if (prompt is None) == (file is None):
+        had = "neither" if prompt is None else "both"
+        raise InputError(f"expected a prompt or --file with prompts, got {had}.")
+    if heldout < 0:
+        raise InputError(f"--heldout is {heldout}: expected 0 or more tokens.")
+    options = _Options(strength, edit, target, measure, cap)
+    chosen = _edit(prototype, category, document, options)
+    prompts = [] if file is None else _prompts(file)
+    from prismlm.lens.language_model import load
+
+    lm = load(model, lens=lens)
+    if prompt is not None:
+        from prismlm.lens.steering import steer as write
+
+        sampling = {"generate": generate, "temperature": temperature}
+        result = write(lm, prompt, [chosen], **sampling, seed=seed, draws=draws)
+    else:
+        from prismlm.cli.progress import ConsoleReporter
+        from prismlm.lens.steering_effects import measure_effects
+
+        reporter = ConsoleReporter()
+        result = measure_effects(lm, prompts, [chosen], seed=seed, draws=draws, progress=reporter)
+    cost, note = _cost(lm, corpus, chosen, heldout, seed)
+    if as_json:
+        head = {"model": str(model), "lens": None if lm.lens is None else lm.lens.name}
+        spent = {"cost": None if cost is None else cost.to_dict(), "cost_note": note}
+        value = head | {"edit": _describe(chosen)} | result.to_dict() | spent
+        typer.echo(json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False))
+    else:
+        from prismlm.cli.steer_reading import print_steering
+
+        print_steering(_describe(chosen), result, cost, note)
+
+
+@dataclass(frozen=True)
+class _Options:
+    """How to edit a prototype, as asked for on the command line."""
+
+    strength: float | None
+    kind: str
+    target: str
+    measure: str
+    cap: float | None
+
+
+def _edit(
+    prototype: int | None, category: str | None, document: str | None, options: _Options
+) -> Edit:
+    from prismlm.lens.edits import Ablate, Clamp, Group, Scale
+
+    named = {"--prototype": prototype, "--category": category, "--document": document}
+    given = [name for name, value in named.items() if value is not None]
+    if len(given) != 1:
+        raise InputError(
+            f"expected one of --prototype, --category and --document, got "
+            f"{' and '.join(given) or 'none'}."
+        )
+    kind, strength = options.kind, options.strength
+    if kind not in KINDS:
+        raise InputError(
+            f"there is no edit {kind!r}: expected {', '.join(KINDS)}.{suggest(kind, KINDS)}"
+        )
+    if kind == "ablate" and prototype is not None:
+        if strength is not None:
+            raise InputError("--edit ablate removes the prototype whole: leave out --strength.")
+        return Ablate(prototype)
+    if strength is None:
+        raise InputError("give --strength S: how strong the edit is.")
+    if prototype is None:
+        if kind != KINDS[0]:
+            raise InputError(f"--edit {kind} is for --prototype: a group has a strength alone.")
+        return Group(strength, category=category, document=document)
+    if kind == "scale":
+        return Scale(prototype, strength)
+    return Clamp(
+        prototype,
+        strength,
+        target=cast(Literal["top", "signature"], options.target),
+        cap=options.cap,
+        measure=cast(Literal["logit", "evidence"], options.measure),
+    )
+
+
+def _describe(edit: Edit) -> dict[str, Any]:
+    # steer itself decides what happens where a clamp is undefined.
+    fields = {k: v for k, v in vars(edit).items() if v is not None and k != "undefined"}
+    return {"kind": type(edit).__name__.lower()} | fields
+
+
+def _prompts(path: Path) -> list[str]:
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be read ({error.strerror}): expected a text file with a prompt a line."
+        ) from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8: expected a text file with a prompt a line.") from (
+            error
+        )
+    prompts = [line for line in lines if line.strip()]
+    if not prompts:
+        raise InputError(f"{path} holds no prompts: expected one a line.")
+    return prompts
+
+
+def _cost(
+    lm: PrismLM, corpus: Path | None, edit: Edit, tokens: int, seed: int
+) -> tuple[Cost | None, str]:
+    if tokens == 0:
+        return None, "not asked for."
+    from prismlm.cli.progress import ConsoleReporter
+    from prismlm.lens.steering_cost import corpus_of, perplexity_cost
+
+    try:
+        found, note = corpus_of(lm, corpus)
+        if found is None:
+            return None, note
+        reporter = ConsoleReporter()
+        cost = perplexity_cost(lm, found, [edit], tokens=tokens, seed=seed, progress=reporter)
+    except (InputError, FormatError) as error:
+        # A corpus that was asked for must serve; one that the lens remembers may have changed.
+        if corpus is not None:
+            raise
+        return None, str(error)
+    return cost, ""

@@ -1,0 +1,311 @@
+from __future__ import annotations
+
+import csv
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from rich.cells import cell_len
+
+import prismlm
+
+SOURCES = str(Path(prismlm.__file__).parents[1])
+TEXTS = [
+    {"id": "law", "text": "The court ruled that the contract was void and dismissed the appeal."},
+    {"id": "tale", "text": "Once upon a time there was a little girl who lived in the woods."},
+    {"id": "dose", "text": "The patient was given a dose of the drug, and then another one. " * 9},
+]
+
+
+@pytest.fixture
+def texts(tmp_path) -> Path:
+    path = tmp_path / "texts.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in TEXTS), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def many(tmp_path) -> Path:
+    """Texts enough for a minute of reading."""
+    path = tmp_path / "many.jsonl"
+    rows = ({"id": f"{n}", "text": TEXTS[n % 3]["text"] * 5} for n in range(20_000))
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def copy(tiny_model, tmp_path) -> Path:
+    return Path(shutil.copytree(tiny_model, tmp_path / "copy"))
+
+
+@pytest.fixture
+def out(tmp_path) -> Path:
+    path = tmp_path / "out"
+    path.mkdir()
+    return path
+
+
+def start(*arguments: object, prefix: tuple[str, ...] = (), **options: object):
+    return subprocess.Popen(
+        [*prefix, sys.executable, "-m", "prismlm", *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": SOURCES},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+
+
+def wait_for(process: subprocess.Popen, found) -> None:
+    deadline = time.monotonic() + 120
+    while not found():
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_every_report(prism, tiny_model, texts, out):
+    files = {name: out / f"a.{name}" for name in ("parquet", "jsonl", "csv", "html")}
+    written = [argument for name, path in files.items() for argument in (f"--{name}", path)]
+    result = prism("audit", tiny_model, texts, "--json", *written)
+    assert result.returncode == 0, result.stderr
+    summary = json.loads(result.stdout)
+    assert (summary["texts"], summary["empty"]) == (3, 0)
+    assert summary["corpus"]["trained_on"] is True
+    assert sorted(path.name for path in out.iterdir()) == sorted(p.name for p in files.values())
+    rows = [json.loads(line) for line in files["jsonl"].read_text().splitlines()]
+    assert [row["text_id"] for row in rows] == ["law", "tale", "dose"]
+    assert pq.read_table(files["parquet"]).to_pylist() == rows
+    with files["csv"].open(encoding="utf-8", newline="") as file:
+        flat = list(csv.DictReader(file))
+    for line, row in zip(flat, rows, strict=True):
+        assert float(line["unattributed"]) == row["unattributed"]
+        assert line["top_domain"] == row["by_domain"][0]["key"]
+        assert line["top_document"] == row["documents"][0]["doc_id"]
+    page = files["html"].read_text(encoding="utf-8")
+    assert all(row["text_id"] in page for row in rows)
+    assert "<script" not in page
+    for row in rows:
+        for by in ("source", "domain", "license"):
+            total = sum(item["share"] for item in row[f"by_{by}"]) + row[f"other_{by}"]
+            assert total + row["unattributed"] == pytest.approx(1)
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_human_output_fits(prism, tiny_model, texts, columns):
+    doc = pq.read_table(tiny_model / "lens" / "sample" / "index.parquet")["doc_id"][0].as_py()
+    for arguments in (
+        ("audit", tiny_model, texts, "--where", "license=CC0-1.0", "--by", "document"),
+        ("sources", tiny_model, "--doc", doc, "--file", texts),
+        ("compare", tiny_model, tiny_model, "--file", texts),
+    ):
+        result = prism(*arguments, columns=columns)
+        assert result.returncode == 0, result.stderr
+        lines = result.stdout.splitlines()
+        assert max(cell_len(line.rstrip()) for line in lines) <= columns, arguments[0]
+        assert "\x1b" not in result.stdout
+
+
+def test_estimate_writes_nothing(prism, tiny_model, texts, out):
+    arguments = ["audit", tiny_model, texts, "--html", out / "a.html", "--dry-run", "--json"]
+    result = prism(*arguments)
+    assert result.returncode == 0, result.stderr
+    estimate = json.loads(result.stdout)
+    assert estimate["texts"] == 3
+    assert estimate["memory_bytes"] > 1e8
+    assert min(estimate["seconds"], estimate["disk_bytes"], estimate["tokens_per_second"]) > 0
+    assert list(out.iterdir()) == []
+
+
+def test_sources_and_compare_as_json(prism, tiny_model, texts, out):
+    rows = out / "a.parquet"
+    result = prism("audit", tiny_model, texts, "--parquet", rows, "--json")
+    doc = json.loads(result.stdout)["documents"][0]["doc_id"]
+    found = [
+        json.loads(prism("sources", tiny_model, "--doc", doc, *how, "--json").stdout)
+        for how in ((), ("--file", texts), ("--audit", rows))
+    ]
+    assert found[0]["texts"] is None
+    assert found[0]["uses"] == found[1]["uses"]
+    listed = {text["text_id"]: text["share"] for text in found[2]["texts"]}
+    measured = {text["text_id"]: text["share"] for text in found[1]["texts"]}
+    assert listed
+    assert listed.items() <= {key: pytest.approx(x) for key, x in measured.items()}.items()
+    pairs = out / "pairs.parquet"
+    arguments = ["compare", tiny_model, tiny_model, "--file", texts, "--parquet", pairs, "--json"]
+    result = prism(*arguments)
+    value = json.loads(result.stdout)
+    assert value["texts"]["ce"]["difference"] == 0
+    assert value["prototypes"]["by_signature"]["mutual"] == 1
+    assert pq.read_table(pairs).num_rows == 192
+    assert len(value["prototypes"]["pairs"]) == 10
+
+
+def test_filters_and_methods_of_explain(prism, tiny_model):
+    text = TEXTS[0]["text"]
+    plain = json.loads(prism("explain", tiny_model, text, "--json").stdout)
+    (first, *_) = plain["sources"]["items"]
+    result = prism("explain", tiny_model, text, "--where", f"domain={first['key']}", "--json")
+    value = json.loads(result.stdout)["sources"]
+    assert value["items"] == [first]
+    assert value["where"] == {"domain": [first["key"]]}
+    total = first["share"] + value["elsewhere"] + value["unattributed"]
+    assert total == pytest.approx(1, abs=1e-6)
+    result = prism("explain", tiny_model, text, "--method", "source", "--json")
+    measure = json.loads(result.stdout)["sources"]
+    assert measure["method"] == "source"
+    assert sum(i["share"] for i in measure["items"]) == pytest.approx(1, abs=1e-6)
+    human = prism("explain", tiny_model, text, "--where", f"domain={first['key']}")
+    assert "elsewhere" in human.stdout
+
+
+def test_explain_reads_files_of_texts(prism, tiny_model, texts, tmp_path):
+    several = json.loads(prism("explain", tiny_model, "--file", texts, "--json").stdout)["texts"]
+    lines = tmp_path / "lines.txt"
+    lines.write_text("\n\n".join(row["text"] for row in TEXTS) + "\n", encoding="utf-8")
+    page, table = tmp_path / "page.html", tmp_path / "t.parquet"
+    outputs = ["--html", page, "--parquet", table, "--json"]
+    result = prism("explain", tiny_model, "--file", lines, "--lines", *outputs)
+    one_by_one = json.loads(result.stdout)["texts"]
+    assert len(several) == len(one_by_one) == 3
+    assert several[0] == one_by_one[0]
+    assert several[0] == json.loads(prism("explain", tiny_model, TEXTS[0]["text"], "--json").stdout)
+    assert page.read_text(encoding="utf-8").count("<article") == 3
+    assert set(pq.read_table(table)["text"].to_pylist()) == {0, 1, 2}
+
+
+def test_input_that_cannot_be_used(refused, tiny_model, texts, tmp_path):
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"text": "whole"}\n{"text": "ha', encoding="utf-8")
+    cut = tmp_path / "cut.parquet"
+    cut.write_bytes(b"PAR1 and no more")
+    for arguments, words in (
+        (["audit", tiny_model, tmp_path / "none.jsonl"], "does not exist"),
+        (["audit", tiny_model, bad], "bad.jsonl:2 is not valid JSON"),
+        (["audit", tiny_model, cut], "damaged or incomplete"),
+        (["audit", tiny_model, texts, "--where", "licence=CC0"], "Did you mean 'license'"),
+        (["audit", tiny_model, texts, "--where", "license"], "COLUMN=VALUE"),
+        (["audit", tiny_model, texts, "--where", "license=none"], "no text of this lens has"),
+        (["audit", tiny_model, texts, "--by", "sources"], "Did you mean 'source'"),
+        (["audit", tiny_model, texts, "--method", "evidense"], "Did you mean 'evidence'"),
+        (["audit", tiny_model, texts, "--csv", tmp_path], "is a directory"),
+        (["audit", tiny_model, texts, "--csv", tmp_path / "a.txt"], "ends with .csv"),
+        (["audit", tiny_model, texts, "--window", 10**6], "does not fit"),
+        (["audit", tiny_model, texts, "--text-column", "words"], "no column 'words'"),
+        (["sources", tiny_model, "--doc", "no such"], "has no document 'no such'"),
+        (["sources", tiny_model, "--doc", "x", "--file", texts, "--audit", cut], "got both"),
+        (["explain", tiny_model, "--file", texts, "--lines"], "leave out --lines"),
+        (["explain", tiny_model, "x", "--method", "evidense"], "Did you mean 'evidence'"),
+        (["compare", tiny_model, tmp_path], "not a prismlm model directory"),
+        (["compare", tiny_model, tiny_model, "--by", "document"], "source, domain or license"),
+    ):
+        message = refused(*arguments)
+        assert words in message, arguments
+        assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["index.parquet", "mass.parquet", "prototypes.parquet", "contexts.safetensors", "meta.json"],
+)
+@pytest.mark.parametrize("harm", ["cut", "noise", "gone"])
+def test_a_damaged_lens(refused, copy, texts, out, name, harm):
+    path = copy / "lens" / "sample" / name
+    data = path.read_bytes()
+    if harm == "gone":
+        path.unlink()
+    else:
+        kept = data[: len(data) // 2] if harm == "cut" else bytes(255 - b for b in data)
+        path.write_bytes(kept)
+    message = refused("audit", copy, texts, "--csv", out / "a.csv", "--html", out / "a.html")
+    assert name in message
+    assert list(out.iterdir()) == []
+
+
+def test_a_lens_of_something_else(refused, copy, texts):
+    lens = copy / "lens" / "sample"
+    meta = json.loads((lens / "meta.json").read_text(encoding="utf-8"))
+    for key, words in (
+        ("weight", "output embedding changed"),
+        ("prototypes", "prototypes changed"),
+        ("tokenizer", "another tokenizer"),
+    ):
+        (lens / "meta.json").write_text(json.dumps(meta | {key: "0" * 32}), encoding="utf-8")
+        assert words in refused("audit", copy, texts)
+    (lens / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
+    table = pq.read_table(lens / "index.parquet")
+    pq.write_table(table.slice(8), lens / "index.parquet")
+    assert "states for" in refused("audit", copy, texts)
+    pq.write_table(table.take(list(range(len(table)))[::-1]), lens / "index.parquet")
+    assert "not in the order" in refused("audit", copy, texts)
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_stopped_audit_leaves_nothing_and_has_no_rival(
+    refused, tiny_model, texts, many, out, sent, code
+):
+    before = out / "a.csv"
+    before.write_text("before")
+    outputs = ["--parquet", out / "a.parquet", "--csv", before, "--html", out / "a.html"]
+    process = start(
+        "audit",
+        tiny_model,
+        many,
+        *outputs,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    with process:
+        wait_for(process, lambda: any(p.stat().st_size > 4 for p in out.glob(".*.tmp")))
+        assert "being written by another process" in refused("audit", tiny_model, texts, *outputs)
+        assert process.poll() is None
+        process.send_signal(sent)
+        stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == code, stderr
+    assert stdout == ""
+    assert "Traceback" not in stderr
+    assert [path.name for path in out.iterdir()] == ["a.csv"]
+    assert before.read_text() == "before"
+
+
+def can_mount() -> bool:
+    probe = ["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", "/mnt"]
+    return (
+        bool(shutil.which("unshare")) and not subprocess.run(probe, capture_output=True).returncode
+    )
+
+
+@pytest.mark.parametrize(
+    "how",
+    ["limit", pytest.param("disk", marks=pytest.mark.skipif(not can_mount(), reason="no mount"))],
+)
+def test_a_full_disk(tiny_model, many, out, how):
+    """A disk of its own that is too small for the rows, and files that may not grow."""
+    limit, prefix = 20_000, ()
+    if how == "disk":
+        limit = resource.RLIM_INFINITY
+        script = f"""mount -t tmpfs -o size=32k tmpfs {out} || exit 9
+            "$@"; status=$?; ls -A {out} >&2; exit $status"""
+        prefix = ("unshare", "-rm", "sh", "-c", script, "sh")
+    process = start(
+        *("audit", tiny_model, many, "--jsonl", out / "a.jsonl", "--html", out / "a.html"),
+        prefix=prefix,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+    )
+    stdout, stderr = process.communicate(timeout=120)
+    assert process.returncode == 2, stderr
+    assert stdout == ""
+    assert "Traceback" not in stderr
+    reason = "File too large" if how == "limit" else "No space left on device"
+    error = next(line for line in stderr.splitlines() if line.startswith("error: "))
+    assert f"the report cannot be written ({reason})" in error
+    # Nothing is listed after the message, and nothing is there.
+    assert stderr.rstrip().endswith(error)
+    assert list(out.iterdir()) == []

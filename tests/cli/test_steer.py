@@ -1,0 +1,143 @@
+"""The steer and generate commands, run as processes."""
+
+import json
+import shutil
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+import prismlm
+from prismlm.lens.steering import steer
+from prismlm.lens.steering_effects import measure_effects
+
+TEXT = "The patient was given a dose of the drug, and the court"
+TOKEN = {
+    "position", "token", "token_id", "before", "after", "control", "leading_before",
+    "leading_after", "changed", "left", "capped",
+}  # fmt: skip
+CLAMP = ("--prototype", 7, "--strength", 0.3, "--target", "signature")
+
+
+@pytest.fixture(scope="module")
+def lm(tiny_model):
+    return prismlm.load(tiny_model)
+
+
+def test_json_of_a_text(prism, tiny_model, lm):
+    arguments = (*CLAMP, "--generate", 5, "--draws", 3, "--heldout", 500, "--json")
+    result = prism("steer", tiny_model, TEXT, *arguments)
+    assert result.returncode == 0, result.stderr
+    value = json.loads(result.stdout)
+    edit = prismlm.Clamp(7, 0.3, "signature")
+    expected = steer(lm, TEXT, [edit], generate=5, draws=3).to_dict()
+    expected = json.loads(json.dumps(expected))
+    cost = value.pop("cost")
+    assert value == expected | {
+        "model": str(tiny_model),
+        "lens": "sample",
+        "edit": {
+            "kind": "clamp",
+            "prototype": 7,
+            "fraction": 0.3,
+            "target": "signature",
+            "measure": "logit",
+        },
+        "cost_note": "",
+    }
+    assert all(set(token) == TOKEN for token in value["tokens"])
+    assert cost["edited"] > cost["perplexity"] > 1
+    assert cost["tokens"] >= 400
+
+
+def test_the_table_of_a_text(prism, tiny_model, lm):
+    arguments = ("--prototype", 7, "--edit", "scale", "--strength", 3, "--generate", 4)
+    result = prism("steer", tiny_model, TEXT, *arguments, "--heldout", 0)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("scale prototype 7 factor 3.0\n")
+    steered = steer(lm, TEXT, [prismlm.Scale(7, 3.0)], generate=4)
+    for token in steered.tokens:
+        shown = f"{token.before:.1%}", f"{token.after:.1%} ({token.after - token.before:+.1%})"
+        assert any(all(s in line for s in shown) for line in result.stdout.splitlines())
+    assert "mean of 8 draws" in result.stdout
+    assert "cost on held-out text: not asked for." in result.stdout
+
+
+def test_a_file_of_prompts(prism, tiny_model, lm, tmp_path):
+    prompts = [TEXT, "Once upon a time", "The theory of groups"]
+    path = tmp_path / "prompts.txt"
+    path.write_text("\n\n".join(prompts) + "\n", encoding="utf-8")
+    arguments = ("--file", path, *CLAMP, "--draws", 2, "--heldout", 0)
+    result = prism("steer", tiny_model, *arguments, "--json")
+    assert result.returncode == 0, result.stderr
+    value = json.loads(result.stdout)
+    edit = prismlm.Clamp(7, 0.3, "signature")
+    expected = measure_effects(lm, prompts, [edit], draws=2).to_dict()
+    assert {key: value[key] for key in expected} == json.loads(json.dumps(expected))
+    assert value["cost"] is None
+    shown = prism("steer", tiny_model, *arguments).stdout
+    effect = value["measures"]["signature"]
+    low, high = effect["difference_interval"]
+    assert f"{effect['difference']:+.3f} ({low:+.3f} to {high:+.3f})" in shown
+    assert f"{effect['d']:+.2f}" in shown
+
+
+def test_the_cost_needs_a_corpus(prism, tiny_model, tmp_path):
+    directory = shutil.copytree(tiny_model, tmp_path / "copy")
+    shutil.rmtree(directory / "lens")
+    result = prism("steer", directory, TEXT, *CLAMP, "--generate", 2)
+    assert result.returncode == 0, result.stderr
+    assert "cost on held-out text: there is no lens that names a corpus" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((TEXT,), "--prototype, --category and --document, got none"),
+        ((TEXT, "--prototype", 7), "give --strength"),
+        ((TEXT, "--prototype", 192, "--strength", 0.5), "no prototype 192: expected 0 to 191"),
+        ((TEXT, "--prototype", 7, "--strength", 1.5), "fraction 1.5"),
+        ((TEXT, "--prototype", 7, "--strength", 0), "use Ablate"),
+        ((TEXT, "--prototype", 7, "--strength", -1, "--edit", "scale"), "0 or more"),
+        ((TEXT, "--prototype", 7, "--strength", 1, "--edit", "ablate"), "leave out --strength"),
+        ((TEXT, "--prototype", 7, "--strength", 1, "--edit", "ablat"), "Did you mean 'ablate'"),
+        ((TEXT, "--prototype", 7, "--category", "Law"), "--prototype and --category"),
+        ((TEXT, "--category", "Law", "--strength", 1.1), "strength 1.1"),
+        ((TEXT, "--category", "Law", "--strength", -0.5), "no categories yet"),
+        ((TEXT, "--category", "Law", "--strength", 1, "--edit", "scale"), "is for --prototype"),
+        ((TEXT, "--document", "nowhere", "--strength", 0.5), "no document 'nowhere'"),
+        (("word " * 5000, *CLAMP), "shorten it by"),
+        (("", *CLAMP), "the text is empty"),
+        (CLAMP, "got neither"),
+        ((TEXT, *CLAMP, "--file", "missing.txt"), "got both"),
+        ((*CLAMP, "--file", "missing.txt"), "cannot be read"),
+        ((TEXT, *CLAMP, "--heldout", -1), "0 or more"),
+        ((TEXT, *CLAMP, "--corpus", "nowhere"), "not a directory"),
+    ],
+)
+def test_steer_refuses(refused, tiny_model, arguments, words):
+    assert words in refused("steer", tiny_model, *arguments)
+
+
+def test_a_clamp_that_is_undefined_is_refused(refused, tiny_model, lm, tmp_path):
+    directory = shutil.copytree(tiny_model, tmp_path / "copy")
+    shutil.rmtree(directory / "lens")
+    path = directory / "prototype_head.safetensors"
+    tensors = load_file(path)
+    use = lm.explain(TEXT)[-1].prototypes[0]
+    tensors["prototypes"][use.id] *= -1
+    save_file(tensors, path)
+    message = refused("steer", directory, TEXT, "--prototype", use.id, "--strength", 0.5)
+    assert f"prototype {use.id} cannot be clamped here" in message
+
+
+def test_generate(prism, refused, tiny_model, lm):
+    expected = lm.generate(TEXT, tokens=7)
+    result = prism("generate", tiny_model, TEXT, "--tokens", 7)
+    assert result.stdout == expected + "\n"
+    sampled = prism("generate", tiny_model, TEXT, "--tokens", 7, "--temperature", 2, "--json")
+    value = json.loads(sampled.stdout)
+    assert value["text"] == lm.generate(TEXT, tokens=7, temperature=2.0)
+    assert value["prompt"] == TEXT
+    assert "shorten it by" in refused("generate", tiny_model, TEXT, "--tokens", 100_000)
+    assert "empty" in refused("generate", tiny_model, "")
+    assert "not a directory" in refused("generate", "nowhere", TEXT)

@@ -1,0 +1,182 @@
+"""Routing of bf16 states screened by a bf16 product, where that is taken for every shape it can."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prismlm.ops import prototype_head as ops
+from prismlm.ops.prototype_head import naive, screened, tiled
+
+
+@pytest.fixture(autouse=True, scope="module")
+def screening():
+    """Screen whatever the shape and the CPU; give the outcomes of the scans."""
+    outcomes = []
+    scan = screened.scan
+
+    def recorded(*arguments):
+        outcomes.append(scan(*arguments))
+        return outcomes[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(screened, "supports", lambda z, *_: z.dtype == torch.bfloat16)
+        patch.setattr(screened, "scan", recorded)
+        yield outcomes
+
+
+def inputs(n, count, width, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    z, prototypes = (torch.randn(size, width, generator=generator) for size in (n, count))
+    return z.bfloat16(), prototypes.bfloat16()
+
+
+def check_equals_naive(z, prototypes, k, mask=None):
+    actual = tiled.route(z, prototypes, k, 1.0, mask)
+    expected = naive.route(z, prototypes, k, 1.0, mask)
+    assert actual.cosines.dtype == torch.float32
+    assert torch.equal(actual.indices, expected.indices)
+    assert torch.equal(actual.nearest_point, expected.nearest_point)
+    torch.testing.assert_close(actual.cosines, expected.cosines, atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        actual.nearest_point_cosine, expected.nearest_point_cosine, atol=1e-6, rtol=0
+    )
+
+
+@given(
+    n=st.integers(1, 40),
+    base=st.integers(64, 150),
+    repeats=st.integers(1, 3),
+    width=st.integers(1, 40),
+    k=st.integers(1, 12),
+    noise=st.sampled_from([0.0, 1e-2, 0.3, 10.0]),
+    seed=st.integers(0, 10_000),
+    data=st.data(),
+)
+def test_equals_naive(n, base, repeats, width, k, noise, seed, data):
+    """With equal prototypes, equal and zero states, and states and prototypes close together."""
+    z, prototypes = inputs(n, base, width, seed)
+    generator = torch.Generator().manual_seed(seed)
+    centre = torch.randn(width, generator=generator)
+    z = (centre + noise * z.float()).bfloat16()
+    prototypes = (centre + noise * prototypes.float()).bfloat16().repeat(repeats, 1)
+    for row in data.draw(st.lists(st.integers(0, n - 1), max_size=3)):
+        z[row] = 0
+    mask = torch.tensor(data.draw(st.lists(st.booleans(), min_size=n, max_size=n)))
+    check_equals_naive(z, prototypes, k, mask)
+
+
+@pytest.mark.parametrize("places", [1, 6])
+@pytest.mark.parametrize("tile_elements", [1, 2**20])
+def test_rounding_to_bf16_hides_nothing(monkeypatch, screening, places, tile_elements):
+    """Thresholds right at the k-th cosine, so that the bound on the rounding decides."""
+    monkeypatch.setattr(screened, "PLACES", places)
+    monkeypatch.setattr(screened, "DOUBTFUL", 1.0)
+    monkeypatch.setattr(screened, "CROWDED", 100)
+    monkeypatch.setattr(tiled, "TILE_ELEMENTS", tile_elements)
+    z, prototypes = inputs(300, 700, 48)
+    check_equals_naive(z, prototypes, 5)
+    assert screening[-1] is not None
+
+
+def test_doubtful_states_get_a_full_product(screening):
+    """Thirty copies of one prototype: states near it have more best ones than are screened for."""
+    z, prototypes = inputs(100, 300, 32)
+    prototypes[50:80] = prototypes[50]
+    z[7:20] = (prototypes[50].float() + 0.1 * z[7:20].float()).bfloat16()
+    z[3] = 0
+    vectors = [screened._vectors(x) for x in (z, prototypes)]
+    found = screened._screen(*vectors, 4, None, 2**20)
+    assert found.doubtful[[3, *range(7, 20)]].all()
+    assert not found.doubtful.all()
+    check_equals_naive(z, prototypes, 4)
+    assert screening[-1] is not None
+
+
+@pytest.mark.parametrize("close", ["states", "prototypes"])
+def test_many_near_ties_are_left_to_the_float32_product(screening, close):
+    z, prototypes = inputs(100, 300, 32)
+    vectors = z if close == "states" else prototypes
+    vectors[:] = (vectors[0].float() + 1e-2 * vectors.float()).bfloat16()
+    check_equals_naive(z, prototypes, 4)
+    assert screening[-1] is None
+
+
+@pytest.mark.parametrize(("exponent", "screens"), [(-40, False), (-20, True), (20, True)])
+def test_norms_at_the_ends_of_float32_are_not_screened(screening, exponent, screens):
+    z, prototypes = inputs(50, 200, 24)
+    z, prototypes = (x * 2.0**exponent for x in (z, prototypes))
+    check_equals_naive(z, prototypes, 4)
+    assert (screening[-1] is not None) == screens
+
+
+def test_overflowing_states_are_not_screened():
+    z, prototypes = inputs(50, 200, 24)
+    z[1] = 3e38
+    vectors = [screened._vectors(x) for x in (z, prototypes)]
+    assert [screened._in_range(x) for x in vectors] == [False, True]
+
+
+def test_a_mask_without_states():
+    z, prototypes = inputs(50, 200, 24)
+    routing = tiled.route(z, prototypes, 4, 1.0, torch.zeros(50, dtype=torch.bool))
+    assert routing.nearest_point.tolist() == [-1] * 200
+    assert routing.nearest_point_cosine.tolist() == [-1.0] * 200
+
+
+def test_equal_states_go_to_the_lower_index():
+    z, prototypes = inputs(40, 200, 24)
+    z = z.repeat(2, 1)
+    check_equals_naive(z, prototypes, 4)
+    mask = torch.arange(80) >= 20
+    check_equals_naive(z, prototypes, 4, mask)
+
+
+def test_near_ties_among_states_are_settled_in_float64(screening):
+    """Reordered, a state is as near to a constant prototype; float32 sums tell them apart."""
+    z, prototypes = inputs(60, 200, 301)
+    prototypes[::50] = 213 / 128
+    base = z[0].abs()
+    for row in range(60):
+        z[row] = base[torch.randperm(301, generator=torch.Generator().manual_seed(row))]
+    check_equals_naive(z, prototypes, 4)
+    assert screening[-1] is not None
+    assert tiled.route(z, prototypes, 4, 1.0).nearest_point[::50].tolist() == [0] * 4
+
+
+def test_gradients_equal_those_of_float32():
+    z, prototypes = inputs(60, 200, 24)
+    gradients = []
+    for dtype in (torch.bfloat16, torch.float32):
+        states, bank = (x.detach().to(dtype).requires_grad_() for x in (z, prototypes))
+        routing = tiled.route(states, bank, 4, 1.0)
+        rebuilt = ops.reconstruct(routing, bank)
+        (routing.nearest_point_cosine.sum() + rebuilt.square().sum()).backward()
+        gradients.append((states.grad.float(), bank.grad.float()))
+    for low, full in zip(*gradients, strict=True):
+        torch.testing.assert_close(low, full, rtol=1e-2, atol=1e-2)
+
+
+def test_inputs_need_not_be_contiguous():
+    z, prototypes = inputs(60, 200, 24)
+    expected = tiled.route(z, prototypes, 4, 1.0)
+    actual = tiled.route(z.T.contiguous().T, prototypes.T.contiguous().T, 4, 1.0)
+    assert torch.equal(actual.indices, expected.indices)
+    assert torch.equal(actual.cosines, expected.cosines)
+
+
+def test_no_matrix_of_states_by_prototypes(monkeypatch, screening):
+    n, count = 8192, 2048
+    z, prototypes = inputs(n, count, 16)
+    monkeypatch.setattr(tiled, "TILE_THREADS", 1)
+    with torch.profiler.profile(profile_memory=True) as profile:
+        tiled.route(z, prototypes, 4, 1.0)
+    assert screening[-1] is not None
+    largest = max(event.self_cpu_memory_usage for event in profile.events())
+    assert largest <= 2 * n * count / 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_other_dtypes_equal_naive(dtype):
+    z, prototypes = inputs(40, 200, 24)
+    check_equals_naive(z.to(dtype) * 1.003, prototypes.to(dtype), 4)
