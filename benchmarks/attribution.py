@@ -1,6 +1,6 @@
 """Ask a model trained on planted facts where it has them from; write docs/results/attribution.json.
 
-    python benchmarks/planted_model.py planted
+    python benchmarks/planted_model.py planted   # --every 2 --epochs 1 for a quarter of the time
     python benchmarks/attribution.py planted
     python benchmarks/render_attribution.py
 
@@ -31,6 +31,7 @@ from prismlm.eval.planted_facts import chance_recall, recall
 from prismlm.files import read_json, write_json
 from prismlm.lens.directory import Lens
 from prismlm.lens.index import IndexOptions, build_index
+from prismlm.lens.shares import Method
 from prismlm.models.sidecar import load_sidecar
 from retrieval import BM25, nearest_cosines
 
@@ -103,6 +104,7 @@ def setting(lm: prismlm.PrismLM, corpus: Corpus, planted: dict[str, Any]) -> dic
         "corpus": corpus.meta["counts"] | {"heldout": corpus.meta["heldout"]},
         "parameters": sum(p.numel() for p in lm.model.parameters()),
         "lens": {"contexts": meta.contexts, "window": meta.window, "stride": meta.stride},
+        "options": planted["options"],
         "facts": len(planted["facts"]),
         "planted_documents": sum(len(fact["documents"]) for fact in planted["facts"]),
         "training_documents": len(corpus.split("train")),
@@ -150,7 +152,7 @@ def ask(
     traces = [answer_steps(lm, question) for question in questions]
     found: dict[str, list[float]] = {
         "attribution": recalls(questions, [documents(trace) for trace in traces]),
-        "source_measure": recalls(questions, [source_documents(trace) for trace in traces]),
+        "source_measure": recalls(questions, [documents(trace, "source") for trace in traces]),
         "random_states": recalls(
             questions, [documents(answer_steps(control, question)) for question in questions]
         ),
@@ -191,23 +193,9 @@ def token_ids(lm: prismlm.PrismLM, text: str) -> list[int]:
     return list(lm.tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def documents(trace: prismlm.Trace) -> list[str]:
+def documents(trace: prismlm.Trace, method: Method = "evidence") -> list[str]:
     """Return the ids of the documents with the largest shares."""
-    return [share.doc_id for share in trace.documents(LIMIT)]
-
-
-def source_documents(trace: prismlm.Trace) -> list[str]:
-    """Return the ids that PRISM's measure A_t = Σ_i α_ti · uniform(contexts of i) puts first."""
-    lens = trace.lens
-    assert lens is not None
-    names, document_of_row = lens.documents
-    mass = np.zeros(len(names))
-    for step in trace:
-        for use in step.prototypes:
-            found = document_of_row[lens.rows_of(use.id)]
-            np.add.at(mass, found, use.activation / max(1, len(found)))
-    best = np.argsort(-mass, kind="stable")[:LIMIT]
-    return [names[number] for number in best[mass[best] > 0].tolist()]
+    return [share.doc_id for share in trace.documents(LIMIT, method=method)]
 
 
 def recalls(questions: Sequence[Question], found: Sequence[Sequence[str]]) -> list[float]:

@@ -51,7 +51,8 @@ def main() -> None:
     real = out / "real.parquet"
     if not (out / FACTS_FILE).exists():
         thin_out(sample_path(), real, arguments.every)
-        plant_facts(out, real, arguments.facts, arguments.seed)
+        options = {key: value for key, value in vars(arguments).items() if key != "out"}
+        plant_facts(out, real, arguments.facts, arguments.seed, options=options)
     if not (out / "corpus").exists():
         sources = [real, out / "planted.parquet"]
         fraction = HELDOUT_FRACTION
@@ -73,7 +74,13 @@ def thin_out(source: Path, target: Path, every: int) -> None:
 
 
 def plant_facts(
-    out: Path, source: Path, per_level: int, seed: int, copies: Sequence[int] = COPIES
+    out: Path,
+    source: Path,
+    per_level: int,
+    seed: int,
+    *,
+    copies: Sequence[int] = COPIES,
+    options: dict[str, int] | None = None,
 ) -> None:
     """Write the planted documents, and what each fact is and where it stands.
 
@@ -83,6 +90,7 @@ def plant_facts(
         per_level: facts for each number of copies.
         seed: of facts and places.
         copies: how many documents the facts of each level are written into.
+        options: of the command line, noted for the page.
     """
     real = list(read_documents(source))
     facts = invent_facts(per_level, seed, known=(host.text for host in real), copies=copies)
@@ -104,7 +112,7 @@ def plant_facts(
         {**asdict(fact), "prompt": fact.prompt, "documents": place}
         for fact, place in zip(facts, places, strict=True)
     ]
-    write_json(out / FACTS_FILE, {"seed": seed, "facts": described})
+    write_json(out / FACTS_FILE, {"options": options or {}, "facts": described})
 
 
 def planted_recipe(out: Path, epochs: int, seed: int) -> Recipe:

@@ -1,6 +1,6 @@
 """Write docs/results/attribution.md from its JSON; ``--check`` only compares the two.
 
-Edits have a page of their own, which is pointed to where it exists.
+What edits do is taken from ``edits.json``, where it exists.
 """
 
 from __future__ import annotations
@@ -52,20 +52,24 @@ def main() -> int:
     parser.add_argument("--check", action="store_true")
     arguments = parser.parse_args()
     result = json.loads((RESULTS / "attribution.json").read_text(encoding="utf-8"))
-    text = render(result, edits=(RESULTS / "edits.md").exists())
+    edits = RESULTS / "edits.json"
+    measured = json.loads(edits.read_text(encoding="utf-8")) if edits.exists() else None
+    text = render(result, edits=measured)
     return publish({RESULTS / "attribution.md": text}, check=arguments.check)
 
 
-def render(result: dict[str, Any], *, edits: bool) -> str:
+def render(result: dict[str, Any], *, edits: dict[str, Any] | None) -> str:
     """Return the page."""
     held_out, verbatim = (result["wordings"][name]["summary"] for name in ("held_out", "verbatim"))
+    named = result["setting"]["options"].items()
+    options = [f"--{name} {value}" for name, value in named]
     lines = [
         "# What attribution is worth",
         "",
         "Generated from `attribution.json` by `python benchmarks/render_attribution.py`; the JSON "
         "by",
         "",
-        "    python benchmarks/planted_model.py planted",
+        f"    python benchmarks/planted_model.py planted {' '.join(options)}",
         "    python benchmarks/attribution.py planted",
         "",
         "## In short",
@@ -77,7 +81,7 @@ def render(result: dict[str, Any], *, edits: bool) -> str:
         *_by_knowledge(held_out),
         *_verbatim(verbatim),
         *_domain_prompts(result["domain_prompts"]),
-        *_edits(edits),
+        *([] if edits is None else edits_section(edits)),
     ]
     return "\n".join(lines).rstrip("\n") + "\n"
 
@@ -103,30 +107,25 @@ def _verdicts(
 
 
 def _document_verdict(name: str, figures: dict[str, Any]) -> str:
-    lost = [RIVALS[key] for key in RIVALS if figures["attribution_minus"][key]["low"] <= 0]
-    worth = (
-        "works, better than all it was compared with"
-        if not lost
-        else f"**does not work**: no better than {_listed(lost)}"
+    won = [key for key in RIVALS if figures["attribution_minus"][key]["low"] > 0]
+    worth = _worth(
+        [RIVALS[key] for key in won], [name for key, name in RIVALS.items() if key not in won]
     )
     means = {key: value["difference"] for key, value in figures["recall"].items()}
     return (
-        f"- {name}: attribution {worth}. Recall@10 {means['attribution']:.3f}; nearest hidden "
+        f"- {name}: {worth}. Recall@10 {means['attribution']:.3f}; nearest hidden "
         f"states {means['nearest_states']:.3f}, BM25 {means['bm25_prompt']:.3f}, chance "
         f"{means['chance']:.3f}."
     )
 
 
 def _domain_verdict(figures: dict[str, Any]) -> str:
-    lost = [
-        name
-        for key, name in DOMAIN_CONTROLS.items()
-        if figures[f"trained_minus_{key}"]["own_share"]["low"] <= 0
+    won = [
+        key for key in DOMAIN_CONTROLS if figures[f"trained_minus_{key}"]["own_share"]["low"] > 0
     ]
-    worth = (
-        "works, better than both controls"
-        if not lost
-        else f"**does not work**: no better than {_listed(lost)}"
+    worth = _worth(
+        [DOMAIN_CONTROLS[key] for key in won],
+        [name for key, name in DOMAIN_CONTROLS.items() if key not in won],
     )
     own, chance = figures["trained"]["own_share"], figures["trained"]["chance"]
     return (
@@ -135,6 +134,13 @@ def _domain_verdict(figures: dict[str, Any]) -> str:
         f"{figures['random_states']['own_share']:.3f} with random states, "
         f"{figures['shuffled_map']['own_share']:.3f} with a shuffled map: {worth}."
     )
+
+
+def _worth(won: list[str], lost: list[str]) -> str:
+    if not lost:
+        return f"works: better than {_listed(won)}"
+    better = f"better than {_listed(won)}, but " if won else ""
+    return f"**does not work**: {better}not better than {_listed(lost)}"
 
 
 def _listed(names: list[str]) -> str:
@@ -150,8 +156,9 @@ def _setting(result: dict[str, Any]) -> list[str]:
         "",
         f"{setting['facts']} invented facts, a third each in 1, 4 and 16 documents: "
         f"{setting['planted_documents']:,} among {setting['training_documents']:,} training "
-        f"documents ({corpus['tokens']:,} tokens, {corpus['heldout']['tokens']:,} of them held "
-        "out). Each planted document states its fact three times, in three of 16 wordings, "
+        f"documents; the others are one in {setting['options']['every']} of the bundled sample "
+        f"({corpus['tokens']:,} tokens in all, {corpus['heldout']['tokens']:,} of them held out). "
+        "Each planted document states its fact three times, in three of 16 wordings, "
         "between four sentences of a real training document. A model of "
         f"{setting['parameters']:,} parameters (K = {head['prototypes']:,}, k = "
         f"{head['prototypes_per_token']}, default head) saw {setting['training_tokens']:,} tokens "
@@ -177,7 +184,8 @@ def _planted(summary: dict[str, Any]) -> list[str]:
         "the answer, out of those that ten places can hold. Intervals are 95 %, bootstrapped over "
         "facts; the shuffled map is a mean of shuffles. *Nearest hidden states*: cosine of the "
         "same states to every position of the training text, the best of each document. BM25 "
-        "reads words. *A_t*: of PRISM, Σ α · uniform over the contexts of each prototype in use.",
+        "reads words, and a fact's name stands in its own documents alone, so it can hardly miss. "
+        "*A_t*: of PRISM, Σ α · uniform over the contexts of each prototype in use.",
         "",
         *_recall_table(summary, columns),
         "",
@@ -299,14 +307,34 @@ def _domain_prompts(results: list[dict[str, Any]]) -> list[str]:
     return [*lines, ""]
 
 
-def _edits(exist: bool) -> list[str]:
-    if not exist:
-        return []
+def edits_section(result: dict[str, Any]) -> list[str]:
+    """Count, for each edit, the prototypes on which it does more than its control."""
+    measured = [prototype["edits"] for prototype in result["prototypes"]]
+    rows: list[str] = []
+    for edit in measured[0]:
+        found = [edits[edit]["effects"]["prompts"]["measures"]["signature"] for edits in measured]
+        beyond = 0
+        for figures in found:
+            low, high = figures["difference_interval"]
+            beyond += low > 0 if figures["edit"] > 0 else high < 0
+        means = [
+            sum(figures[key] for figures in found) / len(found)
+            for key in ("edit", "control", "difference")
+        ]
+        cells = [f"{beyond} of {len(found)}", *(f"{mean:+.3f}" for mean in means)]
+        rows.append(_row(edit, cells))
     return [
-        "## Edits",
+        "## Edits against their controls",
         "",
-        "Whether changing a prototype changes what the model writes, against a random prototype "
-        "of equal activation: [edits](edits.md).",
+        "Change of the log-probability of an edited prototype's signature tokens, in nats, beside "
+        "the same change of activation on random prototypes of equal activation; means over "
+        "prototypes. *Beyond control*: prototypes whose difference from the control has the sign "
+        "of the edit's effect and an interval without 0. Costs, and what the measure can say: "
+        "[edits](edits.md).",
+        "",
+        "| edit | beyond control | edit | control | difference |",
+        "|---|---|---|---|---|",
+        *rows,
         "",
     ]
 

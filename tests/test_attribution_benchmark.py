@@ -91,7 +91,7 @@ def test_the_source_measure_by_hand(lm, questions):
             for number in contexts:
                 mass[names[number]] += use.activation / len(contexts)
     best = sorted(mass.values(), reverse=True)[:10]
-    found = attribution.source_documents(trace)
+    found = attribution.documents(trace, "source")
     assert len(set(found)) == 10
     np.testing.assert_allclose([mass[name] for name in found], best)
 
@@ -178,6 +178,7 @@ def page(attributed, rivals, own_share):
             "recipe": {"head": {"prototypes": 2048, "prototypes_per_token": 16}},
             "corpus": {"tokens": 100, "heldout": {"tokens": 5}},
             "lens": {"contexts": 64},
+            "options": {"every": 2},
             "example": {"prompt": "a_b", "answer": "c", "document": "d *e*"},
             **dict.fromkeys(("facts", "planted_documents", "training_documents"), 30),
             **dict.fromkeys(("parameters", "training_tokens", "steps"), 7),
@@ -185,19 +186,21 @@ def page(attributed, rivals, own_share):
         "wordings": {"held_out": asked, "verbatim": asked},
         "domain_prompts": [prompts],
     }
-    return render_attribution.render(result, edits=False)
+    return render_attribution.render(result, edits=None)
 
 
 def test_the_page_says_what_does_not_work():
     lost = page(0.1, 0.3, interval(-0.02, 0.01))
-    assert lost.count("attribution **does not work**: no better than random states, a") == 2
+    assert "planted_model.py planted --every 2" in lost
+    assert lost.count("**does not work**: not better than random states, a") == 2
     assert "BM25 (prompt and answer) and ten documents at random. Recall@10 0.100;" in lost
-    assert "**does not work**: no better than random states and one shuffled map." in lost
+    assert "**does not work**: not better than random states and one shuffled map." in lost
     assert "- nearest hidden states: -0.200 (-0.200 to -0.200), **worse**" in lost
     assert "| attribution | 0.100 | 0.100 | 0.100 | 0.100 |" in lost
+    assert "## Edits" not in lost
     won = page(0.3, 0.1, interval(0.01, 0.02))
     assert "does not work" not in won
-    assert won.count("works, better than all it was compared with") == 2
+    assert won.count("new words: works: better than random states, a shuffled map, nearest") == 1
     assert "own share against random states: +0.015 (+0.010 to +0.020), better" in won
     assert "accuracy against random states: +0.000 (-0.100 to +0.100), **no difference" in won
     assert "d \\*e\\*" in won
@@ -214,3 +217,19 @@ def test_the_control_is_drawn_once_and_indexed_once(lm, corpus, tmp_path):
     nearest = first.lens.prototypes["nearest_cosine"].to_numpy()
     assert np.median(nearest) > 0.999
     assert first.lens.meta.tokens == lm.lens.meta.tokens
+
+
+def test_edits_count_for_prototypes_that_go_beyond_their_control():
+    def entry(edit, low, high):
+        measure = {
+            "edit": edit,
+            "control": 0.0,
+            "difference": (low + high) / 2,
+            "difference_interval": [low, high],
+        }
+        return {"ablate": {"effects": {"prompts": {"measures": {"signature": measure}}}}}
+
+    # The second goes the wrong way, the third is no different from its control.
+    measured = [entry(-1.0, -2.0, -1.0), entry(-1.0, 1.0, 2.0), entry(-1.0, -2.0, 1.0)]
+    lines = render_attribution.edits_section({"prototypes": [{"edits": edit} for edit in measured]})
+    assert "| ablate | 1 of 3 | -1.000 | +0.000 | -0.167 |" in lines
