@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from prismlm import fingerprints
 from prismlm.corpus.blocks import BlockPlan, split_counts
+from prismlm.allocator import keep_freed_memory
 from prismlm.errors import InputError
 from prismlm.layers import PrototypeHead
 from prismlm.lens import layout
@@ -169,6 +170,8 @@ def index_shard(
     reading = reading_of(model, head, corpus, options)
     was_training = model.training
     model.eval()
+    if model.device.type == "cpu":
+        keep_freed_memory()
     try:
         with partial.leaving_nothing_useless(), Interrupts(partial.rest) as interrupts:
             with partial.writing("the state"):
