@@ -98,18 +98,20 @@ def test_hand_computed_domains(lens):
 
 
 def test_hand_computed_documents(lens):
-    evidence = table([[0, 1]], [[2.0, 1.0]], [1.0], [0.0], [[1.0, 0.0]])
-    # Contexts of prototype 0 have cosines 1 and 0.6 (0.6016 in bf16) to the state.
-    cosine = torch.tensor(0.6).bfloat16().item()
-    first = 1 / (1 + math.exp((cosine - 1) / 0.05))
+    evidence = table([[0, 1]], [[2.0, 1.0]], [1.0], [0.0], [[2.0, 1.0]])
+    # The state is (2, 1)/√5; 0.6 and 0.8 are 0.6016 and 0.8008 in bf16.
+    near = 2 * math.exp((2 / 5**0.5 - 1) / 0.02)
+    other = 2 * math.exp(((2 * 0.6015625 + 0.80078125) / 5**0.5 - 1) / 0.02)
+    far = 1 * math.exp((1 / 5**0.5 - 1) / 0.02)
     shares = source_shares(evidence, lens, "document")
-    expected = {"a": (2 * first + 1) / 4, "b": 2 * (1 - first) / 4}
+    both = near + other + far
+    expected = {"a": 3 * (near + far) / both / 4, "b": 3 * other / both / 4}
     assert {item.key: item.share for item in shares.items} == pytest.approx(expected)
     documents = document_shares(evidence, lens)
-    assert [d.doc_id for d in documents] == ["a", "b"]
-    assert documents[0].share == pytest.approx(expected["a"])
-    assert documents[0].position == 10
-    assert documents[0].text == "before 10 here after"
+    assert [d.doc_id for d in documents] == ["b", "a"]
+    assert documents[0].share == pytest.approx(expected["b"])
+    assert documents[0].position == 20
+    assert documents[0].text == "before 20 here after"
 
 
 def test_negative_evidence_is_never_netted(lens):
@@ -254,12 +256,15 @@ def test_contexts_weigh_as_in_a_loop(lens, seed, positions):
     evidence = random_table(seed, positions)
     expected = np.zeros(len(CONTEXTS))
     for t in range(positions):
+        weights, to_spread = np.zeros(len(CONTEXTS)), 0.0
         for i, e in zip(evidence.indices[t].tolist(), evidence.evidence[t].tolist(), strict=True):
             nearest = [row for row, context in enumerate(CONTEXTS) if context[0] == i]
-            cosines = [float(lens.states[row].float() @ evidence.states[t]) for row in nearest]
-            weights = [math.exp((c - 1) / CONTEXT_TEMPERATURE) for c in cosines]
-            for row, weight in zip(nearest, weights, strict=True):
-                expected[row] += max(0.0, e) * weight / sum(weights)
+            to_spread += max(0.0, e) if nearest else 0.0
+            for row in nearest:
+                cosine = float(lens.states[row].float() @ evidence.states[t])
+                weights[row] += max(0.0, e) * math.exp((cosine - 1) / CONTEXT_TEMPERATURE)
+        if to_spread:
+            expected += to_spread * weights / weights.sum()
     contexts = attribute(evidence, lens).contexts
     got = np.zeros(len(CONTEXTS))
     got[contexts.ids] = contexts.values

@@ -27,7 +27,12 @@ def small(settings, **changes):
     return recipe_of(
         settings,
         model={"preset": "gpt2-small"},
-        head={"prototypes": 8192, "prototypes_per_token": 16, "initialise_at_step": 5},
+        head={
+            "prototypes": 8192,
+            "prototypes_per_token": 16,
+            "initialise_at_step": 5,
+            "position_share": 0.25,
+        },
         data={"length": 1024},
         batch_size=2,
         **changes,

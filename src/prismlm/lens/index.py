@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from transformers import PreTrainedModel
 
 from prismlm import fingerprints
-from prismlm.corpus.blocks import BlockPlan, split_counts
 from prismlm.allocator import keep_freed_memory
+from prismlm.corpus.blocks import BlockPlan, split_counts
 from prismlm.errors import InputError
 from prismlm.layers import PrototypeHead
 from prismlm.lens import layout
