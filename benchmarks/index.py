@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from prismlm.allocator import keep_freed_memory
 from prismlm.corpus import Corpus
 from prismlm.corpus.blocks import block_passes
 from prismlm.files import read_json, write_json
@@ -68,6 +69,7 @@ def measure_ratio(model: Path, corpus: Path, tokens: int) -> dict[str, Any]:
     reading = reading_of(plain, head, text, IndexOptions(contexts=64, window=256, stride=192))
     scan = index_scan.Scan.empty(head.num_prototypes, 64, head.width, reading.plan.count, 0)
     seconds: list[tuple[float, float, float]] = []
+    keep_freed_memory()
     with torch.inference_mode():
         while scan.tokens < tokens and scan.slot < reading.plan.count:
             block = reading.block(scan.slot)

@@ -11,7 +11,15 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.mark.parametrize(
     "page",
-    ["attribution", "attribution_latency", "edits", "first_light", "prototype_head", "protopnet"],
+    [
+        "attribution",
+        "attribution_latency",
+        "edits",
+        "first_light",
+        "index",
+        "prototype_head",
+        "protopnet",
+    ],
 )
 def test_a_page_is_rendered_from_its_json(page):
     command = [sys.executable, f"benchmarks/render_{page}.py", "--check"]
