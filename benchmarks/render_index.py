@@ -10,7 +10,7 @@ from typing import Any
 from pages import RESULTS, publish
 
 TARGET = 1.3
-EXTRAPOLATED = (10**9, 10**12)
+EXTRAPOLATED = {"10⁹": 10**9, "10¹²": 10**12}
 DAY = 86_400
 MIB = 2**20
 
@@ -95,9 +95,8 @@ def _growth(rows: list[dict[str, Any]]) -> list[str]:
         "",
         f"At the last row's {speed:,.0f} tokens a CPU second, time being linear in tokens: "
         + "; ".join(
-            f"{tokens:.0e} tokens take {tokens:.0e} / {speed:,.0f} = {tokens / speed / DAY:,.2f} "
-            "CPU days"
-            for tokens in EXTRAPOLATED
+            f"{name} tokens take {name} / {speed:,.0f} s = {tokens / speed / DAY:,.2f} CPU days"
+            for name, tokens in EXTRAPOLATED.items()
         )
         + ". Divide by the number of shards. For another model, put its own tokens a second in the "
         "place of this one: `prismlm index --dry-run` measures it.",
