@@ -11,10 +11,8 @@ over the contexts c of all of them by
 
     e⁺_i exp(cos(state, c) / 0.02),   c among the contexts of prototype i
 
-so that a near context counts more than a far one also where another prototype keeps it. Spread
-within each prototype alone, half as many planted documents were found (docs/results/attribution.md
-has those figures). Unattributed is the share of residual, bias and prototypes that the corpus never
-uses.
+so that a near context counts more than a far one also where another prototype keeps it.
+Unattributed is the share of residual, bias and prototypes that the corpus never uses.
 
 By ``source``, the measure of PRISM, normalised to a sum of 1 over the positions:
 
