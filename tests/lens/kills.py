@@ -67,6 +67,8 @@ def index_in_child(work):
     if child:
         return child
     code = 1
+    # Threads of tokenizers and OpenMP do not survive a fork; the child must not wait for them.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
     try:
         for number in (signal.SIGINT, signal.SIGTERM):
             default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
