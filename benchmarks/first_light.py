@@ -64,7 +64,9 @@ def main() -> None:
         arguments.out,
         {
             "environment": environment(),
-            "recipe": provenance["recipe"],
+            # Where corpus and model lay says nothing.
+            "recipe": provenance["recipe"]
+            | {key: Path(provenance["recipe"][key]).name for key in ("corpus", "out")},
             "steps": provenance["steps"],
             "training_tokens": provenance["tokens"],
             "corpus": corpus.meta["counts"] | {"heldout": corpus.meta["heldout"]},
