@@ -26,6 +26,14 @@ from prismlm.lens.index_state import Partial
 from prismlm.lens.interrupts import IndexInterrupted
 
 
+@pytest.fixture(autouse=True)
+def python_s_own_handler():
+    """A shell may have started the tests in the background, with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
     return make_corpus(tmp_path_factory.mktemp("kills"))
