@@ -443,7 +443,8 @@ def operation() -> str:
     lines = [
         "## Routing by itself",
         "",
-        "From `route.json`, written by `python benchmarks/route.py`: medians of ratios of rounds "
+        "From `route.json`, a run of `python benchmarks/route.py --threads N` for each number of "
+        "threads, put together: medians of ratios of rounds "
         f"in turns, on {environment['machine']}, torch {environment['torch']}, with other work "
         "beside "
         f"(load {environment['load_before']} to {environment['load_after']}). *Forward*: `route` "
@@ -470,9 +471,9 @@ def operation() -> str:
         lines.append("| " + " | ".join(cells) + " |")
     lines += [
         "",
-        "In bf16 the product alone gains from the narrower numbers; routing ranks in float32 of "
-        "the same inputs, so that its choice does not depend on the rounding of scores, and stays "
-        "as fast as in float32.",
+        "In bf16 the bare product hands its scores out in bf16. Routing uses it to leave most "
+        "pairs out and sums the rest again in float32, since its choice must not depend on the "
+        "rounding of scores. At the smaller shape what is beside the product weighs more.",
     ]
     return "\n".join(lines)
 
