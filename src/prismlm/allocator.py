@@ -18,8 +18,8 @@ def keep_freed_memory() -> bool:
     """Let the process keep freed memory, up to 2 GiB, in place of returning it to the system.
 
     A step on a CPU frees tensors of many megabytes and asks for as many again. glibc returns such
-    blocks to the kernel, which hands them out again page by page, cleared: with small models that
-    was a sixth of a training step. No number changes. Only glibc is told, and not where the
+    blocks to the kernel, which hands them out again page by page, cleared: with small models a good
+    part of a training step. No number changes. Only glibc is told, and not where the
     environment sets its allocator already.
 
     Returns:
