@@ -47,7 +47,7 @@ def main() -> None:
     ratio = commands.add_parser("ratio")
     ratio.add_argument("model", type=Path)
     ratio.add_argument("corpus", type=Path)
-    ratio.add_argument("--tokens", type=int, default=600_000)
+    ratio.add_argument("--tokens", type=int, default=1_000_000)
     growth = commands.add_parser("growth")
     growth.add_argument("corpus", type=Path)
     growth.add_argument("--tokens", type=int, nargs="*", default=[10**5, 10**6, 10**7])
