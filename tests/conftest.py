@@ -3,6 +3,8 @@ import os
 # Shapes at public boundaries are checked under pytest only: the hook comes before prismlm.
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# One thread here and in every process started here: sums in one order, so that they compare equal.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 from jaxtyping import install_import_hook
 

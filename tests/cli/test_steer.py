@@ -7,7 +7,6 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 import prismlm
-from closeness import assert_close
 from prismlm.lens.steering import steer
 from prismlm.lens.steering_effects import measure_effects
 
@@ -73,7 +72,7 @@ def test_a_file_of_prompts(prism, tiny_model, lm, tmp_path):
     value = json.loads(result.stdout)
     edit = prismlm.Clamp(7, 0.3, "signature")
     expected = measure_effects(lm, prompts, [edit], draws=2).to_dict()
-    assert_close({key: value[key] for key in expected}, json.loads(json.dumps(expected)))
+    assert {key: value[key] for key in expected} == json.loads(json.dumps(expected))
     assert value["cost"] is None
     shown = prism("steer", tiny_model, *arguments).stdout
     effect = value["measures"]["signature"]

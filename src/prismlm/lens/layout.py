@@ -218,16 +218,15 @@ def check_schema(path: Path, schema: pa.Schema) -> None:
         present = pq.read_schema(path)
     except (pa.ArrowException, OSError) as error:
         raise FormatError(f"{path} cannot be read ({error}). Build the lens again.") from error
-    wrong = [
-        field.name
-        for field in schema
-        if field.name not in present.names or present.field(field.name).type != field.type
-    ]
-    if wrong:
+    if not present.equals(schema):
         raise FormatError(
-            f"{path} lacks {', '.join(wrong)}, or has it as another type: it has the columns "
-            f"{', '.join(present.names)}. Build the lens again."
+            f"{path} has other columns than a lens of this version: expected "
+            f"{_columns(schema)}; it has {_columns(present)}. Build the lens again."
         )
+
+
+def _columns(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} ({field.type})" for field in schema)
 
 
 def write_table(table: pa.Table, path: Path, **options: Any) -> None:
