@@ -324,7 +324,7 @@ def test_scan_windows_equals_brute_force(length, threshold):
     prototypes = torch.randn(30, 8, generator=generator)
     owned = torch.rand(4, length, generator=generator) > 0.4
     owned[2] = False
-    scan = tiled.scan_windows(z, prototypes, 4, owned, torch.full((30,), threshold))
+    scan = ops.scan_windows(z, prototypes, 4, owned, torch.full((30,), threshold))
     flat = naive.route(z[owned], prototypes, 4, 1.0)
     assert torch.equal(scan.indices, flat.indices)
     torch.testing.assert_close(scan.cosines, flat.cosines)
@@ -341,7 +341,7 @@ def test_tiles_give_the_same_best_of_each_window(monkeypatch):
     prototypes = torch.randn(50, 24, generator=generator)
     owned = torch.rand(5, 64, generator=generator) > 0.3
     monkeypatch.setattr(tiled, "TILE_ELEMENTS", 50 * 32)
-    scan = tiled.scan_windows(z, prototypes, 3, owned)
+    scan = ops.scan_windows(z, prototypes, 3, owned)
     assert torch.equal(scan.indices, naive.route(z[owned], prototypes, 3, 1.0).indices)
     best = {}
     columns = scan.window.tolist(), scan.prototype.tolist(), scan.cosine.tolist()
@@ -360,13 +360,13 @@ def test_equal_positions_of_a_window_give_the_first():
     owned = torch.ones(1, 48, dtype=torch.bool)
     owned[0, :6] = False
     prototypes = torch.tensor([[0.0, 1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]])
-    scan = tiled.scan_windows(z, prototypes, 1, owned)
+    scan = ops.scan_windows(z, prototypes, 1, owned)
     assert dict(zip(scan.prototype.tolist(), scan.offset.tolist(), strict=True)) == {1: 6, 0: 14}
     assert scan.cosine.tolist() == [1.0, 1.0]
 
 
 def test_windows_that_own_nothing():
     z = torch.randn(2, 10, 4)
-    scan = tiled.scan_windows(z, torch.randn(6, 4), 2, torch.zeros(2, 10, dtype=torch.bool))
+    scan = ops.scan_windows(z, torch.randn(6, 4), 2, torch.zeros(2, 10, dtype=torch.bool))
     assert [column.shape[0] for column in scan] == [0] * 6
     assert scan.indices.shape == (0, 2)

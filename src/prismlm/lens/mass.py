@@ -52,13 +52,11 @@ class MassCounter:
             activations: of those, float32 [N, k]; those that are not positive are no use.
         """
         present, row = key.unique(return_inverse=True)
-        used = activations > 0
-        cell = (row[:, None] * self.prototypes + indices)[used]
-        steps = (activations[used].double() * STEPS_PER_UNIT).round().long()
-        size = len(present) * self.prototypes
-        sums = torch.zeros(2, size, dtype=torch.int64)
-        sums[0] = torch.bincount(cell, minlength=size)
-        sums[1].index_add_(0, cell, steps)
+        cell = (row[:, None] * self.prototypes + indices).flatten()
+        positive = activations.clamp_min(0).flatten()
+        sums = torch.zeros(2, len(present) * self.prototypes, dtype=torch.int64)
+        sums[0].index_add_(0, cell, (positive > 0).long())
+        sums[1].index_add_(0, cell, (positive.double() * STEPS_PER_UNIT).round_().long())
         shaped = sums.view(2, len(present), self.prototypes)
         for place, number in enumerate(present.tolist()):
             self._put(keys[number], shaped[:, place])

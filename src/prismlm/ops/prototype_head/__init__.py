@@ -7,7 +7,8 @@ from prismlm.ops.prototype_head.losses import (
     residual,
 )
 from prismlm.ops.prototype_head.routing import Routing
-from prismlm.ops.prototype_head.tiled import WindowScan, reconstruct, route, scan_windows
+from prismlm.ops.prototype_head.tiled import reconstruct, route
+from prismlm.ops.prototype_head.windows import WindowScan, scan_windows
 
 __all__ = [
     "Routing",

@@ -1,59 +1,96 @@
-"""Routing bf16 states on a CPU: candidates from a bf16 product, their cosines from float32 sums.
+"""Routing on a CPU that multiplies bf16 itself: candidates from a bf16 product, exact float32 sums.
 
-A CPU with bf16 dot products forms z·Pᵀ twice as fast in bf16 as in float32. It sums in float32, but
-hands every score out rounded to bf16: within 2⁻⁸ |c| of it. That is enough to leave out all but
-k and some ten prototypes of a state and one or two states of a prototype. Those pairs are summed
-again in float32; a state whose k-th cosine may not be clear of all left out gets a full product.
+Such a CPU forms z·Pᵀ twice as fast in bf16 as in float32. It sums in float32, but hands every score
+out rounded to bf16: within 2⁻⁸ |c| of the product of its factors. Where z or P are float32, unit
+vectors are rounded to bf16 first, and the norms of what that took off, some 2⁻⁹, bound the rest:
+
+    |cos(z, p) − score| ≤ 2⁻⁸ |score| + ‖z − ẑ‖ + ‖ẑ‖ ‖p − p̂‖ + rounding of the sums
+
+That is enough to leave out all but k and some few prototypes of a state and some few states of a
+prototype. Those pairs alone are summed in float32, each as if there were no others.
 """
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from prismlm.ops.prototype_head.exact import ABSENT, Candidates, exact_pairs, margin
-from prismlm.ops.prototype_head.routing import inverse_norms
+from prismlm.ops.prototype_head.exact import ABSENT, SPARE, Candidates, exact_pairs, margin
+from prismlm.ops.prototype_head.routing import inverse_norms, norm
 from prismlm.ops.prototype_head.selection import column_maxima, entries_at_least, largest
 
 # u / (1 − 2u), rounded up, for the unit roundoff u = 2⁻⁸ of bf16.
 ROUNDING = 1.01 * 2.0**-8
 # Raw products of vectors with norms from here to its inverse are far from the ends of float32.
 SMALLEST_NORM = 2.0**-30
-# A state's threshold is this many places beyond its k-th: mostly further off than the rounding.
-PLACES = 6
 # Columns that are compared by their common maximum before they are compared one by one.
 GROUP = 8
-# Entries per one wanted in a tile beyond which near-ties are too many for screening to pay,
+# Entries per one wanted beyond which near-ties are too many: in a tile, for screening to pay; in a
+# row, which gets a full product then.
 CROWDED = 4
-# and the share of states that may need all their scores in float32.
+# The share of such rows in a tile beyond which screening does not pay.
 DOUBTFUL = 0.25
 
 
 class Vectors(NamedTuple):
-    """States or prototypes as the product and the sums take them."""
-
-    low: Tensor
-    full: Tensor
-    inverse: Tensor
-
-
-class Screened(NamedTuple):
-    """What a pass over bf16 scores leaves over.
+    """States or prototypes as the product and the sums take them.
 
     Attributes:
-        doubtful: states whose k nearest rounding may hide; none of their pairs are listed.
-        leaders: states (ascending) and prototypes of the pairs that may be among a state's k best.
-        points: likewise, those that may be a prototype's best.
+        low: bf16 rows that are multiplied.
+        factor: what a product with one has to be multiplied with; None where rows are unit vectors.
+        full: float32 rows.
+        inverse: 1/‖row‖ of these, 0 for a zero row.
+        lost: at least ‖row/‖row‖ − low·factor‖ of every row.
+    """
+
+    low: Tensor
+    factor: Tensor | None
+    full: Tensor
+    inverse: Tensor
+    lost: float
+
+
+class Scores(NamedTuple):
+    """The screened scores of a tile of states.
+
+    Attributes:
+        start: its first state.
+        scores: for K prototypes and ABSENT for columns that fill up a whole group.
+        maxima: those of groups of GROUP columns, whole/GROUP apart.
+    """
+
+    start: int
+    scores: Tensor
+    maxima: Tensor
+
+
+class Listed(NamedTuple):
+    """Pairs that may be among a state's k best.
+
+    Attributes:
+        doubtful: states with too many of them; none of theirs is listed.
+        row: their states, ascending.
+        column: their prototypes.
     """
 
     doubtful: Bool[Tensor, " N"]
-    leaders: tuple[Int64[Tensor, " e"], Int64[Tensor, " e"]]
-    points: tuple[Int64[Tensor, " c"], Int64[Tensor, " c"]]
+    row: Int64[Tensor, " e"]
+    column: Int64[Tensor, " e"]
+
+
+@runtime_checkable
+class Watcher(Protocol):
+    """Something that looks at every tile of scores as well."""
+
+    def take(self, tile: Scores) -> bool:
+        """Look at a tile; say whether screening still pays."""
+        ...
 
 
 @cache
@@ -76,10 +113,10 @@ def supports(z: Tensor, prototypes: Tensor, k: int) -> bool:
     n, width = z.shape
     return (
         z.device.type == "cpu"
-        and z.dtype == prototypes.dtype == torch.bfloat16
+        and {z.dtype, prototypes.dtype} <= {torch.bfloat16, torch.float32}
         and n >= 256
         and width >= 64
-        and len(prototypes) >= max(1024, 32 * (k + PLACES))
+        and len(prototypes) >= max(1024, 32 * (k + SPARE))
         and torch.backends.mkldnn.enabled
         and has_fast_product()
     )
@@ -96,77 +133,41 @@ def scan(
     """Return what :func:`tiled.scan_tiles` would, or None where screening would not pay.
 
     Args:
-        z: bf16 states.
-        prototypes: the bf16 bank.
+        z: bf16 or float32 states.
+        prototypes: the bank, likewise.
         k: how many prototypes a state keeps.
         spread: how many candidates to return for each, more than k.
         mask: False leaves a state out of ``best`` and ``state``.
         elements: scores held at a time.
     """
-    states, bank = _vectors(z), _vectors(prototypes)
-    if not (_in_range(states) and _in_range(bank)):
+    pair = vectors_of(z, prototypes)
+    if pair is None:
         return None
-    found = _screen(states, bank, k, mask, elements)
+    states, bank = pair
+    nearest = _NearestStates(error_of(states, bank), len(bank.full), mask)
+    found = screen(states, bank, k, elements, nearest)
     if found is None:
         return None
-    _announce_sparse_tensors()
-    values, indices = _ranked(*found.leaders, states, bank, spread)
-    unit_p = bank.full * bank.inverse[:, None]
-    rows = found.doubtful.nonzero().squeeze(1)
-    for part in torch.split(rows, max(16, elements // len(bank.full))):
-        product = (states.full[part] * states.inverse[part, None]) @ unit_p.T
-        values[part], indices[part] = largest(product, spread)
-    best, state = _nearest(*found.points, states, bank)
+    values, indices = ranked(found, states, bank, spread, elements)
+    best, state = nearest.settle(states, bank)
     return Candidates(values, indices, best, state, torch.zeros_like(state, dtype=torch.bool))
 
 
-def _screen(
-    states: Vectors, bank: Vectors, k: int, mask: Tensor | None, elements: int
-) -> Screened | None:
-    """Pass over the bf16 scores, a tile of rows at a time; None where near-ties are too many."""
-    n, count = len(states.low), len(bank.low)
-    error = margin(states.low.shape[1], torch.float32)
-    rows = max(1, min(max(16, elements // count), n))
-    low = states.low.new_empty(rows, count)
-    # Whole groups of columns: those beyond the bank score below all others.
-    whole = GROUP * _group_count(k + PLACES)
-    width = -(-count // whole) * whole
-    buffer = states.full.new_full((rows, width), ABSENT)
-    best = states.full.new_full((width,), ABSENT)
-    doubtful: list[Tensor] = []
-    leaders: list[tuple[Tensor, Tensor]] = []
-    points: list[tuple[Tensor, Tensor, Tensor]] = []
-    for start in range(0, n, rows):
-        tile = slice(start, min(start + rows, n))
-        scores = buffer[: tile.stop - start]
-        torch.mm(states.low[tile], bank.low.T, out=low[: len(scores)])
-        scores[:, :count].copy_(low[: len(scores)])
-        scores[:, :count].mul_(bank.inverse).mul_(states.inverse[tile, None])
-        unclear, threshold, maxima = _thresholds(scores, k, error)
-        doubtful.append(unclear)
-        row, column = _leaders(scores, maxima, threshold)
-        leaders.append((row + start, column))
-        if mask is not None:
-            scores.index_fill_(0, (~mask[tile]).nonzero().squeeze(1), ABSENT)
-        maxima, tile_best = column_maxima(scores)
-        best = torch.maximum(best, tile_best)
-        lowest = _reduced(best, 2 * error)
-        columns = ((tile_best >= lowest) & (tile_best > ABSENT)).nonzero().squeeze(1)
-        point, place = entries_at_least(scores, maxima, columns, lowest[columns])
-        points.append((point + start, columns[place], scores[point, columns[place]]))
-        too_many = len(row) > CROWDED * (k + PLACES) * len(scores) or len(point) > CROWDED * count
-        if too_many or unclear.sum() > DOUBTFUL * len(scores):
-            return None
-    point, column, score = (torch.cat(part) for part in zip(*points, strict=True))
-    kept = score >= _reduced(best, 2 * error)[column]
-    row, prototype = (torch.cat(part) for part in zip(*leaders, strict=True))
-    return Screened(torch.cat(doubtful), (row, prototype), (point[kept], column[kept]))
+def vectors_of(z: Tensor, prototypes: Tensor) -> tuple[Vectors, Vectors] | None:
+    """Return both as they are multiplied, or None where products overflow or lose digits."""
+    states, bank = _vectors(z), _vectors(prototypes)
+    return (states, bank) if _in_range(states) and _in_range(bank) else None
 
 
-def _vectors(low: Tensor) -> Vectors:
-    low = low.contiguous()
-    full = low.float()
-    return Vectors(low, full, inverse_norms(full).squeeze(1))
+def _vectors(vectors: Tensor) -> Vectors:
+    vectors = vectors.contiguous()
+    full = vectors.float()
+    inverse = inverse_norms(full)
+    if vectors.dtype == torch.bfloat16:
+        return Vectors(vectors, inverse.squeeze(1), full, inverse.squeeze(1), 0.0)
+    unit = full * inverse
+    low = unit.bfloat16()
+    return Vectors(low, None, full, inverse.squeeze(1), float(norm(unit.sub_(low)).max()))
 
 
 def _in_range(vectors: Vectors) -> bool:
@@ -177,38 +178,85 @@ def _in_range(vectors: Vectors) -> bool:
     return bool((inside | zero).all()) and not bool(vectors.full[zero].any())
 
 
+def error_of(states: Vectors, bank: Vectors) -> float:
+    """Return how far a score may be from the cosine, beside its own rounding to bf16."""
+    rounding = margin(states.low.shape[1], torch.float32)
+    return rounding + states.lost + (1 + states.lost) * bank.lost
+
+
+def reduced(scores: Tensor, error: float) -> Tensor:
+    """Return what the score of a better cosine than that of ``scores`` must reach.
+
+    Args:
+        scores: of a pair, or cosines.
+        error: how far both may be off together, beside their rounding to bf16.
+    """
+    return scores - 2 * ROUNDING * scores.abs() - error
+
+
+def screen(
+    states: Vectors, bank: Vectors, k: int, elements: int, watcher: Watcher
+) -> Listed | None:
+    """List pairs that may be among a state's k best; None where near-ties are too many.
+
+    The pairs do not depend on the watcher, nor on the other states of a tile.
+    """
+    lead = 2 * error_of(states, bank) + margin(states.low.shape[1], torch.float32)
+    wanted = CROWDED * (k + SPARE)
+    doubtful: list[Tensor] = []
+    listed: list[tuple[Tensor, Tensor]] = []
+    for tile in _tiles(states, bank, k, elements):
+        # k groups have maxima of at least this, so a state's k best cosines belong to scores of
+        # at least that less the errors; what is as near as the margin is ranked with them.
+        larger = tile.maxima.view(len(tile.scores), -1, _group_count(k)).amax(1)
+        lowest = larger.topk(k, dim=1, sorted=False).values.amin(1)
+        row, column = _leaders(tile, reduced(lowest, lead))
+        count = torch.bincount(row, minlength=len(tile.scores))
+        unclear = count > wanted
+        if len(row) > wanted * len(count) or int(unclear.sum()) > DOUBTFUL * len(count):
+            return None
+        doubtful.append(unclear)
+        if unclear.any():
+            clear = ~unclear[row]
+            row, column = row[clear], column[clear]
+        listed.append((row + tile.start, column))
+        if not watcher.take(tile):
+            return None
+    row, column = (torch.cat(part) for part in zip(*listed, strict=True))
+    return Listed(torch.cat(doubtful), row, column)
+
+
+def _tiles(states: Vectors, bank: Vectors, k: int, elements: int) -> Iterator[Scores]:
+    n, count = len(states.low), len(bank.low)
+    rows = max(1, min(max(16, elements // count // 16 * 16), n))
+    low = states.low.new_empty(rows, count)
+    # Whole groups of columns: those beyond the bank score below all others.
+    whole = GROUP * _group_count(k)
+    buffer = states.full.new_empty(rows, -(-count // whole) * whole)
+    buffer[:, count:] = ABSENT
+    for start in range(0, n, rows):
+        part = slice(start, min(start + rows, n))
+        scores = buffer[: part.stop - start]
+        present = scores[:, :count]
+        torch.mm(states.low[part], bank.low.T, out=low[: len(scores)])
+        present.copy_(low[: len(scores)])
+        if bank.factor is not None:
+            present.mul_(bank.factor)
+        if states.factor is not None:
+            present.mul_(states.factor[part, None])
+        yield Scores(start, scores, scores.view(len(scores), GROUP, -1).amax(1))
+
+
 def _group_count(places: int) -> int:
     """Return a power of two so far above ``places`` that few of the leaders share a group."""
     return max(64, 1 << (2 * places - 1).bit_length())
 
 
-def _reduced(scores: Tensor, error: float) -> Tensor:
-    """Return what the screened score of a better cosine than those of ``scores`` must reach."""
-    return scores - 2 * ROUNDING * scores.abs() - error
-
-
-def _thresholds(scores: Tensor, k: int, error: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return which rows are in doubt, a threshold for every row, and the maxima of GROUP columns.
-
-    The threshold is place k + PLACES among the maxima of larger groups of columns: that many
-    entries reach it at least. A row where rounding may hide one of the k best below it is in
-    doubt, and nothing reaches its threshold.
-    """
-    rows, places = len(scores), k + PLACES
-    maxima = scores.view(rows, GROUP, -1).amax(1)
-    larger = maxima.view(rows, -1, _group_count(places)).amax(1)
-    top = larger.topk(places, dim=1, sorted=False).values
-    threshold = top.amin(1)
-    clear = threshold + 2 * ROUNDING * threshold.abs() + 3 * error
-    doubtful = (top > clear[:, None]).sum(1) < k
-    return doubtful, threshold.masked_fill(doubtful, torch.inf), maxima
-
-
-def _leaders(scores: Tensor, maxima: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor]:
+def _leaders(tile: Scores, threshold: Tensor) -> tuple[Tensor, Tensor]:
     """Return row and column of all entries that reach their row's threshold, row after row."""
-    width = scores.shape[1]
+    scores, width = tile.scores, tile.scores.shape[1]
     # Eight flags at a time, as listing them is the slow part; index_select is the quick gather.
-    words = (maxima >= threshold[:, None]).view(torch.int64)
+    words = (tile.maxima >= threshold[:, None]).view(torch.int64)
     row, word = words.nonzero(as_tuple=True)
     flags = words.view(-1).index_select(0, row * words.shape[1] + word).view(torch.bool)
     entry, flag = flags.view(-1, 8).nonzero(as_tuple=True)
@@ -219,8 +267,13 @@ def _leaders(scores: Tensor, maxima: Tensor, threshold: Tensor) -> tuple[Tensor,
     return row.index_select(0, entry), group.index_select(0, entry) + member * (width // GROUP)
 
 
+def cosines_of(row: Tensor, column: Tensor, states: Vectors, bank: Vectors) -> Tensor:
+    """Return the float32 cosine of every pair, rows ascending; others do not change its bits."""
+    return _cosines(_starts(row, len(states.full)), row, column, states, bank)
+
+
 def _cosines(starts: Tensor, row: Tensor, column: Tensor, of: Vectors, to: Vectors) -> Tensor:
-    """Return the float32 cosine of every pair; row i has those from starts[i] to starts[i + 1]."""
+    _announce_sparse_tensors()
     sparse: Any = torch.sparse
     size = len(of.full), len(to.full)
     pattern = torch.sparse_csr_tensor(  # pyright: ignore[reportUnknownMemberType]
@@ -236,36 +289,69 @@ def _starts(row: Tensor, n: int) -> Tensor:
     return starts
 
 
-def _ranked(
-    row: Tensor, column: Tensor, states: Vectors, bank: Vectors, spread: int
+def ranked(
+    found: Listed, states: Vectors, bank: Vectors, spread: int, elements: int
 ) -> tuple[Tensor, Tensor]:
     """Return the largest cosines of every state, ABSENT beyond the listed, and their prototypes."""
-    n = len(states.full)
+    n, (doubtful, row, column) = len(states.full), found
     starts = _starts(row, n)
     cosines = _cosines(starts, row, column, states, bank)
     slots = max(spread, int(starts.diff().max()))
     values = cosines.new_full((n, slots), ABSENT)
     indices = column.new_zeros(n, slots)
     place = torch.arange(len(row)) + (torch.arange(n) * slots - starts[:-1]).index_select(0, row)
-    values.view(-1)[place], indices.view(-1)[place] = cosines, column
+    values.view(-1).scatter_(0, place, cosines)
+    indices.view(-1).scatter_(0, place, column)
     values, order = values.topk(spread, dim=1)
-    return values, indices.gather(1, order)
+    indices = indices.gather(1, order)
+    if doubtful.any():
+        unit_p = bank.full * bank.inverse[:, None]
+        rows = doubtful.nonzero().squeeze(1)
+        for part in torch.split(rows, max(16, elements // len(bank.full))):
+            product = (states.full[part] * states.inverse[part, None]) @ unit_p.T
+            values[part], indices[part] = largest(product, spread)
+    return values, indices
 
 
-def _nearest(row: Tensor, column: Tensor, states: Vectors, bank: Vectors) -> tuple[Tensor, Tensor]:
-    """Return the best cosine and state of every prototype, ties to the lower state."""
-    row, order = row.sort()
-    column = column[order]
-    n, count = len(states.full), len(bank.full)
-    cosines = _cosines(_starts(row, n), row, column, states, bank)
-    none = cosines.new_full((count,), ABSENT)
-    best = none.scatter_reduce(0, column, cosines, "amax")
-    near = cosines >= best[column] - margin(states.full.shape[1], cosines.dtype)
-    tied = near & (torch.bincount(column[near], minlength=count) > 1)[column]
-    at = tied.nonzero().squeeze(1)
-    if len(at):
-        cosines[at] = exact_pairs(states.full, bank.full, row[at], column[at])
+class _NearestStates:
+    """Collects the pairs that may be a prototype's best."""
+
+    def __init__(self, error: float, count: int, mask: Tensor | None) -> None:
+        self.error, self.count, self.mask = error, count, mask
+        self.best: Tensor | None = None
+        self.points: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def take(self, tile: Scores) -> bool:
+        scores, start = tile.scores, tile.start
+        if self.mask is not None:
+            out = ~self.mask[start : start + len(scores)]
+            scores.index_fill_(0, out.nonzero().squeeze(1), ABSENT)
+        maxima, tile_best = column_maxima(scores)
+        best = tile_best if self.best is None else torch.maximum(self.best, tile_best)
+        lowest = reduced(best, 2 * self.error)
+        columns = ((tile_best >= lowest) & (tile_best > ABSENT)).nonzero().squeeze(1)
+        point, place = entries_at_least(scores, maxima, columns, lowest[columns])
+        self.points.append((point + start, columns[place], scores[point, columns[place]]))
+        self.best = best
+        return len(point) <= CROWDED * self.count
+
+    def settle(self, states: Vectors, bank: Vectors) -> tuple[Tensor, Tensor]:
+        """Return the best cosine and state of every prototype, ties to the lower state."""
+        assert self.best is not None
+        row, column, score = (torch.cat(part) for part in zip(*self.points, strict=True))
+        kept = score >= reduced(self.best, 2 * self.error)[column]
+        row, order = torch.sort(row[kept])
+        column = column[kept][order]
+        n, count = len(states.full), len(bank.full)
+        cosines = cosines_of(row, column, states, bank)
+        none = cosines.new_full((count,), ABSENT)
         best = none.scatter_reduce(0, column, cosines, "amax")
-    first = torch.full_like(column, n).where(cosines < best[column], row)
-    state = column.new_full((count,), n).scatter_reduce_(0, column, first, "amin")
-    return best, state.masked_fill_(best == ABSENT, -1)
+        near = cosines >= best[column] - margin(states.full.shape[1], cosines.dtype)
+        tied = near & (torch.bincount(column[near], minlength=count) > 1)[column]
+        at = tied.nonzero().squeeze(1)
+        if len(at):
+            cosines[at] = exact_pairs(states.full, bank.full, row[at], column[at])
+            best = none.scatter_reduce(0, column, cosines, "amax")
+        first = torch.full_like(column, n).where(cosines < best[column], row)
+        state = column.new_full((count,), n).scatter_reduce_(0, column, first, "amin")
+        return best, state.masked_fill_(best == ABSENT, -1)

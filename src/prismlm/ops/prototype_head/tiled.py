@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib.util import find_spec
-from typing import NamedTuple, ParamSpec, TypeVar, cast
+from typing import ParamSpec, TypeVar, cast
 
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float
 from torch import Tensor
 
-from prismlm.errors import InputError
 from prismlm.ops.prototype_head import screened
 from prismlm.ops.prototype_head.exact import (
     ABSENT,
@@ -18,7 +17,6 @@ from prismlm.ops.prototype_head.exact import (
     Candidates,
     full_precision,
     margin,
-    rank_rows,
     settle,
 )
 from prismlm.ops.prototype_head.routing import (
@@ -28,7 +26,6 @@ from prismlm.ops.prototype_head.routing import (
     score_dtype,
 )
 from prismlm.ops.prototype_head.selection import (
-    ROW_GROUP,
     column_maxima,
     entries_at_least,
     largest,
@@ -37,8 +34,6 @@ from prismlm.ops.prototype_head.sparse import RowGradient, SelectedCosines, gath
 
 # A thread's part of a tile of scores: 4 MiB, which stays in cache; smaller ones wait on each other.
 TILE_ELEMENTS = 2**20
-# A GPU has no such cache, and every tile costs it a few launches.
-CUDA_TILE_ELEMENTS = 2**25
 # More threads than this share a tile, so that it stays small beside N×K.
 TILE_THREADS = 4
 
@@ -110,134 +105,6 @@ def reconstruct(routing: Routing, prototypes: Float[Tensor, "K d"]) -> Float[Ten
     )
 
 
-class WindowScan(NamedTuple):
-    """Routing of the N owned positions, and the positions that windows enter for a prototype.
-
-    Attributes:
-        indices: the nearest prototypes of every owned position, in the order of ``owned``.
-        cosines: to those.
-        window: which window a candidate comes from.
-        offset: its position in the window.
-        prototype: what it is a candidate for.
-        cosine: to that.
-    """
-
-    indices: Int64[Tensor, "N k"]
-    cosines: Float[Tensor, "N k"]
-    window: Int64[Tensor, " M"]
-    offset: Int64[Tensor, " M"]
-    prototype: Int64[Tensor, " M"]
-    cosine: Float[Tensor, " M"]
-
-
-@torch.no_grad()
-def scan_windows(
-    z: Float[Tensor, "B T d"],
-    prototypes: Float[Tensor, "K d"],
-    k: int,
-    owned: Bool[Tensor, "B T"],
-    threshold: Float[Tensor, " K"] | None = None,
-) -> WindowScan:
-    """Route owned positions and find the best of each window that reach a prototype's threshold.
-
-    What indexing needs from one product: for every window b and prototype i, the first of the
-    owned t with the largest cos(z_bt, p_i), where that is at least threshold_i. A window that two
-    tiles of rows share may give one for each; the better of them is what one tile would give.
-
-    Args:
-        z: hidden states of windows.
-        prototypes: the bank.
-        k: prototypes per token.
-        owned: the positions to look at.
-        threshold: what is not worth keeping; None keeps the best of every window.
-
-    Raises:
-        InputError: shapes that do not fit, or k > K.
-    """
-    if z.ndim != 3 or owned.shape != z.shape[:2]:
-        raise InputError(
-            f"scan_windows expects z [B, T, d] and owned [B, T], got {list(z.shape)} "
-            f"and {list(owned.shape)}."
-        )
-    check_arguments(z.flatten(0, 1), prototypes, k)
-    dtype = score_dtype(z.dtype)
-    prototypes = prototypes.to(dtype)
-    count = prototypes.shape[0]
-    rows, kept = _whole_groups(owned)
-    if threshold is None:
-        threshold = prototypes.new_full((count,), ABSENT)
-    step = _tile_rows(count, z.device)
-    flat, length = z.flatten(0, 1), z.shape[1]
-    buffer = prototypes.new_empty(min(step, len(rows)), count)
-    spread = min(k + SPARE, count)
-    parts: list[tuple[Tensor, ...]] = []
-    with full_precision(z.device):
-        unit_p = prototypes * inverse_norms(prototypes)
-        for start in range(0, len(rows), step):
-            part = rows[start : start + step]
-            states = flat[part].to(dtype)
-            scores = torch.mm(states * inverse_norms(states), unit_p.T, out=buffer[: len(part)])
-            cosines, indices = rank_rows(*largest(scores, spread), states, prototypes, k)
-            own = kept[start : start + step]
-            row, prototype, cosine = _best_of_windows(scores, part // length, threshold)
-            place = part[row]
-            parts.append(
-                (indices[own], cosines[own], place // length, place % length, prototype, cosine)
-            )
-    if not parts:
-        none, nothing = rows.new_empty(0), prototypes.new_empty(0)
-        return WindowScan(rows.new_empty(0, k), nothing.new_empty(0, k), none, none, none, nothing)
-    return WindowScan(*(torch.cat(column) for column in zip(*parts, strict=True)))
-
-
-def _tile_rows(count: int, device: torch.device) -> int:
-    """Return how many rows of ``count`` scores a tile has, a multiple of the group of rows."""
-    elements = TILE_ELEMENTS * min(torch.get_num_threads(), TILE_THREADS)
-    if device.type == "cuda":
-        elements = CUDA_TILE_ELEMENTS
-    return max(ROW_GROUP, elements // count // ROW_GROUP * ROW_GROUP)
-
-
-def _whole_groups(owned: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the flat rows that are owned, each window's filled up to whole groups of 16.
-
-    A window's last row stands in for those that are missing, so that the maximum over a group is
-    one over its window. The second result is false on these.
-    """
-    rows = owned.flatten().nonzero().squeeze(1)
-    counts = owned.sum(1)
-    filled = -(-counts // ROW_GROUP) * ROW_GROUP
-    window = torch.repeat_interleave(filled)
-    number = torch.arange(len(window), device=owned.device) - (filled.cumsum(0) - filled)[window]
-    kept = number < counts[window]
-    first = (counts.cumsum(0) - counts)[window]
-    return rows[first + torch.minimum(number, counts[window] - 1)], kept
-
-
-def _best_of_windows(
-    scores: Tensor, window: Tensor, threshold: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return row, prototype and score of each window's best, where they reach the threshold."""
-    count = scores.shape[1]
-    maxima = scores.view(-1, ROW_GROUP, count).amax(1)
-    changes = window[::ROW_GROUP].diff().ne(0)
-    # The number of each group's window within the tile.
-    local = torch.cat([changes.new_zeros(1), changes]).cumsum(0)
-    ends = changes.nonzero().squeeze(1) + 1
-    best = torch.stack([part.amax(0) for part in torch.tensor_split(maxima, ends.cpu())])
-    wanted = torch.where(best >= threshold, best, torch.inf)
-    group, prototype = (maxima >= wanted[local]).nonzero(as_tuple=True)
-    rows = group[:, None] * ROW_GROUP + torch.arange(ROW_GROUP, device=scores.device)
-    entered = scores[rows, prototype[:, None]] == maxima[group, prototype, None]
-    row = group * ROW_GROUP + entered.to(torch.uint8).argmax(1)
-    # Groups come in order: where two of a window tie, the first one wins.
-    place = local[group] * count + prototype
-    first = row.new_full((best.numel(),), len(scores)).scatter_reduce_(0, place, row, "amin")
-    chosen = row == first[place]
-    row, prototype = row[chosen], prototype[chosen]
-    return row, prototype, scores[row, prototype]
-
-
 def scan_tiles(z: Tensor, prototypes: Tensor, spread: int, mask: Tensor | None) -> Candidates:
     """Pass over all scores, a tile of rows at a time."""
     n, (count, width) = z.shape[0], prototypes.shape
@@ -248,7 +115,7 @@ def scan_tiles(z: Tensor, prototypes: Tensor, spread: int, mask: Tensor | None) 
     state = torch.full((count,), -1, dtype=torch.int64, device=z.device)
     contested = torch.zeros(count, dtype=torch.bool, device=z.device)
     bound = margin(width, z.dtype)
-    rows = max(1, min(max(16, _tile_elements() // count), n))
+    rows = max(1, min(max(16, tile_elements() // count), n))
     # One buffer for all tiles: fresh pages cost more than a tenth of the product.
     buffer = z.new_empty(rows, count)
     for start in range(0, n, rows):
@@ -278,12 +145,13 @@ def _scan(z: Tensor, prototypes: Tensor, k: int, mask: Tensor | None) -> Candida
         if triton_kernel.supports(z, spread):
             return triton_kernel.scan(z, prototypes, spread, mask)
     if screened.supports(z, prototypes, k):
-        found = screened.scan(z, prototypes, k, spread, mask, _tile_elements())
+        found = screened.scan(z, prototypes, k, spread, mask, tile_elements())
         if found is not None:
             return found
     dtype = score_dtype(z.dtype)
     return scan_tiles(z.to(dtype), prototypes.to(dtype), spread, mask)
 
 
-def _tile_elements() -> int:
+def tile_elements() -> int:
+    """Return how many scores a tile holds."""
     return TILE_ELEMENTS * min(torch.get_num_threads(), TILE_THREADS)
