@@ -370,3 +370,29 @@ def test_windows_that_own_nothing():
     scan = ops.scan_windows(z, torch.randn(6, 4), 2, torch.zeros(2, 10, dtype=torch.bool))
     assert [column.shape[0] for column in scan] == [0] * 6
     assert scan.indices.shape == (0, 2)
+
+
+@given(
+    n=st.integers(0, 20),
+    count=st.integers(1, 40),
+    width=st.integers(1, 20),
+    dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
+    seed=st.integers(0, 1000),
+    data=st.data(),
+)
+def test_nearest_equals_routing_of_states(n, count, width, dtype, seed, data):
+    generator = torch.Generator().manual_seed(seed)
+    z = torch.randn(n, width, generator=generator).to(dtype)
+    prototypes = torch.randn(count, width, generator=generator).to(dtype)
+    prototypes[count // 2 :] = prototypes[: count - count // 2].clone()
+    k = data.draw(st.integers(1, count))
+    found = ops.nearest(z, prototypes, k, 1.7)
+    expected = naive.route(z, prototypes, k, 1.7)
+    assert torch.equal(found.indices, expected.indices)
+    torch.testing.assert_close(found.cosines, expected.cosines, atol=1e-6, rtol=0)
+    torch.testing.assert_close(found.activations, expected.activations, atol=2e-6, rtol=0)
+
+
+def test_nearest_refuses_what_does_not_fit():
+    with pytest.raises(InputError, match="prototypes_per_token is 5"):
+        ops.nearest(torch.randn(3, 4), torch.randn(4, 4), 5, 1.0)

@@ -44,6 +44,7 @@ from prismlm.lens.shares import (
     check_method,
 )
 from prismlm.lens.where import Conditions, Where, normalised
+from prismlm.ops.pair_products import pair_products
 
 # The softmax temperature of cosines between hidden states: 0.02 of cosine is a factor of e.
 CONTEXT_TEMPERATURE = 0.02
@@ -132,13 +133,14 @@ class Attribution:
         check_by(by)
         conditions = normalised(where)
         rows, names, codes, matching = self._placed(by, conditions)
-        if self.total <= 0:
+        total = self.total
+        if total <= 0:
             return Sources(by, (), 1.0, 0.0, conditions, self.method)
         kept = slice(None) if matching is None else matching[rows.ids]
         sums = _by_key(codes[rows.ids[kept]], rows.values[kept], len(names))
         order = np.argsort(-sums.values, kind="stable")
         items = tuple(
-            Share(names[code], value / self.total)
+            Share(names[code], value / total)
             for code, value in zip(
                 sums.ids[order].tolist(), sums.values[order].tolist(), strict=True
             )
@@ -148,8 +150,8 @@ class Attribution:
         return Sources(
             by,
             items,
-            (self.beside + self._unplaced(by)) / self.total,
-            elsewhere / self.total,
+            (self.beside + self._unplaced(by)) / total,
+            elsewhere / total,
             conditions,
             self.method,
         )
@@ -165,17 +167,18 @@ class Attribution:
         if conditions:
             kept = lens.matching("index", conditions)[rows.ids]
             rows = Sums(rows.ids[kept], rows.values[kept])
-        if self.total <= 0:
+        total = self.total
+        if total <= 0:
             return []
-        _, document_of_row = lens.documents
-        document, place = np.unique(document_of_row[rows.ids], return_inverse=True)
-        sums = np.bincount(place, rows.values, minlength=len(document))
+        names, document_of_row = lens.documents
+        document = document_of_row[rows.ids]
+        ids, sums = _by_key(document, rows.values, len(names))
         best = np.argsort(-sums, kind="stable")[:limit]
         shares: list[DocumentShare] = []
         for number in best[sums[best] > 0].tolist():
-            of_document = np.flatnonzero(place == number)
-            row = int(rows.ids[of_document[np.argmax(rows.values[of_document])]])
-            shares.append(DocumentShare(share=float(sums[number] / self.total), **lens.place(row)))
+            places = np.flatnonzero(document == ids[number])
+            row = int(rows.ids[places[np.argmax(rows.values[places])]])
+            shares.append(DocumentShare(share=float(sums[number] / total), **lens.place(row)))
         return shares
 
     def document_share(self, document: int) -> float:
@@ -323,71 +326,74 @@ def _by_similarity(
 ) -> Sums:
     """Spread the uses of each position over the contexts of its prototypes; see the module.
 
-    Prototypes are taken together by how many positions use them, so that each is read once and
-    the products are few and large.
+    Uses are taken by prototype, so that the contexts of each are read once.
     """
     order = np.argsort(prototype, kind="stable")
     ids, starts, uses = np.unique(prototype[order], return_index=True, return_counts=True)
     contexts = lens.first_rows[ids + 1] - lens.first_rows[ids]
-    # Uses from 2^n to 2^(n+1) − 1 share a batch, which is thus at least half full.
-    size = np.where(contexts > 0, np.frexp(uses)[1], 0)
-    found: list[_Similar] = []
-    for exponent in np.unique(size[size > 0]).tolist():
-        group = np.flatnonzero(size == exponent)
-        width = lens.states.shape[1] * (int(contexts[group].max()) + 2**exponent)
-        for batch in np.array_split(group, -(-len(group) * width // NUMBERS_AT_ONCE)):
-            members, member_of = _ranges(starts[batch], uses[batch])
-            use = np.full((len(batch), uses[batch].max()), -1)
-            use[member_of, members - starts[batch][member_of]] = order[members]
-            found.append(_similar(ids[batch], use, position, weight, states, lens))
+    numbers = np.cumsum(lens.states.shape[1] * (contexts + uses))
+    part_of = numbers // NUMBERS_AT_ONCE
+    parts: list[_Similar] = []
+    for part in np.unique(part_of):
+        batch = np.flatnonzero(part_of == part)
+        chosen = order[starts[batch[0]] : starts[batch[-1]] + uses[batch[-1]]]
+        of = np.repeat(np.arange(len(batch)), uses[batch])
+        parts.append(_similar(ids[batch], of, position[chosen], weight[chosen], states, lens))
     count = len(states)
     has_text = lens.first_rows[prototype + 1] > lens.first_rows[prototype]
     evidence = np.bincount(position[has_text], weight[has_text], minlength=count)
     together = np.zeros(count)
-    for part in found:
-        together += np.bincount(part.position.ravel(), part.weights.sum(2).ravel(), minlength=count)
+    for part in parts:
+        together += np.bincount(part.position, part.weight, minlength=count)
     scale = np.divide(evidence, together, out=np.zeros(count), where=together > 0)
-    return add_up(
-        [
-            Sums(part.row, np.einsum("muc,mu->mc", part.weights, scale[part.position])[part.kept])
-            for part in found
-        ]
+    # Prototypes ascend and no two share a row, so that rows are distinct and ascend as well.
+    return Sums(
+        np.concatenate([part.rows for part in parts] or [np.empty(0, dtype=np.int64)]),
+        np.concatenate(
+            [
+                np.bincount(part.row, part.weight * scale[part.position], minlength=len(part.rows))
+                for part in parts
+            ]
+            or [np.empty(0)]
+        ),
     )
 
 
 class _Similar(NamedTuple):
-    """What each use of m prototypes puts on each context, before positions are made to add up.
+    """What uses of some prototypes put on contexts, before positions are made to add up.
 
     Attributes:
-        row: rows of the index, one for every true entry of ``kept``.
-        kept: which contexts there are, [m, C].
-        position: of every use, [m, U]; 0 where there is none.
-        weights: e⁺ exp((cos − 1) / temperature), [m, U, C]; 0 where there is no use or context.
+        rows: the rows of the index that the prototypes have.
+        row: of each pair of a use and a context, the context's place in ``rows``, int64 [e].
+        position: the position of its use.
+        weight: e⁺ exp((cos − 1) / temperature).
     """
 
+    rows: np.ndarray
     row: np.ndarray
-    kept: np.ndarray
     position: np.ndarray
-    weights: np.ndarray
+    weight: np.ndarray
 
 
 def _similar(
     ids: np.ndarray,
-    use: np.ndarray,
+    of: np.ndarray,
     position: np.ndarray,
     weight: np.ndarray,
     states: Tensor,
     lens: Lens,
 ) -> _Similar:
-    """Weigh the uses [m, U] of m prototypes on their contexts; −1 stands for no use."""
-    first, last = lens.first_rows[ids], lens.first_rows[ids + 1]
-    row = first[:, None] + np.arange((last - first).max())
-    kept = row < last[:, None]
-    row = np.where(kept, row, first[:, None])
-    near = lens.states[torch.from_numpy(row.ravel())].float().view(*row.shape, -1)
-    places = np.where(use < 0, 0, position[use])
-    cosines = torch.bmm(states[torch.from_numpy(places)], near.transpose(1, 2)).double()
-    amounts = np.where(use < 0, 0.0, weight[use])
-    weights = torch.exp((cosines - 1) / CONTEXT_TEMPERATURE).numpy()
-    weights *= amounts[:, :, None] * kept[:, None]
-    return _Similar(row[kept], kept, places, weights)
+    """Weigh uses on the contexts of their prototypes, ids[of[use]]."""
+    first = lens.first_rows[ids]
+    counts = lens.first_rows[ids + 1] - first
+    rows, _ = _ranges(first, counts)
+    row, use = _ranges((np.cumsum(counts) - counts)[of], counts[of])
+    near = lens.states.index_select(0, torch.from_numpy(rows)).float()
+    cosines = pair_products(
+        torch.from_numpy(np.concatenate([[0], np.cumsum(counts[of])])),
+        torch.from_numpy(row),
+        states[torch.from_numpy(position)],
+        near,
+    )
+    weights = np.exp((cosines.double().numpy() - 1) / CONTEXT_TEMPERATURE)
+    return _Similar(rows, row, position[use], weights * weight[use])

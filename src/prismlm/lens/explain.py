@@ -19,7 +19,7 @@ from prismlm.lens.directory import Lens
 from prismlm.lens.trace import PrototypeUse, Step, TargetFrom
 from prismlm.models.seam import LogitMap, capture, output_embedding
 from prismlm.ops.decomposition import Parts, decompose
-from prismlm.ops.prototype_head import Routing
+from prismlm.ops.prototype_head import Nearest
 from prismlm.ops.prototype_head.routing import inverse_norms
 
 TOLERANCE = 1e-3
@@ -30,7 +30,7 @@ LOW_PRECISION_TOLERANCE = 2e-2
 class Reading(NamedTuple):
     """The numbers behind the steps of one text, T predictions."""
 
-    routing: Routing
+    routing: Nearest
     parts: Parts
     model_logits: Tensor
     probabilities: Tensor
@@ -104,7 +104,7 @@ def read_tokens(
     z, embedded = states.float(), embedded.float()
     raw, logits = logit_map.before_softcap(embedded), logit_map(embedded)
     targets = torch.cat([ids[0, 1:], logits[-1:].argmax(-1)])[:steps]
-    routing = head(z).routing
+    routing = head.nearest(z)
     parts = decompose(
         z,
         routing.indices,
@@ -165,16 +165,7 @@ def build_steps(
     lens: Lens | None,
 ) -> tuple[Step, ...]:
     """Turn numbers into steps with names; each token is decoded once."""
-    routing, parts = reading.routing, reading.parts
-    columns = zip(
-        routing.indices.tolist(),
-        routing.activations.tolist(),
-        routing.cosines.tolist(),
-        parts.contributions.tolist(),
-        parts.evidence.tolist(),
-        strict=True,
-    )
-    uses = [_uses(*column, lens=lens) for column in columns]
+    parts = reading.parts
     # Whole columns at once: reading single elements of tensors takes longer than the mathematics.
     figures = zip(
         parts.logit.tolist(),
@@ -184,7 +175,7 @@ def build_steps(
         parts.residual.tolist(),
         parts.residual_evidence.tolist(),
         parts.explained_share.tolist(),
-        uses,
+        _uses(reading, lens),
         strict=True,
     )
     decode = cache(lambda token: _decode(tokenizer, token))
@@ -202,31 +193,32 @@ def build_steps(
     )
 
 
-def _uses(
-    indices: list[int],
-    activations: list[float],
-    cosines: list[float],
-    contributions: list[float],
-    evidence: list[float],
-    *,
-    lens: Lens | None,
-) -> tuple[PrototypeUse, ...]:
-    uses = [
-        PrototypeUse(
-            i,
-            a,
-            c,
-            contribution,
-            e,
-            None if lens is None else lens.names[i],
-            None if lens is None else lens.categories[i],
+def _uses(reading: Reading, lens: Lens | None) -> Iterator[tuple[PrototypeUse, ...]]:
+    """Yield the prototypes in use at each position, by contribution, largest first."""
+    routing, parts = reading.routing, reading.parts
+    # Those that are not in use come last.
+    keys = parts.contributions.masked_fill(routing.activations <= 0, -torch.inf)
+    order = keys.argsort(dim=1, descending=True, stable=True)
+    columns = (
+        column.gather(1, order).tolist()
+        for column in (
+            routing.indices,
+            routing.activations,
+            routing.cosines,
+            parts.contributions,
+            parts.evidence,
         )
-        for i, a, c, contribution, e in zip(
-            indices, activations, cosines, contributions, evidence, strict=True
-        )
-        if a > 0
-    ]
-    return tuple(sorted(uses, key=lambda use: -use.contribution))
+    )
+    counts = (routing.activations > 0).sum(1).tolist()
+    for count, (indices, *figures) in zip(counts, zip(*columns, strict=True), strict=True):
+        used = indices[:count]
+        names: list[str | None] = [None] * count
+        categories = names
+        if lens is not None:
+            names = [lens.names[i] for i in used]
+            categories = [lens.categories[i] for i in used]
+        # As many as are in use: figures of the others are cut off with them.
+        yield tuple(map(PrototypeUse, used, *figures, names, categories))
 
 
 def _target_from(position: int, prompt_length: int, length: int) -> TargetFrom:

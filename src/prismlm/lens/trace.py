@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, Literal, NamedTuple, overload
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,8 +21,7 @@ TargetFrom = Literal["text", "generated", "argmax"]
 DOCUMENTS_SHOWN = 10
 
 
-@dataclass(frozen=True)
-class PrototypeUse:
+class PrototypeUse(NamedTuple):
     """One prototype's part in one prediction.
 
     Attributes:
@@ -81,7 +80,8 @@ class Step:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the entry of ``prismlm explain --json``."""
-        return asdict(self) | {"prototypes": [asdict(use) for use in self.prototypes]}
+        figures = {item.name: getattr(self, item.name) for item in fields(self)}
+        return figures | {"prototypes": [use._asdict() for use in self.prototypes]}
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,7 @@ def write_parquet(traces: Sequence[Trace], path: Path | str) -> None:
         {
             **({"text": number} if len(traces) > 1 else {}),
             **{k: v for k, v in step.to_dict().items() if k != "prototypes"},
-            **{f"prototype_{k}": v for k, v in asdict(use).items()},
+            **{f"prototype_{k}": v for k, v in use._asdict().items()},
         }
         for number, trace in enumerate(traces)
         for step in trace

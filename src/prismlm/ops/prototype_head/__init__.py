@@ -7,13 +7,15 @@ from prismlm.ops.prototype_head.losses import (
     residual,
 )
 from prismlm.ops.prototype_head.routing import Routing
-from prismlm.ops.prototype_head.tiled import reconstruct, route
+from prismlm.ops.prototype_head.tiled import Nearest, nearest, reconstruct, route
 from prismlm.ops.prototype_head.windows import WindowScan, scan_windows
 
 __all__ = [
+    "Nearest",
     "Routing",
     "WindowScan",
     "diversity",
+    "nearest",
     "point_pull",
     "prototype_pull",
     "reconstruct",

@@ -12,15 +12,15 @@ prototype. Those pairs alone are summed in float32, each as if there were no oth
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from functools import cache
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
+from prismlm.ops.pair_products import pair_products
 from prismlm.ops.prototype_head.exact import ABSENT, SPARE, Candidates, exact_pairs, margin
 from prismlm.ops.prototype_head.routing import inverse_norms, norm
 from prismlm.ops.prototype_head.selection import column_maxima, entries_at_least, largest
@@ -98,14 +98,6 @@ def has_fast_product() -> bool:
     """Whether this CPU multiplies bf16 numbers itself; elsewhere a bf16 product is no faster."""
     capabilities = getattr(torch.cpu, "get_capabilities", dict[str, bool])()
     return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
-
-
-@cache
-def _announce_sparse_tensors() -> None:
-    """Make the first CSR tensor of the process, which warns that such tensors are new."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        torch.zeros(1, 1).to_sparse_csr()
 
 
 def supports(z: Tensor, prototypes: Tensor, k: int) -> bool:
@@ -273,13 +265,7 @@ def cosines_of(row: Tensor, column: Tensor, states: Vectors, bank: Vectors) -> T
 
 
 def _cosines(starts: Tensor, row: Tensor, column: Tensor, of: Vectors, to: Vectors) -> Tensor:
-    _announce_sparse_tensors()
-    sparse: Any = torch.sparse
-    size = len(of.full), len(to.full)
-    pattern = torch.sparse_csr_tensor(  # pyright: ignore[reportUnknownMemberType]
-        starts, column, torch.zeros(len(column)), size, check_invariants=False
-    )
-    sums: Tensor = sparse.sampled_addmm(pattern, of.full, to.full.T, beta=0.0).values()
+    sums = pair_products(starts, column, of.full, to.full)
     return sums * of.inverse.index_select(0, row) * to.inverse.index_select(0, column)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib.util import find_spec
-from typing import ParamSpec, TypeVar, cast
+from typing import NamedTuple, ParamSpec, TypeVar, cast
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from prismlm.ops.prototype_head import screened
@@ -17,6 +17,7 @@ from prismlm.ops.prototype_head.exact import (
     Candidates,
     full_precision,
     margin,
+    rank_rows,
     settle,
 )
 from prismlm.ops.prototype_head.routing import (
@@ -92,6 +93,41 @@ def route(
         search.nearest_point,
         nearest_point_cosine,
     )
+
+
+class Nearest(NamedTuple):
+    """The k nearest prototypes of each state, as in :class:`Routing`; no gradients."""
+
+    indices: Int64[Tensor, "N k"]
+    cosines: Float[Tensor, "N k"]
+    activations: Float[Tensor, "N k"]
+
+
+@torch.no_grad()
+def nearest(
+    z: Float[Tensor, "N d"],
+    prototypes: Float[Tensor, "K d"],
+    k: int,
+    scale: float | Tensor,
+) -> Nearest:
+    """Return what :func:`route` does of states alone; quicker where these are few.
+
+    It asks nothing of the prototypes, and writes no normalised copy of them.
+
+    Raises:
+        InputError: k > K, or widths that differ.
+    """
+    check_arguments(z, prototypes, k)
+    dtype, count = score_dtype(z.dtype), len(prototypes)
+    z, prototypes = z.to(dtype), prototypes.to(dtype)
+    inverse, spread = inverse_norms(prototypes).squeeze(1), min(k + SPARE, count)
+    parts: list[tuple[Tensor, Tensor]] = [(z.new_empty(0, k), z.new_empty(0, k, dtype=torch.long))]
+    with full_precision(z.device):
+        for states in torch.split(z, max(16, tile_elements() // count)):
+            scores = (states * inverse_norms(states)) @ prototypes.T
+            parts.append(rank_rows(*largest(scores.mul_(inverse), spread), states, prototypes, k))
+    cosines, indices = (torch.cat(column) for column in zip(*parts, strict=True))
+    return Nearest(indices, cosines, torch.relu(scale * cosines))
 
 
 def reconstruct(routing: Routing, prototypes: Float[Tensor, "K d"]) -> Float[Tensor, "N d"]:

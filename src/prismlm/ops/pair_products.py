@@ -1,0 +1,46 @@
+"""Products of chosen pairs of vectors, without the matrix of all of them and without copies."""
+
+from __future__ import annotations
+
+import warnings
+from functools import cache
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+
+@cache
+def _announce_sparse_tensors() -> None:
+    """Make the first CSR tensor of the process, which warns that such tensors are new."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        torch.zeros(1, 1).to_sparse_csr()
+
+
+def pair_products(
+    starts: Int64[Tensor, " s"],
+    columns: Int64[Tensor, " e"],
+    left: Float[Tensor, "n d"],
+    right: Float[Tensor, "m d"],
+) -> Float[Tensor, " e"]:
+    """Return left_n · right_m for the listed pairs; each sum is formed as if it were the only one.
+
+    Args:
+        starts: row n has the pairs from starts[n] to starts[n + 1], from 0 to e; s = n + 1.
+        columns: the row of ``right`` in each pair, no pair twice. Both are trusted, not checked.
+        left: float32 or float64 vectors.
+        right: likewise.
+    """
+    _announce_sparse_tensors()
+    sparse: Any = torch.sparse
+    pattern = torch.sparse_csr_tensor(  # pyright: ignore[reportUnknownMemberType]
+        starts,
+        columns,
+        left.new_zeros(len(columns)),
+        (len(left), len(right)),
+        check_invariants=False,
+    )
+    products: Tensor = sparse.sampled_addmm(pattern, left, right.T, beta=0.0).values()
+    return products
