@@ -6,6 +6,7 @@ from prismlm.corpus.documents import Columns, Document
 from prismlm.corpus.estimate import BuildEstimate, estimate_build
 from prismlm.corpus.packing import PackedDataset, pack
 from prismlm.corpus.read import DocumentReader, read_documents
+from prismlm.corpus.resumable import stream_corpus
 from prismlm.corpus.sample import sample_path
 from prismlm.corpus.store import Corpus
 from prismlm.corpus.tokenizer import fingerprint, load_tokenizer, train_tokenizer
@@ -29,6 +30,7 @@ __all__ = [
     "pack",
     "read_documents",
     "sample_path",
+    "stream_corpus",
     "train_tokenizer",
     "window_batches",
 ]
