@@ -9,6 +9,7 @@ from prismlm.corpus.read import DocumentReader, read_documents
 from prismlm.corpus.resumable import stream_corpus
 from prismlm.corpus.sample import sample_path
 from prismlm.corpus.store import Corpus
+from prismlm.corpus.stream_estimate import StreamEstimate, estimate_stream
 from prismlm.corpus.tokenizer import fingerprint, load_tokenizer, train_tokenizer
 from prismlm.corpus.windows import WindowBatch, WindowGrid, document_windows, window_batches
 
@@ -20,11 +21,13 @@ __all__ = [
     "DocumentReader",
     "HubDataset",
     "PackedDataset",
+    "StreamEstimate",
     "WindowBatch",
     "WindowGrid",
     "build_corpus",
     "document_windows",
     "estimate_build",
+    "estimate_stream",
     "fingerprint",
     "load_tokenizer",
     "pack",

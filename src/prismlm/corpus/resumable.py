@@ -87,6 +87,28 @@ def stream_corpus(
     return Corpus.open(target)
 
 
+def existing_corpus(
+    dataset: HubDataset,
+    out: str | os.PathLike[str],
+    *,
+    tokenizer: PreTrainedTokenizerFast,
+    columns: Columns | None = None,
+    heldout_fraction: float = 0.05,
+) -> Corpus | None:
+    """Return the corpus that :func:`stream_corpus` would open without reading, or None.
+
+    Raises:
+        InputError: ``out`` holds something else, or was made of something else.
+        FormatError: the corpus is damaged.
+    """
+    target = Path(out)
+    if not layout.is_corpus(target):
+        check_build(target, "", 0, heldout_fraction, SHARD_TOKENS, overwrite=False)
+        return None
+    plan = Plan.of(tokenizer, heldout_fraction, SHARD_TOKENS)
+    return _reused(target, origin_of(dataset, columns, plan))
+
+
 @contextmanager
 def _only_here(target: Path, *, wait: bool) -> Iterator[None]:
     if not wait:
