@@ -9,18 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prismlm.cli.dataset_options import (
-    DataFiles,
-    Dataset,
-    DatasetConfig,
-    DomainColumn,
-    IdColumn,
-    LicenseColumn,
-    SourceColumn,
-    TextColumn,
-    TitleColumn,
-    UrlColumn,
-)
+from prismlm.cli import dataset_options as data
 from prismlm.cli.options import DryRun, Json
 from prismlm.errors import InputError
 
@@ -54,17 +43,17 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace DIR if a c
 def build(
     out: Annotated[Path, typer.Option(metavar="DIR", help="The corpus directory to write.")],
     inputs: Inputs = None,
-    dataset: Dataset = None,
-    dataset_config: DatasetConfig = None,
-    data_files: DataFiles = None,
+    dataset: data.Dataset = None,
+    dataset_config: data.DatasetConfig = None,
+    data_files: data.DataFiles = None,
     split: Annotated[str, typer.Option(help="The split of the dataset to read.")] = "train",
-    text_column: TextColumn = "text",
-    id_column: IdColumn = None,
-    source_column: SourceColumn = None,
-    domain_column: DomainColumn = None,
-    license_column: LicenseColumn = None,
-    title_column: TitleColumn = None,
-    url_column: UrlColumn = None,
+    text_column: data.TextColumn = "text",
+    id_column: data.IdColumn = None,
+    source_column: data.SourceColumn = None,
+    domain_column: data.DomainColumn = None,
+    license_column: data.LicenseColumn = None,
+    title_column: data.TitleColumn = None,
+    url_column: data.UrlColumn = None,
     tokenizer: OwnTokenizer = None,
     vocab_size: Annotated[int, typer.Option(help="Tokens of a tokenizer that is trained.")] = 8192,
     heldout: Annotated[float, typer.Option(help="Share of documents to hold out.")] = 0.05,

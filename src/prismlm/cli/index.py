@@ -10,19 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
 
 import typer
 
+from prismlm.cli import dataset_options as data
 from prismlm.cli.corpus import dataset_of
-from prismlm.cli.dataset_options import (
-    DataFiles,
-    Dataset,
-    DatasetConfig,
-    DomainColumn,
-    IdColumn,
-    LicenseColumn,
-    SourceColumn,
-    TextColumn,
-    TitleColumn,
-    UrlColumn,
-)
 from prismlm.cli.options import DryRun, Json, Model, Stride, is_first_process
 from prismlm.errors import InputError, suggest
 
@@ -69,17 +58,17 @@ def index(
         str | None,
         typer.Option(metavar="NAME|DIR", help="Write MODEL/lens/NAME; else the corpus's name."),
     ] = None,
-    dataset: Dataset = None,
-    dataset_config: DatasetConfig = None,
-    data_files: DataFiles = None,
+    dataset: data.Dataset = None,
+    dataset_config: data.DatasetConfig = None,
+    data_files: data.DataFiles = None,
     dataset_split: Annotated[str, typer.Option(help="The dataset's split to read.")] = "train",
-    text_column: TextColumn = "text",
-    id_column: IdColumn = None,
-    source_column: SourceColumn = None,
-    domain_column: DomainColumn = None,
-    license_column: LicenseColumn = None,
-    title_column: TitleColumn = None,
-    url_column: UrlColumn = None,
+    text_column: data.TextColumn = "text",
+    id_column: data.IdColumn = None,
+    source_column: data.SourceColumn = None,
+    domain_column: data.DomainColumn = None,
+    license_column: data.LicenseColumn = None,
+    title_column: data.TitleColumn = None,
+    url_column: data.UrlColumn = None,
     contexts: Contexts = 64,
     window: OwnWindow = None,
     stride: Stride = None,
