@@ -259,19 +259,21 @@ def print_json(value: dict[str, Any]) -> None:
 
 def _print_summary(summary: dict[str, Any]) -> None:
     from prismlm.cli.format import count, duration
+    from prismlm.lens.mass import LARGEST_GROUPS
 
     prototypes = summary["prototypes"]
-    print_rows(
-        [
-            ("tokens", count(summary["tokens"])),
-            ("documents", count(summary["documents"])),
-            ("prototypes", f"{prototypes:,}"),
-            ("with contexts", f"{summary['with_contexts']:,}"),
-            ("in use", f"{summary['in_use']:,} ({summary['in_use'] / max(1, prototypes):.1%})"),
-            ("time", duration(summary["seconds"])),
-        ],
-        last=summary["lens"],
-    )
+    rows = [
+        ("tokens", count(summary["tokens"])),
+        ("documents", count(summary["documents"])),
+        ("prototypes", f"{prototypes:,}"),
+        ("with contexts", f"{summary['with_contexts']:,}"),
+        ("in use", f"{summary['in_use']:,} ({summary['in_use'] / max(1, prototypes):.1%})"),
+        ("time", duration(summary["seconds"])),
+    ]
+    if summary["summed_share"]:
+        share = f"{summary['summed_share']:.1%} of uses"
+        rows.insert(2, ("sources summed", f"{share}, as (other): more than {LARGEST_GROUPS:,}"))
+    print_rows(rows, last=summary["lens"])
 
 
 def print_rows(rows: list[tuple[str, str]], last: str) -> None:
