@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from prismlm import fingerprints
-from prismlm.lens.layout import MASS_FILE, write_table
+from prismlm.lens.layout import MASS_FILE, summed_share, write_table
 from prismlm.lens.mass import LARGEST_GROUPS, OTHER, MassCounter
 
 ALL = (OTHER, OTHER, OTHER)
