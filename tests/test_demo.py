@@ -151,7 +151,7 @@ def test_the_quick_demo_interrupted_in_every_phase(tmp_path):
     assert prismlm.load(model).lens is not None
 
 
-def test_the_dry_run_of_the_command(demo, tmp_path):
+def test_the_dry_run_of_the_command(tmp_path):
     def run(*arguments):
         command = [sys.executable, "-m", "prismlm", "demo", *arguments]
         return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
