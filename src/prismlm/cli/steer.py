@@ -23,6 +23,10 @@ KINDS = ["clamp", "scale", "ablate"]
 PARTS = ["prototypes", "residual"]
 
 
+Prototype = Annotated[int | None, typer.Option(metavar="ID", help="Edit this prototype.")]
+Category = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Edit the prototypes of this category.")
+]
 Document = Annotated[
     str | None, typer.Option(metavar="ID", help="Edit those with contexts in this document.")
 ]
@@ -60,12 +64,8 @@ def steer(
     prompt: Annotated[
         str | None, typer.Argument(metavar="PROMPT", help="What to write on from, or use --file.")
     ] = None,
-    prototype: Annotated[
-        int | None, typer.Option(metavar="ID", help="Edit this prototype.")
-    ] = None,
-    category: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Edit the prototypes of this category.")
-    ] = None,
+    prototype: Prototype = None,
+    category: Category = None,
     document: Document = None,
     strength: Strength = None,
     edit: Annotated[
