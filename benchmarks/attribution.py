@@ -23,7 +23,8 @@ import numpy as np
 import torch
 
 import prismlm
-from first_light import SHUFFLES, environment, random_states_head
+from environment import environment
+from first_light import SHUFFLES, random_states_head
 from prismlm.corpus import Corpus
 from prismlm.eval.domain_prompts import against_controls, prompt_evidence
 from prismlm.eval.domain_share import paired_difference

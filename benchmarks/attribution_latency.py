@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import tempfile
 import time
@@ -27,6 +25,7 @@ import torch
 from safetensors.torch import save_file
 
 import prismlm
+from environment import environment
 from prismlm.layers import PrototypeHead
 from prismlm.lens import layout
 from prismlm.lens.attribution import EvidenceTable, attribute
@@ -216,13 +215,7 @@ def measure(model: Path, synthetic: Path) -> dict[str, Any]:
     )
     token = time_tokens(Lens(synthetic, meta, PROTOTYPES))
     return {
-        "environment": {
-            "torch": torch.__version__,
-            "threads": torch.get_num_threads(),
-            "machine": platform.machine(),
-            "cores": os.cpu_count(),
-            "load": os.getloadavg()[0],
-        },
+        "environment": environment(),
         "lens": {
             "prototypes": PROTOTYPES,
             "contexts": CONTEXTS,

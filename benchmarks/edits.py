@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 import prismlm
-from first_light import environment
+from environment import environment
 from prismlm.corpus import Corpus
 from prismlm.files import write_json
 from prismlm.lens.directory import Lens

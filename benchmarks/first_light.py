@@ -11,18 +11,15 @@ the trained head with its prototype → domain map shuffled.
 from __future__ import annotations
 
 import argparse
-import platform
-import subprocess
 import tempfile
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import transformers
 
 import prismlm
+from environment import environment
 from prismlm.corpus import Corpus, document_windows, pack, window_batches
 from prismlm.eval.domain_prompts import against_controls
 from prismlm.eval.domain_share import DocumentEvidence, document_evidence
@@ -161,22 +158,6 @@ def drawn_prototypes(lens: Lens) -> list[dict[str, Any]]:
             }
         )
     return drawn
-
-
-def environment() -> dict[str, Any]:
-    """Return what the figures were measured with."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
-    return {
-        "date": datetime.now(UTC).date().isoformat(),
-        "commit": commit,
-        "machine": f"{platform.machine()}, {torch.get_num_threads()} threads, CPU",
-        "python": platform.python_version(),
-        "prismlm": prismlm.__version__,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-    }
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from environment import environment
 from prismlm.allocator import keep_freed_memory
 from prismlm.corpus import Corpus
 from prismlm.corpus.blocks import block_passes
@@ -57,7 +58,9 @@ def main() -> None:
     else:
         found = measure_growth(arguments.corpus, arguments.tokens)
     before: dict[str, Any] = read_json(RESULT) if RESULT.exists() else {}
-    write_json(RESULT, before | {arguments.command: found})
+    # The two may be measured at different times, so that each has its own.
+    where = before.get("environment", {}) | {arguments.command: environment()}
+    write_json(RESULT, before | {"environment": where, arguments.command: found})
     print(found)
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 RESULTS = Path("docs/results")
+PLACE = (("", "date"), ("at ", "commit"), ("on ", "machine"))
+VERSIONS = (("Python", "python"), ("torch", "torch"), ("transformers", "transformers"))
 
 
 def publish(pages: dict[Path, str], *, check: bool) -> int:
@@ -23,3 +26,12 @@ def publish(pages: dict[Path, str], *, check: bool) -> int:
         stale = stale or not fresh
         print(f"{path} is {'up to date' if fresh else 'not what the JSON gives; render it again'}")
     return int(stale)
+
+
+def measured_on(where: dict[str, Any] | None) -> str:
+    """Return a sentence on what figures were measured with, from what a benchmark noted of it."""
+    if not where:
+        return "When, at which commit and on what this was measured was not noted."
+    words = ["Measured", *(f"{joint}{where[key]}" for joint, key in PLACE if key in where)]
+    versions = [f"{name} {where[key]}" for name, key in VERSIONS if key in where]
+    return f"{' '.join(words)}; {', '.join(versions)}."

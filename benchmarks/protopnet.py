@@ -23,22 +23,17 @@ from __future__ import annotations
 
 import argparse
 import gc
-import os
-import platform
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor
 from torch.utils.data import default_collate
 
-import prismlm
+from environment import environment
 from prismlm.corpus import Corpus, PackedDataset, WindowBatch, build_corpus, pack, sample_path
 from prismlm.errors import InputError
 from prismlm.files import read_json, write_json
@@ -273,24 +268,6 @@ def report(contestant: Contestant, seed: int) -> dict[str, Any]:
         "cpu_ms_per_step": 1000 * contestant.cpu / contestant.step,
         "wall_ms_per_step": 1000 * contestant.wall / contestant.step,
         "curve": contestant.curve,
-    }
-
-
-def environment() -> dict[str, Any]:
-    """Return what the figures were measured with."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
-    return {
-        "date": datetime.now(UTC).date().isoformat(),
-        "commit": commit,
-        "machine": f"{platform.machine()}, {torch.get_num_threads()} thread, CPU",
-        "load_average": os.getloadavg()[2],
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        "prismlm": prismlm.__version__,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
     }
 
 

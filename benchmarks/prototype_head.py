@@ -15,18 +15,15 @@ file per head, so that a sweep can be cut short.
 from __future__ import annotations
 
 import argparse
-import platform
-import subprocess
 import tempfile
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
 import prismlm
+from environment import environment
 from head_bank import BankTrainer, merged, train_bank
 from prismlm.files import write_json
 from prismlm.layers import PrototypeHead
@@ -218,22 +215,6 @@ def write_result(path: Path, result: dict[str, Any]) -> None:
 def slug(name: str) -> str:
     """Return a name as a part of a file's name."""
     return "".join(letter if letter.isalnum() else "-" for letter in name).replace("--", "-")
-
-
-def environment() -> dict[str, str]:
-    """Say what ran this, and on what."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
-    ).stdout.strip()
-    return {
-        "date": datetime.now(UTC).date().isoformat(),
-        "commit": commit,
-        "processor": platform.processor() or platform.machine(),
-        "threads": str(torch.get_num_threads()),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-    }
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from pages import RESULTS, publish
+from pages import RESULTS, measured_on, publish
 
 METHODS = {
     "attribution": "attribution",
@@ -165,8 +165,7 @@ def _setting(result: dict[str, Any]) -> list[str]:
         f"in {setting['steps']:,} steps. The lens keeps {lens['contexts']} contexts of each "
         "prototype, one of a document. One seed.",
         "",
-        f"Measured {where['date']} at {where['commit']} on {where['machine']}; Python "
-        f"{where['python']}, torch {where['torch']}, transformers {where['transformers']}.",
+        measured_on(where),
         "",
         f"Asked: *{example['prompt']}* → *{example['answer']}*. One of its documents:",
         "",

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
-RESULTS = Path("docs/results")
+from pages import RESULTS, measured_on, publish
+
 ROWS = (
     ("attribution", "attribution: shares by source, ten documents"),
     ("from_state", "with routing and splitting the logit before it"),
@@ -21,21 +21,11 @@ def main() -> int:
     parser.add_argument("--check", action="store_true")
     arguments = parser.parse_args()
     text = render(json.loads((RESULTS / "attribution_latency.json").read_text(encoding="utf-8")))
-    page = RESULTS / "attribution_latency.md"
-    if arguments.check:
-        fresh = page.read_text(encoding="utf-8") == text
-        print(f"{page} is {'up to date' if fresh else 'not what the JSON gives; render it again'}")
-        return 0 if fresh else 1
-    page.write_text(text, encoding="utf-8")
-    print(f"wrote {page}")
-    return 0
+    return publish({RESULTS / "attribution_latency.md": text}, check=arguments.check)
 
 
 def render(result: dict[str, Any]) -> str:
     """Return the page."""
-    lens, token, generation = result["lens"], result["token"], result["generation"]
-    where = result["environment"]
-    p99, ratio = token["attribution"]["p99_ms"], generation["ratio"]["attributed"]["median"]
     lines = [
         "# How long attribution takes",
         "",
@@ -45,10 +35,29 @@ def render(result: dict[str, Any]) -> str:
         "",
         "    python benchmarks/attribution_latency.py prismlm-demo/model",
         "",
-        f"torch {where['torch']}, {where['threads']} thread, {where['machine']}. The machine ran "
-        f"other jobs: {where['load']:.1f} processes waited for its {where['cores']} cores on "
-        "average.",
+        _where(result["environment"]),
         "",
+        *_token(result["lens"], result["token"]),
+        *_generation(result["generation"]),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _where(where: dict[str, Any]) -> str:
+    load = where.get("load", where.get("load_average"))
+    if "date" in where:
+        measured = measured_on(where)
+    else:
+        measured = f"torch {where['torch']}, {where['threads']} thread, {where['machine']}."
+    return (
+        f"{measured} The machine ran other jobs: {load:.1f} processes waited for its "
+        f"{where['cores']} cores on average."
+    )
+
+
+def _token(lens: dict[str, Any], token: dict[str, Any]) -> list[str]:
+    p99, cpu_p99 = token["attribution"]["p99_ms"], token["attribution_cpu"]["p99_ms"]
+    lines = [
         "## One token from a warm lens",
         "",
         f"A synthetic lens of K = {lens['prototypes']:,} prototypes with L = {lens['contexts']} "
@@ -66,35 +75,41 @@ def render(result: dict[str, Any]) -> str:
             f"| {name} | {wall['p50_ms']:.2f} | {wall['p99_ms']:.2f} | {cpu['p50_ms']:.2f} | "
             f"{cpu['p99_ms']:.2f} |"
         )
-    cpu = token["attribution_cpu"]["p99_ms"]
     lines += [
         "",
         f"Target: p99 of attribution at most 5 ms. By the clock **{_verdict(p99 <= 5)}**, "
-        f"{p99:.2f} ms; of CPU time {cpu:.2f} ms.",
+        f"{p99:.2f} ms; of CPU time {cpu_p99:.2f} ms.",
         "",
+    ]
+    return lines
+
+
+def _generation(found: dict[str, Any]) -> list[str]:
+    ratio = found["ratio"]["attributed"]["median"]
+    lines = [
         "## Beside generation",
         "",
-        f"{generation['tokens']} tokens from a {generation['model_type']} of "
-        f"{generation['parameters'] / 1e6:.1f} million parameters with "
-        f"{generation['prototypes']:,} prototypes,",
-        f"{generation['prototypes_per_token']} per token, {generation['contexts']} contexts each: "
-        f"median of {generation['samples']} rounds in which the ways take turns.",
+        f"{found['tokens']} tokens from a {found['model_type']} of "
+        f"{found['parameters'] / 1e6:.1f} million parameters with "
+        f"{found['prototypes']:,} prototypes,",
+        f"{found['prototypes_per_token']} per token, {found['contexts']} contexts each: "
+        f"median of {found['samples']} rounds in which the ways take turns.",
         "",
         "| | ms | against generation alone: median, least, most |",
         "|---|---|---|",
-        f"| generation alone | {generation['milliseconds']['plain']:.0f} | |",
+        f"| generation alone | {found['milliseconds']['plain']:.0f} | |",
     ]
     for key, name in (
         ("parts_alone", "and every logit split"),
         ("attributed", "and shares by source and ten documents over all of them"),
     ):
-        r = generation["ratio"][key]
+        r = found["ratio"][key]
         lines.append(
-            f"| {name} | {generation['milliseconds'][key]:.0f} | {r['median']:.3f}, "
+            f"| {name} | {found['milliseconds'][key]:.0f} | {r['median']:.3f}, "
             f"{r['least']:.3f}, {r['most']:.3f} |"
         )
     lines += ["", f"Target: at most 1.10. **{_verdict(ratio <= 1.1).capitalize()}**: {ratio:.3f}."]
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def _verdict(reached: bool) -> str:

@@ -7,7 +7,7 @@ import json
 import sys
 from typing import Any
 
-from pages import RESULTS, publish
+from pages import RESULTS, measured_on, publish
 
 
 def main() -> int:
@@ -57,8 +57,7 @@ def _setting(result: dict[str, Any]) -> list[str]:
         "that it beats a random one follows almost from the equations. The rows to read are how "
         "much of it there is for what it costs.",
         "",
-        f"Measured {where['date']} at {where['commit']} on {where['machine']}; Python "
-        f"{where['python']}, torch {where['torch']}, transformers {where['transformers']}.",
+        measured_on(where),
         "",
     ]
 

@@ -7,7 +7,7 @@ import json
 import sys
 from typing import Any
 
-from pages import RESULTS, publish
+from pages import RESULTS, measured_on, publish
 
 QUALITY = (
     ("ce", "CE of the model", "{:.3f}"),
@@ -58,8 +58,7 @@ def _setting(result: dict[str, Any]) -> list[str]:
         f"({result['corpus']['tokens']:,} tokens, {heldout['tokens']:,} of them in "
         f"{heldout['documents']:,} held-out documents). One seed.",
         "",
-        f"Measured {where['date']} at {where['commit']} on {where['machine']}; Python "
-        f"{where['python']}, torch {where['torch']}, transformers {where['transformers']}.",
+        measured_on(where),
         "",
     ]
 

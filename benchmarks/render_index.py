@@ -7,7 +7,7 @@ import json
 import sys
 from typing import Any
 
-from pages import RESULTS, publish
+from pages import RESULTS, measured_on, publish
 
 TARGET = 1.3
 EXTRAPOLATED = {"10⁹": 10**9, "10¹²": 10**12}
@@ -26,6 +26,7 @@ def main() -> int:
 
 def render(result: dict[str, Any]) -> str:
     """Return the page."""
+    where = result.get("environment", {})
     lines = [
         "# The index: its time, and how it grows",
         "",
@@ -35,13 +36,13 @@ def render(result: dict[str, Any]) -> str:
         "    python benchmarks/index.py ratio prismlm-demo/model prismlm-demo/corpus",
         "    python benchmarks/index.py growth prismlm-demo/corpus",
         "",
-        *_ratio(result["ratio"]),
-        *_growth(result.get("growth", [])),
+        *_ratio(result["ratio"], where.get("ratio")),
+        *_growth(result.get("growth", []), where.get("growth")),
     ]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _ratio(found: dict[str, Any]) -> list[str]:
+def _ratio(found: dict[str, Any], where: dict[str, Any] | None) -> list[str]:
     rows = (
         ("the forward passes that the index makes, without logits", found["ratio"]),
         ("… in the second half of the run", found["ratio_last_half"]),
@@ -64,10 +65,12 @@ def _ratio(found: dict[str, Any]) -> list[str]:
         "row is the strict reading; the exact product with all prototypes alone is a good part "
         "of a forward pass of a model this small, and less of a larger one.",
         "",
+        measured_on(where),
+        "",
     ]
 
 
-def _growth(rows: list[dict[str, Any]]) -> list[str]:
+def _growth(rows: list[dict[str, Any]], where: dict[str, Any] | None) -> list[str]:
     if not rows:
         return ["## Growth", "", "Not measured yet."]
     last = rows[-1]
@@ -100,6 +103,8 @@ def _growth(rows: list[dict[str, Any]]) -> list[str]:
         )
         + ". Divide by the number of shards. For another model, put its own tokens a second in the "
         "place of this one: `prismlm index --dry-run` measures it.",
+        "",
+        measured_on(where),
     ]
     return lines
 

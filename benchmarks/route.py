@@ -24,7 +24,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +31,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from environment import environment
 from prismlm.files import write_json
 from prismlm.ops import prototype_head as ops
 
@@ -79,7 +79,8 @@ def main() -> None:
         print_rows(result)
         results.append(result)
     loads = {"load_before": round(load, 2), "load_after": round(os.getloadavg()[0], 2)}
-    write_json(given.out, {"environment": environment(given.device) | loads, "results": results})
+    where = environment() | machine(given.device) | loads
+    write_json(given.out, {"environment": where, "results": results})
 
 
 def measured(
@@ -294,21 +295,18 @@ def print_rows(result: dict[str, Any]) -> None:
         )
 
 
-def environment(device: str) -> dict[str, Any]:
-    """Return what the figures depend on."""
+def machine(device: str) -> dict[str, Any]:
+    """Return which processor or GPU it ran on."""
     models = [
         line.split(":", 1)[1].strip()
         for line in Path("/proc/cpuinfo").read_text().splitlines()
         if line.startswith("model name")
     ]
     return {
-        "date": datetime.now(UTC).date().isoformat(),
         "machine": f"{platform.machine()}, {len(models)} × {models[0]}"
         if device == "cpu"
         else torch.cuda.get_device_name(),
         "capability": torch.backends.cpu.get_cpu_capability(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
     }
 
 

@@ -20,12 +20,13 @@ import numpy as np
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from environment import environment
 from head_bank import merged
 from prismlm.files import write_json
 from prismlm.training import build_recipe
 from prismlm.training.initialise import place_prototypes
 from prismlm.training.setup import build_trainer, prepare
-from prototype_head import RECIPES, RESULTS, environment, recipes
+from prototype_head import RECIPES, RESULTS, recipes
 
 WARM_UP = 10
 NAMES = [

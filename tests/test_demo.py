@@ -1,5 +1,6 @@
 """The demo end to end at a tiny size; the quick demo interrupted in every phase is slow."""
 
+import json
 import os
 import re
 import signal
@@ -12,6 +13,7 @@ import pytest
 
 import prismlm
 from prismlm.demo import PROMPTS, QUICK, DemoSize, run_demo
+from prismlm.demo_estimate import estimate_demo
 from prismlm.errors import InputError
 
 TINY = DemoSize(
@@ -71,6 +73,39 @@ def test_a_missing_part_alone_is_built_again(demo):
     assert prismlm.load(demo.model).lens is not None
 
 
+def test_an_estimate_says_what_is_there_and_writes_nothing(demo, tmp_path):
+    import shutil
+
+    part = Path(shutil.copytree(demo.model.parent, tmp_path / "part"))
+    before = sorted(part.rglob("*"))
+    names = ["corpus", "model", "lens", "report"]
+    whole = estimate_demo(part, TINY)
+    assert [(p.name, p.there) for p in whole.parts] == [(name, True) for name in names]
+    assert whole.seconds == whole.parts[-1].seconds
+    assert (whole.memory_bytes, whole.disk_bytes) == (0, 0)
+
+    shutil.rmtree(part / "model")
+    rest = estimate_demo(part, TINY)
+    assert [p.there for p in rest.parts] == [True, False, False, True]
+    corpus, model, lens, report = rest.parts
+    assert corpus.seconds == 0 < min(model.seconds, lens.seconds)
+    assert rest.seconds == pytest.approx(model.seconds + lens.seconds + report.seconds)
+    assert rest.memory_bytes == max(model.memory_bytes, lens.memory_bytes) > 10**8
+    actual = sum(p.stat().st_size for p in (demo.model / "lens" / "sample").iterdir())
+    assert actual / 4 < lens.disk_bytes < 4 * actual
+    left = {path for path in before if not path.is_relative_to(part / "model")}
+    assert set(part.rglob("*")) == left
+
+    nowhere = tmp_path / "nowhere"
+    everything = estimate_demo(nowhere, TINY)
+    assert [p.there for p in everything.parts] == [False] * 4
+    built = sum(p.stat().st_size for p in demo.corpus.glob("*-0*"))
+    assert built / 3 < everything.parts[0].disk_bytes < 3 * built
+    assert not nowhere.exists()
+    with pytest.raises(InputError, match="another size"):
+        estimate_demo(part, QUICK)
+
+
 def test_another_size_is_refused(demo):
     with pytest.raises(InputError, match="another size"):
         run_demo(demo.model.parent, QUICK)
@@ -114,3 +149,18 @@ def test_the_quick_demo_interrupted_in_every_phase(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     model = tmp_path / done.stdout.splitlines()[-1]
     assert prismlm.load(model).lens is not None
+
+
+def test_the_dry_run_of_the_command(tmp_path):
+    def run(*arguments):
+        command = [sys.executable, "-m", "prismlm", "demo", *arguments]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    shown = run("--quick", "--dry-run", "--json")
+    assert shown.returncode == 0, shown.stderr
+    found = json.loads(shown.stdout)
+    assert found["out"] == "prismlm-demo-quick"
+    assert [part["there"] for part in found["parts"]] == [False] * 4
+    assert found["seconds"] == pytest.approx(sum(part["seconds"] for part in found["parts"]))
+    assert list(tmp_path.iterdir()) == []
+    assert "--json is of --dry-run" in run("--json").stderr

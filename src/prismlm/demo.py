@@ -99,21 +99,20 @@ def run_demo(out: Path, size: DemoSize = FULL, *, progress: Reporter = SILENT) -
     out = Path(out)
     _claim(out, size)
     corpus, model = out / "corpus", out / "model"
-    lens = model / "lens" / "sample"
-    missing = [not (corpus / "corpus.json").exists(), not _trained(model), not lens.exists()]
-    if missing[0]:
+    there = parts_there(out)
+    if not there["corpus"]:
         _build_corpus(corpus, out, size, progress)
-    if missing[1]:
+    if not there["model"]:
         _train(corpus, model, size, progress)
-    if missing[2]:
-        _index(corpus, model, lens, size, progress)
+    if not there["lens"]:
+        _index(corpus, model, model / "lens" / "sample", size, progress)
     traces = _explain(model, progress)
     report = out / REPORT_FILE
     from prismlm.lens.html import page
 
     with atomic_file(report) as temporary:
         temporary.write_text(page(list(traces.values()), title="prismlm demo"), encoding="utf-8")
-    return DemoResult(model, corpus, report, traces, cached=not any(missing))
+    return DemoResult(model, corpus, report, traces, cached=all(there.values()))
 
 
 def recipe_text(size: DemoSize) -> str:
@@ -121,54 +120,82 @@ def recipe_text(size: DemoSize) -> str:
     return files("prismlm.training").joinpath("recipes", size.recipe).read_text(encoding="utf-8")
 
 
+def parts_there(out: Path) -> dict[str, bool]:
+    """Say of corpus, model and lens whether each is there; what is there is whole."""
+    from prismlm.models.sidecar import has_sidecar
+
+    model = out / "model"
+    return {
+        "corpus": (out / "corpus" / "corpus.json").exists(),
+        "model": has_sidecar(model),
+        "lens": (model / "lens" / "sample").exists(),
+    }
+
+
 def _claim(out: Path, size: DemoSize) -> None:
     """Note whose directory this is, or check that the note is ours."""
+    if check_claim(out, size):
+        write_json(out / STATE_FILE, _identity(size))
+
+
+def check_claim(out: Path, size: DemoSize) -> bool:
+    """Check that a demo may be built in a directory; return whether nobody has begun one there.
+
+    Raises:
+        InputError: it holds something else, or a demo of another size or version.
+    """
+    state = out / STATE_FILE
+    if not state.is_file():
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise InputError(f"{out} exists and no demo made it. Choose another --out.")
+        return True
+    if read_json(state) != _identity(size):
+        raise InputError(
+            f"{out} holds a demo of another size or version of prismlm. "
+            "Choose another --out, or remove it."
+        )
+    return False
+
+
+def _identity(size: DemoSize) -> dict[str, Any]:
     from prismlm.corpus import sample_path
 
-    identity: dict[str, Any] = {
+    return {
         "prismlm": prismlm.__version__,
         "size": size.recipe.removesuffix(".yaml"),
         "inputs": fingerprints.of_bytes(
             recipe_text(size).encode(), sample_path().read_bytes(), repr(size).encode()
         ),
     }
-    state = out / STATE_FILE
-    if not state.is_file():
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise InputError(f"{out} exists and no demo made it. Choose another --out.")
-        write_json(state, identity)
-    elif read_json(state) != identity:
-        raise InputError(
-            f"{out} holds a demo of another size or version of prismlm. "
-            "Choose another --out, or remove it."
-        )
 
 
-def _trained(model: Path) -> bool:
-    from prismlm.models.sidecar import has_sidecar
+def documents(path: Path, every: int) -> Path:
+    """Return the bundled sample, or write one in ``every`` of its documents to ``path``."""
+    from prismlm.corpus import sample_path
 
-    return has_sidecar(model)
+    if every == 1:
+        return sample_path()
+    table = pq.read_table(sample_path())
+    with atomic_file(path) as temporary:
+        pq.write_table(table.take(list(range(0, len(table), every))), temporary)
+    return path
 
 
 def _build_corpus(corpus: Path, out: Path, size: DemoSize, progress: Reporter) -> None:
-    from prismlm.corpus import build_corpus, sample_path
+    from prismlm.corpus import build_corpus
 
-    source = sample_path()
-    if size.every > 1:
-        table = pq.read_table(source)
-        source = out / "documents.parquet"
-        with atomic_file(source) as temporary:
-            pq.write_table(table.take(list(range(0, len(table), size.every))), temporary)
+    source = documents(out / "documents.parquet", size.every)
     build_corpus([source], corpus, vocab_size=size.vocab_size, progress=progress)
 
 
 def _train(corpus: Path, model: Path, size: DemoSize, progress: Reporter) -> None:
     from prismlm.training import train
 
-    train(_recipe(corpus, model, size), resume=model.exists(), progress=progress)
+    train(recipe(corpus, model, size), resume=model.exists(), progress=progress)
 
 
-def _recipe(corpus: Path, model: Path, size: DemoSize) -> Recipe:
+def recipe(corpus: Path, model: Path, size: DemoSize) -> Recipe:
+    """Return the training recipe of a demo with its corpus and model in these places."""
     from prismlm.training import load_recipe
 
     path = files("prismlm.training").joinpath("recipes", size.recipe)
@@ -182,7 +209,7 @@ def _index(corpus: Path, model: Path, lens: Path, size: DemoSize, progress: Repo
     from prismlm.lens.index import IndexOptions, build_index
 
     lm = prismlm.load(model)
-    window = _recipe(corpus, model, size).data.length
+    window = recipe(corpus, model, size).data.length
     options = IndexOptions(contexts=size.contexts, window=window, stride=window * 3 // 4)
     build_index(
         lm.model, lm.head, Corpus.open(corpus), lens, options, trained_on=True, progress=progress

@@ -12,6 +12,7 @@ import pytest
 import prismlm
 
 SOURCES = str(Path(prismlm.__file__).parents[1])
+PYTHONPATH = os.pathsep.join(filter(None, (SOURCES, os.environ.get("PYTHONPATH"))))
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -24,7 +25,7 @@ def cold_prism() -> Run:
             [sys.executable, "-m", "prismlm", *map(str, arguments)],
             capture_output=True,
             encoding="utf-8",
-            env={**os.environ, "PYTHONPATH": SOURCES, "COLUMNS": "100"},
+            env={**os.environ, "PYTHONPATH": PYTHONPATH, "COLUMNS": "100"},
             timeout=120,
             check=False,
         )
@@ -42,7 +43,7 @@ def prism(tmp_path_factory: pytest.TempPathFactory):
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         encoding="utf-8",
-        env={**os.environ, "PYTHONPATH": SOURCES},
+        env={**os.environ, "PYTHONPATH": PYTHONPATH},
     )
     assert server.stdin is not None
     assert server.stdout is not None

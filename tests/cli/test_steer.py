@@ -7,7 +7,9 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 import prismlm
+from prismlm.corpus import Corpus
 from prismlm.lens.steering import steer
+from prismlm.lens.steering_cost import perplexity_cost
 from prismlm.lens.steering_effects import measure_effects
 
 TEXT = "The patient was given a dose of the drug, and the court"
@@ -42,6 +44,7 @@ def test_json_of_a_text(prism, tiny_model, lm):
             "target": "signature",
             "measure": "logit",
         },
+        "only": None,
         "cost_note": "",
     }
     assert all(set(token) == TOKEN for token in value["tokens"])
@@ -79,6 +82,58 @@ def test_a_file_of_prompts(prism, tiny_model, lm, tmp_path):
     low, high = effect["difference_interval"]
     assert f"{effect['difference']:+.3f} ({low:+.3f} to {high:+.3f})" in shown
     assert f"{effect['d']:+.2f}" in shown
+
+
+@pytest.mark.parametrize("only", ["residual", "prototypes"])
+def test_a_part_alone(prism, tiny_model, tiny_corpus, lm, only):
+    arguments = (TEXT, "--only", only, "--generate", 4, "--heldout", 500)
+    result = prism("steer", tiny_model, *arguments, "--json")
+    assert result.returncode == 0, result.stderr
+    value = json.loads(result.stdout)
+    expected = json.loads(json.dumps(steer(lm, TEXT, [], only=only, generate=4).to_dict()))
+    cost = perplexity_cost(lm, Corpus.open(tiny_corpus), [], only=only, tokens=500)
+    assert value == expected | {
+        "model": str(tiny_model),
+        "lens": "sample",
+        "edit": None,
+        "only": only,
+        "cost": cost.to_dict(),
+        "cost_note": "",
+    }
+    # What it wrote is what the model writes inside the block, and not what it writes outside.
+    with lm.edit(only=only):
+        assert value["text"] == lm.generate(TEXT, tokens=4)
+    assert value["unedited"] == lm.generate(TEXT, tokens=4) != value["text"]
+    assert all(token["control"] is None for token in value["tokens"])
+    assert (value["tokens"][0]["leading_after"] is None) == (only == "residual")
+    shown = prism("steer", tiny_model, *arguments).stdout
+    assert shown.startswith(f"{only} only\n")
+    assert f"{cost.perplexity:.2f} → {cost.edited:.2f} (" in shown
+    assert "mean of" not in shown
+
+
+def test_a_part_alone_with_an_edit_and_over_prompts(prism, refused, tiny_model, lm, tmp_path):
+    arguments = ("--only", "prototypes", "--prototype", 7, "--edit", "ablate", "--heldout", 0)
+    result = prism("steer", tiny_model, TEXT, *arguments, "--generate", 3)
+    assert result.stdout.startswith("ablate prototype 7, prototypes only\n")
+    path = tmp_path / "prompts.txt"
+    path.write_text(f"{TEXT}\nOnce upon a time\n", encoding="utf-8")
+    alone = ("--file", path, "--only", "residual", "--heldout", 0)
+    value = json.loads(prism("steer", tiny_model, *alone, "--json").stdout)
+    expected = measure_effects(lm, [TEXT, "Once upon a time"], [], only="residual").to_dict()
+    assert {key: value[key] for key in expected} == json.loads(json.dumps(expected))
+    assert list(value["measures"]) == ["text", "divergence"]
+    assert value["signature_tokens"] == []
+    shown = prism("steer", tiny_model, *alone).stdout
+    assert "without a control" in shown
+    assert "signature" not in shown
+    for words, wrong in (
+        ("there is no part 'prototype'", ("--only", "prototype")),
+        ("Did you mean 'prototypes'", ("--only", "prototype")),
+        ("--strength is of an edit", ("--only", "residual", "--strength", 1)),
+        ("leaves no prototypes", ("--only", "residual", *CLAMP)),
+    ):
+        assert words in refused("steer", tiny_model, TEXT, *wrong)
 
 
 def test_the_cost_needs_a_corpus(prism, tiny_model, tmp_path):

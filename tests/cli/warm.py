@@ -4,6 +4,7 @@ Importing PyTorch and transformers takes seconds, and dozens of tests run the co
 imports them and nothing else; each child is forked from it, so no test sees another's state.
 """
 
+import contextlib
 import json
 import os
 import sys
@@ -15,6 +16,9 @@ import prismlm.cli.app
 import prismlm.corpus.store
 import prismlm.lens.index_estimate
 import prismlm.lens.language_model
+
+with contextlib.suppress(ModuleNotFoundError):
+    import datasets  # noqa: F401
 
 
 def run(request: dict) -> None:

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from prismlm.corpus import Columns, Document, DocumentReader, read_documents
-from prismlm.corpus.read import _SeenIds
+from prismlm.corpus.read import SeenIds
 from prismlm.errors import InputError
 
 RECORDS: list[dict[str, Any]] = [
@@ -99,8 +99,8 @@ def test_a_byte_order_mark_is_not_text(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("recent", [1, 2, 1 << 16])
 def test_seen_ids_beyond_what_is_kept_recent(recent: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_SeenIds, "_RECENT", recent)
-    seen = _SeenIds()
+    monkeypatch.setattr(SeenIds, "_RECENT", recent)
+    seen = SeenIds()
     assert all(seen.add(str(n)) for n in range(50))
     assert not any(seen.add(str(n)) for n in range(50))
 

@@ -16,6 +16,14 @@ if TYPE_CHECKING:
     from prismlm.lens.audit import Audit
 
 SHARES_SHOWN = 12
+RowsFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Write one row per text.")]
+LinesFile = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="The same rows as JSON lines.")
+]
+SharesFile = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="The largest shares, for a spreadsheet.")
+]
+Page = Annotated[Path | None, typer.Option(metavar="FILE", help="Write a self-contained report.")]
 
 
 def audit(
@@ -36,18 +44,10 @@ def audit(
     id_column: Annotated[
         str | None, typer.Option(metavar="NAME", help="Of their ids; else file and row.")
     ] = None,
-    parquet: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write one row per text.")
-    ] = None,
-    jsonl: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The same rows as JSON lines.")
-    ] = None,
-    csv: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The largest shares, for a spreadsheet.")
-    ] = None,
-    html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a self-contained report.")
-    ] = None,
+    parquet: RowsFile = None,
+    jsonl: LinesFile = None,
+    csv: SharesFile = None,
+    html: Page = None,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from prismlm.cli import dataset_options as data
 from prismlm.cli.options import DryRun, Json
 from prismlm.errors import InputError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from prismlm.corpus import BuildEstimate, Corpus
+    from prismlm.corpus import BuildEstimate, Corpus, HubDataset, StreamEstimate
 
 _ROWS_SHOWN = 20
 _BAR_WIDTH = 20
@@ -23,85 +24,96 @@ _BAR_WIDTH = 20
 app = typer.Typer(help="Turn texts into a corpus, and look at one.", no_args_is_help=True)
 
 
-def _column(role: str, otherwise: str) -> Any:
-    return typer.Option(
-        f"--{role}-column", metavar="NAME", help=f"Column of the {role}; {otherwise}."
-    )
+Inputs = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="IN…",
+        help="Files or directories: .txt, .jsonl, .ndjson (also .gz, .zst), .parquet. "
+        "The word [bold]sample[/bold] is the bundled sample.",
+    ),
+]
+OwnTokenizer = Annotated[
+    str | None,
+    typer.Option(metavar="DIR|NAME", help="Use this tokenizer instead of training one."),
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace DIR if a corpus.")]
 
 
 @app.command()
 def build(
     out: Annotated[Path, typer.Option(metavar="DIR", help="The corpus directory to write.")],
-    inputs: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="IN…",
-            help="Files or directories: .txt, .jsonl, .ndjson (also .gz, .zst), .parquet. "
-            "The word [bold]sample[/bold] is the bundled sample.",
-        ),
-    ] = None,
-    dataset: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME[:CONFIG]", help="Stream a Hugging Face dataset, or a local copy of one."
-        ),
-    ] = None,
+    inputs: Inputs = None,
+    dataset: data.Dataset = None,
+    dataset_config: data.DatasetConfig = None,
+    data_files: data.DataFiles = None,
     split: Annotated[str, typer.Option(help="The split of the dataset to read.")] = "train",
-    text_column: Annotated[str, _column("text", "in tables and JSON")] = "text",
-    id_column: Annotated[str | None, _column("id", "else file-name:row")] = None,
-    source_column: Annotated[str | None, _column("source", "else the file's name")] = None,
-    domain_column: Annotated[str | None, _column("domain", "else 'domain' if there")] = None,
-    license_column: Annotated[str | None, _column("license", "else 'license' if there")] = None,
-    title_column: Annotated[str | None, _column("title", "else 'title' if there")] = None,
-    url_column: Annotated[str | None, _column("url", "else 'url' if there")] = None,
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(metavar="DIR|NAME", help="Use this tokenizer instead of training one."),
-    ] = None,
+    text_column: data.TextColumn = "text",
+    id_column: data.IdColumn = None,
+    source_column: data.SourceColumn = None,
+    domain_column: data.DomainColumn = None,
+    license_column: data.LicenseColumn = None,
+    title_column: data.TitleColumn = None,
+    url_column: data.UrlColumn = None,
+    tokenizer: OwnTokenizer = None,
     vocab_size: Annotated[int, typer.Option(help="Tokens of a tokenizer that is trained.")] = 8192,
     heldout: Annotated[float, typer.Option(help="Share of documents to hold out.")] = 0.05,
     shard_tokens: Annotated[int, typer.Option(help="Most tokens in one file.")] = 2**27,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace DIR if a corpus.")
-    ] = False,
+    overwrite: Overwrite = False,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
     """Read texts, tokenise them and write a corpus directory."""
     from prismlm.cli.progress import ConsoleReporter
-    from prismlm.corpus import Columns, HubDataset, build_corpus, estimate_build, sample_path
+    from prismlm.corpus import Columns, build_corpus, sample_path
 
+    columns = Columns(
+        text_column,
+        id_column,
+        source_column,
+        domain_column,
+        license_column,
+        title_column,
+        url_column,
+    )
     arguments: dict[str, Any] = {
         "inputs": [sample_path() if name == "sample" else name for name in inputs or []],
         "out": out,
         "tokenizer": tokenizer,
         "vocab_size": vocab_size,
-        "columns": Columns(
-            text=text_column,
-            id=id_column,
-            source=source_column,
-            domain=domain_column,
-            license=license_column,
-            title=title_column,
-            url=url_column,
-        ),
+        "columns": columns,
         "heldout_fraction": heldout,
         "shard_tokens": shard_tokens,
         "overwrite": overwrite,
     }
-    if dataset is not None:
-        if inputs or dry_run:
-            other = "files" if inputs else "--dry-run, since how much it holds is not known before"
-            raise InputError(f"--dataset cannot be combined with {other}.")
-        arguments["inputs"] = HubDataset.parse(dataset, split)
+    found = dataset_of(dataset, dataset_config, split, data_files)
+    if found is not None:
+        if inputs:
+            raise InputError("--dataset cannot be combined with files.")
+        arguments["inputs"] = found
     elif not inputs:
         raise InputError("nothing to read: name files or directories, or a --dataset.")
     if dry_run:
-        estimate = estimate_build(**arguments)
-        _print_json(asdict(estimate)) if as_json else _print_estimate(estimate)
+        _estimate(arguments, as_json=as_json)
         return
     corpus = build_corpus(**arguments, progress=ConsoleReporter())
     _print_json(_summary(corpus)) if as_json else _print_corpus(corpus)
+
+
+def dataset_of(
+    name: str | None, config: str | None, split: str, data_files: list[str] | None
+) -> HubDataset | None:
+    """Return the dataset that the options name, or None.
+
+    Raises:
+        InputError: options of a dataset without one.
+    """
+    if name is None:
+        if config is not None or data_files:
+            raise InputError("--dataset-config and --data-files are of a --dataset: name it.")
+        return None
+    from prismlm.corpus import HubDataset
+
+    return HubDataset.parse(name, split, config, tuple(data_files or ()))
 
 
 @app.command()
@@ -124,27 +136,71 @@ def _summary(corpus: Corpus) -> dict[str, Any]:
     return {"path": str(corpus.path), "fingerprint": corpus.fingerprint, **corpus.meta}
 
 
-def _print_estimate(estimate: BuildEstimate) -> None:
+def _estimate(arguments: dict[str, Any], *, as_json: bool) -> None:
+    from prismlm.corpus import HubDataset, estimate_build, estimate_stream
+
+    if isinstance(arguments["inputs"], HubDataset):
+        stream = estimate_stream(**arguments)
+        if as_json:
+            _print_json(asdict(stream))
+        else:
+            print_amounts(stream_amounts(stream), stream.unknown)
+        return
+    estimate = estimate_build(**arguments)
+    _print_json(asdict(estimate)) if as_json else print_amounts(_amounts(estimate))
+
+
+def _amounts(estimate: BuildEstimate) -> list[tuple[str, str]]:
+    from prismlm.cli.format import count, duration, size
+
+    return [
+        ("input", size(estimate.input_bytes)),
+        ("text", f"about {size(estimate.text_bytes)}"),
+        ("documents", f"about {count(estimate.documents)}"),
+        ("tokens", f"about {count(estimate.tokens)}"),
+        ("time", f"about {duration(estimate.seconds)}"),
+        ("memory", f"about {size(estimate.memory_bytes)}"),
+        ("disk", f"about {size(estimate.disk_bytes)}"),
+    ]
+
+
+def stream_amounts(estimate: StreamEstimate) -> list[tuple[str, str]]:
+    """Return what is expected of a corpus of a dataset, as people read it."""
+    from prismlm.cli.format import count, duration, size
+
+    sampled = f"{count(estimate.sampled_documents)} documents, "
+    million = 1_000_000 / estimate.tokens_per_second
+    rows = [("sample", sampled + f"{count(estimate.sampled_tokens)} tokens")]
+    if estimate.tokens is None:
+        disk = size(1_000_000 * estimate.bytes_per_token)
+        rows.append(("per million tokens", f"about {duration(million)}, {disk}"))
+    for name, value, form in (
+        ("documents", estimate.documents, count),
+        ("tokens", estimate.tokens, count),
+        ("time", estimate.seconds, duration),
+        ("memory", estimate.memory_bytes, size),
+        ("disk", estimate.disk_bytes, size),
+    ):
+        rows.append((name, "not known" if value is None else f"about {form(value)}"))
+    return rows
+
+
+def print_amounts(rows: list[tuple[str, str]], unknown: list[str] | None = None) -> None:
+    """Print what a dry run expects, what it cannot know, and that nothing was written."""
     from rich.console import Console
     from rich.table import Table
-
-    from prismlm.cli.format import count, duration, size
 
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
     table.add_column(justify="right")
-    for name, value in (
-        ("input", size(estimate.input_bytes)),
-        ("text", size(estimate.text_bytes)),
-        ("documents", count(estimate.documents)),
-        ("tokens", count(estimate.tokens)),
-        ("time", duration(estimate.seconds)),
-        ("memory", size(estimate.memory_bytes)),
-        ("disk", size(estimate.disk_bytes)),
-    ):
-        table.add_row(name, f"about {value}" if name != "input" else value)
+    for row in rows:
+        table.add_row(*row)
     console = Console(highlight=False)
     console.print(table)
+    if unknown:
+        console.print("[bold]Not known[/]")
+        for sentence in unknown:
+            console.print(f"  {sentence}", markup=False, soft_wrap=True)
     console.print("[dim]Nothing was written.[/]")
 
 

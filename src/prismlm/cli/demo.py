@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from prismlm.cli.options import DryRun
+from prismlm.errors import InputError
+
 if TYPE_CHECKING:
     from rich.console import Console
 
     from prismlm import Trace
-    from prismlm.demo import DemoResult
+    from prismlm.demo import DemoResult, DemoSize
     from prismlm.lens.trace import PrototypeUse
 
 PORT = 8321
@@ -39,6 +43,10 @@ def demo(
     no_serve: Annotated[
         bool, typer.Option("--no-serve", help="Do not serve the report page at the end.")
     ] = False,
+    dry_run: DryRun = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="With --dry-run: print one JSON document.")
+    ] = False,
 ) -> None:
     """Train a small model on bundled text, index it, and explain one prompt per domain.
 
@@ -51,12 +59,47 @@ def demo(
     from prismlm.demo import FULL, QUICK, run_demo
 
     directory = out or Path("prismlm-demo-quick" if quick else "prismlm-demo")
+    if as_json and not dry_run:
+        raise InputError("--json is of --dry-run: a demo ends with the model directory on stdout.")
+    if dry_run:
+        _estimate(directory, QUICK if quick else FULL, as_json=as_json)
+        return
     result = run_demo(directory, QUICK if quick else FULL, progress=ConsoleReporter())
     console = Console(highlight=False)
     _print_summary(console, result)
     typer.echo(str(result.model))
     if not no_serve and sys.stdout.isatty():
         _serve(result.report)
+
+
+def _estimate(out: Path, size: DemoSize, *, as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from prismlm.cli.format import duration
+    from prismlm.cli.format import size as bytes_of
+    from prismlm.demo_estimate import estimate_demo
+
+    found = estimate_demo(out, size)
+    if as_json:
+        typer.echo(json.dumps(asdict(found), ensure_ascii=False, indent=2))
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("")
+    table.add_column("there")
+    for heading in ("time left", "memory", "disk"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for part in found.parts:
+        amounts = duration(part.seconds), bytes_of(part.memory_bytes), bytes_of(part.disk_bytes)
+        shown = (amount if amount[0] != "0" else "–" for amount in amounts)
+        table.add_row(part.name, part.note or ("yes" if part.there else "no"), *shown)
+    whole = duration(found.seconds), bytes_of(found.memory_bytes), bytes_of(found.disk_bytes)
+    table.add_row("whole", "", *whole, style="bold")
+    console = Console(highlight=False)
+    console.print(table)
+    console.print(f"[dim]{found.out}: nothing was written.[/]", soft_wrap=True)
 
 
 def _print_summary(console: Console, result: DemoResult) -> None:

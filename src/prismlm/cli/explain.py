@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prismlm.cli.options import Json, Method, Model, Where
+from prismlm.cli.options import Json, Lens, Method, Model, Where
 from prismlm.errors import InputError, suggest
 
 if TYPE_CHECKING:
@@ -18,6 +18,19 @@ if TYPE_CHECKING:
 BY = ["document", "source", "domain", "license"]
 METHODS = ["evidence", "source"]
 STDIN = "-"
+TextFile = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE", help="Read the text from here, or texts (jsonl, parquet); - is stdin."
+    ),
+]
+ByIfAsked = Annotated[
+    str | None,
+    typer.Option(metavar="COLUMN", help="Shares by document, source, domain or license."),
+]
+Span = Annotated[
+    str | None, typer.Option(metavar="A:B|last", help="Only these predictions, counted from 0.")
+]
 
 
 def explain(
@@ -28,30 +41,17 @@ def explain(
     generate: Annotated[int, typer.Option(metavar="N", help="Tokens to add and explain.")] = 0,
     temperature: Annotated[float, typer.Option(metavar="T", help="0 takes the top token.")] = 0.0,
     seed: Annotated[int, typer.Option(metavar="S", help="Of the sampling.")] = 0,
-    file: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE", help="Read the text from here, or texts (jsonl, parquet); - is stdin."
-        ),
-    ] = None,
+    file: TextFile = None,
     lines: Annotated[
         bool, typer.Option("--lines", help="Every line of the file is a text of its own.")
     ] = False,
-    lens: Annotated[
-        str | None, typer.Option(metavar="NAME|DIR", help="The lens, where there are several.")
-    ] = None,
-    by: Annotated[
-        str | None,
-        typer.Option(metavar="COLUMN", help="Shares by document, source, domain or license."),
-    ] = None,
+    lens: Lens = None,
+    by: ByIfAsked = None,
     method: Method = "evidence",
     where: Where = None,
     top: Annotated[int, typer.Option(metavar="K", help="Prototypes shown per prediction.")] = 3,
     documents: Annotated[int, typer.Option(metavar="N", help="Documents shown.")] = 5,
-    tokens: Annotated[
-        str | None,
-        typer.Option(metavar="A:B|last", help="Only these predictions, counted from 0."),
-    ] = None,
+    tokens: Span = None,
     as_json: Json = False,
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a self-contained page.")

@@ -5,56 +5,80 @@ from __future__ import annotations
 import json
 import os
 import time
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
 
 import typer
 
-from prismlm.cli.options import DryRun, Json, Model, is_first_process
+from prismlm.cli import dataset_options as data
+from prismlm.cli.corpus import dataset_of
+from prismlm.cli.options import DryRun, Json, Model, Stride, is_first_process
 from prismlm.errors import InputError, suggest
 
 if TYPE_CHECKING:
-    from prismlm.corpus.store import Corpus, Split
+    from prismlm.cli.index_source import Source
+    from prismlm.corpus import Columns, Corpus, HubDataset
+    from prismlm.corpus.store import Split
     from prismlm.lens.index import IndexOptions, Shard
-    from prismlm.lens.index_estimate import IndexEstimate
     from prismlm.lens.language_model import Checkpoint
 
 SPLITS = ["train", "heldout", "all"]
 LONGEST_DEFAULT_WINDOW = 1024
 
 
+Contexts = Annotated[int, typer.Option(metavar="L", help="Places kept per prototype.")]
+OwnWindow = Annotated[
+    int | None, typer.Option(metavar="N", help="Tokens read at once; else as in training.")
+]
+WithText = Annotated[
+    bool, typer.Option("--text/--no-text", help="Keep the text around each place, or offsets.")
+]
+Part = Annotated[
+    str | None,
+    typer.Option(metavar="I/N", help="Read one of N parts; the last one writes the lens."),
+]
+TokensPerBatch = Annotated[
+    int, typer.Option(metavar="N", help="Tokens ranked together; changes memory, not the result.")
+]
+SaveEvery = Annotated[
+    float, typer.Option(metavar="SECONDS", help="How often what was found is saved.")
+]
+
+
 def index(
     model: Model,
-    corpus: Annotated[Path, typer.Option(metavar="DIR", help="The corpus to read.")],
+    corpus: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="The corpus to read, or to write from --dataset; else MODEL/corpora/NAME.",
+        ),
+    ] = None,
     lens: Annotated[
         str | None,
         typer.Option(metavar="NAME|DIR", help="Write MODEL/lens/NAME; else the corpus's name."),
     ] = None,
-    contexts: Annotated[int, typer.Option(metavar="L", help="Places kept per prototype.")] = 64,
-    window: Annotated[
-        int | None, typer.Option(metavar="N", help="Tokens read at once; else as in training.")
-    ] = None,
-    stride: Annotated[
-        int | None, typer.Option(metavar="N", help="Tokens between windows; else 3/4 of one.")
-    ] = None,
+    dataset: data.Dataset = None,
+    dataset_config: data.DatasetConfig = None,
+    data_files: data.DataFiles = None,
+    dataset_split: Annotated[str, typer.Option(help="The dataset's split to read.")] = "train",
+    text_column: data.TextColumn = "text",
+    id_column: data.IdColumn = None,
+    source_column: data.SourceColumn = None,
+    domain_column: data.DomainColumn = None,
+    license_column: data.LicenseColumn = None,
+    title_column: data.TitleColumn = None,
+    url_column: data.UrlColumn = None,
+    contexts: Contexts = 64,
+    window: OwnWindow = None,
+    stride: Stride = None,
     split: Annotated[
         str, typer.Option(metavar="SPLIT", help="Documents to read: train, heldout or all.")
     ] = "train",
-    text: Annotated[
-        bool, typer.Option("--text/--no-text", help="Keep the text around each place, or offsets.")
-    ] = True,
-    shard: Annotated[
-        str | None,
-        typer.Option(metavar="I/N", help="Read one of N parts; the last one writes the lens."),
-    ] = None,
-    tokens_per_batch: Annotated[
-        int,
-        typer.Option(metavar="N", help="Tokens ranked together; changes memory, not the result."),
-    ] = 2**18,
-    save_every: Annotated[
-        float, typer.Option(metavar="SECONDS", help="How often what was found is saved.")
-    ] = 60.0,
+    text: WithText = True,
+    shard: Part = None,
+    tokens_per_batch: TokensPerBatch = 2**18,
+    save_every: SaveEvery = 60.0,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace a lens, or one that was begun otherwise.")
     ] = False,
@@ -63,53 +87,99 @@ def index(
 ) -> None:
     """Find the text each prototype stands for, so that explain can point to it.
 
-    An index that was interrupted or killed goes on where it was with the same command. Under
-    torchrun every process reads one part.
+    An index that was interrupted or killed goes on where it was with the same command, also while
+    it streams a dataset into a corpus. Under torchrun every process reads one part.
     """
-    _check(split, contexts)
-    if save_every < 0:
-        raise InputError(f"--save-every is {save_every:g}: expected at least 0.")
-    part = _shard(shard)
+    _check(split, contexts, save_every)
+    from prismlm.corpus import Columns
+
+    named = (source_column, domain_column, license_column, title_column, url_column)
+    columns = Columns(text_column, id_column, *named)
+    found = dataset_of(dataset, dataset_config, dataset_split, data_files)
+    source = _source(model, corpus, found, columns)
+    job = _Job(model, _out(model, lens or source.name), _shard(shard), overwrite, save_every)
+    options = Options(contexts, window, stride, split, text, tokens_per_batch)
+    _run(job, source, options, dry_run=dry_run, as_json=as_json)
+
+
+class Options(NamedTuple):
+    """How to read the corpus, as asked for on the command line."""
+
+    contexts: int
+    window: int | None
+    stride: int | None
+    split: str
+    with_text: bool
+    tokens_per_batch: int
+
+    def resolve(self, checkpoint: Checkpoint) -> IndexOptions:
+        """Return the options for a model: its window and stride where none were named."""
+        from prismlm.lens.index import IndexOptions
+
+        width = _window(checkpoint) if self.window is None else self.window
+        return IndexOptions(
+            contexts=self.contexts,
+            window=width,
+            stride=max(1, width * 3 // 4) if self.stride is None else self.stride,
+            split=cast("Split", self.split),
+            with_text=self.with_text,
+            tokens_per_batch=self.tokens_per_batch,
+        )
+
+
+class _Job(NamedTuple):
+    model: Path
+    out: Path
+    part: Shard
+    overwrite: bool
+    save_every: float
+
+
+def _source(
+    model: Path, corpus: Path | None, dataset: HubDataset | None, columns: Columns
+) -> Source:
+    from prismlm.cli.index_source import DatasetSource, DirectorySource
+
+    if dataset is not None:
+        return DatasetSource(model, corpus, dataset, columns)
+    if corpus is None:
+        raise InputError("nothing to read: name a --corpus, or a --dataset to make one of.")
+    return DirectorySource(corpus)
+
+
+def _run(job: _Job, source: Source, asked: Options, *, dry_run: bool, as_json: bool) -> None:
     from prismlm.cli.progress import ConsoleReporter
-    from prismlm.corpus.store import Corpus
-    from prismlm.lens.index import IndexOptions, check_lens, index_shard
+    from prismlm.lens.index import check_lens, check_window, index_shard
     from prismlm.lens.language_model import load_checkpoint, tokenizer_fingerprint
     from prismlm.progress import SILENT
 
-    source = Corpus.open(corpus)
-    out = _out(model, lens or source.name)
-    check_lens(out, overwrite=overwrite)
-    checkpoint = load_checkpoint(model)
-    width = _window(checkpoint) if window is None else window
-    options = IndexOptions(
-        contexts=contexts,
-        window=width,
-        stride=max(1, width * 3 // 4) if stride is None else stride,
-        split=cast("Split", split),
-        with_text=text,
-        tokens_per_batch=tokens_per_batch,
-    )
+    check_lens(job.out, overwrite=job.overwrite)
+    checkpoint = load_checkpoint(job.model)
+    options = asked.resolve(checkpoint)
+    check_window(checkpoint.model, options)
     if dry_run:
-        _estimate(checkpoint, source, options, as_json=as_json)
+        source.estimate(checkpoint, options, as_json=as_json)
         return
+    reporter = ConsoleReporter() if is_first_process() else SILENT
+    corpus = source.corpus(wait=job.part.count > 1, progress=reporter)
     began = time.monotonic()
     written = index_shard(
         checkpoint.model,
         checkpoint.sidecar.head,
-        source,
-        out,
+        corpus,
+        job.out,
         options,
-        part,
-        trained_on=_trained_on(checkpoint, source),
+        job.part,
+        trained_on=_trained_on(checkpoint, corpus),
         tokenizer=tokenizer_fingerprint(checkpoint.tokenizer),
-        overwrite=overwrite,
-        save_seconds=save_every,
-        progress=ConsoleReporter() if is_first_process() else SILENT,
+        overwrite=job.overwrite,
+        save_seconds=job.save_every,
+        progress=reporter,
     )
     if written is not None:
-        _report(out, time.monotonic() - began, as_json=as_json)
+        _report(job.out, time.monotonic() - began, as_json=as_json)
     elif is_first_process():
-        _report_part(out, part, as_json=as_json)
+        _report_part(job.out, job.part, as_json=as_json)
 
 
 def _shard(shard: str | None) -> Shard:
@@ -128,13 +198,15 @@ def _shard(shard: str | None) -> Shard:
     return Shard(int(number) - 1, int(count))
 
 
-def _check(split: str, contexts: int) -> None:
+def _check(split: str, contexts: int, save_every: float) -> None:
     if split not in SPLITS:
         raise InputError(
             f"there is no split {split!r}: expected {', '.join(SPLITS)}.{suggest(split, SPLITS)}"
         )
     if contexts < 1:
         raise InputError(f"--contexts is {contexts}: expected at least 1.")
+    if save_every < 0:
+        raise InputError(f"--save-every is {save_every:g}: expected at least 0.")
 
 
 def _out(model: Path, lens: str) -> Path:
@@ -159,20 +231,11 @@ def _trained_on(checkpoint: Checkpoint, corpus: Corpus) -> bool | None:
     return None if fingerprint is None else fingerprint == corpus.fingerprint
 
 
-def _estimate(
-    checkpoint: Checkpoint, corpus: Corpus, options: IndexOptions, *, as_json: bool
-) -> None:
-    from prismlm.lens.index_estimate import estimate_index
-
-    estimate = estimate_index(checkpoint.model, checkpoint.sidecar.head, corpus, options)
-    _print_json(asdict(estimate)) if as_json else _print_estimate(estimate)
-
-
 def _report(out: Path, seconds: float, *, as_json: bool) -> None:
     from prismlm.lens.layout import lens_summary
 
     summary = {"lens": str(out), **lens_summary(out), "seconds": round(seconds, 1)}
-    _print_json(summary) if as_json else _print_summary(summary)
+    print_json(summary) if as_json else _print_summary(summary)
 
 
 def _report_part(out: Path, part: Shard, *, as_json: bool) -> None:
@@ -181,7 +244,7 @@ def _report_part(out: Path, part: Shard, *, as_json: bool) -> None:
     done = [number + 1 for number in Partial(out).complete(part.count)]
     left = sorted(set(range(1, part.count + 1)) - set(done))
     if as_json:
-        _print_json({"lens": None, "shards": part.count, "done": done, "left": left})
+        print_json({"lens": None, "shards": part.count, "done": done, "left": left})
         return
     typer.echo(
         f"Part {part.number + 1} of {part.count} is done; left: {', '.join(map(str, left))}. "
@@ -189,44 +252,32 @@ def _report_part(out: Path, part: Shard, *, as_json: bool) -> None:
     )
 
 
-def _print_json(value: dict[str, Any]) -> None:
+def print_json(value: dict[str, Any]) -> None:
+    """Print one JSON document."""
     typer.echo(json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False))
-
-
-def _print_estimate(estimate: IndexEstimate) -> None:
-    from prismlm.cli.format import count, duration, size
-
-    _print_rows(
-        [
-            ("documents", count(estimate.documents)),
-            ("tokens", count(estimate.tokens)),
-            ("speed", f"{count(estimate.tokens_per_second)} tokens/s"),
-            ("time", f"about {duration(estimate.seconds)}"),
-            ("memory", f"about {size(estimate.memory_bytes)}"),
-            ("disk", f"about {size(estimate.disk_bytes)}"),
-        ],
-        last="Nothing was written.",
-    )
 
 
 def _print_summary(summary: dict[str, Any]) -> None:
     from prismlm.cli.format import count, duration
+    from prismlm.lens.mass import LARGEST_GROUPS
 
     prototypes = summary["prototypes"]
-    _print_rows(
-        [
-            ("tokens", count(summary["tokens"])),
-            ("documents", count(summary["documents"])),
-            ("prototypes", f"{prototypes:,}"),
-            ("with contexts", f"{summary['with_contexts']:,}"),
-            ("in use", f"{summary['in_use']:,} ({summary['in_use'] / max(1, prototypes):.1%})"),
-            ("time", duration(summary["seconds"])),
-        ],
-        last=summary["lens"],
-    )
+    rows = [
+        ("tokens", count(summary["tokens"])),
+        ("documents", count(summary["documents"])),
+        ("prototypes", f"{prototypes:,}"),
+        ("with contexts", f"{summary['with_contexts']:,}"),
+        ("in use", f"{summary['in_use']:,} ({summary['in_use'] / max(1, prototypes):.1%})"),
+        ("time", duration(summary["seconds"])),
+    ]
+    if summary["summed_share"]:
+        share = f"{summary['summed_share']:.1%} of uses"
+        rows.insert(2, ("sources summed", f"{share}, as (other): more than {LARGEST_GROUPS:,}"))
+    print_rows(rows, last=summary["lens"])
 
 
-def _print_rows(rows: list[tuple[str, str]], last: str) -> None:
+def print_rows(rows: list[tuple[str, str]], last: str) -> None:
+    """Print names and amounts, and a last line."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

@@ -9,15 +9,54 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
-from prismlm.cli.options import Json, Model
+from prismlm.cli.options import Json, Lens, Model
 from prismlm.errors import FormatError, InputError, suggest
 
 if TYPE_CHECKING:
-    from prismlm.lens.edits import Edit
+    from prismlm.lens.edits import Edit, Only
     from prismlm.lens.language_model import PrismLM
+    from prismlm.lens.steering import Steering
     from prismlm.lens.steering_cost import Cost
+    from prismlm.lens.steering_effects import Effects
 
 KINDS = ["clamp", "scale", "ablate"]
+PARTS = ["prototypes", "residual"]
+
+
+Prototype = Annotated[int | None, typer.Option(metavar="ID", help="Edit this prototype.")]
+Category = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Edit the prototypes of this category.")
+]
+Document = Annotated[
+    str | None, typer.Option(metavar="ID", help="Edit those with contexts in this document.")
+]
+Strength = Annotated[
+    float | None,
+    typer.Option(
+        metavar="S",
+        help="Clamp: fraction of the top logit, up to 1. Scale: factor. Groups: -1 to 1.",
+    ),
+]
+OnlyPart = Annotated[
+    str | None,
+    typer.Option(metavar="PART", help="Predict from the prototypes or the residual alone."),
+]
+Target = Annotated[
+    str, typer.Option(metavar="TOKEN", help="Clamp at the top or the signature token.")
+]
+Cap = Annotated[
+    float | None, typer.Option(metavar="A", help="Largest activation of a clamp; else k·τ.")
+]
+Draws = Annotated[
+    int, typer.Option(metavar="N", help="Random prototypes that the control is the mean of.")
+]
+Prompts = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Effect sizes over these prompts, one a line.")
+]
+HeldOutCorpus = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Held-out text for the cost; else the lens's corpus."),
+]
 
 
 def steer(
@@ -25,53 +64,28 @@ def steer(
     prompt: Annotated[
         str | None, typer.Argument(metavar="PROMPT", help="What to write on from, or use --file.")
     ] = None,
-    prototype: Annotated[
-        int | None, typer.Option(metavar="ID", help="Edit this prototype.")
-    ] = None,
-    category: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Edit the prototypes of this category.")
-    ] = None,
-    document: Annotated[
-        str | None, typer.Option(metavar="ID", help="Edit those with contexts in this document.")
-    ] = None,
-    strength: Annotated[
-        float | None,
-        typer.Option(
-            metavar="S",
-            help="Clamp: fraction of the top logit, up to 1. Scale: factor. Groups: -1 to 1.",
-        ),
-    ] = None,
+    prototype: Prototype = None,
+    category: Category = None,
+    document: Document = None,
+    strength: Strength = None,
     edit: Annotated[
         str, typer.Option(metavar="KIND", help="Of a prototype: clamp, scale or ablate.")
     ] = "clamp",
-    target: Annotated[
-        str, typer.Option(metavar="TOKEN", help="Clamp at the top or the signature token.")
-    ] = "top",
+    only: OnlyPart = None,
+    target: Target = "top",
     measure: Annotated[
         str, typer.Option(metavar="UNIT", help="Clamp the logit or its evidence.")
     ] = "logit",
-    cap: Annotated[
-        float | None, typer.Option(metavar="A", help="Largest activation of a clamp; else k·τ.")
-    ] = None,
+    cap: Cap = None,
     generate: Annotated[
         int, typer.Option(metavar="N", help="Tokens to write; 0 reads the prompt's own.")
     ] = 20,
     temperature: Annotated[float, typer.Option(metavar="T", help="0 takes the top token.")] = 0.0,
     seed: Annotated[int, typer.Option(metavar="S", help="Of sampling and control.")] = 0,
-    draws: Annotated[
-        int, typer.Option(metavar="N", help="Random prototypes that the control is the mean of.")
-    ] = 8,
-    file: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Effect sizes over these prompts, one a line."),
-    ] = None,
-    lens: Annotated[
-        str | None, typer.Option(metavar="NAME|DIR", help="The lens, where there are several.")
-    ] = None,
-    corpus: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Held-out text for the cost; else the lens's corpus."),
-    ] = None,
+    draws: Draws = 8,
+    file: Prompts = None,
+    lens: Lens = None,
+    corpus: HeldOutCorpus = None,
     heldout: Annotated[
         int, typer.Option(metavar="N", help="Held-out tokens for the cost; 0 for none.")
     ] = 10_000,
@@ -83,33 +97,46 @@ def steer(
         raise InputError(f"expected a prompt or --file with prompts, got {had}.")
     if heldout < 0:
         raise InputError(f"--heldout is {heldout}: expected 0 or more tokens.")
-    options = _Options(strength, edit, target, measure, cap)
-    chosen = _edit(prototype, category, document, options)
+    edits = _edits(
+        prototype, category, document, only, _Options(strength, edit, target, measure, cap)
+    )
     prompts = [] if file is None else _prompts(file)
     from prismlm.lens.language_model import load
 
     lm = load(model, lens=lens)
-    if prompt is not None:
-        from prismlm.lens.steering import steer as write
-
-        sampling = {"generate": generate, "temperature": temperature}
-        result = write(lm, prompt, [chosen], **sampling, seed=seed, draws=draws)
-    else:
-        from prismlm.cli.progress import ConsoleReporter
-        from prismlm.lens.steering_effects import measure_effects
-
-        reporter = ConsoleReporter()
-        result = measure_effects(lm, prompts, [chosen], seed=seed, draws=draws, progress=reporter)
-    cost, note = _cost(lm, corpus, chosen, heldout, seed)
+    how: dict[str, Any] = {"only": cast("Only | None", only), "seed": seed}
+    sampling = {"generate": generate, "temperature": temperature, "draws": draws}
+    result = _result(lm, prompt, prompts, edits, how, sampling)
+    cost, note = _cost(lm, corpus, edits, heldout, how)
     if as_json:
         head = {"model": str(model), "lens": None if lm.lens is None else lm.lens.name}
+        asked = {"edit": _describe(edits), "only": only}
         spent = {"cost": None if cost is None else cost.to_dict(), "cost_note": note}
-        value = head | {"edit": _describe(chosen)} | result.to_dict() | spent
+        value = head | asked | result.to_dict() | spent
         typer.echo(json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False))
     else:
         from prismlm.cli.steer_reading import print_steering
 
-        print_steering(_describe(chosen), result, cost, note)
+        print_steering(_describe(edits), only, result, cost, note)
+
+
+def _result(
+    lm: PrismLM,
+    prompt: str | None,
+    prompts: list[str],
+    edits: list[Edit],
+    how: dict[str, Any],
+    sampling: dict[str, Any],
+) -> Steering | Effects:
+    if prompt is not None:
+        from prismlm.lens.steering import steer as write
+
+        return write(lm, prompt, edits, **how, **sampling)
+    from prismlm.cli.progress import ConsoleReporter
+    from prismlm.lens.steering_effects import measure_effects
+
+    draws = sampling["draws"]
+    return measure_effects(lm, prompts, edits, **how, draws=draws, progress=ConsoleReporter())
 
 
 @dataclass(frozen=True)
@@ -123,18 +150,40 @@ class _Options:
     cap: float | None
 
 
-def _edit(
-    prototype: int | None, category: str | None, document: str | None, options: _Options
-) -> Edit:
-    from prismlm.lens.edits import Ablate, Clamp, Group, Scale
-
+def _edits(
+    prototype: int | None,
+    category: str | None,
+    document: str | None,
+    only: str | None,
+    options: _Options,
+) -> list[Edit]:
+    """Return the edit that the options ask for; none where a part alone is all that is asked."""
+    if only is not None and only not in PARTS:
+        raise InputError(
+            f"there is no part {only!r}: expected {' or '.join(PARTS)}.{suggest(only, PARTS)}"
+        )
     named = {"--prototype": prototype, "--category": category, "--document": document}
     given = [name for name, value in named.items() if value is not None]
+    if only is not None and not given:
+        if options.strength is not None:
+            raise InputError(
+                "--strength is of an edit: name a --prototype, --category or --document, or leave "
+                "it out."
+            )
+        return []
     if len(given) != 1:
         raise InputError(
             f"expected one of --prototype, --category and --document, got "
             f"{' and '.join(given) or 'none'}."
         )
+    return [_edit(prototype, category, document, options)]
+
+
+def _edit(
+    prototype: int | None, category: str | None, document: str | None, options: _Options
+) -> Edit:
+    from prismlm.lens.edits import Ablate, Clamp, Group, Scale
+
     kind, strength = options.kind, options.strength
     if kind not in KINDS:
         raise InputError(
@@ -161,7 +210,10 @@ def _edit(
     )
 
 
-def _describe(edit: Edit) -> dict[str, Any]:
+def _describe(edits: list[Edit]) -> dict[str, Any] | None:
+    if not edits:
+        return None
+    edit = edits[0]
     # steer itself decides what happens where a clamp is undefined.
     fields = {k: v for k, v in vars(edit).items() if v is not None and k != "undefined"}
     return {"kind": type(edit).__name__.lower()} | fields
@@ -185,7 +237,7 @@ def _prompts(path: Path) -> list[str]:
 
 
 def _cost(
-    lm: PrismLM, corpus: Path | None, edit: Edit, tokens: int, seed: int
+    lm: PrismLM, corpus: Path | None, edits: list[Edit], tokens: int, how: dict[str, Any]
 ) -> tuple[Cost | None, str]:
     if tokens == 0:
         return None, "not asked for."
@@ -197,7 +249,7 @@ def _cost(
         if found is None:
             return None, note
         reporter = ConsoleReporter()
-        cost = perplexity_cost(lm, found, [edit], tokens=tokens, seed=seed, progress=reporter)
+        cost = perplexity_cost(lm, found, edits, tokens=tokens, **how, progress=reporter)
     except (InputError, FormatError) as error:
         # A corpus that was asked for must serve; one that the lens remembers may have changed.
         if corpus is not None:

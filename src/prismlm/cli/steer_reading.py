@@ -26,14 +26,17 @@ MEASURED = {
 
 
 def print_steering(
-    edit: dict[str, Any], result: Steering | Effects, cost: Cost | None, note: str
+    edit: dict[str, Any] | None,
+    only: str | None,
+    result: Steering | Effects,
+    cost: Cost | None,
+    note: str,
 ) -> None:
     """Print what an edit did; a pipe gets the same text without colour, 100 columns wide."""
     console = Console(highlight=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console = Console(highlight=False, width=WIDTH_WHERE_PIPED)
-    described = " ".join(f"{name} {value}" for name, value in edit.items() if name != "kind")
-    console.print(Text(f"{edit['kind']} {described}", style="bold"))
+    console.print(Text(_described(edit, only), style="bold"))
     console.print()
     if isinstance(result, Steering):
         _print_text(console, result)
@@ -41,6 +44,14 @@ def print_steering(
         _print_effects(console, result)
     console.print()
     _print_cost(console, cost, note)
+
+
+def _described(edit: dict[str, Any] | None, only: str | None) -> str:
+    words = [] if only is None else [f"{only} only"]
+    if edit is not None:
+        values = (f"{name} {value}" for name, value in edit.items() if name != "kind")
+        words.insert(0, " ".join([edit["kind"], *values]))
+    return ", ".join(words)
 
 
 def _print_text(console: Console, steering: Steering) -> None:
@@ -113,13 +124,15 @@ def _print_effects(console: Console, effects: Effects) -> None:
             _d(effect),
         )
     console.print(table)
-    tokens = " ".join(visible(_plain(token)) for token in effects.signature_tokens)
-    console.print(Text(f"signature's top tokens: {tokens}", "dim"))
+    if effects.signature_tokens:
+        tokens = " ".join(visible(_plain(token)) for token in effects.signature_tokens)
+        console.print(Text(f"signature's top tokens: {tokens}", "dim"))
+    control = f"control: mean of {effects.draws} draws" if effects.draws else "without a control"
     console.print(
         Text(
             f"{effects.changed:.0%} of {count(effects.predictions)} predictions changed, "
             f"{effects.left:.0%} left because the clamp is undefined there, {effects.capped:.0%} "
-            f"held at the cap; control: mean of {effects.draws} draws",
+            f"held at the cap; {control}",
             "dim",
         )
     )

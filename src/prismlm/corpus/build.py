@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,47 +78,97 @@ def build_corpus(
             chosen = _train(reader, vocab_size, progress)
         else:
             chosen = load_tokenizer(tokenizer)
-        chosen.save_pretrained(directory / layout.TOKENIZER_DIRECTORY)
-        eos_token, eos_token_id = end_of_text(chosen)
-        vocabulary = max(len(chosen), eos_token_id + 1)
-        dtype = np.dtype(np.uint16 if vocabulary <= 2**16 else np.uint32)
-        with CorpusWriter(
-            directory,
-            dtype=dtype,
-            eos_token_id=eos_token_id,
-            shard_tokens=shard_tokens,
-            heldout_fraction=heldout_fraction,
-        ) as writer:
-            encoder = text_encoder(chosen.backend_tokenizer, eos_token)
-            _tokenise(reader, encoder, writer, progress)
-            contents = writer.finish()
-        contents["counts"]["skipped"] = reader.skipped
-        names = {
-            "fingerprint": fingerprint(chosen),
+        plan = Plan.of(chosen, heldout_fraction, shard_tokens)
+        origin = None
+        if isinstance(inputs, HubDataset):
+            origin = origin_of(inputs, columns, plan)
+        with plan.writer(directory) as writer:
+            _tokenise(reader, plan.encoder, writer, progress)
+            plan.finish(directory, writer, reader.skipped, origin)
+    return Corpus.open(target)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """How documents become a corpus.
+
+    Attributes:
+        tokenizer: for all of them.
+        encoder: the same for text alone, without special tokens.
+        meta: what ``corpus.json`` says of the tokenizer.
+        dtype: of a token.
+        heldout_fraction: the share of documents to hold out.
+        shard_tokens: the most tokens of a shard, if a document fits.
+    """
+
+    tokenizer: PreTrainedTokenizerFast
+    encoder: Tokenizer
+    meta: dict[str, Any]
+    dtype: np.dtype[Any]
+    heldout_fraction: float
+    shard_tokens: int
+
+    @classmethod
+    def of(
+        cls, tokenizer: PreTrainedTokenizerFast, heldout_fraction: float, shard_tokens: int
+    ) -> Plan:
+        """Return the plan for a tokenizer."""
+        eos_token, eos_token_id = end_of_text(tokenizer)
+        vocabulary = max(len(tokenizer), eos_token_id + 1)
+        meta = {
+            "fingerprint": fingerprint(tokenizer),
             "vocab_size": vocabulary,
             "eos_token": eos_token,
             "eos_token_id": eos_token_id,
         }
-        _write_meta(directory, dtype, names, heldout_fraction, contents)
-    return Corpus.open(target)
+        encoder = text_encoder(tokenizer.backend_tokenizer, eos_token)
+        dtype = np.dtype(np.uint16 if vocabulary <= 2**16 else np.uint32)
+        return cls(tokenizer, encoder, meta, dtype, heldout_fraction, shard_tokens)
+
+    def writer(self, directory: Path) -> CorpusWriter:
+        """Return what writes the shards into a directory."""
+        return CorpusWriter(
+            directory,
+            dtype=self.dtype,
+            eos_token_id=self.meta["eos_token_id"],
+            shard_tokens=self.shard_tokens,
+            heldout_fraction=self.heldout_fraction,
+        )
+
+    def finish(
+        self, directory: Path, writer: CorpusWriter, skipped: int, origin: dict[str, Any] | None
+    ) -> None:
+        """Write all that a corpus has beside its shards."""
+        contents = writer.finish()
+        contents["counts"]["skipped"] = skipped
+        self.tokenizer.save_pretrained(directory / layout.TOKENIZER_DIRECTORY)
+        meta = {
+            "format": layout.FORMAT,
+            "version": layout.FORMAT_VERSION,
+            "dtype": self.dtype.name,
+            "tokenizer": self.meta,
+            "split": {"rule": layout.SPLIT_RULE, "heldout_fraction": self.heldout_fraction},
+            **contents,
+        }
+        if origin is not None:
+            meta["origin"] = origin
+        write_json(directory / layout.META_FILE, meta)
 
 
-def _write_meta(
-    directory: Path,
-    dtype: np.dtype[Any],
-    tokenizer: dict[str, Any],
-    heldout_fraction: float,
-    contents: dict[str, Any],
-) -> None:
-    meta = {
-        "format": layout.FORMAT,
-        "version": layout.FORMAT_VERSION,
-        "dtype": dtype.name,
-        "tokenizer": tokenizer,
-        "split": {"rule": layout.SPLIT_RULE, "heldout_fraction": heldout_fraction},
-        **contents,
+def origin_of(dataset: HubDataset, columns: Columns | None, plan: Plan) -> dict[str, Any]:
+    """Return all that a corpus of a dataset follows from, save what the dataset holds."""
+    local = Path(dataset.name)
+    files = [name if "://" in name else os.path.abspath(name) for name in dataset.data_files]
+    named = asdict(columns or Columns())
+    return {
+        "dataset": str(local.resolve()) if local.exists() else dataset.name,
+        "config": dataset.config,
+        "split": dataset.split,
+        "data_files": files,
+        "columns": {role: name for role, name in named.items() if name is not None},
+        "tokenizer": plan.meta["fingerprint"],
+        "heldout_fraction": plan.heldout_fraction,
     }
-    write_json(directory / layout.META_FILE, meta)
 
 
 def check_build(

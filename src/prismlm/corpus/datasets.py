@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from prismlm.corpus.documents import Columns, Document
-from prismlm.corpus.read import DocumentReader, make_document
-from prismlm.errors import InputError
+from prismlm.corpus.read import DocumentReader, SeenIds, make_document
+from prismlm.errors import InputError, PrismError
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,25 +19,67 @@ class HubDataset:
     """A split of a dataset.
 
     Attributes:
-        name: its name on the Hub, or a local directory: of data files, or of ``save_to_disk``.
+        name: its name on the Hub, or a local directory: of data files, or of ``save_to_disk``; or
+            a file format, such as ``json`` or ``parquet``, of ``data_files``.
         config: which of its configurations; None is the default one.
         split: which split.
+        data_files: only these files of it: paths or patterns.
     """
 
     name: str
     config: str | None = None
     split: str = "train"
+    data_files: tuple[str, ...] = ()
 
     @classmethod
-    def parse(cls, text: str, split: str = "train") -> HubDataset:
-        """Read ``NAME[:CONFIG]``; what exists as a path is a name."""
-        name, colon, config = text.rpartition(":")
+    def parse(
+        cls,
+        text: str,
+        split: str = "train",
+        config: str | None = None,
+        data_files: tuple[str, ...] = (),
+    ) -> HubDataset:
+        """Read ``NAME[:CONFIG]``; what exists as a path is a name.
+
+        Raises:
+            InputError: a configuration is named twice.
+        """
+        name, colon, named = text.rpartition(":")
         if not colon or Path(text).exists():
-            return cls(text, None, split)
-        return cls(name, config, split)
+            return cls(text, config, split, data_files)
+        if config is not None:
+            raise InputError(
+                f"the dataset {text} and the configuration {config}: name one configuration."
+            )
+        return cls(name, named, split, data_files)
 
     def __str__(self) -> str:
         return f"{self.name}:{self.config}" if self.config else self.name
+
+    @property
+    def label(self) -> str:
+        """What its documents are called without ids of their own: the last part of its name."""
+        if len(self.data_files) == 1:
+            return Path(self.data_files[0]).name.partition(".")[0]
+        return Path(self.name).name
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A place in the stream of a dataset, to go on from.
+
+    Attributes:
+        row: how many rows were read.
+        skipped: how many of them held no text.
+        characters: how many characters the others held.
+        state: the place as ``datasets`` notes it, which skips files that were read; None: it is
+            found by counting rows.
+    """
+
+    row: int = 0
+    skipped: int = 0
+    characters: int = 0
+    state: dict[str, Any] | None = None
 
 
 class DatasetReader(DocumentReader):
@@ -54,41 +98,84 @@ class DatasetReader(DocumentReader):
         self.total_bytes = self.bytes_read = self.skipped = 0
         self._columns = columns or Columns()
         self._dataset = dataset
-        self._rows = _open(dataset)
+        self._unread: Any = _open(dataset)
+        self._rows = self._unread
+        self._row = 0
+
+    @property
+    def num_rows(self) -> int | None:
+        """How many rows the split holds, or None where neither it nor its card says so."""
+        if hasattr(self._rows, "num_rows"):
+            return int(self._rows.num_rows)
+        splits = None if self._dataset.data_files else self._rows.info.splits
+        found = splits.get(self._dataset.split) if splits else None
+        return (found.num_examples or None) if found else None
+
+    @property
+    def row(self) -> int:
+        """How many rows the pass under way has read."""
+        return self._row
+
+    def position(self) -> Position:
+        """Return where the pass under way is: behind the document that it yielded last."""
+        state = self._rows.state_dict() if hasattr(self._rows, "state_dict") else None
+        return Position(self._row, self.skipped, self.bytes_read, state)
+
+    def documents_from(self, position: Position, seen: SeenIds) -> Iterator[Document]:
+        """Yield the documents behind a position; ``seen`` holds the ids of those before it."""
+        self.bytes_read, self.skipped = position.characters, position.skipped
+        return self._checked(self._placed_from(position), seen, yielded=position.row > 0)
 
     def _names(self) -> str:
         return f"the dataset {self._dataset}"
 
     def _placed(self) -> Iterator[tuple[Document, str]]:
-        own_source = Path(self._dataset.name).name
+        return self._placed_from(Position())
+
+    def _placed_from(self, position: Position) -> Iterator[tuple[Document, str]]:
+        # A dataset that was told where to start does so in every later pass: each has its own.
+        self._rows, self._unread = self._unread or _open(self._dataset), None
+        self._row = position.row
+        own_source = self._dataset.label
         found: dict[str, str] | None = None
         try:
-            for number, record in enumerate(self._rows, start=1):
-                place = f"{self._dataset} ({self._dataset.split}), row {number}"
+            for record in _behind(self._rows, position):
+                self._row += 1
+                place = f"{self._dataset} ({self._dataset.split}), row {self._row}"
                 found = found or self._columns.resolve(record, place)
                 values = {role: record[name] for role, name in found.items()}
-                document = make_document(values, place, f"{own_source}:{number}", own_source)
+                document = make_document(values, place, f"{own_source}:{self._row}", own_source)
                 self.bytes_read += len(document.text)
                 yield document, place
-        except (OSError, RuntimeError) as error:
+        except PrismError:
+            raise
+        except Exception as error:  # of the network, of Arrow, of a dozen libraries
             raise _unreadable(self._dataset, error) from error
+
+
+def _behind(rows: Any, position: Position) -> Any:
+    if position.state is None:
+        return rows.skip(position.row) if position.row else rows
+    rows.load_state_dict(position.state)
+    return rows
 
 
 def _open(dataset: HubDataset) -> Any:
     try:
-        import datasets  # pyright: ignore[reportMissingImports]
+        datasets: Any = import_module("datasets")
     except ModuleNotFoundError as error:
         raise InputError(
             "reading a Hugging Face dataset needs the package datasets: "
             "pip install 'prismlm[datasets]'"
         ) from error
     saved = Path(dataset.name)
+    files = {"data_files": list(dataset.data_files)} if dataset.data_files else {}
     try:
         if (saved / "state.json").is_file() or (saved / "dataset_dict.json").is_file():
             loaded = datasets.load_from_disk(str(saved))
             return loaded[dataset.split] if isinstance(loaded, datasets.DatasetDict) else loaded
         return datasets.load_dataset(
-            dataset.name, dataset.config, split=dataset.split, streaming=True
+            dataset.name, dataset.config, split=dataset.split, streaming=True, **files
         )
     except Exception as error:  # datasets raises a dozen unrelated types here
         raise _unreadable(dataset, error) from error
@@ -97,6 +184,13 @@ def _open(dataset: HubDataset) -> Any:
 def _unreadable(dataset: HubDataset, error: Exception) -> InputError:
     lines = str(error).strip().splitlines()
     reason = lines[0].rstrip(".") if lines else type(error).__name__
+    if isinstance(error, ConnectionError) or "Offline" in reason:
+        offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+        why = "HF_HUB_OFFLINE is set" if offline else "is there a network?"
+        return InputError(
+            f"the dataset {dataset} cannot be reached on the Hugging Face Hub ({reason}; {why}). "
+            "Go on with the same command once it can be, or name a local directory or files."
+        )
     return InputError(
         f"the split {dataset.split!r} of the dataset {dataset} cannot be read ({reason}). Expected "
         "a name on the Hugging Face Hub, with :CONFIG if it has several, or a local directory."

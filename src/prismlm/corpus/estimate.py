@@ -14,14 +14,15 @@ from prismlm.corpus.read import DocumentReader, Paths
 from prismlm.corpus.tokenizer import load_tokenizer, text_encoder, train_tokenizer
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
-_PIECE_CHARACTERS = 2_000_000
+PIECE_CHARACTERS = 2_000_000
 _PIECE_FILES = 8
 # Measured: the interpreter with transformers, and the BPE trainer for each character it is given.
-_BASE_MEMORY = 300_000_000
-_TRAINING_MEMORY_PER_CHARACTER = 4
-_TEXT_COMPRESSION = 0.45
+BASE_MEMORY = 300_000_000
+TRAINING_MEMORY_PER_CHARACTER = 4
+TEXT_COMPRESSION = 0.45
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,24 +65,20 @@ def estimate_build(
     read_seconds = time.perf_counter() - began
 
     began = time.perf_counter()
-    chosen, vocabulary = _tokenizer(documents, tokenizer, vocab_size)
+    chosen, vocabulary = tokenizer_of(documents, tokenizer, vocab_size)
     train_seconds = time.perf_counter() - began
 
     began = time.perf_counter()
     backend = text_encoder(chosen.backend_tokenizer, str(chosen.eos_token))
-    tokens = sum(
-        len(ids) + 1 for batch in batches(iter(documents)) for ids in encode(backend, batch)
-    )
+    tokens = count_tokens(documents, backend)
     encode_seconds = time.perf_counter() - began
 
     passes = 2 if tokenizer is None else 1
-    # By Heaps' law the distinct words, which training works on, grow as the root of the text.
-    training_scale = min(scale, max(1.0, TRAINING_CHARACTERS / characters)) ** 0.5
-    seconds = training_scale * train_seconds
+    seconds = training_scale(scale, characters) * train_seconds
     seconds += scale * (passes * read_seconds + encode_seconds)
-    memory = _BASE_MEMORY
+    memory = BASE_MEMORY
     if tokenizer is None:
-        memory += int(min(scale * characters, TRAINING_CHARACTERS) * _TRAINING_MEMORY_PER_CHARACTER)
+        memory += int(min(scale * characters, TRAINING_CHARACTERS) * TRAINING_MEMORY_PER_CHARACTER)
     token_bytes = 2 if vocabulary <= 2**16 else 4
     return BuildEstimate(
         input_bytes=reader.total_bytes,
@@ -90,8 +87,21 @@ def estimate_build(
         tokens=int(scale * tokens),
         seconds=seconds,
         memory_bytes=memory,
-        disk_bytes=int(scale * (tokens * token_bytes + text_bytes * _TEXT_COMPRESSION)),
+        disk_bytes=int(scale * (tokens * token_bytes + text_bytes * TEXT_COMPRESSION)),
     )
+
+
+def training_scale(scale: float, characters: int) -> float:
+    """Return how much longer than on a piece a tokenizer is trained on all of ``scale`` pieces.
+
+    By Heaps' law the distinct words, which training works on, grow as the root of the text.
+    """
+    return min(scale, max(1.0, TRAINING_CHARACTERS / max(1, characters))) ** 0.5
+
+
+def count_tokens(documents: list[Document], encoder: Tokenizer) -> int:
+    """Return how many tokens the documents have, their ends of text among them."""
+    return sum(len(ids) + 1 for batch in batches(iter(documents)) for ids in encode(encoder, batch))
 
 
 def _piece(reader: DocumentReader, columns: Columns | None) -> tuple[list[Document], float]:
@@ -106,7 +116,7 @@ def _piece(reader: DocumentReader, columns: Columns | None) -> tuple[list[Docume
         for document in part:
             documents.append(document)
             in_file += len(document.text)
-            if in_file >= _PIECE_CHARACTERS / len(files):
+            if in_file >= PIECE_CHARACTERS / len(files):
                 break
         characters += in_file
         # File by file, since files differ in how well they are compressed.
@@ -115,9 +125,10 @@ def _piece(reader: DocumentReader, columns: Columns | None) -> tuple[list[Docume
     return documents, estimated / characters * reader.total_bytes / size
 
 
-def _tokenizer(
+def tokenizer_of(
     documents: list[Document], tokenizer: str | os.PathLike[str] | None, vocab_size: int
 ) -> tuple[PreTrainedTokenizerFast, int]:
+    """Return a tokenizer and its size: the one that is named, or one trained on the documents."""
     if tokenizer is not None:
         chosen = load_tokenizer(tokenizer)
         return chosen, len(chosen)

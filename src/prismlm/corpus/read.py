@@ -67,9 +67,12 @@ class DocumentReader:
 
     def __iter__(self) -> Iterator[Document]:
         self.bytes_read = self.skipped = 0
-        seen = _SeenIds()
-        yielded = False
-        for document, place in self._placed():
+        return self._checked(self._placed(), SeenIds())
+
+    def _checked(
+        self, placed: Iterator[tuple[Document, str]], seen: SeenIds, *, yielded: bool = False
+    ) -> Iterator[Document]:
+        for document, place in placed:
             if not document.text or document.text.isspace():
                 self.skipped += 1
                 continue
@@ -182,7 +185,7 @@ def _expand(path: Path) -> list[InputFile]:
     return sorted(found, key=lambda file: file.name)
 
 
-class _SeenIds:
+class SeenIds:
     """A set of ids at eight bytes each: recent ones in a set, the others in a sorted array."""
 
     _RECENT = 1 << 16

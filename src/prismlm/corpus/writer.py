@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pyarrow.parquet as pq
 
 from prismlm.corpus import layout
 from prismlm.corpus.documents import Document
+from prismlm.corpus.shards import read_shard
 
 _TEXT_BYTES_PER_GROUP = 1_000_000
 _DOCUMENTS_PER_GROUP = 16_384
@@ -24,6 +26,9 @@ class CorpusWriter:
 
     A document is never split between shards: a shard is closed before the document that would
     take it beyond ``shard_tokens``. Use it as a context manager and call :meth:`finish`.
+
+    Attributes:
+        shards: those that are closed: their documents, tokens and files with sizes.
     """
 
     def __init__(
@@ -37,11 +42,12 @@ class CorpusWriter:
     ) -> None:
         self._directory = directory
         self._dtype = dtype.newbyteorder("<")
+        self._size = dtype.itemsize
         self._eos = eos_token_id
         self._shard_tokens = shard_tokens
         self._heldout_fraction = heldout_fraction
         self._shard: _Shard | None = None
-        self._shards: list[dict[str, Any]] = []
+        self.shards: list[dict[str, Any]] = []
         self._documents = self._tokens = self._characters = 0
         self._heldout = {"documents": 0, "tokens": 0}
         self._by: dict[str, dict[str | None, dict[str, int]]] = {"domain": {}, "license": {}}
@@ -62,9 +68,27 @@ class CorpusWriter:
         if self._shard is not None and self._shard.tokens + length > self._shard_tokens:
             self._close_shard()
         if self._shard is None:
-            self._shard = _Shard(self._directory, len(self._shards))
+            self._shard = _Shard(self._directory, len(self.shards))
         text = document.text.encode()
         self._shard.add(document, len(text), tokens, self._tokens, length)
+        self._note(document, text, tokens, length)
+
+    def resume(self, shards: list[dict[str, Any]]) -> Iterator[Document]:
+        """Count again what an earlier writer left in the directory; yield its documents.
+
+        Args:
+            shards: the shards that it had closed, as :attr:`shards` listed them.
+
+        Raises:
+            FormatError: a file is missing or damaged.
+        """
+        for number, shard in enumerate(shards):
+            for document, tokens in read_shard(self._directory, number, shard, self._dtype):
+                self._note(document, document.text.encode(), tokens, len(tokens) // self._size)
+                yield document
+            self.shards.append(shard)
+
+    def _note(self, document: Document, text: bytes, tokens: bytes, length: int) -> None:
         self._token_digest.update(tokens)
         metadata = [document.doc_id, document.source, document.domain]
         metadata += [document.license, document.title, document.url, len(text)]
@@ -85,7 +109,7 @@ class CorpusWriter:
 
     def _close_shard(self) -> None:
         if self._shard is not None:
-            self._shards.append(self._shard.close())
+            self.shards.append(self._shard.close())
             self._shard = None
 
     def finish(self) -> dict[str, Any]:
@@ -107,7 +131,7 @@ class CorpusWriter:
             "heldout": self._heldout,
             "domains": groups["domain"],
             "licenses": groups["license"],
-            "shards": self._shards,
+            "shards": self.shards,
             "digests": {
                 "tokens": self._token_digest.hexdigest(),
                 "documents": self._document_digest.hexdigest(),

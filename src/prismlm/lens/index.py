@@ -357,14 +357,7 @@ def check_index(
             f"the corpus {corpus.name} has no documents in its {options.split} split: "
             "index --split all, or build the corpus with another --heldout share."
         )
-    if options.tokens_per_batch < 1:
-        raise InputError(f"batches of {options.tokens_per_batch} tokens: expected at least 1.")
-    longest = getattr(model.config, "max_position_embeddings", None)
-    if longest is not None and options.window > longest:
-        raise InputError(
-            f"a window of {options.window} tokens does not fit a model that reads {longest}: "
-            f"pass --window {longest} or less."
-        )
+    check_window(model, options)
     vocabulary = weight_of(model).shape[0]
     if len(corpus.tokenizer) > vocabulary:
         raise InputError(
@@ -375,4 +368,20 @@ def check_index(
         raise InputError(
             f"the corpus {corpus.name} was tokenised with another tokenizer than the model's: "
             "build the corpus with --tokenizer MODEL."
+        )
+
+
+def check_window(model: PreTrainedModel, options: IndexOptions) -> None:
+    """Check the options that no corpus is needed for.
+
+    Raises:
+        InputError: a window that the model cannot read, or batches without tokens.
+    """
+    if options.tokens_per_batch < 1:
+        raise InputError(f"batches of {options.tokens_per_batch} tokens: expected at least 1.")
+    longest = getattr(model.config, "max_position_embeddings", None)
+    if longest is not None and options.window > longest:
+        raise InputError(
+            f"a window of {options.window} tokens does not fit a model that reads {longest}: "
+            f"pass --window {longest} or less."
         )

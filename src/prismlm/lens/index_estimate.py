@@ -68,7 +68,6 @@ def estimate_index(
     per_token = _seconds_per_token(model, head, corpus, options)
     seconds = per_token * tokens
     kept = head.num_prototypes * min(options.contexts, documents)
-    per_context = BYTES_WITH_TEXT if options.with_text else BYTES_WITHOUT_TEXT
     # Only the documents of kept contexts are read again.
     read = min(tokens, kept * tokens / max(1, documents)) if options.with_text else 0.0
     # An update holds the old top, the new candidates and the sorted copy at once.
@@ -79,9 +78,16 @@ def estimate_index(
         tokens_per_second=1 / per_token,
         seconds=seconds + read * CHARACTERS_PER_TOKEN / CHARACTERS_READ_PER_SECOND,
         memory_bytes=_peak_bytes(model) + top,
-        disk_bytes=kept * (2 * head.width + per_context)
-        + head.num_prototypes * BYTES_PER_PROTOTYPE,
+        disk_bytes=lens_bytes(head, options, documents),
     )
+
+
+def lens_bytes(head: PrototypeHead, options: IndexOptions, documents: int | None) -> int:
+    """Return about how many bytes a lens of so many documents has; None: at most."""
+    contexts = options.contexts if documents is None else min(options.contexts, documents)
+    per_context = BYTES_WITH_TEXT if options.with_text else BYTES_WITHOUT_TEXT
+    kept = head.num_prototypes * contexts
+    return kept * (2 * head.width + per_context) + head.num_prototypes * BYTES_PER_PROTOTYPE
 
 
 def _seconds_per_token(

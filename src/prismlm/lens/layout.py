@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from torch import nn
 
@@ -22,6 +23,8 @@ FORMAT_VERSION = 1
 META_FILE = "meta.json"
 INDEX_FILE = "index.parquet"
 CONTEXTS_FILE = "contexts.safetensors"
+# The source of what has no rows of its own in mass.parquet.
+OTHER = "(other)"
 MASS_FILE = "mass.parquet"
 PROTOTYPES_FILE = "prototypes.parquet"
 GROUP_COLUMNS = ("source", "domain", "license")
@@ -234,10 +237,12 @@ def write_table(table: pa.Table, path: Path, **options: Any) -> None:
     pq.write_table(table, path, compression="zstd", write_page_checksum=True, **options)
 
 
-def lens_summary(directory: Path) -> dict[str, int]:
+def lens_summary(directory: Path) -> dict[str, int | float]:
     """Return how much a lens holds: tokens and documents read, and prototypes.
 
     ``with_contexts`` prototypes have at least one kept place, ``in_use`` were routed at least once.
+    ``summed_share`` of all uses are of sources that have no rows of their own in ``mass.parquet``,
+    because there were more than 2,048 combinations of source, domain and licence.
     """
     meta = read_meta(directory)
     usage = read_table(directory / PROTOTYPES_FILE, PROTOTYPES_SCHEMA, ["usage"])["usage"]
@@ -248,7 +253,19 @@ def lens_summary(directory: Path) -> dict[str, int]:
         "prototypes": len(usage),
         "with_contexts": len(kept.unique()),
         "in_use": int((usage.to_numpy() > 0).sum()),
+        "summed_share": summed_share(directory),
     }
+
+
+def summed_share(directory: Path) -> float:
+    """Return which share of all uses is of sources without rows of their own, in [0, 1].
+
+    Raises:
+        FormatError: ``mass.parquet`` is damaged.
+    """
+    mass = read_table(directory / MASS_FILE, MASS_SCHEMA, ["source", "tokens"])
+    summed = mass.filter(pc.field("source") == OTHER)
+    return float(summed["tokens"].to_numpy().sum() / max(1, mass["tokens"].to_numpy().sum()))
 
 
 def check_fresh(

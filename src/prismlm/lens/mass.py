@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from prismlm import fingerprints
-from prismlm.lens.layout import MASS_SCHEMA
+from prismlm.lens.layout import MASS_SCHEMA, OTHER
 
 # Activations are summed as whole multiples of 2⁻²⁰, so that no order of addition changes a bit.
 STEPS_PER_UNIT = 2**20
-OTHER = "(other)"
 # How many (source, domain, licence) keep rows of their own: at K = 2,048, 64 MiB.
 LARGEST_GROUPS = 2048
 Key = tuple[str | None, ...]

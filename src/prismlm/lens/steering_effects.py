@@ -54,10 +54,10 @@ class Effects:
 
     Attributes:
         measures: by name: ``signature``, the change of the log-probability that the next token is
-            one of the edited prototypes' ten top signature tokens; ``text``, the change of the
-            log-probability of the prompt's own next token; ``divergence``, KL(before ‖ after).
-            Each is a mean over the predictions of a prompt.
-        signature_tokens: the ten tokens.
+            one of the edited prototypes' ten top signature tokens, if any is edited; ``text``, the
+            change of the log-probability of the prompt's own next token; ``divergence``,
+            KL(before ‖ after). Each is a mean over the predictions of a prompt.
+        signature_tokens: the ten tokens; none without an edit.
         predictions: of all prompts.
         changed, left, capped: share of predictions that the edit changes, where a clamp is
             undefined and was left out, and where one met its cap.
@@ -100,13 +100,15 @@ def measure_effects(
     ids = [_encode(lm, number, prompt) for number, prompt in enumerate(prompts, start=1)]
     tokens = signature_tokens(lm, plan)
     orders = control_orders(lm.head.num_prototypes, 0 if only else draws, seed)
-    values: dict[str, list[tuple[float, float | None]]] = {name: [] for name in MEASURES}
+    # Without an edit no prototype is edited, and so there is no signature to raise.
+    measures = MEASURES if plan.edits else MEASURES[1:]
+    values: dict[str, list[tuple[float, float | None]]] = {name: [] for name in measures}
     counts = np.zeros(4)
     with progress.task("Reading prompts", len(ids), "prompts") as task:
         for sequence in ids:
             reading = read(lm, plan, sequence, orders)
             counts += _counts(reading, only is not None)
-            for name in MEASURES:
+            for name in measures:
                 before_after = [
                     _measure(name, reading.before, after, sequence, tokens)
                     for after in (reading.after, *reading.control)

@@ -1,0 +1,246 @@
+"""A dataset streamed into a corpus that an interruption does not throw away.
+
+Closed shards and the place in the stream behind them are kept in ``.NAME.partial`` beside the
+corpus. What else a writer knows (digests, counts, the ids that were seen) follows from the closed
+shards, which are read again; the finished corpus is the same, byte for byte, as one that was never
+interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prismlm.corpus import layout
+from prismlm.corpus.build import Plan, batches, check_build, encode, origin_of
+from prismlm.corpus.datasets import DatasetReader, HubDataset, Position
+from prismlm.corpus.documents import Columns, Document
+from prismlm.corpus.read import SeenIds
+from prismlm.corpus.store import Corpus
+from prismlm.corpus.writer import CorpusWriter
+from prismlm.errors import FormatError, InputError
+from prismlm.files import read_json, write_json
+from prismlm.locks import locked, writing
+from prismlm.progress import SILENT, Reporter
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+SHARD_TOKENS = 2**24
+STATE_FILE = "build.json"
+STATE_VERSION = 1
+
+
+def stream_corpus(
+    dataset: HubDataset,
+    out: str | os.PathLike[str],
+    *,
+    tokenizer: PreTrainedTokenizerFast,
+    columns: Columns | None = None,
+    heldout_fraction: float = 0.05,
+    shard_tokens: int = SHARD_TOKENS,
+    wait: bool = False,
+    progress: Reporter = SILENT,
+) -> Corpus:
+    """Stream a dataset into a corpus directory, go on where that was interrupted, or open it.
+
+    Called again after an interruption, a kill or a network that failed, it goes on behind the last
+    shard that was closed. Called again after the end, it opens the corpus without reading the
+    dataset; that the dataset has changed since is not noticed.
+
+    Args:
+        dataset: what to read.
+        out: the corpus directory.
+        tokenizer: the tokenizer of the model that will read the corpus.
+        columns: which columns hold the text and what is known about it.
+        heldout_fraction: the share of documents to hold out, in [0, 1).
+        shard_tokens: a shard ends before the document that would take it beyond this; it is also
+            the most that an interruption loses.
+        wait: while another process writes ``out``, wait and then open what it wrote.
+        progress: where to show the work; its unit is rows.
+
+    Raises:
+        InputError: ``out`` holds something else, or was begun from something else; or as of
+            :func:`build_corpus`.
+        FormatError: what an interruption left is damaged.
+    """
+    target = Path(out)
+    plan = Plan.of(tokenizer, heldout_fraction, shard_tokens)
+    origin = origin_of(dataset, columns, plan)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with _only_here(target, wait=wait):
+        if layout.is_corpus(target):
+            return _reused(target, origin)
+        check_build(target, "", 0, heldout_fraction, shard_tokens, overwrite=False)
+        partial = target.with_name(f".{target.name}.partial")
+        saved = _begin(partial, origin)
+        with _keeping(partial):
+            _stream(partial, DatasetReader(dataset, columns), plan, origin, saved, progress)
+        (partial / STATE_FILE).unlink(missing_ok=True)
+        os.rename(partial, target)
+    return Corpus.open(target)
+
+
+def existing_corpus(
+    dataset: HubDataset,
+    out: str | os.PathLike[str],
+    *,
+    tokenizer: PreTrainedTokenizerFast,
+    columns: Columns | None = None,
+    heldout_fraction: float = 0.05,
+) -> Corpus | None:
+    """Return the corpus that :func:`stream_corpus` would open without reading, or None.
+
+    Raises:
+        InputError: ``out`` holds something else, or was made of something else.
+        FormatError: the corpus is damaged.
+    """
+    target = Path(out)
+    if not layout.is_corpus(target):
+        check_build(target, "", 0, heldout_fraction, SHARD_TOKENS, overwrite=False)
+        return None
+    plan = Plan.of(tokenizer, heldout_fraction, SHARD_TOKENS)
+    return _reused(target, origin_of(dataset, columns, plan))
+
+
+@contextmanager
+def _only_here(target: Path, *, wait: bool) -> Iterator[None]:
+    if not wait:
+        with writing(target):
+            yield
+        return
+    with locked(target.with_name(f".{target.name}.lock"), wait=True):
+        yield
+
+
+def _reused(target: Path, origin: dict[str, Any]) -> Corpus:
+    corpus = Corpus.open(target)
+    _check_same(corpus.meta.get("origin"), origin, f"{target} is a corpus that was built")
+    return corpus
+
+
+def _check_same(before: Any, origin: dict[str, Any], what: str) -> None:
+    if not isinstance(before, dict):
+        raise InputError(f"{what} from files, not from a dataset. Choose another --corpus.")
+    changed = [
+        f"{key}: {before.get(key, 'not set')} → {origin.get(key, 'not set')}"
+        for key in sorted(before | origin)
+        if before.get(key) != origin.get(key)
+    ]
+    if changed:
+        raise InputError(
+            f"{what} from another input ({'; '.join(changed)}). Go on with that one, choose "
+            "another --corpus, or remove it."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    """What an interrupted build left: closed shards, and a place in the stream before their end.
+
+    Attributes:
+        shards: the closed shards.
+        position: a place in the stream at or before the end of the last of them.
+        documents: how many documents lie before that place.
+    """
+
+    shards: list[dict[str, Any]]
+    position: Position
+    documents: int
+
+
+def _begin(partial: Path, origin: dict[str, Any]) -> _Saved | None:
+    """Return what was kept and remove what was not closed, or begin anew."""
+    state = partial / STATE_FILE
+    if not state.is_file():
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        return None
+    found = read_json(state)
+    if not isinstance(found, dict) or found.get("version") != STATE_VERSION:
+        raise FormatError(
+            f"{state} is of another version or damaged: remove {partial} to start anew."
+        )
+    _check_same(found["origin"], origin, f"{partial} holds what was begun")
+    kept = {STATE_FILE, *(name for shard in found["shards"] for name in shard["files"])}
+    for path in partial.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name not in kept:
+            path.unlink()
+    return _Saved(found["shards"], Position(**found["position"]), found["documents"])
+
+
+@contextmanager
+def _keeping(partial: Path) -> Iterator[None]:
+    """Leave nothing behind a failure that left nothing to go on from; else say that it did."""
+    try:
+        yield
+    except BaseException as error:
+        if not (partial / STATE_FILE).is_file():
+            shutil.rmtree(partial, ignore_errors=True)
+        elif isinstance(error, KeyboardInterrupt):
+            raise KeyboardInterrupt(
+                f"the shards that were closed are kept in {partial}. The same command goes on "
+                "from there."
+            ) from error
+        raise
+
+
+def _stream(
+    partial: Path,
+    reader: DatasetReader,
+    plan: Plan,
+    origin: dict[str, Any],
+    saved: _Saved | None,
+    progress: Reporter,
+) -> None:
+    with (
+        plan.writer(partial) as writer,
+        progress.task("Tokenising", reader.num_rows, "rows") as task,
+    ):
+        documents, before, done = iter(reader), Position(), 0
+        kept = _Saved([], before, 0)
+        if saved is not None:
+            documents, kept = _resumed(reader, writer, saved), saved
+            done = _documents(saved.shards)
+            task.note(f"{done:,} documents were kept")
+        for batch in batches(documents):
+            for document, ids in zip(batch, encode(plan.encoder, batch), strict=True):
+                writer.add(document, ids)
+                if len(writer.shards) > len(kept.shards):
+                    kept = _Saved(list(writer.shards), kept.position, kept.documents)
+                    _save(partial, origin, kept)
+            done += len(batch)
+            kept = _Saved(kept.shards, reader.position(), done)
+            task.advance(reader.row - before.row)
+            before = kept.position
+        plan.finish(partial, writer, reader.skipped, origin)
+
+
+def _resumed(reader: DatasetReader, writer: CorpusWriter, saved: _Saved) -> Iterator[Document]:
+    """Take the closed shards as written; return the documents behind them."""
+    seen = SeenIds()
+    for number, document in enumerate(writer.resume(saved.shards)):
+        # Those behind the place in the stream are read again, and then must not count as seen.
+        if number < saved.documents:
+            seen.add(document.doc_id)
+    again = _documents(saved.shards) - saved.documents
+    return islice(reader.documents_from(saved.position, seen), again, None)
+
+
+def _documents(shards: list[dict[str, Any]]) -> int:
+    return sum(shard["documents"] for shard in shards)
+
+
+def _save(partial: Path, origin: dict[str, Any], kept: _Saved) -> None:
+    write_json(
+        partial / STATE_FILE,
+        {"version": STATE_VERSION, "origin": origin, **asdict(kept)},
+    )

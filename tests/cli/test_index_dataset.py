@@ -1,0 +1,226 @@
+"""prismlm index --dataset and the dry runs of datasets, from local copies: no network."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+import prismlm
+from prismlm.corpus import Corpus
+from prismlm.lens.layout import read_meta
+
+pytest.importorskip("datasets")
+SOURCES = str(Path(prismlm.__file__).parents[1])
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_corpus, tmp_path_factory) -> Path:
+    """The documents of the tiny corpus as a dataset of two files."""
+    directory = tmp_path_factory.mktemp("folder") / "stories"
+    directory.mkdir()
+    rows = pq.read_table(tiny_corpus.parent / "documents.parquet").rename_columns(
+        {"text": "body", "id": "key"}
+    )
+    half = len(rows) // 2
+    pq.write_table(rows.slice(0, half), directory / "train-0.parquet")
+    pq.write_table(rows.slice(half), directory / "train-1.parquet")
+    return directory
+
+
+@pytest.fixture
+def bare(tiny_model, tmp_path) -> Path:
+    """The tiny model without a lens."""
+    copy = Path(shutil.copytree(tiny_model, tmp_path / "model"))
+    shutil.rmtree(copy / "lens")
+    return copy
+
+
+def listing(directory: Path) -> dict[str, int]:
+    return {
+        str(path.relative_to(directory)): path.stat().st_mtime_ns
+        for path in directory.rglob("*")
+        if path.is_file()
+    }
+
+
+def test_a_dataset_is_built_and_indexed_as_its_files_would_be(
+    prism, refused, tiny_model, tiny_corpus, bare, folder
+):
+    columns = ["--text-column", "body", "--id-column", "key"]
+    arguments = ["index", bare, "--dataset", folder, *columns, "--contexts", 8, "--json"]
+    result = prism(*arguments)
+    assert result.returncode == 0, result.stderr
+    corpus = Corpus.open(bare / "corpora" / "stories-train")
+    # The same documents, sources and tokenizer: the tiny corpus again.
+    assert corpus.fingerprint == Corpus.open(tiny_corpus).fingerprint
+    lens = bare / "lens" / "stories-train"
+    assert json.loads(result.stdout)["lens"] == str(lens)
+    assert read_meta(lens).trained_on is True
+    for name in ("index.parquet", "contexts.safetensors", "mass.parquet"):
+        expected = (tiny_model / "lens" / "sample" / name).read_bytes()
+        assert (lens / name).read_bytes() == expected, name
+    assert "Tokenising" in result.stderr
+
+    # The same corpus again for another lens, without reading the dataset.
+    before = listing(corpus.path)
+    again = prism(*arguments, "--lens", "other", "--window", 64)
+    assert again.returncode == 0, again.stderr
+    assert "Tokenising" not in again.stderr
+    assert listing(corpus.path) == before
+    message = refused(*arguments[:-1], "--lens", "third", "--source-column", "domain")
+    assert "columns: {'text': 'body', 'id': 'key'} → " in message
+    assert "--overwrite" in refused(*arguments)
+
+
+def test_dry_runs_write_nothing_and_say_what_they_cannot_know(prism, bare, folder, tmp_path):
+    columns = ["--text-column", "body", "--id-column", "key"]
+    before = listing(tmp_path)
+    index = ["index", bare, "--dataset", folder, *columns, "--dry-run"]
+    found = json.loads(prism(*index, "--json").stdout)
+    # The sample is all there is, so that the amounts are those of the corpus, and exact.
+    assert found["corpus"]["sampled_documents"] == found["corpus"]["documents"] > 300
+    assert found["unknown"] == []
+    read = found["corpus"]["tokens"] - found["corpus"]["documents"]
+    assert found["tokens"] == int(0.95 * read)
+    assert found["seconds"] == pytest.approx(found["tokens"] / found["tokens_per_second"])
+    assert "index: speed" in prism(*index).stdout
+    build = ["corpus", "build", "--dataset", folder, *columns, "--out", tmp_path / "corpus"]
+    built = json.loads(prism(*build, "--tokenizer", bare, "--dry-run", "--json").stdout)
+    assert built["tokens"] == found["corpus"]["tokens"]
+    assert listing(tmp_path) == before
+    done = prism(*build, "--tokenizer", bare, "--json")
+    assert done.returncode == 0, done.stderr
+    made = json.loads(done.stdout)
+    assert made["counts"]["tokens"] == built["tokens"]
+    actual = sum(path.stat().st_size for path in (tmp_path / "corpus").glob("*-*"))
+    assert actual / 2 < built["disk_bytes"] < 2 * actual
+
+    # What corpus build made of the same dataset with the model's tokenizer is reused.
+    ready = prism(*index, "--corpus", tmp_path / "corpus", "--json")
+    assert (
+        json.loads(ready.stdout)["documents"]
+        == made["counts"]["documents"] - (made["heldout"]["documents"])
+    )
+
+
+def test_a_stream_that_does_not_say_how_much_it_holds(prism, bare, tmp_path):
+    rows = tmp_path / "rows"
+    rows.mkdir()
+    text = "word " * 1000
+    with (rows / "train.jsonl").open("w") as file:
+        for number in range(600):
+            file.write(json.dumps({"text": f"{number} {text}"}) + "\n")
+    index = ["index", bare, "--dataset", rows, "--dry-run"]
+    found = json.loads(prism(*index, "--json").stdout)
+    # Two million characters at 5,002 to 5,004 each.
+    assert found["corpus"]["sampled_documents"] == 400
+    for name in ("tokens", "seconds"):
+        assert found[name] is None
+        assert found["corpus"][name] is None
+    assert found["unknown"] == [
+        "Whether the rest is like the first 400 documents.",
+        "How much the dataset holds: it does not say before it is read.",
+    ]
+    assert found["disk_bytes"] > 192 * 64 * 2 * 64
+    shown = prism(*index).stdout
+    for words in ("per million tokens", "not known", "at most", "How much the dataset holds"):
+        assert words in shown
+    assert not (bare / "corpora").exists()
+
+
+def test_what_cannot_be_used(prism, refused, bare, folder, tmp_path):
+    index = ["index", bare, "--dataset"]
+    offline = refused(*index, "no-one/nothing")
+    assert "no-one/nothing cannot be reached" in offline
+    assert "HF_HUB_OFFLINE" in offline
+    assert "the columns are: body," in refused(*index, folder)
+    assert "'tset'" in refused(*index, folder, "--dataset-split", "tset")
+    assert "Available: ['default']" in refused(*index, folder, "--dataset-config", "no-such")
+    assert "none.jsonl" in refused(*index, "json", "--data-files", tmp_path / "none.jsonl")
+    assert "cannot be read" in refused(*index, folder / "nothing")
+    assert "name a --corpus, or a --dataset" in refused("index", bare)
+    assert "--dataset: name it" in refused("index", bare, "--dataset-config", "x")
+    assert "one configuration" in refused(*index, "a:b", "--dataset-config", "c")
+    assert "reads 512" in refused(*index, folder, "--window", 4000)
+    assert not (bare / "corpora").exists() or list((bare / "corpora").iterdir()) == []
+    assert not (bare / "lens").exists()
+
+
+def test_datasets_that_is_not_installed(bare, tmp_path):
+    (tmp_path / "datasets.py").write_text(
+        "raise ModuleNotFoundError(\"No module named 'datasets'\", name='datasets')"
+    )
+    result = subprocess.run(
+        [sys.executable, "-m", "prismlm", "index", str(bare), "--dataset", "x"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), SOURCES])},
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+    )
+    assert result.returncode == 2
+    assert "pip install 'prismlm[datasets]'" in result.stderr
+
+
+def test_it_goes_on_in_either_phase(prism, bare, tmp_path):
+    """Interrupted while it streams, killed while it indexes, then left alone: as if never."""
+    rows = tmp_path / "rows"
+    rows.mkdir()
+    with (rows / "train.jsonl").open("w") as file:
+        for line in range(2500):
+            file.write(json.dumps({"text": f"{line} one two three four " * 8}) + "\n")
+    # Shards far smaller than the command's, so that there is something to go on from.
+    start = (
+        "import sys\n"
+        "from prismlm.cli import app\n"
+        "from prismlm.corpus import resumable\n"
+        "resumable.stream_corpus.__kwdefaults__['shard_tokens'] = 10_000\n"
+        "app.main()"
+    )
+    arguments = [
+        "index", str(bare), "--dataset", str(rows), "--contexts", "2", "--window", "64",
+        "--stride", "32", "--save-every", "0",
+    ]  # fmt: skip
+    state = bare / "corpora" / ".rows-train.partial" / "build.json"
+    scan = bare / "lens" / ".rows-train.partial"
+
+    def end(number, there) -> str:
+        with subprocess.Popen(
+            [sys.executable, "-c", start, *arguments],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        ) as process:
+            deadline = time.monotonic() + 100
+            while not there():
+                assert process.poll() is None, process.communicate()[1]
+                assert time.monotonic() < deadline
+                time.sleep(0.002)
+            process.send_signal(number)
+            stderr = process.communicate(timeout=60)[1]
+        assert process.returncode == (130 if number == signal.SIGINT else -number)
+        return stderr
+
+    message = end(signal.SIGINT, state.is_file)
+    assert state.is_file()
+    assert f"kept in {state.parent}. The same command goes on from there." in message
+    end(signal.SIGKILL, lambda: list(scan.glob("shard-*.safetensors")))
+    assert not state.exists()
+    assert len(Corpus.open(bare / "corpora" / "rows-train")) == 2500
+    again = prism(*arguments)
+    assert again.returncode == 0, again.stderr
+    assert "Tokenising" not in again.stderr
+    whole = prism(*arguments[:-2], "--lens", "whole")
+    assert whole.returncode == 0, whole.stderr
+    for name in ("index.parquet", "contexts.safetensors", "mass.parquet", "meta.json"):
+        first, second = (bare / "lens" / lens / name for lens in ("rows-train", "whole"))
+        assert first.read_bytes() == second.read_bytes(), name

@@ -1,0 +1,254 @@
+"""A streamed corpus goes on where it was interrupted, to the same bytes, without a network."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from prismlm.corpus import (
+    Columns,
+    Corpus,
+    HubDataset,
+    build_corpus,
+    resumable,
+    stream_corpus,
+)
+from prismlm.corpus.tokenizer import load_tokenizer, train_tokenizer
+from prismlm.errors import FormatError, InputError
+
+pytest.importorskip("datasets")
+SHARD = 4000
+COLUMNS = Columns(text="body", license="licence")
+# Every seventh is empty and skipped.
+ROWS = [
+    {"body": f"Document {i} says {i * i}. " * (i % 7), "licence": "CC0" if i % 2 else None}
+    for i in range(3000)
+]
+
+
+class Stop(Exception):
+    pass
+
+
+class StopAfter:
+    """A reporter that fails at the so-manieth report."""
+
+    def __init__(self, left, error=Stop):
+        self.left, self.error = left, error
+
+    @contextmanager
+    def task(self, description, total=None, unit="tokens"):
+        self.total = total
+        yield self
+
+    def advance(self, amount=1):
+        self.left -= 1
+        if self.left == 0:
+            raise self.error
+
+    def note(self, text):
+        self.text = text
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("tokenizer")
+    train_tokenizer((row["body"] for row in ROWS), 300).save_pretrained(directory)
+    return load_tokenizer(directory)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("folder") / "numbers"
+    directory.mkdir()
+    for part in range(3):
+        rows = pa.Table.from_pylist(ROWS[part * 1000 : (part + 1) * 1000])
+        pq.write_table(rows, directory / f"train-{part}.parquet", row_group_size=170)
+    return directory
+
+
+def stream(folder, out, tokenizer, **options):
+    options = {"columns": COLUMNS, "shard_tokens": SHARD, **options}
+    return stream_corpus(HubDataset(str(folder)), out, tokenizer=tokenizer, **options)
+
+
+def contents(directory):
+    return {
+        str(path.relative_to(directory)): path.read_bytes()
+        for path in directory.rglob("*")
+        if path.is_file()
+    }
+
+
+def test_the_corpus_is_the_one_that_build_corpus_writes(folder, tokenizer, tmp_path):
+    built = build_corpus(
+        HubDataset(str(folder)), tmp_path / "built", tokenizer=tokenizer.name_or_path,
+        columns=COLUMNS, shard_tokens=SHARD,
+    )  # fmt: skip
+    streamed = stream(folder, tmp_path / "streamed", tokenizer)
+    assert contents(built.path) == contents(streamed.path)
+    assert streamed.meta["counts"]["skipped"] == sum(i % 7 == 0 for i in range(3000))
+    assert len(streamed.meta["shards"]) > 10
+
+
+@pytest.mark.parametrize("batches", [(1,), (2,), (1, 1), (2, 1)])
+def test_interrupted_anywhere_it_ends_with_the_same_bytes(folder, tokenizer, tmp_path, batches):
+    whole = stream(folder, tmp_path / "whole", tokenizer)
+    out = tmp_path / "out"
+    kept = 0
+    for after in batches:
+        with pytest.raises(Stop):
+            stream(folder, out, tokenizer, progress=StopAfter(after))
+        assert not out.exists()
+        state = json.loads((tmp_path / ".out.partial" / "build.json").read_text())
+        # Something new was closed each time, and it is not read again from the start.
+        assert len(state["shards"]) > kept
+        kept = len(state["shards"])
+    finished = stream(folder, out, tokenizer)
+    assert contents(finished.path) == contents(whole.path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "whole"]
+
+
+def test_documents_before_the_place_that_was_kept_are_not_read_again(
+    folder, tokenizer, tmp_path, monkeypatch
+):
+    with pytest.raises(Stop):
+        stream(folder, tmp_path / "out", tokenizer, progress=StopAfter(2))
+    state = json.loads((tmp_path / ".out.partial" / "build.json").read_text())
+    assert state["position"]["row"] > 1000
+    again = StopAfter(10**6)
+    encoded, encode = [], resumable.encode
+    monkeypatch.setattr(
+        resumable, "encode", lambda e, batch: encoded.extend(batch) or encode(e, batch)
+    )
+    corpus = stream(folder, tmp_path / "out", tokenizer, progress=again)
+    closed = sum(shard["documents"] for shard in state["shards"])
+    assert again.text == f"{closed:,} documents were kept"
+    assert len(encoded) == len(corpus) - closed
+
+
+def test_a_corpus_that_is_there_is_opened_and_not_read_again(folder, tokenizer, tmp_path):
+    first = stream(folder, tmp_path / "out", tokenizer)
+    times = {path: path.stat().st_mtime_ns for path in first.path.rglob("*")}
+    assert stream(folder, tmp_path / "out", tokenizer).fingerprint == first.fingerprint
+    assert {path: path.stat().st_mtime_ns for path in first.path.rglob("*")} == times
+    with pytest.raises(InputError, match=r"heldout_fraction: 0\.05 → 0\.5"):
+        stream(folder, tmp_path / "out", tokenizer, heldout_fraction=0.5)
+    other = train_tokenizer(iter(["other text"]), 260)
+    with pytest.raises(InputError, match=r"another input \(tokenizer: "):
+        stream(folder, tmp_path / "out", other)
+
+
+def test_what_was_begun_otherwise_is_not_mixed_in(folder, tokenizer, tmp_path):
+    with pytest.raises(Stop):
+        stream(folder, tmp_path / "out", tokenizer, progress=StopAfter(1))
+    with pytest.raises(InputError, match="columns: "):
+        stream(folder, tmp_path / "out", tokenizer, columns=Columns(text="body"))
+    shard = tmp_path / ".out.partial" / "tokens-00000.bin"
+    shard.write_bytes(shard.read_bytes()[:-2])
+    with pytest.raises(FormatError, match=r"tokens-00000\.bin is missing or not of"):
+        stream(folder, tmp_path / "out", tokenizer)
+
+
+def test_other_directories_are_left_alone(folder, tokenizer, tmp_path):
+    (tmp_path / "out").mkdir()
+    with pytest.raises(InputError, match="is not a corpus"):
+        stream(folder, tmp_path / "out", tokenizer)
+    (tmp_path / "a.txt").write_text("A text.")
+    files = build_corpus(tmp_path / "a.txt", tmp_path / "files", vocab_size=300)
+    with pytest.raises(InputError, match="from files, not from a dataset"):
+        stream(folder, files.path, tokenizer)
+
+
+def test_a_failure_with_nothing_to_go_on_from_leaves_nothing(folder, tokenizer, tmp_path):
+    with pytest.raises(InputError, match="the columns are: body, licence"):
+        stream(folder, tmp_path / "out", tokenizer, columns=Columns())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_says_what_is_kept(folder, tokenizer, tmp_path):
+    with pytest.raises(KeyboardInterrupt, match=r"\.out\.partial\. The same command goes on"):
+        stream(folder, tmp_path / "out", tokenizer, progress=StopAfter(2, KeyboardInterrupt))
+
+
+def test_the_same_id_twice_is_found_across_an_interruption(tokenizer, tmp_path):
+    rows = [{"id": f"d{i}", "text": f"text {i} " * 9} for i in range(3000)]
+    rows[2900]["id"] = "d3"
+    directory = tmp_path / "twice"
+    directory.mkdir()
+    pq.write_table(pa.Table.from_pylist(rows), directory / "train.parquet")
+    options = {"columns": Columns(id="id")}
+    with pytest.raises(Stop):
+        stream(directory, tmp_path / "out", tokenizer, progress=StopAfter(1), **options)
+    with pytest.raises(InputError, match=r"'d3': .* row 4 and .* row 2901"):
+        stream(directory, tmp_path / "out", tokenizer, **options)
+
+
+def test_a_process_that_is_killed(folder, tokenizer, tmp_path):
+    whole = stream(folder, tmp_path / "whole", tokenizer)
+    out = tmp_path / "out"
+    code = (
+        "import sys, time\n"
+        "from prismlm.corpus import Columns, HubDataset, resumable\n"
+        "from prismlm.corpus.tokenizer import load_tokenizer\n"
+        "save = resumable._save\n"
+        "def slowly(partial, *rest):\n"
+        "    save(partial, *rest)\n"
+        "    time.sleep(0.2)\n"
+        "resumable._save = slowly\n"
+        f"resumable.stream_corpus(HubDataset({str(folder)!r}), {str(out)!r},"
+        f" tokenizer=load_tokenizer({tokenizer.name_or_path!r}),"
+        f" columns=Columns(text='body', license='licence'), shard_tokens={SHARD})"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen([sys.executable, "-c", code], env=environment) as process:
+        state = tmp_path / ".out.partial" / "build.json"
+        deadline = time.monotonic() + 60
+        while not (state.is_file() and len(json.loads(state.read_text())["shards"]) > 3):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+    assert contents(stream(folder, out, tokenizer).path) == contents(whole.path)
+
+
+def test_files_of_a_named_format(tokenizer, tmp_path):
+    for part in range(2):
+        lines = (json.dumps(row) + "\n" for row in ROWS[part * 50 : part * 50 + 50])
+        (tmp_path / f"part-{part}.jsonl").write_text("".join(lines))
+    both = HubDataset("json", data_files=(str(tmp_path / "part-*.jsonl"),))
+    corpus = stream_corpus(both, tmp_path / "both", tokenizer=tokenizer, columns=COLUMNS)
+    assert [corpus.text(i) for i in range(len(corpus))] == [
+        row["body"] for row in ROWS[:100] if row["body"]
+    ]
+    one = HubDataset("json", data_files=(str(tmp_path / "part-1.jsonl"),))
+    corpus = stream_corpus(one, tmp_path / "one", tokenizer=tokenizer, columns=COLUMNS)
+    assert corpus.doc_ids[0] == "part-1:1"
+    assert Path(corpus.meta["origin"]["data_files"][0]).is_absolute()
+    assert Corpus.open(tmp_path / "one").fingerprint == corpus.fingerprint
+
+
+def test_without_datasets_or_a_network_the_error_says_so(tmp_path):
+    def message(code, **environment):
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True, encoding="utf-8", check=False,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
+        )  # fmt: skip
+        return done.stderr.splitlines()[-1]
+
+    read = "from prismlm.corpus.datasets import *; DatasetReader(HubDataset('no-one/nothing'))"
+    assert "pip install 'prismlm[datasets]'" in message(
+        "import sys; sys.modules['datasets'] = None; " + read
+    )
+    offline = message(read, HF_HUB_OFFLINE="1")
+    assert "no-one/nothing cannot be reached" in offline
+    assert "HF_HUB_OFFLINE is set" in offline
