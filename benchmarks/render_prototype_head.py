@@ -162,78 +162,14 @@ t); a figure without one is of one seed. Torch {environment["torch"]}, transform
 [concepts](../concepts.md)."""
 
 
+Row = tuple[str, str, str, str, bool | None]
+
+
 def targets(
     runs: list[dict[str, Any]], plain: dict[int, float], times: list[dict[str, Any]]
 ) -> str:
     """Return what was aimed at, and what came out."""
     group = methods(runs)["default"]
-    gap = figure([over_plain(run, plain, "ce") for run in group])
-    alone = figure([over_plain(run, plain, "prototype_only_ce") for run in group])
-    control = figure(
-        [100 * (r["control"]["prototype_only_ce"] / plain[seed_of(r)] - 1) for r in group]
-    )
-
-    def quality(key: str) -> Figure:
-        return figure([run["quality"][key] for run in group])
-
-    def beside(key: str) -> Figure:
-        return figure([run["control"][key] for run in group])
-
-    explained, in_use = quality("explained_share"), quality("in_use")
-    rows = [
-        ("CE above the plain model's", gap.show(2, " %"), "–", "≤ 0", gap.mean <= 0),
-        (
-            "prototype-only CE above the plain model's CE",
-            alone.show(2, " %"),
-            control.show(1, " %"),
-            f"≤ {WITHIN} %",
-            alone.mean <= WITHIN,
-        ),
-        (
-            "explained share",
-            explained.show(3),
-            beside("explained_share").show(3),
-            f"≥ {EXPLAINED}",
-            explained.mean >= EXPLAINED,
-        ),
-        ("FVU", quality("fvu").show(3), beside("fvu").show(3), "–", None),
-        ("agreement", quality("agreement").show(3), beside("agreement").show(3), "–", None),
-        (
-            "in use",
-            in_use.show(4),
-            beside("in_use").show(4),
-            f"≥ {IN_USE}",
-            in_use.mean >= IN_USE,
-        ),
-        (
-            "usage perplexity",
-            quality("usage_perplexity").show(0),
-            beside("usage_perplexity").show(0),
-            "–",
-            None,
-        ),
-    ]
-    for time in times:
-        if time["preset"] != group[0]["settings"]["model"]["preset"]:
-            continue
-        found = time["recipes"]["default"]
-        share = (
-            1 - group[0]["settings"]["head"]["initialise_at_step"] / group[0]["settings"]["steps"]
-        )
-        whole = 1 + share * (found["ratio"] - 1)
-        threads = time["environment"]["threads"]
-        rows.append(
-            (
-                f"step time with the head in place, {threads} thread(s)",
-                f"{found['ratio']:.3f} × ({found['low']:.3f} to {found['high']:.3f})",
-                "–",
-                f"≤ {STEP:.2f} ×",
-                found["ratio"] <= STEP,
-            )
-        )
-        rows.append(
-            ("… over the whole run", f"{whole:.3f} ×", "–", f"≤ {STEP:.2f} ×", whole <= STEP)
-        )
     lines = [
         "## The default",
         "",
@@ -243,10 +179,72 @@ def targets(
         "| figure | default | random states | target | |",
         "|---|---|---|---|---|",
     ]
-    for name, value, other, target, met in rows:
+    for name, value, other, target, met in [*quality_rows(group, plain), *time_rows(group, times)]:
         verdict = "" if met is None else "met" if met else "**missed**"
         lines.append(f"| {name} | {value} | {other} | {target} | {verdict} |")
     return "\n".join(lines)
+
+
+def quality_rows(group: list[dict[str, Any]], plain: dict[int, float]) -> list[Row]:
+    """Return name, figure, control, target and verdict of what is asked of the prototypes."""
+    gap = figure([over_plain(run, plain, "ce") for run in group])
+    alone = figure([over_plain(run, plain, "prototype_only_ce") for run in group])
+    control = random_states(group, plain)
+    rows: list[Row] = [
+        ("CE above the plain model's", gap.show(2, " %"), "–", "≤ 0", gap.mean <= 0),
+        (
+            "prototype-only CE above the plain model's CE",
+            alone.show(2, " %"),
+            control.show(1, " %"),
+            f"≤ {WITHIN} %",
+            alone.mean <= WITHIN,
+        ),
+    ]
+    for key, name, digits, least in (
+        ("explained_share", "explained share", 3, EXPLAINED),
+        ("fvu", "FVU", 3, None),
+        ("agreement", "agreement", 3, None),
+        ("in_use", "in use", 4, IN_USE),
+        ("usage_perplexity", "usage perplexity", 0, None),
+    ):
+        trained = figure([run["quality"][key] for run in group])
+        beside = figure([run["control"][key] for run in group])
+        rows.append(
+            (
+                name,
+                trained.show(digits),
+                beside.show(digits),
+                "–" if least is None else f"≥ {least}",
+                None if least is None else trained.mean >= least,
+            )
+        )
+    return rows
+
+
+def random_states(group: list[dict[str, Any]], plain: dict[int, float]) -> Figure:
+    """Return how far the control's prototype-only CE is above the plain model's CE, in percent."""
+    return figure(
+        [100 * (r["control"]["prototype_only_ce"] / plain[seed_of(r)] - 1) for r in group]
+    )
+
+
+def time_rows(group: list[dict[str, Any]], times: list[dict[str, Any]]) -> list[Row]:
+    """Return the rows of the step time, for each number of threads that it was measured with."""
+    settings = group[0]["settings"]
+    share = 1 - settings["head"]["initialise_at_step"] / settings["steps"]
+    target, rows = f"≤ {STEP:.2f} ×", list[Row]()
+    for time in times:
+        if time["preset"] != settings["model"]["preset"]:
+            continue
+        found = time["recipes"]["default"]
+        whole = 1 + share * (found["ratio"] - 1)
+        name = f"step time with the head in place, {time['environment']['threads']} thread(s)"
+        value = f"{found['ratio']:.3f} × ({found['low']:.3f} to {found['high']:.3f})"
+        rows += [
+            (name, value, "–", target, found["ratio"] <= STEP),
+            ("… over the whole run", f"{whole:.3f} ×", "–", target, whole <= STEP),
+        ]
+    return rows
 
 
 def frontier(runs: list[dict[str, Any]], plain: dict[int, float]) -> str:
@@ -275,9 +273,7 @@ def frontier(runs: list[dict[str, Any]], plain: dict[int, float]) -> str:
         ]
         lines.append("| " + " | ".join(cells) + " |")
     group = methods(runs)["default"]
-    control = figure(
-        [100 * (r["control"]["prototype_only_ce"] / plain[seed_of(r)] - 1) for r in group]
-    )
+    control = random_states(group, plain)
     controls = [{"quality": run["control"]} for run in group]
     cells = ["–", "control: random states, untrained", str(len(group)), "0", control.show(1, " %")]
     lines.append("| " + " | ".join([*cells, *quality_cells(controls)]) + " |")
@@ -443,8 +439,7 @@ def operation() -> str:
     lines = [
         "## Routing by itself",
         "",
-        "From `route.json`, a run of `python benchmarks/route.py --threads N` for each number of "
-        "threads, put together: medians of ratios of rounds "
+        "From `route.json`, by `python benchmarks/route.py`: medians of ratios of rounds "
         f"in turns, on {environment['machine']}, torch {environment['torch']}, with other work "
         "beside "
         f"(load {environment['load_before']} to {environment['load_after']}). *Forward*: `route` "

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 # One in so many documents is enough to measure on.
 MEASURED_EVERY = 8
-# Loading the model, the prompts and the page; measured on the demo's own model on one core.
+# Loading the model, the prompts and the page: assumed, not measured; seconds beside minutes.
 EXPLAINING_SECONDS = 15.0
 REPORT_BYTES = 3_000_000
 

@@ -82,8 +82,9 @@ def stream_corpus(
         saved = _begin(partial, origin)
         with _keeping(partial):
             _stream(partial, DatasetReader(dataset, columns), plan, origin, saved, progress)
-        (partial / STATE_FILE).unlink(missing_ok=True)
+        # In this order, so that a kill in between leaves the whole corpus.
         os.rename(partial, target)
+        (target / STATE_FILE).unlink(missing_ok=True)
     return Corpus.open(target)
 
 
@@ -122,6 +123,7 @@ def _only_here(target: Path, *, wait: bool) -> Iterator[None]:
 def _reused(target: Path, origin: dict[str, Any]) -> Corpus:
     corpus = Corpus.open(target)
     _check_same(corpus.meta.get("origin"), origin, f"{target} is a corpus that was built")
+    (target / STATE_FILE).unlink(missing_ok=True)
     return corpus
 
 
