@@ -48,7 +48,9 @@ def main() -> None:
     ratio = commands.add_parser("ratio")
     ratio.add_argument("model", type=Path)
     ratio.add_argument("corpus", type=Path)
-    ratio.add_argument("--tokens", type=int, default=1_000_000)
+    ratio.add_argument(
+        "--tokens", type=int, help="stop after so many; the whole corpus if not given"
+    )
     growth = commands.add_parser("growth")
     growth.add_argument("corpus", type=Path)
     growth.add_argument("--tokens", type=int, nargs="*", default=[10**5, 10**6, 10**7])
@@ -64,7 +66,7 @@ def main() -> None:
     print(found)
 
 
-def measure_ratio(model: Path, corpus: Path, tokens: int) -> dict[str, Any]:
+def measure_ratio(model: Path, corpus: Path, tokens: int | None) -> dict[str, Any]:
     """Return the time of an index over that of its forward passes."""
     checkpoint = load_checkpoint(model)
     plain, head = checkpoint.model, checkpoint.sidecar.head
@@ -74,7 +76,7 @@ def measure_ratio(model: Path, corpus: Path, tokens: int) -> dict[str, Any]:
     seconds: list[tuple[float, float, float]] = []
     keep_freed_memory()
     with torch.inference_mode():
-        while scan.tokens < tokens and scan.slot < reading.plan.count:
+        while scan.slot < reading.plan.count and not (tokens and scan.tokens >= tokens):
             block = reading.block(scan.slot)
             for batch, key in block_passes(block, text, text.eos_token_id):
                 inputs = {"input_ids": batch.input_ids, "use_cache": False}

@@ -62,8 +62,8 @@ def _ratio(found: dict[str, Any], where: dict[str, Any] | None) -> list[str]:
         *(f"| {name} | {r['ratio']:.2f} | {r['low']:.2f} to {r['high']:.2f} |" for name, r in rows),
         "",
         f"Target: at most {TARGET} × the same passes: {'met' if met else '**missed**'}. The first "
-        "row is the strict reading; the exact product with all prototypes alone is a good part "
-        "of a forward pass of a model this small, and less of a larger one.",
+        "row is the strict reading. The product with all prototypes and the exact choice of "
+        "the nearest weigh much beside a model this small, and less beside a larger one.",
         "",
         measured_on(where),
         "",
