@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -228,4 +228,8 @@ def _target_from(position: int, prompt_length: int, length: int) -> TargetFrom:
 
 
 def _decode(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
+    if tokenizer.is_fast:
+        # What the line below comes down to, at a third of the time.
+        backend: Any = getattr(tokenizer, "backend_tokenizer")  # noqa: B009
+        return str(backend.decode([token], skip_special_tokens=False))
     return str(tokenizer.decode([token], clean_up_tokenization_spaces=False))
