@@ -18,6 +18,7 @@ from prismlm.training.parallel import recompute_activations
 VOCABULARY = 50
 END = 0
 FAMILIES = {
+    "deltanet": {"model_type": "prismlm_deltanet", "num_heads": 3, "num_hidden_layers": 2},
     "protot": {"model_type": "prismlm_protot", "num_channels": 6, "num_hidden_layers": 3},
     "protot-off": {
         "model_type": "prismlm_protot",
@@ -283,9 +284,9 @@ def test_importing_the_models_registers_them():
     code = """
 import prismlm.models
 from transformers import AutoConfig, AutoModelForCausalLM
-for name in ("prismlm_protot",):
+for name in ("prismlm_deltanet", "prismlm_protot"):
     config = AutoConfig.for_model(name, vocab_size=7, hidden_size=8, num_hidden_layers=1)
     print(type(AutoModelForCausalLM.from_config(config)).__name__)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["ProtoTForCausalLM"]
+    assert done.stdout.split() == ["DeltaNetForCausalLM", "ProtoTForCausalLM"]

@@ -11,6 +11,10 @@ def test_hand_computed():
     assert places.lengths.tolist() == [2, 3]
     assert places.order.tolist() == [[1, 3, 0, 2], [0, 1, 2, 3]]
     assert places.mask.tolist() == [[True, True, False, False], [True, True, True, False]]
+    starts = torch.tensor([[True, False, False, True], [False, False, True, True]])
+    # In row 1 the start on padding has no token left: it stands behind the last one.
+    moved = [[True, True, False, False], [False, False, True, True]]
+    assert places.compact_starts(starts).tolist() == moved
     tensor = torch.arange(8.0).reshape(2, 4, 1)
     assert places.compact(tensor)[..., 0].tolist() == [[1, 3, 0, 2], [4, 5, 6, 7]]
 

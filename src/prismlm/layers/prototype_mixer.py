@@ -193,7 +193,7 @@ class PrototypeMixer(nn.Module):
         """
         places = None if mask is None else Compaction.of(mask)
         if places is not None:
-            starts = None if starts is None else _compact_starts(places, starts)
+            starts = None if starts is None else places.compact_starts(starts)
             x = places.compact(x)
         write = self._gate(x, self.log_write_temperature)
         read = write
@@ -229,13 +229,6 @@ class PrototypeMixer(nn.Module):
         temperature = log_temperature.float().exp()
         divides = self.temperature_mode == "divide"
         return (scores / temperature if divides else scores * temperature).softmax(-1)
-
-
-def _compact_starts(places: Compaction, starts: Tensor) -> Tensor:
-    """Move starts with their tokens; one on padding moves on to the next token."""
-    sequence = places.compact(starts.cumsum(1))
-    sequence = torch.where(places.mask, sequence, starts.sum(1, keepdim=True))
-    return torch.diff(sequence, dim=1, prepend=torch.zeros_like(sequence[:, :1])) > 0
 
 
 def _check_settings(

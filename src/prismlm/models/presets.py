@@ -75,6 +75,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     # The default setting of ProtoT: its model and those it is compared with.
     "protot": _protot(256, layers=6, dropout=0.1),
     "llama": _llama(256, 688, heads=4, layers=6, positions=2048) | {"attention_dropout": 0.1},
+    "deltanet": {"model_type": "prismlm_deltanet", "hidden_size": 256, "num_hidden_layers": 6},
     "mamba": {
         "model_type": "mamba",
         "hidden_size": 256,

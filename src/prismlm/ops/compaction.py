@@ -35,6 +35,12 @@ class Compaction(NamedTuple):
         """Move tokens to the front of each row."""
         return torch.take_along_dim(tensor, self._index(self.order, tensor), 1)
 
+    def compact_starts(self, starts: Bool[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
+        """Move starts of sequences with their tokens; one on padding goes to the next token."""
+        last = starts.sum(1, keepdim=True)
+        sequence = torch.where(self.mask, self.compact(starts.cumsum(1)), last)
+        return torch.diff(sequence, dim=1, prepend=torch.zeros_like(last)) > 0
+
     def restore(self, tensor: Shaped[Tensor, "B T *rest"]) -> Shaped[Tensor, "B T *rest"]:
         """Move tokens back to where they came from, with zeros on padding."""
         back = torch.argsort(self.order, dim=1)
