@@ -113,6 +113,8 @@ class RecurrentPreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     _no_split_modules = ["RecurrentBlock"]  # noqa: RUF012 (the library's own declaration)
     _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
+    keeps_documents_apart = True
+    """Sequences start anew where position ids do; said here so that no model need be run for it."""
     # A state cannot be rolled back, which assisted generation would need.
     _is_stateful = True
 

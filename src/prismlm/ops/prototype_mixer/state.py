@@ -39,7 +39,8 @@ def check_arguments(
 ) -> None:
     """Raise InputError for shapes and decays that have no prefix mean.
 
-    Decays on a GPU are taken as they are: looking at them would wait for it.
+    Decays on a GPU and in compiled code are taken as they are: looking at them would wait for the
+    one and break the other in two.
     """
     if write.ndim != 3 or 0 in write.shape:
         raise InputError(
@@ -58,7 +59,8 @@ def check_arguments(
         )
     if decay.shape != (channels,):
         raise InputError(f"decay is {list(decay.shape)}: expected [{channels}], one per channel.")
-    if decay.device.type == "cpu" and not bool(((decay > 0) & (decay < 1)).all()):
+    looks = decay.device.type == "cpu" and not torch.compiler.is_compiling()
+    if looks and not bool(((decay > 0) & (decay < 1)).all()):
         raise InputError(
             f"decays must lie between 0 and 1, both excluded; got {decay.min().item():g} to "
             f"{decay.max().item():g}. Keep them there, for example by a sigmoid and a clamp."
