@@ -258,6 +258,24 @@ def test_the_head_sees_the_state_before_the_output_embedding(model):
     )
 
 
+@torch.no_grad()
+def test_evidence_comes_layer_by_layer_when_asked_for(model):
+    ids = tokens(2, 9)
+    mask = torch.ones_like(ids)
+    mask[1, 6:] = 0
+    assert model(ids).routing is None
+    routing = model(ids, attention_mask=mask, output_routing=True).routing
+    assert len(routing) == model.config.num_hidden_layers
+    for layer, gates in enumerate(routing):
+        if model.config.model_type == "prismlm_deltanet":
+            assert gates.shape == (2, 9, model.config.num_heads)
+            continue
+        for gate in gates:
+            torch.testing.assert_close(gate.sum(-1), mask.float())
+        shared = layer in model.config.shared_routing_layers
+        assert torch.equal(gates.write, gates.read) == shared
+
+
 def test_wrong_input_says_what_is_wrong(model):
     from transformers import DynamicCache
 
