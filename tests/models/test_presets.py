@@ -1,4 +1,4 @@
-"""Sizes of the presets against the tables of PRISM (Guide Labs, 2025), on the meta device."""
+"""Sizes of the presets against the tables of PRISM and ProtoT, on the meta device."""
 
 import pytest
 import torch
@@ -70,9 +70,41 @@ def test_the_published_models_have_8192_prototypes(name):
     assert fitting == [8192]
 
 
+# ProtoT, Table 13, at 16,000 tokens. All share embedding and output embedding; the table counts
+# both, but for Mamba.
+COMPARED = {"protot": 12_205_266, "llama": 12_938_496, "deltanet": 12_963_456, "mamba": 6_724_352}
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_the_compared_models_have_the_sizes_of_the_source(name):
+    settings = {"preset": name}
+    if name == "protot":
+        settings["paper_parameter_layout"] = True
+    model = on_meta(settings, 16_000)
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    twice = 0 if name == "mamba" else 16_000 * 256
+    assert parameters(model) + twice == COMPARED[name]
+
+
+def test_protot_without_what_nothing_uses():
+    """W and τ of layer 0 and four convolutions: 256² + 1 + 4·5·128 fewer."""
+    model = on_meta({"preset": "protot", "tie_word_embeddings": False}, 16_000)
+    assert parameters(model) == 12_137_169 == 12_205_266 - 256**2 - 1 - 4 * 5 * 128
+    full = {"preset": "protot", "tie_word_embeddings": False, "paper_parameter_layout": True}
+    assert parameters(on_meta(full, 16_000)) == 12_205_266
+    trained = [p for p in on_meta(full, 16_000).parameters() if p.requires_grad]
+    assert sum(p.numel() for p in trained) == 12_137_169
+
+
 @pytest.mark.parametrize(
     ("name", "millions"),
-    [("llama-laptop", 1.59), ("gpt2-laptop", 1.75), ("mamba-laptop", 1.55), ("llama-small", 9.99)],
+    [
+        ("llama-laptop", 1.59),
+        ("gpt2-laptop", 1.75),
+        ("mamba-laptop", 1.55),
+        ("llama-small", 9.99),
+        ("protot-laptop", 1.42),
+    ],
 )
 def test_laptop_presets_have_the_sizes_the_docs_give(name, millions):
     assert parameters(on_meta({"preset": name}, 4096)) == pytest.approx(millions * 1e6, rel=0.005)

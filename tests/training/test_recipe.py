@@ -138,14 +138,15 @@ def test_any_value_is_taken_or_refused_as_input(value, key):
     "path",
     [
         ROOT / "recipes/laptop.yaml",
+        *sorted((ROOT / "recipes/prototype_mixer").glob("*.yaml")),
         ROOT / "src/prismlm/training/recipes/demo.yaml",
         ROOT / "src/prismlm/training/recipes/demo-quick.yaml",
     ],
-    ids=lambda path: path.stem,
+    ids=lambda path: f"{path.parent.name}-{path.stem}",
 )
 def test_the_recipes_in_the_repository_are_valid(path):
     recipe = load_recipe(path)
-    if path.stem == "laptop":
+    if path == ROOT / "recipes/laptop.yaml":
         minimal = build_recipe(
             {name: getattr(recipe, name) for name in ("corpus", "out", "model", "steps")}
         )

@@ -1,5 +1,19 @@
 """Modules: explicit keyword arguments in, output and evidence out."""
 
 from prismlm.layers.prototype_head import HeadLosses, HeadOutput, PrototypeHead
+from prismlm.layers.prototype_mixer import (
+    MixerEvidence,
+    MixerOutput,
+    MixerState,
+    PrototypeMixer,
+)
 
-__all__ = ["HeadLosses", "HeadOutput", "PrototypeHead"]
+__all__ = [
+    "HeadLosses",
+    "HeadOutput",
+    "MixerEvidence",
+    "MixerOutput",
+    "MixerState",
+    "PrototypeHead",
+    "PrototypeMixer",
+]

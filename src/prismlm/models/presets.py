@@ -41,6 +41,12 @@ def _llama(width: int, inner: int, heads: int, layers: int, positions: int) -> d
     }
 
 
+def _protot(width: int, layers: int, **settings: Any) -> dict[str, Any]:
+    """Return ProtoT without dropout, for runs that see a text once."""
+    own = {"hidden_size": width, "num_hidden_layers": layers, "dropout": 0.0}
+    return {"model_type": "prismlm_protot"} | own | settings
+
+
 PRESETS: dict[str, dict[str, Any]] = {
     "llama-tiny": _llama(96, 256, heads=3, layers=2, positions=512),
     "llama-laptop": _llama(160, 432, heads=5, layers=3, positions=1024),
@@ -62,6 +68,18 @@ PRESETS: dict[str, dict[str, Any]] = {
         "num_heads": 10,
         "n_groups": 1,
         "chunk_size": 64,
+        "tie_word_embeddings": True,
+    },
+    "protot-tiny": _protot(96, layers=2, num_channels=16),
+    "protot-laptop": _protot(160, layers=3),
+    # The default setting of ProtoT: its model and those it is compared with.
+    "protot": _protot(256, layers=6, dropout=0.1),
+    "llama": _llama(256, 688, heads=4, layers=6, positions=2048) | {"attention_dropout": 0.1},
+    "deltanet": {"model_type": "prismlm_deltanet", "hidden_size": 256, "num_hidden_layers": 6},
+    "mamba": {
+        "model_type": "mamba",
+        "hidden_size": 256,
+        "num_hidden_layers": 6,
         "tie_word_embeddings": True,
     },
 }

@@ -53,6 +53,7 @@ class Size:
         layers: L.
         vocabulary: V.
         has_attention: whether the decoder's layers attend.
+        shares_rows: whether documents may share its training rows, as far as its family says.
     """
 
     parameters: int
@@ -62,6 +63,7 @@ class Size:
     layers: int
     vocabulary: int
     has_attention: bool
+    shares_rows: bool
 
 
 def size_of(recipe: Recipe, vocab_size: int) -> Size:
@@ -78,6 +80,7 @@ def size_of(recipe: Recipe, vocab_size: int) -> Size:
         if isinstance(module, nn.Embedding) and module.weight is not weight
     }
     parameters = sum(p.numel() for p in model.parameters())
+    has_attention = getattr(config, "num_attention_heads", None) is not None
     return Size(
         parameters=parameters,
         multiplied=parameters - sum(looked_up.values()),
@@ -85,7 +88,8 @@ def size_of(recipe: Recipe, vocab_size: int) -> Size:
         width=weight.shape[1],
         layers=int(getattr(config, "num_hidden_layers", 1)),
         vocabulary=weight.shape[0],
-        has_attention=getattr(config, "num_attention_heads", None) is not None,
+        has_attention=has_attention,
+        shares_rows=has_attention or getattr(model, "keeps_documents_apart", False),
     )
 
 

@@ -104,7 +104,7 @@ def estimate(recipe: Recipe, *, resume: bool = False) -> TrainingEstimate:
     else:
         # Building the model to find out what it does with shared rows is what cannot be done.
         packing = recipe.data.packing
-        share_rows = packing == "packed" or (packing == "auto" and size.has_attention)
+        share_rows = packing == "packed" or (packing == "auto" and size.shares_rows)
         rows = training_rows(recipe, corpus, share_rows=share_rows)
         cost = _calculate(recipe, size, H100, why_not)
     tokens = recipe.steps * recipe.positions_per_step

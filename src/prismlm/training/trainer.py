@@ -160,8 +160,10 @@ class PrismTrainer(Trainer):
         """Return AdamW over matrices, vectors, and the head with a rate of its own."""
         if self.optimizer is None:
             backbone = self.model.model
-            decayed = set(self.get_decay_parameter_names(backbone))
             trained = [(n, p) for n, p in backbone.named_parameters() if p.requires_grad]
+            # Hugging Face's rule goes by names; decays, temperatures and gates are no matrices.
+            matrices = {n for n, p in trained if p.ndim > 1}
+            decayed = matrices & set(self.get_decay_parameter_names(backbone))
             groups = [
                 {
                     "params": [p for n, p in trained if n in decayed],

@@ -1,0 +1,107 @@
+"""DeltaNet's mixer: short convolutions, the delta rule, a norm for each head."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from prismlm.errors import InputError
+from prismlm.layers.causal_convolution import CausalConvolution
+from prismlm.ops.compaction import Compaction
+from prismlm.ops.delta_rule import delta_rule
+
+
+class DeltaState(NamedTuple):
+    """What a sequence leaves for its next position.
+
+    Attributes:
+        memory: S of each head.
+        history: the projections that the convolutions still need, [B, n − 1, 3 d].
+    """
+
+    memory: Float[Tensor, "B H K K"]
+    history: Tensor
+
+
+class DeltaOutput(NamedTuple):
+    """What the mixer gives.
+
+    Attributes:
+        output: to be added to the residual stream; zero on padding.
+        state: for the next positions.
+        evidence: the rates b of each head, [B, T, H], if they were asked for.
+    """
+
+    output: Float[Tensor, "B T d"]
+    state: DeltaState
+    evidence: Tensor | None
+
+
+class DeltaMixer(nn.Module):
+    """Mix positions by the delta rule, H heads of d / H.
+
+        q, k, v = silu(conv(W x)),   k and q of norm 1, q / √(d/H),   b = sigmoid(W_b x)
+        y = W_o RMSNorm(delta_rule(q, k, v, b))
+
+    Source: DeltaNet (Yang et al., 2024), the baseline of ProtoT, §4.
+
+    Args:
+        width: d.
+        heads: H, a divisor of d.
+        convolution_width: positions that each convolution mixes.
+
+    Raises:
+        InputError: heads that do not divide the width.
+    """
+
+    def __init__(self, width: int, heads: int = 4, *, convolution_width: int = 4) -> None:
+        super().__init__()
+        if heads < 1 or width % heads:
+            raise InputError(f"{heads} heads do not divide a width of {width}.")
+        self.heads = heads
+        self.qkv_projection = nn.Linear(width, 3 * width, bias=False)
+        self.convolution = CausalConvolution(3 * width, convolution_width)
+        self.rate_projection = nn.Linear(width, heads, bias=False)
+        self.norm = nn.RMSNorm(width // heads, eps=1e-5)
+        self.output_projection = nn.Linear(width, width, bias=False)
+
+    def forward(
+        self,
+        x: Float[Tensor, "B T d"],
+        *,
+        state: DeltaState | None = None,
+        mask: Bool[Tensor, "B T"] | None = None,
+        starts: Bool[Tensor, "B T"] | None = None,
+        return_evidence: bool = False,
+    ) -> DeltaOutput:
+        """Mix a stretch of positions, or one; arguments as :class:`PrototypeMixer` has them."""
+        places = None if mask is None else Compaction.of(mask)
+        if places is not None:
+            x = places.compact(x)
+            starts = None if starts is None else places.compact_starts(starts)
+        memory, history = (None, None) if state is None else state
+        mixed, history = self.convolution(
+            self.qkv_projection(x),
+            history=history,
+            lengths=None if places is None else places.lengths,
+            starts=starts,
+        )
+        q, k, v = F.silu(mixed).reshape(*x.shape[:2], 3, self.heads, -1).unbind(2)
+        rates = self.rate_projection(x).float().sigmoid()
+        out, memory = delta_rule(
+            F.normalize(q.float(), dim=-1) * q.shape[-1] ** -0.5,
+            F.normalize(k.float(), dim=-1),
+            v,
+            rates,
+            memory,
+            mask=None if places is None else places.mask,
+            starts=starts,
+        )
+        output = self.output_projection(self.norm(out).flatten(2))
+        if places is not None:
+            output, rates = places.restore(output), places.restore(rates)
+        evidence = rates if return_evidence else None
+        return DeltaOutput(output, DeltaState(memory, history), evidence)

@@ -1,0 +1,245 @@
+"""The prototype mixer: all communication along the sequence goes through R prototype channels."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from prismlm.errors import InputError
+from prismlm.layers.causal_convolution import CausalConvolution
+from prismlm.ops.compaction import Compaction
+from prismlm.ops.prototype_mixer import PrefixState, prefix_mean
+
+DECAY_MARGIN = 1e-6
+"""How near to 0 and 1 a decay can come; the sigmoid alone reaches both in float32."""
+
+
+class MixerState(NamedTuple):
+    """What a sequence leaves for its next position.
+
+    Attributes:
+        prefix: what was written into each channel.
+        history: the values that the convolution still needs, [B, n − 1, D], or None without one.
+    """
+
+    prefix: PrefixState
+    history: Tensor | None
+
+
+class MixerEvidence(NamedTuple):
+    """Which channels each position uses; zero on padding.
+
+    Attributes:
+        write: the write gate, a share for each channel.
+        read: the read gate, a share for each channel.
+    """
+
+    write: Float[Tensor, "B T R"]
+    read: Float[Tensor, "B T R"]
+
+
+class MixerOutput(NamedTuple):
+    """What the mixer gives.
+
+    Attributes:
+        output: to be added to the residual stream; zero on padding.
+        state: for the next positions.
+        evidence: the gates, if they were asked for.
+    """
+
+    output: Float[Tensor, "B T d"]
+    state: MixerState
+    evidence: MixerEvidence | None
+
+
+class PrototypeMixer(nn.Module):
+    """Write into R channels, average each over the past, read from them.
+
+        write_j = softmax_k(x_j·p_k / τ_w),   read_i = softmax_k((W x_i)·p_k / τ_r)
+        v_j = conv(V x_j)
+        y_i = α U Σ_k read_ik (Σ_{j<i} β_k^(i−j) write_jk v_j) / (Σ_{j<i} β_k^(i−j) write_jk)
+
+    log τ, γ with β = σ(γ), α and the prototypes p are learned. With shared routing there is no W
+    and no τ_r: read = write.
+
+    The source leaves open how parameters start. Here p is normal with standard deviation 1/√d, so
+    that inputs of unit mean square give scores of unit variance; V, U and W are as nn.Linear
+    draws them; every β starts at ``decay``, 0.95 being a half-life of 13.5 tokens.
+
+    Source: ProtoT, §3 and A.7.
+
+    Args:
+        width: d.
+        channels: R.
+        value_width: D, or None for half of d.
+        shared_routing: whether positions read by their write gate, as the source's layer 0 does.
+        temperature: τ at the start; the source has 1, and 3 with shared routing.
+        temperature_mode: ``divide`` scores by τ, as in Eq. 1, where a larger τ makes gates
+            flatter; or ``multiply``, which makes them sharper, as the source's text says of 3.
+        convolution_width: positions that the convolution on the values mixes, 5 in the source's
+            layers 0 and 1; 0 for no convolution.
+        normalise: False leaves out the division by the mass.
+        decay: β at the start.
+        alpha: α at the start.
+        keep_unused: also hold, frozen, the parameters that the switches leave without use (W and
+            τ_r, a convolution of width 5), so that sizes are those that the source reports.
+
+    Raises:
+        InputError: no channel, or a start value out of range.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        channels: int = 32,
+        *,
+        value_width: int | None = None,
+        shared_routing: bool = False,
+        temperature: float = 1.0,
+        temperature_mode: Literal["divide", "multiply"] = "divide",
+        convolution_width: int = 0,
+        normalise: bool = True,
+        decay: float = 0.95,
+        alpha: float = 1.0,
+        keep_unused: bool = False,
+    ) -> None:
+        super().__init__()
+        value_width = width // 2 if value_width is None else value_width
+        _check_settings(width, channels, value_width, temperature, decay)
+        self.normalise = normalise
+        self.temperature_mode: Literal["divide", "multiply"] = temperature_mode
+        self.initial_temperature = temperature
+        self.initial_decay = decay
+        self.initial_alpha = alpha
+        self.prototypes = nn.Parameter(torch.empty(channels, width))
+        # Scalars have one dimension: FSDP2 shards no others.
+        self.log_write_temperature = nn.Parameter(torch.empty(1))
+        self.decay_logits = nn.Parameter(torch.empty(channels))
+        self.alpha = nn.Parameter(torch.empty(1))
+        self.value_projection = nn.Linear(width, value_width, bias=False)
+        self.output_projection = nn.Linear(value_width, width, bias=False)
+        self.shared_routing = shared_routing
+        self.read_projection = nn.Linear(width, width, bias=False)
+        self.log_read_temperature = nn.Parameter(torch.empty(1))
+        self.convolution = CausalConvolution(value_width, convolution_width or 5)
+        self.convolves = convolution_width > 0
+        if not self.convolves:
+            self._drop("convolution", keep_unused)
+        if shared_routing:
+            self._drop("read_projection", keep_unused)
+            self._drop("log_read_temperature", keep_unused)
+        self.reset_parameters()
+
+    def _drop(self, name: str, keep: bool) -> None:
+        if keep:
+            getattr(self, name).requires_grad_(False)
+        else:
+            setattr(self, name, None)
+
+    def reset_parameters(self) -> None:
+        """Set everything but the projections and the convolution to where it starts."""
+        with torch.no_grad():
+            for name, value in self.initial_values().items():
+                getattr(self, name).copy_(value)
+
+    def initial_values(self) -> dict[str, Tensor]:
+        """Return what the parameters of the mixer's own start at; the prototypes are drawn."""
+        channels, width = self.prototypes.shape
+        log_temperature = torch.tensor([math.log(self.initial_temperature)])
+        decay = self.initial_decay
+        values = {
+            "prototypes": torch.randn(channels, width) * width**-0.5,
+            "log_write_temperature": log_temperature,
+            "log_read_temperature": log_temperature,
+            "decay_logits": torch.full((channels,), math.log(decay / (1 - decay))),
+            "alpha": torch.tensor([self.initial_alpha]),
+        }
+        return {name: value for name, value in values.items() if getattr(self, name) is not None}
+
+    @property
+    def channels(self) -> int:
+        """R."""
+        return self.prototypes.shape[0]
+
+    @property
+    def decay(self) -> Float[Tensor, " R"]:
+        """β, at least 1e-6 away from 0 and 1; float32."""
+        return self.decay_logits.float().sigmoid().clamp(DECAY_MARGIN, 1 - DECAY_MARGIN)
+
+    def forward(
+        self,
+        x: Float[Tensor, "B T d"],
+        *,
+        state: MixerState | None = None,
+        mask: Bool[Tensor, "B T"] | None = None,
+        starts: Bool[Tensor, "B T"] | None = None,
+        return_evidence: bool = False,
+    ) -> MixerOutput:
+        """Mix a stretch of positions, or one.
+
+        Args:
+            x: inputs, normalised.
+            state: what earlier positions left, or None for a start.
+            mask: False on padding, which takes no part wherever it stands.
+            starts: True where a sequence starts that sees nothing of what is before it.
+            return_evidence: whether to return the gates.
+
+        Raises:
+            InputError: a state of another batch, or no position.
+        """
+        places = None if mask is None else Compaction.of(mask)
+        if places is not None:
+            starts = None if starts is None else places.compact_starts(starts)
+            x = places.compact(x)
+        write = self._gate(x, self.log_write_temperature)
+        read = write
+        if not self.shared_routing:
+            read = self._gate(self.read_projection(x), self.log_read_temperature)
+        values = self.value_projection(x)
+        prefix, history = (None, None) if state is None else state
+        lengths = None if places is None else places.lengths
+        if self.convolves:
+            values, history = self.convolution(
+                values, history=history, lengths=lengths, starts=starts
+            )
+        mixed, prefix = prefix_mean(
+            write,
+            read,
+            values,
+            self.decay,
+            prefix,
+            mask=None if places is None else places.mask,
+            starts=starts,
+            normalise=self.normalise,
+        )
+        output = self.alpha * self.output_projection(mixed)
+        evidence = MixerEvidence(write, read) if return_evidence else None
+        if places is not None:
+            output = places.restore(output)
+            if evidence is not None:
+                evidence = MixerEvidence(places.restore(write), places.restore(read))
+        return MixerOutput(output, MixerState(prefix, history), evidence)
+
+    def _gate(self, x: Tensor, log_temperature: Tensor) -> Float[Tensor, "B T R"]:
+        scores = (x @ self.prototypes.T).float()
+        temperature = log_temperature.float().exp()
+        divides = self.temperature_mode == "divide"
+        return (scores / temperature if divides else scores * temperature).softmax(-1)
+
+
+def _check_settings(
+    width: int, channels: int, value_width: int, temperature: float, decay: float
+) -> None:
+    if min(width, channels, value_width) < 1:
+        raise InputError(
+            f"a mixer of width {width} with {channels} channels and values of width "
+            f"{value_width}: each must be at least 1."
+        )
+    if not (math.isfinite(temperature) and temperature > 0):
+        raise InputError(f"the temperature τ must be a positive number, got {temperature}.")
+    if not DECAY_MARGIN <= decay <= 1 - DECAY_MARGIN:
+        raise InputError(f"the decay β must start between 0 and 1, both excluded; got {decay}.")

@@ -1,0 +1,324 @@
+"""Decoders whose mixers carry a state: everything but the mixer, for Hugging Face's library.
+
+    h ← h + dropout(mixer(RMSNorm(h))),   h ← h + dropout(SwiGLU(RMSNorm(h)))
+
+Padding takes no part wherever it stands in a row. Without a mask and a cache, a sequence starts
+wherever position ids do not go up by one, as in Hugging Face's own decoders, and sees nothing of
+what is before it: documents packed into one training row stay apart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import GenerationMixin, PreTrainedModel
+from transformers import initialization as init
+from transformers.cache_utils import Cache
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.utils.generic import ModelOutput, can_return_tuple
+
+from prismlm.errors import InputError
+from prismlm.layers.causal_convolution import CausalConvolution
+from prismlm.models.recurrent_cache import RecurrentCache
+from prismlm.models.recurrent_config import RecurrentConfig
+
+
+@dataclass
+class RecurrentOutput(ModelOutput):
+    """What a recurrent decoder gives; Hugging Face's usual fields, and the mixers' evidence.
+
+    Attributes:
+        loss: cross-entropy of the next token, with labels.
+        logits: [B, T, V], of the language model.
+        last_hidden_state: [B, T, d], of the model without its output embedding.
+        past_key_values: the cache, if one was asked for.
+        hidden_states: of the embeddings and of every block, if asked for.
+        routing: each layer's evidence, if asked for.
+    """
+
+    loss: Tensor | None = None
+    logits: Tensor | None = None
+    last_hidden_state: Tensor | None = None
+    past_key_values: RecurrentCache | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    routing: tuple[Any, ...] | None = None
+
+
+class SwiGLU(nn.Module):
+    """W_down dropout(silu(W_gate x) ⊙ W_up x)."""
+
+    def __init__(self, width: int, inner: int, dropout: float) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(width, inner, bias=False)
+        self.up_proj = nn.Linear(width, inner, bias=False)
+        self.down_proj = nn.Linear(inner, width, bias=False)
+        self.dropout = dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the transformed positions."""
+        inner = F.silu(self.gate_proj(x)) * self.up_proj(x)
+        return self.down_proj(F.dropout(inner, self.dropout, self.training))
+
+
+class RecurrentBlock(GradientCheckpointingLayer):
+    """A mixer and a SwiGLU, each behind an RMSNorm and beside a skip connection."""
+
+    def __init__(self, config: Any, mixer: nn.Module, layer: int) -> None:
+        super().__init__()
+        self.layer = layer
+        self.mixer_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.mixer = mixer
+        self.mlp_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.mlp = SwiGLU(config.hidden_size, config.intermediate_size, config.dropout)
+        self.dropout = config.dropout
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        past_key_values: RecurrentCache | None = None,
+        mask: Tensor | None = None,
+        starts: Tensor | None = None,
+        return_evidence: bool = False,
+    ) -> tuple[Tensor, Any]:
+        """Return the next hidden states, and the mixer's evidence if it was asked for."""
+        cached = None if past_key_values is None else past_key_values.layers[self.layer]
+        mixed = self.mixer(
+            self.mixer_norm(hidden_states),
+            state=None if cached is None else cached.state,
+            mask=mask,
+            starts=starts,
+            return_evidence=return_evidence,
+        )
+        if cached is not None:
+            cached.advance(mixed.state, hidden_states.shape[1])
+        hidden_states = hidden_states + self._dropped(mixed.output)
+        hidden_states = hidden_states + self._dropped(self.mlp(self.mlp_norm(hidden_states)))
+        return hidden_states, mixed.evidence
+
+    def _dropped(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.dropout, self.training)
+
+
+class RecurrentPreTrainedModel(PreTrainedModel):
+    """Initialisation, checkpoints and what Hugging Face's library has to know."""
+
+    if TYPE_CHECKING:
+        config: Any
+    config_class = RecurrentConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["RecurrentBlock"]  # noqa: RUF012 (the library's own declaration)
+    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
+    keeps_documents_apart = True
+    """Sequences start anew where position ids do; said here so that no model need be run for it."""
+    # A state cannot be rolled back, which assisted generation would need.
+    _is_stateful = True
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, CausalConvolution):
+            bound = module.width**-0.5
+            init.uniform_(module.weight, -bound, bound)
+
+
+class RecurrentModel(RecurrentPreTrainedModel):
+    """Embeddings, blocks and the last norm.
+
+    Raises:
+        InputError: neither or both of input ids and embeddings, a mask or a cache that does not
+            fit.
+    """
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(
+            RecurrentBlock(config, self.mixer_of(config, layer), layer)
+            for layer in range(config.num_hidden_layers)
+        )
+        self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def mixer_of(self, config: Any, layer: int) -> nn.Module:
+        """Return a layer's mixer: ``mixer(x, state, mask, starts, return_evidence)``."""
+        raise NotImplementedError
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        output_routing: bool = False,
+        **kwargs: Any,
+    ) -> RecurrentOutput:
+        """Run the decoder; see the language model's forward."""
+        if (input_ids is None) == (inputs_embeds is None):
+            raise InputError("give input_ids or inputs_embeds, and not both.")
+        embedded: Tensor = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        cache = self._cache(past_key_values, use_cache)
+        mask = _mask(attention_mask, embedded)
+        starts = None
+        if attention_mask is None and past_key_values is None:
+            starts = _starts(position_ids, embedded)
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
+        hidden_states = F.dropout(embedded, self.config.dropout, self.training)
+        states, evidence = [hidden_states], []
+        for block in self.layers:
+            hidden_states, gates = block(
+                hidden_states,
+                past_key_values=cache,
+                mask=mask,
+                starts=starts,
+                return_evidence=output_routing,
+            )
+            states.append(hidden_states)
+            evidence.append(gates)
+        hidden_states = self.norm(hidden_states)
+        return RecurrentOutput(
+            last_hidden_state=hidden_states,
+            past_key_values=cache,
+            hidden_states=(*states[:-1], hidden_states) if output_hidden_states else None,
+            routing=tuple(evidence) if output_routing else None,
+        )
+
+    def _cache(self, given: Cache | None, use_cache: bool | None) -> RecurrentCache | None:
+        use_cache = self.config.use_cache if use_cache is None else use_cache
+        if self.gradient_checkpointing and self.training:
+            return None
+        if given is not None and not isinstance(given, RecurrentCache):
+            raise InputError(
+                f"past_key_values is a {type(given).__name__}: models of type "
+                f"{self.config.model_type!r} take the RecurrentCache that they return."
+            )
+        if given is None and use_cache:
+            return RecurrentCache(self.config.num_hidden_layers)
+        return given
+
+
+class RecurrentForCausalLM(RecurrentPreTrainedModel, GenerationMixin):
+    """A recurrent decoder with an output embedding."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
+    decoder_class: type[RecurrentModel] = RecurrentModel
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.model = self.decoder_class(config)
+        self.vocab_size = config.vocab_size
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def _prepare_cache_for_generation(
+        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        if generation_config.cache_implementation is not None:
+            raise InputError(
+                f"cache_implementation={generation_config.cache_implementation!r}: a recurrent "
+                "state has one form only. Leave it out."
+            )
+        if model_kwargs.get("past_key_values") is None and generation_config.use_cache is not False:
+            model_kwargs["past_key_values"] = RecurrentCache(self.config.num_hidden_layers)
+            return None
+        parent: Any = super()
+        return parent._prepare_cache_for_generation(
+            generation_config, model_kwargs, *args, **kwargs
+        )
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        output_routing: bool = False,
+        logits_to_keep: int | Tensor = 0,
+        **kwargs: Any,
+    ) -> RecurrentOutput:
+        """Predict the next token at each position.
+
+        Args:
+            input_ids: int64 [B, T].
+            attention_mask: [B, T], or [B, past + T] with a cache; 0 on padding.
+            position_ids: int64 [B, T]; without mask and cache, a sequence starts wherever they do
+                not go up by one. They are used for nothing else.
+            past_key_values: the cache that an earlier call returned.
+            inputs_embeds: [B, T, d] in place of input ids.
+            labels: int64 [B, T], −100 where nothing is to be predicted; shifted here.
+            use_cache: whether to return a cache.
+            output_hidden_states: whether to return hidden states.
+            output_routing: whether to return each layer's evidence.
+            logits_to_keep: how many of the last positions, or which positions, get logits; 0 for
+                all.
+            **kwargs: of the loss, ``num_items_in_batch``.
+
+        Raises:
+            InputError: inputs that do not fit together.
+        """
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            output_hidden_states=output_hidden_states,
+            output_routing=output_routing,
+            return_dict=True,
+        )
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(outputs.last_hidden_state[:, kept])
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(
+                logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs
+            )
+        return RecurrentOutput(
+            loss=loss,
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+            routing=outputs.routing,
+        )
+
+
+def _mask(attention_mask: Tensor | None, embedded: Tensor) -> Tensor | None:
+    """Return which of the positions at hand are tokens, or None if all are."""
+    if attention_mask is None:
+        return None
+    batch, length = embedded.shape[:2]
+    if attention_mask.ndim != 2 or attention_mask.shape[0] != batch:
+        raise InputError(
+            f"attention_mask is {list(attention_mask.shape)}: expected [{batch}, {length}], or "
+            "longer by what is in the cache. A recurrent model takes no mask over pairs."
+        )
+    if attention_mask.shape[1] < length:
+        raise InputError(
+            f"attention_mask covers {attention_mask.shape[1]} of {length} positions: expected all."
+        )
+    mask = attention_mask[:, -length:].bool()
+    return None if bool(mask.all()) else mask
+
+
+def _starts(position_ids: Tensor | None, embedded: Tensor) -> Tensor | None:
+    """Return where sequences start within the rows, or None if nowhere."""
+    if position_ids is None:
+        return None
+    starts = torch.diff(position_ids, dim=-1, prepend=position_ids[:, :1] - 1) != 1
+    return starts.expand(len(embedded), -1) if bool(starts.any()) else None

@@ -1,0 +1,110 @@
+"""The delta rule in chunks of 64 positions, by matrix products and one triangular system each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from prismlm.ops.delta_rule.arguments import check_arguments
+
+CHUNK = 64
+
+
+def delta_rule(
+    queries: Float[Tensor, "B T H K"],
+    keys: Float[Tensor, "B T H K"],
+    values: Float[Tensor, "B T H D"],
+    rates: Float[Tensor, "B T H"],
+    state: Float[Tensor, "B H K D"] | None = None,
+    *,
+    mask: Bool[Tensor, "B T"] | None = None,
+    starts: Bool[Tensor, "B T"] | None = None,
+) -> tuple[Float[Tensor, "B T H D"], Float[Tensor, "B H K D"]]:
+    """Write each value over what its key held, and read.
+
+        S_t = S_{t−1} + b_t k_t (v_t − S_{t−1}ᵀ k_t)ᵀ,   out_t = S_tᵀ q_t
+
+    Within a chunk that starts from S_0, what position i writes is n_i with
+    (I + A) n = b ⊙ (v − k S_0), A_ij = b_i k_i·k_j for j < i: a unit triangular system. Computed
+    in float32 (float64 for float64 input); ``out`` has the dtype of the values.
+
+    Source: DeltaNet (Yang et al., 2024), the baseline of ProtoT.
+
+    Args:
+        queries: q.
+        keys: k, of norm 1 for the memory to stay bounded.
+        values: v.
+        rates: b, from 0 to 1.
+        state: S after earlier positions, or None for 0.
+        mask: False marks padding, which neither writes nor reads (its output is 0).
+        starts: True where a sequence starts that sees nothing of what is before it, the state
+            included.
+
+    Raises:
+        InputError: shapes that do not fit together.
+    """
+    check_arguments(queries, keys, values, rates, state, mask, starts)
+    batch, length, heads, width = keys.shape
+    wide = any(t.dtype == torch.float64 for t in (queries, keys, values, rates))
+    dtype = torch.float64 if wide else torch.float32
+    with torch.autocast(device_type=values.device.type, enabled=False):
+        memory = keys.new_zeros(batch, heads, width, values.shape[3], dtype=dtype)
+        if state is not None:
+            memory = state.to(dtype)
+        q, k, v, b = (t.to(dtype) for t in (queries, keys, values, rates[..., None]))
+        if mask is not None:
+            # What padding holds may be anything, and 0 · NaN is no 0.
+            q, k, v, b = (t.masked_fill(~mask[..., None, None], 0) for t in (q, k, v, b))
+        size = min(CHUNK, length)
+        q, k, v, b = (_in_chunks(t, size) for t in (q, k, v, b))
+        sequence = None if starts is None else _sequences(starts, size)
+        out, memory = _chunks(q, k, v, b, memory, sequence)
+    out = out.flatten(2, 3)[:, :, :length].transpose(1, 2)
+    return out.to(values.dtype), memory
+
+
+def _in_chunks(tensor: Tensor, size: int) -> Tensor:
+    """Return [B, H, n, size, …] for [B, T, H, …], filled up with zeros, which write nothing."""
+    missing = -tensor.shape[1] % size
+    padded = F.pad(tensor.transpose(1, 2), (0, 0, 0, missing))
+    batch, heads, _, width = padded.shape
+    return padded.reshape(batch, heads, -1, size, width)
+
+
+def _sequences(starts: Tensor, size: int) -> Tensor:
+    """Return the number of each position's sequence in its row: [B, 1, n, size]."""
+    numbers = starts.cumsum(1)
+    missing = -numbers.shape[1] % size
+    filled = torch.cat([numbers, numbers[:, -1:].expand(-1, missing)], 1)
+    return filled.reshape(len(filled), 1, -1, size)
+
+
+def _chunks(
+    q: Tensor, k: Tensor, v: Tensor, b: Tensor, memory: Tensor, sequence: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    seen, kept, carried = torch.ones_like(b), torch.ones_like(b), torch.ones_like(b[..., :1, :])
+    overlap, reading = (b * k) @ k.mT, (q @ k.mT).tril()
+    if sequence is not None:
+        ends = sequence[..., -1]
+        before = torch.cat([torch.zeros_like(ends[..., :1]), ends[..., :-1]], -1)
+        same = sequence[..., None] == sequence[..., None, :]
+        overlap, reading = overlap * same, reading * same
+        seen = (sequence == before[..., None])[..., None].to(q.dtype)
+        kept = (sequence == ends[..., None])[..., None].to(q.dtype)
+        carried = (before == ends)[..., None, None].to(q.dtype)
+    both = torch.cat([b * v, b * k * seen], -1)
+    solve = cast("Callable[..., Tensor]", torch.linalg.solve_triangular)  # pyright: ignore[reportUnknownMemberType]
+    solved = solve(overlap.tril(-1), both, upper=False, unitriangular=True)
+    plain, through_state = solved[..., : v.shape[-1]], solved[..., v.shape[-1] :]
+    q_seen, k_kept = q * seen, (k * kept).mT
+    out: list[Tensor] = []
+    for n in range(q.shape[2]):
+        new = plain[:, :, n] - through_state[:, :, n] @ memory
+        out.append(q_seen[:, :, n] @ memory + reading[:, :, n] @ new)
+        memory = carried.expand_as(b[..., :1, :])[:, :, n] * memory + k_kept[:, :, n] @ new
+    return torch.stack(out, 2), memory

@@ -1,0 +1,6 @@
+"""The discounted prefix mean, through which the prototype mixer passes information on (ProtoT)."""
+
+from prismlm.ops.prototype_mixer.chunked import prefix_mean
+from prismlm.ops.prototype_mixer.state import PrefixState
+
+__all__ = ["PrefixState", "prefix_mean"]

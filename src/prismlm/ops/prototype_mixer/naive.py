@@ -1,0 +1,89 @@
+"""The prefix mean straight from its double sum: for tests and for reading, not for speed."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from prismlm.ops.prototype_mixer.state import (
+    EMPTY_BELOW,
+    PrefixState,
+    check_arguments,
+    working_dtype,
+)
+
+
+def prefix_mean(
+    write: Float[Tensor, "B T R"],
+    read: Float[Tensor, "B T R"],
+    values: Float[Tensor, "B T D"],
+    decay: Float[Tensor, " R"],
+    state: PrefixState | None = None,
+    *,
+    mask: Bool[Tensor, "B T"] | None = None,
+    starts: Bool[Tensor, "B T"] | None = None,
+    normalise: bool = True,
+) -> tuple[Float[Tensor, "B T D"], PrefixState]:
+    """Return the prefix means; same contract as :func:`chunked.prefix_mean`.
+
+    out_i = Σ_k read_ik (Σ_{j<i} β_k^(i−j) write_jk v_j) / (Σ_{j<i} β_k^(i−j) write_jk)
+    """
+    check_arguments(write, read, values, decay, state, mask, starts)
+    rows: list[Tensor] = []
+    ends: list[PrefixState] = []
+    for b in range(len(write)):
+        own = None if state is None else PrefixState(state.sums[b], state.mass[b])
+        kept, first = (None if f is None else f[b] for f in (mask, starts))
+        row, end = _row(write[b], read[b], values[b], decay, own, kept, first, normalise)
+        rows.append(row)
+        ends.append(end)
+    sums, mass = torch.stack([end.sums for end in ends]), torch.stack([end.mass for end in ends])
+    return torch.stack(rows), PrefixState(sums, mass)
+
+
+def _row(
+    write: Tensor,
+    read: Tensor,
+    values: Tensor,
+    decay: Tensor,
+    state: PrefixState | None,
+    mask: Tensor | None,
+    starts: Tensor | None,
+    normalise: bool,
+) -> tuple[Tensor, PrefixState]:
+    dtype = working_dtype(write, read, values, decay)
+    w, q, v, beta = (tensor.to(dtype) for tensor in (write, read, values, decay))
+    length, channels = w.shape
+    kept = [mask is None or bool(mask[i]) for i in range(length)]
+    # A position's time counts the positions before it that are not padding.
+    time = [sum(kept[:i]) for i in range(length + 1)]
+    flags = [starts is not None and bool(starts[i]) for i in range(length)]
+    sequence = [sum(flags[: i + 1]) for i in range(length)]
+
+    def before(i: int) -> PrefixState:
+        sums, mass = w.new_zeros(channels, v.shape[1]), w.new_zeros(channels)
+        current = sequence[min(i, length - 1)]
+        if state is not None and current == 0:
+            sums = sums + (beta ** time[i])[:, None] * state.sums.to(dtype)
+            mass = mass + beta ** time[i] * state.mass.to(dtype)
+        for j in range(i):
+            if kept[j] and sequence[j] == current:
+                weight = beta ** (time[i] - time[j]) * w[j]
+                sums = sums + weight[:, None] * v[j]
+                mass = mass + weight
+        return PrefixState(sums, mass)
+
+    out: list[Tensor] = []
+    for i in range(length):
+        sums, mass = before(i)
+        row = v.new_zeros(v.shape[1])
+        for k in range(channels):
+            if not kept[i]:
+                continue
+            if not normalise:
+                row = row + q[i, k] * sums[k]
+            elif mass[k] >= EMPTY_BELOW:
+                row = row + q[i, k] * (sums[k] / mass[k])
+        out.append(row)
+    return torch.stack(out).to(values.dtype), before(length)

@@ -1,0 +1,90 @@
+"""What the prefix mean carries from one call to the next, and the checks every form shares."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from prismlm.errors import InputError
+
+EMPTY_BELOW = 1e-30
+"""The mass below which a channel reads as empty: near there float32 runs out of exponents."""
+
+
+class PrefixState(NamedTuple):
+    """What a sequence has written so far, as its next position reads it.
+
+    Float32, or float64 if an input is.
+
+    Attributes:
+        sums: S_k = Σ_j β_k^(i−j) w_jk v_j over the positions j before the next position i.
+        mass: M_k = Σ_j β_k^(i−j) w_jk.
+    """
+
+    sums: Float[Tensor, "B R D"]
+    mass: Float[Tensor, "B R"]
+
+
+def check_arguments(
+    write: Tensor,
+    read: Tensor,
+    values: Tensor,
+    decay: Tensor,
+    state: PrefixState | None,
+    mask: Tensor | None,
+    starts: Tensor | None,
+) -> None:
+    """Raise InputError for shapes and decays that have no prefix mean.
+
+    Decays on a GPU and in compiled code are taken as they are: looking at them would wait for the
+    one and break the other in two.
+    """
+    if write.ndim != 3 or 0 in write.shape:
+        raise InputError(
+            f"write must be [B, T, R] with at least one row, position and channel; got "
+            f"{list(write.shape)}."
+        )
+    batch, length, channels = write.shape
+    if read.shape != write.shape:
+        raise InputError(
+            f"read is {list(read.shape)} and write {list(write.shape)}: both gates have one value "
+            "for each position and channel."
+        )
+    if values.ndim != 3 or values.shape[:2] != (batch, length):
+        raise InputError(
+            f"values are {list(values.shape)}: expected [{batch}, {length}, D] beside write."
+        )
+    if decay.shape != (channels,):
+        raise InputError(f"decay is {list(decay.shape)}: expected [{channels}], one per channel.")
+    looks = decay.device.type == "cpu" and not torch.compiler.is_compiling()
+    if looks and not bool(((decay > 0) & (decay < 1)).all()):
+        raise InputError(
+            f"decays must lie between 0 and 1, both excluded; got {decay.min().item():g} to "
+            f"{decay.max().item():g}. Keep them there, for example by a sigmoid and a clamp."
+        )
+    _check_state(state, (batch, channels, values.shape[2]))
+    for name, flags in (("mask", mask), ("starts", starts)):
+        if flags is not None and (flags.shape != (batch, length) or flags.dtype != torch.bool):
+            raise InputError(
+                f"{name} must be bool [{batch}, {length}], got {flags.dtype} {list(flags.shape)}."
+            )
+
+
+def _check_state(state: PrefixState | None, shape: tuple[int, int, int]) -> None:
+    if state is None:
+        return
+    if state.sums.shape != shape or state.mass.shape != shape[:2]:
+        raise InputError(
+            f"the state holds sums {list(state.sums.shape)} and mass {list(state.mass.shape)}, and "
+            f"the input needs {list(shape)} and {list(shape[:2])}: it comes from another batch or "
+            "another layer."
+        )
+
+
+def working_dtype(*tensors: Tensor) -> torch.dtype:
+    """Return float64 if any of the tensors is, else float32."""
+    wide = any(tensor.dtype == torch.float64 for tensor in tensors)
+    return torch.float64 if wide else torch.float32

@@ -1,0 +1,75 @@
+import itertools
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from prismlm.errors import InputError
+from prismlm.layers.delta_mixer import DeltaMixer
+from prismlm.ops.delta_rule import naive
+
+WIDTH, HEADS = 12, 3
+
+
+def mixer():
+    torch.manual_seed(0)
+    return DeltaMixer(WIDTH, HEADS)
+
+
+def by_hand(layer, x):
+    """The class docstring, with the recurrence."""
+    projected = layer.qkv_projection(x)
+    kernel = layer.convolution.weight
+    mixed = torch.zeros_like(projected)
+    for i, delta in itertools.product(range(x.shape[1]), range(len(kernel))):
+        if delta <= i:
+            mixed[:, i] += kernel[delta] * projected[:, i - delta]
+    q, k, v = (part.reshape(*x.shape[:2], HEADS, -1) for part in F.silu(mixed).chunk(3, -1))
+    q, k = (
+        q / q.norm(dim=-1, keepdim=True) / (WIDTH / HEADS) ** 0.5,
+        k / k.norm(dim=-1, keepdim=True),
+    )
+    rates = torch.sigmoid(layer.rate_projection(x))
+    out, _ = naive.delta_rule(q, k, v, rates)
+    out = out * (out.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * layer.norm.weight
+    return layer.output_projection(out.flatten(2)), rates
+
+
+def test_it_computes_its_equation():
+    layer, x = mixer(), torch.randn(2, 20, WIDTH)
+    expected, rates = by_hand(layer, x)
+    got = layer(x, return_evidence=True)
+    torch.testing.assert_close(got.output, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(got.evidence, rates)
+    got.output.square().sum().backward()
+    for name, parameter in layer.named_parameters():
+        assert parameter.grad.abs().max() > 0, name
+
+
+def test_padding_and_neighbours_in_a_row_change_nothing():
+    layer, x = mixer().double(), torch.randn(1, 9, WIDTH, dtype=torch.float64)
+    alone = layer(x)
+    wide = torch.randn(1, 20, WIDTH, dtype=torch.float64)
+    places = [2, 3, 5, 6, 7, 11, 12, 13, 18]
+    wide[:, places] = x
+    mask = torch.zeros(1, 20, dtype=torch.bool)
+    mask[0, places] = True
+    padded = layer(wide, mask=mask)
+    torch.testing.assert_close(padded.output[:, places], alone.output)
+    torch.testing.assert_close(padded.state, alone.state)
+    starts = torch.zeros(1, 29, dtype=torch.bool)
+    starts[0, 20] = True
+    packed = layer(torch.cat([wide, x], 1), starts=starts)
+    torch.testing.assert_close(packed.output[:, 20:], alone.output)
+    torch.testing.assert_close(packed.state, alone.state)
+
+
+def test_size_of_the_source():
+    """Width 256, 4 heads: 4·256² projections, three convolutions of 4, 4 rates, a norm of 64."""
+    count = sum(p.numel() for p in DeltaMixer(256, 4).parameters())
+    assert count == 4 * 256**2 + 3 * 4 * 256 + 4 * 256 + 64
+
+
+def test_wrong_settings_say_what_is_wrong():
+    with pytest.raises(InputError, match="do not divide"):
+        DeltaMixer(10, 4)

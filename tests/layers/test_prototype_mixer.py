@@ -1,0 +1,185 @@
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prismlm.errors import InputError
+from prismlm.layers import PrototypeMixer
+from prismlm.layers.causal_convolution import CausalConvolution
+from prismlm.ops.prototype_mixer import naive
+
+WIDTH = 12
+SWITCHES = {
+    "document": {},
+    "layer 0": {"shared_routing": True, "temperature": 3.0, "convolution_width": 5},
+    "layer 1": {"convolution_width": 5},
+    "multiplied": {"temperature": 3.0, "temperature_mode": "multiply"},
+    "no mass": {"normalise": False},
+    "full rank": {"value_width": WIDTH, "convolution_width": 2},
+}
+
+
+def mixer(**settings):
+    torch.manual_seed(0)
+    return PrototypeMixer(WIDTH, 4, **settings)
+
+
+def count(module):
+    return sum(p.numel() for p in module.parameters())
+
+
+def by_hand(layer, x):
+    """The class docstring, with the double sum."""
+    tau = layer.log_write_temperature.exp()
+    tau = tau if layer.temperature_mode == "divide" else 1 / tau
+    write = (x @ layer.prototypes.T / tau).softmax(-1)
+    read = write
+    if not layer.shared_routing:
+        tau = layer.log_read_temperature.exp()
+        tau = tau if layer.temperature_mode == "divide" else 1 / tau
+        read = (layer.read_projection(x) @ layer.prototypes.T / tau).softmax(-1)
+    values = layer.value_projection(x)
+    if layer.convolves:
+        kernel = layer.convolution.weight
+        mixed = torch.zeros_like(values)
+        for i, delta in itertools.product(range(x.shape[1]), range(len(kernel))):
+            if delta <= i:
+                mixed[:, i] += kernel[delta] * values[:, i - delta]
+        values = mixed
+    out, _ = naive.prefix_mean(write, read, values, layer.decay, normalise=layer.normalise)
+    return layer.alpha * layer.output_projection(out), write, read
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_it_computes_its_equation_under_every_switch(name):
+    layer = mixer(**SWITCHES[name])
+    x = torch.randn(2, 20, WIDTH)
+    output, write, read = by_hand(layer, x)
+    got = layer(x, return_evidence=True)
+    torch.testing.assert_close(got.output, output, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(got.evidence.write, write)
+    torch.testing.assert_close(got.evidence.read, read)
+    assert layer(x).evidence is None
+    got.output.square().sum().backward()
+    for parameter in layer.parameters():
+        assert parameter.grad is not None
+        assert parameter.grad.abs().max() > 0
+
+
+def test_starts_are_those_of_the_source():
+    layer = mixer()
+    assert layer.alpha.item() == 1.0
+    assert layer.log_write_temperature.item() == layer.log_read_temperature.item() == 0.0
+    assert layer.value_projection.weight.shape == (WIDTH // 2, WIDTH)
+    assert (-math.log(2) / layer.decay.log()).tolist() == pytest.approx([13.51] * 4, abs=0.01)
+    assert mixer(temperature=3.0).log_write_temperature.exp().item() == pytest.approx(3)
+    # Division by 3 flattens the gates, multiplication sharpens them.
+    x = torch.randn(1, 50, WIDTH)
+    top = {}
+    for mode in ("divide", "multiply"):
+        layer = mixer(temperature=3.0, temperature_mode=mode)
+        top[mode] = layer(x, return_evidence=True).evidence.write.amax(-1).mean()
+    plain = mixer()(x, return_evidence=True).evidence.write.amax(-1).mean()
+    assert top["divide"] < plain < top["multiply"]
+
+
+def test_sizes_of_the_source():
+    """Width 256, 32 channels: 139,939 with everything, 65,536 of it W, 640 the convolution."""
+    full = PrototypeMixer(256, 32, convolution_width=5)
+    assert count(full) == 139_939
+    shared = {"shared_routing": True, "temperature": 3.0}
+    assert count(PrototypeMixer(256, 32, convolution_width=5, **shared)) == 139_939 - 65_537
+    assert count(PrototypeMixer(256, 32)) == 139_939 - 640
+    kept = PrototypeMixer(256, 32, **shared, keep_unused=True)
+    assert count(kept) == 139_939
+    frozen = {name for name, p in kept.named_parameters() if not p.requires_grad}
+    assert frozen == {"read_projection.weight", "log_read_temperature", "convolution.weight"}
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+@given(
+    t=st.integers(2, 40),
+    cuts=st.lists(st.floats(0, 1), min_size=1, max_size=4),
+    seed=st.integers(0, 50),
+)
+def test_any_split_through_the_state_gives_the_same(name, t, cuts, seed):
+    layer = mixer(**SWITCHES[name])
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(2, t, WIDTH, generator=generator)
+    mask = torch.rand(2, t, generator=generator) < 0.8
+    starts = torch.rand(2, t, generator=generator) < 0.1
+    whole = layer(x, mask=mask, starts=starts)
+    at = sorted({0, t, *(round(cut * t) for cut in cuts)})
+    state, parts = None, []
+    for first, last in itertools.pairwise(at):
+        piece = slice(first, last)
+        part = layer(x[:, piece], state=state, mask=mask[:, piece], starts=starts[:, piece])
+        state = part.state
+        parts.append(part.output)
+    torch.testing.assert_close(torch.cat(parts, 1), whole.output, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(state, whole.state, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_padding_and_neighbours_in_a_row_change_nothing(name):
+    layer = mixer(**SWITCHES[name]).double()
+    x = torch.randn(1, 9, WIDTH, dtype=torch.float64)
+    alone = layer(x)
+    wide = torch.randn(1, 20, WIDTH, dtype=torch.float64)
+    places = [2, 3, 5, 6, 7, 11, 12, 13, 18]
+    wide[:, places] = x
+    mask = torch.zeros(1, 20, dtype=torch.bool)
+    mask[0, places] = True
+    padded = layer(wide, mask=mask, return_evidence=True)
+    torch.testing.assert_close(padded.output[:, places], alone.output)
+    torch.testing.assert_close(padded.state, alone.state)
+    assert not padded.output[~mask].any()
+    assert not padded.evidence.write[~mask].any()
+
+    row = torch.cat([wide, x, wide], 1)
+    starts = torch.zeros(1, row.shape[1], dtype=torch.bool)
+    starts[0, [20, 29]] = True
+    packed = layer(row, starts=starts).output
+    torch.testing.assert_close(packed[:, 20:29], alone.output)
+    torch.testing.assert_close(packed[:, 29:], layer(wide).output)
+
+
+@pytest.mark.parametrize("width", [1, 2, 5])
+def test_the_convolution_is_that_of_pytorch(width):
+    torch.manual_seed(0)
+    layer = CausalConvolution(3, width)
+    x = torch.randn(2, 11, 3)
+    kernel = layer.weight.flip(0).T[:, None]
+    padded = torch.nn.functional.pad(x.transpose(1, 2), (width - 1, 0))
+    expected = torch.nn.functional.conv1d(padded, kernel, groups=3).transpose(1, 2)
+    out, history = layer(x)
+    torch.testing.assert_close(out, expected)
+    assert torch.equal(history, x[:, 12 - width :])
+
+
+def test_a_decay_never_reaches_its_ends():
+    layer = mixer()
+    with torch.no_grad():
+        layer.decay_logits.copy_(torch.tensor([-200.0, 200.0, 30.0, -30.0]))
+    assert layer.decay.min() > 0
+    assert layer.decay.max() < 1
+    assert torch.isfinite(layer(torch.randn(1, 30, WIDTH)).output).all()
+
+
+def test_wrong_settings_say_what_is_wrong():
+    with pytest.raises(InputError, match="each must be at least 1"):
+        PrototypeMixer(8, 0)
+    with pytest.raises(InputError, match="temperature τ must be a positive"):
+        PrototypeMixer(8, 2, temperature=0.0)
+    for decay in (0.0, 1.0):
+        with pytest.raises(InputError, match="must start between 0 and 1"):
+            PrototypeMixer(8, 2, decay=decay)
+    with pytest.raises(InputError, match="convolution of width"):
+        PrototypeMixer(8, 2, convolution_width=-1)
+    layer = mixer()
+    state = layer(torch.randn(2, 3, WIDTH)).state
+    with pytest.raises(InputError, match="another batch"):
+        layer(torch.randn(3, 3, WIDTH), state=state)

@@ -1,0 +1,98 @@
+"""The delta rule: by hand, and in chunks against its recurrence."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from prismlm.errors import InputError
+from prismlm.ops.delta_rule import chunked, naive
+from prismlm.ops.delta_rule.arguments import check_arguments
+
+FORMS = [naive, chunked]
+
+
+def inputs(b, t, h, k, d, seed=0, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    draw = [torch.randn(b, t, h, n, generator=generator, dtype=dtype) for n in (k, k, d)]
+    rates = torch.rand(b, t, h, generator=generator, dtype=dtype)
+    return [draw[0], F.normalize(draw[1], dim=-1), draw[2], rates]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_hand_computed(form):
+    keys = torch.tensor([[1.0, 0.0], [0.6, 0.8], [1.0, 0.0]]).reshape(1, 3, 1, 2)
+    queries = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]).reshape(1, 3, 1, 2)
+    values = torch.tensor([10.0, 4.0, 0.0]).reshape(1, 3, 1, 1)
+    rates = torch.tensor([1.0, 0.5, 1.0]).reshape(1, 3, 1)
+    out, state = form.delta_rule(queries, keys, values, rates)
+    # S = (10, 0). Then k·S = 6, and half of 4 − 6 is written along k: S = (9.4, −0.8).
+    # Then k·S = 9.4 is overwritten by 0: S = (0, −0.8).
+    torch.testing.assert_close(out.flatten(), torch.tensor([10.0, 9.4, -0.8]))
+    torch.testing.assert_close(state.flatten(), torch.tensor([0.0, -0.8]))
+
+
+def run(form, arguments, state, flags):
+    leaves = [x.clone().requires_grad_() for x in (*arguments, *([] if state is None else [state]))]
+    out, end = form.delta_rule(*leaves, **flags)
+    generator = torch.Generator().manual_seed(7)
+    loss = sum(
+        (x * torch.randn(x.shape, generator=generator, dtype=x.dtype)).sum() for x in (out, end)
+    )
+    return out, end, torch.autograd.grad(loss, leaves, materialize_grads=True)
+
+
+@pytest.mark.parametrize("flags", ["none", "mask", "starts", "both"])
+@pytest.mark.parametrize("with_state", [True, False])
+@pytest.mark.parametrize("length", [1, 9, 64, 150])
+def test_chunked_equals_the_recurrence(length, with_state, flags):
+    """Outputs, states and every gradient."""
+    generator = torch.Generator().manual_seed(length)
+    chosen = {}
+    if flags in ("mask", "both"):
+        chosen["mask"] = torch.rand(2, length, generator=generator) < 0.7
+    if flags in ("starts", "both"):
+        chosen["starts"] = torch.rand(2, length, generator=generator) < 0.05
+    state = torch.randn(2, 2, 3, 4, generator=generator, dtype=torch.float64)
+    arguments = inputs(2, length, 2, 3, 4, length)
+    slow = run(naive, arguments, state if with_state else None, chosen)
+    fast = run(chunked, arguments, state if with_state else None, chosen)
+    torch.testing.assert_close(fast, slow, rtol=1e-8, atol=1e-10)
+
+
+@given(
+    t=st.integers(2, 200),
+    cuts=st.lists(st.floats(0, 1), min_size=1, max_size=4),
+    seed=st.integers(0, 50),
+)
+def test_any_split_through_the_state_gives_the_same(t, cuts, seed):
+    arguments = inputs(1, t, 2, 4, 3, seed, torch.float32)
+    whole, end = chunked.delta_rule(*arguments)
+    at = sorted({0, t, *(round(cut * t) for cut in cuts)})
+    state, parts = None, []
+    for first, last in itertools.pairwise(at):
+        part, state = chunked.delta_rule(*(x[:, first:last] for x in arguments), state)
+        parts.append(part)
+    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(state, end, rtol=1e-4, atol=1e-5)
+
+
+def test_wrong_input_says_what_is_wrong():
+    q, k, v, b = inputs(2, 5, 2, 3, 4)
+
+    def check(q=q, k=k, v=v, b=b, state=None, mask=None):
+        check_arguments(q, k, v, b, state, mask, None)
+
+    with pytest.raises(InputError, match="at least one of each"):
+        check(k=k[:, :0])
+    with pytest.raises(InputError, match="expected equal shapes"):
+        check(q=q[:, :4])
+    with pytest.raises(InputError, match="beside keys"):
+        check(b=b[:, :4])
+    with pytest.raises(InputError, match="another batch"):
+        check(state=torch.zeros(1, 2, 3, 4))
+    with pytest.raises(InputError, match="mask must be bool"):
+        check(mask=torch.ones(2, 5))

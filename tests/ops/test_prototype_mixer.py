@@ -1,0 +1,335 @@
+"""The prefix mean: by hand, against the double sum, and in long rows against the recurrence."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prismlm.errors import InputError
+from prismlm.ops.prototype_mixer import PrefixState, chunked, naive
+from prismlm.ops.prototype_mixer.state import check_arguments
+
+FORMS = [naive, chunked]
+
+
+def gates(b, t, r, seed, dtype):
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.randn(2, b, t, r, generator=generator, dtype=torch.float64)
+    write, read = (2 * scores).softmax(-1).to(dtype)
+    return write, read
+
+
+def inputs(b, t, r, d, seed=0, dtype=torch.float32, low=0.001, high=0.9999):
+    generator = torch.Generator().manual_seed(seed + 1)
+    write, read = gates(b, t, r, seed, dtype)
+    values = torch.randn(b, t, d, generator=generator, dtype=dtype)
+    # Spread as half-lives are: as many channels between 1 and 10 tokens as between 10 and 100.
+    place = torch.rand(r, generator=generator, dtype=torch.float64)
+    lives = torch.log(torch.tensor([-1 / torch.log(torch.tensor(x)) for x in (low, high)]).double())
+    decay = torch.exp(-1 / torch.exp(lives[0] + place * (lives[1] - lives[0])))
+    return write, read, values, decay.clamp(low, high).to(dtype)
+
+
+def state_of(b, r, d, seed=0, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(seed + 2)
+    mass = torch.rand(b, r, generator=generator, dtype=dtype) + 0.1
+    sums = torch.randn(b, r, d, generator=generator, dtype=dtype) * mass[..., None]
+    return PrefixState(sums, mass)
+
+
+def recurrence(write, read, values, decay, state=None):
+    """S ← β(S + w v), M ← β(M + w) in float64, one position at a time."""
+    w, q, v, beta = (x.double() for x in (write, read, values, decay))
+    sums = w.new_zeros(w.shape[0], w.shape[2], v.shape[2])
+    mass = w.new_zeros(w.shape[0], w.shape[2])
+    if state is not None:
+        sums, mass = state.sums.double(), state.mass.double()
+    out = []
+    for i in range(w.shape[1]):
+        share = torch.where(mass < 1e-30, torch.zeros_like(mass), q[:, i] / mass.clamp_min(1e-300))
+        out.append((share[..., None] * sums).sum(1))
+        sums = beta[:, None] * (sums + w[:, i, :, None] * v[:, i, None])
+        mass = beta * (mass + w[:, i])
+    return torch.stack(out, 1), PrefixState(sums, mass)
+
+
+def relative_error(actual, expected):
+    """Return the largest ‖error‖ / ‖expected‖ over positions."""
+    error = (actual.double() - expected).norm(dim=-1)
+    norm = expected.norm(dim=-1)
+    return (error / norm.clamp_min(1e-20))[norm > 0].max().item()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_hand_computed(form):
+    write = torch.tensor([[[1.0, 0.0], [0.5, 0.5], [0.25, 0.75]]])
+    read = torch.tensor([[[1.0, 1.0], [1.0, 1.0], [0.5, 0.5]]])
+    values = torch.tensor([[[2.0], [6.0], [-4.0]]])
+    decay = torch.tensor([0.5, 0.25])
+    out, state = form.prefix_mean(write, read, values, decay)
+    # Position 1: channel 0 holds 2, channel 1 nothing. Position 2: channel 0 holds
+    # (0.25·1·2 + 0.5·0.5·6) / (0.25 + 0.25) = 4, channel 1 holds 6.
+    assert out.tolist() == [[[0.0], [2.0], [5.0]]]
+    # Sums 0.5·(2 + 0.25·(-4)) and 0.25·(0.75 + 0.75·(-4)); mass 0.5·(0.5 + 0.25), 0.25·0.875.
+    torch.testing.assert_close(state.sums, torch.tensor([[[0.5], [-0.5625]]]))
+    torch.testing.assert_close(state.mass, torch.tensor([[0.375, 0.21875]]))
+    plain, _ = form.prefix_mean(write, read, values, decay, normalise=False)
+    # 0.5 · 2 in channel 0 at position 1; 0.5·2 + 0.5·0.75 at position 2.
+    assert plain.tolist() == [[[0.0], [1.0], [1.375]]]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_padding_takes_no_part(form):
+    """A row with padding in three places equals the row without it."""
+    write, read, values, decay = inputs(1, 5, 3, 2)
+    places = [1, 2, 4, 5, 6]
+    mask = torch.zeros(1, 8, dtype=torch.bool)
+    mask[0, places] = True
+    full = [torch.full((1, 8, x.shape[2]), torch.nan) for x in (write, read, values)]
+    for wide, x in zip(full, (write, read, values), strict=True):
+        wide[:, places] = x
+    expected, end = form.prefix_mean(write, read, values, decay)
+    out, state = form.prefix_mean(*full, decay, mask=mask)
+    torch.testing.assert_close(out[:, places], expected)
+    assert out[~mask].tolist() == [[0.0, 0.0]] * 3
+    torch.testing.assert_close(state, end)
+    torch.testing.assert_close(
+        form.prefix_mean(*full, decay, end, mask=torch.zeros_like(mask))[1], end
+    )
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_sequences_in_one_row_do_not_see_each_other(form):
+    write, read, values, decay = inputs(1, 9, 3, 2)
+    starts = torch.zeros(1, 9, dtype=torch.bool)
+    starts[0, [4, 6]] = True
+    state = state_of(1, 3, 2)
+    out, end = form.prefix_mean(write, read, values, decay, state, starts=starts)
+    parts = []
+    for first, last, before in ((0, 4, state), (4, 6, None), (6, 9, None)):
+        piece = [x[:, first:last] for x in (write, read, values)]
+        part, after = form.prefix_mean(*piece, decay, before)
+        parts.append(part)
+    torch.testing.assert_close(out, torch.cat(parts, 1))
+    torch.testing.assert_close(end, after)
+
+
+def compare(form, arguments, state, flags, normalise):
+    leaves = [x.detach().clone().requires_grad_() for x in arguments]
+    held = None if state is None else PrefixState(*(x.clone().requires_grad_() for x in state))
+    out, end = form.prefix_mean(*leaves, held, normalise=normalise, **flags)
+    generator = torch.Generator().manual_seed(7)
+    loss = sum(
+        (x * torch.randn(x.shape, generator=generator, dtype=x.dtype)).sum()
+        for x in (out, end.sums, end.mass)
+    )
+    wanted = [*leaves, *(held or ())]
+    loss = loss + sum(x.sum() for x in wanted) * 0  # where padding leaves nothing else
+    gradients = torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True)
+    return out.detach(), end, gradients
+
+
+@given(
+    b=st.integers(1, 3),
+    t=st.integers(1, 45),
+    r=st.integers(1, 5),
+    d=st.integers(1, 4),
+    low=st.sampled_from([0.001, 0.5, 0.99]),
+    flags=st.sampled_from(["none", "mask", "starts", "both"]),
+    with_state=st.booleans(),
+    normalise=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_chunked_equals_the_double_sum(b, t, r, d, low, flags, with_state, normalise, seed):
+    """Outputs, states and the gradient of every input, in float64."""
+    arguments = inputs(b, t, r, d, seed, torch.float64, low=low)
+    generator = torch.Generator().manual_seed(seed)
+    chosen = {}
+    if flags in ("mask", "both"):
+        chosen["mask"] = torch.rand(b, t, generator=generator) < 0.7
+    if flags in ("starts", "both"):
+        chosen["starts"] = torch.rand(b, t, generator=generator) < 0.1
+    state = state_of(b, r, d, seed, torch.float64) if with_state else None
+    slow = compare(naive, arguments, state, chosen, normalise)
+    fast = compare(chunked, arguments, state, chosen, normalise)
+    torch.testing.assert_close(fast[0], slow[0], rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(fast[1], slow[1], rtol=1e-9, atol=1e-12)
+    for index, (a, e) in enumerate(zip(fast[2], slow[2], strict=True)):
+        scale = e.abs().max().clamp_min(1)
+        torch.testing.assert_close(a / scale, e / scale, rtol=1e-8, atol=1e-10, msg=str(index))
+
+
+@pytest.mark.parametrize("length", [1, 5, 18])
+def test_gradcheck(length):
+    arguments = inputs(1, length, 2, 2, 3, torch.float64, low=0.2, high=0.95)
+    state = state_of(1, 2, 2, 3, torch.float64)
+    leaves = [x.requires_grad_() for x in (*arguments, *state)]
+
+    def call(w, q, v, beta, sums, mass):
+        out, end = chunked.prefix_mean(w, q, v, beta, PrefixState(sums, mass))
+        return out, end.sums, end.mass
+
+    assert torch.autograd.gradcheck(call, leaves)
+
+
+@pytest.mark.parametrize("length", [300, 1300])
+def test_rows_of_several_chunks_have_the_gradients_of_the_recurrence(length):
+    """1,300 positions are beyond the length from which chunks are computed again."""
+    arguments = inputs(2, length, 3, 2, 5, torch.float64, low=0.3)
+    state = state_of(2, 3, 2, 5, torch.float64)
+
+    class Form:
+        @staticmethod
+        def prefix_mean(*args, normalise):
+            return recurrence(*args)
+
+    slow = compare(Form, arguments, state, {}, True)
+    fast = compare(chunked, arguments, state, {}, True)
+    torch.testing.assert_close(fast[0], slow[0], rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(fast[1], slow[1], rtol=1e-9, atol=1e-11)
+    for a, e in zip(fast[2], slow[2], strict=True):
+        torch.testing.assert_close(a, e, rtol=1e-8, atol=1e-9 * e.abs().max().item())
+
+
+@pytest.mark.parametrize("beta", [0.001, 0.3, 0.95, 0.999, 0.9999])
+def test_float32_against_the_float64_recurrence(beta):
+    write, read, values, _ = inputs(1, 3000, 4, 3, 11)
+    decay = torch.full((4,), beta)
+    expected, end = recurrence(write, read, values, decay)
+    out, state = chunked.prefix_mean(write, read, values, decay)
+    assert relative_error(out, expected) < 1e-5
+    torch.testing.assert_close(state.mass.double(), end.mass, rtol=1e-5, atol=0)
+    assert relative_error(state.sums, end.sums) < 1e-4  # sums of both signs cancel
+
+
+@pytest.mark.parametrize("decay", [[0.001, 0.1, 0.9, 0.99, 0.999, 0.9999], [0.9999] * 6])
+def test_float32_over_65536_positions(decay):
+    write, read, values, _ = inputs(1, 65536, 6, 4, 12)
+    expected, _ = recurrence(write, read, values, torch.tensor(decay))
+    out, _ = chunked.prefix_mean(write, read, values, torch.tensor(decay))
+    assert relative_error(out, expected) < 1e-5
+
+
+@given(
+    t=st.integers(2, 600),
+    cuts=st.lists(st.floats(0, 1), min_size=1, max_size=5),
+    seed=st.integers(0, 100),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+)
+def test_any_split_through_the_state_gives_the_same(t, cuts, seed, dtype):
+    write, read, values, decay = inputs(2, t, 4, 3, seed, dtype)
+    whole, end = chunked.prefix_mean(write, read, values, decay)
+    at = sorted({0, t, *(round(cut * t) for cut in cuts)})
+    state, parts = None, []
+    for first, last in pairwise(at):
+        piece = [x[:, first:last] for x in (write, read, values)]
+        part, state = chunked.prefix_mean(*piece, decay, state)
+        parts.append(part)
+    tolerance = {"rtol": 1e-4, "atol": 2e-5} if dtype == torch.float32 else {}
+    torch.testing.assert_close(torch.cat(parts, 1), whole, **tolerance)
+    torch.testing.assert_close(state, end, **tolerance)
+
+
+def test_one_token_steps_equal_the_parallel_form():
+    write, read, values, decay = inputs(2, 40, 4, 3, 8)
+    whole, end = chunked.prefix_mean(write, read, values, decay)
+    state, parts = None, []
+    for i in range(40):
+        piece = [x[:, i : i + 1] for x in (write, read, values)]
+        part, state = chunked.prefix_mean(*piece, decay, state)
+        parts.append(part)
+    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(state, end, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("silence", [8, 30, 400])
+def test_a_forgotten_channel_reads_as_empty(silence):
+    """After ``silence`` positions that write nothing, 0.001^silence is far below 1e-30, or not."""
+    t = silence + 3
+    write = torch.zeros(1, t, 2)
+    write[:, 0] = 0.5
+    read, values = torch.full((1, t, 2), 0.5), torch.ones(1, t, 1)
+    decay = torch.tensor([0.001, 0.5])
+    leaves = [x.requires_grad_() for x in (write, read, values, decay)]
+    out, state = chunked.prefix_mean(*leaves)
+    expected, _ = naive.prefix_mean(*leaves)
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-6)
+    masses = {8: [1, 1], 30: [0, 1], 400: [0, 0]}[silence]
+    assert out[0, -2, 0].item() == pytest.approx(0.5 * sum(masses))
+    gradients = torch.autograd.grad(out.sum() + state.sums.sum(), leaves)
+    assert all(torch.isfinite(g).all() for g in gradients)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_empty_channel_and_an_empty_row_give_zero(form):
+    write, read, values, decay = inputs(1, 20, 2, 3)
+    write[..., 1] = 0
+    out, _ = form.prefix_mean(write, read, values, decay)
+    alone, _ = form.prefix_mean(write[..., :1], read[..., :1], values, decay[:1])
+    torch.testing.assert_close(out, alone)
+    assert out[:, 0].abs().max() == 0
+
+
+def test_half_precision_is_computed_in_float32():
+    write, read, values, decay = inputs(1, 70, 4, 3)
+    low = [x.bfloat16() for x in (write, read, values)]
+    with torch.autocast("cpu", torch.bfloat16):
+        out, state = chunked.prefix_mean(*low, decay)
+    expected, end = chunked.prefix_mean(*(x.float() for x in low), decay)
+    assert out.dtype == torch.bfloat16
+    assert state.sums.dtype == state.mass.dtype == torch.float32
+    assert torch.equal(out, expected.bfloat16())
+    assert torch.equal(state.sums, end.sums)
+
+
+def saved_bytes(call):
+    total = {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        total[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        kept = call()
+    return sum(total.values()), kept
+
+
+@pytest.mark.parametrize(("length", "share"), [(256, 0.5), (4096, 0.15)])
+def test_memory_stays_far_below_a_state_for_every_position(length, share):
+    r, d = 32, 128
+    arguments = [x.requires_grad_() for x in inputs(1, length, r, d)]
+    kept, _ = saved_bytes(lambda: chunked.prefix_mean(*arguments))
+    assert kept < share * 4 * length * r * d
+
+
+def test_wrong_input_says_what_is_wrong():
+    write, read, values, decay = inputs(2, 6, 3, 4)
+
+    def call(write, read, values, decay, state=None, mask=None, starts=None):
+        check_arguments(write, read, values, decay, state, mask, starts)
+
+    with pytest.raises(InputError, match="between 0 and 1"):
+        chunked.prefix_mean(write, read, values, torch.ones(3))
+    with pytest.raises(InputError, match=r"at least one row, position and channel"):
+        call(write[..., :0], read[..., :0], values, decay[:0])
+    with pytest.raises(InputError, match=r"at least one row, position and channel"):
+        call(write[:, :0], read[:, :0], values[:, :0], decay)
+    with pytest.raises(InputError, match="both gates"):
+        call(write, read[:, :5], values, decay)
+    with pytest.raises(InputError, match="values are"):
+        call(write, read, values[:, :5], decay)
+    with pytest.raises(InputError, match="one per channel"):
+        call(write, read, values, decay[:2])
+    for bad in (0.0, 1.0, float("nan"), 1.5, -0.1):
+        with pytest.raises(InputError, match="between 0 and 1"):
+            call(write, read, values, torch.tensor([0.5, bad, 0.5]))
+    for shape in ((1, 3, 4), (2, 2, 4), (2, 3, 5)):
+        with pytest.raises(InputError, match="another batch"):
+            call(write, read, values, decay, state_of(*shape))
+    with pytest.raises(InputError, match="mask must be bool"):
+        call(write, read, values, decay, mask=torch.ones(2, 6))
+    with pytest.raises(InputError, match="starts must be bool"):
+        call(write, read, values, decay, starts=torch.ones(2, 5, dtype=torch.bool))
