@@ -113,7 +113,7 @@ def time_tokens(lens: Lens, seed: int = 1) -> dict[str, Any]:
         target = torch.randint(VOCABULARY, (1,), generator=generator)
         began, began_cpu = time.perf_counter(), time.process_time()
         with torch.no_grad():
-            routing = head(state).routing
+            routing = head.nearest(state)
             parts = decompose(
                 state,
                 routing.indices,

@@ -24,7 +24,8 @@ neither the predicted token nor the residual, so only prototypes without context
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -52,6 +53,22 @@ CONTEXT_TEMPERATURE = 0.02
 NUMBERS_AT_ONCE = 4_000_000
 
 
+class Uses(NamedTuple):
+    """The uses of prototypes that count, in the order of positions.
+
+    Attributes:
+        position: of each use, int64 [u].
+        prototype: its prototype.
+        weight: its positive evidence, or α, float64 [u].
+        by_prototype: the weights added up.
+    """
+
+    position: np.ndarray
+    prototype: np.ndarray
+    weight: np.ndarray
+    by_prototype: Sums
+
+
 @dataclass(frozen=True)
 class EvidenceTable:
     """The evidence of T positions, k prototypes each.
@@ -71,6 +88,7 @@ class EvidenceTable:
     bias: Tensor
     states: Tensor
     activations: Tensor | None = None
+    _uses: dict[Method, Uses] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __getitem__(self, positions: slice) -> EvidenceTable:
         """Return some of the positions."""
@@ -83,12 +101,31 @@ class EvidenceTable:
             None if self.activations is None else self.activations[positions],
         )
 
+    def uses(self, method: Method) -> Uses:
+        """Return every use that counts; found once for each method.
+
+        Raises:
+            InputError: no such method, or the activations that it needs are not there.
+        """
+        check_method(method)
+        if method not in self._uses:
+            weights = self.positive if method == "evidence" else self.activations
+            if weights is None:
+                raise InputError("method 'source' needs an evidence table with activations.")
+            position, slot = (weights > 0).nonzero(as_tuple=True)
+            prototype = self.indices[position, slot].numpy()
+            weight = weights[position, slot].double().numpy()
+            self._uses[method] = Uses(
+                position.numpy(), prototype, weight, add_up([Sums(prototype, weight)])
+            )
+        return self._uses[method]
+
     @property
     def positive(self) -> Tensor:
         """Positive evidence of prototypes, [T, k]; negative evidence is never netted."""
         return self.evidence.clamp_min(0)
 
-    @property
+    @cached_property
     def residual_and_bias(self) -> float:
         """Positive evidence of residuals and biases, which no training text stands behind."""
         return float(
@@ -221,18 +258,17 @@ def attribute(
     Raises:
         InputError: no such method, or the table lacks the activations it needs.
     """
-    check_method(method)
-    position, prototype, weight = _uses(table, method)
+    uses = table.uses(method)
     if not contexts:
         rows = None
     elif method == "source":
-        rows = _uniform(prototype, weight, lens)
+        rows = _uniform(uses.by_prototype, lens)
     else:
-        rows = _by_similarity(position, prototype, weight, table.states, lens)
+        rows = _by_similarity(uses.position, uses.prototype, uses.weight, table.states, lens)
     return Attribution(
         lens,
         method,
-        add_up([Sums(prototype, weight)]),
+        uses.by_prototype,
         rows,
         table.residual_and_bias if method == "evidence" else 0.0,
     )
@@ -290,16 +326,6 @@ def document_shares(
     return attribute(table, lens, method).documents(limit, where)
 
 
-def _uses(table: EvidenceTable, method: Method) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return position, prototype and weight of every use that counts."""
-    weights = table.positive if method == "evidence" else table.activations
-    if weights is None:
-        raise InputError("method 'source' needs an evidence table with activations.")
-    position, slot = (weights > 0).nonzero(as_tuple=True)
-    prototype = table.indices[position, slot]
-    return position.numpy(), prototype.numpy(), weights[position, slot].double().numpy()
-
-
 def _by_key(codes: np.ndarray, values: np.ndarray, count: int) -> Sums:
     # Sorting pays where there are many more keys than amounts, as with documents.
     if count > len(codes):
@@ -314,8 +340,8 @@ def _ranges(starts: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndar
     return starts[owner] + offset, owner
 
 
-def _uniform(prototype: np.ndarray, weight: np.ndarray, lens: Lens) -> Sums:
-    ids, values = add_up([Sums(prototype, weight)])
+def _uniform(by_prototype: Sums, lens: Lens) -> Sums:
+    ids, values = by_prototype
     starts, counts = lens.first_rows[ids], lens.first_rows[ids + 1] - lens.first_rows[ids]
     rows, owner = _ranges(starts, counts)
     return Sums(rows, values[owner] / counts[owner])

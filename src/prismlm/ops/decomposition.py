@@ -64,7 +64,9 @@ def decompose(
         bias: the output embedding's bias.
         weight_mean: W̄, the mean row of W, if it is at hand.
     """
-    chosen = prototypes[indices]
+    # Over one dimension, index_select gathers several times as fast as indexing does; and sums of
+    # products are quicker than batches of small matrix products.
+    chosen = prototypes.index_select(0, indices.flatten()).view(*indices.shape, -1)
     mean = weight.mean(0) if weight_mean is None else weight_mean
     rows = weight[targets]
     centred = rows - mean
@@ -72,8 +74,8 @@ def decompose(
     residual = z - torch.einsum("nk,nkd->nd", activations, chosen)
     none = z.new_zeros(z.shape[0])
     return Parts(
-        weighted * torch.einsum("nkd,nd->nk", chosen, rows),
-        weighted * torch.einsum("nkd,nd->nk", chosen, centred),
+        weighted * (chosen * rows[:, None]).sum(-1),
+        weighted * (chosen * centred[:, None]).sum(-1),
         scale * (residual * rows).sum(-1),
         scale * (residual * centred).sum(-1),
         none if bias is None else bias[targets],

@@ -19,6 +19,8 @@ from prismlm.ops.prototype_head.routing import inverse_norms
 
 # Candidates kept beyond k, so that near-ties at the edge can be ranked again without a full row.
 SPARE = 8
+# Where few states are read at a time: more near-ties than these are rare, and cost one full row.
+FEW_SPARE = 3
 # float64 values computed at a time: 4 MiB.
 CHUNK_ELEMENTS = 2**19
 # The score of a state that a mask leaves out: below every cosine.

@@ -13,6 +13,7 @@ from torch import Tensor
 from prismlm.ops.prototype_head import screened
 from prismlm.ops.prototype_head.exact import (
     ABSENT,
+    FEW_SPARE,
     SPARE,
     Candidates,
     full_precision,
@@ -120,7 +121,7 @@ def nearest(
     check_arguments(z, prototypes, k)
     dtype, count = score_dtype(z.dtype), len(prototypes)
     z, prototypes = z.to(dtype), prototypes.to(dtype)
-    inverse, spread = inverse_norms(prototypes).squeeze(1), min(k + SPARE, count)
+    inverse, spread = inverse_norms(prototypes).squeeze(1), min(k + FEW_SPARE, count)
     parts: list[tuple[Tensor, Tensor]] = [(z.new_empty(0, k), z.new_empty(0, k, dtype=torch.long))]
     with full_precision(z.device):
         for states in torch.split(z, max(16, tile_elements() // count)):

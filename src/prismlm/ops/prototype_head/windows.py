@@ -10,14 +10,12 @@ from torch import Tensor
 
 from prismlm.errors import InputError
 from prismlm.ops.prototype_head import screened, tiled
-from prismlm.ops.prototype_head.exact import ABSENT, SPARE, full_precision, rank_rows
+from prismlm.ops.prototype_head.exact import ABSENT, FEW_SPARE, SPARE, full_precision, rank_rows
 from prismlm.ops.prototype_head.routing import check_arguments, inverse_norms, score_dtype
 from prismlm.ops.prototype_head.selection import ROW_GROUP, largest
 
 # A GPU has no cache that a tile should fit in, and every tile costs it a few launches.
 CUDA_TILE_ELEMENTS = 2**25
-# Fewer candidates beyond k than SPARE: more near-ties than this are rare, and cost a full row only.
-FEW_SPARE = 3
 # Pairs of a row and a prototype whose cosines are summed together.
 MOST_PAIRS = 2**17
 
