@@ -1,5 +1,6 @@
 """Explanations against forward passes that know nothing of prismlm."""
 
+import pickle
 from itertools import pairwise
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 
 import prismlm
 from prismlm.errors import DecompositionError, InputError
+from prismlm.lens import explain
 from prismlm.lens.explain import check_sums
 from prismlm.models.sidecar import weight_of
 
@@ -170,3 +172,19 @@ def test_a_damaged_checkpoint(tiny_model, tmp_path, name):
     (copy / name).write_bytes((copy / name).read_bytes()[:100])
     with pytest.raises(FormatError, match=r"the checkpoint in .* cannot be read"):
         prismlm.load(copy)
+
+
+def test_steps_are_built_once_they_are_looked_at(lm, monkeypatch):
+    built = []
+    build = explain._build_steps
+    monkeypatch.setattr(explain, "_build_steps", lambda *a: built.append(1) or build(*a))
+    trace = lm.explain("Once upon a time")
+    assert len(trace) == len(trace.table.indices)
+    assert built == []
+    first = trace[0]
+    assert trace.steps[-1] is trace[len(trace) - 1]
+    assert built == [1]
+    assert trace.steps[:1] == (first,)
+    copy = pickle.loads(pickle.dumps(trace.steps))
+    assert trace.steps == copy
+    assert repr(trace.steps) == repr(copy)

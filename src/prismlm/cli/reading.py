@@ -5,7 +5,7 @@ from __future__ import annotations
 import colorsys
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
@@ -108,7 +108,7 @@ def _tokens(trace: Trace) -> Text:
     return text
 
 
-def _print_predictions(console: Console, steps: tuple[Step, ...], top: int) -> None:
+def _print_predictions(console: Console, steps: Sequence[Step], top: int) -> None:
     longest = TOKEN_WIDTH if console.width >= WIDTH_WHERE_PIPED else NARROW_TOKEN_WIDTH
     tokens = [_fit(visible(plain(step.token)), longest) for step in steps]
     targets = [_fit(visible(plain(step.target)), longest) for step in steps]

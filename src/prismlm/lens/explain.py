@@ -16,7 +16,7 @@ from prismlm.errors import DecompositionError
 from prismlm.layers import PrototypeHead
 from prismlm.lens.attribution import EvidenceTable
 from prismlm.lens.directory import Lens
-from prismlm.lens.trace import PrototypeUse, Step, TargetFrom
+from prismlm.lens.trace import PrototypeUse, Step, Steps, TargetFrom
 from prismlm.models.seam import LogitMap, capture, output_embedding
 from prismlm.ops.decomposition import Parts, decompose
 from prismlm.ops.prototype_head import Nearest
@@ -163,8 +163,21 @@ def build_steps(
     prompt_length: int,
     tokenizer: PreTrainedTokenizerBase,
     lens: Lens | None,
+) -> Steps:
+    """Turn numbers into steps with names, when they are looked at; each token is decoded once."""
+    return Steps(
+        len(reading.targets),
+        lambda: _build_steps(reading, ids, prompt_length, tokenizer, lens),
+    )
+
+
+def _build_steps(
+    reading: Reading,
+    ids: list[int],
+    prompt_length: int,
+    tokenizer: PreTrainedTokenizerBase,
+    lens: Lens | None,
 ) -> tuple[Step, ...]:
-    """Turn numbers into steps with names; each token is decoded once."""
     parts = reading.parts
     # Whole columns at once: reading single elements of tensors takes longer than the mathematics.
     figures = zip(

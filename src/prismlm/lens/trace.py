@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, overload
 
@@ -84,6 +85,45 @@ class Step:
         return figures | {"prototypes": [use._asdict() for use in self.prototypes]}
 
 
+class Steps(Sequence[Step]):
+    """Steps that are put into objects and words when they are first looked at.
+
+    Shares do not need them, and beside the model's own work they are not free.
+    """
+
+    def __init__(self, length: int, build: Callable[[], tuple[Step, ...]]) -> None:
+        self._length = length
+        self._build = build
+
+    @cached_property
+    def _built(self) -> tuple[Step, ...]:
+        return self._build()
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> Step: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Step, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> Step | tuple[Step, ...]:
+        return self._built[index]
+
+    def __eq__(self, other: object) -> bool:
+        return self._built == (other._built if isinstance(other, Steps) else other)
+
+    def __hash__(self) -> int:
+        return hash(self._built)
+
+    def __repr__(self) -> str:
+        return repr(self._built)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return tuple, (self._built,)
+
+
 @dataclass(frozen=True)
 class Trace:
     """Every prediction along a text, split into prototypes, with the training text behind them.
@@ -101,7 +141,7 @@ class Trace:
     """
 
     model: str
-    steps: tuple[Step, ...]
+    steps: Sequence[Step]
     table: EvidenceTable = field(repr=False)
     lens: Lens | None = field(default=None, repr=False)
     rounding: float = 0.0
