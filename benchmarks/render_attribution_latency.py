@@ -63,7 +63,8 @@ def _token(lens: dict[str, Any], token: dict[str, Any]) -> list[str]:
         f"A synthetic lens of K = {lens['prototypes']:,} prototypes with L = {lens['contexts']} "
         f"contexts of width {lens['width']},",
         f"{lens['prototypes_per_token']} prototypes in use per token, all with positive evidence; "
-        f"{lens['tokens_timed']:,} tokens, milliseconds. CPU time is",
+        f"{lens['tokens_timed']:,} tokens, milliseconds. The lens has",
+        "been read through once before. CPU time is",
         "what this process used, without its waiting for a core.",
         "",
         "| | p50 | p99 | p50, CPU time | p99, CPU time |",
