@@ -9,6 +9,8 @@ import signal
 import time
 from dataclasses import replace
 
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 from kills import (
@@ -24,6 +26,7 @@ from prismlm.errors import FormatError, InputError, PrismError
 from prismlm.lens.index import Shard, build_index, index_shard
 from prismlm.lens.index_state import Partial
 from prismlm.lens.interrupts import IndexInterrupted
+from prismlm.ops.prototype_head import screened, windows
 
 
 @pytest.fixture(autouse=True)
@@ -153,6 +156,29 @@ def test_shards_in_any_order_give_the_same_bytes(corpus, model, straight, tmp_pa
     assert results == [None] * (count - 1) + [out]
     assert_same_lens(straight, out)
     assert [path.name for path in tmp_path.iterdir()] == ["lens"]
+
+
+def test_shards_give_the_same_bytes_where_a_bf16_product_screens(
+    corpus, model, straight, tmp_path, monkeypatch
+):
+    """It is taken from a size on that these tests do not reach by themselves."""
+    taken = []
+    scan = windows._scan_screened
+
+    def recorded(*arguments):
+        taken.append(scan(*arguments))
+        return taken[-1]
+
+    monkeypatch.setattr(screened, "supports", lambda *_: True)
+    monkeypatch.setattr(windows, "_scan_screened", recorded)
+    whole = build_index(*model, corpus, tmp_path / "whole", OPTIONS)
+    for number in (2, 0, 1):
+        index_shard(*model, corpus, tmp_path / "shards", OPTIONS, Shard(number, 3))
+    assert_same_lens(whole, tmp_path / "shards")
+    assert sum(found is not None for found in taken) >= 10
+    # As near as two ways of rounding let it be.
+    cosines = [pq.read_table(lens / "index.parquet")["cosine"] for lens in (whole, straight)]
+    assert np.abs(cosines[0].to_numpy() - cosines[1].to_numpy()).max() < 1e-6
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
