@@ -139,7 +139,9 @@ def test_rankings_merge_in_any_order_with_ties_by_position():
         for a, b in zip(forward, other, strict=True):
             assert torch.equal(a, b)
     everything = sorted(
-        (-t, s) for p in parts for t, s in zip(p.total[0].tolist(), p.start[0].tolist(), strict=True)
+        (-t, s)
+        for p in parts
+        for t, s in zip(p.total[0].tolist(), p.start[0].tolist(), strict=True)
     )
     assert [(-s.total, s.start) for s in sequences_of(forward, 0)] == everything[:3]
     assert len({t for t, _ in everything}) < len(everything)

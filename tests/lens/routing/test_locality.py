@@ -26,8 +26,9 @@ def test_spearman_by_hand():
 def test_p_of_permutations_is_near_that_of_all_orders():
     x = torch.arange(5.0)
     y = torch.tensor([0.0, 2.0, 1.0, 4.0, 3.0])
-    squares = [sum((a - b) ** 2 for a, b in enumerate(order)) for order in
-               itertools.permutations(range(5))]
+    squares = [
+        sum((a - b) ** 2 for a, b in enumerate(order)) for order in itertools.permutations(range(5))
+    ]
     exact = sum(abs(1 - s / 20) >= 0.8 - 1e-9 for s in squares) / 120
     found = spearman(x, y, permutations=4000, seed=3)
     assert (found.p_from, found.count) == ("permutations", 5)

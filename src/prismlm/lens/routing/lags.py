@@ -67,9 +67,7 @@ class LagTally:
         InputError: a lag below 1, or fewer than two shuffles.
     """
 
-    def __init__(
-        self, channels: int, max_lag: int = 4, shuffles: int = 99, seed: int = 0
-    ) -> None:
+    def __init__(self, channels: int, max_lag: int = 4, shuffles: int = 99, seed: int = 0) -> None:
         if max_lag < 1 or shuffles < 2:
             raise InputError(
                 f"lags up to {max_lag} and {shuffles} shuffles: expected at least 1 and 2."
