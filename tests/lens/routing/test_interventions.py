@@ -119,7 +119,7 @@ def test_reinitialised_is_a_copy_with_that_prototype_drawn_anew(model):
 
 
 def test_draws_have_the_spread_of_the_models_own_and_differ_by_place():
-    wide = make_model(hidden_size=512, num_hidden_layers=2, vocab_size=50)
+    wide = make_model(hidden_size=512, num_hidden_layers=2)
     rows = []
     for layer, channel in ((0, 0), (0, 1), (1, 0)):
         with intervene(wide, Reinitialise(layer, channel)):

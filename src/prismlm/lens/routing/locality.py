@@ -108,7 +108,7 @@ def spearman(
     # Rounding must not tell equal arrangements apart.
     bound = abs(rho) - 1e-12
     drawn = (abs(first @ generator.permutation(second)) / scale >= bound for _ in range(wanted))
-    return RankCorrelation(rho, (1 + sum(drawn)) / (1 + wanted), "permutations", len(first))
+    return RankCorrelation(rho, float(1 + sum(drawn)) / (1 + wanted), "permutations", len(first))
 
 
 def quartiles(half_life: Float[Tensor, " n"], scores: Float[Tensor, " n"]) -> Quartiles:

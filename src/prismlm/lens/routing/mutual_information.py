@@ -5,7 +5,9 @@
 ã_p is the number of the bin that channel p's activation falls into. The source leaves the bins
 open; here each channel has bins that hold equally many activations of a sample. From few positions
 the plain figure is too high, since a rare token is seen with few bins whatever it does: the
-Miller–Madow correction beside it takes off what is to be expected, and can come out below zero.
+Miller–Madow correction beside it takes off what chance gives, and can come out below zero. Where
+each token always has one bin there is no such excess, and it adds the little that the entropy of
+the bins is too low by.
 Source: ProtoT, A.8, Eq. 6.
 """
 
