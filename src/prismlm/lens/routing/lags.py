@@ -114,7 +114,7 @@ class LagTally:
             null.mean(0),
             null.std(0),
             lags[observed.argmax(1)],
-            torch.where(varies, (1.0 + at_least) / len(found), torch.nan),
+            torch.where(varies, (at_least.double() + 1) / len(found), torch.nan),
         )
 
 

@@ -91,10 +91,13 @@ class LayerTally:
             raise InputError("no positions were read, so there is nothing to measure.")
         if self._counts is None:
             self._counts = self._count()
+        ratio, inequality, spread = (self._sums / self.positions).tolist()
         return LayerMetrics(
             layer,
             self.positions,
-            *(self._sums / self.positions).tolist(),
+            ratio,
+            inequality,
+            spread,
             self._counts.information().mean().item(),
             self._counts.information(corrected=True).mean().item(),
         )

@@ -89,11 +89,13 @@ def empty(channels: int, sequences: int, tokens: int) -> TopSequences:
         )
     places, inner = (channels, sequences), (channels, sequences, tokens)
     return TopSequences(
-        torch.full(places, -torch.inf),
-        *(torch.full(places, -1, dtype=torch.int64) for _ in range(3)),
-        torch.full(inner, -1, dtype=torch.int64),
-        torch.zeros(inner),
-        torch.full(inner, -1, dtype=torch.int64),
+        total=torch.full(places, -torch.inf),
+        start=torch.full(places, -1, dtype=torch.int64),
+        length=torch.full(places, -1, dtype=torch.int64),
+        document=torch.full(places, -1, dtype=torch.int64),
+        position=torch.full(inner, -1, dtype=torch.int64),
+        gate=torch.zeros(inner),
+        token=torch.full(inner, -1, dtype=torch.int64),
     )
 
 
@@ -107,7 +109,7 @@ def merge(left: TopSequences, right: TopSequences) -> TopSequences:
         raise InputError("rankings of other channels or numbers of tokens cannot be merged.")
     both = TopSequences(*(torch.cat(columns, 1) for columns in zip(left, right, strict=True)))
     by_start = both.start.argsort(1)
-    rank = torch.gather(both.total, 1, by_start).argsort(1, descending=True, stable=True)
+    rank = torch.gather(both.total, 1, by_start).argsort(dim=1, descending=True, stable=True)
     kept = torch.gather(by_start, 1, rank)[:, : left.total.shape[1]]
     rows = torch.arange(len(kept))[:, None]
     return TopSequences(*(column[rows, kept] for column in both))
@@ -125,7 +127,7 @@ def candidates(write: Float32[Tensor, "B T R"], batch: WindowBatch, tokens: int)
     total = torch.where(owned, write, 0.0).sum(1).T
     # Sorted, not topk: among equal gates the earlier token comes first.
     masked = torch.where(owned, write, -torch.inf)
-    gate, place = masked.sort(1, descending=True, stable=True)
+    gate, place = masked.sort(dim=1, descending=True, stable=True)
     gate, place = (x[:, :tokens].permute(2, 0, 1) for x in (gate, place))
     row = torch.arange(len(batch.owned))[:, None]
     free = torch.isinf(gate)
