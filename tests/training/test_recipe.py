@@ -43,6 +43,10 @@ def test_a_minimal_recipe_has_the_documented_defaults(tmp_path):
         ("data: {packing: pad}", ["data.packing is 'pad'", "'packed' or 'padded'"]),
         ("head: {initialise_at_step: 200}", ["initialise_at_step is 200", "200 steps"]),
         ("optimizer: {schedule: cosin}", ["optimizer.schedule", "'cosine', 'linear'"]),
+        (
+            "optimizer: {schedule: linear, final_learning_rate_share: 0.1}",
+            ["optimizer: final_learning_rate_share is 0.1", "'linear'", "choose 'cosine'"],
+        ),
         ("optimizer: {learning_rate: .nan}", ["optimizer.learning_rate is nan"]),
         ("optimizer: {learning_rate: '0.1'}", ["optimizer.learning_rate is '0.1'"]),
         ("optimizer: {betas: [0.9]}", ["optimizer.betas"]),
@@ -138,7 +142,7 @@ def test_any_value_is_taken_or_refused_as_input(value, key):
     "path",
     [
         ROOT / "recipes/laptop.yaml",
-        *sorted((ROOT / "recipes/prototype_mixer").glob("*.yaml")),
+        *sorted((ROOT / "recipes/prototype_mixer").rglob("*.yaml")),
         ROOT / "src/prismlm/training/recipes/demo.yaml",
         ROOT / "src/prismlm/training/recipes/demo-quick.yaml",
     ],
