@@ -33,8 +33,8 @@ from mixer_decode import decode
 from mixer_forms import (
     MIXERS,
     MixerSizes,
-    autocast,
     direct_bytes,
+    inference_model,
     mixing_step,
     model_of,
     training_step,
@@ -131,7 +131,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2, help="on a CPU")
     parser.add_argument(
-        "--dtypes", nargs="+", choices=["float32", "bfloat16"], help="bfloat16 is autocast"
+        "--dtypes",
+        nargs="+",
+        choices=["float32", "bfloat16"],
+        help="bfloat16: autocast in training",
     )
     parser.add_argument(
         "--limit", type=float, default=60, help="seconds that one pass of a throughput may take"
@@ -258,9 +261,14 @@ def throughput(setting: Setting) -> list[dict[str, Any]]:
     sizes, device = setting.sizes, setting.device
     longest = {"max_position_embeddings": sizes.throughput_lengths[-1]}
     models = {
-        name: model_of(
-            name, sizes.vocab, device, **sizes.changes, **(longest if name == "llama" else {})
-        ).base_model.eval()
+        name: inference_model(
+            name,
+            sizes.vocab,
+            device,
+            setting.dtype,
+            **sizes.changes,
+            **(longest if name == "llama" else {}),
+        ).base_model
         for name in ("protot", "llama", "mamba", "deltanet")
     }
     seen: dict[str, list[Cost]] = {name: [] for name in models}
@@ -271,11 +279,7 @@ def throughput(setting: Setting) -> list[dict[str, Any]]:
         for name in models:
             if name not in skipped and (reason := obstacle(forecast(seen[name]), setting)):
                 skipped[name] = f"from {length:,} on: {reason}"
-        forms = {
-            name: forward(model, ids, setting)
-            for name, model in models.items()
-            if name not in skipped
-        }
+        forms = {name: forward(model, ids) for name, model in models.items() if name not in skipped}
         turns = in_turns(forms, setting.rounds, device)
         for name, first in turns.first.items():
             seen[name].append(first)
@@ -284,14 +288,9 @@ def throughput(setting: Setting) -> list[dict[str, Any]]:
     return rows
 
 
-def forward(model: Any, ids: torch.Tensor, setting: Setting) -> Callable[[], object]:
+def forward(model: Any, ids: torch.Tensor) -> Callable[[], object]:
     """Return a forward pass."""
-
-    def run() -> object:
-        with autocast(setting.device, setting.dtype):
-            return model(input_ids=ids, use_cache=False)
-
-    return run
+    return lambda: model(input_ids=ids, use_cache=False)
 
 
 def obstacle(expected: Cost | None, setting: Setting) -> str | None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from mixer_forms import autocast, model_of
+from mixer_forms import inference_model
 from prismlm.models.recurrent_cache import RecurrentCache
 from turns import against, in_turns, milliseconds, too_large
 
@@ -34,26 +34,26 @@ def decode(
     ProtoT's state comes from a parallel pass over random tokens. LLaMA's keys and values are
     drawn: what they are makes no difference to the time, and computing them would take minutes.
     """
-    protot = model_of("protot", vocab, device, **changes).eval()
+    protot = inference_model("protot", vocab, device, dtype, **changes)
     longest = {"max_position_embeddings": 2 * positions[-1]}
-    llama = model_of("llama", vocab, device, **changes, **longest).eval()
+    llama = inference_model("llama", vocab, device, dtype, **changes, **longest)
     forms: dict[str, Callable[[], None]] = {}
     rows: list[dict[str, Any]] = []
     for position in positions:
         row = {"model": "protot", "position": position}
-        cache: Any = prefilled(protot, position, device, dtype)
+        cache: Any = prefilled(protot, position, device)
         rows.append(row | {"cache_mib": cache_mib(cache)})
-        forms[label(row)] = generation(protot, cache, tokens, device, dtype)
+        forms[label(row)] = generation(protot, cache, tokens, device)
         row = {"model": "llama", "position": position}
         config = llama.config
         size = 2 * 4 * position * config.hidden_size * config.num_hidden_layers / MIB
-        # Twice: appending a token copies the keys and values of a layer.
+        # Twice, since appending a token copies a layer's keys and values; in float32, at most.
         if reason := too_large(2 * size, device):
             rows.append(row | {"skipped": reason})
             continue
         cache = drawn(config, position, device, dtype)
         rows.append(row | {"cache_mib": cache_mib(cache)})
-        forms[label(row)] = generation(llama, cache, tokens, device, dtype)
+        forms[label(row)] = generation(llama, cache, tokens, device)
     turns = in_turns(forms, rounds, device)
     first = label(rows[0])
     times, ratios = milliseconds(turns), against(turns, first)
@@ -71,28 +71,26 @@ def label(row: dict[str, Any]) -> str:
     return f"{row['model']} at {row['position']}"
 
 
-def generation(model: Any, cache: Any, tokens: int, device: str, dtype: str) -> Callable[[], None]:
+def generation(model: Any, cache: Any, tokens: int, device: str) -> Callable[[], None]:
     """Return a run of single tokens, each the most likely one after those before it."""
     last = torch.zeros((1, 1), dtype=torch.long, device=device)
 
     def run() -> None:
         following = last
-        with autocast(device, dtype):
-            for _ in range(tokens):
-                logits = model(input_ids=following, past_key_values=cache, use_cache=True).logits
-                following = logits[:, -1:].argmax(-1)
+        for _ in range(tokens):
+            logits = model(input_ids=following, past_key_values=cache, use_cache=True).logits
+            following = logits[:, -1:].argmax(-1)
 
     return run
 
 
-def prefilled(model: Any, position: int, device: str, dtype: str) -> RecurrentCache:
+def prefilled(model: Any, position: int, device: str) -> RecurrentCache:
     """Return the state after that many random tokens."""
     cache = RecurrentCache(model.config.num_hidden_layers)
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(model.config.vocab_size, (1, position), generator=generator).to(device)
-    with autocast(device, dtype):
-        for piece in ids.split(PREFILL, 1):
-            model.base_model(input_ids=piece, past_key_values=cache, use_cache=True)
+    for piece in ids.split(PREFILL, 1):
+        model.base_model(input_ids=piece, past_key_values=cache, use_cache=True)
     return cache
 
 
@@ -101,9 +99,10 @@ def drawn(config: Any, position: int, device: str, dtype: str) -> DynamicCache:
     cache = DynamicCache()
     heads = config.num_key_value_heads
     shape = (1, heads, position, config.hidden_size // heads)
-    kind = torch.bfloat16 if dtype == "bfloat16" else torch.float32
     for layer in range(config.num_hidden_layers):
-        keys, values = (torch.randn(shape, device=device, dtype=kind) for _ in range(2))
+        keys, values = (
+            torch.randn(shape, device=device, dtype=getattr(torch, dtype)) for _ in range(2)
+        )
         cache.update(keys, values, layer)
     return cache
 

@@ -57,7 +57,9 @@ class DirectMixer(PrototypeMixer):
         write = self._gate(x, self.log_write_temperature)
         read = self._gate(self.read_projection(x), self.log_read_temperature)
         values = self.value_projection(x).float()
-        mixed = direct_prefix_mean(write, read, values, self.decay, folded=self.folded)
+        # In float32, as the fast form is.
+        with torch.autocast(x.device.type, enabled=False):
+            mixed = direct_prefix_mean(write, read, values, self.decay, folded=self.folded)
         return self.alpha * self.output_projection(mixed)
 
 
@@ -148,7 +150,7 @@ def direct_bytes(sizes: MixerSizes) -> int:
 
 
 def autocast(device: str, dtype: str) -> torch.autocast:
-    """Return the context of a dtype: bfloat16 is autocast, as in training."""
+    """Return the context of a dtype in training: bfloat16 is autocast."""
     return torch.autocast(device, torch.bfloat16, enabled=dtype == "bfloat16")
 
 
@@ -159,9 +161,15 @@ def without_dropout(preset: str) -> dict[str, Any]:
 
 
 def model_of(preset: str, vocab: int, device: str, **changes: Any) -> Any:
-    """Return a preset's model, freshly drawn."""
+    """Return a preset's model, freshly drawn, for training."""
     torch.manual_seed(0)
     return build_model(build_config({"preset": preset} | changes, vocab, 0)).to(device)
+
+
+def inference_model(preset: str, vocab: int, device: str, dtype: str, **changes: Any) -> Any:
+    """Return a preset's model with its weights in a dtype, without dropout."""
+    model = model_of(preset, vocab, device, **changes)
+    return model.to(getattr(torch, dtype)).eval()
 
 
 def training_step(

@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -155,3 +156,21 @@ def test_the_recipes_in_the_repository_are_valid(path):
             {name: getattr(recipe, name) for name in ("corpus", "out", "model", "steps")}
         )
         assert recipe == minimal, "the example says that what it shows are the defaults"
+
+
+def test_the_recipes_of_the_mixers_source_differ_in_what_they_say():
+    folder = ROOT / "recipes/prototype_mixer"
+    base = load_recipe(folder / "protot.yaml").to_dict()
+    recipes = {path.stem: load_recipe(path).to_dict() for path in folder.rglob("*/*.yaml")}
+    models = [
+        json.dumps([recipe["model"], recipe["steps"], recipe["data"]])
+        for recipe in (base, *recipes.values())
+    ]
+    assert len(set(models)) == len(models)
+    assert len({recipe["out"] for recipe in recipes.values()}) == len(recipes)
+    for name, recipe in recipes.items():
+        assert recipe["optimizer"]["final_learning_rate_share"] == 0.1
+        if name.startswith(("table-16", "table-17", "table-18", "table-19")):
+            assert len(recipe["model"]) == 2
+            own = {key: recipe[key] for key in ("model", "out")}
+            assert base | own == recipe
