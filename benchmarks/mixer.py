@@ -47,7 +47,6 @@ from turns import Cost, Turns, against, cost, forecast, in_turns, milliseconds, 
 
 MIB = 2**20
 HEADS = 4
-PEAKS = 3
 KEPT_BY_DROPOUT = 4
 """Tensors of the size of all scores that attention with dropout keeps for each layer on a CPU."""
 
@@ -59,6 +58,7 @@ class Sizes(NamedTuple):
     vocab: int = 16_000
     mixer_tokens: int = 16_384
     mixer_lengths: tuple[int, ...] = (256, 1024, 4096, 16_384)
+    peaks: int = 3
     step_tokens: int = 8192
     step_lengths: tuple[int, ...] = (256, 4096)
     # From 512, so that what 2,048 takes is known before it is tried.
@@ -73,7 +73,8 @@ QUICK = Sizes(
     width=32,
     vocab=64,
     mixer_tokens=256,
-    mixer_lengths=(64, 128),
+    mixer_lengths=(64,),
+    peaks=1,
     step_tokens=128,
     step_lengths=(32, 64),
     throughput_lengths=(32, 64),
@@ -192,7 +193,7 @@ def memory(setting: Setting) -> list[dict[str, Any]]:
         shape = mixer_sizes(setting.sizes, length)
         skipped = obstacles(shape, setting.device)
         mib = {
-            name: [fresh_peak(name, shape, setting) for _ in range(PEAKS)]
+            name: [fresh_peak(name, shape, setting) for _ in range(setting.sizes.peaks)]
             for name in MIXERS
             if name not in skipped
         }

@@ -90,7 +90,8 @@ def test_ratios_by_hand():
 def measured(tmp_path_factory):
     """What the script writes at its smallest."""
     out = tmp_path_factory.mktemp("results") / "mixer.json"
-    command = [sys.executable, "benchmarks/mixer.py", "--quick", "--rounds", "2", "--out", out]
+    command = [sys.executable, "benchmarks/mixer.py", "--quick", "--rounds", "2"]
+    command += ["--threads", "1", "--out", out]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return out
