@@ -116,6 +116,7 @@ def test_the_page_by_hand():
     assert "| LLaMA | 10 (19) |" in page
 
 
+@pytest.mark.slow
 def test_the_long_corpus_holds_long_documents(tmp_path):
     prototype_mixer.build_long_corpus(tmp_path / "long")
     corpus = Corpus.open(tmp_path / "long")
