@@ -97,6 +97,7 @@ def measured(tmp_path_factory):
     return out
 
 
+@pytest.mark.slow
 def test_it_runs_and_is_rendered(measured):
     result = json.loads(measured.read_text(encoding="utf-8"))
     parts = {name: part["rows"] for name, part in result["parts"].items()}
