@@ -17,7 +17,9 @@ ROOT = Path(__file__).parents[1]
         "edits",
         "first_light",
         "index",
+        "mixer",
         "prototype_head",
+        "prototype_mixer",
         "protopnet",
     ],
 )

@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,10 @@ def test_a_minimal_recipe_has_the_documented_defaults(tmp_path):
         ("data: {packing: pad}", ["data.packing is 'pad'", "'packed' or 'padded'"]),
         ("head: {initialise_at_step: 200}", ["initialise_at_step is 200", "200 steps"]),
         ("optimizer: {schedule: cosin}", ["optimizer.schedule", "'cosine', 'linear'"]),
+        (
+            "optimizer: {schedule: linear, final_learning_rate_share: 0.1}",
+            ["optimizer: final_learning_rate_share is 0.1", "'linear'", "choose 'cosine'"],
+        ),
         ("optimizer: {learning_rate: .nan}", ["optimizer.learning_rate is nan"]),
         ("optimizer: {learning_rate: '0.1'}", ["optimizer.learning_rate is '0.1'"]),
         ("optimizer: {betas: [0.9]}", ["optimizer.betas"]),
@@ -138,7 +143,7 @@ def test_any_value_is_taken_or_refused_as_input(value, key):
     "path",
     [
         ROOT / "recipes/laptop.yaml",
-        *sorted((ROOT / "recipes/prototype_mixer").glob("*.yaml")),
+        *sorted((ROOT / "recipes/prototype_mixer").rglob("*.yaml")),
         ROOT / "src/prismlm/training/recipes/demo.yaml",
         ROOT / "src/prismlm/training/recipes/demo-quick.yaml",
     ],
@@ -151,3 +156,21 @@ def test_the_recipes_in_the_repository_are_valid(path):
             {name: getattr(recipe, name) for name in ("corpus", "out", "model", "steps")}
         )
         assert recipe == minimal, "the example says that what it shows are the defaults"
+
+
+def test_the_recipes_of_the_mixers_source_differ_in_what_they_say():
+    folder = ROOT / "recipes/prototype_mixer"
+    base = load_recipe(folder / "protot.yaml").to_dict()
+    recipes = {path.stem: load_recipe(path).to_dict() for path in folder.rglob("*/*.yaml")}
+    models = [
+        json.dumps([recipe["model"], recipe["steps"], recipe["data"]])
+        for recipe in (base, *recipes.values())
+    ]
+    assert len(set(models)) == len(models)
+    assert len({recipe["out"] for recipe in recipes.values()}) == len(recipes)
+    for name, recipe in recipes.items():
+        assert recipe["optimizer"]["final_learning_rate_share"] == 0.1
+        if name.startswith(("table-16", "table-17", "table-18", "table-19")):
+            assert len(recipe["model"]) == 2
+            own = {key: recipe[key] for key in ("model", "out")}
+            assert base | own == recipe

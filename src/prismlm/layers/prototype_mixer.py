@@ -56,6 +56,63 @@ class MixerOutput(NamedTuple):
     evidence: MixerEvidence | None
 
 
+class GateInputs(NamedTuple):
+    """What both gates of a mixer are computed from.
+
+    Attributes:
+        x: what positions write by.
+        queries: W x, what they read by; None with shared routing.
+        prototypes: p.
+        log_write_temperature: log τ_w.
+        log_read_temperature: log τ_r, or None with shared routing.
+        write_excluded: channels whose write scores are −∞, so that the others share the gate.
+        read_excluded: likewise of the read gate.
+    """
+
+    x: Float[Tensor, "B T d"]
+    queries: Float[Tensor, "B T d"] | None
+    prototypes: Float[Tensor, "R d"]
+    log_write_temperature: Float[Tensor, " 1"]
+    log_read_temperature: Float[Tensor, " 1"] | None
+    write_excluded: Bool[Tensor, " R"] | None = None
+    read_excluded: Bool[Tensor, " R"] | None = None
+
+
+class RoutingGates(nn.Module):
+    """Both gates of a mixer, without parameters of their own.
+
+        write = softmax_k(x·p_k / τ_w),   read = softmax_k(q·p_k / τ_r), or write without queries q
+
+    They are a module so that a forward hook can stand on them: interventions on channels are hooks.
+
+    Args:
+        temperature_mode: ``divide`` scores by τ, or ``multiply``.
+    """
+
+    def __init__(self, temperature_mode: Literal["divide", "multiply"]) -> None:
+        super().__init__()
+        self.temperature_mode: Literal["divide", "multiply"] = temperature_mode
+
+    def forward(self, inputs: GateInputs) -> MixerEvidence:
+        """Return both gates; with shared routing they are one tensor unless exclusions differ."""
+        scores = self._scores(inputs.x, inputs.prototypes, inputs.log_write_temperature)
+        write = _softmax(scores, inputs.write_excluded)
+        if inputs.queries is not None and inputs.log_read_temperature is not None:
+            scores = self._scores(inputs.queries, inputs.prototypes, inputs.log_read_temperature)
+        elif inputs.write_excluded is inputs.read_excluded:
+            return MixerEvidence(write, write)
+        return MixerEvidence(write, _softmax(scores, inputs.read_excluded))
+
+    def _scores(self, x: Tensor, prototypes: Tensor, log_temperature: Tensor) -> Tensor:
+        scores = (x @ prototypes.T).float()
+        temperature = log_temperature.float().exp()
+        return scores / temperature if self.temperature_mode == "divide" else scores * temperature
+
+
+def _softmax(scores: Tensor, excluded: Tensor | None) -> Tensor:
+    return (scores if excluded is None else scores.masked_fill(excluded, -torch.inf)).softmax(-1)
+
+
 class PrototypeMixer(nn.Module):
     """Write into R channels, average each over the past, read from them.
 
@@ -112,6 +169,7 @@ class PrototypeMixer(nn.Module):
         _check_settings(width, channels, value_width, temperature, decay)
         self.normalise = normalise
         self.temperature_mode: Literal["divide", "multiply"] = temperature_mode
+        self.gates = RoutingGates(temperature_mode)
         self.initial_temperature = temperature
         self.initial_decay = decay
         self.initial_alpha = alpha
@@ -152,7 +210,7 @@ class PrototypeMixer(nn.Module):
         log_temperature = torch.tensor([math.log(self.initial_temperature)])
         decay = self.initial_decay
         values = {
-            "prototypes": torch.randn(channels, width) * width**-0.5,
+            "prototypes": initial_prototypes(channels, width),
             "log_write_temperature": log_temperature,
             "log_read_temperature": log_temperature,
             "decay_logits": torch.full((channels,), math.log(decay / (1 - decay))),
@@ -195,10 +253,16 @@ class PrototypeMixer(nn.Module):
         if places is not None:
             starts = None if starts is None else places.compact_starts(starts)
             x = places.compact(x)
-        write = self._gate(x, self.log_write_temperature)
-        read = write
-        if not self.shared_routing:
-            read = self._gate(self.read_projection(x), self.log_read_temperature)
+        shared = self.shared_routing
+        write, read = self.gates(
+            GateInputs(
+                x,
+                None if shared else self.read_projection(x),
+                self.prototypes,
+                self.log_write_temperature,
+                None if shared else self.log_read_temperature,
+            )
+        )
         values = self.value_projection(x)
         prefix, history = (None, None) if state is None else state
         lengths = None if places is None else places.lengths
@@ -224,11 +288,12 @@ class PrototypeMixer(nn.Module):
                 evidence = MixerEvidence(places.restore(write), places.restore(read))
         return MixerOutput(output, MixerState(prefix, history), evidence)
 
-    def _gate(self, x: Tensor, log_temperature: Tensor) -> Float[Tensor, "B T R"]:
-        scores = (x @ self.prototypes.T).float()
-        temperature = log_temperature.float().exp()
-        divides = self.temperature_mode == "divide"
-        return (scores / temperature if divides else scores * temperature).softmax(-1)
+
+def initial_prototypes(
+    channels: int, width: int, generator: torch.Generator | None = None
+) -> Float[Tensor, "R d"]:
+    """Return prototypes as they start: normal with standard deviation 1/√d, on the CPU."""
+    return torch.randn(channels, width, generator=generator) * width**-0.5
 
 
 def _check_settings(

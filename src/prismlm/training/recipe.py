@@ -136,6 +136,9 @@ class OptimizerRecipe(Section):
         default="cosine",
         description="how the rate falls after the warm-up: cosine, linear or constant",
     )
+    final_learning_rate_share: Share = Field(
+        default=0.0, description="share of its peak that a cosine's rate ends at"
+    )
     betas: Annotated[tuple[Beta, Beta], Field(strict=False)] = Field(
         default=(0.9, 0.95), description="decay rates of the two moments"
     )
@@ -145,6 +148,15 @@ class OptimizerRecipe(Section):
     head_max_grad_norm: float = Field(
         default=1.0, gt=0, description="gradient norm the head is clipped to"
     )
+
+    @model_validator(mode="after")
+    def _has_a_floor(self) -> OptimizerRecipe:
+        if self.final_learning_rate_share and self.schedule != "cosine":
+            raise ValueError(
+                f"final_learning_rate_share is {self.final_learning_rate_share}, and the schedule "
+                f"{self.schedule!r} ends where it always does; leave it out, or choose 'cosine'"
+            )
+        return self
 
 
 class EvaluationRecipe(Section):

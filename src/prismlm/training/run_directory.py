@@ -102,7 +102,9 @@ def differences(before: dict[str, Any], recipe: Recipe) -> list[str]:
         before: ``recipe``, and ``resolved``: what ``auto`` meant.
         recipe: the recipe now.
     """
-    then = _flat(before["recipe"]) | before.get("resolved", {})
+    # A run begun before a setting was there ran with what is now its default.
+    defaults = Recipe(corpus=recipe.corpus, out=recipe.out, model={}, steps=recipe.steps)
+    then = _flat(defaults.to_dict()) | _flat(before["recipe"]) | before.get("resolved", {})
     now = _flat(recipe.to_dict()) | resolved(recipe)
     return [
         f"{key}: {_shown(then, key)} → {_shown(now, key)}"

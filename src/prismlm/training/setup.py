@@ -32,6 +32,8 @@ from prismlm.training.trainer import PrismTrainer
 AnyTrainer = TypeVar("AnyTrainer", bound=PrismTrainer)
 CHECKPOINTS = "checkpoints"
 SCHEDULES = {"cosine": "cosine", "linear": "linear", "constant": "constant_with_warmup"}
+# A share of each group's own peak: the model's and the head's.
+COSINE_WITH_FLOOR = "cosine_with_min_lr"
 
 
 @dataclass(frozen=True)
@@ -229,6 +231,9 @@ def head_callbacks(prepared: Prepared) -> list[TrainerCallback]:
 def training_arguments(recipe: Recipe, directory: Path) -> TrainingArguments:
     """Return Trainer's arguments for a recipe."""
     optimizer = recipe.optimizer
+    schedule, floor = SCHEDULES[optimizer.schedule], optimizer.final_learning_rate_share
+    if floor:
+        schedule = COSINE_WITH_FLOOR
     return TrainingArguments(
         output_dir=str(directory),
         max_steps=recipe.steps,
@@ -239,7 +244,8 @@ def training_arguments(recipe: Recipe, directory: Path) -> TrainingArguments:
         adam_beta1=optimizer.betas[0],
         adam_beta2=optimizer.betas[1],
         max_grad_norm=optimizer.max_grad_norm,
-        lr_scheduler_type=SCHEDULES[optimizer.schedule],
+        lr_scheduler_type=schedule,
+        lr_scheduler_kwargs={"min_lr_rate": floor} if floor else None,
         warmup_steps=round(optimizer.warmup * recipe.steps),
         seed=recipe.seed,
         data_seed=recipe.seed,

@@ -1,0 +1,191 @@
+"""What the prototype mixer is timed beside: attention, and the form that Eq. 1 and 2 spell out.
+
+Imported by ``mixer.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from prismlm.layers import PrototypeMixer
+from prismlm.models.presets import PRESETS, build_config, build_model
+
+CHANNELS = 32
+ANCHORED = 1024
+"""Positions from one anchor of the powers of β: 0.95^−1024 is 6e22, within float32."""
+COPIES = 6
+"""Of a [B, T, R, D] tensor, that a backward pass of the direct form holds at once, at most."""
+
+
+class Attention(nn.Module):
+    """Causal self-attention, its four projections and PyTorch's own kernel; no rotation."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.projections = nn.Linear(width, 3 * width, bias=False)
+        self.output = nn.Linear(width, width, bias=False)
+
+    def forward(self, x: Float[Tensor, "B T d"]) -> Float[Tensor, "B T d"]:
+        """Mix the positions of every row."""
+        heads = self.projections(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(*heads.unbind(0), is_causal=True)
+        return self.output(mixed.transpose(1, 2).flatten(2))
+
+
+class DirectMixer(PrototypeMixer):
+    """The prototype mixer with every position's sums in memory.
+
+    Args:
+        width: d.
+        channels: R.
+        folded: divide the read gate by the mass, in place of the sums: two tensors less.
+    """
+
+    def __init__(self, width: int, channels: int, *, folded: bool) -> None:
+        super().__init__(width, channels)
+        self.folded = folded
+
+    def mix(self, x: Float[Tensor, "B T d"]) -> Float[Tensor, "B T d"]:
+        """Return what :meth:`forward` does as ``output``."""
+        write = self._gate(x, self.log_write_temperature)
+        read = self._gate(self.read_projection(x), self.log_read_temperature)
+        values = self.value_projection(x).float()
+        # In float32, as the fast form is.
+        with torch.autocast(x.device.type, enabled=False):
+            mixed = direct_prefix_mean(write, read, values, self.decay, folded=self.folded)
+        return self.alpha * self.output_projection(mixed)
+
+
+def direct_prefix_mean(
+    write: Float[Tensor, "B T R"],
+    read: Float[Tensor, "B T R"],
+    values: Float[Tensor, "B T D"],
+    decay: Float[Tensor, " R"],
+    *,
+    folded: bool,
+    anchored: int = ANCHORED,
+) -> Float[Tensor, "B T D"]:
+    """Return Σ_k read_ik S_ik / M_ik by a cumulative sum over [B, T, R, D].
+
+    β^(i−j) is taken apart into β^i, which S and M share, and β^(−j). The latter overflows in long
+    rows, so powers are counted anew every ``anchored`` positions, which must divide T.
+    """
+    batch, length, _ = write.shape
+    size = min(length, anchored)
+    # Position i reads what j < i wrote: everything is moved on by one.
+    w, v = (F.pad(x, (0, 0, 1, -1)).unflatten(1, (-1, size)) for x in (write, values))
+    keys = w * decay ** -torch.arange(size, device=w.device)[:, None]
+    mass = keys.cumsum(2)
+    sums = (keys[..., None] * v[..., None, :]).cumsum(2)
+    if length > size:
+        sums = sums + carried(sums[:, :, -1], decay[:, None] ** size)[:, :, None]
+        mass = mass + carried(mass[:, :, -1], decay**size)[:, :, None]
+    mass = mass.masked_fill(mass == 0, 1)
+    gate = read.unflatten(1, (-1, size))
+    if folded:
+        out = ((gate / mass)[..., None, :] @ sums).squeeze(-2)
+    else:
+        out = (gate[..., None] * (sums / mass[..., None])).sum(3)
+    return out.reshape(batch, length, -1)
+
+
+def carried(ends: Tensor, factor: Tensor) -> Tensor:
+    """Return what earlier stretches leave at the start of each: [B, n, …] from their ends."""
+    before, found = torch.zeros_like(ends[:, 0]), []
+    for end in ends.unbind(1):
+        found.append(before)
+        before = factor * (before + end)
+    return torch.stack(found, 1)
+
+
+class MixerSizes(NamedTuple):
+    """Sizes of a mixer and its input."""
+
+    rows: int
+    length: int
+    width: int
+    heads: int
+
+
+MIXERS: dict[str, Callable[[MixerSizes], nn.Module]] = {
+    "mixer": lambda sizes: PrototypeMixer(sizes.width, CHANNELS),
+    "attention": lambda sizes: Attention(sizes.width, sizes.heads),
+    "direct": lambda sizes: DirectMixer(sizes.width, CHANNELS, folded=False),
+    "direct, folded": lambda sizes: DirectMixer(sizes.width, CHANNELS, folded=True),
+}
+
+
+def mixing_step(name: str, sizes: MixerSizes, device: str, dtype: str) -> Callable[[], None]:
+    """Return a forward and a backward pass of a mixer, to its input and its parameters."""
+    torch.manual_seed(0)
+    module = MIXERS[name](sizes).to(device)
+    shape = (sizes.rows, sizes.length, sizes.width)
+    x = torch.randn(shape, device=device, requires_grad=True)
+    gradient = torch.randn(shape, device=device)
+
+    def run() -> None:
+        x.grad = None
+        module.zero_grad()
+        with autocast(device, dtype):
+            if isinstance(module, DirectMixer):
+                y = module.mix(x)
+            else:
+                y = module(x)
+                y = y if isinstance(y, Tensor) else y.output
+        y.backward(gradient.to(y.dtype))
+
+    return run
+
+
+def direct_bytes(sizes: MixerSizes) -> int:
+    """Return what the direct form needs, at most."""
+    return COPIES * sizes.rows * sizes.length * CHANNELS * (sizes.width // 2) * 4
+
+
+def autocast(device: str, dtype: str) -> torch.autocast:
+    """Return the context of a dtype in training: bfloat16 is autocast."""
+    return torch.autocast(device, torch.bfloat16, enabled=dtype == "bfloat16")
+
+
+def without_dropout(preset: str) -> dict[str, Any]:
+    """Return the changes of a preset that leave dropout out."""
+    keys = [key for key in ("dropout", "attention_dropout") if PRESETS[preset].get(key)]
+    return dict.fromkeys(keys, 0.0)
+
+
+def model_of(preset: str, vocab: int, device: str, **changes: Any) -> Any:
+    """Return a preset's model, freshly drawn, for training."""
+    torch.manual_seed(0)
+    return build_model(build_config({"preset": preset} | changes, vocab, 0)).to(device)
+
+
+def inference_model(preset: str, vocab: int, device: str, dtype: str, **changes: Any) -> Any:
+    """Return a preset's model with its weights in a dtype, without dropout."""
+    model = model_of(preset, vocab, device, **changes)
+    return model.to(getattr(torch, dtype)).eval()
+
+
+def training_step(
+    model: Any, rows: int, length: int, device: str, dtype: str
+) -> Callable[[], None]:
+    """Return a training step: loss, backward pass, clipping and AdamW."""
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    ids = torch.randint(model.config.vocab_size, (rows, length), device=device)
+
+    def run() -> None:
+        with autocast(device, dtype):
+            loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return run

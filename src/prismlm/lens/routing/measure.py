@@ -1,0 +1,139 @@
+"""The four figures of a layer's activations, over as much of a corpus as is wanted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from prismlm.errors import InputError
+from prismlm.lens.routing.activations import Kind, Pass, Sequences, activations
+from prismlm.lens.routing.metrics import entropy, gini, sparsity_ratio
+from prismlm.lens.routing.mutual_information import TokenCounts, equal_bins
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class LayerMetrics:
+    """Figures of one layer; means over positions, and for the information over channels.
+
+    Attributes:
+        layer: from 0.
+        positions: how many were read.
+        sparsity_ratio: max over mean, 1 to P.
+        gini: 0 to 1 − 1/P.
+        entropy: nats, 0 to ln P.
+        mutual_information: with the token read, nats; too high from few positions.
+        mutual_information_corrected: after Miller and Madow, nats.
+    """
+
+    layer: int
+    positions: int
+    sparsity_ratio: float
+    gini: float
+    entropy: float
+    mutual_information: float
+    mutual_information_corrected: float
+
+
+class LayerTally:
+    """What one layer's figures are computed from, batch by batch.
+
+    Until ``sample`` positions have come they are kept, to lay the bins by; afterwards counts and
+    sums are all that is kept.
+
+    Args:
+        vocabulary: V.
+        bins: of each channel's activation.
+        sample: positions that the bins are laid by.
+
+    Raises:
+        InputError: fewer than two bins, or no positions to lay them by.
+    """
+
+    def __init__(self, vocabulary: int, bins: int = 8, sample: int = 8192) -> None:
+        if bins < 2 or sample < 1:
+            raise InputError(
+                f"{bins} bins laid by {sample} positions: expected at least 2 bins and 1 position."
+            )
+        self.vocabulary, self.bins, self.sample = vocabulary, bins, sample
+        self.positions = 0
+        self._sums = torch.zeros(3, dtype=torch.float64)
+        self._waiting: list[tuple[Tensor, Tensor]] = []
+        self._counts: TokenCounts | None = None
+
+    def add(self, tokens: Tensor, found: Tensor) -> None:
+        """Take N positions: tokens int64 [N], activations [N, P].
+
+        Raises:
+            InputError: activations without a distribution, or a token beyond the vocabulary.
+        """
+        self._sums += torch.stack([f(found).sum() for f in (sparsity_ratio, gini, entropy)])
+        self.positions += len(tokens)
+        if self._counts is not None:
+            self._counts.add(tokens, found.abs())
+            return
+        self._waiting.append((tokens, found.abs()))
+        if self.positions >= self.sample:
+            self._counts = self._count()
+
+    def metrics(self, layer: int) -> LayerMetrics:
+        """Return the figures so far.
+
+        Raises:
+            InputError: no positions have come.
+        """
+        if not self.positions:
+            raise InputError("no positions were read, so there is nothing to measure.")
+        if self._counts is None:
+            self._counts = self._count()
+        ratio, inequality, spread = (self._sums / self.positions).tolist()
+        return LayerMetrics(
+            layer,
+            self.positions,
+            ratio,
+            inequality,
+            spread,
+            self._counts.information().mean().item(),
+            self._counts.information(corrected=True).mean().item(),
+        )
+
+    def _count(self) -> TokenCounts:
+        edges = equal_bins(torch.cat([found for _, found in self._waiting]), self.bins)
+        counts = TokenCounts.empty(edges, self.vocabulary)
+        for tokens, found in self._waiting:
+            counts.add(tokens, found)
+        self._waiting = []
+        return counts
+
+
+def measure(
+    model: PreTrainedModel,
+    sequences: Sequences,
+    kind: Kind = "write",
+    *,
+    bins: int = 8,
+    sample: int = 8192,
+) -> tuple[LayerMetrics, ...]:
+    """Return sparsity ratio, Gini, entropy and mutual information of every layer.
+
+    Memory: 8·V·P·bins bytes for each layer, and ``sample`` positions' activations.
+
+    Source: ProtoT, A.8, for the write gates of ProtoT and the value norms of LLaMA's heads.
+
+    Raises:
+        InputError: activations that the model does not have, or no text.
+    """
+    tallies: list[LayerTally] = []
+    for batch in sequences.batches():
+        found: Pass = activations(model, batch, kind)
+        tallies = tallies or [
+            LayerTally(model.config.vocab_size, bins, sample) for _ in found.layers
+        ]
+        for tally, layer in zip(tallies, found.layers, strict=True):
+            tally.add(found.tokens, layer)
+    return tuple(tally.metrics(layer) for layer, tally in enumerate(tallies))

@@ -1,0 +1,82 @@
+"""Finding the prototype mixers of a model, and half-lives of their channels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from prismlm.errors import InputError
+from prismlm.layers import PrototypeMixer
+from prismlm.models.protot import ProtoTConfig
+
+MODEL_TYPES = (ProtoTConfig.model_type,)
+"""The model types of this package that have prototype mixers."""
+
+
+def mixers_of(model: nn.Module) -> tuple[PrototypeMixer, ...]:
+    """Return the mixer of each layer, first to last.
+
+    Raises:
+        InputError: the model has none.
+    """
+    found = tuple(module for module in model.modules() if isinstance(module, PrototypeMixer))
+    if not found:
+        kind = getattr(getattr(model, "config", None), "model_type", None) or type(model).__name__
+        raise InputError(
+            f"a model of type {kind!r} has no prototype mixer, so there are no channels to read: "
+            f"expected a model of type {' or '.join(map(repr, MODEL_TYPES))}."
+        )
+    return found
+
+
+def chosen_layers(count: int, layers: Iterable[int] | None) -> tuple[int, ...]:
+    """Return the layers asked for, or all of ``count``.
+
+    Raises:
+        InputError: a layer that the model does not have.
+    """
+    chosen = tuple(range(count)) if layers is None else tuple(layers)
+    for layer in chosen:
+        check_layer(count, layer)
+    return chosen
+
+
+def check_layer(count: int, layer: int) -> None:
+    """Raise InputError unless 0 ≤ layer < count."""
+    if not 0 <= layer < count:
+        raise InputError(f"there is no layer {layer}: the model's layers are 0 to {count - 1}.")
+
+
+def check_channel(channels: int, layer: int, channel: int) -> None:
+    """Raise InputError unless 0 ≤ channel < channels."""
+    if not 0 <= channel < channels:
+        raise InputError(
+            f"there is no channel {channel} in layer {layer}: expected 0 to {channels - 1}."
+        )
+
+
+def half_life(decay: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """Return −ln 2 / ln β: after how many positions half of what was written is left; float64.
+
+    Source: ProtoT, §5.1.
+
+    Raises:
+        InputError: a decay that is not between 0 and 1.
+    """
+    if not bool(((decay > 0) & (decay < 1)).all()):
+        raise InputError("a decay β has a half-life between 0 and 1 only, both excluded.")
+    return -math.log(2) / decay.double().log()
+
+
+def half_lives(model: nn.Module) -> tuple[Float[Tensor, " R"], ...]:
+    """Return the half-life of every channel, in positions, layer by layer; float64 on the CPU.
+
+    Raises:
+        InputError: the model has no prototype mixer.
+    """
+    with torch.no_grad():
+        return tuple(half_life(mixer.decay.cpu()) for mixer in mixers_of(model))

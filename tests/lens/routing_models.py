@@ -1,0 +1,61 @@
+"""Small random models with prototype mixers, and a corpus of a few documents."""
+
+import json
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from prismlm.corpus import build_corpus
+from prismlm.models.presets import build_config, build_model
+
+VOCABULARY, WIDTH, CHANNELS, LAYERS = 300, 24, 6, 3
+SUBJECTS = ["The river", "A teacher", "Old maps", "My neighbour", "The council", "Every winter"]
+VERBS = ["carries", "describes", "forgets", "collects"]
+OBJECTS = ["stones to the sea.", "the names of birds.", "letters in a box.", "what the town was."]
+
+
+def make_model(vocabulary=VOCABULARY, **settings):
+    torch.manual_seed(0)
+    settings = {
+        "model_type": "prismlm_protot",
+        "num_channels": CHANNELS,
+        "num_hidden_layers": LAYERS,
+        "hidden_size": WIDTH,
+        "initializer_range": 0.3,
+    } | settings
+    model = build_model(build_config(settings, vocabulary, 0)).eval()
+    for layer, block in enumerate(model.model.layers):
+        # Each channel decays as it likes, as after training.
+        with torch.no_grad():
+            block.mixer.decay_logits.copy_(torch.linspace(-1, 4, CHANNELS) + layer / 10)
+    return model.requires_grad_(False)
+
+
+def make_llama(vocabulary=VOCABULARY, kv_heads=2):
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=WIDTH,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=kv_heads,
+    )
+    return LlamaForCausalLM(config).eval().requires_grad_(False)
+
+
+def make_corpus(directory):
+    """Build 96 short documents, with tokens and all that a corpus has."""
+    texts = [
+        " ".join(f"{s} {v} {o}" for v in VERBS[: 1 + (i + j) % 4])
+        for i, s in enumerate(SUBJECTS)
+        for j, o in enumerate(OBJECTS * 4)
+    ]
+    source = directory / "documents.jsonl"
+    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return build_corpus(source, directory / "corpus", vocab_size=VOCABULARY)
+
+
+def tokens(*shape, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(1, VOCABULARY, shape, generator=generator)
