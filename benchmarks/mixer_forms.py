@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from prismlm.layers import PrototypeMixer
+from prismlm.layers.prototype_mixer import GateInputs
 from prismlm.models.presets import PRESETS, build_config, build_model
 
 CHANNELS = 32
@@ -54,8 +55,15 @@ class DirectMixer(PrototypeMixer):
 
     def mix(self, x: Float[Tensor, "B T d"]) -> Float[Tensor, "B T d"]:
         """Return what :meth:`forward` does as ``output``."""
-        write = self._gate(x, self.log_write_temperature)
-        read = self._gate(self.read_projection(x), self.log_read_temperature)
+        write, read = self.gates(
+            GateInputs(
+                x,
+                self.read_projection(x),
+                self.prototypes,
+                self.log_write_temperature,
+                self.log_read_temperature,
+            )
+        )
         values = self.value_projection(x).float()
         # In float32, as the fast form is.
         with torch.autocast(x.device.type, enabled=False):
@@ -163,7 +171,8 @@ def without_dropout(preset: str) -> dict[str, Any]:
 def model_of(preset: str, vocab: int, device: str, **changes: Any) -> Any:
     """Return a preset's model, freshly drawn, for training."""
     torch.manual_seed(0)
-    return build_model(build_config({"preset": preset} | changes, vocab, 0)).to(device)
+    model: Any = build_model(build_config({"preset": preset} | changes, vocab, 0))
+    return model.to(device)
 
 
 def inference_model(preset: str, vocab: int, device: str, dtype: str, **changes: Any) -> Any:

@@ -146,7 +146,9 @@ def build_long_corpus(out: Path) -> None:
     table = pq.read_table(sample_path())
     source = out.with_name(f"{out.name}.parquet")
     with atomic_file(source) as temporary:
-        pq.write_table(table.filter(pc.utf8_length(pc.field("text")) >= LONG), temporary)
+        functions: Any = pc
+        long_enough = functions.utf8_length(pc.field("text")) >= LONG
+        pq.write_table(table.filter(long_enough), temporary)
     corpus = build_corpus(source, out, vocab_size=VOCABULARY, heldout_fraction=HELD_OUT)
     source.unlink()
     print(f"wrote {out}: {len(corpus.doc_ids)} documents")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,7 +39,7 @@ class Turns(NamedTuple):
     failed: dict[str, str]
 
 
-def in_turns(forms: dict[str, Callable[[], object]], rounds: int, device: str) -> Turns:
+def in_turns(forms: Mapping[str, Callable[[], object]], rounds: int, device: str) -> Turns:
     """Run every form once, then once a round; a form that a GPU has no room for drops out."""
     turns = Turns({}, {}, {}, {})
     for name, form in forms.items():
