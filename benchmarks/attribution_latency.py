@@ -37,7 +37,7 @@ PROTOTYPES, CONTEXTS, WIDTH, VOCABULARY = 16_384, 64, 768, 50_257
 PER_TOKEN = 16
 DOCUMENTS, SOURCES, DOMAINS, LICENSES = 200_000, 60, 12, 8
 TOKENS_TIMED = 400
-GENERATED, PROMPTS_PER_ARM, SAMPLES = 50, 1, 15
+GENERATED, PROMPTS_PER_ARM, SAMPLES = 50, 1, 60
 PROMPT = "Once upon a time there was a little girl who lived"
 OUT = Path("docs/results/attribution_latency.json")
 
@@ -173,17 +173,26 @@ def time_generation(model: Path) -> dict[str, Any]:
     def parts_alone() -> None:
         lm.explain(PROMPT, generate=GENERATED)
 
+    def with_steps() -> None:
+        trace = lm.explain(PROMPT, generate=GENERATED)
+        trace.sources("source")
+        trace.documents(10)
+        # Steps are built when the first of them is looked at.
+        _ = trace[0].prototypes
+
     arms: dict[str, Callable[[], None]] = {
         "plain": plain,
         "attributed": attributed,
         "parts_alone": parts_alone,
+        "with_steps": with_steps,
     }
     times: dict[str, list[float]] = {name: [] for name in arms}
     for arm in arms.values():
         arm()
     for sample in range(SAMPLES):
         # In turns, and the order itself turns, so that what else runs here meets all alike.
-        names = list(arms)[sample % 3 :] + list(arms)[: sample % 3]
+        first = sample % len(arms)
+        names = list(arms)[first:] + list(arms)[:first]
         for name in names:
             began = time.perf_counter()
             for _ in range(PROMPTS_PER_ARM):
@@ -191,7 +200,8 @@ def time_generation(model: Path) -> dict[str, Any]:
             times[name].append((time.perf_counter() - began) / PROMPTS_PER_ARM)
     ratios = {
         name: [a / b for a, b in zip(times[name], times["plain"], strict=True)]
-        for name in ("attributed", "parts_alone")
+        for name in arms
+        if name != "plain"
     }
     return {
         "model_type": lm.model.config.model_type,

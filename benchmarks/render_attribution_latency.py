@@ -103,13 +103,18 @@ def _generation(found: dict[str, Any]) -> list[str]:
     for key, name in (
         ("parts_alone", "and every logit split"),
         ("attributed", "and shares by source and ten documents over all of them"),
+        ("with_steps", "and every step with its prototypes put into objects"),
     ):
         r = found["ratio"][key]
         lines.append(
             f"| {name} | {found['milliseconds'][key]:.0f} | {r['median']:.3f}, "
             f"{r['least']:.3f}, {r['most']:.3f} |"
         )
-    lines += ["", f"Target: at most 1.10. **{_verdict(ratio <= 1.1).capitalize()}**: {ratio:.3f}."]
+    lines += [
+        "",
+        f"Target: at most 1.10 for shares and documents. **{_verdict(ratio <= 1.1).capitalize()}**: "
+        f"{ratio:.3f}. Steps are built when they are looked at, which the last row does too.",
+    ]
     return lines
 
 
