@@ -113,7 +113,8 @@ def _generation(found: dict[str, Any]) -> list[str]:
     lines += [
         "",
         "Target: at most 1.10 for shares and documents. "
-        f"**{_verdict(ratio <= 1.1).capitalize()}**: {ratio:.3f}. Steps are built when they are looked at, which the last row does too.",
+        f"**{_verdict(ratio <= 1.1).capitalize()}**: {ratio:.3f}. "
+        "Steps are built when they are looked at, which the last row does too.",
     ]
     return lines
 
