@@ -42,8 +42,8 @@ VOCABULARY = 4096
 HELD_OUT = 0.1
 ALL_OF_IT = 10**9
 CONTEXTS = (256, 512, 1024, 2048)
-POSITIONS = 4096
-"""Of a step: 16 rows of 256, 2 of 2,048."""
+POSITIONS = 2048
+"""Of a step: 8 rows of 256, 1 of 2,048."""
 WIDTH, LAYERS, HEADS = 160, 3, 5
 Settings = dict[str, Any]
 MODELS: dict[str, Settings] = {
@@ -134,7 +134,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--contexts", type=int, nargs="+", default=list(CONTEXTS))
     parser.add_argument("--only", nargs="*", help="models or variants")
-    parser.add_argument("--steps", type=int, default=800)
+    parser.add_argument("--steps", type=int, default=750)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--work", type=Path, default=Path("prototype-mixer-runs"))
     parser.add_argument("--out", type=Path, default=RESULTS)
