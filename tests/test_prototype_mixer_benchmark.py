@@ -86,7 +86,7 @@ def row(model, seed, perplexity, variant="", context=256, factor=1.0):
         "context": context,
         "factor": factor,
         "seed": seed,
-        "settings": {"steps": 800, "corpus": "c"},
+        "settings": {"steps": 750, "corpus": "c"},
         "perplexity": perplexity,
         "parameters": 1234567,
         "seconds": 10.0,
