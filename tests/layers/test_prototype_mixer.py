@@ -179,6 +179,11 @@ def test_wrong_settings_say_what_is_wrong():
             PrototypeMixer(8, 2, decay=decay)
     with pytest.raises(InputError, match="convolution of width"):
         PrototypeMixer(8, 2, convolution_width=-1)
+    for width in (0, 5):
+        layer = mixer(convolution_width=width)
+        state = layer(torch.randn(2, 3, WIDTH)).state
+        with pytest.raises(InputError, match="comes from another batch or"):
+            layer(torch.randn(3, 3, WIDTH), state=state)
     layer = mixer()
     state = layer(torch.randn(2, 3, WIDTH)).state
     with pytest.raises(InputError, match="another batch"):

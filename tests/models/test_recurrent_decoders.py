@@ -290,12 +290,32 @@ def test_wrong_input_says_what_is_wrong(model):
         model(ids, attention_mask=torch.ones(2, 4))
     with pytest.raises(InputError, match="one form only"):
         model.generate(ids, cache_implementation="static", **options())
+    with pytest.raises(InputError, match="at least one"):
+        model(ids[:, :0])
     cache = model(ids, use_cache=True).past_key_values
+    with pytest.raises(InputError, match="holds 2 rows and the input has 1"):
+        model(ids[:1], past_key_values=cache)
     with pytest.raises(InputError, match="cannot be taken back"):
         cache.crop(2)
     cache.reset()
     assert cache.get_seq_length() == 0
     torch.testing.assert_close(model(ids, past_key_values=cache).logits, model(ids).logits)
+
+
+def test_another_models_cache_is_refused(model):
+    ids = tokens(2, 6)
+    cache = model(ids, use_cache=True).past_key_values
+    layers = model.config.num_hidden_layers
+    settings = model.config.to_dict()
+    deeper = type(model)(type(model.config)(**settings | {"num_hidden_layers": layers + 1}))
+    with pytest.raises(InputError, match=f"has {layers} layers and the model {layers + 1}"):
+        deeper(ids, past_key_values=cache)
+    kernel = model.config.convolution_width + 1
+    wider = type(model)(type(model.config)(**settings | {"convolution_width": kernel})).eval()
+    with pytest.raises(InputError, match=f"convolution_width {kernel - 1}, and .* has {kernel}"):
+        wider(ids, past_key_values=cache)
+    cache.reset()
+    torch.testing.assert_close(wider(ids, past_key_values=cache).logits, wider(ids).logits)
 
 
 def test_importing_the_models_registers_them():

@@ -38,7 +38,7 @@ class CausalConvolution(nn.Module):
         self,
         x: Float[Tensor, "B T D"],
         *,
-        history: Float[Tensor, "B n D"] | None = None,
+        history: Float[Tensor, "_ _ _"] | None = None,
         lengths: Int64[Tensor, " B"] | None = None,
         starts: Bool[Tensor, "B T"] | None = None,
     ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B n D"]]:
@@ -49,11 +49,19 @@ class CausalConvolution(nn.Module):
             history: what an earlier call returned, or None at the start.
             lengths: how many positions of each row are no padding; None for all.
             starts: True where a sequence starts that sees nothing of what is before it.
+
+        Raises:
+            InputError: a history of another batch or of another convolution.
         """
         batch, length, channels = x.shape
         past = self.width - 1
         if history is None:
             history = x.new_zeros(batch, past, channels)
+        if history.shape != (batch, past, channels):
+            raise InputError(
+                f"the state holds the last inputs of a convolution as {list(history.shape)}, and "
+                f"the input needs {[batch, past, channels]}: it comes from another batch or layer."
+            )
         extended = torch.cat([history.to(x.dtype), x], 1)
         sequence = None
         if starts is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from prismlm.errors import InputError
 from prismlm.layers.delta_mixer import DeltaMixer
 from prismlm.models.recurrent_config import RecurrentConfig
@@ -21,6 +23,8 @@ class DeltaNetConfig(RecurrentConfig):
     """
 
     model_type = "prismlm_deltanet"
+
+    state_settings: ClassVar[tuple[str, ...]] = ("num_heads", "convolution_width")
 
     num_heads: int = 4
     convolution_width: int = 4

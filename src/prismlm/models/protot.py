@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
@@ -40,6 +40,13 @@ class ProtoTConfig(RecurrentConfig):
     """
 
     model_type = "prismlm_protot"
+
+    state_settings: ClassVar[tuple[str, ...]] = (
+        "num_channels",
+        "value_width",
+        "convolution_layers",
+        "convolution_width",
+    )
 
     num_channels: int = 32
     value_width: int | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -103,6 +103,53 @@ class RecurrentCache(Cache):
 
     def __init__(self, num_layers: int) -> None:
         super().__init__(layers=[RecurrentCacheLayer() for _ in range(num_layers)])
+        self._layout: Mapping[str, Any] | None = None
+
+    def claim(self, layout: Mapping[str, Any], batch: int) -> None:
+        """Note which model writes this cache, or see that it may go on from it.
+
+        Args:
+            layout: what the model's states look like, by setting.
+            batch: rows of the input.
+
+        Raises:
+            InputError: another number of layers, another model's states, or another batch.
+        """
+        if len(self.layers) != layout["num_hidden_layers"]:
+            raise InputError(
+                f"the cache has {len(self.layers)} layers and the model "
+                f"{layout['num_hidden_layers']}: give the cache that this model returned."
+            )
+        if self._layout is None:
+            self._layout = dict(layout)
+        differing = [name for name, value in layout.items() if self._layout.get(name) != value]
+        if differing:
+            name = differing[0]
+            raise InputError(
+                f"the cache is another model's: it was made with {name} "
+                f"{self._layout.get(name)!r}, and this model has {layout[name]!r}. Give the cache "
+                "that this model returned."
+            )
+        held = next((rows for layer in self.layers if (rows := _rows(layer.state))), batch)
+        if held != batch:
+            raise InputError(
+                f"the cache holds {held} rows and the input has {batch}: select or repeat rows "
+                "with the cache's batch_select_indices or batch_repeat_interleave."
+            )
+
+    def reset(self) -> None:
+        """Start anew, for any model of as many layers."""
+        super().reset()
+        self._layout = None
+
+
+def _rows(state: Any) -> int:
+    """Return the rows of a state, 0 if it is empty."""
+    if isinstance(state, torch.Tensor):
+        return len(state)
+    if isinstance(state, tuple):
+        return max((_rows(part) for part in state), default=0)
+    return 0
 
 
 def _map(state: Any, function: Callable[[Tensor], Tensor]) -> Any:

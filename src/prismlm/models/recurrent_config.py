@@ -27,6 +27,8 @@ class RecurrentConfig(PreTrainedConfig):
     """
 
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values", "routing"]
+    state_settings: ClassVar[tuple[str, ...]] = ()
+    """The settings, beside width and depth, that say what a layer's state looks like."""
 
     vocab_size: int = 16000
     hidden_size: int = 256
@@ -46,3 +48,11 @@ class RecurrentConfig(PreTrainedConfig):
             self.intermediate_size = -(-8 * self.hidden_size // (3 * INNER_MULTIPLE))
             self.intermediate_size *= INNER_MULTIPLE
         super().__post_init__(**kwargs)
+
+    @property
+    def state_layout(self) -> dict[str, Any]:
+        """What a cache must have been made by, for this model to go on from it."""
+        names = ("model_type", "hidden_size", "num_hidden_layers", *self.state_settings)
+        values = {name: getattr(self, name) for name in names}
+        # A configuration that was read from a file has lists for tuples.
+        return {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}

@@ -166,7 +166,13 @@ class RecurrentModel(RecurrentPreTrainedModel):
         if (input_ids is None) == (inputs_embeds is None):
             raise InputError("give input_ids or inputs_embeds, and not both.")
         embedded: Tensor = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        if not embedded.shape[1]:
+            raise InputError(
+                f"the input is {list(embedded.shape[:2])}: expected at least one token in a row."
+            )
         cache = self._cache(past_key_values, use_cache)
+        if cache is not None:
+            cache.claim(self.config.state_layout, len(embedded))
         mask = _mask(attention_mask, embedded)
         starts = None
         if attention_mask is None and past_key_values is None:
