@@ -19,6 +19,8 @@ SWITCHES = {
     "multiplied": {"temperature": 3.0, "temperature_mode": "multiply"},
     "no mass": {"normalise": False},
     "full rank": {"value_width": WIDTH, "convolution_width": 2},
+    "groups": {"groups": 2, "temperature": 2.0, "decay_half_lives": (0.5, 40.0)},
+    "groups, layer 0": {"groups": 2, "shared_routing": True, "convolution_width": 5},
 }
 
 
@@ -33,14 +35,17 @@ def count(module):
 
 def by_hand(layer, x):
     """The class docstring, with the double sum."""
-    tau = layer.log_write_temperature.exp()
-    tau = tau if layer.temperature_mode == "divide" else 1 / tau
-    write = (x @ layer.prototypes.T / tau).softmax(-1)
+
+    def gate(x, log_temperature):
+        tau = log_temperature.exp()
+        tau = tau if layer.temperature_mode == "divide" else 1 / tau
+        parts = layer.prototypes.chunk(layer.groups)
+        return torch.cat([(x @ p.T / t).softmax(-1) for p, t in zip(parts, tau, strict=True)], -1)
+
+    write = gate(x, layer.log_write_temperature)
     read = write
     if not layer.shared_routing:
-        tau = layer.log_read_temperature.exp()
-        tau = tau if layer.temperature_mode == "divide" else 1 / tau
-        read = (layer.read_projection(x) @ layer.prototypes.T / tau).softmax(-1)
+        read = gate(layer.read_projection(x), layer.log_read_temperature)
     values = layer.value_projection(x)
     if layer.convolves:
         kernel = layer.convolution.weight
@@ -49,13 +54,16 @@ def by_hand(layer, x):
             if delta <= i:
                 mixed[:, i] += kernel[delta] * values[:, i - delta]
         values = mixed
-    out, _ = naive.prefix_mean(write, read, values, layer.decay, normalise=layer.normalise)
+    options = {"normalise": layer.normalise, "groups": layer.groups}
+    out, _ = naive.prefix_mean(write, read, values, layer.decay, **options)
     return layer.alpha * layer.output_projection(out), write, read
 
 
 @pytest.mark.parametrize("name", SWITCHES)
 def test_it_computes_its_equation_under_every_switch(name):
     layer = mixer(**SWITCHES[name])
+    with torch.no_grad():  # as after training: each group its own
+        layer.log_write_temperature += 0.3 * torch.arange(layer.groups)
     x = torch.randn(2, 20, WIDTH)
     output, write, read = by_hand(layer, x)
     got = layer(x, return_evidence=True)
@@ -84,6 +92,29 @@ def test_starts_are_those_of_the_source():
         top[mode] = layer(x, return_evidence=True).evidence.write.amax(-1).mean()
     plain = mixer()(x, return_evidence=True).evidence.write.amax(-1).mean()
     assert top["divide"] < plain < top["multiply"]
+
+
+def lives(layer):
+    return (-math.log(2) / layer.decay.log()).tolist()
+
+
+def test_half_lives_spread_over_the_channels_of_each_group():
+    # 1, 4, 16, 64: three factors of 4.
+    assert lives(mixer(decay_half_lives=(1.0, 64.0))) == pytest.approx([1, 4, 16, 64], rel=1e-4)
+    grouped = mixer(decay_half_lives=(1.0, 64.0), groups=2)
+    assert lives(grouped) == pytest.approx([1, 64, 1, 64], rel=1e-4)
+    falling = PrototypeMixer(4, 2, decay_half_lives=[8.0, 2.0], groups=2)
+    assert lives(falling) == pytest.approx([4, 4], rel=1e-4)
+
+
+def test_the_gates_of_a_group_sum_to_one():
+    layer = mixer(groups=2)
+    assert layer.log_write_temperature.shape == layer.log_read_temperature.shape == (2,)
+    output = layer(torch.randn(2, 7, WIDTH), return_evidence=True)
+    for gate in output.evidence:
+        assert gate.shape == (2, 7, 4)
+        torch.testing.assert_close(gate.unflatten(-1, (2, 2)).sum(-1), torch.ones(2, 7, 2))
+    assert output.state.prefix.sums.shape == (2, 4, WIDTH // 4)
 
 
 def test_sizes_of_the_source():
@@ -177,6 +208,12 @@ def test_wrong_settings_say_what_is_wrong():
     for decay in (0.0, 1.0):
         with pytest.raises(InputError, match="must start between 0 and 1"):
             PrototypeMixer(8, 2, decay=decay)
+    for groups, channels, width in ((0, 4, 12), (2, 3, 12), (4, 4, 12)):
+        with pytest.raises(InputError, match=f"{groups} groups of {channels} channels and values"):
+            PrototypeMixer(width, channels, groups=groups)
+    for half_lives in ((1.0,), (1.0, 2.0, 3.0), (0.0, 5.0), (1.0, math.inf), (math.nan, 1.0)):
+        with pytest.raises(InputError, match="expected two half-lives"):
+            PrototypeMixer(8, 2, decay_half_lives=half_lives)
     with pytest.raises(InputError, match="convolution of width"):
         PrototypeMixer(8, 2, convolution_width=-1)
     for width in (0, 5):

@@ -30,6 +30,14 @@ FAMILIES = {
         "temperature_mode": "multiply",
         "tie_word_embeddings": False,
     },
+    "protot-groups": {
+        "model_type": "prismlm_protot",
+        "num_channels": 6,
+        "num_hidden_layers": 2,
+        "num_groups": 2,
+        "decay_half_lives": [1.0, 64.0],
+        "initial_temperatures": [2.0, 0.5],
+    },
 }
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 
@@ -271,7 +279,8 @@ def test_evidence_comes_layer_by_layer_when_asked_for(model):
             assert gates.shape == (2, 9, model.config.num_heads)
             continue
         for gate in gates:
-            torch.testing.assert_close(gate.sum(-1), mask.float())
+            parts = gate.unflatten(-1, (model.config.num_groups, -1)).sum(-1)
+            torch.testing.assert_close(parts, mask.float()[..., None].expand_as(parts))
         shared = layer in model.config.shared_routing_layers
         assert torch.equal(gates.write, gates.read) == shared
 

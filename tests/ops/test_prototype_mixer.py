@@ -81,6 +81,25 @@ def test_hand_computed(form):
 
 
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("flags", ["none", "mask", "starts"])
+@pytest.mark.parametrize("length", [1, 20])
+def test_groups_are_prefix_means_side_by_side(form, flags, length):
+    """Channels 0 and 1 pass on values 0 to 2, channels 2 and 3 values 3 to 5, and so on."""
+    write, read, values, decay = inputs(2, length, 6, 9)
+    state = state_of(2, 6, 3)
+    places = {} if flags == "none" else {flags: torch.rand(2, length) < 0.6}
+    out, end = form.prefix_mean(write, read, values, decay, state, groups=3, **places)
+    for g in range(3):
+        r, d = slice(2 * g, 2 * g + 2), slice(3 * g, 3 * g + 3)
+        own = PrefixState(state.sums[:, r], state.mass[:, r])
+        parts = (write[..., r], read[..., r], values[..., d], decay[r], own)
+        expected, after = naive.prefix_mean(*parts, **places)
+        torch.testing.assert_close(out[..., d], expected, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(end.sums[:, r], after.sums, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(end.mass[:, r], after.mass, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_padding_takes_no_part(form):
     """A row with padding in three places equals the row without it."""
     write, read, values, decay = inputs(1, 5, 3, 2)
@@ -116,10 +135,10 @@ def test_sequences_in_one_row_do_not_see_each_other(form):
     torch.testing.assert_close(end, after)
 
 
-def compare(form, arguments, state, flags, normalise):
+def compare(form, arguments, state, options):
     leaves = [x.detach().clone().requires_grad_() for x in arguments]
     held = None if state is None else PrefixState(*(x.clone().requires_grad_() for x in state))
-    out, end = form.prefix_mean(*leaves, held, normalise=normalise, **flags)
+    out, end = form.prefix_mean(*leaves, held, **options)
     generator = torch.Generator().manual_seed(7)
     loss = sum(
         (x * torch.randn(x.shape, generator=generator, dtype=x.dtype)).sum()
@@ -136,24 +155,25 @@ def compare(form, arguments, state, flags, normalise):
     t=st.integers(1, 45),
     r=st.integers(1, 5),
     d=st.integers(1, 4),
+    groups=st.integers(1, 3),
     low=st.sampled_from([0.001, 0.5, 0.99]),
     flags=st.sampled_from(["none", "mask", "starts", "both"]),
     with_state=st.booleans(),
     normalise=st.booleans(),
     seed=st.integers(0, 1000),
 )
-def test_chunked_equals_the_double_sum(b, t, r, d, low, flags, with_state, normalise, seed):
-    """Outputs, states and the gradient of every input, in float64."""
-    arguments = inputs(b, t, r, d, seed, torch.float64, low=low)
+def test_chunked_equals_the_double_sum(b, t, r, d, groups, low, flags, with_state, normalise, seed):
+    """Outputs, states and the gradient of every input, in float64; r and d are of a group."""
+    arguments = inputs(b, t, groups * r, groups * d, seed, torch.float64, low=low)
     generator = torch.Generator().manual_seed(seed)
-    chosen = {}
+    chosen = {"groups": groups, "normalise": normalise}
     if flags in ("mask", "both"):
         chosen["mask"] = torch.rand(b, t, generator=generator) < 0.7
     if flags in ("starts", "both"):
         chosen["starts"] = torch.rand(b, t, generator=generator) < 0.1
-    state = state_of(b, r, d, seed, torch.float64) if with_state else None
-    slow = compare(naive, arguments, state, chosen, normalise)
-    fast = compare(chunked, arguments, state, chosen, normalise)
+    state = state_of(b, groups * r, d, seed, torch.float64) if with_state else None
+    slow = compare(naive, arguments, state, chosen)
+    fast = compare(chunked, arguments, state, chosen)
     torch.testing.assert_close(fast[0], slow[0], rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(fast[1], slow[1], rtol=1e-9, atol=1e-12)
     for index, (a, e) in enumerate(zip(fast[2], slow[2], strict=True)):
@@ -182,11 +202,11 @@ def test_rows_of_several_chunks_have_the_gradients_of_the_recurrence(length):
 
     class Form:
         @staticmethod
-        def prefix_mean(*args, normalise):
+        def prefix_mean(*args):
             return recurrence(*args)
 
-    slow = compare(Form, arguments, state, {}, True)
-    fast = compare(chunked, arguments, state, {}, True)
+    slow = compare(Form, arguments, state, {})
+    fast = compare(chunked, arguments, state, {})
     torch.testing.assert_close(fast[0], slow[0], rtol=1e-9, atol=1e-11)
     torch.testing.assert_close(fast[1], slow[1], rtol=1e-9, atol=1e-11)
     for a, e in zip(fast[2], slow[2], strict=True):
@@ -326,6 +346,9 @@ def test_wrong_input_says_what_is_wrong():
     for bad in (0.0, 1.0, float("nan"), 1.5, -0.1):
         with pytest.raises(InputError, match="between 0 and 1"):
             call(write, read, values, torch.tensor([0.5, bad, 0.5]))
+    for groups in (0, 2, 3):
+        with pytest.raises(InputError, match=f"{groups} groups of 3 channels and values of width"):
+            chunked.prefix_mean(write, read, values, decay, groups=groups)
     for shape in ((1, 3, 4), (2, 2, 4), (2, 3, 5)):
         with pytest.raises(InputError, match="another batch"):
             call(write, read, values, decay, state_of(*shape))

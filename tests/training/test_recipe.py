@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prismlm.errors import InputError
+from prismlm.models.presets import build_config, build_model
 from prismlm.training import Recipe, build_recipe, load_recipe
 
 MINIMAL = "corpus: c\nout: o\nsteps: 200\nmodel: {preset: llama-tiny}\n"
@@ -158,6 +159,9 @@ def test_the_recipes_in_the_repository_are_valid(path):
         assert recipe == minimal, "the example says that what it shows are the defaults"
 
 
+SMALL = {"hidden_size": 16, "num_channels": 4}
+
+
 def test_the_recipes_of_the_mixers_source_differ_in_what_they_say():
     folder = ROOT / "recipes/prototype_mixer"
     base = load_recipe(folder / "protot.yaml").to_dict()
@@ -174,3 +178,18 @@ def test_the_recipes_of_the_mixers_source_differ_in_what_they_say():
             assert len(recipe["model"]) == 2
             own = {key: recipe[key] for key in ("model", "out")}
             assert base | own == recipe
+    # Table 15 of the source: shared routing, τ of layer 0, convolution of width 5.
+    table = {
+        "baseline": (True, 3.0, True),
+        "no-shared-routing": (False, 3.0, True),
+        "layer-0-temperature-1": (True, 1.0, True),
+        "no-convolution": (True, 3.0, False),
+        "no-mitigation": (False, 1.0, False),
+    }
+    for name, row in table.items():
+        settings = recipes[f"table-15-{name}"]["model"]
+        first, second = build_model(build_config(settings | SMALL, 50, 0)).model.layers[:2]
+        temperatures = first.mixer.log_write_temperature.exp().item()
+        convolves = {first.mixer.convolves, second.mixer.convolves}
+        assert (first.mixer.shared_routing, round(temperatures, 5), *convolves) == row
+        assert second.mixer.log_write_temperature.item() == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ from prismlm.errors import InputError
 from prismlm.layers.causal_convolution import CausalConvolution
 from prismlm.ops.compaction import Compaction
 from prismlm.ops.prototype_mixer import PrefixState, prefix_mean
+from prismlm.ops.prototype_mixer.state import check_groups
 
 DECAY_MARGIN = 1e-6
 """How near to 0 and 1 a decay can come; the sigmoid alone reaches both in float32."""
@@ -34,8 +36,8 @@ class MixerEvidence(NamedTuple):
     """Which channels each position uses; zero on padding.
 
     Attributes:
-        write: the write gate, a share for each channel.
-        read: the read gate, a share for each channel.
+        write: the write gate, a share for each channel; the channels of a group sum to 1.
+        read: the read gate, likewise.
     """
 
     write: Float[Tensor, "B T R"]
@@ -65,15 +67,16 @@ class GateInputs(NamedTuple):
         prototypes: p.
         log_write_temperature: log τ_w.
         log_read_temperature: log τ_r, or None with shared routing.
-        write_excluded: channels whose write scores are −∞, so that the others share the gate.
+        write_excluded: channels whose write scores are −∞, so that the others of their group
+            share its gate.
         read_excluded: likewise of the read gate.
     """
 
     x: Float[Tensor, "B T d"]
     queries: Float[Tensor, "B T d"] | None
     prototypes: Float[Tensor, "R d"]
-    log_write_temperature: Float[Tensor, " 1"]
-    log_read_temperature: Float[Tensor, " 1"] | None
+    log_write_temperature: Float[Tensor, " G"]
+    log_read_temperature: Float[Tensor, " G"] | None
     write_excluded: Bool[Tensor, " R"] | None = None
     read_excluded: Bool[Tensor, " R"] | None = None
 
@@ -87,30 +90,36 @@ class RoutingGates(nn.Module):
 
     Args:
         temperature_mode: ``divide`` scores by τ, or ``multiply``.
+        groups: G; each softmax runs over the R / G channels of one group.
     """
 
-    def __init__(self, temperature_mode: Literal["divide", "multiply"]) -> None:
+    def __init__(self, temperature_mode: Literal["divide", "multiply"], groups: int = 1) -> None:
         super().__init__()
         self.temperature_mode: Literal["divide", "multiply"] = temperature_mode
+        self.groups = groups
 
     def forward(self, inputs: GateInputs) -> MixerEvidence:
         """Return both gates; with shared routing they are one tensor unless exclusions differ."""
         scores = self._scores(inputs.x, inputs.prototypes, inputs.log_write_temperature)
-        write = _softmax(scores, inputs.write_excluded)
+        write = self._softmax(scores, inputs.write_excluded)
         if inputs.queries is not None and inputs.log_read_temperature is not None:
             scores = self._scores(inputs.queries, inputs.prototypes, inputs.log_read_temperature)
         elif inputs.write_excluded is inputs.read_excluded:
             return MixerEvidence(write, write)
-        return MixerEvidence(write, _softmax(scores, inputs.read_excluded))
+        return MixerEvidence(write, self._softmax(scores, inputs.read_excluded))
 
     def _scores(self, x: Tensor, prototypes: Tensor, log_temperature: Tensor) -> Tensor:
         scores = (x @ prototypes.T).float()
         temperature = log_temperature.float().exp()
+        if self.groups > 1:
+            temperature = temperature.repeat_interleave(len(prototypes) // self.groups)
         return scores / temperature if self.temperature_mode == "divide" else scores * temperature
 
-
-def _softmax(scores: Tensor, excluded: Tensor | None) -> Tensor:
-    return (scores if excluded is None else scores.masked_fill(excluded, -torch.inf)).softmax(-1)
+    def _softmax(self, scores: Tensor, excluded: Tensor | None) -> Tensor:
+        if excluded is not None:
+            scores = scores.masked_fill(excluded, -torch.inf)
+        parts = scores.reshape(*scores.shape[:-1], self.groups, -1)
+        return parts.softmax(-1).reshape(scores.shape)
 
 
 class PrototypeMixer(nn.Module):
@@ -123,9 +132,14 @@ class PrototypeMixer(nn.Module):
     log τ, γ with β = σ(γ), α and the prototypes p are learned. With shared routing there is no W
     and no τ_r: read = write.
 
+    The source has one group of channels. With G of them, channels and the values v_j are cut into
+    G equal parts: each softmax runs over the R / G channels of one group, which has temperatures
+    of its own and passes on its D / G of the values, as a head of attention does.
+
     The source leaves open how parameters start. Here p is normal with standard deviation 1/√d, so
     that inputs of unit mean square give scores of unit variance; V, U and W are as nn.Linear
-    draws them; every β starts at ``decay``, 0.95 being a half-life of 13.5 tokens.
+    draws them; every β starts at ``decay``, 0.95 being a half-life of 13.5 tokens, or they spread
+    over ``decay_half_lives``.
 
     Source: ProtoT, §3 and A.7.
 
@@ -141,12 +155,15 @@ class PrototypeMixer(nn.Module):
             layers 0 and 1; 0 for no convolution.
         normalise: False leaves out the division by the mass.
         decay: β at the start.
+        decay_half_lives: (a, b) in place of ``decay``: in each group of n channels, the half-life
+            of channel k starts at a·(b/a)^(k/(n−1)) positions; at √(ab) in a group of one.
         alpha: α at the start.
+        groups: G, which divides R and D.
         keep_unused: also hold, frozen, the parameters that the switches leave without use (W and
             τ_r, a convolution of width 5), so that sizes are those that the source reports.
 
     Raises:
-        InputError: no channel, or a start value out of range.
+        InputError: no channel, groups that do not fit, or a start value out of range.
     """
 
     def __init__(
@@ -161,28 +178,32 @@ class PrototypeMixer(nn.Module):
         convolution_width: int = 0,
         normalise: bool = True,
         decay: float = 0.95,
+        decay_half_lives: Sequence[float] | None = None,
         alpha: float = 1.0,
+        groups: int = 1,
         keep_unused: bool = False,
     ) -> None:
         super().__init__()
         value_width = width // 2 if value_width is None else value_width
-        _check_settings(width, channels, value_width, temperature, decay)
+        _check_settings(width, channels, value_width, temperature)
+        check_groups(groups, channels, value_width)
+        self.groups = groups
         self.normalise = normalise
         self.temperature_mode: Literal["divide", "multiply"] = temperature_mode
-        self.gates = RoutingGates(temperature_mode)
+        self.gates = RoutingGates(temperature_mode, groups)
         self.initial_temperature = temperature
-        self.initial_decay = decay
+        self.initial_decay_logits = _initial_decay_logits(channels, groups, decay, decay_half_lives)
         self.initial_alpha = alpha
         self.prototypes = nn.Parameter(torch.empty(channels, width))
         # Scalars have one dimension: FSDP2 shards no others.
-        self.log_write_temperature = nn.Parameter(torch.empty(1))
+        self.log_write_temperature = nn.Parameter(torch.empty(groups))
         self.decay_logits = nn.Parameter(torch.empty(channels))
         self.alpha = nn.Parameter(torch.empty(1))
         self.value_projection = nn.Linear(width, value_width, bias=False)
         self.output_projection = nn.Linear(value_width, width, bias=False)
         self.shared_routing = shared_routing
         self.read_projection = nn.Linear(width, width, bias=False)
-        self.log_read_temperature = nn.Parameter(torch.empty(1))
+        self.log_read_temperature = nn.Parameter(torch.empty(groups))
         self.convolution = CausalConvolution(value_width, convolution_width or 5)
         self.convolves = convolution_width > 0
         if not self.convolves:
@@ -207,13 +228,12 @@ class PrototypeMixer(nn.Module):
     def initial_values(self) -> dict[str, Tensor]:
         """Return what the parameters of the mixer's own start at; the prototypes are drawn."""
         channels, width = self.prototypes.shape
-        log_temperature = torch.tensor([math.log(self.initial_temperature)])
-        decay = self.initial_decay
+        log_temperature = torch.full((self.groups,), math.log(self.initial_temperature))
         values = {
             "prototypes": initial_prototypes(channels, width),
             "log_write_temperature": log_temperature,
             "log_read_temperature": log_temperature,
-            "decay_logits": torch.full((channels,), math.log(decay / (1 - decay))),
+            "decay_logits": torch.tensor(self.initial_decay_logits),
             "alpha": torch.tensor([self.initial_alpha]),
         }
         return {name: value for name, value in values.items() if getattr(self, name) is not None}
@@ -279,6 +299,7 @@ class PrototypeMixer(nn.Module):
             mask=None if places is None else places.mask,
             starts=starts,
             normalise=self.normalise,
+            groups=self.groups,
         )
         output = self.alpha * self.output_projection(mixed)
         evidence = MixerEvidence(write, read) if return_evidence else None
@@ -296,9 +317,28 @@ def initial_prototypes(
     return torch.randn(channels, width, generator=generator) * width**-0.5
 
 
-def _check_settings(
-    width: int, channels: int, value_width: int, temperature: float, decay: float
-) -> None:
+def _initial_decay_logits(
+    channels: int, groups: int, decay: float, half_lives: Sequence[float] | None
+) -> list[float]:
+    if half_lives is None:
+        if not DECAY_MARGIN <= decay <= 1 - DECAY_MARGIN:
+            raise InputError(f"the decay β must start between 0 and 1, both excluded; got {decay}.")
+        return [math.log(decay / (1 - decay))] * channels
+    least, most = (-math.log(2) / math.log(beta) for beta in (DECAY_MARGIN, 1 - DECAY_MARGIN))
+    if len(half_lives) != 2 or not all(least <= life <= most for life in half_lives):
+        raise InputError(
+            f"decay_half_lives are {list(half_lives)}: expected two half-lives in positions, the "
+            f"first and the last of a group, from {least:.3g} to {most:.3g}."
+        )
+    first, last = map(math.log, half_lives)
+    count = channels // groups
+    places = [k / (count - 1) for k in range(count)] if count > 1 else [0.5]
+    lives = [math.exp(first + place * (last - first)) for place in places]
+    # β = 2^(−1/h), so β / (1 − β) = 1 / (2^(1/h) − 1).
+    return [-math.log(math.expm1(math.log(2) / life)) for life in lives] * groups
+
+
+def _check_settings(width: int, channels: int, value_width: int, temperature: float) -> None:
     if min(width, channels, value_width) < 1:
         raise InputError(
             f"a mixer of width {width} with {channels} channels and values of width "
@@ -306,5 +346,3 @@ def _check_settings(
         )
     if not (math.isfinite(temperature) and temperature > 0):
         raise InputError(f"the temperature τ must be a positive number, got {temperature}.")
-    if not DECAY_MARGIN <= decay <= 1 - DECAY_MARGIN:
-        raise InputError(f"the decay β must start between 0 and 1, both excluded; got {decay}.")

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
+from prismlm.errors import InputError
 from prismlm.layers import PrototypeMixer
 from prismlm.models.recurrent_config import RecurrentConfig
 from prismlm.models.recurrent_decoder import (
@@ -29,10 +30,14 @@ class ProtoTConfig(RecurrentConfig):
         temperature_mode: ``divide`` or ``multiply`` scores by τ.
         shared_routing_layers: layers that read by their write gate.
         shared_routing_temperature: τ of these layers at the start.
+        initial_temperatures: τ at the start, layer by layer, in place of both; None for those.
         convolution_layers: layers with a convolution on the values.
         convolution_width: positions that it mixes.
         mass_normalisation: whether sums are divided by their mass.
         decay: β of every channel at the start.
+        decay_half_lives: the half-lives in positions, in place of ``decay``, over which the
+            channels of a group spread evenly in their logarithm at the start; None for ``decay``.
+        num_groups: G; each group of R / G channels has gates of its own over D / G of the values.
         alpha: α of every layer at the start.
         paper_parameter_layout: also hold, frozen, what the source's Table 13 counts although
             nothing uses it: W and τ_r in layers with shared routing, and convolutions in every
@@ -54,10 +59,13 @@ class ProtoTConfig(RecurrentConfig):
     temperature_mode: Literal["divide", "multiply"] = "divide"
     shared_routing_layers: list[int] | tuple[int, ...] = (0,)
     shared_routing_temperature: float = 3.0
+    initial_temperatures: list[float] | tuple[float, ...] | None = None
     convolution_layers: list[int] | tuple[int, ...] = (0, 1)
     convolution_width: int = 5
     mass_normalisation: bool = True
     decay: float = 0.95
+    decay_half_lives: list[float] | tuple[float, ...] | None = None
+    num_groups: int = 1
     alpha: float = 1.0
     paper_parameter_layout: bool = False
 
@@ -91,12 +99,14 @@ class ProtoTModel(ProtoTPreTrainedModel, RecurrentModel):
             config.num_channels,
             value_width=config.value_width,
             shared_routing=shared,
-            temperature=config.shared_routing_temperature if shared else config.temperature,
+            temperature=_initial_temperature(config, layer),
             temperature_mode=config.temperature_mode,
             convolution_width=config.convolution_width if layer in config.convolution_layers else 0,
             normalise=config.mass_normalisation,
             decay=config.decay,
+            decay_half_lives=config.decay_half_lives,
             alpha=config.alpha,
+            groups=config.num_groups,
             keep_unused=config.paper_parameter_layout,
         )
 
@@ -113,3 +123,16 @@ class ProtoTForCausalLM(ProtoTPreTrainedModel, RecurrentForCausalLM):
     """
 
     decoder_class = ProtoTModel
+
+
+def _initial_temperature(config: ProtoTConfig, layer: int) -> float:
+    given = config.initial_temperatures
+    if given is None:
+        shared = layer in config.shared_routing_layers
+        return config.shared_routing_temperature if shared else config.temperature
+    if len(given) != config.num_hidden_layers:
+        raise InputError(
+            f"initial_temperatures has {len(given)} figures: expected one for each of the "
+            f"{config.num_hidden_layers} layers."
+        )
+    return given[layer]

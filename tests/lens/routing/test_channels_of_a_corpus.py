@@ -54,6 +54,14 @@ def alone(corpus, model):
     return found
 
 
+def test_groups_are_measured_one_by_one(corpus, sequences):
+    grouped = make_model(len(corpus.tokenizer), num_groups=2)
+    for layer in measure(grouped, sequences, "read", bins=4, sample=200):
+        # No more than the 3 channels of a group can be alike, or be led by one.
+        assert 1 < layer.sparsity_ratio < 3
+        assert 0 < layer.entropy < math.log(3)
+
+
 def test_every_token_is_read_once(corpus, sequences):
     positions = torch.cat([batch.positions[batch.owned] for batch in sequences.batches()])
     assert sorted(positions.tolist()) == list(range(corpus.num_tokens))

@@ -77,6 +77,20 @@ def test_memory_and_read_gate_give_what_the_mixer_reads(model, layer):
     torch.testing.assert_close(memory[1:].sum(1), torch.ones(17, CHANNELS).double())
 
 
+def test_in_groups_a_channel_remembers_its_part_of_the_values():
+    grouped = make_model(num_groups=3)
+    curves = read_channels(grouped, tokens(18))[1]
+    evidence = (curves.write[None], curves.read[None])
+    # Every group has values of its own that are the identity.
+    values = torch.eye(18).repeat(1, 3)[None]
+    expected, _ = naive.prefix_mean(*evidence, values, curves.decay, groups=3)
+    memory = torch.stack([curves.memory(k) for k in range(CHANNELS)], -1)
+    found = (memory * curves.read[:, None].double()).unflatten(-1, (3, 2)).sum(-1)
+    torch.testing.assert_close(
+        found.transpose(1, 2).flatten(1).float(), expected[0], rtol=1e-4, atol=1e-6
+    )
+
+
 def test_a_masked_channel_remembers_nothing(model):
     with intervene(model, MaskWrite(1, 2)):
         curves = read_channels(model, tokens(9))[1]

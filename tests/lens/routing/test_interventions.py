@@ -95,6 +95,25 @@ def test_zero_in_either_gate_is_one_ablation_and_minus_infinity_is_another(model
     assert (logits[MaskRead, False] - logits[MaskRead, True]).abs().max() > 1e-4
 
 
+@pytest.mark.parametrize("kind", [MaskWrite, MaskRead])
+def test_in_groups_the_rest_of_the_group_shares_the_gate(kind):
+    grouped = make_model(num_groups=2)
+    which = "write" if kind is MaskWrite else "read"
+    before = getattr(run(grouped).routing[1], which)
+    with intervene(grouped, kind(1, 4, renormalise=True)):
+        after = getattr(run(grouped).routing[1], which)
+    assert torch.equal(after[..., :3], before[..., :3])
+    rest = before[..., [3, 5]]
+    torch.testing.assert_close(after[..., [3, 5]], rest / rest.sum(-1, keepdim=True))
+    assert (after[..., 4] == 0).all()
+    with (
+        intervene(grouped, kind(1, 3, renormalise=True), kind(1, 4, renormalise=True)),
+        pytest.raises(InputError, match=f"all 3 channels of group 1 of a {which} gate"),
+        intervene(grouped, kind(1, 5, renormalise=True)),
+    ):
+        pass
+
+
 def test_reinitialised_is_a_copy_with_that_prototype_drawn_anew(model):
     drawn = []
     for seed in (0, 0, 1):

@@ -109,6 +109,24 @@ def test_parts_add_up_in_any_order(seed, sizes):
     assert (whole.information() >= -1e-12).all()
 
 
+def test_figures_of_groups_are_those_of_each_group():
+    generator = torch.Generator().manual_seed(2)
+    tokens = torch.randint(9, (50,), generator=generator)
+    gates = torch.randn(50, 3, 4, generator=generator).softmax(-1)
+    tally = LayerTally(9, groups=3)
+    tally.add(tokens, gates.flatten(1))
+    found = tally.metrics(0)
+    alone = []
+    for group in gates.unbind(1):
+        own = LayerTally(9)
+        own.add(tokens, group)
+        alone.append(torch.tensor(astuple(own.metrics(0))))
+    assert astuple(found) == pytest.approx(torch.stack(alone).mean(0).tolist(), rel=1e-5)
+    even = LayerTally(9, groups=3)
+    even.add(tokens, torch.full((50, 12), 0.25))
+    assert astuple(even.metrics(0))[2:5] == pytest.approx((1, 0, math.log(4)))
+
+
 def test_counts_refuse_what_does_not_fit():
     counts = TokenCounts.empty(torch.tensor([[0.5]]), 3)
     with pytest.raises(InputError, match="no position has been counted"):

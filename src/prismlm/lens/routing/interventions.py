@@ -3,7 +3,7 @@
 Source: ProtoT, A.3. The source masks gates and reports other figures for the write mask than for
 the read mask. Set to zero after the softmax the two are one ablation: either way the channel adds
 nothing to any position. So both readings are here: zero after the softmax, and −∞ before it, after
-which the other channels share the whole gate.
+which the other channels of its group share the whole gate.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class MaskWrite:
     Attributes:
         layer: from 0.
         channel: from 0.
-        renormalise: whether the other channels share what this one would have had.
+        renormalise: whether the other channels of its group share what this one would have had.
 
     Raises:
         InputError: numbers that are not integers.
@@ -77,7 +77,7 @@ class MaskRead:
     Attributes:
         layer: from 0.
         channel: from 0.
-        renormalise: whether the other channels share what this one would have had.
+        renormalise: whether the other channels of its group share what this one would have had.
 
     Raises:
         InputError: numbers that are not integers.

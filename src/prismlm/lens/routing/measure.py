@@ -11,6 +11,7 @@ from torch import Tensor
 from prismlm.errors import InputError
 from prismlm.lens.routing.activations import Kind, Pass, Sequences, activations
 from prismlm.lens.routing.metrics import entropy, gini, sparsity_ratio
+from prismlm.lens.routing.mixers import mixers_of
 from prismlm.lens.routing.mutual_information import TokenCounts, equal_bins
 
 if TYPE_CHECKING:
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class LayerMetrics:
     """Figures of one layer; means over positions, and for the information over channels.
+
+    Where channels come in groups, each group's gate is a distribution of its own over its P
+    channels: the figures are means over groups too.
 
     Attributes:
         layer: from 0.
@@ -50,17 +54,18 @@ class LayerTally:
         vocabulary: V.
         bins: of each channel's activation.
         sample: positions that the bins are laid by.
+        groups: equal parts of the channels whose figures are taken one by one.
 
     Raises:
         InputError: fewer than two bins, or no positions to lay them by.
     """
 
-    def __init__(self, vocabulary: int, bins: int = 8, sample: int = 8192) -> None:
+    def __init__(self, vocabulary: int, bins: int = 8, sample: int = 8192, groups: int = 1) -> None:
         if bins < 2 or sample < 1:
             raise InputError(
                 f"{bins} bins laid by {sample} positions: expected at least 2 bins and 1 position."
             )
-        self.vocabulary, self.bins, self.sample = vocabulary, bins, sample
+        self.vocabulary, self.bins, self.sample, self.groups = vocabulary, bins, sample, groups
         self.positions = 0
         self._sums = torch.zeros(3, dtype=torch.float64)
         self._waiting: list[tuple[Tensor, Tensor]] = []
@@ -72,7 +77,9 @@ class LayerTally:
         Raises:
             InputError: activations without a distribution, or a token beyond the vocabulary.
         """
-        self._sums += torch.stack([f(found).sum() for f in (sparsity_ratio, gini, entropy)])
+        parts = found.unflatten(-1, (self.groups, -1))
+        figures = (f(parts).mean(-1).sum() for f in (sparsity_ratio, gini, entropy))
+        self._sums += torch.stack(list(figures))
         self.positions += len(tokens)
         if self._counts is not None:
             self._counts.add(tokens, found.abs())
@@ -132,8 +139,14 @@ def measure(
     for batch in sequences.batches():
         found: Pass = activations(model, batch, kind)
         tallies = tallies or [
-            LayerTally(model.config.vocab_size, bins, sample) for _ in found.layers
+            LayerTally(model.config.vocab_size, bins, sample, groups)
+            for groups in _groups(model, kind, len(found.layers))
         ]
         for tally, layer in zip(tallies, found.layers, strict=True):
             tally.add(found.tokens, layer)
     return tuple(tally.metrics(layer) for layer, tally in enumerate(tallies))
+
+
+def _groups(model: PreTrainedModel, kind: Kind, layers: int) -> list[int]:
+    """Return into how many groups each layer's activations fall; heads of attention into one."""
+    return [1] * layers if kind == "values" else [mixer.groups for mixer in mixers_of(model)]

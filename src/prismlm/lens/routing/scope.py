@@ -33,12 +33,14 @@ class _Plan:
 
     Attributes:
         channels: R.
+        groups: G.
         prototypes: those drawn anew, by channel.
         write_excluded, read_excluded: channels with the score −∞.
         write_zero, read_zero: channels whose gate is set to zero.
     """
 
     channels: int
+    groups: int
     prototypes: Mapping[int, Tensor] = field(default_factory=dict[int, Tensor])
     write_excluded: frozenset[int] = frozenset()
     read_excluded: frozenset[int] = frozenset()
@@ -49,6 +51,7 @@ class _Plan:
         """Return the plan of both, with ``inner``'s draw where both draw one channel anew."""
         return _Plan(
             self.channels,
+            self.groups,
             {**self.prototypes, **inner.prototypes},
             self.write_excluded | inner.write_excluded,
             self.read_excluded | inner.read_excluded,
@@ -84,7 +87,7 @@ def intervene(model: nn.Module, *interventions: Intervention) -> Iterator[None]:
 
     Raises:
         InputError: the model has no prototype mixer, there is no such layer or channel, what is
-            given is not an intervention, or no channel of a gate is left to share it.
+            given is not an intervention, or no channel of a group is left to share its gate.
     """
     own = _planned(model, interventions)
     outer = _plans.get()
@@ -125,10 +128,12 @@ def _planned(model: nn.Module, interventions: Iterable[Intervention]) -> dict[nn
 def _plan_of(intervention: Intervention, mixer: PrototypeMixer) -> _Plan:
     members, none = frozenset([intervention.channel]), frozenset[int]()
     if isinstance(intervention, Reinitialise):
-        return _Plan(mixer.channels, {intervention.channel: _drawn(intervention, mixer)})
+        drawn = {intervention.channel: _drawn(intervention, mixer)}
+        return _Plan(mixer.channels, mixer.groups, drawn)
     # In the order of the fields: −∞ in the write and the read gate, then zero in both.
     place = 2 * (not intervention.renormalise) + isinstance(intervention, MaskRead)
-    return _Plan(mixer.channels, {}, *(members if i == place else none for i in range(4)))
+    chosen = (members if i == place else none for i in range(4))
+    return _Plan(mixer.channels, mixer.groups, {}, *chosen)
 
 
 def _drawn(intervention: Reinitialise, mixer: PrototypeMixer) -> Tensor:
@@ -139,12 +144,15 @@ def _drawn(intervention: Reinitialise, mixer: PrototypeMixer) -> Tensor:
 
 
 def _check_some_left(plan: _Plan) -> None:
+    size = plan.channels // plan.groups
     for name, excluded in (("write", plan.write_excluded), ("read", plan.read_excluded)):
-        if len(excluded) == plan.channels:
-            raise InputError(
-                f"all {plan.channels} channels of a {name} gate are excluded from its softmax, so "
-                "that none is left to share it: leave one out, or mask without renormalise."
-            )
+        for first in range(0, plan.channels, size):
+            if excluded.issuperset(range(first, first + size)):
+                of = "" if plan.groups == 1 else f" of group {first // size}"
+                raise InputError(
+                    f"all {size} channels{of} of a {name} gate are excluded from its softmax, so "
+                    "that none is left to share it: leave one out, or mask without renormalise."
+                )
 
 
 def _stand(gates: nn.Module) -> None:

@@ -22,6 +22,7 @@ from prismlm.ops.prototype_mixer.state import (
     EMPTY_BELOW,
     PrefixState,
     check_arguments,
+    empty_state,
     working_dtype,
 )
 
@@ -41,6 +42,7 @@ def prefix_mean(
     mask: Bool[Tensor, "B T"] | None = None,
     starts: Bool[Tensor, "B T"] | None = None,
     normalise: bool = True,
+    groups: int = 1,
 ) -> tuple[Float[Tensor, "B T D"], PrefixState]:
     """Read the discounted mean of what earlier positions wrote into each of R channels.
 
@@ -53,7 +55,9 @@ def prefix_mean(
     (float64 for float64 input); ``out`` has the dtype of the values.
 
     A padded position, wherever it stands in its row, neither writes, nor reads (its output is 0),
-    nor counts as a step of decay. Sequences packed into one row do not see each other.
+    nor counts as a step of decay. Sequences packed into one row do not see each other. With G
+    groups, channels and values are cut into G equal parts, and each part is a prefix mean of its
+    own.
 
     Source: ProtoT, Eq. 1 and 2.
 
@@ -67,6 +71,7 @@ def prefix_mean(
         starts: True where a sequence starts that sees nothing of what is before it, the state
             included.
         normalise: False leaves out the division by M.
+        groups: G, which divides R and D.
 
     Returns:
         The outputs, and the state that the next position reads.
@@ -74,24 +79,59 @@ def prefix_mean(
     Raises:
         InputError: shapes that do not fit, no position or channel, a decay outside of (0, 1).
     """
-    check_arguments(write, read, values, decay, state, mask, starts)
+    check_arguments(write, read, values, decay, state, mask, starts, groups)
     dtype = working_dtype(write, read, values, decay)
+    w, r, v, beta = (tensor.to(dtype) for tensor in (write, read, values, decay))
+    held = empty_state(w, v, groups) if state is None else state
+    held = PrefixState(held.sums.to(dtype), held.mass.to(dtype))
     with torch.autocast(device_type=values.device.type, enabled=False):
-        w, r, v, beta = (tensor.to(dtype) for tensor in (write, read, values, decay))
-        if state is None:
-            batch, _, channels = w.shape
-            state = PrefixState(
-                w.new_zeros(batch, channels, v.shape[2]), w.new_zeros(batch, channels)
-            )
-        state = PrefixState(state.sums.to(dtype), state.mass.to(dtype))
-        if w.shape[1] == 1:
-            out, state = _step(w[:, 0], r[:, 0], v[:, 0], beta, state, mask, starts, normalise)
-        elif mask is None:
-            sequence = None if starts is None else starts.cumsum(1)
-            out, state = _chunks(w, r, v, beta, state, sequence, normalise)
+        if groups == 1:
+            out, end = _group(w, r, v, beta, held, mask, starts, normalise)
         else:
-            out, state = _padded(w, r, v, beta, state, mask, starts, normalise)
-    return out.to(values.dtype), state
+            out, end = _groups(w, r, v, beta, held, mask, starts, normalise, groups)
+    return out.to(values.dtype), end
+
+
+def _groups(
+    w: Tensor,
+    r: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    state: PrefixState,
+    mask: Tensor | None,
+    starts: Tensor | None,
+    normalise: bool,
+    groups: int,
+) -> tuple[Tensor, PrefixState]:
+    ws, rs, vs, betas = (tensor.chunk(groups, -1) for tensor in (w, r, v, beta))
+    sums, masses = (tensor.chunk(groups, 1) for tensor in state)
+    outs: list[Tensor] = []
+    ends: list[PrefixState] = []
+    for g in range(groups):
+        own = PrefixState(sums[g], masses[g])
+        out, end = _group(ws[g], rs[g], vs[g], betas[g], own, mask, starts, normalise)
+        outs.append(out)
+        ends.append(end)
+    end = PrefixState(torch.cat([e.sums for e in ends], 1), torch.cat([e.mass for e in ends], 1))
+    return torch.cat(outs, -1), end
+
+
+def _group(
+    w: Tensor,
+    r: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    state: PrefixState,
+    mask: Tensor | None,
+    starts: Tensor | None,
+    normalise: bool,
+) -> tuple[Tensor, PrefixState]:
+    if w.shape[1] == 1:
+        return _step(w[:, 0], r[:, 0], v[:, 0], beta, state, mask, starts, normalise)
+    if mask is None:
+        sequence = None if starts is None else starts.cumsum(1)
+        return _chunks(w, r, v, beta, state, sequence, normalise)
+    return _padded(w, r, v, beta, state, mask, starts, normalise)
 
 
 def _step(

@@ -24,18 +24,19 @@ def prefix_mean(
     mask: Bool[Tensor, "B T"] | None = None,
     starts: Bool[Tensor, "B T"] | None = None,
     normalise: bool = True,
+    groups: int = 1,
 ) -> tuple[Float[Tensor, "B T D"], PrefixState]:
     """Return the prefix means; same contract as :func:`chunked.prefix_mean`.
 
     out_i = Σ_k read_ik (Σ_{j<i} β_k^(i−j) write_jk v_j) / (Σ_{j<i} β_k^(i−j) write_jk)
     """
-    check_arguments(write, read, values, decay, state, mask, starts)
+    check_arguments(write, read, values, decay, state, mask, starts, groups)
     rows: list[Tensor] = []
     ends: list[PrefixState] = []
     for b in range(len(write)):
         own = None if state is None else PrefixState(state.sums[b], state.mass[b])
         kept, first = (None if f is None else f[b] for f in (mask, starts))
-        row, end = _row(write[b], read[b], values[b], decay, own, kept, first, normalise)
+        row, end = _row(write[b], read[b], values[b], decay, own, kept, first, normalise, groups)
         rows.append(row)
         ends.append(end)
     sums, mass = torch.stack([end.sums for end in ends]), torch.stack([end.mass for end in ends])
@@ -51,10 +52,14 @@ def _row(
     mask: Tensor | None,
     starts: Tensor | None,
     normalise: bool,
+    groups: int,
 ) -> tuple[Tensor, PrefixState]:
     dtype = working_dtype(write, read, values, decay)
     w, q, v, beta = (tensor.to(dtype) for tensor in (write, read, values, decay))
     length, channels = w.shape
+    group_of = [k * groups // channels for k in range(channels)]
+    slices = v.reshape(length, groups, -1)
+    written = slices[:, group_of]  # [T, R, D / G]: what each channel would be given
     kept = [mask is None or bool(mask[i]) for i in range(length)]
     # A position's time counts the positions before it that are not padding.
     time = [sum(kept[:i]) for i in range(length + 1)]
@@ -62,7 +67,7 @@ def _row(
     sequence = [sum(flags[: i + 1]) for i in range(length)]
 
     def before(i: int) -> PrefixState:
-        sums, mass = w.new_zeros(channels, v.shape[1]), w.new_zeros(channels)
+        sums, mass = torch.zeros_like(written[0]), w.new_zeros(channels)
         current = sequence[min(i, length - 1)]
         if state is not None and current == 0:
             sums = sums + (beta ** time[i])[:, None] * state.sums.to(dtype)
@@ -70,20 +75,20 @@ def _row(
         for j in range(i):
             if kept[j] and sequence[j] == current:
                 weight = beta ** (time[i] - time[j]) * w[j]
-                sums = sums + weight[:, None] * v[j]
+                sums = sums + weight[:, None] * written[j]
                 mass = mass + weight
         return PrefixState(sums, mass)
 
     out: list[Tensor] = []
     for i in range(length):
         sums, mass = before(i)
-        row = v.new_zeros(v.shape[1])
-        for k in range(channels):
+        row = list(torch.zeros_like(slices[0]))
+        for k, g in enumerate(group_of):
             if not kept[i]:
                 continue
             if not normalise:
-                row = row + q[i, k] * sums[k]
+                row[g] = row[g] + q[i, k] * sums[k]
             elif mass[k] >= EMPTY_BELOW:
-                row = row + q[i, k] * (sums[k] / mass[k])
-        out.append(row)
+                row[g] = row[g] + q[i, k] * (sums[k] / mass[k])
+        out.append(torch.cat(row))
     return torch.stack(out).to(values.dtype), before(length)

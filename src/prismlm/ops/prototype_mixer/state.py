@@ -20,12 +20,22 @@ class PrefixState(NamedTuple):
     Float32, or float64 if an input is.
 
     Attributes:
-        sums: S_k = Σ_j β_k^(i−j) w_jk v_j over the positions j before the next position i.
+        sums: S_k = Σ_j β_k^(i−j) w_jk v_j over the positions j before the next position i, of the
+            D / G values that channel k's group has.
         mass: M_k = Σ_j β_k^(i−j) w_jk.
     """
 
-    sums: Float[Tensor, "B R D"]
+    sums: Float[Tensor, "B R width"]
     mass: Float[Tensor, "B R"]
+
+
+def empty_state(write: Tensor, values: Tensor, groups: int = 1) -> PrefixState:
+    """Return the state of rows into which nothing has been written, in the dtype of ``write``."""
+    batch, _, channels = write.shape
+    return PrefixState(
+        write.new_zeros(batch, channels, values.shape[2] // groups),
+        write.new_zeros(batch, channels),
+    )
 
 
 def check_arguments(
@@ -36,8 +46,9 @@ def check_arguments(
     state: PrefixState | None,
     mask: Tensor | None,
     starts: Tensor | None,
+    groups: int = 1,
 ) -> None:
-    """Raise InputError for shapes and decays that have no prefix mean.
+    """Raise InputError for shapes, groups and decays that have no prefix mean.
 
     Decays on a GPU and in compiled code are taken as they are: looking at them would wait for the
     one and break the other in two.
@@ -65,12 +76,22 @@ def check_arguments(
             f"decays must lie between 0 and 1, both excluded; got {decay.min().item():g} to "
             f"{decay.max().item():g}. Keep them there, for example by a sigmoid and a clamp."
         )
-    _check_state(state, (batch, channels, values.shape[2]))
+    check_groups(groups, channels, values.shape[2])
+    _check_state(state, (batch, channels, values.shape[2] // groups))
     for name, flags in (("mask", mask), ("starts", starts)):
         if flags is not None and (flags.shape != (batch, length) or flags.dtype != torch.bool):
             raise InputError(
                 f"{name} must be bool [{batch}, {length}], got {flags.dtype} {list(flags.shape)}."
             )
+
+
+def check_groups(groups: int, channels: int, value_width: int) -> None:
+    """Raise InputError unless ``groups`` parts share channels and values equally."""
+    if groups < 1 or channels % groups or value_width % groups:
+        raise InputError(
+            f"{groups} groups of {channels} channels and values of width {value_width}: expected a "
+            "number of groups that divides both."
+        )
 
 
 def _check_state(state: PrefixState | None, shape: tuple[int, int, int]) -> None:
