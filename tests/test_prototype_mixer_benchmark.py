@@ -11,7 +11,7 @@ import render_prototype_mixer
 from prismlm.corpus import Corpus
 from prismlm.training import build_recipe
 from prismlm.training.setup import prepare
-from prototype_mixer import CONTEXTS, MODELS, Run
+from prototype_mixer import CONTEXTS, IMPROVEMENTS, MODELS, Run
 
 
 def recipe(run, corpus="c", steps=3):
@@ -22,14 +22,14 @@ def test_every_run_is_a_recipe_and_another_one():
     runs = [run for part in ("compare", "improve", "rates") for run in prototype_mixer.runs(
         part, list(CONTEXTS)
     )]  # fmt: skip
-    assert len({run.slug for run in runs}) == len(runs) == 16 + 13 * 4 + 32
+    assert len({run.slug for run in runs}) == len(runs) == 16 + len(IMPROVEMENTS) * 4 + 32
     models = [json.dumps(recipe(run)["model"]) for run in prototype_mixer.runs("improve", [256])]
     default = json.dumps(recipe(Run("compare", "protot", "", 256))["model"])
     assert len({default, *models}) == len(models) + 1
     for run in runs:
         if run.context in (256, 2048):
             built = build_recipe(recipe(run) | {"out": "o"})
-            assert built.batch_size * built.data.length == 4096
+            assert built.batch_size * built.data.length == prototype_mixer.POSITIONS
 
 
 def test_all_models_see_the_same_rows(tiny_corpus, tmp_path):

@@ -316,7 +316,8 @@ def test_another_models_cache_is_refused(model):
     cache = model(ids, use_cache=True).past_key_values
     layers = model.config.num_hidden_layers
     settings = model.config.to_dict()
-    deeper = type(model)(type(model.config)(**settings | {"num_hidden_layers": layers + 1}))
+    more = settings | {"num_hidden_layers": layers + 1, "initial_temperatures": None}
+    deeper = type(model)(type(model.config)(**more))
     with pytest.raises(InputError, match=f"has {layers} layers and the model {layers + 1}"):
         deeper(ids, past_key_values=cache)
     kernel = model.config.convolution_width + 1

@@ -48,6 +48,7 @@ class ProtoTConfig(RecurrentConfig):
 
     state_settings: ClassVar[tuple[str, ...]] = (
         "num_channels",
+        "num_groups",
         "value_width",
         "convolution_layers",
         "convolution_width",
