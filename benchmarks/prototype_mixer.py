@@ -9,7 +9,9 @@
 Any corpus will do; documents shorter than a row are filled up with padding, and say nothing of
 long contexts. Every model sees the same rows in the same order, a piece of one document each
 (Mamba keeps no two documents of a row apart), for as many steps; a step takes as many positions at
-every context. Rates are the source's (A.2), warmed up over 2 % of the steps and falling to a tenth.
+every context. Rates are the source's (A.2), warmed up over 10 % of the steps and falling to a
+tenth. The source warms up over 2 %, 113 steps; of these runs that is 15, after which LLaMA's
+perplexity was anything from 157 to 187 by seed.
 
 One JSON file per run. A run whose file is there is not run again, and one that was cut short goes
 on from its last checkpoint in ``--work``.
@@ -188,7 +190,7 @@ def recipe_of(run: Run, corpus: Path, seed: int, steps: int) -> Settings:
         "data": {"length": run.context, "packing": "padded"},
         "optimizer": {
             "learning_rate": RATES[run.model] * run.factor,
-            "warmup": 0.02,
+            "warmup": 0.1,
             "final_learning_rate_share": 0.1,
         },
         "steps": steps,
