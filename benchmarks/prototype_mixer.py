@@ -10,8 +10,7 @@ Any corpus will do; documents shorter than a row are filled up with padding, and
 long contexts. Every model sees the same rows in the same order, a piece of one document each
 (Mamba keeps no two documents of a row apart), for as many steps; a step takes as many positions at
 every context. Rates are the source's (A.2), warmed up over 10 % of the steps and falling to a
-tenth. The source warms up over 2 %, 113 steps; of these runs that is 15, after which LLaMA's
-perplexity was anything from 157 to 187 by seed.
+tenth. The source warms up over 2 %, which is 113 of its steps and would be 15 of these.
 
 One JSON file per run. A run whose file is there is not run again, and one that was cut short goes
 on from its last checkpoint in ``--work``.
