@@ -25,7 +25,7 @@ from prismlm.training import (
     train,
 )
 from prismlm.training.checkpoints import latest_checkpoint
-from prismlm.training.hyperparameters.space import check_space, recipe_of
+from prismlm.training.hyperparameters.space import check_measured, check_space, recipe_of
 from runs import InterruptAfter
 
 RATES = {"low": 1e-3, "high": 3e-2, "log": True}
@@ -247,7 +247,6 @@ def test_another_search_is_not_resumed_and_the_difference_is_named(toy, change, 
         ({"seed": [1, 2]}, "search.seeds says how many"),
         ({"data.length": [32, 64]}, "in windows of it"),
         ({"evaluation.final_tokens": [10, 20]}, "cannot be searched over"),
-        ({"head.scale": [1.0, 2.0]}, "nothing of the head reaches the model"),
         ({}, "search.space"),
     ],
 )
@@ -257,6 +256,19 @@ def test_a_wrong_space_names_the_key_and_what_is_allowed(toy, space, expected):
     assert expected in str(error.value)
     assert "recipe.yaml" in str(error.value)
     assert "search" in str(error.value)
+
+
+def test_what_cannot_change_the_objective_is_not_searched(toy):
+    settings = with_search(toy, space={"head.scale": [1.0, 2.0]})
+    # The plain run takes the recipe as it is.
+    recipe = build_recipe(settings)
+    for refuses in (search, estimate_search):
+        with pytest.raises(InputError, match="nothing of the head reaches the model"):
+            refuses(recipe)
+    reaching = {"enabled": True, "detach": False}
+    check_measured(build_recipe(settings | {"head": settings["head"] | reaching}))
+    also = {"head.detach": [True, False], "head.scale": [1.0, 2.0]}
+    check_measured(build_recipe(with_search(toy, space=also)))
 
 
 def test_wrong_settings_of_a_search_are_named(toy):
@@ -292,6 +304,10 @@ def test_trials_of_other_batches_train_on_as_many_positions(toy):
     assert larger.positions_per_step * larger.steps == recipe.positions_per_step * recipe.steps
     assert (larger.steps, larger.checkpoint.every, larger.evaluation.every) == (200, 50, 25)
     assert larger.head.initialise_at_step == 15
+    # So short a run has its prototypes placed before its only step.
+    short = build_recipe(toy | {"steps": 5, "head": toy["head"] | {"initialise_at_step": 4}})
+    tiny = recipe_of(short, {"batch_size": 32})
+    assert (tiny.steps, tiny.head.initialise_at_step) == (1, 0)
     assert recipe_of(recipe, {"gradient_accumulation": 2, "batch_size": 2}).steps == 400
     assert recipe_of(recipe, {"steps": 100, "batch_size": 8}).steps == 100
 
@@ -390,7 +406,7 @@ def test_the_command_prints_a_table_or_one_json_document(toy, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGINT])
 def test_a_killed_search_goes_on_to_the_same_trials(toy, tmp_path, ending):
-    toy |= {"steps": 300, "checkpoint": {"every": 5}}
+    toy |= {"steps": 100, "checkpoint": {"every": 5}}
     straight = search(build_recipe(toy | {"out": str(tmp_path / "straight")}))
     path = written(toy, tmp_path)
     command = [sys.executable, "-m", "prismlm", "train", str(path), "--search"]

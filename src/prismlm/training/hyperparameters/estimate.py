@@ -9,7 +9,7 @@ from prismlm.training.estimate import TrainingEstimate, estimate
 from prismlm.training.hyperparameters.dimensions import Scalar
 from prismlm.training.hyperparameters.runs import TRIALS
 from prismlm.training.hyperparameters.search import check_search, finished_trials
-from prismlm.training.hyperparameters.space import check_space, recipe_of
+from prismlm.training.hyperparameters.space import check_measured, check_space, recipe_of
 from prismlm.training.recipe import Recipe
 from prismlm.training.run_directory import SEARCH
 
@@ -57,6 +57,7 @@ def estimate_search(recipe: Recipe, *, resume: bool = False) -> SearchEstimate:
         InputError: as :func:`prismlm.training.search`, but not for a missing package or GPU.
     """
     check_space(recipe)
+    check_measured(recipe)
     check_search(recipe, resume=resume)
     dimensions = recipe.search.dimensions()
     first = {key: dimension.ends[0] for key, dimension in dimensions.items()}

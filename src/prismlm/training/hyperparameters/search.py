@@ -26,7 +26,7 @@ from prismlm.training.hyperparameters.result import (
     write_results,
 )
 from prismlm.training.hyperparameters.runs import run_trial
-from prismlm.training.hyperparameters.space import check_space, recipe_of
+from prismlm.training.hyperparameters.space import check_measured, check_space, recipe_of
 from prismlm.training.hyperparameters.study import Asked, Study, check_packages
 from prismlm.training.recipe import Recipe
 from prismlm.training.run_directory import LOCK_FILE, SEARCH, differences
@@ -71,6 +71,7 @@ def search(
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 or distributed.world_size() > 1:
         raise InputError("a search trains in one process. Start it without torchrun.")
     check_space(recipe)
+    check_measured(recipe)
     check_search(recipe, resume=resume)
     noted = _noted(recipe)
     # What the largest trial needs is missed now, and not in the middle of the search.

@@ -41,14 +41,32 @@ def check_space(recipe: Recipe, source: str = "recipe") -> None:
     """Check that every key of a recipe's search space is one, and takes every choice and end.
 
     Raises:
-        InputError: an unknown key, one that cannot be searched over or that changes nothing that
-            is measured, or a value that the recipe does not take.
+        InputError: an unknown key, one that cannot be searched over, or a value that the recipe
+            does not take.
     """
     for key, dimension in recipe.search.dimensions().items():
         where = f"{source}: search.space"
         _check_key(recipe, key, where)
         for value in dimension.ends:
             recipe_of(recipe, {key: value}, source=where)
+
+
+def check_measured(recipe: Recipe) -> None:
+    """Check that every key of a recipe's search space can change what trials are compared by.
+
+    Raises:
+        InputError: one is of the head, and nothing of the head reaches the model.
+    """
+    space = recipe.search.space
+    if "head.detach" in space or (recipe.head.enabled and not recipe.head.detach):
+        return
+    for key in space:
+        if key.startswith(OF_THE_HEAD):
+            raise InputError(
+                f"search.space: {key} does not change the cross-entropy that trials are compared "
+                "by, since nothing of the head reaches the model. Leave it out, or set "
+                "head.enabled to true and head.detach to false."
+            )
 
 
 def recipe_of(
@@ -80,6 +98,10 @@ def recipe_of(
         count = _value_of(settings, key)
         if count:
             _place(settings, key, max(1, round(count * ratio)))
+    placed = _value_of(settings, "head.initialise_at_step")
+    if placed is not None:
+        # Rounding may have put it at the end of a very short run.
+        _place(settings, "head.initialise_at_step", min(placed, settings["steps"] - 1))
     return build_recipe(settings, source)
 
 
@@ -108,12 +130,6 @@ def _check_key(recipe: Recipe, key: str, where: str) -> None:
         raise InputError(
             f"{where}: there is no recipe key {key!r}.{suggest(key, known)} Known: "
             f"{', '.join(known)}, and model.NAME for the model's own."
-        )
-    alone = not recipe.head.enabled or recipe.head.detach
-    if alone and key.startswith(OF_THE_HEAD) and "head.detach" not in recipe.search.space:
-        raise InputError(
-            f"{where}: {key} does not change the cross-entropy that trials are compared by, since "
-            "nothing of the head reaches the model. Leave it out, or set head.detach to false."
         )
 
 
