@@ -406,7 +406,7 @@ def test_the_command_prints_a_table_or_one_json_document(toy, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGINT])
 def test_a_killed_search_goes_on_to_the_same_trials(toy, tmp_path, ending):
-    toy |= {"steps": 100, "checkpoint": {"every": 5}}
+    toy |= {"steps": 40, "checkpoint": {"every": 1}}
     straight = search(build_recipe(toy | {"out": str(tmp_path / "straight")}))
     path = written(toy, tmp_path)
     command = [sys.executable, "-m", "prismlm", "train", str(path), "--search"]
