@@ -15,6 +15,10 @@ class FormatError(PrismError):
     """A corpus, model or lens directory that is incomplete, damaged or of another version."""
 
 
+class DivergenceError(PrismError):
+    """Training that cannot go on: a loss, a gradient or a weight is no longer finite."""
+
+
 class StaleLensError(FormatError):
     """A lens that was built for other weights, another tokenizer or another corpus."""
 

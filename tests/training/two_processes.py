@@ -2,13 +2,14 @@
 
 import pickle
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from prismlm.training import TrainingInterrupted, build_recipe, distributed, train
+from prismlm.training import TrainingInterrupted, build_recipe, distributed, parallel, train
 from prismlm.training.step import Step
 from runs import InterruptAfter
 from tiny_head import make
@@ -27,6 +28,34 @@ def gradients_of(model, batches, reduce=lambda tensor: tensor, positions=None):
     return gradients, {name: reduce(value) for name, value in losses.items()}
 
 
+def spread_gradients_of(arguments, spread, recompute, batches):
+    """Return the whole gradients of a step that DDP or FSDP2 takes, as PrismTrainer does."""
+    model = make(**arguments).train()
+    if recompute:
+        parallel.recompute_activations(model.model)
+    device, processes = torch.device("cpu"), distributed.world_size()
+    if spread == "ddp":
+        wrapped = parallel.wrap_ddp(model, device)
+    else:
+        parallel.shard(model.model, device)
+        wrapped = parallel.Sharded(model, model.model)
+    step, total = Step.of(batches), 0
+    for number, batch in enumerate(batches, 1):
+        with nullcontext() if number == len(batches) else wrapped.no_sync():
+            loss = wrapped(**batch, within=step).loss
+            total = total + loss.detach()
+            rest = sum(p.sum() for p in model.prototype_head.parameters())
+            (loss * processes + 0 * rest).backward()
+    if spread == "fsdp2":
+        distributed.average_gradients(model.prototype_head)
+    gradients = {
+        name: parallel.full(p.grad).clone()
+        for name, p in model.named_parameters()
+        if p.grad is not None
+    }
+    return gradients, distributed.sum_over_processes(total)
+
+
 def main(directory):
     """Do every job of ``jobs.pickle``; write the results of all processes to ``rank-N.pickle``."""
     torch.set_num_threads(1)
@@ -36,6 +65,8 @@ def main(directory):
     for name, (arguments, batches) in jobs["gradients"].items():
         mine = batches[distributed.rank()]
         results[name] = gradients_of(make(**arguments), mine, distributed.sum_over_processes)
+    for name, (*how, batches) in jobs.get("spread", {}).items():
+        results[name] = spread_gradients_of(*how, batches[distributed.rank()])
     for name, settings, stop_at in jobs["runs"]:
         recipe = build_recipe(settings)
         if stop_at:

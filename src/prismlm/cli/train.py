@@ -14,7 +14,7 @@ from prismlm.cli.options import DryRun, Json, is_first_process
 from prismlm.errors import InputError
 
 if TYPE_CHECKING:
-    from prismlm.training import TrainingEstimate, TrainingResult
+    from prismlm.training import Recipe, TrainingEstimate, TrainingResult
 
 
 def train(
@@ -23,40 +23,77 @@ def train(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Replace one value of the recipe."),
     ] = None,
+    search: Annotated[
+        bool,
+        typer.Option("--search", help="Search hyper-parameters, as the recipe's search says."),
+    ] = False,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the newest checkpoint.")
+        bool, typer.Option("--resume", help="Go on from the newest checkpoint, or trial.")
     ] = False,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
     """Train a model with its prototypes from a recipe."""
-    from prismlm.cli.progress import ConsoleReporter
-    from prismlm.progress import SILENT
-    from prismlm.training import estimate, load_recipe
-    from prismlm.training import train as run
+    from prismlm.training import load_recipe
 
     loaded = load_recipe(recipe, settings or [])
-    speaks = is_first_process()
     if dry_run:
         if os.environ.get("WORLD_SIZE", "1") != "1":
             raise InputError("--dry-run measures one process. Run it without torchrun.")
-        expected = estimate(loaded, resume=resume)
-        _print_json(expected.to_dict()) if as_json else _print_estimate(expected)
+        _estimate(loaded, search=search, resume=resume, as_json=as_json)
         return
     try:
-        result = run(loaded, resume=resume, progress=ConsoleReporter() if speaks else SILENT)
+        if search:
+            _search(loaded, resume=resume, as_json=as_json)
+        else:
+            _train(loaded, resume=resume, as_json=as_json)
     except KeyboardInterrupt as stop:
-        if not speaks:
+        if not is_first_process():
             raise
-        again = ["prismlm", "train", str(recipe)]
+        again = ["prismlm", "train", str(recipe), *(["--search"] if search else [])]
         for setting in settings or []:
             again += ["--set", setting]
         typer.echo(
             f"{str(stop) or 'stopped'}. Go on with:\n  {shlex.join([*again, '--resume'])}", err=True
         )
         raise
+
+
+def _train(recipe: Recipe, *, resume: bool, as_json: bool) -> None:
+    from prismlm.cli.progress import ConsoleReporter
+    from prismlm.progress import SILENT
+    from prismlm.training import train as run
+
+    speaks = is_first_process()
+    result = run(recipe, resume=resume, progress=ConsoleReporter() if speaks else SILENT)
     if speaks:
         _print_json(result.to_dict()) if as_json else _print_result(result)
+
+
+def _search(recipe: Recipe, *, resume: bool, as_json: bool) -> None:
+    from prismlm.cli.progress import ConsoleReporter
+    from prismlm.cli.search import print_search, trial_line
+    from prismlm.training import search
+
+    result = search(
+        recipe,
+        resume=resume,
+        progress=ConsoleReporter(),
+        told=lambda trial: typer.echo(trial_line(trial, recipe.search.trials), err=True),
+    )
+    _print_json(result.to_dict()) if as_json else print_search(result)
+
+
+def _estimate(recipe: Recipe, *, search: bool, resume: bool, as_json: bool) -> None:
+    from prismlm.cli.search import print_search_estimate
+    from prismlm.training import estimate, estimate_search
+
+    if search:
+        whole = estimate_search(recipe, resume=resume)
+        _print_json(whole.to_dict()) if as_json else print_search_estimate(whole)
+    else:
+        expected = estimate(recipe, resume=resume)
+        _print_json(expected.to_dict()) if as_json else _print_estimate(expected)
 
 
 def _print_json(value: dict[str, Any]) -> None:

@@ -1,6 +1,9 @@
 """Training a backbone together with a prototype head; the only importer of Trainer."""
 
 from prismlm.training.estimate import TrainingEstimate, estimate
+from prismlm.training.hyperparameters.estimate import SearchEstimate, estimate_search
+from prismlm.training.hyperparameters.result import SearchResult, TrialResult
+from prismlm.training.hyperparameters.search import search
 from prismlm.training.model import PrismForCausalLM, PrismOutput
 from prismlm.training.objective import LossWeights
 from prismlm.training.recipe import Recipe
@@ -14,11 +17,16 @@ __all__ = [
     "PrismOutput",
     "PrismTrainer",
     "Recipe",
+    "SearchEstimate",
+    "SearchResult",
     "TrainingEstimate",
     "TrainingInterrupted",
     "TrainingResult",
+    "TrialResult",
     "build_recipe",
     "estimate",
+    "estimate_search",
     "load_recipe",
+    "search",
     "train",
 ]

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from prismlm.errors import FormatError, PrismError
+from prismlm.errors import DivergenceError, FormatError, PrismError
 from prismlm.models.seam import LogitMap
 from prismlm.models.sidecar import Sidecar, base_of, save_sidecar
 from prismlm.training import parallel
@@ -205,11 +205,11 @@ def check_finite(model: PrismForCausalLM, step: int, directory: Path) -> None:
     """Check every weight, so that no checkpoint holds what training cannot go on from.
 
     Raises:
-        PrismError: a weight is infinite or not a number.
+        DivergenceError: a weight is infinite or not a number.
     """
     name = not_finite(model)
     if name is not None:
-        raise PrismError(
+        raise DivergenceError(
             f"the weight {name} is not finite after step {step}, so nothing is written of it. "
             f"{last_good(directory)}"
         )

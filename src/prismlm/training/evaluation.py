@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -54,3 +55,11 @@ class HeldOut:
             grid.window,
         )
         return window_batches(chosen, corpus, TOKENS_PER_BATCH, corpus.eos_token_id)
+
+
+def perplexity(ce: float) -> float:
+    """Return exp(ce), of a cross-entropy in nats per token; infinity where that overflows."""
+    try:
+        return math.exp(ce)
+    except OverflowError:
+        return math.inf

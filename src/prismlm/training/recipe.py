@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
 
+from prismlm.training.hyperparameters.dimensions import Dimension, dimension_of
 from prismlm.training.objective import LossWeights
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -169,6 +170,11 @@ class EvaluationRecipe(Section):
     final_tokens: Count = Field(
         default=100_000, description="held-out tokens of the figures at the end"
     )
+    routing_tokens: int = Field(
+        default=8192,
+        ge=0,
+        description="held-out tokens that the gates of prototype mixers are read on; 0 for none",
+    )
 
 
 class CheckpointRecipe(Section):
@@ -183,6 +189,45 @@ class LoggingRecipe(Section):
 
     every: Count = Field(default=10, description="steps that one line of the history averages over")
     tensorboard: bool = Field(default=True, description="whether to write OUT/tensorboard")
+
+
+class SearchRecipe(Section):
+    """A search for hyper-parameters, for ``prismlm train RECIPE --search``.
+
+    The defaults are the setting of the source, ProtoT, §4.
+    """
+
+    trials: Count = Field(default=50, description="combinations tried, failed ones among them")
+    startup_trials: int = Field(
+        default=15, ge=0, description="completed ones, drawn at random, before the sampler is asked"
+    )
+    seeds: Count = Field(
+        default=3, description="runs averaged over: the recipe's seed and the next"
+    )
+    sampler: Literal["botorch", "tpe", "random"] = Field(
+        default="botorch", description="what chooses: Gaussian processes, Parzen trees or chance"
+    )
+    space: dict[str, Any] = Field(
+        default={
+            "batch_size": [32, 64, 128],
+            "optimizer.learning_rate": {"low": 3e-5, "high": 3e-2, "log": True},
+        },
+        min_length=1,
+        description="recipe keys: a list of choices, or a range: low, high and log",
+    )
+
+    @model_validator(mode="after")
+    def _has_dimensions(self) -> SearchRecipe:
+        self.dimensions()
+        return self
+
+    def dimensions(self) -> dict[str, Dimension]:
+        """Return what is searched over, by dotted recipe key.
+
+        Raises:
+            ValueError: an entry that is neither choices nor a range.
+        """
+        return {key: dimension_of(key, entry) for key, entry in self.space.items()}
 
 
 class Recipe(Section):
@@ -223,6 +268,8 @@ class Recipe(Section):
     evaluation: EvaluationRecipe = EvaluationRecipe()
     checkpoint: CheckpointRecipe = CheckpointRecipe()
     logging: LoggingRecipe = LoggingRecipe()
+    # What is searched decides nothing about a run, so the recipe that a run notes is without it.
+    search: SearchRecipe = Field(default=SearchRecipe(), exclude=True)
 
     @model_validator(mode="after")
     def _places_in_time(self) -> Recipe:
@@ -245,5 +292,5 @@ class Recipe(Section):
         return self.batch_size * self.gradient_accumulation * self.data.length
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the recipe as plain JSON values, defaults among them."""
+        """Return the recipe as plain JSON values, defaults among them, ``search`` left out."""
         return self.model_dump(mode="json")

@@ -55,6 +55,12 @@ def build_recipe(
         messages = [_explain(item, source, origin or {}) for item in error.errors()]
         raise InputError("\n".join(dict.fromkeys(messages))) from None
     _check_model(recipe, source, origin or {})
+    if "search" in recipe.model_fields_set:
+        # It builds recipes of its own.
+        from prismlm.training.hyperparameters.space import check_space
+
+        where = next((o for k, o in (origin or {}).items() if k.startswith("search.")), source)
+        check_space(recipe, where)
     return recipe
 
 

@@ -16,6 +16,7 @@ from transformers.trainer_callback import TrainerState
 
 from prismlm.files import atomic_file
 from prismlm.lens.quality import HeadQuality, measure_quality
+from prismlm.lens.routing import has_mixers
 from prismlm.models.quiet import quiet_transformers
 from prismlm.models.seam import LogitMap
 from prismlm.models.sidecar import HEAD_FILE, META_FILE
@@ -23,6 +24,7 @@ from prismlm.progress import SILENT, Reporter
 from prismlm.training import checkpoints, distributed, parallel
 from prismlm.training.callbacks import ReportProgress, StopOnInterrupt, tensorboard_callback
 from prismlm.training.recipe import Recipe
+from prismlm.training.routing_log import LogRouting, RoutingLog
 from prismlm.training.run_directory import begin, check_out, checkpoint_to_resume, exclusive
 from prismlm.training.setup import CHECKPOINTS, Prepared, build_trainer, prepare
 from prismlm.training.trainer import PrismTrainer
@@ -93,8 +95,8 @@ def train(recipe: Recipe, *, resume: bool = False, progress: Reporter = SILENT) 
         InputError: the device is not there, the corpus does not fit, ``out`` holds something
             else or is being written to, or the recipe is not the one that it was begun with.
         FormatError: the newest checkpoint is damaged.
-        PrismError: the loss, a gradient or a weight became infinite or not a number, or the disk
-            is full. The error names the checkpoint that is left.
+        DivergenceError: the loss, a gradient or a weight became infinite or not a number.
+        PrismError: the disk is full. Like the last, it names the checkpoint that is left.
         TrainingInterrupted: Ctrl-C was pressed.
     """
     distributed.join()
@@ -104,8 +106,17 @@ def train(recipe: Recipe, *, resume: bool = False, progress: Reporter = SILENT) 
         distributed.on_main(lambda: check_out(recipe, resume=resume))
         prepared = prepare(recipe)
         distributed.on_main(lambda: begin(prepared))
-        trainer = _train(prepared, stop, progress)
+        trainer, routing = _train(prepared, stop, progress)
         quality = _final_quality(prepared, progress)
+        if routing is not None:
+            routing.add(
+                prepared.model.model,
+                step=trainer.state.global_step,
+                tokens=trainer.meter.tokens,
+                ce=quality.ce,
+                ce_tokens=quality.tokens,
+            )
+            routing.close()
         _finish(prepared, trainer, quality)
     return TrainingResult(
         directory=recipe.out,
@@ -118,7 +129,9 @@ def train(recipe: Recipe, *, resume: bool = False, progress: Reporter = SILENT) 
     )
 
 
-def _train(prepared: Prepared, stop: StopOnInterrupt, progress: Reporter) -> PrismTrainer:
+def _train(
+    prepared: Prepared, stop: StopOnInterrupt, progress: Reporter
+) -> tuple[PrismTrainer, RoutingLog | None]:
     recipe, out = prepared.recipe, prepared.recipe.out
     checkpoint = distributed.on_main(lambda: checkpoint_to_resume(prepared))
     done = 0 if checkpoint is None else checkpoints.step_of(checkpoint)
@@ -131,6 +144,10 @@ def _train(prepared: Prepared, stop: StopOnInterrupt, progress: Reporter) -> Pri
             if recipe.logging.tensorboard:
                 callbacks.insert(1, tensorboard_callback(out / TENSORBOARD, done))
         trainer = build_trainer(prepared, out, callbacks)
+        routing = _routing_log(prepared, done)
+        if routing is not None:
+            decoder = prepared.model.model
+            trainer.add_callback(LogRouting(routing, decoder, lambda: trainer.meter.tokens))
         if checkpoint is not None and done >= recipe.steps:
             # Trainer would run one more step before it noticed that it is finished.
             trainer._load_from_checkpoint(str(checkpoint))
@@ -142,7 +159,20 @@ def _train(prepared: Prepared, stop: StopOnInterrupt, progress: Reporter) -> Pri
             newest = checkpoints.latest_checkpoint(out / CHECKPOINTS)
             assert newest is not None
             raise TrainingInterrupted(newest)
-    return trainer
+    return trainer, routing
+
+
+def _routing_log(prepared: Prepared, done: int) -> RoutingLog | None:
+    recipe, tokens = prepared.recipe, prepared.recipe.evaluation.routing_tokens
+    if not tokens or not has_mixers(prepared.model.model):
+        return None
+    return RoutingLog(
+        recipe.out,
+        done,
+        batches=lambda: prepared.heldout.batches(tokens),
+        corpus_tokens=prepared.rows.num_tokens,
+        tensorboard=recipe.out / TENSORBOARD / "routing" if recipe.logging.tensorboard else None,
+    )
 
 
 def _final_quality(prepared: Prepared, progress: Reporter) -> HeadQuality:

@@ -20,6 +20,9 @@ from prismlm.training.setup import CHECKPOINTS, Prepared
 
 RUN_FILE = "training.json"
 LOCK_FILE = ".lock"
+# Where a search for hyper-parameters keeps what it does, and the recipe it ends with.
+SEARCH = "search"
+BEST_FILE = "best.yaml"
 # What may differ when a run is resumed: it changes neither weights nor figures.
 FREE_TO_CHANGE = ("corpus", "out", "checkpoint.every", "checkpoint.keep", "logging.tensorboard")
 
@@ -65,6 +68,11 @@ def check_ours(out: Path) -> None:
     """
     if not out.exists() or (out / RUN_FILE).is_file():
         return
+    if (out / SEARCH).is_dir():
+        raise InputError(
+            f"{out} holds a search. Train its best recipe, {out / SEARCH / BEST_FILE}, or choose "
+            "another out."
+        )
     if not out.is_dir() or any(path.name != LOCK_FILE for path in out.iterdir()):
         raise InputError(
             f"{out} exists and was not written by prismlm train. Choose another out, or remove it."

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast, Trainer, TrainerCallback, Trai
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 from transformers.trainer_callback import PrinterCallback
 
-from prismlm.errors import InputError, PrismError
+from prismlm.errors import DivergenceError, InputError
 from prismlm.lens.quality import measure_quality
 from prismlm.models.seam import LogitMap
 from prismlm.training import checkpoints, distributed, parallel
@@ -200,10 +200,10 @@ class PrismTrainer(Trainer):
         assert isinstance(norm, Tensor)
         return parallel.full(norm)
 
-    def _diverged(self, what: str, parts: str = "") -> PrismError:
+    def _diverged(self, what: str, parts: str = "") -> DivergenceError:
         weight = checkpoints.not_finite(self.model)
         where = "" if weight is None else f" The weight {weight} is not finite."
-        return PrismError(
+        return DivergenceError(
             f"{what} at step {self.state.global_step + 1}{parts}.{where} "
             f"{checkpoints.last_good(self._checkpoints)} {REMEDY}"
         )
@@ -227,7 +227,7 @@ class PrismTrainer(Trainer):
         Outside of training, the mean over the micro-batch.
 
         Raises:
-            PrismError: the loss is not finite.
+            DivergenceError: the loss is not finite.
         """
         step = self._step if model.training else None
         if step is None:

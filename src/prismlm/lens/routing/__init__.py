@@ -2,6 +2,7 @@
 
 from prismlm.lens.routing.activations import Sequences, value_norms
 from prismlm.lens.routing.curves import LayerCurves, TextCurves, read_channels, read_text
+from prismlm.lens.routing.gate_use import GateUse, LayerUse, gate_uses
 from prismlm.lens.routing.interventions import Intervention, MaskRead, MaskWrite, Reinitialise
 from prismlm.lens.routing.lags import LagCorrelation, read_write_lags
 from prismlm.lens.routing.locality import (
@@ -12,7 +13,7 @@ from prismlm.lens.routing.locality import (
     spearman,
 )
 from prismlm.lens.routing.measure import LayerMetrics, measure
-from prismlm.lens.routing.mixers import half_life, half_lives
+from prismlm.lens.routing.mixers import half_life, half_lives, has_mixers, mixers_of
 from prismlm.lens.routing.scope import intervene
 from prismlm.lens.routing.top_sequences import (
     ChannelSequence,
@@ -25,10 +26,12 @@ from prismlm.lens.routing.top_sequences import (
 __all__ = [
     "ChannelSequence",
     "ChannelToken",
+    "GateUse",
     "Intervention",
     "LagCorrelation",
     "LayerCurves",
     "LayerMetrics",
+    "LayerUse",
     "MaskRead",
     "MaskWrite",
     "Quartiles",
@@ -37,10 +40,13 @@ __all__ = [
     "Sequences",
     "TextCurves",
     "TopSequences",
+    "gate_uses",
     "half_life",
     "half_lives",
+    "has_mixers",
     "intervene",
     "measure",
+    "mixers_of",
     "quartiles",
     "rank_sequences",
     "read_channels",

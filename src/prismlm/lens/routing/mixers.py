@@ -17,6 +17,11 @@ MODEL_TYPES = (ProtoTConfig.model_type,)
 """The model types of this package that have prototype mixers."""
 
 
+def has_mixers(model: nn.Module) -> bool:
+    """Say whether a model has a prototype mixer."""
+    return any(isinstance(module, PrototypeMixer) for module in model.modules())
+
+
 def mixers_of(model: nn.Module) -> tuple[PrototypeMixer, ...]:
     """Return the mixer of each layer, first to last.
 

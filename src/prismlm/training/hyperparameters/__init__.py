@@ -1,0 +1,1 @@
+"""Searching a recipe's hyper-parameters: runs of many recipes, chosen by Optuna."""

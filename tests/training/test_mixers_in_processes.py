@@ -1,0 +1,201 @@
+"""ProtoT and DeltaNet in DDP and FSDP2: two real processes against one, and recomputed blocks."""
+
+import csv
+import pickle
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from test_accumulation import WEIGHTS, uneven_rows
+from test_distributed import (
+    ONE_PASS,
+    TORCHRUN,
+    TWO_PASSES,
+    assert_same_history,
+    base_settings,
+    command,
+)
+from two_processes import gradients_of
+
+from prismlm.training import build_recipe, train
+from prismlm.training.parallel import blocks, recompute_activations
+from tiny_head import make
+
+FAMILIES = {
+    "protot": {"preset": "protot-tiny", "num_channels": 6, "num_hidden_layers": 3},
+    # With parameters that are frozen and in no forward pass.
+    "protot-layout": {
+        "preset": "protot-tiny",
+        "num_channels": 5,
+        "num_hidden_layers": 2,
+        "paper_parameter_layout": True,
+    },
+    "deltanet": {"preset": "deltanet", "num_heads": 4, "num_hidden_layers": 2, "dropout": 0.0},
+}
+RUNS = [("protot", "fsdp2"), ("deltanet", "ddp")]
+
+
+def arguments_of(family):
+    # The head's losses reach the decoder, so that its gradients are of all of them.
+    return {"weights": WEIGHTS, "detach": False, **FAMILIES[family]}
+
+
+def packed_rows():
+    """Rows of different lengths, two of which hold two documents."""
+    rows = uneven_rows()
+    rows["position_ids"] = rows["position_ids"].clone()
+    rows["position_ids"][0] = torch.tensor([0, 1, 2, 3, 0, 1, 2, 3, 4, 5])
+    rows["position_ids"][4] = torch.tensor([*range(7), 0, 1, 2])
+    return rows
+
+
+def between(*bounds):
+    return [{k: v[first:last] for k, v in packed_rows().items()} for first, last in bounds]
+
+
+def jobs_of_gradients():
+    """Return each family spread in each way; with two micro-batches, and recomputed, for one."""
+    jobs = {
+        f"{family} {spread}": (arguments_of(family), spread, False, [between(*b) for b in ONE_PASS])
+        for family in FAMILIES
+        for spread in ("ddp", "fsdp2")
+    }
+    for spread in ("ddp", "fsdp2"):
+        for family in ("protot", "deltanet"):
+            # Detached: what R1 gives the decoder is by micro-batch, not by step.
+            arguments = arguments_of(family) | {"detach": True}
+            batches = [between(*b) for b in TWO_PASSES]
+            jobs[f"{family} {spread} recomputed twice"] = (arguments, spread, True, batches)
+    return jobs
+
+
+def run_settings(corpus, family, spread):
+    model = {"num_hidden_layers": 2, "hidden_size": 32} | FAMILIES[family]
+    head = base_settings(corpus)["head"] | {"detach": True}
+    changes = {"model": model, "head": head, "parallel": spread, "steps": 8}
+    changes |= {"gradient_checkpointing": spread == "fsdp2", "checkpoint": {"every": 4}}
+    changes |= {"evaluation": {"every": 3, "tokens": 500, "final_tokens": 800}}
+    settings = base_settings(corpus) | changes
+    settings["evaluation"]["routing_tokens"] = 400
+    return settings
+
+
+@pytest.fixture(scope="module")
+def launched(tiny_corpus, tmp_path_factory):
+    """Do everything in one start of two processes."""
+    directory = tmp_path_factory.mktemp("mixers")
+    runs = [
+        (family, run_settings(tiny_corpus, family, spread) | {"out": str(directory / family)}, 0)
+        for family, spread in RUNS
+    ]
+    jobs = {"gradients": {}, "spread": jobs_of_gradients(), "runs": runs}
+    (directory / "jobs.pickle").write_bytes(pickle.dumps(jobs))
+    worker = Path(__file__).with_name("two_processes.py")
+    done = subprocess.run(
+        [*TORCHRUN, str(worker), str(directory)], capture_output=True, text=True, timeout=500
+    )
+    assert done.returncode == 0, done.stderr
+    results = [pickle.loads((directory / f"rank-{i}.pickle").read_bytes()) for i in (0, 1)]
+    return {name: settings for name, settings, _ in runs}, results
+
+
+@pytest.mark.parametrize("name", jobs_of_gradients())
+def test_two_processes_have_the_loss_and_the_gradients_of_one(launched, name):
+    arguments = jobs_of_gradients()[name][0]
+    model = make(**arguments).train()
+    expected, losses = gradients_of_trained(model, [packed_rows()])
+    for rank in (0, 1):
+        gradients, loss = launched[1][rank][name]
+        torch.testing.assert_close(loss, losses["loss"], rtol=1e-5, atol=1e-6)
+        assert gradients.keys() == expected.keys()
+        for key, value in expected.items():
+            torch.testing.assert_close(gradients[key], value, rtol=5e-5, atol=5e-7, msg=key)
+    assert any("mixer" in key and value.abs().max() > 1e-5 for key, value in expected.items())
+
+
+def gradients_of_trained(model, batches):
+    """As ``gradients_of``, of a model that may hold parameters without a gradient."""
+    for p in model.parameters():
+        if not p.requires_grad:
+            p.grad = torch.zeros_like(p)
+    gradients, losses = gradients_of(model, batches)
+    trained = {name for name, p in model.named_parameters() if p.requires_grad}
+    return {name: gradients[name] for name in trained}, losses
+
+
+@pytest.mark.parametrize(("family", "spread"), RUNS)
+def test_a_run_in_two_processes_is_the_run_in_one(launched, family, spread, tmp_path):
+    here = launched[0][family] | {"out": str(tmp_path / "one"), "parallel": "auto"}
+    here |= {"gradient_checkpointing": False, "batch_size": 2 * here["batch_size"]}
+    reference = train(build_recipe(here))
+    history, quality, tokens = launched[1][0][family]
+    assert_same_history(reference.history, history)
+    assert tokens == reference.tokens
+    assert quality.ce == pytest.approx(reference.quality.ce, rel=1e-5)
+    out = Path(launched[0][family]["out"])
+    assert_same_weights(out, reference.directory)
+    if family.startswith("protot"):
+        assert_same_routing(out, reference.directory)
+    else:
+        assert not (out / "routing.csv").exists()
+
+
+def assert_same_weights(first, second):
+    for file in ("model.safetensors", "prototype_head.safetensors"):
+        ours, theirs = load_file(first / file), load_file(second / file)
+        assert ours.keys() == theirs.keys()
+        for key, value in theirs.items():
+            torch.testing.assert_close(ours[key], value, rtol=1e-4, atol=1e-5, msg=key)
+
+
+def assert_same_routing(first, second):
+    tables = [
+        list(csv.DictReader((out / "routing.csv").read_text().splitlines()))
+        for out in (first, second)
+    ]
+    assert [row["step"] for row in tables[0]] == [
+        str(step) for step in (3, 6, 8) for _ in range(len(tables[0]) // 3)
+    ]
+    for ours, theirs in zip(*tables, strict=True):
+        for name, value in theirs.items():
+            assert float(ours[name]) == pytest.approx(float(value), rel=1e-4, abs=1e-6), name
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_recomputed_activations_give_the_same_loss_and_gradients(family, dropout):
+    """With dropout too: the second pass draws what the first drew."""
+    found, calls = [], []
+    for recompute in (False, True):
+        model = make(**arguments_of(family) | {"dropout": dropout}).train()
+        if recompute:
+            recompute_activations(model.model)
+        runs = []
+        blocks(model.model)[0].mixer.register_forward_hook(lambda *_, runs=runs: runs.append(1))
+        torch.manual_seed(5)
+        found.append(gradients_of_trained(model, [packed_rows()]))
+        calls.append(len(runs))
+    assert calls == [1, 2]
+    (plain, losses), (again, repeated) = found
+    torch.testing.assert_close(losses, repeated)
+    for name, value in plain.items():
+        torch.testing.assert_close(again[name], value, rtol=1e-5, atol=1e-7, msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spread", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_command_trains_in_two_processes_as_in_one(tiny_corpus, tmp_path, family, spread):
+    settings = run_settings(tiny_corpus, family, spread)
+    settings |= {"gradient_checkpointing": True, "out": str(tmp_path / "two")}
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(settings))
+    done = subprocess.run(command(path), capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    one = settings | {"out": str(tmp_path / "one"), "batch_size": 2 * settings["batch_size"]}
+    one |= {"parallel": "auto", "gradient_checkpointing": False}
+    reference = train(build_recipe(one))
+    assert_same_weights(tmp_path / "two", reference.directory)
