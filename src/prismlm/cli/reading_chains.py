@@ -20,6 +20,8 @@ from prismlm.lens.html_data import visible
 from prismlm.lens.routing.chain import ChannelUse, PrototypeChain
 from prismlm.lens.trace import Step
 
+ROOM_FOR_HALF_LIFE = 60
+
 
 def print_chains(console: Console, steps: Sequence[Step]) -> None:
     """Print what each prediction's leading prototype had directly through channels."""
@@ -36,14 +38,14 @@ def print_chains(console: Console, steps: Sequence[Step]) -> None:
     table.add_column("target", no_wrap=True, width=widths[0])
     table.add_column("prototype", no_wrap=True, width=widths[1], justify="right")
     table.add_column("channels", no_wrap=True, width=widths[2], justify="right")
-    table.add_column("← channel ← tokens", no_wrap=True, width=room)
+    table.add_column("the largest ← tokens", no_wrap=True, width=room)
     for step, target in zip(steps, targets, strict=True):
         for chain in (step.chains or ())[:1]:
             through = sum(chain.mixers) / chain.activation
             table.add_row(
                 Text(target, style="bold"),
                 Text(f"#{chain.prototype}"),
-                f"{through:.0%}",
+                f"{through:+.1%}",
                 _leading(chain, room),
             )
     console.print(table)
@@ -56,7 +58,9 @@ def _leading(chain: PrototypeChain, room: int) -> Text:
         return Text("nothing was written before", style="dim")
     use = chain.channels[0]
     line = Text(f"L{use.layer} channel {use.channel}")
-    line.append(f" (half-life {use.half_life:.1f}) ", "dim").append(f"{use.share:+.0%}")
+    if room >= ROOM_FOR_HALF_LIFE:
+        line.append(f" (half-life {use.half_life:.1f})", "dim")
+    line.append(f" {use.share:+.1%}")
     for number, item in enumerate(_tokens(chain, use)):
         more = number + 1 < len(use.tokens)
         item = Text(", " if number else " ← ").append_text(item)
@@ -68,8 +72,8 @@ def _leading(chain: PrototypeChain, room: int) -> Text:
 
 def _tokens(chain: PrototypeChain, use: ChannelUse) -> list[Text]:
     return [
-        Text(fit(visible(plain(source.token))), style="italic")
-        .append(f" {source.part / chain.activation:+.0%}", "not italic")
-        .append(f" at {source.position}", "not italic dim")
+        Text(f'"{fit(visible(plain(source.token)))}"')
+        .append(f" {source.part / chain.activation:+.1%}")
+        .append(f" at {source.position}", "dim")
         for source in use.tokens
     ]

@@ -99,8 +99,8 @@ class DirectPath:
             direction @ torch.stack([mlp[position] for mlp in self.mlps]).double().T,
             torch.stack(
                 [
-                    channel_parts(flow, position, direction @ output.double())
-                    for flow, output in zip(self.flows, self.outputs, strict=True)
+                    channel_parts(flow, position, self.along(position, prototypes, layer))
+                    for layer, flow in enumerate(self.flows)
                 ],
                 1,
             ),
@@ -121,9 +121,19 @@ class DirectPath:
         Raises:
             InputError: there is no such position.
         """
-        direction = self._directions(position, self._unit(position, prototypes))
-        along = direction @ self.outputs[layer].double()
+        along = self.along(position, prototypes, layer)
         return token_parts(self.flows[layer], position, along, channels)
+
+    def along(
+        self, position: int, prototypes: Int64[Tensor, " C"], layer: int
+    ) -> Float[Tensor, "C D"]:
+        """Return what a reading of a layer's channels is multiplied by to give its direct part.
+
+        Raises:
+            InputError: there is no such position.
+        """
+        direction = self._directions(position, self._unit(position, prototypes))
+        return direction @ self.outputs[layer].double()
 
     def half_lives(self, position: int, layer: int) -> Float[Tensor, " R"]:
         """Return −ln 2 / ln β, in positions, of the decay that a position saw; float64."""
