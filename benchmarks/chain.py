@@ -4,7 +4,8 @@
 
 At positions of held-out text, for the prototype with the largest activation: the channel with the
 largest positive direct part is masked (MaskWrite), and beside it a random other channel of its
-layer and the one of its layer with the smallest part. The change of the activation is compared with
+layer, the one of its layer with the smallest part, and the loudest other of all layers: the one whose
+reading is longest, whatever its direction, which knows nothing of the prototype. The change of the activation is compared with
 the direct part. Likewise for the token credited most in that channel and a random earlier one at a
 similar distance: its write into the channel is taken out, or the token replaced by another.
 
@@ -35,13 +36,14 @@ from prismlm.lens.routing.direct_path import DirectPath
 from prismlm.lens.routing.mixers import mixers_of
 from prismlm.lens.routing.residual_stream import read_direct_path
 from prismlm.models.seam import capture
-from prismlm.ops.channel_parts import token_parts
+from prismlm.ops.channel_parts import channel_parts, token_parts
 
 LENGTH, EARLIEST, PER_SEQUENCE = 256, 24, 4
 REPLACEMENTS = 4
 BOOTSTRAPS = 1000
 OUT = Path("docs/results/chain.json")
-CHANNEL_ARMS = ("largest", "random", "smallest")
+SAME_LAYER_ARMS = ("largest", "random", "smallest")
+CHANNEL_ARMS = (*SAME_LAYER_ARMS, "loudest")
 TOKEN_ARMS = ("credited", "distant")
 
 
@@ -55,6 +57,7 @@ class Case:
         source, distance: the token credited most, and how far back it is.
         shares: of embedding, each SwiGLU and each mixer in the activation.
         error: |sum of parts − activation| / τ.
+        is_loudest: whether the channel's reading is also the longest of all.
         channels: (part, change) of each arm, the change being activation before minus after.
         writes, tokens: likewise, of the token credited most and the one beside it.
     """
@@ -66,6 +69,7 @@ class Case:
     distance: int
     shares: list[float]
     error: float
+    is_loudest: bool
     channels: dict[str, list[float]]
     writes: dict[str, list[float]]
     tokens: dict[str, list[float]]
@@ -107,6 +111,17 @@ def beside(source: int, position: int, rng: np.random.Generator) -> int | None:
     return int(rng.choice(others)) if others else None
 
 
+def loudness(path: DirectPath, position: int) -> Tensor:
+    """Return how long each channel's reading is in z, ‖g ⊙ α U read S / M‖ [L, R], but for rms."""
+    gain = path.gain.double()[:, None]
+    return torch.stack(
+        [
+            channel_parts(flow, position, gain * output.double()).norm(dim=0)
+            for flow, output in zip(path.flows, path.outputs, strict=True)
+        ]
+    )
+
+
 def examine(lm: PrismLM, ids: Tensor, rng: np.random.Generator, pool: Tensor) -> Case | None:
     """Examine the last position of ``ids``; None where no channel has a positive part."""
     position = len(ids) - 1
@@ -120,17 +135,21 @@ def examine(lm: PrismLM, ids: Tensor, rng: np.random.Generator, pool: Tensor) ->
     if of_layer[channel] <= 0:
         return None
     others = [k for k in range(len(of_layer)) if k != channel]
+    loud = loudness(path, position)
+    is_loudest = bool(loud[layer, channel] == loud.max())
+    loud[layer, channel] = -1
     arms = {
-        "largest": channel,
-        "random": int(rng.choice(others)),
-        "smallest": int(of_layer.abs().argmin()),
+        "largest": (layer, channel),
+        "random": (layer, int(rng.choice(others))),
+        "smallest": (layer, int(of_layer.abs().argmin())),
+        "loudest": divmod(int(loud.argmax()), loud.shape[1]),
     }
     channels = {
         name: [
-            float(of_layer[k]),
-            own - activation(lm, ids, prototype, intervene(lm.model, MaskWrite(layer, k))),
+            float(parts.channels[0, at, k]),
+            own - activation(lm, ids, prototype, intervene(lm.model, MaskWrite(at, k))),
         ]
-        for name, k in arms.items()
+        for name, (at, k) in arms.items()
     }
     given = path.token_parts(position, chosen, layer, torch.tensor([channel]))[0]
     source = int(given.argmax())
@@ -147,6 +166,7 @@ def examine(lm: PrismLM, ids: Tensor, rng: np.random.Generator, pool: Tensor) ->
         position - source,
         [float(share) / own for share in shares],
         float((parts.total[0] - own).abs()) / path.scale,
+        is_loudest,
         channels,
         writes,
         tokens,
@@ -233,10 +253,10 @@ def summary(cases: list[Case]) -> dict[str, Any]:
     layers = sorted({case.layer for case in cases})
     return {
         "channels": {arm: agreement([c.channels[arm] for c in cases]) for arm in CHANNEL_ARMS},
-        "channels_pooled": agreement([c.channels[arm] for c in cases for arm in CHANNEL_ARMS]),
+        "channels_pooled": agreement([c.channels[arm] for c in cases for arm in SAME_LAYER_ARMS]),
         "by_layer": {
             str(layer): agreement(
-                [c.channels[arm] for c in cases if c.layer == layer for arm in CHANNEL_ARMS]
+                [c.channels[arm] for c in cases if c.layer == layer for arm in SAME_LAYER_ARMS]
             )
             for layer in layers
             if sum(c.layer == layer for c in cases) >= 10
@@ -246,11 +266,15 @@ def summary(cases: list[Case]) -> dict[str, Any]:
         "larger": {
             "largest channel than random": larger(cases, "channels", "largest", "random"),
             "largest channel than smallest": larger(cases, "channels", "largest", "smallest"),
+            "largest channel than the loudest other": larger(
+                cases, "channels", "largest", "loudest"
+            ),
             "credited write than another": larger(cases, "writes", *TOKEN_ARMS),
             "credited token than another": larger(cases, "tokens", *TOKEN_ARMS),
         },
         "shares": np.median([case.shares for case in cases], axis=0).tolist(),
         "largest_share": float(np.median([c.channels["largest"][0] / c.activation for c in cases])),
+        "is_loudest": float(np.mean([case.is_loudest for case in cases])),
         "median_activation": float(np.median([case.activation for case in cases])),
         "median_distance": float(np.median([case.distance for case in cases])),
         "largest_error": max(case.error for case in cases),
