@@ -4,10 +4,11 @@
 
 At positions of held-out text, for the prototype with the largest activation: the channel with the
 largest positive direct part is masked (MaskWrite), and beside it a random other channel of its
-layer, the one of its layer with the smallest part, and the loudest other of all layers: the one whose
-reading is longest, whatever its direction, which knows nothing of the prototype. The change of the activation is compared with
-the direct part. Likewise for the token credited most in that channel and a random earlier one at a
-similar distance: its write into the channel is taken out, or the token replaced by another.
+layer, the one of its layer with the smallest part, and the loudest other of all layers: the one
+whose reading is longest, whatever its direction, which knows nothing of the prototype. The change
+of the activation is compared with the direct part. Likewise for the token credited most in that
+channel and a random earlier one at a similar distance: its write into the channel is taken out, or
+the token replaced by another.
 
 Every intervention is a forward pass of its own, over the text up to the position.
 """
@@ -183,7 +184,7 @@ def _tokens(
     rng: np.random.Generator,
     pool: Tensor,
 ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """Return part and change of both tokens, their write taken out, and they themselves replaced."""
+    """Return part and change of both tokens: their write taken out, and they replaced."""
     layer, channel = place
     position, chosen, split = len(ids) - 1, torch.tensor([prototype]), torch.tensor([channel])
     given = path.token_parts(position, chosen, layer, split)[0]
@@ -226,7 +227,9 @@ def agreement(pairs: list[list[float]], seed: int = 0) -> dict[str, Any]:
 
 
 def pearson(x: np.ndarray, y: np.ndarray) -> float:
-    """Return the correlation of x and y."""
+    """Return the correlation of x and y, 0 where one of them does not vary."""
+    if not (np.ptp(x) and np.ptp(y)):
+        return 0.0
     return float(np.corrcoef(x, y)[0, 1])
 
 

@@ -76,9 +76,9 @@ def render(result: dict[str, Any]) -> str:
         "after, with everything that follows from it. In brackets 95 % intervals over cases, drawn "
         "1,000 times; four cases share a sequence, so they are somewhat too narrow.",
         "",
-        "The loudest channel is the one whose reading is longest, whatever its direction: a control "
-        "that knows the position and not the prototype. The channel credited most is itself the "
-        f"loudest of all in {found['is_loudest']:.0%} of the cases.",
+        "The loudest channel is the one whose reading is longest, whatever its direction: a "
+        "control that knows the position and not the prototype. The channel credited most is "
+        f"itself the loudest of all in {found['is_loudest']:.0%} of the cases.",
         "",
         *_table(found["channels"], CHANNELS),
         *_table({"all": found["channels_pooled"]}, {"all": "the first three together"}, head=False),
@@ -123,9 +123,9 @@ def _reading(found: dict[str, Any]) -> list[str]:
         f"{largest['spearman'][0]:.2f}, {'above' if works else 'not clearly above'} the "
         f"{loudest['spearman'][0]:.2f} of the loudest other channel. The channel credited most "
         f"changes the activation more than a random one of its layer in "
-        f"{more['largest channel than random']:.0%} of the cases and more than the loudest other in "
-        f"{more['largest channel than the loudest other']:.0%}; the token credited most more than "
-        f"another at a similar distance in {more['credited token than another']:.0%}.",
+        f"{more['largest channel than random']:.0%} of the cases and more than the loudest other "
+        f"in {more['largest channel than the loudest other']:.0%}; the token credited most more "
+        f"than another at a similar distance in {more['credited token than another']:.0%}.",
         "",
     ]
 

@@ -1,7 +1,9 @@
 """Reading the channels of prototype mixers, and intervening on them."""
 
 from prismlm.lens.routing.activations import Sequences, value_norms
+from prismlm.lens.routing.chain import ChannelSource, ChannelUse, PrototypeChain
 from prismlm.lens.routing.curves import LayerCurves, TextCurves, read_channels, read_text
+from prismlm.lens.routing.direct_path import ActivationParts, DirectPath
 from prismlm.lens.routing.interventions import Intervention, MaskRead, MaskWrite, Reinitialise
 from prismlm.lens.routing.lags import LagCorrelation, read_write_lags
 from prismlm.lens.routing.locality import (
@@ -13,6 +15,7 @@ from prismlm.lens.routing.locality import (
 )
 from prismlm.lens.routing.measure import LayerMetrics, measure
 from prismlm.lens.routing.mixers import half_life, half_lives
+from prismlm.lens.routing.residual_stream import read_direct_path
 from prismlm.lens.routing.scope import intervene
 from prismlm.lens.routing.top_sequences import (
     ChannelSequence,
@@ -23,14 +26,19 @@ from prismlm.lens.routing.top_sequences import (
 )
 
 __all__ = [
+    "ActivationParts",
     "ChannelSequence",
+    "ChannelSource",
     "ChannelToken",
+    "ChannelUse",
+    "DirectPath",
     "Intervention",
     "LagCorrelation",
     "LayerCurves",
     "LayerMetrics",
     "MaskRead",
     "MaskWrite",
+    "PrototypeChain",
     "Quartiles",
     "RankCorrelation",
     "Reinitialise",
@@ -44,6 +52,7 @@ __all__ = [
     "quartiles",
     "rank_sequences",
     "read_channels",
+    "read_direct_path",
     "read_text",
     "read_write_lags",
     "repetition",
