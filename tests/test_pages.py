@@ -29,7 +29,7 @@ def workplace(tiny_model, tiny_corpus, tmp_path, monkeypatch):
     [
         ("README.md", 1),
         ("docs/prototype_mixer.md", 1),
-        ("docs/channels.md", 1),
+        ("docs/channels.md", 2),
         ("docs/attribution.md", 1),
         ("docs/edits.md", 1),
         ("docs/lens.md", 1),

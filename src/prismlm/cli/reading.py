@@ -60,6 +60,10 @@ def print_trace(
             "all with --tokens 0:[/]"
         )
     console.print()
+    if any(step.chains is not None for step in steps):
+        from prismlm.cli.reading_chains import print_chains
+
+        print_chains(console, steps)
     if trace.lens is None:
         console.print("[dim]No lens, so no training text: build one with prismlm index.[/]")
         return
@@ -110,8 +114,8 @@ def _tokens(trace: Trace) -> Text:
 
 def _print_predictions(console: Console, steps: Sequence[Step], top: int) -> None:
     longest = TOKEN_WIDTH if console.width >= WIDTH_WHERE_PIPED else NARROW_TOKEN_WIDTH
-    tokens = [_fit(visible(plain(step.token)), longest) for step in steps]
-    targets = [_fit(visible(plain(step.target)), longest) for step in steps]
+    tokens = [fit(visible(plain(step.token)), longest) for step in steps]
+    targets = [fit(visible(plain(step.target)), longest) for step in steps]
     widths = [max(5, *map(cell_len, tokens)), max(6, *map(cell_len, targets)), 5, 10, 6]
     room = max(12, console.width - sum(widths) - 2 * len(widths))
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
@@ -140,7 +144,7 @@ def _prototypes(step: Step, top: int, room: int) -> Text:
     for number, use in enumerate(step.prototypes[:top]):
         name = (plain(use.name) if use.name else "prototype").split(" · ")
         item = Text("  " if number else "").append(f"{use.contribution:+.2f} ")
-        item.append(_fit(" · ".join(name[: 1 if room < 60 else 2]), 24), _colour(use, 0.6))
+        item.append(fit(" · ".join(name[: 1 if room < 60 else 2]), 24), _colour(use, 0.6))
         item.append(f" #{use.id}", "dim")
         left = len(step.prototypes) - number - 1
         if shown and shown.cell_len + item.cell_len + (5 if left else 0) > room:
@@ -226,7 +230,8 @@ def _printable(text: str) -> Iterator[str]:
             yield letter if letter.isprintable() else "�"
 
 
-def _fit(text: str, width: int = TOKEN_WIDTH) -> str:
+def fit(text: str, width: int = TOKEN_WIDTH) -> str:
+    """Return text of at most so many columns, cut where it is longer."""
     return text if cell_len(text) <= width else set_cell_size(text, width - 1) + "…"
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from prismlm.errors import InputError
 from prismlm.layers.causal_convolution import CausalConvolution
+from prismlm.ops.channel_parts import ChannelFlow
 from prismlm.ops.compaction import Compaction
 from prismlm.ops.prototype_mixer import PrefixState, prefix_mean
 from prismlm.ops.prototype_mixer.state import check_groups
@@ -308,6 +309,33 @@ class PrototypeMixer(nn.Module):
             if evidence is not None:
                 evidence = MixerEvidence(places.restore(write), places.restore(read))
         return MixerOutput(output, MixerState(prefix, history), evidence)
+
+    @property
+    def output_map(self) -> Float[Tensor, "d D"]:
+        """α U: what is read from the channels becomes the output by it, and by nothing else."""
+        return self.alpha * self.output_projection.weight
+
+    def flow(self, x: Float[Tensor, "1 T d"], evidence: MixerEvidence) -> ChannelFlow:
+        """Return what decides each position's reading, for one whole sequence from its start.
+
+        Args:
+            x: the inputs that the mixer was given.
+            evidence: the gates that it computed from them, interventions among them.
+        """
+        inputs = self.value_projection(x)
+        values = self.convolution(inputs)[0] if self.convolves else inputs
+        kernel = self.convolution.weight if self.convolves else torch.ones_like(inputs[0, :1])
+        place = torch.arange(x.shape[1], device=x.device, dtype=torch.float64)
+        log_decay = place[:, None] * self.decay.double().log()
+        return ChannelFlow(
+            evidence.write[0],
+            evidence.read[0],
+            log_decay,
+            values[0],
+            inputs[0],
+            kernel,
+            self.normalise,
+        )
 
 
 def initial_prototypes(

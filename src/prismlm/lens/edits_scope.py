@@ -52,6 +52,11 @@ def applied(model: nn.Module, plan: Plan) -> Iterator[None]:
         _plans.reset(token)
 
 
+def edits_hold() -> bool:
+    """Return whether any edit holds in this thread or task."""
+    return bool(_plans.get())
+
+
 def _stand(model: nn.Module, embedding: nn.Module) -> None:
     with _lock:
         blocks, handles = _standing.get(embedding, _Standing(0, ()))

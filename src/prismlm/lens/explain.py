@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from prismlm.errors import DecompositionError
-from prismlm.layers import PrototypeHead
+from prismlm.layers import PrototypeHead, PrototypeMixer
 from prismlm.lens.attribution import EvidenceTable
 from prismlm.lens.directory import Lens
-from prismlm.lens.trace import PrototypeUse, Step, Steps, TargetFrom
+from prismlm.lens.trace import Deferred, PrototypeUse, Step, Steps, TargetFrom
 from prismlm.models.seam import LogitMap, capture, output_embedding
 from prismlm.ops.decomposition import Parts, decompose
 from prismlm.ops.prototype_head import Nearest
 from prismlm.ops.prototype_head.routing import inverse_norms
 
+if TYPE_CHECKING:
+    from prismlm.lens.routing.chain import PrototypeChain
+    from prismlm.lens.routing.direct_path import DirectPath
+
+PROTOTYPES_CHAINED = 3
 TOLERANCE = 1e-3
 # bf16 and fp16 models round their own logits; the parts are computed in float32.
 LOW_PRECISION_TOLERANCE = 2e-2
@@ -157,17 +162,33 @@ def evidence_table(reading: Reading) -> EvidenceTable:
     )
 
 
+def direct_path(
+    model: PreTrainedModel, head: PrototypeHead, ids: Tensor
+) -> Callable[[], DirectPath] | None:
+    """Return what splits the states of ``ids`` [1, T] over channels and tokens when it is called.
+
+    Returns:
+        None for models without prototype mixers.
+    """
+    if not any(isinstance(module, PrototypeMixer) for module in model.modules()):
+        return None
+    from prismlm.lens.routing.chain import later
+
+    return later(model, head, ids[0])
+
+
 def build_steps(
     reading: Reading,
     ids: list[int],
     prompt_length: int,
     tokenizer: PreTrainedTokenizerBase,
     lens: Lens | None,
+    path: Callable[[], DirectPath] | None = None,
 ) -> Steps:
     """Turn numbers into steps with names, when they are looked at; each token is decoded once."""
     return Steps(
         len(reading.targets),
-        lambda: _build_steps(reading, ids, prompt_length, tokenizer, lens),
+        lambda: _build_steps(reading, ids, prompt_length, tokenizer, lens, path),
     )
 
 
@@ -177,8 +198,10 @@ def _build_steps(
     prompt_length: int,
     tokenizer: PreTrainedTokenizerBase,
     lens: Lens | None,
+    path: Callable[[], DirectPath] | None,
 ) -> tuple[Step, ...]:
     parts = reading.parts
+    uses = list(_uses(reading, lens))
     # Whole columns at once: reading single elements of tensors takes longer than the mathematics.
     figures = zip(
         parts.logit.tolist(),
@@ -188,19 +211,22 @@ def _build_steps(
         parts.residual.tolist(),
         parts.residual_evidence.tolist(),
         parts.explained_share.tolist(),
-        _uses(reading, lens),
+        uses,
         strict=True,
     )
     decode = cache(lambda token: _decode(tokenizer, token))
+    tokens = [decode(token) for token in ids]
+    chains = [None if path is None else _chains(path, t, u, tokens) for t, u in enumerate(uses)]
     return tuple(
         Step(
             t,
-            decode(ids[t]),
+            tokens[t],
             ids[t],
             decode(target),
             target,
             _target_from(t, prompt_length, len(ids)),
             *row,
+            chains=chains[t],
         )
         for t, (target, row) in enumerate(zip(reading.targets.tolist(), figures, strict=True))
     )
@@ -232,6 +258,27 @@ def _uses(reading: Reading, lens: Lens | None) -> Iterator[tuple[PrototypeUse, .
             categories = [lens.categories[i] for i in used]
         # As many as are in use: figures of the others are cut off with them.
         yield tuple(map(PrototypeUse, used, *figures, names, categories))
+
+
+def _chains(
+    path: Callable[[], DirectPath],
+    position: int,
+    uses: tuple[PrototypeUse, ...],
+    tokens: Sequence[str],
+) -> Sequence[PrototypeChain]:
+    leading = uses[:PROTOTYPES_CHAINED]
+
+    def build() -> tuple[PrototypeChain, ...]:
+        from prismlm.lens.routing.chain import Used, chains
+
+        own = Used(
+            torch.tensor([use.id for use in leading]),
+            [use.activation for use in leading],
+            [use.contribution for use in leading],
+        )
+        return chains(path(), position, own, tokens)
+
+    return Deferred(len(leading), build)
 
 
 def _target_from(position: int, prompt_length: int, length: int) -> TargetFrom:

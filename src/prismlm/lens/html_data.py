@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from prismlm.lens.directory import Lens
 from prismlm.lens.shares import DocumentShare, Sources
 from prismlm.lens.trace import PrototypeUse, Step, Trace
+
+if TYPE_CHECKING:
+    from prismlm.lens.routing.chain import PrototypeChain
 
 CONTEXTS_PER_PROTOTYPE = 3
 DOCUMENTS_PER_STEP = 3
@@ -106,7 +109,8 @@ def trace_data(trace: Trace) -> dict[str, Any]:
 
 
 def _step(step: Step, bias_evidence: float) -> dict[str, Any]:
-    return {
+    chains = {} if step.chains is None else {"chains": [_chain(chain) for chain in step.chains]}
+    return chains | {
         "token": visible(step.token),
         "target": visible(step.target),
         "from": step.target_from,
@@ -118,6 +122,20 @@ def _step(step: Step, bias_evidence: float) -> dict[str, Any]:
         "bias": [step.bias, bias_evidence],
         "residual": [step.residual, step.residual_evidence],
         "uses": [[u.id, u.contribution, u.evidence, u.cosine] for u in step.prototypes],
+    }
+
+
+def _chain(chain: PrototypeChain) -> dict[str, Any]:
+    return {
+        "activation": chain.activation,
+        "parts": [chain.embedding, sum(chain.mlps), sum(chain.mixers), chain.edit],
+        "channels": [
+            [
+                *(use.layer, use.channel, use.half_life, use.activation_part, use.contribution),
+                [[source.position, visible(source.token), source.part] for source in use.tokens],
+            ]
+            for use in chain.channels
+        ],
     }
 
 

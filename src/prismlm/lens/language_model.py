@@ -26,7 +26,13 @@ from prismlm.lens.directory import Lens
 from prismlm.lens.edits import Edit, Only
 from prismlm.lens.edits_plan import plan_for
 from prismlm.lens.edits_scope import applied
-from prismlm.lens.explain import build_steps, evidence_table, read_tokens, record
+from prismlm.lens.explain import (
+    build_steps,
+    direct_path,
+    evidence_table,
+    read_tokens,
+    record,
+)
 from prismlm.lens.layout import find_lens
 from prismlm.lens.trace import Trace
 from prismlm.models.quiet import quiet_transformers
@@ -82,9 +88,10 @@ class PrismLM:
             ids = self._continue(prompt, generate, temperature, seed, all_logits=True)
         steps = ids.shape[1] - (1 if ids.shape[1] > prompt.shape[1] else 0)
         reading = read_tokens(self.model, self.head, self.logit_map, ids, steps, recorded)
+        path = direct_path(self.model, self.head, ids)
         return Trace(
             str(self.path),
-            build_steps(reading, ids[0].tolist(), prompt.shape[1], self.tokenizer, self.lens),
+            build_steps(reading, ids[0].tolist(), prompt.shape[1], self.tokenizer, self.lens, path),
             evidence_table(reading),
             self.lens,
             reading.rounding,

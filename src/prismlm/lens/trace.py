@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar, overload
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,6 +18,10 @@ from prismlm.lens.directory import Lens
 from prismlm.lens.shares import DocumentShare, Method, Sources
 from prismlm.lens.where import Where
 
+if TYPE_CHECKING:
+    from prismlm.lens.routing.chain import PrototypeChain
+
+T = TypeVar("T")
 TargetFrom = Literal["text", "generated", "argmax"]
 DOCUMENTS_SHOWN = 10
 
@@ -61,6 +65,8 @@ class Step:
         explained_share: Σ e_i / (Σ e_i + e_residual + e_bias) for the target.
         prototypes: those in use, by contribution, largest first.
         uncertainty: the code fed back to this position, for models that have one.
+        chains: for models of prototype mixers, which channels and earlier tokens the leading
+            prototypes' activations came through; computed when they are looked at.
     """
 
     position: int
@@ -78,41 +84,51 @@ class Step:
     explained_share: float
     prototypes: tuple[PrototypeUse, ...]
     uncertainty: float | None = None
+    # A function of the rest, and not free: neither == nor repr() computes it.
+    chains: Sequence[PrototypeChain] | None = field(default=None, compare=False, repr=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the entry of ``prismlm explain --json``."""
-        figures = {item.name: getattr(self, item.name) for item in fields(self)}
-        return figures | {"prototypes": [use._asdict() for use in self.prototypes]}
+        """Return the entry of ``prismlm explain --json``; chains only where there are any."""
+        value = self._figures() | {"prototypes": [use._asdict() for use in self.prototypes]}
+        if self.chains is not None:
+            value["chains"] = [chain.to_dict() for chain in self.chains]
+        return value
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Yield a row of a table for each prototype in use, the step's own figures repeated."""
+        own = {name: value for name, value in self._figures().items() if name != "prototypes"}
+        for use in self.prototypes:
+            yield own | {f"prototype_{k}": v for k, v in use._asdict().items()}
+
+    def _figures(self) -> dict[str, Any]:
+        return {item.name: getattr(self, item.name) for item in fields(self) if item.compare}
 
 
-class Steps(Sequence[Step]):
-    """Steps that are put into objects and words when they are first looked at.
+class Deferred(Sequence[T], Generic[T]):
+    """A sequence of known length that is built when it is first looked at."""
 
-    Shares do not need them, and beside the model's own work they are not free.
-    """
-
-    def __init__(self, length: int, build: Callable[[], tuple[Step, ...]]) -> None:
+    def __init__(self, length: int, build: Callable[[], tuple[T, ...]]) -> None:
         self._length = length
         self._build = build
 
     @cached_property
-    def _built(self) -> tuple[Step, ...]:
+    def _built(self) -> tuple[T, ...]:
         return self._build()
 
     def __len__(self) -> int:
         return self._length
 
     @overload
-    def __getitem__(self, index: int) -> Step: ...
+    def __getitem__(self, index: int) -> T: ...
 
     @overload
-    def __getitem__(self, index: slice) -> tuple[Step, ...]: ...
+    def __getitem__(self, index: slice) -> tuple[T, ...]: ...
 
-    def __getitem__(self, index: int | slice) -> Step | tuple[Step, ...]:
+    def __getitem__(self, index: int | slice) -> T | tuple[T, ...]:
         return self._built[index]
 
     def __eq__(self, other: object) -> bool:
-        return self._built == (other._built if isinstance(other, Steps) else other)
+        return self._built == (other._built if isinstance(other, Deferred) else other)
 
     def __hash__(self) -> int:
         return hash(self._built)
@@ -122,6 +138,13 @@ class Steps(Sequence[Step]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return tuple, (self._built,)
+
+
+class Steps(Deferred[Step]):
+    """Steps that are put into objects and words when they are first looked at.
+
+    Shares do not need them, and beside the model's own work they are not free.
+    """
 
 
 @dataclass(frozen=True)
@@ -247,14 +270,10 @@ class Trace:
 def write_parquet(traces: Sequence[Trace], path: Path | str) -> None:
     """Write one row per step and prototype in use; several traces get a column ``text``, from 0."""
     rows = [
-        {
-            **({"text": number} if len(traces) > 1 else {}),
-            **{k: v for k, v in step.to_dict().items() if k != "prototypes"},
-            **{f"prototype_{k}": v for k, v in use._asdict().items()},
-        }
+        ({"text": number} if len(traces) > 1 else {}) | row
         for number, trace in enumerate(traces)
         for step in trace
-        for use in step.prototypes
+        for row in step.rows()
     ]
     with atomic_file(path) as temporary:
         pq.write_table(pa.Table.from_pylist(rows), temporary)

@@ -101,6 +101,23 @@
     return make("div", "p-logit", chart, axis, equation);
   };
 
+  const chain = (one) => {
+    const [embedding, layers, channels, edit] = one.parts;
+    const sum = make("p", "p-equation", "activation ", make("b", null, plain(one.activation)), " = embedding ",
+      make("b", null, plain(embedding)), " + SwiGLUs ", make("b", null, plain(layers)), " + channels ",
+      make("b", null, plain(channels)), edit ? ` + edit ${plain(edit)}` : "");
+    const list = one.channels.map(([layer, channel, life, part, contribution, tokens]) => {
+      const place = make("span", "p-channel", `layer ${layer} · channel ${channel}`,
+        make("small", null, `half-life ${life < 1000 ? life.toPrecision(3) : Math.round(life)}`));
+      const value = make("span", "p-number", signed(part));
+      value.title = `${signed(contribution)} of the logit`;
+      const from = tokens.map(([position, token, given]) =>
+        make("span", "p-source", shown(token, "p-target"), make("small", null, `${signed(given)} at ${position}`)));
+      return make("li", null, value, place, make("span", "p-from", ...from));
+    });
+    return make("div", "p-chain", sum, make("ol", null, ...list));
+  };
+
   const row = (mark, name, numbers) => {
     const cells = numbers.map(([label, x]) => {
       const cell = make("span", "p-number", x === null ? "" : label === "cosine" ? x.toFixed(2) : signed(x));
@@ -123,7 +140,7 @@
       const contexts = one.contexts.map((n) =>
         make("li", null, quote(data.contexts[n], "p-line"), origin(data.contexts[n])));
       const body = contexts.length ? make("ol", "p-contexts", ...contexts) : make("p", "p-note", "No context in the corpus.");
-      const entry = make("details", null, summary, body);
+      const entry = make("details", null, summary, ...(step.chains?.[i] ? [chain(step.chains[i])] : []), body);
       entry.open = i < opened;
       list.append(entry);
     });
@@ -131,6 +148,10 @@
       if (name === "bias" && !contribution) continue;
       list.append(make("div", "p-row p-plain", ...row(make("span", `p-chip p-${name}`, mark), make("span", "p-name", name),
         [["contribution", contribution], ["evidence", evidence], ["cosine", null]])));
+    }
+    if (step.chains) {
+      list.append(make("p", "p-note p-direct", "Parts of an activation are those of the direct path: what a channel gave " +
+        "to later layers, and reached the prototype through them, counts as theirs. The largest channels and tokens are shown."));
     }
     return list;
   };

@@ -1,9 +1,21 @@
 """Reading the channels of prototype mixers, and intervening on them."""
 
 from prismlm.lens.routing.activations import Sequences, value_norms
-from prismlm.lens.routing.curves import LayerCurves, TextCurves, read_channels, read_text
+from prismlm.lens.routing.chain import ChannelSource, ChannelUse, PrototypeChain
+from prismlm.lens.routing.curves import (
+    LayerCurves,
+    TextCurves,
+    read_channels,
+    read_text,
+)
+from prismlm.lens.routing.direct_path import ActivationParts, DirectPath
 from prismlm.lens.routing.gate_use import GateUse, LayerUse, gate_uses
-from prismlm.lens.routing.interventions import Intervention, MaskRead, MaskWrite, Reinitialise
+from prismlm.lens.routing.interventions import (
+    Intervention,
+    MaskRead,
+    MaskWrite,
+    Reinitialise,
+)
 from prismlm.lens.routing.lags import LagCorrelation, read_write_lags
 from prismlm.lens.routing.locality import (
     Quartiles,
@@ -13,7 +25,13 @@ from prismlm.lens.routing.locality import (
     spearman,
 )
 from prismlm.lens.routing.measure import LayerMetrics, measure
-from prismlm.lens.routing.mixers import half_life, half_lives, has_mixers, mixers_of
+from prismlm.lens.routing.mixers import (
+    half_life,
+    half_lives,
+    has_mixers,
+    mixers_of,
+)
+from prismlm.lens.routing.residual_stream import read_direct_path
 from prismlm.lens.routing.scope import intervene
 from prismlm.lens.routing.top_sequences import (
     ChannelSequence,
@@ -24,8 +42,12 @@ from prismlm.lens.routing.top_sequences import (
 )
 
 __all__ = [
+    "ActivationParts",
     "ChannelSequence",
+    "ChannelSource",
     "ChannelToken",
+    "ChannelUse",
+    "DirectPath",
     "GateUse",
     "Intervention",
     "LagCorrelation",
@@ -34,6 +56,7 @@ __all__ = [
     "LayerUse",
     "MaskRead",
     "MaskWrite",
+    "PrototypeChain",
     "Quartiles",
     "RankCorrelation",
     "Reinitialise",
@@ -50,6 +73,7 @@ __all__ = [
     "quartiles",
     "rank_sequences",
     "read_channels",
+    "read_direct_path",
     "read_text",
     "read_write_lags",
     "repetition",

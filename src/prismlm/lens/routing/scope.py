@@ -107,6 +107,11 @@ def intervene(model: nn.Module, *interventions: Intervention) -> Iterator[None]:
         _plans.reset(token)
 
 
+def interventions_hold() -> bool:
+    """Return whether any intervention holds in this thread or task."""
+    return bool(_plans.get())
+
+
 def _planned(model: nn.Module, interventions: Iterable[Intervention]) -> dict[nn.Module, _Plan]:
     mixers = mixers_of(model)
     plans: dict[nn.Module, _Plan] = {}

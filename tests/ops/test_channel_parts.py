@@ -1,0 +1,107 @@
+"""Channel and token parts: by hand, against the double sums, and against the prefix mean."""
+
+import math
+
+import pytest
+import torch
+
+from prismlm.errors import InputError
+from prismlm.ops.channel_parts import ChannelFlow, channel_parts, naive, token_parts
+from prismlm.ops.prototype_mixer import naive as prefix
+
+LENGTH, CHANNELS, WIDTH = 9, 4, 6
+
+
+def make_flow(taps=3, groups=1, normalise=True, per_token=False, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator)
+
+    inputs, kernel = draw(LENGTH, WIDTH), draw(taps, WIDTH)
+    values = torch.zeros_like(inputs)
+    for delta in range(taps):
+        values[delta:] += kernel[delta] * inputs[: LENGTH - delta]
+    decay = draw(LENGTH if per_token else 1, CHANNELS).sigmoid().expand(LENGTH, -1)
+    write, read = (draw(LENGTH, CHANNELS).softmax(-1) for _ in range(2))
+    log_decay = decay.double().log().cumsum(0)
+    return ChannelFlow(write, read, log_decay, values, inputs, kernel, normalise, groups)
+
+
+def test_by_hand():
+    # One channel, one value, β = ½, gates of 1; v = 4, 2 without a convolution, read at the third.
+    one = torch.ones(3, 1)
+    inputs = torch.tensor([[4.0], [2.0], [7.0]])
+    log_decay = torch.arange(3.0).double()[:, None] * math.log(0.5)
+    flow = ChannelFlow(one, 0.5 * one, log_decay, inputs, inputs, torch.ones(1, 1))
+    y = torch.tensor([[10.0]])
+    # Left: ¼ and ½ of a mass of ¾, so ⅓·4 and ⅔·2; half of it is read, times 10.
+    tokens = token_parts(flow, 2, y, torch.tensor([0]))
+    torch.testing.assert_close(tokens, torch.tensor([[20 / 3, 20 / 3]]).double())
+    torch.testing.assert_close(channel_parts(flow, 2, y), torch.tensor([[40 / 3]]).double())
+    raw = flow._replace(normalise=False)
+    torch.testing.assert_close(
+        token_parts(raw, 2, y, torch.tensor([0])), torch.tensor([[5.0, 5.0]]).double()
+    )
+    # A convolution v_j = x_j + 3 x_{j−1}: values 4 and 14, of which 12 came from the first token.
+    mixed = flow._replace(kernel=torch.tensor([[1.0], [3.0]]), values=inputs + 3 * inputs.roll(1))
+    mixed.values[0] = 4
+    tokens = token_parts(mixed, 2, y, torch.tensor([0]))
+    torch.testing.assert_close(tokens, torch.tensor([[140 / 3, 20 / 3]]).double())
+    torch.testing.assert_close(channel_parts(mixed, 2, y)[0], tokens.sum(1))
+
+
+@pytest.mark.parametrize("taps", [1, 5])
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("normalise", [True, False])
+@pytest.mark.parametrize("per_token", [True, False])
+def test_as_the_double_sums(taps, groups, normalise, per_token):
+    flow = make_flow(taps, groups, normalise, per_token)
+    directions = torch.randn(3, WIDTH, generator=torch.Generator().manual_seed(1))
+    channels = torch.tensor([3, 0, 3])
+    for position in (0, 1, 3, LENGTH - 1):
+        found = channel_parts(flow, position, directions)
+        torch.testing.assert_close(found, naive.channel_parts(flow, position, directions))
+        tokens = token_parts(flow, position, directions, channels)
+        assert tokens.shape == (3, position)
+        expected = naive.token_parts(flow, position, directions, channels)
+        torch.testing.assert_close(tokens, expected)
+        of_channels = found.gather(1, channels[:, None])[:, 0]
+        torch.testing.assert_close(tokens.sum(1), of_channels, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("normalise", [True, False])
+def test_channels_sum_to_the_prefix_mean(normalise):
+    flow = make_flow(normalise=normalise)
+    decay = (flow.log_decay[1] - flow.log_decay[0]).exp().float()
+    out, _ = prefix.prefix_mean(
+        flow.write[None], flow.read[None], flow.values[None], decay, normalise=normalise
+    )
+    for position in range(LENGTH):
+        found = channel_parts(flow, position, torch.eye(WIDTH)).sum(1)
+        torch.testing.assert_close(found.float(), out[0, position])
+
+
+def test_an_empty_channel_gives_nothing():
+    flow = make_flow()
+    flow.write[:, 1] = 0
+    # So much decay that of channel 2 less than 1e-30 is left after one step.
+    flow.log_decay[:, 2] = -80.0 * torch.arange(LENGTH)
+    directions = torch.randn(2, WIDTH)
+    found = channel_parts(flow, 5, directions)
+    assert (found[:, 1:3] == 0).all()
+    assert (found[:, [0, 3]] != 0).all()
+    assert (token_parts(flow, 5, directions, torch.tensor([1, 2])) == 0).all()
+    torch.testing.assert_close(found, naive.channel_parts(flow, 5, directions))
+
+
+def test_what_does_not_fit_is_refused():
+    flow = make_flow()
+    directions = torch.randn(1, WIDTH)
+    for form in (channel_parts, naive.channel_parts):
+        with pytest.raises(InputError, match="no position 9"):
+            form(flow, LENGTH, directions)
+        with pytest.raises(InputError, match=r"expected \[C, 6\]"):
+            form(flow, 3, directions[:, 1:])
+        with pytest.raises(InputError, match="5 groups do not divide 4 channels"):
+            form(flow._replace(groups=5), 3, directions)
