@@ -110,8 +110,8 @@ def _tokens(trace: Trace) -> Text:
 
 def _print_predictions(console: Console, steps: Sequence[Step], top: int) -> None:
     longest = TOKEN_WIDTH if console.width >= WIDTH_WHERE_PIPED else NARROW_TOKEN_WIDTH
-    tokens = [_fit(visible(plain(step.token)), longest) for step in steps]
-    targets = [_fit(visible(plain(step.target)), longest) for step in steps]
+    tokens = [fit(visible(plain(step.token)), longest) for step in steps]
+    targets = [fit(visible(plain(step.target)), longest) for step in steps]
     widths = [max(5, *map(cell_len, tokens)), max(6, *map(cell_len, targets)), 5, 10, 6]
     room = max(12, console.width - sum(widths) - 2 * len(widths))
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
@@ -121,7 +121,7 @@ def _print_predictions(console: Console, steps: Sequence[Step], top: int) -> Non
     table.add_column("logits of prototypes", no_wrap=True, width=room)
     table.add_column("resid.", no_wrap=True, width=widths[-1], justify="right")
     for step, token, target in zip(steps, tokens, targets, strict=True):
-        share = Text(_bar(step.explained_share, 4), style="cyan")
+        share = Text(bar(step.explained_share, 4), style="cyan")
         share.append(f" {step.explained_share:>4.0%}", style="default")
         table.add_row(
             Text(token),
@@ -140,7 +140,7 @@ def _prototypes(step: Step, top: int, room: int) -> Text:
     for number, use in enumerate(step.prototypes[:top]):
         name = (plain(use.name) if use.name else "prototype").split(" · ")
         item = Text("  " if number else "").append(f"{use.contribution:+.2f} ")
-        item.append(_fit(" · ".join(name[: 1 if room < 60 else 2]), 24), _colour(use, 0.6))
+        item.append(fit(" · ".join(name[: 1 if room < 60 else 2]), 24), _colour(use, 0.6))
         item.append(f" #{use.id}", "dim")
         left = len(step.prototypes) - number - 1
         if shown and shown.cell_len + item.cell_len + (5 if left else 0) > room:
@@ -167,8 +167,8 @@ def print_shares(console: Console, sources: Sources) -> None:
     table.add_column(no_wrap=True, justify="right")
     table.add_column(no_wrap=True)
     for key, share, style in rows:
-        bar = _bar(share / widest, min(36, room, console.width // 3))
-        table.add_row(Text(plain(key)), f"{share:.1%}", Text(bar.rstrip(), style=style))
+        drawn = bar(share / widest, min(36, room, console.width // 3))
+        table.add_row(Text(plain(key)), f"{share:.1%}", Text(drawn.rstrip(), style=style))
     console.print(table)
     console.print()
 
@@ -226,7 +226,8 @@ def _printable(text: str) -> Iterator[str]:
             yield letter if letter.isprintable() else "�"
 
 
-def _fit(text: str, width: int = TOKEN_WIDTH) -> str:
+def fit(text: str, width: int = TOKEN_WIDTH) -> str:
+    """Return a text of at most so many columns, the last an ellipsis where it was cut."""
     return text if cell_len(text) <= width else set_cell_size(text, width - 1) + "…"
 
 
@@ -234,7 +235,8 @@ def _percent(share: float) -> str:
     return f"{share:.1%}" if share >= 0.0005 else "<0.1%"
 
 
-def _bar(share: float, width: int) -> str:
+def bar(share: float, width: int) -> str:
+    """Return a bar of ``share`` of so many columns, padded with spaces."""
     eighths = round(min(max(share, 0.0), 1.0) * width * 8)
     full, rest = divmod(eighths, 8)
     return ("█" * full + (EIGHTHS[rest] if rest else "")).ljust(width)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from prismlm.errors import InputError
 from prismlm.lens.routing.activations import Kind, Pass, Sequences, activations
 from prismlm.lens.routing.metrics import entropy, gini, sparsity_ratio
 from prismlm.lens.routing.mutual_information import TokenCounts, equal_bins
+from prismlm.progress import SILENT, Reporter
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -23,6 +25,7 @@ class LayerMetrics:
 
     Attributes:
         layer: from 0.
+        width: P, how many channels or heads there are.
         positions: how many were read.
         sparsity_ratio: max over mean, 1 to P.
         gini: 0 to 1 − 1/P.
@@ -32,12 +35,18 @@ class LayerMetrics:
     """
 
     layer: int
+    width: int
     positions: int
     sparsity_ratio: float
     gini: float
     entropy: float
     mutual_information: float
     mutual_information_corrected: float
+
+    @property
+    def entropy_share(self) -> float:
+        """Entropy as a share of ln P, what it is if all are equal; NaN where there is one alone."""
+        return self.entropy / math.log(self.width) if self.width > 1 else math.nan
 
 
 class LayerTally:
@@ -62,6 +71,7 @@ class LayerTally:
             )
         self.vocabulary, self.bins, self.sample = vocabulary, bins, sample
         self.positions = 0
+        self.width = 0
         self._sums = torch.zeros(3, dtype=torch.float64)
         self._waiting: list[tuple[Tensor, Tensor]] = []
         self._counts: TokenCounts | None = None
@@ -74,6 +84,7 @@ class LayerTally:
         """
         self._sums += torch.stack([f(found).sum() for f in (sparsity_ratio, gini, entropy)])
         self.positions += len(tokens)
+        self.width = found.shape[-1]
         if self._counts is not None:
             self._counts.add(tokens, found.abs())
             return
@@ -94,6 +105,7 @@ class LayerTally:
         ratio, inequality, spread = (self._sums / self.positions).tolist()
         return LayerMetrics(
             layer,
+            self.width,
             self.positions,
             ratio,
             inequality,
@@ -118,6 +130,7 @@ def measure(
     *,
     bins: int = 8,
     sample: int = 8192,
+    progress: Reporter = SILENT,
 ) -> tuple[LayerMetrics, ...]:
     """Return sparsity ratio, Gini, entropy and mutual information of every layer.
 
@@ -129,11 +142,13 @@ def measure(
         InputError: activations that the model does not have, or no text.
     """
     tallies: list[LayerTally] = []
-    for batch in sequences.batches():
-        found: Pass = activations(model, batch, kind)
-        tallies = tallies or [
-            LayerTally(model.config.vocab_size, bins, sample) for _ in found.layers
-        ]
-        for tally, layer in zip(tallies, found.layers, strict=True):
-            tally.add(found.tokens, layer)
+    with progress.task("Measuring layers", sequences.tokens) as task:
+        for batch in sequences.batches():
+            found: Pass = activations(model, batch, kind)
+            tallies = tallies or [
+                LayerTally(model.config.vocab_size, bins, sample) for _ in found.layers
+            ]
+            for tally, layer in zip(tallies, found.layers, strict=True):
+                tally.add(found.tokens, layer)
+            task.advance(len(found.tokens))
     return tuple(tally.metrics(layer) for layer, tally in enumerate(tallies))
