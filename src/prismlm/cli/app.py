@@ -46,11 +46,12 @@ class ErrorsAsMessages(TyperGroup):
                 typer.echo(f"error: {error}", err=True)
             raise typer.Exit(BAD_INPUT) from None
         except ModuleNotFoundError as error:
-            if error.name not in EXTRAS:
+            package = (error.name or "").partition(".")[0]
+            if package not in EXTRAS:
                 raise
-            extra = EXTRAS[error.name]
+            extra = EXTRAS[package]
             typer.echo(
-                f"error: this command needs {error.name}, which is not installed. "
+                f"error: this command needs {package}, which is not installed. "
                 f"Install prismlm with its extra {extra}: pip install 'prismlm[{extra}]'",
                 err=True,
             )

@@ -148,7 +148,7 @@ def _print_channels(
     room = console.width - TAKEN
     if ranked:
         table.add_column("writes most", no_wrap=True, width=TOKENS_WIDTH, overflow="ellipsis")
-        table.add_column("in its first sequence", no_wrap=True, width=room, overflow="ellipsis")
+        table.add_column("first sequence", no_wrap=True, width=room, overflow="ellipsis")
     for channel in shown:
         row: list[str | Text] = [str(channel.channel), f"{channel.half_life:.2f}"]
         if ranked:

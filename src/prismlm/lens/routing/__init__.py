@@ -13,6 +13,9 @@ from prismlm.lens.routing.locality import (
 )
 from prismlm.lens.routing.measure import LayerMetrics, measure
 from prismlm.lens.routing.mixers import half_life, half_lives
+from prismlm.lens.routing.page import channel_page, write_page
+from prismlm.lens.routing.report import ChannelReport
+from prismlm.lens.routing.reporting import ReportOptions, channel_report
 from prismlm.lens.routing.scope import intervene
 from prismlm.lens.routing.top_sequences import (
     ChannelSequence,
@@ -23,6 +26,7 @@ from prismlm.lens.routing.top_sequences import (
 )
 
 __all__ = [
+    "ChannelReport",
     "ChannelSequence",
     "ChannelToken",
     "Intervention",
@@ -34,9 +38,12 @@ __all__ = [
     "Quartiles",
     "RankCorrelation",
     "Reinitialise",
+    "ReportOptions",
     "Sequences",
     "TextCurves",
     "TopSequences",
+    "channel_page",
+    "channel_report",
     "half_life",
     "half_lives",
     "intervene",
@@ -50,4 +57,5 @@ __all__ = [
     "sequences_of",
     "spearman",
     "value_norms",
+    "write_page",
 ]
