@@ -56,6 +56,17 @@ def make_corpus(directory):
     return build_corpus(source, directory / "corpus", vocab_size=VOCABULARY)
 
 
+def save_model(model, corpus, directory, *, trained_on=True):
+    """Write a plain checkpoint, as ``prismlm train`` leaves one of a model without a head."""
+    model.save_pretrained(directory)
+    corpus.tokenizer.save_pretrained(directory)
+    if trained_on:
+        noted = {"name": corpus.name, "fingerprint": corpus.fingerprint}
+        run = {"recipe": {"corpus": str(corpus.path)}, "corpus": noted}
+        (directory / "training.json").write_text(json.dumps(run))
+    return directory
+
+
 def tokens(*shape, seed=0):
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(1, VOCABULARY, shape, generator=generator)

@@ -27,7 +27,10 @@ from prismlm.errors import InputError, PrismError
 
 BAD_INPUT = 2
 INTERRUPTED = 130
-TRAINING_PACKAGES = ("accelerate", "pydantic", "tensorboard", "yaml")
+EXTRAS = {
+    **dict.fromkeys(("accelerate", "pydantic", "tensorboard", "yaml"), "train"),
+    "matplotlib": "plot",
+}
 
 
 class ErrorsAsMessages(TyperGroup):
@@ -43,11 +46,13 @@ class ErrorsAsMessages(TyperGroup):
                 typer.echo(f"error: {error}", err=True)
             raise typer.Exit(BAD_INPUT) from None
         except ModuleNotFoundError as error:
-            if error.name not in TRAINING_PACKAGES:
+            package = (error.name or "").partition(".")[0]
+            if package not in EXTRAS:
                 raise
+            extra = EXTRAS[package]
             typer.echo(
-                f"error: this command needs {error.name}, which is not installed. "
-                "Install prismlm with its training extra: pip install 'prismlm[train]'",
+                f"error: this command needs {package}, which is not installed. "
+                f"Install prismlm with its extra {extra}: pip install 'prismlm[{extra}]'",
                 err=True,
             )
             raise typer.Exit(BAD_INPUT) from None

@@ -1,4 +1,4 @@
-"""prismlm inspect: whether a lens had converged, and how varied its contexts are."""
+"""prismlm inspect: how far a lens converged and how varied it is; what channels carry."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from prismlm.cli.inspect_channels import channels
 from prismlm.cli.options import Json, Model
 from prismlm.errors import InputError
 
@@ -32,13 +33,16 @@ class ModelFirst(TyperGroup):
 app = typer.Typer(
     cls=ModelFirst,
     no_args_is_help=True,
-    help="Measure what a model's lens holds: `prismlm inspect MODEL`.",
+    help="Measure what a lens holds: `prismlm inspect MODEL`; or what channels carry.",
 )
 
 
 @app.callback()
 def _group() -> None:
     pass
+
+
+app.command()(channels)
 
 
 @app.command(name=DEFAULT)

@@ -125,7 +125,7 @@ def _print_predictions(console: Console, steps: Sequence[Step], top: int) -> Non
     table.add_column("logits of prototypes", no_wrap=True, width=room)
     table.add_column("resid.", no_wrap=True, width=widths[-1], justify="right")
     for step, token, target in zip(steps, tokens, targets, strict=True):
-        share = Text(_bar(step.explained_share, 4), style="cyan")
+        share = Text(bar(step.explained_share, 4), style="cyan")
         share.append(f" {step.explained_share:>4.0%}", style="default")
         table.add_row(
             Text(token),
@@ -171,8 +171,8 @@ def print_shares(console: Console, sources: Sources) -> None:
     table.add_column(no_wrap=True, justify="right")
     table.add_column(no_wrap=True)
     for key, share, style in rows:
-        bar = _bar(share / widest, min(36, room, console.width // 3))
-        table.add_row(Text(plain(key)), f"{share:.1%}", Text(bar.rstrip(), style=style))
+        drawn = bar(share / widest, min(36, room, console.width // 3))
+        table.add_row(Text(plain(key)), f"{share:.1%}", Text(drawn.rstrip(), style=style))
     console.print(table)
     console.print()
 
@@ -231,7 +231,7 @@ def _printable(text: str) -> Iterator[str]:
 
 
 def fit(text: str, width: int = TOKEN_WIDTH) -> str:
-    """Return text of at most so many columns, cut where it is longer."""
+    """Return a text of at most so many columns, the last an ellipsis where it was cut."""
     return text if cell_len(text) <= width else set_cell_size(text, width - 1) + "…"
 
 
@@ -239,7 +239,8 @@ def _percent(share: float) -> str:
     return f"{share:.1%}" if share >= 0.0005 else "<0.1%"
 
 
-def _bar(share: float, width: int) -> str:
+def bar(share: float, width: int) -> str:
+    """Return a bar of ``share`` of so many columns, padded with spaces."""
     eighths = round(min(max(share, 0.0), 1.0) * width * 8)
     full, rest = divmod(eighths, 8)
     return ("█" * full + (EIGHTHS[rest] if rest else "")).ljust(width)

@@ -62,7 +62,7 @@ def _asset(name: str) -> str:
 def _body(trace: Trace, number: int = 0) -> str:
     if not trace.steps:
         return '<article class="prismlm"><p class="p-note">This trace has no steps.</p></article>'
-    data = _json(trace_data(trace))
+    data = json_for_script(trace_data(trace))
     scope = f"prismlm-{hashlib.sha256(data.encode()).hexdigest()[:12]}-{number}"
     return (
         f'<article class="prismlm" id="{scope}">\n{_header(trace)}\n'
@@ -77,8 +77,8 @@ def _body(trace: Trace, number: int = 0) -> str:
     )
 
 
-def _json(value: dict[str, Any]) -> str:
-    # Escaped so that no text can end the script element or start a comment in it.
+def json_for_script(value: dict[str, Any]) -> str:
+    """Return JSON, escaped so that no text in it can end a script element or start a comment."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)
     for letter in "<>&\u2028\u2029":
         text = text.replace(letter, f"\\u{ord(letter):04x}")

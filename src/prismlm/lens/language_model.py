@@ -9,18 +9,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-)
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from prismlm.corpus.tokenizer import fingerprint
-from prismlm.errors import FormatError, InputError
+from prismlm.errors import InputError
 from prismlm.layers import PrototypeHead
 from prismlm.lens.directory import Lens
 from prismlm.lens.edits import Edit, Only
@@ -35,7 +29,7 @@ from prismlm.lens.explain import (
 )
 from prismlm.lens.layout import find_lens
 from prismlm.lens.trace import Trace
-from prismlm.models.quiet import quiet_transformers
+from prismlm.models.checkpoint import read_checkpoint
 from prismlm.models.seam import LogitMap, verify_logit_map
 from prismlm.models.sidecar import Sidecar, has_sidecar, load_sidecar
 
@@ -206,15 +200,9 @@ def load_checkpoint(path: Path | str, *, device: str = "cpu") -> Checkpoint:
         )
     if not has_sidecar(directory):
         load_sidecar(directory)  # raises, saying what is missing
-    try:
-        with quiet_transformers():
-            model = AutoModelForCausalLM.from_pretrained(directory, dtype="auto")
-            tokenizer = AutoTokenizer.from_pretrained(directory)
-    except (OSError, ValueError, SafetensorError) as error:
-        raise FormatError(f"the checkpoint in {directory} cannot be read: {error}") from error
+    model, tokenizer = read_checkpoint(directory, device=device)
     sidecar = load_sidecar(directory, model)
     verify_logit_map(model, sidecar.logit_map)
-    model.to(torch.device(device)).eval()  # pyright: ignore[reportArgumentType]
     sidecar.head.to(device)
     return Checkpoint(model, tokenizer, sidecar)
 

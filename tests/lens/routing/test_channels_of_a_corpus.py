@@ -234,3 +234,13 @@ def test_what_cannot_be_read_is_refused(corpus, model, sequences):
         dataclasses.replace(sequences, length=0)
     with pytest.raises(InputError, match="max_tokens"):
         dataclasses.replace(sequences, max_tokens=0)
+    with pytest.raises(InputError, match=r"no split 'held-out'.*Did you mean 'heldout'"):
+        dataclasses.replace(sequences, split="held-out")  # pyright: ignore[reportArgumentType]
+
+
+def test_sequences_say_how_many_tokens_they_are(corpus, sequences):
+    assert sequences.tokens == corpus.num_tokens
+    assert dataclasses.replace(sequences, max_tokens=7).tokens == 7
+    assert dataclasses.replace(sequences, max_tokens=10**9).tokens == corpus.num_tokens
+    parts = [dataclasses.replace(sequences, split=split).tokens for split in ("train", "heldout")]
+    assert sum(parts) == corpus.num_tokens

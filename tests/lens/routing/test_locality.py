@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import sys
 
 import pytest
 import torch
@@ -46,6 +47,19 @@ def test_p_by_students_distribution():
     assert found.rho == pytest.approx(expected.statistic)
     assert found.p == pytest.approx(expected.pvalue)
     assert spearman(x, y, permutations=4000).p == pytest.approx(found.p, abs=0.03)
+
+
+def test_without_scipy_rho_is_the_same_and_p_from_permutations(monkeypatch):
+    pytest.importorskip("scipy.stats")
+    x = torch.rand(60, generator=torch.Generator().manual_seed(2)).round(decimals=1)
+    y = torch.rand(60, generator=torch.Generator().manual_seed(3)) + 0.5 * x
+    with_it = spearman(x, y)
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    without = spearman(x, y)
+    assert (with_it.p_from, without.p_from) == ("t", "permutations")
+    assert (without.rho, without.count) == (with_it.rho, with_it.count)
+    assert 0.001 < with_it.p < 0.2
+    assert without.p == pytest.approx(with_it.p, abs=0.01)
 
 
 def test_what_has_no_ranks_is_refused():

@@ -31,6 +31,9 @@ from prismlm.lens.routing.mixers import (
     has_mixers,
     mixers_of,
 )
+from prismlm.lens.routing.page import channel_page, write_page
+from prismlm.lens.routing.report import ChannelReport
+from prismlm.lens.routing.reporting import ReportOptions, channel_report
 from prismlm.lens.routing.residual_stream import read_direct_path
 from prismlm.lens.routing.scope import intervene
 from prismlm.lens.routing.top_sequences import (
@@ -43,6 +46,7 @@ from prismlm.lens.routing.top_sequences import (
 
 __all__ = [
     "ActivationParts",
+    "ChannelReport",
     "ChannelSequence",
     "ChannelSource",
     "ChannelToken",
@@ -60,9 +64,12 @@ __all__ = [
     "Quartiles",
     "RankCorrelation",
     "Reinitialise",
+    "ReportOptions",
     "Sequences",
     "TextCurves",
     "TopSequences",
+    "channel_page",
+    "channel_report",
     "gate_uses",
     "half_life",
     "half_lives",
@@ -80,4 +87,5 @@ __all__ = [
     "sequences_of",
     "spearman",
     "value_norms",
+    "write_page",
 ]

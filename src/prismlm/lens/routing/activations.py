@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from prismlm.corpus.blocks import BlockPlan, block_passes, read_block
+from prismlm.corpus.blocks import BlockPlan, block_passes, read_block, split_counts
 from prismlm.errors import InputError, suggest
 from prismlm.layers import MixerEvidence
 from prismlm.lens.routing.mixers import mixers_of
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["write", "read", "values"]
 KINDS = ("write", "read", "values")
+SPLITS = ("train", "heldout", "all")
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Sequences:
         max_tokens: after which to stop, or None for all.
 
     Raises:
-        InputError: a length or a number of tokens below 1.
+        InputError: an unknown split, or a length or a number of tokens below 1.
     """
 
     corpus: Corpus
@@ -49,10 +50,21 @@ class Sequences:
     max_tokens: int | None = None
 
     def __post_init__(self) -> None:
+        if self.split not in SPLITS:
+            raise InputError(
+                f"there is no split {self.split!r}: expected {', '.join(SPLITS)}."
+                f"{suggest(self.split, list(SPLITS))}"
+            )
         if self.length < 1:
             raise InputError(f"sequences of {self.length} tokens: expected at least 1.")
         if self.max_tokens is not None and self.max_tokens < 1:
             raise InputError(f"max_tokens is {self.max_tokens}: expected at least 1, or None.")
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens are read; what the last batch goes beyond ``max_tokens`` not counted."""
+        there = split_counts(self.corpus, self.split)[1]
+        return there if self.max_tokens is None else min(there, self.max_tokens)
 
     def batches(self) -> Iterator[WindowBatch]:
         """Yield the sequences in batches, each a function of its block alone.

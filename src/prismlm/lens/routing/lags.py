@@ -87,16 +87,10 @@ class LagTally:
         length, shuffles = len(write), len(self._products) - 1
         orders = torch.rand(shuffles, length, generator=self._generator).argsort(1)
         orders = torch.cat([torch.arange(length)[None], orders])
-        reads = read[orders]
-        for place, lag in enumerate(range(-self.max_lag, self.max_lag + 1)):
-            shared = length - abs(lag)
-            if shared < 1:
-                continue
-            early, late = max(0, -lag), max(0, lag)
-            products = torch.einsum(
-                "str,tr->sr", reads[:, early : early + shared], write[late : late + shared]
-            )
-            self._products[:, :, place] += products
+        # windows[r, i] holds w_{i−L} to w_{i+L}, with zeros beyond the ends.
+        padded = torch.nn.functional.pad(write.T, (self.max_lag, self.max_lag))
+        windows = padded.unfold(1, 2 * self.max_lag + 1, 1)
+        self._products += torch.bmm(read.T[:, orders], windows).transpose(0, 1)
 
     def result(self) -> LagCorrelation:
         """Return the correlations so far."""

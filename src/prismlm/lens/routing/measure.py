@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from prismlm.lens.routing.activations import Kind, Pass, Sequences, activations
 from prismlm.lens.routing.metrics import entropy, gini, sparsity_ratio
 from prismlm.lens.routing.mixers import mixers_of
 from prismlm.lens.routing.mutual_information import TokenCounts, equal_bins
+from prismlm.progress import SILENT, Reporter
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -27,6 +29,7 @@ class LayerMetrics:
 
     Attributes:
         layer: from 0.
+        width: P, how many channels (of a group) or heads there are.
         positions: how many were read.
         sparsity_ratio: max over mean, 1 to P.
         gini: 0 to 1 − 1/P.
@@ -36,12 +39,18 @@ class LayerMetrics:
     """
 
     layer: int
+    width: int
     positions: int
     sparsity_ratio: float
     gini: float
     entropy: float
     mutual_information: float
     mutual_information_corrected: float
+
+    @property
+    def entropy_share(self) -> float:
+        """Entropy as a share of ln P, what it is if all are equal; NaN where there is one alone."""
+        return self.entropy / math.log(self.width) if self.width > 1 else math.nan
 
 
 class LayerTally:
@@ -67,6 +76,7 @@ class LayerTally:
             )
         self.vocabulary, self.bins, self.sample, self.groups = vocabulary, bins, sample, groups
         self.positions = 0
+        self.width = 0
         self._sums = torch.zeros(3, dtype=torch.float64)
         self._waiting: list[tuple[Tensor, Tensor]] = []
         self._counts: TokenCounts | None = None
@@ -81,6 +91,7 @@ class LayerTally:
         figures = (f(parts).mean(-1).sum() for f in (sparsity_ratio, gini, entropy))
         self._sums += torch.stack(list(figures))
         self.positions += len(tokens)
+        self.width = found.shape[-1] // self.groups
         if self._counts is not None:
             self._counts.add(tokens, found.abs())
             return
@@ -101,6 +112,7 @@ class LayerTally:
         ratio, inequality, spread = (self._sums / self.positions).tolist()
         return LayerMetrics(
             layer,
+            self.width,
             self.positions,
             ratio,
             inequality,
@@ -125,6 +137,7 @@ def measure(
     *,
     bins: int = 8,
     sample: int = 8192,
+    progress: Reporter = SILENT,
 ) -> tuple[LayerMetrics, ...]:
     """Return sparsity ratio, Gini, entropy and mutual information of every layer.
 
@@ -136,14 +149,16 @@ def measure(
         InputError: activations that the model does not have, or no text.
     """
     tallies: list[LayerTally] = []
-    for batch in sequences.batches():
-        found: Pass = activations(model, batch, kind)
-        tallies = tallies or [
-            LayerTally(model.config.vocab_size, bins, sample, groups)
-            for groups in _groups(model, kind, len(found.layers))
-        ]
-        for tally, layer in zip(tallies, found.layers, strict=True):
-            tally.add(found.tokens, layer)
+    with progress.task("Measuring layers", sequences.tokens) as task:
+        for batch in sequences.batches():
+            found: Pass = activations(model, batch, kind)
+            tallies = tallies or [
+                LayerTally(model.config.vocab_size, bins, sample, groups)
+                for groups in _groups(model, kind, len(found.layers))
+            ]
+            for tally, layer in zip(tallies, found.layers, strict=True):
+                tally.add(found.tokens, layer)
+            task.advance(len(found.tokens))
     return tuple(tally.metrics(layer) for layer, tally in enumerate(tallies))
 
 

@@ -1,0 +1,56 @@
+"""Which corpus a model was trained on, as its directory says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from prismlm.corpus.store import Corpus
+from prismlm.errors import InputError
+from prismlm.files import read_json
+from prismlm.models.sidecar import META_FILE
+
+RUN_FILE = "training.json"
+"""What ``prismlm train`` notes of a run, of a model without a head too."""
+
+
+def training_corpus(directory: Path | str) -> Corpus:
+    """Open the corpus that a model directory says it was trained on.
+
+    A relative path in its recipe is relative to the current directory, as it was in training.
+
+    Raises:
+        InputError: the directory does not say, the corpus is not there, or another is.
+        FormatError: a file is damaged.
+    """
+    directory = Path(directory)
+    noted = _noted(directory)
+    recipe, corpus = noted.get("recipe"), noted.get("corpus")
+    path = recipe.get("corpus") if isinstance(recipe, dict) else None
+    if not isinstance(path, str):
+        raise InputError(
+            f"{directory} does not say which corpus it was trained on. Name one with --corpus DIR."
+        )
+    if not Path(path).is_dir():
+        raise InputError(
+            f"{directory} was trained on the corpus {path}, which is not there. Name where it is "
+            "with --corpus DIR."
+        )
+    found = Corpus.open(path)
+    fingerprint = corpus.get("fingerprint") if isinstance(corpus, dict) else None
+    if fingerprint is not None and fingerprint != found.fingerprint:
+        raise InputError(
+            f"the corpus {path} is not the one that {directory} was trained on: it was built anew "
+            "or has another name now. Name it with --corpus DIR if it is to be read all the same."
+        )
+    return found
+
+
+def _noted(directory: Path) -> dict[str, Any]:
+    for name in (META_FILE, RUN_FILE):
+        if (directory / name).is_file():
+            value = read_json(directory / name)
+            noted = value.get("provenance") if name == META_FILE else value
+            if isinstance(noted, dict) and "recipe" in noted:
+                return noted
+    return {}
