@@ -1,6 +1,7 @@
 """Reading the channels of prototype mixers, and intervening on them."""
 
 from prismlm.lens.routing.activations import Sequences, value_norms
+from prismlm.lens.routing.clamp import ClampRouting, RoutingRecord, record_routing
 from prismlm.lens.routing.curves import LayerCurves, TextCurves, read_channels, read_text
 from prismlm.lens.routing.interventions import Intervention, MaskRead, MaskWrite, Reinitialise
 from prismlm.lens.routing.lags import LagCorrelation, read_write_lags
@@ -25,6 +26,7 @@ from prismlm.lens.routing.top_sequences import (
 __all__ = [
     "ChannelSequence",
     "ChannelToken",
+    "ClampRouting",
     "Intervention",
     "LagCorrelation",
     "LayerCurves",
@@ -34,6 +36,7 @@ __all__ = [
     "Quartiles",
     "RankCorrelation",
     "Reinitialise",
+    "RoutingRecord",
     "Sequences",
     "TextCurves",
     "TopSequences",
@@ -46,6 +49,7 @@ __all__ = [
     "read_channels",
     "read_text",
     "read_write_lags",
+    "record_routing",
     "repetition",
     "sequences_of",
     "spearman",
