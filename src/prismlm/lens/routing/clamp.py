@@ -242,15 +242,15 @@ def note_pass(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     )
     use_cache = given.get("use_cache")
     goes_on = module.config.use_cache if use_cache is None else use_cache  # pyright: ignore
+    packed = positions is not None and bool((positions.diff(dim=-1) != 1).any())
     obstacle = None
     if mask is not None and not bool(mask.all()):
         obstacle = (
             "a batch with padding: a position in the row would not be one in the text. Give rows "
             "of one length, or one row"
         )
-    elif past is None and mask is None and positions is not None:
-        if bool((positions.diff(dim=-1) != 1).any()):
-            obstacle = "rows that hold several sequences: give one sequence a row"
+    elif packed and past is None and mask is None:
+        obstacle = "rows that hold several sequences: give one sequence a row"
     first = 0 if past is None else int(past.get_seq_length())
     _pass.set(Pass(first, inputs.shape[1], past is not None or bool(goes_on), obstacle))
 

@@ -99,8 +99,8 @@ def intervene(model: nn.Module, *interventions: Intervention) -> Iterator[None]:
 
     Raises:
         InputError: the model has no prototype mixer, there is no such layer or channel, what is
-            given is not an intervention, no channel of a gate is left to share it, or a gate is both
-            clamped and renormalised. Inside the block: a pass that a clamp does not fit.
+            given is not an intervention, no channel of a gate is left to share it, or a gate is
+            both clamped and renormalised. Inside the block: a pass that a clamp does not fit.
     """
     own = _planned(model, interventions)
     outer = _plans.get()
@@ -164,7 +164,10 @@ def _plan_of(intervention: Reinitialise | MaskWrite | MaskRead, mixer: Prototype
         return _Plan(mixer.channels, {intervention.channel: _drawn(intervention, mixer)})
     # In the order of the fields: −∞ in the write and the read gate, then zero in both.
     place = 2 * (not intervention.renormalise) + isinstance(intervention, MaskRead)
-    return _Plan(mixer.channels, {}, *(members if i == place else none for i in range(4)))
+    excluded_write, excluded_read, zero_write, zero_read = (
+        members if i == place else none for i in range(4)
+    )
+    return _Plan(mixer.channels, {}, excluded_write, excluded_read, zero_write, zero_read)
 
 
 def _decoders(model: nn.Module, plans: Iterable[_Plan]) -> tuple[nn.Module, ...]:
