@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[1]
     [
         "attribution",
         "attribution_latency",
+        "channels",
         "edits",
         "first_light",
         "index",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from prismlm.cli.inspect_interventions import interventions
 from prismlm.cli.options import Json, Model
 from prismlm.errors import InputError
 
@@ -39,6 +40,9 @@ app = typer.Typer(
 @app.callback()
 def _group() -> None:
     pass
+
+
+app.command()(interventions)
 
 
 @app.command(name=DEFAULT)

@@ -91,7 +91,7 @@ def test_targets_in_tokens(tokenizer):
 
 
 def test_a_target_that_is_one_token_in_lower_case_only(tokenizer):
-    words = [w for w in ("river", "maps", "letters", "birds", "stones", "town", "winter")]
+    words = ("river", "maps", "letters", "birds", "stones", "town", "winter")
     one = next(w for w in words if len(tokenizer(f" {w}")["input_ids"]) == 1)
     with pytest.raises(InputError, match=f"In lower case, '{one}', it is one"):
         probe_of(tokenizer, Case("c", "The old", one.upper()))

@@ -19,7 +19,7 @@ from prismlm.lens.routing import (
     target_probabilities,
     token_gates,
 )
-from prismlm.lens.routing.words import continuing, whole_words
+from prismlm.lens.routing.word_forms import continuing, whole_words
 
 LENGTH = 24
 PLACE = (0, 4)
@@ -188,7 +188,7 @@ def test_concepts_are_proposed_from_the_gates(corpus, planted, sequences, words)
     common = propose_concepts(gates, corpus.tokenizer, count=9, words=1, least=5, common=10)
     most = gates.count.topk(10).indices.tolist()
     assert not {t.token_id for c in common for t in c.tokens} & set(most)
-    with pytest.raises(InputError, match="expected 5. Read more text"):
+    with pytest.raises(InputError, match=r"expected 5\. Read more text"):
         propose_concepts(gates, corpus.tokenizer, least=10**6)
     with pytest.raises(InputError, match="no channel 6 in layer 1"):
         concept_tokens(gates, corpus.tokenizer, 1, 6)

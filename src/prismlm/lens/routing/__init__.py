@@ -22,6 +22,7 @@ from prismlm.lens.routing.effects import (
     intervention_table,
 )
 from prismlm.lens.routing.heldout_cases import heldout_cases
+from prismlm.lens.routing.inspection import ConceptInModel, TableOptions, concept_in_model
 from prismlm.lens.routing.interventions import Intervention, MaskRead, MaskWrite, Reinitialise
 from prismlm.lens.routing.lags import LagCorrelation, read_write_lags
 from prismlm.lens.routing.locality import (
@@ -43,7 +44,7 @@ from prismlm.lens.routing.top_sequences import (
     rank_sequences,
     sequences_of,
 )
-from prismlm.lens.routing.words import WordForms
+from prismlm.lens.routing.word_forms import WordForms
 
 __all__ = [
     "INTERVENTIONS",
@@ -53,6 +54,7 @@ __all__ = [
     "ChannelToken",
     "ClampRouting",
     "Concept",
+    "ConceptInModel",
     "ConceptToken",
     "Effect",
     "EffectTable",
@@ -70,11 +72,13 @@ __all__ = [
     "RoutingRecord",
     "Sequences",
     "Summary",
+    "TableOptions",
     "TextCurves",
     "TokenGates",
     "TopSequences",
     "WordForms",
     "case_sets",
+    "concept_in_model",
     "concept_tokens",
     "draw_controls",
     "effects_on",

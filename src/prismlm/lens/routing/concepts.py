@@ -25,7 +25,8 @@ from prismlm.lens.routing.activations import Sequences
 from prismlm.lens.routing.case_files import Case, words_of
 from prismlm.lens.routing.mixers import check_channel, check_layer
 from prismlm.lens.routing.token_gates import TokenGates, token_gates
-from prismlm.lens.routing.words import WordForms, token_texts, whole_words
+from prismlm.lens.routing.word_forms import WordForms, token_texts, whole_words
+from prismlm.progress import SILENT, Reporter
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -139,6 +140,7 @@ def find_channels(
     kept: int = 10,
     shuffles: int = 999,
     seed: int = 0,
+    progress: Reporter = SILENT,
 ) -> FoundChannels:
     """Rank all channels by the standardised difference of their write gate at words.
 
@@ -151,6 +153,7 @@ def find_channels(
         kept: channels ranked.
         shuffles: of the control, for which words are drawn from whole-word tokens.
         seed: of the control.
+        progress: told of the tokens read.
 
     Raises:
         InputError: no prototype mixer, too few occurrences, or nothing to draw the control from.
@@ -159,7 +162,7 @@ def find_channels(
     texts = words_of(w for w in listed if isinstance(w, Case))
     texts += tuple(w for w in listed if isinstance(w, str))
     forms = WordForms.of(tokenizer, texts)
-    gates = token_gates(model, sequences, forms)
+    gates = token_gates(model, sequences, forms, progress=progress)
     return found_in(gates, tokenizer, forms, least=least, kept=kept, shuffles=shuffles, seed=seed)
 
 

@@ -214,8 +214,8 @@ class EffectTable:
         unit = "%" if by == "relative" else "percentage points"
         lines = [
             f"{len(self.probes)} cases; {len(self.left_out)} left out whose target has a "
-            f"probability below {100 * self.minimum_probability:.3g} %. Changes in {unit}; in brackets the "
-            "median of the controls.",
+            f"probability below {100 * self.minimum_probability:.3g} %. Changes in {unit}; in "
+            "brackets the median of the controls.",
             "",
         ]
         for place in self.channels:

@@ -20,6 +20,7 @@ from prismlm.lens.routing.interventions import Intervention, MaskRead, MaskWrite
 from prismlm.lens.routing.mixers import check_channel, check_layer, mixers_of
 from prismlm.lens.routing.probabilities import target_probabilities
 from prismlm.lens.routing.scope import intervene
+from prismlm.progress import SILENT, Reporter
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -49,6 +50,7 @@ def intervention_table(
     minimum_probability: float = 0.01,
     first_token: bool = False,
     seed: int = 0,
+    progress: Reporter = SILENT,
 ) -> EffectTable:
     """Measure what interventions on channels do to the targets of cases.
 
@@ -69,6 +71,7 @@ def intervention_table(
         minimum_probability: cases with less without an intervention are left out, and counted.
         first_token: measure the first token of a target that is several.
         seed: of controls and random prototypes.
+        progress: told of every channel.
 
     Raises:
         InputError: a target that is not one token, an unknown channel or intervention, too few
@@ -85,6 +88,7 @@ def intervention_table(
         reinitialisations=reinitialisations,
         minimum_probability=minimum_probability,
         seed=seed,
+        progress=progress,
     )
 
 
@@ -99,6 +103,7 @@ def effects_on(
     reinitialisations: int = 3,
     minimum_probability: float = 0.01,
     seed: int = 0,
+    progress: Reporter = SILENT,
 ) -> EffectTable:
     """Measure as :func:`intervention_table`, on cases that are tokens already.
 
@@ -125,10 +130,13 @@ def effects_on(
         )
     used = [probes[i] for i in kept]
     measured: dict[tuple[Channel, str], Measured] = {}
-    for place in dict.fromkeys([*chosen, *(c for row in drawn.values() for c in row)]):
-        for name in interventions:
-            seeds = range(seed, seed + reinitialisations) if name == RANDOM else (seed,)
-            measured[place, name] = _measured(model, used, place, name, seeds)
+    places = list(dict.fromkeys([*chosen, *(c for row in drawn.values() for c in row)]))
+    with progress.task("Intervening", len(places), unit="channels") as task:
+        for place in places:
+            for name in interventions:
+                seeds = range(seed, seed + reinitialisations) if name == RANDOM else (seed,)
+                measured[place, name] = _measured(model, used, place, name, seeds)
+            task.advance()
     left = [probe for i, probe in enumerate(probes) if i not in set(kept)]
     return EffectTable(
         tuple(used),

@@ -9,10 +9,12 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
+from prismlm.corpus.blocks import split_counts
 from prismlm.errors import InputError
 from prismlm.lens.routing.activations import Sequences, routing_of
 from prismlm.lens.routing.mixers import mixers_of
-from prismlm.lens.routing.words import WordForms
+from prismlm.lens.routing.word_forms import WordForms
+from prismlm.progress import SILENT, Reporter
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -78,7 +80,11 @@ class TokenGates:
 
 
 def token_gates(
-    model: PreTrainedModel, sequences: Sequences, words: WordForms | None = None
+    model: PreTrainedModel,
+    sequences: Sequences,
+    words: WordForms | None = None,
+    *,
+    progress: Reporter = SILENT,
 ) -> TokenGates:
     """Sum write gates over a corpus: memory is 8·V·R bytes for each layer, whatever its size.
 
@@ -95,19 +101,22 @@ def token_gates(
     )
     found = dict.fromkeys(() if words is None else words.forms, 0)
     sums = {word: [torch.zeros(r, dtype=torch.float64) for r in channels] for word in found}
-    for batch in sequences.batches():
-        layers = _write_gates(model, batch)
-        tokens = batch.input_ids[batch.owned]
-        gates.count.index_add_(0, tokens, torch.ones_like(tokens))
-        for layer, write in enumerate(layers):
-            gates.sums[layer].index_add_(0, tokens, write)
-            gates.squares[layer].add_(write.square().sum(0))
-        ends = {} if words is None else words.ends(batch.input_ids, batch.attention_mask)
-        for word, hits in ends.items():
-            here = hits[batch.owned]
-            found[word] += int(here.sum())
+    there = split_counts(sequences.corpus, sequences.split)[1]
+    with progress.task("Reading write gates", min(there, sequences.max_tokens or there)) as task:
+        for batch in sequences.batches():
+            layers = _write_gates(model, batch)
+            tokens = batch.input_ids[batch.owned]
+            gates.count.index_add_(0, tokens, torch.ones_like(tokens))
             for layer, write in enumerate(layers):
-                sums[word][layer] += write[here].sum(0)
+                gates.sums[layer].index_add_(0, tokens, write)
+                gates.squares[layer].add_(write.square().sum(0))
+            ends = {} if words is None else words.ends(batch.input_ids, batch.attention_mask)
+            for word, hits in ends.items():
+                here = hits[batch.owned]
+                found[word] += int(here.sum())
+                for layer, write in enumerate(layers):
+                    sums[word][layer] += write[here].sum(0)
+            task.advance(len(tokens))
     for word, count in found.items():
         gates.words[word] = WordSums(count, tuple(sums[word]))
     return gates
