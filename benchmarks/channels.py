@@ -77,6 +77,7 @@ class Settings:
     heldout_tokens: int | None
     lag_tokens: int
     least: int
+    common: int
     minimum_cases: int
     minimum_probability: float
 
@@ -103,6 +104,7 @@ def main() -> None:
         given.heldout_tokens or None,
         given.lag_tokens,
         given.least,
+        given.common,
         given.minimum_cases,
         given.minimum_probability,
     )
@@ -123,14 +125,16 @@ def study(models: list[Loaded], corpus: Corpus, settings: Settings) -> dict[str,
     gates = token_gates(first.model, train, progress=ConsoleReporter())
     concepts, passed_over, cases = choose_concepts(first, gates, heldout, settings)
     best = rank_sequences(first.model, heldout)
+    tested = [
+        put_to_the_test(first, concept, cases[concept.name], settings) for concept in concepts
+    ]
     return {
         "environment": environment(),
         "settings": asdict(settings) | {"corpus": corpus.name, "tested": TESTED},
         "model": _described(first),
         "channels": unselected(first, gates, best, corpus, settings.seed),
-        "concepts": [
-            put_to_the_test(first, concept, cases[concept.name], settings) for concept in concepts
-        ],
+        "concepts": tested,
+        "overall": overall(tested, settings.controls),
         "passed_over": passed_over,
         "models": [words_in(loaded, concepts, train, heldout, settings) for loaded in models],
         "locality": locality(first, best),
@@ -152,6 +156,7 @@ def choose_concepts(
         count=8 * settings.concepts,
         words=settings.words,
         least=settings.least,
+        common=settings.common,
     )
     cases = heldout_cases(
         loaded.model,
@@ -408,6 +413,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--heldout-tokens", type=int, default=0, help="0 for all")
     parser.add_argument("--lag-tokens", type=int, default=20_000)
     parser.add_argument("--least", type=int, default=100, help="occurrences of a word")
+    parser.add_argument("--common", type=int, default=100, help="most frequent tokens left out")
     parser.add_argument("--minimum-cases", type=int, default=10)
     parser.add_argument("--minimum-probability", type=float, default=0.01)
     parser.add_argument("--out", type=Path, default=Path("docs/results/channels.json"))

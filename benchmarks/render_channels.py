@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from channels import overall
 from pages import RESULTS, measured_on, publish
 from prismlm.lens.routing.effect_table import SHORT, cell, channel_name, interval_text
 
@@ -96,7 +95,7 @@ def _concepts(value: dict[str, Any]) -> list[str]:
         "|" + "---|" * 13,
     ]
     lines += [_concept_row(concept, settings["tested"]) for concept in concepts]
-    lines += ["", _verdict(concepts, settings), "", *_other_interventions(concepts, settings), ""]
+    lines += ["", _verdict(value), "", *_other_interventions(concepts, settings), ""]
     return lines
 
 
@@ -114,13 +113,11 @@ def _concept_row(concept: dict[str, Any], tested: str) -> str:
     )
 
 
-def _verdict(concepts: list[dict[str, Any]], settings: dict[str, Any]) -> str:
-    tested, controls = settings["tested"], settings["controls"]
-    effects = [_effect(concept, tested) for concept in concepts]
+def _verdict(value: dict[str, Any]) -> str:
+    concepts, chance = value["concepts"], value["overall"]
+    effects = [_effect(concept, value["settings"]["tested"]) for concept in concepts]
     won = sum(effect["beats_controls"] for effect in effects)
     lowered = sum(effect["median_relative"] < 0 for effect in effects)
-    chance = overall(concepts, controls)
-    assert chance is not None
     works = chance < 0.05
     return (
         f"{won} of {len(concepts)} beat their controls; in {lowered} the median change is a fall. "

@@ -24,7 +24,16 @@ def written(tmp_path_factory):
         corpus.tokenizer.save_pretrained(directory / f"seed{seed}")
     command = ["channels.py", *(str(directory / f"seed{seed}") for seed in (0, 1))]
     command += ["--corpus", str(corpus.path), "--concepts", "2", "--words", "1", "--controls", "2"]
-    command += ["--least", "5", "--minimum-cases", "2", "--minimum-probability", "1e-6"]
+    command += [
+        "--least",
+        "5",
+        "--common",
+        "0",
+        "--minimum-cases",
+        "2",
+        "--minimum-probability",
+        "1e-6",
+    ]
     command += ["--lag-tokens", "500", "--out", str(directory / "channels.json")]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.argv", command)
@@ -107,6 +116,7 @@ def test_the_verdict_by_hand():
     # Ranks from the top: 0, 0 and 1 of 5: 1 way for all at the top, 3 with one second, of 216.
     assert channels.overall(good, 5) == pytest.approx(4 / 216)
     value = {"settings": settings, "concepts": good, "passed_over": 7}
+    value["overall"] = channels.overall(good, 5)
     page = "\n".join(render_channels._concepts(value))
     assert "2 of 3 beat their controls; in 2 the median change is a fall" in page
     assert "do move their" not in page
@@ -114,7 +124,9 @@ def test_the_verdict_by_hand():
     assert "| L1 P1 | river, a\\|b | 13.5 | 3.25 | 12 | 12.5 | -8.00 | -9.00 to -7.00 |" in page
     assert "7 were passed over" in page
     bad = [concept(4, 0.5, -8.0), concept(3, 0.4, -3.0)]
-    page = "\n".join(render_channels._concepts(value | {"concepts": bad}))
+    page = "\n".join(
+        render_channels._concepts(value | {"concepts": bad, "overall": channels.overall(bad, 5)})
+    )
     assert "0 of 2 beat their controls" in page
     assert "**This does not work here" in page
     empty = "\n".join(render_channels._concepts(value | {"concepts": []}))

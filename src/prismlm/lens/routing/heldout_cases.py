@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,7 +25,7 @@ CONTEXT_KEPT = 24
 def heldout_cases(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    concepts: dict[str, Sequence[int]],
+    concepts: Mapping[str, Sequence[int]],
     sequences: Sequences,
     *,
     minimum_probability: float = 0.01,
@@ -124,7 +124,7 @@ def _spread(found: list[tuple[int, Probe]], per_document: int, most: int) -> tup
 
 def _check(
     model: PreTrainedModel,
-    concepts: dict[str, Sequence[int]],
+    concepts: Mapping[str, Sequence[int]],
     minimum: float,
     per_document: int,
     most: int,
