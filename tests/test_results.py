@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[1]
         "attribution",
         "attribution_latency",
         "chain",
+        "channels",
         "edits",
         "first_light",
         "index",

@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from prismlm.cli.inspect_channels import channels
+from prismlm.cli.inspect_interventions import interventions
 from prismlm.cli.options import Json, Model
 from prismlm.errors import InputError
 
@@ -43,6 +44,7 @@ def _group() -> None:
 
 
 app.command()(channels)
+app.command()(interventions)
 
 
 @app.command(name=DEFAULT)

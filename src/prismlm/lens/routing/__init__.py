@@ -1,7 +1,25 @@
 """Reading the channels of prototype mixers, and intervening on them."""
 
 from prismlm.lens.routing.activations import Sequences, value_norms
+from prismlm.lens.routing.case_files import (
+    Case,
+    Probe,
+    case_sets,
+    load_cases,
+    probe_of,
+)
 from prismlm.lens.routing.chain import ChannelSource, ChannelUse, PrototypeChain
+from prismlm.lens.routing.clamp import ClampRouting, RoutingRecord, record_routing
+from prismlm.lens.routing.concepts import (
+    ChannelScore,
+    Concept,
+    ConceptToken,
+    FoundChannels,
+    concept_tokens,
+    find_channels,
+    found_in,
+    propose_concepts,
+)
 from prismlm.lens.routing.curves import (
     LayerCurves,
     TextCurves,
@@ -9,7 +27,16 @@ from prismlm.lens.routing.curves import (
     read_text,
 )
 from prismlm.lens.routing.direct_path import ActivationParts, DirectPath
+from prismlm.lens.routing.effect_table import Effect, EffectTable, Summary
+from prismlm.lens.routing.effects import (
+    INTERVENTIONS,
+    draw_controls,
+    effects_on,
+    intervention_table,
+)
 from prismlm.lens.routing.gate_use import GateUse, LayerUse, gate_uses
+from prismlm.lens.routing.heldout_cases import heldout_cases
+from prismlm.lens.routing.inspection import ConceptInModel, TableOptions, concept_in_model
 from prismlm.lens.routing.interventions import (
     Intervention,
     MaskRead,
@@ -32,10 +59,12 @@ from prismlm.lens.routing.mixers import (
     mixers_of,
 )
 from prismlm.lens.routing.page import channel_page, write_page
+from prismlm.lens.routing.probabilities import target_probabilities
 from prismlm.lens.routing.report import ChannelReport
 from prismlm.lens.routing.reporting import ReportOptions, channel_report
 from prismlm.lens.routing.residual_stream import read_direct_path
 from prismlm.lens.routing.scope import intervene
+from prismlm.lens.routing.token_gates import TokenGates, token_gates
 from prismlm.lens.routing.top_sequences import (
     ChannelSequence,
     ChannelToken,
@@ -43,15 +72,26 @@ from prismlm.lens.routing.top_sequences import (
     rank_sequences,
     sequences_of,
 )
+from prismlm.lens.routing.word_forms import WordForms
 
 __all__ = [
+    "INTERVENTIONS",
     "ActivationParts",
+    "Case",
     "ChannelReport",
+    "ChannelScore",
     "ChannelSequence",
     "ChannelSource",
     "ChannelToken",
     "ChannelUse",
+    "ClampRouting",
+    "Concept",
+    "ConceptInModel",
+    "ConceptToken",
     "DirectPath",
+    "Effect",
+    "EffectTable",
+    "FoundChannels",
     "GateUse",
     "Intervention",
     "LagCorrelation",
@@ -60,32 +100,53 @@ __all__ = [
     "LayerUse",
     "MaskRead",
     "MaskWrite",
+    "Probe",
     "PrototypeChain",
     "Quartiles",
     "RankCorrelation",
     "Reinitialise",
     "ReportOptions",
+    "RoutingRecord",
     "Sequences",
+    "Summary",
+    "TableOptions",
     "TextCurves",
+    "TokenGates",
     "TopSequences",
+    "WordForms",
+    "case_sets",
     "channel_page",
     "channel_report",
+    "concept_in_model",
+    "concept_tokens",
+    "draw_controls",
+    "effects_on",
+    "find_channels",
+    "found_in",
     "gate_uses",
     "half_life",
     "half_lives",
     "has_mixers",
+    "heldout_cases",
     "intervene",
+    "intervention_table",
+    "load_cases",
     "measure",
     "mixers_of",
+    "probe_of",
+    "propose_concepts",
     "quartiles",
     "rank_sequences",
     "read_channels",
     "read_direct_path",
     "read_text",
     "read_write_lags",
+    "record_routing",
     "repetition",
     "sequences_of",
     "spearman",
+    "target_probabilities",
+    "token_gates",
     "value_norms",
     "write_page",
 ]

@@ -109,7 +109,7 @@ def routing_of(
         InputError: the model has no prototype mixer.
     """
     mixers_of(model)
-    output = _decoder(model)(
+    output = decoder_of(model)(
         input_ids=input_ids,
         attention_mask=None if mask is None else mask.long(),
         use_cache=False,
@@ -142,7 +142,7 @@ def value_norms(
 
     handles = [module.register_forward_hook(note) for module in projections]
     try:
-        _decoder(model)(
+        decoder_of(model)(
             input_ids=input_ids,
             attention_mask=None if mask is None else mask.long(),
             use_cache=False,
@@ -173,7 +173,7 @@ def activations(model: PreTrainedModel, batch: WindowBatch, kind: Kind = "write"
     return Pass(batch.input_ids[batch.owned], tuple(a[owned].float().cpu() for a in layers))
 
 
-def _decoder(model: nn.Module) -> nn.Module:
+def decoder_of(model: nn.Module) -> nn.Module:
     """Return the part of a language model that comes before its output embedding."""
     return getattr(model, "base_model", model)
 

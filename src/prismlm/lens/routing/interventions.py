@@ -1,4 +1,4 @@
-"""Interventions on single channels, as values; :func:`intervene` applies them.
+"""Interventions on channels, as values; :func:`intervene` applies them.
 
 Source: ProtoT, A.3. The source masks gates and reports other figures for the write mask than for
 the read mask. Set to zero after the softmax the two are one ablation: either way the channel adds
@@ -12,6 +12,7 @@ import operator
 from dataclasses import dataclass
 
 from prismlm.errors import InputError
+from prismlm.lens.routing.clamp import ClampRouting
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class MaskRead:
         _check_place(self.layer, self.channel)
 
 
-Intervention = Reinitialise | MaskWrite | MaskRead
+Intervention = Reinitialise | MaskWrite | MaskRead | ClampRouting
 
 
 def _check_place(layer: object, channel: object) -> None:

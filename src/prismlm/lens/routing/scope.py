@@ -1,9 +1,9 @@
 """Where interventions hold: inside one ``with`` block, for the thread or task that entered it.
 
-Hooks on a mixer's gates carry them out. The interventions themselves are a context variable, so
-threads and asyncio tasks that share a model each see their own; hooks stand only while at least one
-block is open, and do nothing for those outside of one. A model that was compiled before does not
-see hooks: intervene on the plain one.
+Hooks on a mixer's gates carry them out; for clamps, one on the decoder says the positions. The
+interventions themselves are a context variable, so threads and asyncio tasks that share a model
+each see their own; hooks stand only while at least one block is open, and do nothing for those
+outside of one. A model that was compiled before does not see hooks: intervene on the plain one.
 """
 
 from __future__ import annotations
@@ -23,8 +23,17 @@ from torch.utils.hooks import RemovableHandle
 from prismlm.errors import InputError
 from prismlm.layers import MixerEvidence, PrototypeMixer
 from prismlm.layers.prototype_mixer import GateInputs, initial_prototypes
+from prismlm.lens.routing.clamp import (
+    ClampRouting,
+    LayerClamp,
+    clamped,
+    forget_pass,
+    layer_clamp,
+    note_pass,
+)
 from prismlm.lens.routing.interventions import Intervention, MaskRead, MaskWrite, Reinitialise
-from prismlm.lens.routing.mixers import check_channel, check_layer, mixers_of
+from prismlm.lens.routing.mixers import check_channel, check_layer, chosen_layers, mixers_of
+from prismlm.models.recurrent_decoder import RecurrentModel
 
 
 @dataclass(frozen=True)
@@ -37,6 +46,7 @@ class _Plan:
         prototypes: those drawn anew, by channel.
         write_excluded, read_excluded: channels with the score −∞.
         write_zero, read_zero: channels whose gate is set to zero.
+        clamps: recorded gates, in the order in which they take the place of the model's own.
     """
 
     channels: int
@@ -46,6 +56,7 @@ class _Plan:
     read_excluded: frozenset[int] = frozenset()
     write_zero: frozenset[int] = frozenset()
     read_zero: frozenset[int] = frozenset()
+    clamps: tuple[LayerClamp, ...] = ()
 
     def then(self, inner: _Plan) -> _Plan:
         """Return the plan of both, with ``inner``'s draw where both draw one channel anew."""
@@ -57,6 +68,7 @@ class _Plan:
             self.read_excluded | inner.read_excluded,
             self.write_zero | inner.write_zero,
             self.read_zero | inner.read_zero,
+            self.clamps + inner.clamps,
         )
 
 
@@ -83,11 +95,15 @@ def intervene(model: nn.Module, *interventions: Intervention) -> Iterator[None]:
     those after it. Blocks nest. A thread started inside the block has a context of its own and sees
     none of it. No intervention changes no bit.
 
-    Source: ProtoT, A.3.
+    In one layer the order is: prototypes drawn anew and scores of −∞, then clamps, the last given
+    last, then gates set to zero.
+
+    Source: ProtoT, A.3; for clamps §5.2.
 
     Raises:
         InputError: the model has no prototype mixer, there is no such layer or channel, what is
-            given is not an intervention, or no channel of a group is left to share its gate.
+            given is not an intervention, no channel of a group is left to share its gate, or a gate
+            is both clamped and renormalised. Inside the block: a pass that a clamp does not fit.
     """
     own = _planned(model, interventions)
     outer = _plans.get()
@@ -95,15 +111,16 @@ def intervene(model: nn.Module, *interventions: Intervention) -> Iterator[None]:
         gates: outer[gates].then(plan) if gates in outer else plan for gates, plan in own.items()
     }
     for plan in combined.values():
-        _check_some_left(plan)
+        _check(plan)
+    hooked = [*own, *_decoders(model, own.values())]
     token = _plans.set({**outer, **combined})
-    for gates in own:
-        _stand(gates)
+    for module in hooked:
+        _stand(module)
     try:
         yield
     finally:
-        for gates in own:
-            _step_down(gates)
+        for module in hooked:
+            _step_down(module)
         _plans.reset(token)
 
 
@@ -116,29 +133,70 @@ def _planned(model: nn.Module, interventions: Iterable[Intervention]) -> dict[nn
     mixers = mixers_of(model)
     plans: dict[nn.Module, _Plan] = {}
     for intervention in interventions:
-        if not isinstance(intervention, (Reinitialise, MaskWrite, MaskRead)):
-            raise InputError(
-                f"{intervention!r} is not an intervention: expected Reinitialise, MaskWrite or "
-                "MaskRead."
-            )
-        check_layer(len(mixers), intervention.layer)
-        mixer = mixers[intervention.layer]
-        check_channel(mixer.channels, intervention.layer, intervention.channel)
-        plan = _plan_of(intervention, mixer)
-        held = plans.get(mixer.gates)
-        plans[mixer.gates] = plan if held is None else held.then(plan)
+        for layer, plan in _plans_of(intervention, mixers):
+            gates = mixers[layer].gates
+            held = plans.get(gates)
+            plans[gates] = plan if held is None else held.then(plan)
     return plans
 
 
-def _plan_of(intervention: Intervention, mixer: PrototypeMixer) -> _Plan:
+def _plans_of(
+    intervention: Intervention, mixers: tuple[PrototypeMixer, ...]
+) -> Iterator[tuple[int, _Plan]]:
+    """Yield an intervention's layers with what it does there."""
+    if isinstance(intervention, ClampRouting):
+        recorded = len(intervention.record.layers)
+        if recorded != len(mixers):
+            raise InputError(
+                f"the model has {len(mixers)} layers and the recorded routing {recorded}: record "
+                "it with the model that it is clamped onto."
+            )
+        for layer in chosen_layers(len(mixers), intervention.layers):
+            clamp = layer_clamp(intervention, layer, mixers[layer])
+            yield layer, _Plan(mixers[layer].channels, mixers[layer].groups, clamps=(clamp,))
+        return
+    if not isinstance(intervention, (Reinitialise, MaskWrite, MaskRead)):
+        raise InputError(
+            f"{intervention!r} is not an intervention: expected Reinitialise, MaskWrite, MaskRead "
+            "or ClampRouting."
+        )
+    check_layer(len(mixers), intervention.layer)
+    mixer = mixers[intervention.layer]
+    check_channel(mixer.channels, intervention.layer, intervention.channel)
+    yield intervention.layer, _plan_of(intervention, mixer)
+
+
+def _plan_of(intervention: Reinitialise | MaskWrite | MaskRead, mixer: PrototypeMixer) -> _Plan:
     members, none = frozenset([intervention.channel]), frozenset[int]()
     if isinstance(intervention, Reinitialise):
         drawn = {intervention.channel: _drawn(intervention, mixer)}
         return _Plan(mixer.channels, mixer.groups, drawn)
     # In the order of the fields: −∞ in the write and the read gate, then zero in both.
     place = 2 * (not intervention.renormalise) + isinstance(intervention, MaskRead)
-    chosen = (members if i == place else none for i in range(4))
-    return _Plan(mixer.channels, mixer.groups, {}, *chosen)
+    excluded_write, excluded_read, zero_write, zero_read = (
+        members if i == place else none for i in range(4)
+    )
+    return _Plan(
+        mixer.channels,
+        mixer.groups,
+        write_excluded=excluded_write,
+        read_excluded=excluded_read,
+        write_zero=zero_write,
+        read_zero=zero_read,
+    )
+
+
+def _decoders(model: nn.Module, plans: Iterable[_Plan]) -> tuple[nn.Module, ...]:
+    """Return what says positions, if a clamp asks for them."""
+    if not any(plan.clamps for plan in plans):
+        return ()
+    found = tuple(module for module in model.modules() if isinstance(module, RecurrentModel))
+    if not found:
+        raise InputError(
+            "routing is clamped by position, and only a decoder knows that: give the model, not a "
+            "layer of it."
+        )
+    return found
 
 
 def _drawn(intervention: Reinitialise, mixer: PrototypeMixer) -> Tensor:
@@ -148,7 +206,7 @@ def _drawn(intervention: Reinitialise, mixer: PrototypeMixer) -> Tensor:
     return initial_prototypes(1, mixer.prototypes.shape[1], generator)[0]
 
 
-def _check_some_left(plan: _Plan) -> None:
+def _check(plan: _Plan) -> None:
     size = plan.channels // plan.groups
     for name, excluded in (("write", plan.write_excluded), ("read", plan.read_excluded)):
         for first in range(0, plan.channels, size):
@@ -158,24 +216,34 @@ def _check_some_left(plan: _Plan) -> None:
                     f"all {size} channels{of} of a {name} gate are excluded from its softmax, so "
                     "that none is left to share it: leave one out, or mask without renormalise."
                 )
-
-
-def _stand(gates: nn.Module) -> None:
-    with _lock:
-        blocks, handles = _standing.get(gates, _Standing(0, ()))
-        if not blocks:
-            handles = (
-                gates.register_forward_pre_hook(_before),
-                gates.register_forward_hook(_after),
+        if excluded and any(getattr(clamp, name) is not None for clamp in plan.clamps):
+            raise InputError(
+                f"a {name} gate is clamped, which leaves it no softmax to exclude channel "
+                f"{min(excluded)} from: mask without renormalise, or do not clamp its layer."
             )
-        _standing[gates] = _Standing(blocks + 1, handles)
 
 
-def _step_down(gates: nn.Module) -> None:
+def _stand(module: nn.Module) -> None:
     with _lock:
-        blocks, handles = _standing.pop(gates)
+        blocks, handles = _standing.get(module, _Standing(0, ()))
+        if not blocks and isinstance(module, RecurrentModel):
+            handles = (
+                module.register_forward_pre_hook(note_pass, with_kwargs=True),
+                module.register_forward_hook(forget_pass, always_call=True),
+            )
+        elif not blocks:
+            handles = (
+                module.register_forward_pre_hook(_before),
+                module.register_forward_hook(_after),
+            )
+        _standing[module] = _Standing(blocks + 1, handles)
+
+
+def _step_down(module: nn.Module) -> None:
+    with _lock:
+        blocks, handles = _standing.pop(module)
         if blocks > 1:
-            _standing[gates] = _Standing(blocks - 1, handles)
+            _standing[module] = _Standing(blocks - 1, handles)
             return
         for handle in handles:
             handle.remove()
@@ -202,8 +270,12 @@ def _after(
     module: nn.Module, args: tuple[Any, ...], evidence: MixerEvidence
 ) -> MixerEvidence | None:
     plan = _plans.get().get(module)
-    if plan is None or not (plan.write_zero or plan.read_zero):
+    if plan is None or not (plan.write_zero or plan.read_zero or plan.clamps):
         return None
+    for clamp in plan.clamps:
+        evidence = clamped(evidence, clamp)
+    if not (plan.write_zero or plan.read_zero):
+        return evidence
     zeros = (plan.write_zero, plan.read_zero)
     gates = [
         gate if not zero else gate.index_fill(-1, torch.tensor(sorted(zero), device=gate.device), 0)

@@ -1,0 +1,58 @@
+"""What chance alone would give: exact tests over cases, without a distribution assumed.
+
+Source: ours; the source's tables have no test.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from prismlm.errors import InputError
+
+
+def rank_among(value: float, others: Sequence[float]) -> float:
+    """Return how many of ``others`` a value exceeds, ties counting half: 0 to their number."""
+    return sum((value > other) + (value == other) / 2 for other in others)
+
+
+def rank_sum_p(ranks: Sequence[float], others: int) -> float:
+    """Return P(Σ ranks at least this large) if every rank from 0 to ``others`` is equally likely.
+
+    The null says that in each case the value is exchangeable with the ``others`` beside it, and
+    that cases are independent: a permutation test over cases, of one side, computed exactly. With
+    one other it is the sign test. Ties, given as halves, make it err towards large p.
+
+    Raises:
+        InputError: no case, or nothing to compare with.
+    """
+    if not ranks or others < 1:
+        raise InputError(f"{len(ranks)} cases beside {others} controls: expected at least 1 each.")
+    one = np.zeros(2 * others + 1)
+    one[::2] = 1 / (others + 1)
+    total = np.ones(1)
+    for _ in ranks:
+        total = np.convolve(total, one)
+    # Rounding must not push a sum over a half.
+    least = round(2 * sum(ranks))
+    return float(min(1.0, total[least:].sum()))
+
+
+def median_interval(
+    values: Sequence[float], confidence: float = 0.95
+) -> tuple[float, float] | None:
+    """Return an interval that holds the median with at least this confidence, or None.
+
+    Two values of the sample, as far inside as the binomial distribution allows; fewer than 6
+    independent values have none for 0.95.
+    """
+    ordered, count = sorted(values), len(values)
+    tail, inside = 0.0, -1
+    for k in range(count // 2):
+        tail += math.comb(count, k) / 2**count
+        if 2 * tail > 1 - confidence:
+            break
+        inside = k
+    return None if inside < 0 else (ordered[inside], ordered[count - 1 - inside])
