@@ -124,7 +124,7 @@ def test_figures_of_groups_are_those_of_each_group():
     assert astuple(found) == pytest.approx(torch.stack(alone).mean(0).tolist(), rel=1e-5)
     even = LayerTally(9, groups=3)
     even.add(tokens, torch.full((50, 12), 0.25))
-    assert astuple(even.metrics(0))[2:5] == pytest.approx((1, 0, math.log(4)))
+    assert astuple(even.metrics(0))[3:6] == pytest.approx((1, 0, math.log(4)))
 
 
 def test_counts_refuse_what_does_not_fit():
