@@ -183,11 +183,15 @@ def found_in(
     """
     counts = {word: gates.words[word].count for word in forms.forms}
     count = sum(counts.values())
-    if count < least or kept < 1 or shuffles < 1:
+    if min(least, kept, shuffles) < 1:
         raise InputError(
-            f"{', '.join(counts)} occur {count} times in {gates.positions:,} tokens, and {kept} "
-            f"channels are wanted with {shuffles} shuffles: expected at least {least}, 1 and 1. "
-            "Read more text, or other words."
+            f"{kept} channels of words that occur {least} times, with {shuffles} shuffles: "
+            "expected at least 1 each."
+        )
+    if count < least:
+        raise InputError(
+            f"{', '.join(counts)} occur {count} times in {gates.positions:,} tokens: expected at "
+            f"least {least}. Read more text, or give other words."
         )
     layers = range(len(gates.sums))
     sums = [sum((gates.words[w].sums[i] for w in counts), torch.zeros(())) for i in layers]
