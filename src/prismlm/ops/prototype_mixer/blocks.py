@@ -72,22 +72,23 @@ class BlockwiseMean(torch.autograd.Function):
         factors = _factors(beta, length, size, groups)
         state = None
         if sums is not None and mass is not None:
-            state = PrefixState(*(x.unflatten(1, (groups, -1)) for x in (sums, mass)))
+            state = _by_group(sums, mass, groups)
         out, kept = _forward(w_, r_, v_, factors, state, normalise)
         ctx.save_for_backward(w, r, v, beta, *kept)
         ctx.normalise, ctx.groups, ctx.fresh = normalise, groups, state is None
-        end = (x.flatten(1, 2) for x in (kept.end_sums, kept.end_mass))
-        return rows_of(out, length), *end
+        return rows_of(out, length), kept.end_sums.flatten(1, 2), kept.end_mass.flatten(1, 2)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, *grad_outputs: Tensor
+    ) -> tuple[Tensor | None, ...]:
         """Return the gradient of every tensor that went in."""
         w, r, v, beta, *kept = ctx.saved_tensors
         length, size, groups = w.shape[1], block_size(w.shape[1]), ctx.groups
         w_, r_, v_, g_ = (blocks_of(x, groups, size) for x in (w, r, v, grad_outputs[0]))
         factors = _factors(beta, length, size, groups)
-        after = PrefixState(*(x.unflatten(1, (groups, -1)) for x in grad_outputs[1:]))
+        after = _by_group(grad_outputs[1], grad_outputs[2], groups)
         found = _backward(w_, r_, v_, g_, factors, _Kept(*kept), after, ctx.normalise)
         dw, dr, dv = (rows_of(x, length) for x in (found.w, found.r, found.v))
         dbeta = _decay_gradient(found, beta, length)
@@ -113,6 +114,11 @@ def blockwise_mean(
 def block_size(length: int) -> int:
     """Return C: 32, or the power of two that a shorter row fits into."""
     return min(BLOCK, 1 << (length - 1).bit_length())
+
+
+def _by_group(sums: Tensor, mass: Tensor, groups: int) -> PrefixState:
+    parts = (len(mass), groups, -1)
+    return PrefixState(sums.reshape(*parts, sums.shape[-1]), mass.reshape(parts))
 
 
 def _factors(beta: Tensor, length: int, size: int, groups: int) -> Factors:

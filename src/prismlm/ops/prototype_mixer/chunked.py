@@ -47,25 +47,22 @@ def prefix_mean(
     ``state`` give what one call gives, and one position takes O(R·D). Sums and mass are float32
     (float64 for float64 input); ``out`` has the dtype of the values.
 
-    A padded position, wherever it stands in its row, neither writes, nor reads (its output is 0),
-    nor counts as a step of decay. Sequences packed into one row do not see each other. With G
-    groups, channels and values are cut into G equal parts, and each part is a prefix mean of its
-    own. Decays of a position's own take the place of the powers: β_k^(i−j) is then
-    β_jk ⋯ β_(i−1)k, so that the decay of position j acts behind it, on what it writes too.
-
     Source: ProtoT, Eq. 1 and 2.
 
     Args:
         write: how much each position writes into each channel, at least 0.
         read: how much each position reads from each channel.
         values: what is written.
-        decay: β_k, or β_jk, strictly between 0 and 1.
+        decay: β_k, strictly between 0 and 1; or β_jk, with β_jk ⋯ β_(i−1)k in place of β_k^(i−j):
+            the decay of position j acts behind it, on what it writes too.
         state: what earlier positions have written, or None for nothing.
-        mask: False marks padding.
+        mask: False marks padding, wherever it stands: it neither writes, nor reads (its output is
+            0), nor counts as a step of decay.
         starts: True where a sequence starts that sees nothing of what is before it, the state
             included.
         normalise: False leaves out the division by M.
-        groups: G, which divides R and D.
+        groups: G, which divides R and D; each of G equal parts of the channels and the values is a
+            prefix mean of its own.
 
     Returns:
         The outputs, and the state that the next position reads.
@@ -81,29 +78,27 @@ def prefix_mean(
         # What padding holds may be anything, and 0 · NaN is no 0.
         w, r, v = (tensor.masked_fill(~mask[..., None], 0) for tensor in (w, r, v))
     if mask is not None or starts is not None:
-        beta = _with_flags(beta.expand(w.shape), mask, starts)
-    if starts is not None and held is not None:
-        fresh = starts[:, :1]
-        held = PrefixState(
-            held.sums.masked_fill(fresh[..., None], 0), held.mass.masked_fill(fresh, 0)
-        )
+        beta, held = _with_flags(beta.expand(w.shape), held, mask, starts)
     with torch.autocast(device_type=values.device.type, enabled=False):
-        if w.shape[1] == 1:
-            held = empty_state(w, v, groups) if held is None else held
-            out, end = _step(w, r, v, beta, held, normalise, groups)
-        else:
-            out, end = _tiles(w, r, v, beta, held, normalise, groups)
+        compute = _step if w.shape[1] == 1 else _tiles
+        out, end = compute(w, r, v, beta, held, normalise, groups)
     return out.to(values.dtype), end
 
 
-def _with_flags(beta: Tensor, mask: Tensor | None, starts: Tensor | None) -> Tensor:
-    """Return decays that leave padding out, and cut off what is before a start."""
+def _with_flags(
+    beta: Tensor, state: PrefixState | None, mask: Tensor | None, starts: Tensor | None
+) -> tuple[Tensor, PrefixState | None]:
+    """Return decays that leave padding out and cut off what is before a start, and the state."""
     if mask is not None:
         beta = beta.masked_fill(~mask[..., None], 1)
     if starts is not None:
         before = torch.cat([starts[:, 1:], torch.zeros_like(starts[:, :1])], 1)
         beta = beta.masked_fill(before[..., None], 0)
-    return beta
+        fresh = starts[:, :1]
+        if state is not None:
+            sums, mass = state
+            state = PrefixState(sums.masked_fill(fresh[..., None], 0), mass.masked_fill(fresh, 0))
+    return beta, state
 
 
 def _step(
@@ -111,24 +106,21 @@ def _step(
     r: Tensor,
     v: Tensor,
     beta: Tensor,
-    state: PrefixState,
+    state: PrefixState | None,
     normalise: bool,
     groups: int,
 ) -> tuple[Tensor, PrefixState]:
     """Read one position from the state and write it, by the recurrence."""
-    w, beta = w[:, 0], beta[:, 0] if beta.ndim == 3 else beta
-    mass = state.mass
-    empty = mass < EMPTY_BELOW
-    q = r[:, 0]
+    sums, mass = empty_state(w, v, groups) if state is None else state
+    w, q, beta = w[:, 0], r[:, 0], beta[:, 0] if beta.ndim == 3 else beta
     if normalise:
+        empty = mass < EMPTY_BELOW
         q = (q / mass.masked_fill(empty, 1)).masked_fill(empty, 0)
-    sums, q = state.sums.unflatten(1, (groups, -1)), q.reshape(len(w), groups, 1, -1)
-    out = (q @ sums).reshape(v.shape)
-    given = v.reshape(len(w), groups, 1, -1).expand_as(sums).reshape(state.sums.shape)
-    after = PrefixState(
-        beta[..., None] * (state.sums + w[..., None] * given),
-        beta * (mass + w),
-    )
+    parts = (len(w), groups, -1)
+    by_group = sums.reshape(*parts, sums.shape[-1])
+    out = (q.reshape(*parts)[:, :, None] @ by_group).reshape(v.shape)
+    given = v.reshape(*parts)[:, :, None].expand_as(by_group).reshape(sums.shape)
+    after = PrefixState(beta[..., None] * (sums + w[..., None] * given), beta * (mass + w))
     return out, after
 
 
@@ -145,11 +137,11 @@ def _tiles(
     # On a GPU, and in compiled code, which would be written out tile by tile, rows stay together.
     if w.device.type != "cpu" or torch.compiler.is_compiling() or rows >= len(w):
         return _row_tiles(w, r, v, beta, state, normalise, groups)
-    ws, rs, vs = (tensor.split(rows) for tensor in (w, r, v))
-    betas = beta.split(rows) if beta.ndim == 3 else [beta] * len(ws)
+    ws, rs, vs = (torch.split(tensor, rows) for tensor in (w, r, v))
+    betas = torch.split(beta, rows) if beta.ndim == 3 else [beta] * len(ws)
     states: list[PrefixState | None] = [None] * len(ws)
     if state is not None:
-        pairs = zip(state.sums.split(rows), state.mass.split(rows), strict=True)
+        pairs = zip(torch.split(state.sums, rows), torch.split(state.mass, rows), strict=True)
         states = [PrefixState(*pair) for pair in pairs]
     outs: list[Tensor] = []
     ends: list[PrefixState] = []
@@ -170,8 +162,8 @@ def _row_tiles(
     normalise: bool,
     groups: int,
 ) -> tuple[Tensor, PrefixState]:
-    ws, rs, vs = (tensor.split(TILE_LENGTH, 1) for tensor in (w, r, v))
-    betas = beta.split(TILE_LENGTH, 1) if beta.ndim == 3 else [beta] * len(ws)
+    ws, rs, vs = (torch.split(tensor, TILE_LENGTH, 1) for tensor in (w, r, v))
+    betas = torch.split(beta, TILE_LENGTH, 1) if beta.ndim == 3 else [beta] * len(ws)
     out, state = blockwise_mean(ws[0], rs[0], vs[0], betas[0], state, normalise, groups)
     outs = [out]
     for arguments in zip(ws[1:], rs[1:], vs[1:], betas[1:], strict=True):
