@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from prismlm.errors import InputError
 from prismlm.layers import PrototypeMixer
@@ -20,13 +21,18 @@ SWITCHES = {
     "no mass": {"normalise": False},
     "full rank": {"value_width": WIDTH, "convolution_width": 2},
     "groups": {"groups": 2, "temperature": 2.0, "decay_half_lives": (0.5, 40.0)},
+    "by token": {"decay_mode": "token", "groups": 2},
+    "by token, layer 0": {"decay_mode": "token", "shared_routing": True, "convolution_width": 3},
     "groups, layer 0": {"groups": 2, "shared_routing": True, "convolution_width": 5},
 }
 
 
 def mixer(**settings):
     torch.manual_seed(0)
-    return PrototypeMixer(WIDTH, 4, **settings)
+    layer = PrototypeMixer(WIDTH, 4, **settings)
+    if layer.decay_map is not None:
+        nn.init.normal_(layer.decay_map)  # as after training
+    return layer
 
 
 def count(module):
@@ -55,7 +61,10 @@ def by_hand(layer, x):
                 mixed[:, i] += kernel[delta] * values[:, i - delta]
         values = mixed
     options = {"normalise": layer.normalise, "groups": layer.groups}
-    out, _ = naive.prefix_mean(write, read, values, layer.decay, **options)
+    decay = layer.decay
+    if layer.decay_map is not None:
+        decay = (layer.decay_logits + x @ layer.decay_map.T).sigmoid()
+    out, _ = naive.prefix_mean(write, read, values, decay, **options)
     return layer.alpha * layer.output_projection(out), write, read
 
 
@@ -105,6 +114,19 @@ def test_half_lives_spread_over_the_channels_of_each_group():
     assert lives(grouped) == pytest.approx([1, 64, 1, 64], rel=1e-4)
     falling = PrototypeMixer(4, 2, decay_half_lives=[8.0, 2.0], groups=2)
     assert lives(falling) == pytest.approx([4, 4], rel=1e-4)
+
+
+def test_decays_by_token_start_as_those_of_channels():
+    torch.manual_seed(0)
+    by_token = PrototypeMixer(WIDTH, 4, decay_mode="token", decay_half_lives=(1.0, 9.0))
+    channel = PrototypeMixer(WIDTH, 4, decay_half_lives=(1.0, 9.0))
+    channel.load_state_dict({k: v for k, v in by_token.state_dict().items() if k != "decay_map"})
+    assert count(by_token) == count(channel) + 4 * WIDTH
+    x = torch.randn(2, 30, WIDTH)
+    found = by_token(x)
+    torch.testing.assert_close(found.output, channel(x).output)
+    found.output.square().sum().backward()
+    assert (by_token.decay_map.grad.abs() > 0).all()
 
 
 def test_the_gates_of_a_group_sum_to_one():

@@ -32,6 +32,12 @@ def inputs(b, t, r, d, seed=0, dtype=torch.float32, low=0.001, high=0.9999):
     return write, read, values, decay.clamp(low, high).to(dtype)
 
 
+def by_token(decay, t, seed=0):
+    """Decays of every position, drawn from all channels': the slowest beside the fastest."""
+    generator = torch.Generator().manual_seed(seed + 3)
+    return decay[torch.randint(len(decay), (2, t, len(decay)), generator=generator)]
+
+
 def state_of(b, r, d, seed=0, dtype=torch.float32):
     generator = torch.Generator().manual_seed(seed + 2)
     mass = torch.rand(b, r, generator=generator, dtype=dtype) + 0.1
@@ -41,7 +47,7 @@ def state_of(b, r, d, seed=0, dtype=torch.float32):
 
 def recurrence(write, read, values, decay, state=None):
     """S ← β(S + w v), M ← β(M + w) in float64, one position at a time."""
-    w, q, v, beta = (x.double() for x in (write, read, values, decay))
+    w, q, v, beta = (x.double() for x in (write, read, values, decay.expand(write.shape)))
     sums = w.new_zeros(w.shape[0], w.shape[2], v.shape[2])
     mass = w.new_zeros(w.shape[0], w.shape[2])
     if state is not None:
@@ -50,8 +56,8 @@ def recurrence(write, read, values, decay, state=None):
     for i in range(w.shape[1]):
         share = torch.where(mass < 1e-30, torch.zeros_like(mass), q[:, i] / mass.clamp_min(1e-300))
         out.append((share[..., None] * sums).sum(1))
-        sums = beta[:, None] * (sums + w[:, i, :, None] * v[:, i, None])
-        mass = beta * (mass + w[:, i])
+        sums = beta[:, i, :, None] * (sums + w[:, i, :, None] * v[:, i, None])
+        mass = beta[:, i] * (mass + w[:, i])
     return torch.stack(out, 1), PrefixState(sums, mass)
 
 
@@ -78,6 +84,19 @@ def test_hand_computed(form):
     plain, _ = form.prefix_mean(write, read, values, decay, normalise=False)
     # 0.5 · 2 in channel 0 at position 1; 0.5·2 + 0.5·0.75 at position 2.
     assert plain.tolist() == [[[0.0], [1.0], [1.375]]]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_decays_by_token_by_hand(form):
+    ones = torch.ones(1, 3, 1)
+    values = torch.tensor([[[2.0], [6.0], [-4.0]]])
+    decay = torch.tensor([[[0.5], [0.25], [0.125]]])
+    out, state = form.prefix_mean(ones, ones, values, decay, normalise=False)
+    # 0.5·2; 0.25·(1 + 6), the decay of a position acting on what it writes too.
+    assert out.tolist() == [[[0.0], [1.0], [1.75]]]
+    assert state.sums.item() == 0.125 * (1.75 - 4)
+    # 0.5, 0.25·1.5, 0.125·1.375.
+    assert state.mass.item() == 0.171875
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -151,20 +170,24 @@ def compare(form, arguments, state, options):
 
 
 @given(
-    b=st.integers(1, 3),
+    b=st.integers(1, 2),
     t=st.integers(1, 45),
     r=st.integers(1, 5),
     d=st.integers(1, 4),
     groups=st.integers(1, 3),
+    token=st.booleans(),
     low=st.sampled_from([0.001, 0.5, 0.99]),
     flags=st.sampled_from(["none", "mask", "starts", "both"]),
     with_state=st.booleans(),
     normalise=st.booleans(),
     seed=st.integers(0, 1000),
 )
-def test_chunked_equals_the_double_sum(b, t, r, d, groups, low, flags, with_state, normalise, seed):
+def test_chunked_equals_the_double_sum(
+    b, t, r, d, groups, token, low, flags, with_state, normalise, seed
+):
     """Outputs, states and the gradient of every input, in float64; r and d are of a group."""
-    arguments = inputs(b, t, groups * r, groups * d, seed, torch.float64, low=low)
+    *tensors, decay = inputs(b, t, groups * r, groups * d, seed, torch.float64, low=low)
+    arguments = (*tensors, by_token(decay, t, seed)[:b] if token else decay)
     generator = torch.Generator().manual_seed(seed)
     chosen = {"groups": groups, "normalise": normalise}
     if flags in ("mask", "both"):
@@ -181,9 +204,12 @@ def test_chunked_equals_the_double_sum(b, t, r, d, groups, low, flags, with_stat
         torch.testing.assert_close(a / scale, e / scale, rtol=1e-8, atol=1e-10, msg=str(index))
 
 
-@pytest.mark.parametrize("length", [1, 5, 18])
-def test_gradcheck(length):
+@pytest.mark.parametrize("length", [1, 5, 18, 40])
+@pytest.mark.parametrize("token", [False, True])
+def test_gradcheck(length, token):
     arguments = inputs(1, length, 2, 2, 3, torch.float64, low=0.2, high=0.95)
+    if token:
+        arguments = (*arguments[:3], by_token(arguments[3], length)[:1])
     state = state_of(1, 2, 2, 3, torch.float64)
     leaves = [x.requires_grad_() for x in (*arguments, *state)]
 
@@ -195,9 +221,13 @@ def test_gradcheck(length):
 
 
 @pytest.mark.parametrize("length", [300, 1300])
-def test_rows_of_several_chunks_have_the_gradients_of_the_recurrence(length):
-    """1,300 positions are beyond the length from which chunks are computed again."""
+@pytest.mark.parametrize("token", [False, True])
+def test_rows_of_several_tiles_have_the_gradients_of_the_recurrence(length, token, monkeypatch):
+    """1,300 positions are two tiles of a row, and each row has tiles of its own."""
+    monkeypatch.setattr(chunked, "TILE", 300)
     arguments = inputs(2, length, 3, 2, 5, torch.float64, low=0.3)
+    if token:
+        arguments = (*arguments[:3], by_token(arguments[3], length))
     state = state_of(2, 3, 2, 5, torch.float64)
 
     class Form:
@@ -224,6 +254,23 @@ def test_float32_against_the_float64_recurrence(beta):
     assert relative_error(state.sums, end.sums) < 1e-4  # sums of both signs cancel
 
 
+def test_float32_where_decays_mix_from_token_to_token():
+    """Forgetting at once beside remembering for ten thousand positions, in every row."""
+    write, read, values, _ = inputs(2, 3000, 5, 3, 13)
+    decay = by_token(torch.tensor([0.001, 0.3, 0.95, 0.999, 0.9999]), 3000)
+    decay[:, 1000:2000] = 0.9999  # long memory in between
+    leaves = [x.requires_grad_() for x in (write, read, values, decay)]
+    expected, end = recurrence(*leaves)
+    out, state = chunked.prefix_mean(*leaves)
+    assert relative_error(out.detach(), expected.detach()) < 1e-5
+    torch.testing.assert_close(state.mass.double(), end.mass, rtol=1e-5, atol=0)
+    gradient = torch.randn(out.shape, generator=torch.Generator().manual_seed(0))
+    found = torch.autograd.grad(out, leaves, gradient)
+    wanted = torch.autograd.grad(expected, leaves, gradient.double())
+    for a, e in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, e, rtol=1e-3, atol=1e-5 * e.abs().max().item())
+
+
 @pytest.mark.parametrize("decay", [[0.001, 0.1, 0.9, 0.99, 0.999, 0.9999], [0.9999] * 6])
 def test_float32_over_65536_positions(decay):
     write, read, values, _ = inputs(1, 65536, 6, 4, 12)
@@ -237,15 +284,18 @@ def test_float32_over_65536_positions(decay):
     cuts=st.lists(st.floats(0, 1), min_size=1, max_size=5),
     seed=st.integers(0, 100),
     dtype=st.sampled_from([torch.float32, torch.float64]),
+    token=st.booleans(),
 )
-def test_any_split_through_the_state_gives_the_same(t, cuts, seed, dtype):
+def test_any_split_through_the_state_gives_the_same(t, cuts, seed, dtype, token):
     write, read, values, decay = inputs(2, t, 4, 3, seed, dtype)
+    decay = by_token(decay, t, seed) if token else decay
     whole, end = chunked.prefix_mean(write, read, values, decay)
     at = sorted({0, t, *(round(cut * t) for cut in cuts)})
     state, parts = None, []
     for first, last in pairwise(at):
         piece = [x[:, first:last] for x in (write, read, values)]
-        part, state = chunked.prefix_mean(*piece, decay, state)
+        own = decay[:, first:last] if token else decay
+        part, state = chunked.prefix_mean(*piece, own, state)
         parts.append(part)
     tolerance = {"rtol": 1e-4, "atol": 2e-5} if dtype == torch.float32 else {}
     torch.testing.assert_close(torch.cat(parts, 1), whole, **tolerance)
@@ -317,12 +367,13 @@ def saved_bytes(call):
     return sum(total.values()), kept
 
 
-@pytest.mark.parametrize(("length", "share"), [(256, 0.5), (4096, 0.15)])
-def test_memory_stays_far_below_a_state_for_every_position(length, share):
+@pytest.mark.parametrize("length", [256, 1024, 4096])
+def test_memory_stays_far_below_a_state_for_every_position(length):
+    """The gates and values that go in are counted: they are half of it."""
     r, d = 32, 128
-    arguments = [x.requires_grad_() for x in inputs(1, length, r, d)]
+    arguments = [x.requires_grad_() for x in inputs(2, length, r, d)]
     kept, _ = saved_bytes(lambda: chunked.prefix_mean(*arguments))
-    assert kept < share * 4 * length * r * d
+    assert kept < 0.1 * 4 * 2 * length * r * d
 
 
 def test_wrong_input_says_what_is_wrong():
@@ -341,8 +392,9 @@ def test_wrong_input_says_what_is_wrong():
         call(write, read[:, :5], values, decay)
     with pytest.raises(InputError, match="values are"):
         call(write, read, values[:, :5], decay)
-    with pytest.raises(InputError, match="one per channel"):
-        call(write, read, values, decay[:2])
+    for bad in (decay[:2], decay[None, None].expand(1, 6, 3), decay[None]):
+        with pytest.raises(InputError, match="one per channel, or"):
+            call(write, read, values, bad)
     for bad in (0.0, 1.0, float("nan"), 1.5, -0.1):
         with pytest.raises(InputError, match="between 0 and 1"):
             call(write, read, values, torch.tensor([0.5, bad, 0.5]))

@@ -137,6 +137,10 @@ class PrototypeMixer(nn.Module):
     G equal parts: each softmax runs over the R / G channels of one group, which has temperatures
     of its own and passes on its D / G of the values, as a head of attention does.
 
+    The source has a decay for each channel. With ``decay_mode="token"``, β_k^(i−j) becomes
+    β_jk ⋯ β_(i−1)k with β_jk = σ(γ_k + δ_k·x_j): position j says how much each channel keeps of
+    what it holds and of what j writes, once j is past. δ starts at 0, where this is the other form.
+
     The source leaves open how parameters start. Here p is normal with standard deviation 1/√d, so
     that inputs of unit mean square give scores of unit variance; V, U and W are as nn.Linear
     draws them; every β starts at ``decay``, 0.95 being a half-life of 13.5 tokens, or they spread
@@ -160,6 +164,7 @@ class PrototypeMixer(nn.Module):
             of channel k starts at a·(b/a)^(k/(n−1)) positions; at √(ab) in a group of one.
         alpha: α at the start.
         groups: G, which divides R and D.
+        decay_mode: whether a decay is a ``channel``'s, or depends on the ``token`` too.
         keep_unused: also hold, frozen, the parameters that the switches leave without use (W and
             τ_r, a convolution of width 5), so that sizes are those that the source reports.
 
@@ -182,6 +187,7 @@ class PrototypeMixer(nn.Module):
         decay_half_lives: Sequence[float] | None = None,
         alpha: float = 1.0,
         groups: int = 1,
+        decay_mode: Literal["channel", "token"] = "channel",
         keep_unused: bool = False,
     ) -> None:
         super().__init__()
@@ -199,6 +205,8 @@ class PrototypeMixer(nn.Module):
         # Scalars have one dimension: FSDP2 shards no others.
         self.log_write_temperature = nn.Parameter(torch.empty(groups))
         self.decay_logits = nn.Parameter(torch.empty(channels))
+        by_token = decay_mode == "token"
+        self.decay_map = nn.Parameter(torch.empty(channels, width)) if by_token else None
         self.alpha = nn.Parameter(torch.empty(1))
         self.value_projection = nn.Linear(width, value_width, bias=False)
         self.output_projection = nn.Linear(value_width, width, bias=False)
@@ -235,6 +243,7 @@ class PrototypeMixer(nn.Module):
             "log_write_temperature": log_temperature,
             "log_read_temperature": log_temperature,
             "decay_logits": torch.tensor(self.initial_decay_logits),
+            "decay_map": torch.zeros(channels, width),
             "alpha": torch.tensor([self.initial_alpha]),
         }
         return {name: value for name, value in values.items() if getattr(self, name) is not None}
@@ -246,8 +255,14 @@ class PrototypeMixer(nn.Module):
 
     @property
     def decay(self) -> Float[Tensor, " R"]:
-        """β, at least 1e-6 away from 0 and 1; float32."""
-        return self.decay_logits.float().sigmoid().clamp(DECAY_MARGIN, 1 - DECAY_MARGIN)
+        """σ(γ), at least 1e-6 away from 0 and 1; float32. All of β, but with decays by token."""
+        return _decay_from(self.decay_logits.float())
+
+    def decay_of(self, x: Float[Tensor, "B T d"]) -> Float[Tensor, " R"] | Float[Tensor, "B T R"]:
+        """Return β, which is :attr:`decay` unless it depends on the token; float32."""
+        if self.decay_map is None:
+            return self.decay
+        return _decay_from(self.decay_logits.float() + (x @ self.decay_map.T).float())
 
     def forward(
         self,
@@ -295,7 +310,7 @@ class PrototypeMixer(nn.Module):
             write,
             read,
             values,
-            self.decay,
+            self.decay_of(x),
             prefix,
             mask=None if places is None else places.mask,
             starts=starts,
@@ -336,6 +351,10 @@ class PrototypeMixer(nn.Module):
             kernel,
             self.normalise,
         )
+
+
+def _decay_from(logits: Tensor) -> Tensor:
+    return logits.sigmoid().clamp(DECAY_MARGIN, 1 - DECAY_MARGIN)
 
 
 def initial_prototypes(

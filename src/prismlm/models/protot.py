@@ -38,6 +38,8 @@ class ProtoTConfig(RecurrentConfig):
         decay_half_lives: the half-lives in positions, in place of ``decay``, over which the
             channels of a group spread evenly in their logarithm at the start; None for ``decay``.
         num_groups: G; each group of R / G channels has gates of its own over D / G of the values.
+        decay_mode: ``channel``, as in the source, or ``token``, where β_jk = σ(γ_k + δ_k·x_j) also
+            depends on the position.
         alpha: α of every layer at the start.
         paper_parameter_layout: also hold, frozen, what the source's Table 13 counts although
             nothing uses it: W and τ_r in layers with shared routing, and convolutions in every
@@ -66,6 +68,7 @@ class ProtoTConfig(RecurrentConfig):
     mass_normalisation: bool = True
     decay: float = 0.95
     decay_half_lives: list[float] | tuple[float, ...] | None = None
+    decay_mode: Literal["channel", "token"] = "channel"
     num_groups: int = 1
     alpha: float = 1.0
     paper_parameter_layout: bool = False
@@ -108,6 +111,7 @@ class ProtoTModel(ProtoTPreTrainedModel, RecurrentModel):
             decay_half_lives=config.decay_half_lives,
             alpha=config.alpha,
             groups=config.num_groups,
+            decay_mode=config.decay_mode,
             keep_unused=config.paper_parameter_layout,
         )
 

@@ -77,6 +77,39 @@ def test_memory_and_read_gate_give_what_the_mixer_reads(model, layer):
     torch.testing.assert_close(memory[1:].sum(1), torch.ones(17, CHANNELS).double())
 
 
+def test_mass_and_memory_by_hand_where_each_token_has_a_decay():
+    write = torch.tensor([[0.5], [1.0], [0.25]])
+    decay = torch.tensor([[0.5], [0.125], [0.9]])
+    mass = discounted_mass(write, decay)
+    # ½·0.5 = ¼, then ⅛·(¼ + 1) = 0.15625; the last decay acts behind the text.
+    torch.testing.assert_close(mass, torch.tensor([[0.0], [0.25], [0.15625]]).double())
+    memory = LayerCurves(0, write, write, mass, decay).memory(0)
+    expected = torch.tensor([[0.0, 0, 0], [1, 0, 0], [0.2, 0.8, 0]]).double()
+    torch.testing.assert_close(memory, expected)
+    # ½·⅛·½ = 2^−5 in three positions.
+    lives = LayerCurves(0, write, write, mass, torch.tensor([[0.5], [0.125], [0.5]])).half_life
+    assert lives.item() == pytest.approx(3 / 5)
+
+
+def test_with_decays_by_token_memory_is_what_the_mixer_reads():
+    by_token = make_model(decay_mode="token")
+    for block in by_token.model.layers:
+        torch.nn.init.normal_(block.mixer.decay_map)
+    curves = read_channels(by_token, tokens(18))[1]
+    assert curves.decay.shape == (18, CHANNELS)
+    assert curves.decay.std(0).min() > 0.01
+    evidence = (curves.write[None], curves.read[None])
+    expected, _ = naive.prefix_mean(*evidence, torch.eye(18)[None], curves.decay[None])
+    memory = torch.stack([curves.memory(k) for k in range(CHANNELS)], -1)
+    found = (memory * curves.read[:, None].double()).sum(-1)
+    torch.testing.assert_close(found.float(), expected[0], rtol=1e-4, atol=1e-6)
+    alone = read_channels(by_token, tokens(18)[:7])[1].decay
+    torch.testing.assert_close(alone, curves.decay[:7])
+    with pytest.raises(InputError, match=r"depend on the token .* read_channels"):
+        half_lives(by_token)
+    assert not any(b.mixer._forward_pre_hooks for b in by_token.model.layers)
+
+
 def test_in_groups_a_channel_remembers_its_part_of_the_values():
     grouped = make_model(num_groups=3)
     curves = read_channels(grouped, tokens(18))[1]

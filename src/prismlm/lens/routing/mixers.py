@@ -81,7 +81,13 @@ def half_lives(model: nn.Module) -> tuple[Float[Tensor, " R"], ...]:
     """Return the half-life of every channel, in positions, layer by layer; float64 on the CPU.
 
     Raises:
-        InputError: the model has no prototype mixer.
+        InputError: the model has no prototype mixer, or its decays depend on the token.
     """
+    mixers = mixers_of(model)
+    if any(mixer.decay_map is not None for mixer in mixers):
+        raise InputError(
+            "decays of this model depend on the token (decay_mode='token'), so its channels have "
+            "no half-life of their own: read_channels(model, ids) has those over a text."
+        )
     with torch.no_grad():
-        return tuple(half_life(mixer.decay.cpu()) for mixer in mixers_of(model))
+        return tuple(half_life(mixer.decay.cpu()) for mixer in mixers)

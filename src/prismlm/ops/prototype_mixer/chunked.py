@@ -1,23 +1,17 @@
-"""The prefix mean in chunks: matrix products between blocks of positions, a table within them.
+"""The prefix mean in tiles: matrix products within blocks of positions, states between blocks.
 
-A chunk of up to 256 positions is computed at once, in blocks of 16. Within a block the powers
-β^(i−j) stand in a table [16, 16, R]. What came before a block reaches it through the block's
-state: powers are counted from the block's first position on the reading side and up to it on the
-writing side, so no factor exceeds 1, however fast a channel forgets. Chunks follow one another
-through the state. Memory is about R·(16 + D/16) numbers a position, never R·D.
+A tile is up to 1,024 positions of some rows, few enough that what is computed of it stays in the
+processor's caches; tiles of a row follow one another through the state. Padding is a decay of 1;
+the start of a packed sequence is a decay of 0 of the position before it.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, cast
-
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
-from prismlm.ops.compaction import Compaction
+from prismlm.ops.prototype_mixer.blocks import blockwise_mean
 from prismlm.ops.prototype_mixer.state import (
     EMPTY_BELOW,
     PrefixState,
@@ -26,17 +20,16 @@ from prismlm.ops.prototype_mixer.state import (
     working_dtype,
 )
 
-BLOCK = 16
-CHUNK = 256
-RECOMPUTED_ABOVE = 1024
-"""Rows longer than this keep only states for the backward pass, and compute chunks again."""
+TILE_LENGTH = 1024
+TILE = 4096
+"""Positions of a tile, over all its rows."""
 
 
 def prefix_mean(
     write: Float[Tensor, "B T R"],
     read: Float[Tensor, "B T R"],
     values: Float[Tensor, "B T D"],
-    decay: Float[Tensor, " R"],
+    decay: Float[Tensor, " R"] | Float[Tensor, "B T R"],
     state: PrefixState | None = None,
     *,
     mask: Bool[Tensor, "B T"] | None = None,
@@ -54,24 +47,22 @@ def prefix_mean(
     ``state`` give what one call gives, and one position takes O(R·D). Sums and mass are float32
     (float64 for float64 input); ``out`` has the dtype of the values.
 
-    A padded position, wherever it stands in its row, neither writes, nor reads (its output is 0),
-    nor counts as a step of decay. Sequences packed into one row do not see each other. With G
-    groups, channels and values are cut into G equal parts, and each part is a prefix mean of its
-    own.
-
     Source: ProtoT, Eq. 1 and 2.
 
     Args:
         write: how much each position writes into each channel, at least 0.
         read: how much each position reads from each channel.
         values: what is written.
-        decay: β_k, strictly between 0 and 1.
+        decay: β_k, strictly between 0 and 1; or β_jk, with β_jk ⋯ β_(i−1)k in place of β_k^(i−j):
+            the decay of position j acts behind it, on what it writes too.
         state: what earlier positions have written, or None for nothing.
-        mask: False marks padding.
+        mask: False marks padding, wherever it stands: it neither writes, nor reads (its output is
+            0), nor counts as a step of decay.
         starts: True where a sequence starts that sees nothing of what is before it, the state
             included.
         normalise: False leaves out the division by M.
-        groups: G, which divides R and D.
+        groups: G, which divides R and D; each of G equal parts of the channels and the values is a
+            prefix mean of its own.
 
     Returns:
         The outputs, and the state that the next position reads.
@@ -82,56 +73,32 @@ def prefix_mean(
     check_arguments(write, read, values, decay, state, mask, starts, groups)
     dtype = working_dtype(write, read, values, decay)
     w, r, v, beta = (tensor.to(dtype) for tensor in (write, read, values, decay))
-    held = empty_state(w, v, groups) if state is None else state
-    held = PrefixState(held.sums.to(dtype), held.mass.to(dtype))
+    held = None if state is None else PrefixState(*(tensor.to(dtype) for tensor in state))
+    if mask is not None:
+        # What padding holds may be anything, and 0 · NaN is no 0.
+        w, r, v = (tensor.masked_fill(~mask[..., None], 0) for tensor in (w, r, v))
+    if mask is not None or starts is not None:
+        beta, held = _with_flags(beta.expand(w.shape), held, mask, starts)
     with torch.autocast(device_type=values.device.type, enabled=False):
-        if groups == 1:
-            out, end = _group(w, r, v, beta, held, mask, starts, normalise)
-        else:
-            out, end = _groups(w, r, v, beta, held, mask, starts, normalise, groups)
+        compute = _step if w.shape[1] == 1 else _tiles
+        out, end = compute(w, r, v, beta, held, normalise, groups)
     return out.to(values.dtype), end
 
 
-def _groups(
-    w: Tensor,
-    r: Tensor,
-    v: Tensor,
-    beta: Tensor,
-    state: PrefixState,
-    mask: Tensor | None,
-    starts: Tensor | None,
-    normalise: bool,
-    groups: int,
-) -> tuple[Tensor, PrefixState]:
-    ws, rs, vs, betas = (tensor.chunk(groups, -1) for tensor in (w, r, v, beta))
-    sums, masses = (tensor.chunk(groups, 1) for tensor in state)
-    outs: list[Tensor] = []
-    ends: list[PrefixState] = []
-    for g in range(groups):
-        own = PrefixState(sums[g], masses[g])
-        out, end = _group(ws[g], rs[g], vs[g], betas[g], own, mask, starts, normalise)
-        outs.append(out)
-        ends.append(end)
-    end = PrefixState(torch.cat([e.sums for e in ends], 1), torch.cat([e.mass for e in ends], 1))
-    return torch.cat(outs, -1), end
-
-
-def _group(
-    w: Tensor,
-    r: Tensor,
-    v: Tensor,
-    beta: Tensor,
-    state: PrefixState,
-    mask: Tensor | None,
-    starts: Tensor | None,
-    normalise: bool,
-) -> tuple[Tensor, PrefixState]:
-    if w.shape[1] == 1:
-        return _step(w[:, 0], r[:, 0], v[:, 0], beta, state, mask, starts, normalise)
-    if mask is None:
-        sequence = None if starts is None else starts.cumsum(1)
-        return _chunks(w, r, v, beta, state, sequence, normalise)
-    return _padded(w, r, v, beta, state, mask, starts, normalise)
+def _with_flags(
+    beta: Tensor, state: PrefixState | None, mask: Tensor | None, starts: Tensor | None
+) -> tuple[Tensor, PrefixState | None]:
+    """Return decays that leave padding out and cut off what is before a start, and the state."""
+    if mask is not None:
+        beta = beta.masked_fill(~mask[..., None], 1)
+    if starts is not None:
+        before = torch.cat([starts[:, 1:], torch.zeros_like(starts[:, :1])], 1)
+        beta = beta.masked_fill(before[..., None], 0)
+        fresh = starts[:, :1]
+        if state is not None:
+            sums, mass = state
+            state = PrefixState(sums.masked_fill(fresh[..., None], 0), mass.masked_fill(fresh, 0))
+    return beta, state
 
 
 def _step(
@@ -139,231 +106,67 @@ def _step(
     r: Tensor,
     v: Tensor,
     beta: Tensor,
-    state: PrefixState,
-    mask: Tensor | None,
-    starts: Tensor | None,
+    state: PrefixState | None,
     normalise: bool,
+    groups: int,
 ) -> tuple[Tensor, PrefixState]:
     """Read one position from the state and write it, by the recurrence."""
-    sums, mass = state
-    if starts is not None:
-        # A padded position starts nothing by itself, but a state behind its start is gone.
-        sums, mass = sums.masked_fill(starts[..., None], 0), mass.masked_fill(starts, 0)
-    q = _share(r, mass) if normalise else r
-    out = q[:, None] @ sums
-    after = PrefixState(
-        beta[:, None] * (sums + w[..., None] * v[:, None]),
-        beta * (mass + w),
-    )
-    if mask is not None:
-        out = out.masked_fill(~mask[..., None], 0)
-        after = PrefixState(
-            torch.where(mask[..., None], after.sums, sums), torch.where(mask, after.mass, mass)
-        )
+    sums, mass = empty_state(w, v, groups) if state is None else state
+    w, q, beta = w[:, 0], r[:, 0], beta[:, 0] if beta.ndim == 3 else beta
+    if normalise:
+        empty = mass < EMPTY_BELOW
+        q = (q / mass.masked_fill(empty, 1)).masked_fill(empty, 0)
+    parts = (len(w), groups, -1)
+    by_group = sums.reshape(*parts, sums.shape[-1])
+    out = (q.reshape(*parts)[:, :, None] @ by_group).reshape(v.shape)
+    given = v.reshape(*parts)[:, :, None].expand_as(by_group).reshape(sums.shape)
+    after = PrefixState(beta[..., None] * (sums + w[..., None] * given), beta * (mass + w))
     return out, after
 
 
-def _padded(
+def _tiles(
     w: Tensor,
     r: Tensor,
     v: Tensor,
     beta: Tensor,
-    state: PrefixState,
-    mask: Tensor,
-    starts: Tensor | None,
+    state: PrefixState | None,
     normalise: bool,
+    groups: int,
 ) -> tuple[Tensor, PrefixState]:
-    """Run rows with their padding moved to the end, and take each row's state where it ends."""
-    places = Compaction.of(mask)
-    # What padding holds may be anything, and 0 · NaN is no 0.
-    w, v = w.masked_fill(~mask[..., None], 0), v.masked_fill(~mask[..., None], 0)
-    w, r, v = places.compact(w), places.compact(r), places.compact(v)
-    sequence = None if starts is None else places.compact(starts.cumsum(1))
-    out, _ = _chunks(w, r, v, beta, state, sequence, normalise)
-    steps = places.lengths[:, None] - torch.arange(w.shape[1], device=w.device)
-    keys = w * beta ** steps.clamp_min(0)[..., None]
-    carried = beta ** places.lengths[:, None]
-    if starts is not None and sequence is not None:
-        last = starts.sum(1)
-        keys = keys * (sequence == last[:, None])[..., None]
-        carried = carried * (last == 0)[:, None]
-    return places.restore(out), _carry(state, carried, keys, v)
+    rows = max(1, TILE // min(w.shape[1], TILE_LENGTH))
+    # On a GPU, and in compiled code, which would be written out tile by tile, rows stay together.
+    if w.device.type != "cpu" or torch.compiler.is_compiling() or rows >= len(w):
+        return _row_tiles(w, r, v, beta, state, normalise, groups)
+    ws, rs, vs = (torch.split(tensor, rows) for tensor in (w, r, v))
+    betas = torch.split(beta, rows) if beta.ndim == 3 else [beta] * len(ws)
+    states: list[PrefixState | None] = [None] * len(ws)
+    if state is not None:
+        pairs = zip(torch.split(state.sums, rows), torch.split(state.mass, rows), strict=True)
+        states = [PrefixState(*pair) for pair in pairs]
+    outs: list[Tensor] = []
+    ends: list[PrefixState] = []
+    for arguments in zip(ws, rs, vs, betas, states, strict=True):
+        out, end = _row_tiles(*arguments, normalise, groups)
+        outs.append(out)
+        ends.append(end)
+    end = PrefixState(torch.cat([e.sums for e in ends]), torch.cat([e.mass for e in ends]))
+    return torch.cat(outs), end
 
 
-def _chunks(
+def _row_tiles(
     w: Tensor,
     r: Tensor,
     v: Tensor,
     beta: Tensor,
-    state: PrefixState,
-    sequence: Tensor | None,
+    state: PrefixState | None,
     normalise: bool,
+    groups: int,
 ) -> tuple[Tensor, PrefixState]:
-    length = w.shape[1]
-    powers = _Powers.of(beta, min(length, CHUNK))
-    recompute = torch.is_grad_enabled() and length > RECOMPUTED_ABOVE
-    parts: list[Tensor] = []
-    before = None if sequence is None else torch.zeros_like(sequence[:, 0])
-    for first in range(0, length, CHUNK):
-        piece = slice(first, first + CHUNK)
-        own = None if sequence is None else sequence[:, piece]
-        arguments = (w[:, piece], r[:, piece], v[:, piece], powers, state, own, before, normalise)
-        if recompute:
-            again = cast(
-                Any,
-                checkpoint(_chunk, *arguments, use_reentrant=False, preserve_rng_state=False),
-            )
-            out, state = again
-        else:
-            out, state = _chunk(*arguments)
-        parts.append(out)
-        before = None if own is None else own[:, -1]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, 1), state
-
-
-class _Powers(NamedTuple):
-    """Powers of β: β^n for n up to a chunk's length, and the tables made of them."""
-
-    of_steps: Float[Tensor, "n R"]
-    within_block: Float[Tensor, "i j R"]
-    between_blocks: Float[Tensor, "n m R"]
-
-    @classmethod
-    def of(cls, beta: Tensor, length: int) -> _Powers:
-        blocks = -(-length // BLOCK)
-        of_steps = beta ** torch.arange(blocks * BLOCK + 1, device=beta.device)[:, None]
-        return cls(
-            of_steps,
-            _table(of_steps, BLOCK, 1),
-            _table(of_steps[::BLOCK], blocks, 0),
-        )
-
-
-def _table(powers: Tensor, size: int, least: int) -> Tensor:
-    """Return β^(i−j−1+least) for i > j, and 0 elsewhere: [i, j, R]."""
-    position = torch.arange(size, device=powers.device)
-    steps = position[:, None] - position
-    return powers[(steps - 1 + least).clamp_min(0)] * (steps > 0)[..., None]
-
-
-def _chunk(
-    w: Tensor,
-    r: Tensor,
-    v: Tensor,
-    powers: _Powers,
-    state: PrefixState,
-    sequence: Tensor | None,
-    before: Tensor | None,
-    normalise: bool,
-) -> tuple[Tensor, PrefixState]:
-    """Compute up to 256 positions of every row.
-
-    ``sequence`` numbers the sequences of a row, and ``before`` is the number of the sequence that
-    the state belongs to; only positions with equal numbers see each other.
-    """
-    length = w.shape[1]
-    blocks = -(-length // BLOCK)
-    shape = (len(w), blocks, BLOCK)
-    missing = (0, 0, 0, blocks * BLOCK - length)
-    w_, r_, v_ = (F.pad(tensor, missing).reshape(*shape, -1) for tensor in (w, r, v))
-    sees = None
-    if sequence is not None and before is not None:
-        padded = F.pad(sequence[..., None], missing, value=-1).reshape(shape)
-        sees = _Sight.of(padded, before)
-    since_start = powers.of_steps[:BLOCK]
-    local = w_[:, :, None] * powers.within_block
-    if sees is not None:
-        local = local * sees.each_other[..., None]
-        since_start = since_start * sees.before[..., None]
-    at_start = _block_states(w_, v_, powers, state, sees)
-    mass = local.sum(3) + since_start * at_start.mass[:, :, None]
-    q = _share(r_, mass) if normalise else r_
-    out = (local @ q[..., None]).squeeze(-1) @ v_ + (q * since_start) @ at_start.sums
-
-    keys, carried = w * powers.of_steps[1 : length + 1].flip(0), powers.of_steps[length]
-    if sequence is not None and before is not None:
-        last = sequence[:, -1:]
-        keys = keys * (sequence == last)[..., None]
-        carried = carried * (before[:, None] == last)
-    return out.flatten(1, 2)[:, :length], _carry(state, carried, keys, v)
-
-
-class _Sight(NamedTuple):
-    """Which positions of a chunk's blocks belong to one sequence.
-
-    Attributes:
-        each_other: position i sees position j of its block.
-        before: it sees what was before its block.
-        end: it is seen behind its block.
-        blocks: what is seen behind block m reaches block n.
-        state: the chunk's state reaches block n.
-    """
-
-    each_other: Bool[Tensor, "B n i j"]
-    before: Bool[Tensor, "B n i"]
-    end: Bool[Tensor, "B n i"]
-    blocks: Bool[Tensor, "B n m"]
-    state: Bool[Tensor, "B n"]
-
-    @classmethod
-    def of(cls, sequence: Tensor, before: Tensor) -> _Sight:
-        ends = sequence[..., -1]
-        previous = torch.cat([before[:, None], ends[:, :-1]], 1)
-        return cls(
-            sequence[..., None] == sequence[..., None, :],
-            sequence == previous[..., None],
-            sequence == ends[..., None],
-            previous[..., None] == ends[:, None],
-            previous == before[:, None],
-        )
-
-
-def _block_states(
-    w: Tensor, v: Tensor, powers: _Powers, state: PrefixState, sees: _Sight | None
-) -> PrefixState:
-    """Return the state at the first position of each block: [B, n, R, D] and [B, n, R]."""
-    blocks = w.shape[1]
-    keys = w * powers.of_steps[1 : BLOCK + 1].flip(0)
-    carried = powers.of_steps[: blocks * BLOCK : BLOCK].expand(len(w), -1, -1)
-    between = powers.between_blocks[:blocks, :blocks].expand(len(w), -1, -1, -1)
-    if sees is not None:
-        keys = keys * sees.end[..., None]
-        carried = carried * sees.state[..., None]
-        between = between * sees.blocks[..., None]
-    written = keys.transpose(2, 3) @ v
-    sums = torch.einsum("bnmr,bmrd->bnrd", between, written)
-    mass = torch.einsum("bnmr,bmr->bnr", between, keys.sum(2))
-    return PrefixState(
-        sums + carried[..., None] * state.sums[:, None], mass + carried * state.mass[:, None]
-    )
-
-
-def _carry(state: PrefixState, carried: Tensor, keys: Tensor, v: Tensor) -> PrefixState:
-    return PrefixState(
-        carried[..., None] * state.sums + keys.transpose(1, 2) @ v,
-        carried * state.mass + keys.sum(1),
-    )
-
-
-class _Share(torch.autograd.Function):
-    """read / mass, and 0 where there is no mass."""
-
-    @staticmethod
-    def forward(ctx: Any, read: Tensor, mass: Tensor) -> Tensor:
-        empty = mass < EMPTY_BELOW
-        share = (read / mass.masked_fill(empty, 1)).masked_fill(empty, 0)
-        ctx.save_for_backward(share, mass)
-        return share
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor]:
-        share, mass = ctx.saved_tensors
-        (gradient,) = grad_outputs
-        empty = mass < EMPTY_BELOW
-        mass = mass.masked_fill(empty, 1)
-        # In this order: read / mass² exceeds float32 where the product with the gradient does not.
-        return (gradient / mass).masked_fill(empty, 0), -(gradient * share) / mass
-
-
-def _share(read: Tensor, mass: Tensor) -> Tensor:
-    return cast(Tensor, _Share.apply(read, mass))  # pyright: ignore[reportUnknownMemberType]
+    ws, rs, vs = (torch.split(tensor, TILE_LENGTH, 1) for tensor in (w, r, v))
+    betas = torch.split(beta, TILE_LENGTH, 1) if beta.ndim == 3 else [beta] * len(ws)
+    out, state = blockwise_mean(ws[0], rs[0], vs[0], betas[0], state, normalise, groups)
+    outs = [out]
+    for arguments in zip(ws[1:], rs[1:], vs[1:], betas[1:], strict=True):
+        out, state = blockwise_mean(*arguments, state, normalise, groups)
+        outs.append(out)
+    return outs[0] if len(outs) == 1 else torch.cat(outs, 1), state

@@ -18,7 +18,7 @@ def prefix_mean(
     write: Float[Tensor, "B T R"],
     read: Float[Tensor, "B T R"],
     values: Float[Tensor, "B T D"],
-    decay: Float[Tensor, " R"],
+    decay: Float[Tensor, " R"] | Float[Tensor, "B T R"],
     state: PrefixState | None = None,
     *,
     mask: Bool[Tensor, "B T"] | None = None,
@@ -29,6 +29,8 @@ def prefix_mean(
     """Return the prefix means; same contract as :func:`chunked.prefix_mean`.
 
     out_i = Σ_k read_ik (Σ_{j<i} β_k^(i−j) write_jk v_j) / (Σ_{j<i} β_k^(i−j) write_jk)
+
+    with β_jk ⋯ β_(i−1)k in place of β_k^(i−j) where each position has decays of its own.
     """
     check_arguments(write, read, values, decay, state, mask, starts, groups)
     rows: list[Tensor] = []
@@ -36,7 +38,8 @@ def prefix_mean(
     for b in range(len(write)):
         own = None if state is None else PrefixState(state.sums[b], state.mass[b])
         kept, first = (None if f is None else f[b] for f in (mask, starts))
-        row, end = _row(write[b], read[b], values[b], decay, own, kept, first, normalise, groups)
+        beta = decay.expand(write.shape)[b]
+        row, end = _row(write[b], read[b], values[b], beta, own, kept, first, normalise, groups)
         rows.append(row)
         ends.append(end)
     sums, mass = torch.stack([end.sums for end in ends]), torch.stack([end.mass for end in ends])
@@ -61,22 +64,23 @@ def _row(
     slices = v.reshape(length, groups, -1)
     written = slices[:, group_of]  # [T, R, D / G]: what each channel would be given
     kept = [mask is None or bool(mask[i]) for i in range(length)]
-    # A position's time counts the positions before it that are not padding.
-    time = [sum(kept[:i]) for i in range(length + 1)]
     flags = [starts is not None and bool(starts[i]) for i in range(length)]
     sequence = [sum(flags[: i + 1]) for i in range(length)]
 
     def before(i: int) -> PrefixState:
         sums, mass = torch.zeros_like(written[0]), w.new_zeros(channels)
         current = sequence[min(i, length - 1)]
-        if state is not None and current == 0:
-            sums = sums + (beta ** time[i])[:, None] * state.sums.to(dtype)
-            mass = mass + beta ** time[i] * state.mass.to(dtype)
-        for j in range(i):
+        left = torch.ones_like(mass)  # at position i, of what was there at j
+        for j in reversed(range(i)):
+            if kept[j]:
+                left = left * beta[j]
             if kept[j] and sequence[j] == current:
-                weight = beta ** (time[i] - time[j]) * w[j]
+                weight = left * w[j]
                 sums = sums + weight[:, None] * written[j]
                 mass = mass + weight
+        if state is not None and current == 0:
+            sums = sums + left[:, None] * state.sums.to(dtype)
+            mass = mass + left * state.mass.to(dtype)
         return PrefixState(sums, mass)
 
     out: list[Tensor] = []

@@ -68,8 +68,11 @@ def check_arguments(
         raise InputError(
             f"values are {list(values.shape)}: expected [{batch}, {length}, D] beside write."
         )
-    if decay.shape != (channels,):
-        raise InputError(f"decay is {list(decay.shape)}: expected [{channels}], one per channel.")
+    if decay.shape not in ((channels,), write.shape):
+        raise InputError(
+            f"decay is {list(decay.shape)}: expected [{channels}], one per channel, or "
+            f"{list(write.shape)}, one for each position and channel."
+        )
     looks = decay.device.type == "cpu" and not torch.compiler.is_compiling()
     if looks and not bool(((decay > 0) & (decay < 1)).all()):
         raise InputError(

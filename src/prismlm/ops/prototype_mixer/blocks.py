@@ -1,0 +1,302 @@
+"""The prefix mean of some positions of some rows, in blocks, and its gradients by hand.
+
+Within a block, the scores Σ_k q_ik β_k^(i−j) w_jk of all pairs are matrix products, level by level
+of :mod:`factors`; what comes from before a block reaches it through the block's state. The backward
+pass keeps masses and the blocks' states, and computes all else again: R + R·D/C numbers a position
+beside the inputs. The adjoint state Λ_i = q_i g_iᵀ + β_i Λ_(i+1) is to it what the state is to the
+forward pass. Gradients of decays need no sums of their own: with λ the adjoint of the mass,
+
+    u_i = S_i·Λ_i + M_i λ_i = u_(i+1) + q_i dq_i + M_i dM_i − w_i dw_i,   dβ_i = u_(i+1) / β_i
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable  # pyright: ignore[reportUnknownVariableType]
+
+from prismlm.ops.prototype_mixer.factors import (
+    Factors,
+    blocks_of,
+    channel_factors,
+    halves,
+    quadrants,
+    rows_of,
+    token_factors,
+)
+from prismlm.ops.prototype_mixer.state import EMPTY_BELOW, PrefixState
+
+BLOCK = 32
+
+
+class _Kept(NamedTuple):
+    """What a forward pass leaves for the backward pass.
+
+    Attributes:
+        mass: of every position, [B, G, n, C, R].
+        sums_at, mass_at: the state at each block's start.
+        end_sums, end_mass: the state behind the last.
+    """
+
+    mass: Tensor
+    sums_at: Tensor
+    mass_at: Tensor
+    end_sums: Tensor
+    end_mass: Tensor
+
+
+class BlockwiseMean(torch.autograd.Function):
+    """``apply(w, r, v, beta, sums, mass, normalise, groups)``: out, and the sums and mass behind.
+
+    beta is [R], or [B, T, R], then from 0 (which cuts what is before it off) to 1 (which leaves a
+    position out).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        w: Tensor,
+        r: Tensor,
+        v: Tensor,
+        beta: Tensor,
+        sums: Tensor | None,
+        mass: Tensor | None,
+        normalise: bool,
+        groups: int,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return out, and the sums and the mass behind the last position."""
+        length, size = w.shape[1], block_size(w.shape[1])
+        w_, r_, v_ = (blocks_of(x, groups, size) for x in (w, r, v))
+        factors = _factors(beta, length, size, groups)
+        state = None
+        if sums is not None and mass is not None:
+            state = _by_group(sums, mass, groups)
+        out, kept = _forward(w_, r_, v_, factors, state, normalise)
+        ctx.save_for_backward(w, r, v, beta, *kept)
+        ctx.normalise, ctx.groups, ctx.fresh = normalise, groups, state is None
+        return rows_of(out, length), kept.end_sums.flatten(1, 2), kept.end_mass.flatten(1, 2)
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, *grad_outputs: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        """Return the gradient of every tensor that went in."""
+        w, r, v, beta, *kept = ctx.saved_tensors
+        length, size, groups = w.shape[1], block_size(w.shape[1]), ctx.groups
+        w_, r_, v_, g_ = (blocks_of(x, groups, size) for x in (w, r, v, grad_outputs[0]))
+        factors = _factors(beta, length, size, groups)
+        after = _by_group(grad_outputs[1], grad_outputs[2], groups)
+        found = _backward(w_, r_, v_, g_, factors, _Kept(*kept), after, ctx.normalise)
+        dw, dr, dv = (rows_of(x, length) for x in (found.w, found.r, found.v))
+        dbeta = _decay_gradient(found, beta, length)
+        state = (None if ctx.fresh else x.flatten(1, 2) for x in found.state)
+        return dw, dr, dv, dbeta, *state, None, None
+
+
+def blockwise_mean(
+    w: Tensor,
+    r: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    state: PrefixState | None,
+    normalise: bool,
+    groups: int,
+) -> tuple[Tensor, PrefixState]:
+    """Apply :class:`BlockwiseMean`."""
+    call = cast(Any, BlockwiseMean.apply)  # pyright: ignore[reportUnknownMemberType]
+    out, sums, mass = call(w, r, v, beta, *(state or (None, None)), normalise, groups)
+    return out, PrefixState(sums, mass)
+
+
+def block_size(length: int) -> int:
+    """Return C: 32, or the power of two that a shorter row fits into."""
+    return min(BLOCK, 1 << (length - 1).bit_length())
+
+
+def _by_group(sums: Tensor, mass: Tensor, groups: int) -> PrefixState:
+    parts = (len(mass), groups, -1)
+    return PrefixState(sums.reshape(*parts, sums.shape[-1]), mass.reshape(parts))
+
+
+def _factors(beta: Tensor, length: int, size: int, groups: int) -> Factors:
+    if beta.ndim == 1:
+        return channel_factors(beta.reshape(groups, -1), length, size)
+    return token_factors(blocks_of(beta, groups, size, fill=1.0))
+
+
+def _forward(
+    w: Tensor,
+    r: Tensor,
+    v: Tensor,
+    factors: Factors,
+    state: PrefixState | None,
+    normalise: bool,
+) -> tuple[Tensor, _Kept]:
+    (sums_at, mass_at), end = _states(w, v, factors, state)
+    masses = factors.since * mass_at[..., None, :]
+    parts = _keys(w, factors)
+    for level, part in zip(factors.levels, parts, strict=True):
+        _, behind = halves(masses, level.size)
+        behind.addcmul_(level.since, part.sum(-2, keepdim=True))
+    q = _share(r, masses) if normalise else r
+    scores = _scores(q, parts, factors)
+    out = torch.baddbmm(
+        ((q * factors.since) @ sums_at).flatten(0, 2),
+        scores.flatten(0, 2),
+        v.flatten(0, 2),
+    )
+    return out.reshape(v.shape), _Kept(masses, sums_at, mass_at, *end)
+
+
+def _states(
+    w: Tensor, v: Tensor, factors: Factors, state: PrefixState | None
+) -> tuple[PrefixState, PrefixState]:
+    """Return the states at each block's start, and the one behind the last."""
+    keys = w * factors.until
+    written, gained = keys.mT @ v, keys.sum(-2)
+    sums, mass = [torch.zeros_like(written[:, :, 0])], [torch.zeros_like(gained[:, :, 0])]
+    wholes = factors.whole.to(w.dtype)
+    for n in range(w.shape[2]):
+        whole = wholes[:, :, min(n, wholes.shape[2] - 1)]
+        sums.append(torch.addcmul(written[:, :, n], whole[..., None], sums[-1]))
+        mass.append(torch.addcmul(gained[:, :, n], whole, mass[-1]))
+    at = PrefixState(torch.stack(sums[:-1], 2), torch.stack(mass[:-1], 2))
+    end = PrefixState(sums[-1], mass[-1])
+    if state is None:
+        return at, end
+    # The tile's own sums are added up first: in long rows that keeps more digits.
+    left = factors.whole.expand(-1, -1, w.shape[2], -1).cumprod(2).to(w.dtype)
+    before = torch.cat([torch.ones_like(left[:, :, :1]), left[:, :, :-1]], 2)
+    at.sums.addcmul_(before[..., None], state.sums[:, :, None])
+    at.mass.addcmul_(before, state.mass[:, :, None])
+    return at, PrefixState(
+        torch.addcmul(end.sums, left[:, :, -1, :, None], state.sums),
+        torch.addcmul(end.mass, left[:, :, -1], state.mass),
+    )
+
+
+def _keys(w: Tensor, factors: Factors) -> list[Tensor]:
+    """Return what first halves write, as of their end, level by level."""
+    return [halves(w, level.size)[0] * level.until for level in factors.levels]
+
+
+def _scores(q: Tensor, parts: list[Tensor], factors: Factors) -> Tensor:
+    """Return Σ_k q_ik β_k^(i−j) w_jk for j < i, and 0 elsewhere: [B, G, n, C, C]."""
+    scores = q.new_zeros(*q.shape[:-1], q.shape[-2])
+    for level, part in zip(factors.levels, parts, strict=True):
+        queries = halves(q, level.size)[1] * level.since
+        place = quadrants(scores, level.size)
+        place.copy_((queries @ part.mT).reshape(place.shape))
+    return scores
+
+
+def _share(r: Tensor, mass: Tensor) -> Tensor:
+    """Return r / mass, and 0 where there is no mass."""
+    empty = mass < EMPTY_BELOW
+    return (r / mass.masked_fill(empty, 1)).masked_fill_(empty, 0)
+
+
+class _Gradients(NamedTuple):
+    """Gradients of a tile's inputs in blocks.
+
+    Attributes:
+        w, r, v, state: of these.
+        end: u behind each block, [B, G, n, R].
+        step: u_i − u_(i+1), [B, G, n, C, R].
+    """
+
+    w: Tensor
+    r: Tensor
+    v: Tensor
+    state: PrefixState
+    end: Tensor
+    step: Tensor
+
+
+def _backward(
+    w: Tensor,
+    r: Tensor,
+    v: Tensor,
+    g: Tensor,
+    factors: Factors,
+    kept: _Kept,
+    after: PrefixState,
+    normalise: bool,
+) -> _Gradients:
+    q = _share(r, kept.mass) if normalise else r
+    parts = _keys(w, factors)
+    reads = q * factors.since
+    pairs = g @ v.mT
+    dq = (g @ kept.sums_at.mT) * factors.since
+    for level, part in zip(factors.levels, parts, strict=True):
+        met = quadrants(pairs, level.size).flatten(2, 3)
+        halves(dq, level.size)[1].addcmul_(met @ part, level.since)
+    dr, dmass = dq, None
+    if normalise:
+        filled = kept.mass.masked_fill(kept.mass < EMPTY_BELOW, 1)
+        # In this order: q / M exceeds float32 where the product with the gradient does not.
+        dmass = -(dq * q) / filled
+        dr = (dq / filled).masked_fill_(kept.mass < EMPTY_BELOW, 0)
+    state, behind = _adjoints(reads.mT @ g, dmass, factors, after)
+    dw = (v @ behind.sums.mT + behind.mass[..., None, :]) * factors.until
+    for level in factors.levels:
+        dkeys = quadrants(pairs, level.size).flatten(2, 3).mT @ (
+            halves(q, level.size)[1] * level.since
+        )
+        if dmass is not None:
+            dkeys += (halves(dmass, level.size)[1] * level.since).sum(-2, keepdim=True)
+        halves(dw, level.size)[0].addcmul_(dkeys, level.until)
+    scores = _scores(q, parts, factors)
+    dv = torch.baddbmm(
+        ((w * factors.until) @ behind.sums).flatten(0, 2),
+        scores.flatten(0, 2).mT,
+        g.flatten(0, 2),
+    ).reshape(v.shape)
+    step = -w * dw
+    if dmass is None:
+        step.addcmul_(q, dq)
+    return _Gradients(dw, dr, dv, state, _at_ends(kept, behind), step)
+
+
+def _at_ends(kept: _Kept, behind: PrefixState) -> Tensor:
+    """Return S·Λ + M λ behind each block."""
+    inner = (kept.sums_at[:, :, 1:] * behind.sums[:, :, :-1]).sum(-1)
+    inner += kept.mass_at[:, :, 1:] * behind.mass[:, :, :-1]
+    last = (kept.end_sums * behind.sums[:, :, -1]).sum(-1)
+    last += kept.end_mass * behind.mass[:, :, -1]
+    return torch.cat([inner, last[:, :, None]], 2)
+
+
+def _adjoints(
+    read: Tensor, dmass: Tensor | None, factors: Factors, after: PrefixState
+) -> tuple[PrefixState, PrefixState]:
+    """Return the gradients of the state at the start, and of that behind each block."""
+    blocks, wholes = read.shape[2], factors.whole.to(read.dtype)
+    lost = None if dmass is None else (dmass * factors.since).sum(-2)
+    sums, mass = [after.sums], [after.mass]
+    for n in reversed(range(blocks)):
+        whole = wholes[:, :, min(n, wholes.shape[2] - 1)]
+        sums.append(torch.addcmul(read[:, :, n], whole[..., None], sums[-1]))
+        carried = whole * mass[-1]
+        mass.append(carried if lost is None else carried + lost[:, :, n])
+    behind = PrefixState(torch.stack(sums[-2::-1], 2), torch.stack(mass[-2::-1], 2))
+    return PrefixState(sums[-1], mass[-1]), behind
+
+
+def _decay_gradient(found: _Gradients, beta: Tensor, length: int) -> Tensor:
+    size = found.step.shape[3]
+    if beta.ndim == 3:
+        # From the end of a block to behind each position.
+        later = found.step.flip(-2).cumsum(-2).flip(-2) - found.step
+        behind = rows_of(found.end[..., None, :] + later, length)
+        cut = beta == 0
+        return (behind / beta.masked_fill(cut, 1)).masked_fill_(cut, 0)
+    # u is summed over all positions: each step counts for those before it in its block.
+    place = torch.arange(size, device=beta.device, dtype=beta.dtype)
+    total = torch.einsum("bgncr,c->gr", found.step, place) + size * found.end.sum((0, 2))
+    if length % size:
+        total = total - (size - length % size) * found.end[:, :, -1].sum(0)
+    return total.flatten() / beta
