@@ -114,18 +114,18 @@ def _reading(found: dict[str, Any]) -> list[str]:
     """Return what the figures come to, in words that they decide."""
     largest, loudest = found["channels"]["largest"], found["channels"]["loudest"]
     more = found["larger"]
-    works = largest["spearman"][1] > loudest["spearman"][2]
     return [
         "**A direct part is not the effect of a removal.** Without the channel credited most the "
         f"activation changes by {largest['median_ratio']:.2f} of its part in the median, and in "
         f"{1 - largest['same_sign']:.0%} of the cases the other way: later layers, other positions "
-        "and the norm answer. Sizes of parts do go with sizes of effects: Spearman "
-        f"{largest['spearman'][0]:.2f}, {'above' if works else 'not clearly above'} the "
-        f"{loudest['spearman'][0]:.2f} of the loudest other channel. The channel credited most "
-        f"changes the activation more than a random one of its layer in "
-        f"{more['largest channel than random']:.0%} of the cases and more than the loudest other "
-        f"in {more['largest channel than the loudest other']:.0%}; the token credited most more "
-        f"than another at a similar distance in {more['credited token than another']:.0%}.",
+        "and the norm answer. Larger parts do go with larger effects (Spearman "
+        f"{largest['spearman'][0]:.2f}, and {loudest['spearman'][0]:.2f} for the loudest other "
+        "channel). The channel credited most changes the activation more than a random one of its "
+        f"layer in {more['largest channel than random']:.0%} of the cases, but more than the "
+        f"loudest other in {more['largest channel than the loudest other']:.0%}, and it is itself "
+        f"the loudest in {found['is_loudest']:.0%}: much of that is how loud a channel is, not "
+        "what it says. The token credited most changes it more than another at a similar distance "
+        f"in {more['credited token than another']:.0%}.",
         "",
     ]
 
