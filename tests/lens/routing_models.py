@@ -28,6 +28,8 @@ def make_model(vocabulary=VOCABULARY, **settings):
         # Each channel decays as it likes, as after training.
         with torch.no_grad():
             block.mixer.decay_logits.copy_(torch.linspace(-1, 4, CHANNELS) + layer / 10)
+            if block.mixer.decay_map is not None:
+                block.mixer.decay_map.normal_()
     return model.requires_grad_(False)
 
 

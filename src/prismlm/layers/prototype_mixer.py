@@ -340,16 +340,17 @@ class PrototypeMixer(nn.Module):
         inputs = self.value_projection(x)
         values = self.convolution(inputs)[0] if self.convolves else inputs
         kernel = self.convolution.weight if self.convolves else torch.ones_like(inputs[0, :1])
-        place = torch.arange(x.shape[1], device=x.device, dtype=torch.float64)
-        log_decay = place[:, None] * self.decay.double().log()
+        log_decay = self.decay_of(x).double().log().expand(*x.shape[:2], -1)[0]
         return ChannelFlow(
             evidence.write[0],
             evidence.read[0],
-            log_decay,
+            # A decay acts behind its position.
+            log_decay.cumsum(0) - log_decay,
             values[0],
             inputs[0],
             kernel,
             self.normalise,
+            self.groups,
         )
 
 

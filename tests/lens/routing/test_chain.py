@@ -24,6 +24,8 @@ SWITCHES = {
         "convolution_layers": [0, 1, 2],
         "shared_routing_layers": [0, 1, 2],
     },
+    "groups": {"num_groups": 2},
+    "decays by token": {"decay_mode": "token", "num_groups": 3},
     "unused parameters": {"paper_parameter_layout": True, "alpha": 0.7},
 }
 

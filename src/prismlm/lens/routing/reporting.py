@@ -14,7 +14,7 @@ from prismlm.lens.routing.activations import Kind, Sequences
 from prismlm.lens.routing.curves import read_channels
 from prismlm.lens.routing.locality import quartiles, repetition, spearman
 from prismlm.lens.routing.measure import LayerMetrics, measure
-from prismlm.lens.routing.mixers import check_layer, chosen_layers, half_life, mixers_of
+from prismlm.lens.routing.mixers import check_layer, chosen_layers, half_lives, mixers_of
 from prismlm.lens.routing.passages import Passage, read_passages
 from prismlm.lens.routing.report import (
     Channel,
@@ -88,14 +88,15 @@ def channel_report(
     Source: ProtoT, §5.1, A.8 and A.9.
 
     Raises:
-        InputError: a model with neither channels nor value heads, an unknown layer, a corpus of
-            another tokenizer, no text, an empty text, or a text for a model without channels.
+        InputError: a model with neither channels nor value heads, decays that depend on the token,
+            an unknown layer, a corpus of another tokenizer, no text, an empty text, or a text for a
+            model without channels.
     """
     if sequences is not None:
         check_tokenizer_of(sequences.corpus, tokenizer, name)
     if not any(isinstance(module, PrototypeMixer) for module in model.modules()):
         return _of_heads(model, sequences, text, name, options, progress)
-    mixers = mixers_of(model)
+    mixers, lives = mixers_of(model), half_lives(model)
     chosen = chosen_layers(len(mixers), options.layers)
     reading = None if text is None else _read(model, tokenizer, text, chosen)
     found: Mapping[int, LayerSurvey] = {}
@@ -110,7 +111,7 @@ def channel_report(
         kept = (s for channels in ranked.values() for channel in channels for s in channel)
         passages = read_passages(sequences.corpus, kept)
     layers = tuple(
-        _layer(layer, mixers[layer], found.get(layer), ranked.get(layer), passages)
+        _layer(layer, mixers[layer], lives[layer], found.get(layer), ranked.get(layer), passages)
         for layer in chosen
     )
     return ChannelReport(
@@ -195,18 +196,18 @@ def _read(
 def _layer(
     layer: int,
     mixer: PrototypeMixer,
+    lives: Tensor,
     found: LayerSurvey | None,
     ranked: list[tuple[ChannelSequence, ...]] | None,
     passages: Mapping[int, Passage],
 ) -> LayerReport:
     decay = mixer.decay.detach().cpu()
-    lives = half_life(decay).tolist()
     scores = None if found is None else repetition(found.best).tolist()
     channels = tuple(
         Channel(
             channel=k,
             decay=decay[k].item(),
-            half_life=lives[k],
+            half_life=lives[k].item(),
             repetition=None if scores is None else scores[k],
             tokens=() if ranked is None else top_tokens(ranked[k], passages),
             sequences=() if ranked is None else ranked[k],
