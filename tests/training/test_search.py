@@ -106,7 +106,7 @@ def test_a_search_measures_each_trial_and_leaves_a_recipe_that_trains_to_the_bes
     assert len(runs) == 6
     for run in runs:
         names = {path.name for path in run.iterdir()}
-        assert names == {"outcome.json", "training.json", "training.jsonl"}
+        assert names == {"outcome.json", "training.json", "training.jsonl", "routing.csv"}
 
 
 def test_the_study_is_one_that_optuna_reads(toy):
