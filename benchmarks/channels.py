@@ -54,7 +54,8 @@ from prismlm.lens.routing import (
 )
 from prismlm.lens.routing.case_files import words_of
 from prismlm.lens.routing.chance import rank_sum_p
-from prismlm.lens.routing.inspection import EMERGES, check_corpus
+from prismlm.lens.routing.inspection import EMERGES
+from prismlm.lens.routing.reporting import check_tokenizer_of
 from prismlm.models.checkpoint import read_checkpoint
 
 CHANNELS_SHOWN = 10
@@ -111,7 +112,7 @@ def main() -> None:
     models: list[Loaded] = []
     for path in given.models:
         model, tokenizer = read_checkpoint(path)
-        check_corpus(corpus, tokenizer)
+        check_tokenizer_of(corpus, tokenizer, Path(path).name)
         models.append(Loaded(path.resolve().name, model, tokenizer))
     write_json(given.out, study(models, corpus, settings))
     print(f"wrote {given.out}")

@@ -12,15 +12,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from transformers import PreTrainedTokenizerFast
-
-from prismlm.corpus.tokenizer import fingerprint
 from prismlm.errors import InputError
 from prismlm.lens.routing.activations import Sequences
 from prismlm.lens.routing.case_files import Case, words_of
 from prismlm.lens.routing.concepts import FoundChannels, find_channels
 from prismlm.lens.routing.effect_table import Channel, EffectTable
 from prismlm.lens.routing.effects import INTERVENTIONS, ControlFrom, intervention_table
+from prismlm.lens.routing.reporting import check_tokenizer_of
 from prismlm.lens.routing.token_gates import token_gates
 from prismlm.lens.routing.word_forms import WordForms
 from prismlm.progress import SILENT, Reporter
@@ -115,7 +113,7 @@ def concept_in_model(
     if not channels:
         if corpus is None:
             raise InputError("give channels, or a corpus to find one in.")
-        check_corpus(corpus, tokenizer)
+        check_tokenizer_of(corpus, tokenizer, name)
         train = Sequences(corpus, "train", max_tokens=max_tokens)
         found = find_channels(model, tokenizer, cases, train, progress=progress)
         channels = ((found.best.layer, found.best.channel),)
@@ -131,16 +129,6 @@ def concept_in_model(
         model, tokenizer, cases, channels, **vars(settings), progress=progress
     )
     return ConceptInModel(name, found, difference, count, table)
-
-
-def check_corpus(corpus: Corpus, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise InputError unless a corpus holds the tokens of this tokenizer."""
-    fast = isinstance(tokenizer, PreTrainedTokenizerFast)
-    if not fast or corpus.meta["tokenizer"]["fingerprint"] != fingerprint(tokenizer):
-        raise InputError(
-            f"the corpus {corpus.name} holds the tokens of another tokenizer than the model's. "
-            "Build it again with that one: prismlm corpus build IN --out DIR --tokenizer MODEL."
-        )
 
 
 def found_to_dict(found: FoundChannels) -> dict[str, Any]:

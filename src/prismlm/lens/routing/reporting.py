@@ -196,7 +196,7 @@ def _read(
 def _layer(
     layer: int,
     mixer: PrototypeMixer,
-    lives: Tensor,
+    lives: torch.Tensor,
     found: LayerSurvey | None,
     ranked: list[tuple[ChannelSequence, ...]] | None,
     passages: Mapping[int, Passage],

@@ -1,0 +1,42 @@
+"""Gradients of the prefix mean over long rows, in float32 against the recurrence in float64."""
+
+import pytest
+import torch
+
+from prefix_rows import inputs, recurrence
+from prismlm.ops.prototype_mixer import chunked
+
+DECAYS = [0.001, 0.1, 0.9, 0.99, 0.999, 0.9999]
+
+
+def gradients(form, arguments):
+    """Return d(out · g) of every input, for one g."""
+    leaves = [x.clone().requires_grad_() for x in arguments]
+    out, _ = form(*leaves)
+    generator = torch.Generator().manual_seed(7)
+    g = torch.randn(out.shape, generator=generator)
+    return torch.autograd.grad((out * g.to(out.dtype)).sum(), leaves)
+
+
+def worst(length):
+    """Return the largest relative error of a gradient: by channel for β, else over the row."""
+    write, read, values, _ = inputs(1, length, len(DECAYS), 4, 12)
+    arguments = (write, read, values, torch.tensor(DECAYS))
+    fast = gradients(chunked.prefix_mean, arguments)
+    slow = gradients(recurrence, [x.double() for x in arguments])
+    found = {}
+    for name, a, e in zip(("write", "read", "values", "decay"), fast, slow, strict=True):
+        assert torch.isfinite(a).all(), name
+        # Over positions, for each channel or dimension by itself.
+        error, norm = (x if name == "decay" else x.norm(dim=(0, 1)) for x in (a.double() - e, e))
+        found[name] = (error.abs() / norm.abs()).max().item()
+    return found
+
+
+def test_gradients_over_2048_positions():
+    assert max(worst(2048).values()) < 1e-5
+
+
+@pytest.mark.slow
+def test_gradients_over_65536_positions():
+    assert max(worst(65536).values()) < 1e-5
