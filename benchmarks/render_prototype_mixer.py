@@ -170,7 +170,7 @@ def _cell(rows: list[Row] | None) -> str:
     if not rows:
         return "–"
     values = [row["perplexity"] for row in rows]
-    spread = f" ({min(values):.2f} to {max(values):.2f})" if len(values) > 1 else ""
+    spread = f" ({min(values):.2f} to {max(values):.2f})" if len(values) > 1 else " (one seed)"
     return _mean(rows) + spread
 
 

@@ -74,7 +74,8 @@ def test_a_run_is_measured_once_and_goes_on_where_it_was_cut(
     monkeypatch.setattr("sys.argv", ["render", "--results", str(tmp_path)])
     assert render_prototype_mixer.main() == 0
     page = (tmp_path / "prototype_mixer.md").read_text(encoding="utf-8")
-    assert f"| ProtoT | {row['perplexity']:.2f} | {row['parameters']:,} |" in page
+    cell = f"{row['perplexity']:.2f} (one seed)"
+    assert f"| ProtoT | {cell} | {row['parameters']:,} |" in page
     monkeypatch.setattr("sys.argv", ["render", "--check", "--results", str(tmp_path)])
     assert render_prototype_mixer.main() == 0
 
@@ -112,7 +113,7 @@ def test_the_page_by_hand():
     # Seed 2 has no LLaMA beside it; the source's ratio at 256 is 90.5 / 78.7.
     assert "| ProtoT | 1.075, 1.050 to 1.100 (1.150) |" in page
     assert "| values twice as wide | 189.00 (0.900) | 1,234,567 |" in page
-    assert "| ProtoT, 2 | 121.00 |" in page
+    assert "| ProtoT, 2 | 121.00 (one seed) |" in page
     assert "| LLaMA | 10 (19) |" in page
 
 
