@@ -4,9 +4,12 @@ Within a block, the scores Σ_k q_ik β_k^(i−j) w_jk of all pairs are matrix p
 of :mod:`factors`; what comes from before a block reaches it through the block's state. The backward
 pass keeps masses and the blocks' states, and computes all else again: R + R·D/C numbers a position
 beside the inputs. The adjoint state Λ_i = q_i g_iᵀ + β_i Λ_(i+1) is to it what the state is to the
-forward pass. Gradients of decays need no sums of their own: with λ the adjoint of the mass,
+forward pass. What passes between positions i and i + 1 is, with λ the adjoint of the mass,
 
-    u_i = S_i·Λ_i + M_i λ_i = u_(i+1) + q_i dq_i + M_i dM_i − w_i dw_i,   dβ_i = u_(i+1) / β_i
+    u_(i+1) = S_(i+1)·Λ_(i+1) + M_(i+1) λ_(i+1),   dβ_i = u_(i+1) / β_i
+
+Where all positions have one decay, each pair counts as often as there are decays between the two,
+and is added up so, as differences of sums would lose digits.
 """
 
 from __future__ import annotations
@@ -89,9 +92,13 @@ class BlockwiseMean(torch.autograd.Function):
         w_, r_, v_, g_ = (blocks_of(x, groups, size) for x in (w, r, v, grad_outputs[0]))
         factors = _factors(beta, length, size, groups)
         after = _by_group(grad_outputs[1], grad_outputs[2], groups)
-        found = _backward(w_, r_, v_, g_, factors, _Kept(*kept), after, ctx.normalise)
+        distances = None if beta.ndim == 3 else _Distances.of(length, size, beta)
+        found = _backward(w_, r_, v_, g_, factors, _Kept(*kept), after, distances, ctx.normalise)
         dw, dr, dv = (rows_of(x, length) for x in (found.w, found.r, found.v))
-        dbeta = _decay_gradient(found, beta, length)
+        if beta.ndim == 3:
+            dbeta = _token_decay_gradient(found.passing, beta, length)
+        else:
+            dbeta = found.passing.flatten() / beta
         state = (None if ctx.fresh else x.flatten(1, 2) for x in found.state)
         return dw, dr, dv, dbeta, *state, None, None
 
@@ -199,21 +206,65 @@ def _share(r: Tensor, mass: Tensor) -> Tensor:
     return (r / mass.masked_fill(empty, 1)).masked_fill_(empty, 0)
 
 
+class _Distances(NamedTuple):
+    """How many decays act, where all positions have the same.
+
+    Attributes:
+        since: from a block's start to each of its positions, [C, 1].
+        until: from each position to its block's end, [n, C, 1].
+        whole: over a block, [n, 1].
+    """
+
+    since: Tensor
+    until: Tensor
+    whole: Tensor
+
+    @classmethod
+    def of(cls, length: int, size: int, like: Tensor) -> _Distances:
+        place = torch.arange(size, device=like.device, dtype=like.dtype)[:, None]
+        starts = torch.arange(0, length, size, device=like.device, dtype=like.dtype)[:, None]
+        whole = (length - starts).clamp_max(size)
+        return cls(place, (whole[:, None] - place).clamp_min(0), whole)
+
+
 class _Gradients(NamedTuple):
     """Gradients of a tile's inputs in blocks.
 
     Attributes:
         w, r, v, state: of these.
-        end: u behind each block, [B, G, n, R].
-        step: u_i − u_(i+1), [B, G, n, C, R].
+        passing: with decays by token u behind each position, [B, G, n, C, R]; else its sum over
+            positions, [G, R].
     """
 
     w: Tensor
     r: Tensor
     v: Tensor
     state: PrefixState
-    end: Tensor
-    step: Tensor
+    passing: Tensor
+
+
+class _Flow(NamedTuple):
+    """What reaches positions and what leaves them, before the other side's share.
+
+    Attributes:
+        q: the read gate over the mass.
+        dmass: the gradient of the mass, or None without mass normalisation.
+        parts: what first halves write, level by level.
+        arrived: of what came from before the block, what a position's q is multiplied by.
+        met: the same of the other half, level by level, as of the half's start.
+        left: of what goes behind the block, what a position's w is multiplied by.
+        returned: the same of the other half, level by level, as of the half's end.
+        behind: the adjoint state behind each block.
+    """
+
+    q: Tensor
+    dmass: Tensor | None
+    parts: list[Tensor]
+    arrived: Tensor
+    met: list[Tensor]
+    left: Tensor
+    returned: list[Tensor]
+    behind: PrefixState
 
 
 def _backward(
@@ -224,41 +275,96 @@ def _backward(
     factors: Factors,
     kept: _Kept,
     after: PrefixState,
+    distances: _Distances | None,
     normalise: bool,
 ) -> _Gradients:
     q = _share(r, kept.mass) if normalise else r
     parts = _keys(w, factors)
-    reads = q * factors.since
     pairs = g @ v.mT
-    dq = (g @ kept.sums_at.mT) * factors.since
-    for level, part in zip(factors.levels, parts, strict=True):
-        met = quadrants(pairs, level.size).flatten(2, 3)
-        halves(dq, level.size)[1].addcmul_(met @ part, level.since)
+    arrived = (g @ kept.sums_at.mT) * factors.since
+    met = [
+        quadrants(pairs, level.size).flatten(2, 3) @ part
+        for level, part in zip(factors.levels, parts, strict=True)
+    ]
+    dq = arrived.clone()
+    for level, own in zip(factors.levels, met, strict=True):
+        halves(dq, level.size)[1].addcmul_(own, level.since)
     dr, dmass = dq, None
     if normalise:
         filled = kept.mass.masked_fill(kept.mass < EMPTY_BELOW, 1)
         # In this order: q / M exceeds float32 where the product with the gradient does not.
         dmass = -(dq * q) / filled
         dr = (dq / filled).masked_fill_(kept.mass < EMPTY_BELOW, 0)
-    state, behind = _adjoints(reads.mT @ g, dmass, factors, after)
-    dw = (v @ behind.sums.mT + behind.mass[..., None, :]) * factors.until
-    for level in factors.levels:
-        dkeys = quadrants(pairs, level.size).flatten(2, 3).mT @ (
-            halves(q, level.size)[1] * level.since
-        )
-        if dmass is not None:
-            dkeys += (halves(dmass, level.size)[1] * level.since).sum(-2, keepdim=True)
-        halves(dw, level.size)[0].addcmul_(dkeys, level.until)
-    scores = _scores(q, parts, factors)
+    state, behind = _adjoints((q * factors.since).mT @ g, dmass, factors, after)
+    left = (v @ behind.sums.mT + behind.mass[..., None, :]) * factors.until
+    returned = _returned(pairs, q, dmass, factors)
+    dw = left.clone()
+    for level, own in zip(factors.levels, returned, strict=True):
+        halves(dw, level.size)[0].addcmul_(own, level.until)
     dv = torch.baddbmm(
         ((w * factors.until) @ behind.sums).flatten(0, 2),
-        scores.flatten(0, 2).mT,
+        _scores(q, parts, factors).flatten(0, 2).mT,
         g.flatten(0, 2),
     ).reshape(v.shape)
+    if distances is None:
+        passing = _passing_by_token(w, dw, q, dq, dmass, kept, behind)
+    else:
+        flow = _Flow(q, dmass, parts, arrived, met, left, returned, behind)
+        passing = _passing_in_all(w, flow, factors, kept, distances)
+    return _Gradients(dw, dr, dv, state, passing)
+
+
+def _returned(pairs: Tensor, q: Tensor, dmass: Tensor | None, factors: Factors) -> list[Tensor]:
+    """Return the gradients of what first halves write, level by level."""
+    found: list[Tensor] = []
+    for level in factors.levels:
+        queries = halves(q, level.size)[1] * level.since
+        own = quadrants(pairs, level.size).flatten(2, 3).mT @ queries
+        if dmass is not None:
+            own += (halves(dmass, level.size)[1] * level.since).sum(-2, keepdim=True)
+        found.append(own)
+    return found
+
+
+def _passing_in_all(
+    w: Tensor, flow: _Flow, factors: Factors, kept: _Kept, distances: _Distances
+) -> Tensor:
+    """Return Σ u over positions: every pair as often as there are decays between the two."""
+    q, dmass, behind = flow.q, flow.dmass, flow.behind
+    ending = q * flow.arrived
+    if dmass is not None:
+        ending.addcmul_(dmass, factors.since * kept.mass_at[..., None, :])
+    total = (distances.since * ending).sum((0, 2, 3))
+    total += (distances.until * (w * flow.left)).sum((0, 2, 3))
+    levels = zip(factors.levels, flow.parts, flow.met, flow.returned, strict=True)
+    for level, part, met, returned in levels:
+        size = level.size
+        place = distances.since[:size]
+        gained = halves(q, size)[1] * met
+        if dmass is not None:
+            gained.addcmul_(halves(dmass, size)[1], part.sum(-2, keepdim=True))
+        total += (place * level.since * gained).sum((0, 2, 3))
+        total += ((size - place) * (part * returned)).sum((0, 2, 3))
+    through = (kept.sums_at * behind.sums).sum(-1) + kept.mass_at * behind.mass
+    return total + (distances.whole * factors.whole.to(w.dtype) * through).sum((0, 2))
+
+
+def _passing_by_token(
+    w: Tensor,
+    dw: Tensor,
+    q: Tensor,
+    dq: Tensor,
+    dmass: Tensor | None,
+    kept: _Kept,
+    behind: PrefixState,
+) -> Tensor:
+    """Return u behind each position: u_i = u_(i+1) + q_i dq_i + M_i dM_i − w_i dw_i."""
     step = -w * dw
     if dmass is None:
+        # With mass normalisation q dq and M dM cancel.
         step.addcmul_(q, dq)
-    return _Gradients(dw, dr, dv, state, _at_ends(kept, behind), step)
+    later = step.flip(-2).cumsum(-2).flip(-2) - step
+    return _at_ends(kept, behind)[..., None, :] + later
 
 
 def _at_ends(kept: _Kept, behind: PrefixState) -> Tensor:
@@ -286,17 +392,7 @@ def _adjoints(
     return PrefixState(sums[-1], mass[-1]), behind
 
 
-def _decay_gradient(found: _Gradients, beta: Tensor, length: int) -> Tensor:
-    size = found.step.shape[3]
-    if beta.ndim == 3:
-        # From the end of a block to behind each position.
-        later = found.step.flip(-2).cumsum(-2).flip(-2) - found.step
-        behind = rows_of(found.end[..., None, :] + later, length)
-        cut = beta == 0
-        return (behind / beta.masked_fill(cut, 1)).masked_fill_(cut, 0)
-    # u is summed over all positions: each step counts for those before it in its block.
-    place = torch.arange(size, device=beta.device, dtype=beta.dtype)
-    total = torch.einsum("bgncr,c->gr", found.step, place) + size * found.end.sum((0, 2))
-    if length % size:
-        total = total - (size - length % size) * found.end[:, :, -1].sum(0)
-    return total.flatten() / beta
+def _token_decay_gradient(passing: Tensor, beta: Tensor, length: int) -> Tensor:
+    behind = rows_of(passing, length)
+    cut = beta == 0
+    return (behind / beta.masked_fill(cut, 1)).masked_fill_(cut, 0)
