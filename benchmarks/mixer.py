@@ -116,7 +116,8 @@ def main() -> None:
         ]
         where = environment() | machine(given.device)
         where |= {"load_before": round(load, 2), "load_after": round(os.getloadavg()[0], 2)}
-        result["parts"][part] = {"environment": where, "rounds": given.rounds, "rows": rows}
+        how = {"rounds": given.rounds, "limit": given.limit}
+        result["parts"][part] = {"environment": where, **how, "rows": rows}
         given.out.parent.mkdir(parents=True, exist_ok=True)
         write_json(given.out, result)
 

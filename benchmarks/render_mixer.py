@@ -78,8 +78,16 @@ def render(found: dict[str, dict[str, Any]]) -> str:
             lines += [f"### {kind}", "", *_targets(parts)]
             for name, section in SECTIONS.items():
                 if parts.get(name, {}).get("rows"):
-                    lines += [*section(parts[name]["rows"]), measured_on(_where(parts[name])), ""]
+                    lines += [*section(parts[name]["rows"]), *_measured(name, parts[name]), ""]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _measured(name: str, part: dict[str, Any]) -> list[str]:
+    """Return what a part was run with: its own command, where it is not the page's."""
+    options = f"--parts {name} --rounds {part['rounds']}"
+    if "limit" in part:
+        options += f" --limit {part['limit']:g}"
+    return [f"`python benchmarks/mixer.py {options}`", "", measured_on(_where(part))]
 
 
 def _where(part: dict[str, Any]) -> dict[str, Any]:
