@@ -7,27 +7,19 @@ at least one block is open, and does nothing for those outside of one.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from prismlm.lens.edits_plan import Plan
-
-
-class _Standing(NamedTuple):
-    blocks: int
-    handles: tuple[RemovableHandle, ...]
-
+from prismlm.lens.standing_hooks import Handles, StandingHooks
 
 _plans: ContextVar[tuple[Plan, ...]] = ContextVar("prismlm_edits", default=())
 _mask: ContextVar[Tensor | None] = ContextVar("prismlm_edits_mask", default=None)
-_standing: dict[nn.Module, _Standing] = {}
-_lock = threading.Lock()
+_standing = StandingHooks()
 
 
 @contextmanager
@@ -44,11 +36,11 @@ def applied(model: nn.Module, plan: Plan) -> Iterator[None]:
     held = [p for p in outer if p.embedding is plan.embedding]
     combined = held[0].then(plan) if held else plan
     token = _plans.set((*(p for p in outer if p not in held), combined))
-    _stand(model, plan.embedding)
+    _standing.stand(plan.embedding, lambda: _hooks(model, plan.embedding))
     try:
         yield
     finally:
-        _step_down(plan.embedding)
+        _standing.step_down(plan.embedding)
         _plans.reset(token)
 
 
@@ -57,25 +49,11 @@ def edits_hold() -> bool:
     return bool(_plans.get())
 
 
-def _stand(model: nn.Module, embedding: nn.Module) -> None:
-    with _lock:
-        blocks, handles = _standing.get(embedding, _Standing(0, ()))
-        if not blocks:
-            handles = (
-                model.register_forward_pre_hook(_note_mask, with_kwargs=True),
-                embedding.register_forward_pre_hook(_edit),
-            )
-        _standing[embedding] = _Standing(blocks + 1, handles)
-
-
-def _step_down(embedding: nn.Module) -> None:
-    with _lock:
-        blocks, handles = _standing.pop(embedding)
-        if blocks > 1:
-            _standing[embedding] = _Standing(blocks - 1, handles)
-            return
-        for handle in handles:
-            handle.remove()
+def _hooks(model: nn.Module, embedding: nn.Module) -> Handles:
+    return (
+        model.register_forward_pre_hook(_note_mask, with_kwargs=True),
+        embedding.register_forward_pre_hook(_edit),
+    )
 
 
 def _note_mask(

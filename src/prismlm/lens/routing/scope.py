@@ -8,17 +8,16 @@ outside of one. A model that was compiled before does not see hooks: intervene o
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from prismlm.errors import InputError
 from prismlm.layers import MixerEvidence, PrototypeMixer
@@ -33,6 +32,7 @@ from prismlm.lens.routing.clamp import (
 )
 from prismlm.lens.routing.interventions import Intervention, MaskRead, MaskWrite, Reinitialise
 from prismlm.lens.routing.mixers import check_channel, check_layer, chosen_layers, mixers_of
+from prismlm.lens.standing_hooks import Handles, StandingHooks
 from prismlm.models.recurrent_decoder import RecurrentModel
 
 
@@ -72,16 +72,10 @@ class _Plan:
         )
 
 
-class _Standing(NamedTuple):
-    blocks: int
-    handles: tuple[RemovableHandle, ...]
-
-
 Plans = Mapping[nn.Module, _Plan]
 _NONE: Plans = {}
 _plans: ContextVar[Plans] = ContextVar("prismlm_interventions", default=_NONE)
-_standing: dict[nn.Module, _Standing] = {}
-_lock = threading.Lock()
+_standing = StandingHooks()
 
 
 @contextmanager
@@ -115,12 +109,12 @@ def intervene(model: nn.Module, *interventions: Intervention) -> Iterator[None]:
     hooked = [*own, *_decoders(model, own.values())]
     token = _plans.set({**outer, **combined})
     for module in hooked:
-        _stand(module)
+        _standing.stand(module, partial(_hooks, module))
     try:
         yield
     finally:
         for module in hooked:
-            _step_down(module)
+            _standing.step_down(module)
         _plans.reset(token)
 
 
@@ -223,30 +217,13 @@ def _check(plan: _Plan) -> None:
             )
 
 
-def _stand(module: nn.Module) -> None:
-    with _lock:
-        blocks, handles = _standing.get(module, _Standing(0, ()))
-        if not blocks and isinstance(module, RecurrentModel):
-            handles = (
-                module.register_forward_pre_hook(note_pass, with_kwargs=True),
-                module.register_forward_hook(forget_pass, always_call=True),
-            )
-        elif not blocks:
-            handles = (
-                module.register_forward_pre_hook(_before),
-                module.register_forward_hook(_after),
-            )
-        _standing[module] = _Standing(blocks + 1, handles)
-
-
-def _step_down(module: nn.Module) -> None:
-    with _lock:
-        blocks, handles = _standing.pop(module)
-        if blocks > 1:
-            _standing[module] = _Standing(blocks - 1, handles)
-            return
-        for handle in handles:
-            handle.remove()
+def _hooks(module: nn.Module) -> Handles:
+    if isinstance(module, RecurrentModel):
+        return (
+            module.register_forward_pre_hook(note_pass, with_kwargs=True),
+            module.register_forward_hook(forget_pass, always_call=True),
+        )
+    return (module.register_forward_pre_hook(_before), module.register_forward_hook(_after))
 
 
 def _before(module: nn.Module, args: tuple[Any, ...]) -> tuple[GateInputs] | None:
