@@ -48,28 +48,13 @@ def main() -> int:
 
 def render(result: dict[str, Any]) -> str:
     """Return the page."""
-    model, found, settings = result["model"], result["summary"], result["settings"]
+    found, settings = result["summary"], result["settings"]
     lines = [
-        "# Do direct parts say what happens without a channel or a token?",
-        "",
-        "Generated from `chain.json` by `python benchmarks/render_chain.py`; the JSON by",
-        "",
-        "    prismlm train recipes/prototype_mixer/laptop.yaml --set steps=1200 --set batch_size=8",
-        "    python benchmarks/chain.py models/protot-laptop corpus",
-        "",
-        f"One model of type `{model['type']}`: {model['parameters']:,} parameters, "
-        f"{model['layers']} layers of {model['channels']} channels, {model['prototypes']:,} "
-        f"prototypes, τ {model['scale']:.3f}, {model['steps']:,} steps on `"
-        f"{result['corpus']['name']}`, one seed. {len(result['cases'])} positions of held-out text "
-        f"(seed {settings['seed']}), each with the prototype of the largest activation, "
-        f"{found['median_activation']:.3f} in the median.",
-        "",
-        measured_on(result["environment"]),
-        "",
+        *_head(result),
         *_reading(found),
         "## What an activation is made of, directly",
         "",
-        *_shares(found, model["layers"]),
+        *_shares(found, result["model"]["layers"]),
         "## Without a channel",
         "",
         "`MaskWrite` on the channel, at every position; change is the activation before minus "
@@ -108,6 +93,29 @@ def render(result: dict[str, Any]) -> str:
         *(f"| {name} | {share:.3f} |" for name, share in found["larger"].items()),
     ]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _head(result: dict[str, Any]) -> list[str]:
+    """Return what was measured, and with what."""
+    model, found, settings = result["model"], result["summary"], result["settings"]
+    return [
+        "# Do direct parts say what happens without a channel or a token?",
+        "",
+        "Generated from `chain.json` by `python benchmarks/render_chain.py`; the JSON by",
+        "",
+        "    prismlm train recipes/prototype_mixer/laptop.yaml --set steps=1200 --set batch_size=8",
+        "    python benchmarks/chain.py models/protot-laptop corpus",
+        "",
+        f"One model of type `{model['type']}`: {model['parameters']:,} parameters, "
+        f"{model['layers']} layers of {model['channels']} channels, {model['prototypes']:,} "
+        f"prototypes, τ {model['scale']:.3f}, {model['steps']:,} steps on `"
+        f"{result['corpus']['name']}`, one seed. {len(result['cases'])} positions of held-out text "
+        f"(seed {settings['seed']}), each with the prototype of the largest activation, "
+        f"{found['median_activation']:.3f} in the median.",
+        "",
+        measured_on(result["environment"]),
+        "",
+    ]
 
 
 def _reading(found: dict[str, Any]) -> list[str]:

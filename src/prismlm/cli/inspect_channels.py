@@ -19,17 +19,22 @@ if TYPE_CHECKING:
 
 FORMATS = ["svg", "png"]
 DOTS_PER_INCH = 160
+CorpusToRead = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="The corpus to read; else what the model was trained on, or none with --text.",
+    ),
+]
+SecondModel = Annotated[
+    Path | None,
+    typer.Option(metavar="MODEL", help="Metrics of a second model on the same text."),
+]
 
 
 def channels(
     model: Model,
-    corpus: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="The corpus to read; else what the model was trained on, or none with --text.",
-        ),
-    ] = None,
+    corpus: CorpusToRead = None,
     split: Annotated[
         str, typer.Option(metavar="SPLIT", help="Documents to read: train, heldout or all.")
     ] = "heldout",
@@ -44,10 +49,7 @@ def channels(
         str | None, typer.Option(metavar="TEXT", help="Show what this text writes and reads.")
     ] = None,
     top: Annotated[int, typer.Option(metavar="N", help="Sequences kept of each channel.")] = 10,
-    beside: Annotated[
-        Path | None,
-        typer.Option(metavar="MODEL", help="Metrics of a second model on the same text."),
-    ] = None,
+    beside: SecondModel = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write plots; needs the extra plot.")
     ] = None,

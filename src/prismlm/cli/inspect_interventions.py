@@ -18,50 +18,58 @@ if TYPE_CHECKING:
 
 BY = ["relative", "points"]
 CONTROLS_FROM = ["layer", "model"]
+Models = Annotated[
+    list[Path], typer.Argument(metavar="MODEL...", help="Model directories, such as seeds.")
+]
+CasesFile = Annotated[
+    str,
+    typer.Option(
+        "--cases",
+        metavar="NAME|FILE",
+        help="covid, men, mental_health, new_zealand or women; or JSON lines of one's own.",
+    ),
+]
+Places = Annotated[
+    list[str] | None, typer.Option(metavar="L:K", help="Channel K of layer L; may be repeated.")
+]
+Find = Annotated[
+    bool, typer.Option("--find", help="Find it, by what writes at the cases' targets.")
+]
+Controls = Annotated[
+    int, typer.Option(metavar="N", help="Control channels drawn beside each channel.")
+]
+ControlFromWhere = Annotated[
+    str, typer.Option(metavar="WHERE", help="Drawn from the same layer, or the whole model.")
+]
+Reinitialisations = Annotated[
+    int, typer.Option(metavar="N", help="Random prototypes drawn for each channel.")
+]
+FirstToken = Annotated[
+    bool, typer.Option("--first-token", help="Of a target of several tokens, the first.")
+]
 
 
 def interventions(
-    models: Annotated[
-        list[Path], typer.Argument(metavar="MODEL...", help="Model directories, such as seeds.")
-    ],
-    cases: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME|FILE",
-            help="covid, men, mental_health, new_zealand or women; or JSON lines of one's own.",
-        ),
-    ],
-    channel: Annotated[
-        list[str] | None,
-        typer.Option(metavar="L:K", help="Channel K of layer L; may be repeated."),
-    ] = None,
-    find: Annotated[
-        bool, typer.Option("--find", help="Find it, by what writes at the cases' targets.")
-    ] = False,
+    models: Models,
+    cases: CasesFile,
+    channel: Places = None,
+    find: Find = False,
     corpus: Annotated[
         Path | None, typer.Option(metavar="DIR", help="The corpus that --find reads.")
     ] = None,
     max_tokens: Annotated[
         int, typer.Option(metavar="N", help="Tokens that --find reads of a split; 0 for all.")
     ] = 500_000,
-    controls: Annotated[
-        int, typer.Option(metavar="N", help="Control channels drawn beside each channel.")
-    ] = 5,
-    control_from: Annotated[
-        str, typer.Option(metavar="WHERE", help="Drawn from the same layer, or the whole model.")
-    ] = "layer",
+    controls: Controls = 5,
+    control_from: ControlFromWhere = "layer",
     by: Annotated[
         str, typer.Option(metavar="UNIT", help="Changes: relative, in %, or points.")
     ] = "relative",
     minimum: Annotated[
         float, typer.Option(metavar="P", help="Leave out cases whose target is less probable.")
     ] = 0.01,
-    reinitialisations: Annotated[
-        int, typer.Option(metavar="N", help="Random prototypes drawn for each channel.")
-    ] = 3,
-    first_token: Annotated[
-        bool, typer.Option("--first-token", help="Of a target of several tokens, the first.")
-    ] = False,
+    reinitialisations: Reinitialisations = 3,
+    first_token: FirstToken = False,
     seed: Annotated[int, typer.Option(metavar="S", help="Of controls and random prototypes.")] = 0,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write JSON, Markdown and Parquet.")
@@ -72,12 +80,7 @@ def interventions(
     _check_choice("--by", by, BY)
     _check_choice("--control-from", control_from, CONTROLS_FROM)
     places = [_place(text) for text in channel or []]
-    if bool(places) == find:
-        raise InputError("expected either channels (--channel L:K) or --find.")
-    if find and corpus is None:
-        raise InputError("--find needs the text to find channels in: --corpus DIR.")
-    if max_tokens < 0:
-        raise InputError(f"--max-tokens is {max_tokens}: expected at least 1, or 0 for all.")
+    _check(places, find, corpus, max_tokens)
     from prismlm.lens.routing.case_files import load_cases
     from prismlm.lens.routing.inspection import TableOptions
 
@@ -101,6 +104,15 @@ def interventions(
     from prismlm.cli.interventions_reading import print_concepts
 
     print_concepts(found, unit)
+
+
+def _check(places: list[tuple[int, int]], find: bool, corpus: Path | None, max_tokens: int) -> None:
+    if bool(places) == find:
+        raise InputError("expected either channels (--channel L:K) or --find.")
+    if find and corpus is None:
+        raise InputError("--find needs the text to find channels in: --corpus DIR.")
+    if max_tokens < 0:
+        raise InputError(f"--max-tokens is {max_tokens}: expected at least 1, or 0 for all.")
 
 
 def _measured(

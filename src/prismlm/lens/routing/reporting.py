@@ -102,14 +102,8 @@ def channel_report(
     found: Mapping[int, LayerSurvey] = {}
     if sequences is not None:
         found = survey(model, sequences, **options._asdict(), progress=progress)
-    ranked = {
-        layer: [sequences_of(found[layer].best, k, layer) for k in range(mixers[layer].channels)]
-        for layer in found
-    }
-    passages: dict[int, Passage] = {}
-    if sequences is not None:
-        kept = (s for channels in ranked.values() for channel in channels for s in channel)
-        passages = read_passages(sequences.corpus, kept)
+    ranked = {layer: _ranked(found[layer], layer, mixers[layer].channels) for layer in found}
+    passages = _passages(sequences, ranked)
     layers = tuple(
         _layer(layer, mixers[layer], lives[layer], found.get(layer), ranked.get(layer), passages)
         for layer in chosen
@@ -123,6 +117,19 @@ def channel_report(
         passages=passages,
         text=reading,
     )
+
+
+def _ranked(found: LayerSurvey, layer: int, channels: int) -> list[tuple[ChannelSequence, ...]]:
+    return [sequences_of(found.best, k, layer) for k in range(channels)]
+
+
+def _passages(
+    sequences: Sequences | None, ranked: Mapping[int, list[tuple[ChannelSequence, ...]]]
+) -> dict[int, Passage]:
+    if sequences is None:
+        return {}
+    kept = (s for channels in ranked.values() for channel in channels for s in channel)
+    return read_passages(sequences.corpus, kept)
 
 
 def check_tokenizer_of(corpus: Corpus, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
