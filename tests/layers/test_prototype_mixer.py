@@ -10,6 +10,7 @@ from torch import nn
 from prismlm.errors import InputError
 from prismlm.layers import PrototypeMixer
 from prismlm.layers.causal_convolution import CausalConvolution
+from prismlm.layers.delta_mixer import DeltaMixer
 from prismlm.ops.prototype_mixer import naive
 
 WIDTH = 12
@@ -247,3 +248,33 @@ def test_wrong_settings_say_what_is_wrong():
     state = layer(torch.randn(2, 3, WIDTH)).state
     with pytest.raises(InputError, match="another batch"):
         layer(torch.randn(3, 3, WIDTH), state=state)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_mode_there_is_not_is_refused():
+    with pytest.raises(InputError, match=r"expected 'divide' or 'multiply'.*mean 'multiply'"):
+        PrototypeMixer(8, 2, temperature_mode="multipy")
+    with pytest.raises(InputError, match=r"expected 'channel' or 'token'.*mean 'token'"):
+        PrototypeMixer(8, 2, decay_mode="tokens")
+    with pytest.raises(InputError, match="α must start at a finite number, got nan"):
+        PrototypeMixer(8, 2, alpha=math.nan)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("kind", [PrototypeMixer, DeltaMixer])
+def test_inputs_that_are_no_rows_of_positions_say_what_was_expected(kind):
+    layer = kind(16, 4)
+    for shape in ((1, 0, 16), (0, 3, 16), (3, 16), (1, 3, 8)):
+        with pytest.raises(InputError, match=r"expected \[B, T, 16\], with at least one row"):
+            layer(torch.randn(shape))
+    x = torch.randn(1, 3, 16)
+    for flags in (torch.ones(1, 3), torch.ones(1, 3, dtype=torch.int64)):
+        with pytest.raises(InputError, match=r"mask is .* \[1, 3\]: expected torch.bool \[1, 3\]"):
+            layer(x, mask=flags)
+    for flags in (torch.ones(1, 4).bool(), torch.ones(3).bool(), torch.ones(2, 3).bool()):
+        with pytest.raises(InputError, match=r"mask is torch.bool .*expected torch.bool \[1, 3\]"):
+            layer(x, mask=flags)
+    with pytest.raises(InputError, match=r"starts is torch\.float32"):
+        layer(x, starts=torch.zeros(1, 3))
+    mask = torch.tensor([[True, True, False]])
+    torch.testing.assert_close(layer(x, mask=mask).output[:, :2], layer(x[:, :2]).output)

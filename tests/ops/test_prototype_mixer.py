@@ -151,7 +151,7 @@ def test_chunked_equals_the_double_sum(
         torch.testing.assert_close(a / scale, e / scale, rtol=1e-8, atol=1e-10, msg=str(index))
 
 
-@pytest.mark.parametrize("length", [1, 5, 18, 40])
+@pytest.mark.parametrize("length", [1, 5, 18, 34])
 @pytest.mark.parametrize("token", [False, True])
 def test_gradcheck(length, token):
     arguments = inputs(1, length, 2, 2, 3, torch.float64, low=0.2, high=0.95)
@@ -218,9 +218,10 @@ def test_float32_where_decays_mix_from_token_to_token():
         torch.testing.assert_close(a, e, rtol=1e-3, atol=1e-5 * e.abs().max().item())
 
 
+@pytest.mark.parametrize("length", [16384, pytest.param(65536, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("decay", [[0.001, 0.1, 0.9, 0.99, 0.999, 0.9999], [0.9999] * 6])
-def test_float32_over_65536_positions(decay):
-    write, read, values, _ = inputs(1, 65536, 6, 4, 12)
+def test_float32_over_long_rows(decay, length):
+    write, read, values, _ = inputs(1, length, 6, 4, 12)
     expected, _ = recurrence(write, read, values, torch.tensor(decay))
     out, _ = chunked.prefix_mean(write, read, values, torch.tensor(decay))
     assert relative_error(out, expected) < 1e-5
@@ -261,9 +262,12 @@ def test_one_token_steps_equal_the_parallel_form():
     torch.testing.assert_close(state, end, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("silence", [8, 30, 400])
+@pytest.mark.parametrize("silence", [8, 30, 160])
 def test_a_forgotten_channel_reads_as_empty(silence):
-    """After ``silence`` positions that write nothing, 0.001^silence is far below 1e-30, or not."""
+    """After ``silence`` positions that write nothing, 0.001^silence is far below 1e-30, or not.
+
+    After 160, so is 0.5^silence: less than float32 holds.
+    """
     t = silence + 3
     write = torch.zeros(1, t, 2)
     write[:, 0] = 0.5
@@ -273,7 +277,7 @@ def test_a_forgotten_channel_reads_as_empty(silence):
     out, state = chunked.prefix_mean(*leaves)
     expected, _ = naive.prefix_mean(*leaves)
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-6)
-    masses = {8: [1, 1], 30: [0, 1], 400: [0, 0]}[silence]
+    masses = {8: [1, 1], 30: [0, 1], 160: [0, 0]}[silence]
     assert out[0, -2, 0].item() == pytest.approx(0.5 * sum(masses))
     gradients = torch.autograd.grad(out.sum() + state.sums.sum(), leaves)
     assert all(torch.isfinite(g).all() for g in gradients)

@@ -33,6 +33,31 @@ def worst(length):
     return found
 
 
+def softmax_rows(length, seed):
+    """Gates as scores of unit variance make them, of six channels with :data:`DECAYS`."""
+    generator = torch.Generator().manual_seed(seed)
+    write, read = torch.randn(2, 1, length, len(DECAYS), generator=generator).softmax(-1)
+    return write, read, torch.randn(1, length, 4, generator=generator), torch.tensor(DECAYS)
+
+
+@pytest.mark.parametrize("length", [33, 256, 700])
+def test_gradients_keep_their_digits_for_small_and_large_decays(length):
+    """Where β is small a query reads the position before it alone, and gradients nearly cancel."""
+    found = []
+    for seed in range(6):
+        arguments = softmax_rows(length, seed)
+        fast = gradients(chunked.prefix_mean, arguments)
+        slow = gradients(recurrence, [x.double() for x in arguments])
+        found.append([(a.double() - e, e) for a, e in zip(fast, slow, strict=True)])
+    for number, name in enumerate(("write", "read", "values", "decay")):
+        # Over draws and positions: the gradient of β is one sum, which can be near 0 by chance.
+        error, norm = (
+            torch.stack([draw[number][which] for draw in found]).flatten(0, -2).norm(dim=0)
+            for which in (0, 1)
+        )
+        assert (error / norm).max().item() < 4e-6, name
+
+
 def test_gradients_over_2048_positions():
     assert max(worst(2048).values()) < 1e-5
 

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from prismlm.errors import InputError
 from prismlm.layers.causal_convolution import CausalConvolution
+from prismlm.layers.sequence_input import check_sequence
 from prismlm.ops.compaction import Compaction
 from prismlm.ops.delta_rule import delta_rule
 
@@ -77,7 +78,13 @@ class DeltaMixer(nn.Module):
         starts: Bool[Tensor, "B T"] | None = None,
         return_evidence: bool = False,
     ) -> DeltaOutput:
-        """Mix a stretch of positions, or one; arguments as :class:`PrototypeMixer` has them."""
+        """Mix a stretch of positions, or one; arguments as :class:`PrototypeMixer` has them.
+
+        Raises:
+            InputError: a state of another batch, no row or position, a width other than d, or
+                flags that are not bool [B, T].
+        """
+        check_sequence(x, self.qkv_projection.in_features, mask, starts)
         places = None if mask is None else Compaction.of(mask)
         if places is not None:
             x = places.compact(x)

@@ -10,13 +10,16 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from prismlm.errors import InputError
+from prismlm.errors import InputError, check_choice
 from prismlm.layers.causal_convolution import CausalConvolution
+from prismlm.layers.sequence_input import check_sequence
 from prismlm.ops.channel_parts import ChannelFlow
 from prismlm.ops.compaction import Compaction
 from prismlm.ops.prototype_mixer import PrefixState, prefix_mean
 from prismlm.ops.prototype_mixer.state import check_groups
 
+TEMPERATURE_MODES = ("divide", "multiply")
+DECAY_MODES = ("channel", "token")
 DECAY_MARGIN = 1e-6
 """How near to 0 and 1 a decay can come; the sigmoid alone reaches both in float32."""
 
@@ -143,8 +146,9 @@ class PrototypeMixer(nn.Module):
 
     The source leaves open how parameters start. Here p is normal with standard deviation 1/√d, so
     that inputs of unit mean square give scores of unit variance; V, U and W are as nn.Linear
-    draws them; every β starts at ``decay``, 0.95 being a half-life of 13.5 tokens, or they spread
-    over ``decay_half_lives``.
+    draws them, and models of this package draw them anew, normal with ``initializer_range``; every
+    β starts at ``decay``, 0.95 being a half-life of 13.5 tokens, or they spread over
+    ``decay_half_lives``.
 
     Source: ProtoT, §3 and A.7.
 
@@ -169,7 +173,8 @@ class PrototypeMixer(nn.Module):
             τ_r, a convolution of width 5), so that sizes are those that the source reports.
 
     Raises:
-        InputError: no channel, groups that do not fit, or a start value out of range.
+        InputError: no channel, groups that do not fit, a start value out of range, or a mode that
+            there is not.
     """
 
     def __init__(
@@ -192,7 +197,9 @@ class PrototypeMixer(nn.Module):
     ) -> None:
         super().__init__()
         value_width = width // 2 if value_width is None else value_width
-        _check_settings(width, channels, value_width, temperature)
+        _check_settings(width, channels, value_width, temperature, alpha)
+        check_choice("temperature_mode", temperature_mode, TEMPERATURE_MODES)
+        check_choice("decay_mode", decay_mode, DECAY_MODES)
         check_groups(groups, channels, value_width)
         self.groups = groups
         self.normalise = normalise
@@ -278,27 +285,20 @@ class PrototypeMixer(nn.Module):
         Args:
             x: inputs, normalised.
             state: what earlier positions left, or None for a start.
-            mask: False on padding, which takes no part wherever it stands.
+            mask: False on padding, which takes no part wherever it stands; bool.
             starts: True where a sequence starts that sees nothing of what is before it.
             return_evidence: whether to return the gates.
 
         Raises:
-            InputError: a state of another batch, or no position.
+            InputError: a state of another batch, no row or position, a width other than d, or
+                flags that are not bool [B, T].
         """
+        check_sequence(x, self.prototypes.shape[1], mask, starts)
         places = None if mask is None else Compaction.of(mask)
         if places is not None:
             starts = None if starts is None else places.compact_starts(starts)
             x = places.compact(x)
-        shared = self.shared_routing
-        write, read = self.gates(
-            GateInputs(
-                x,
-                None if shared else self.read_projection(x),
-                self.prototypes,
-                self.log_write_temperature,
-                None if shared else self.log_read_temperature,
-            )
-        )
+        write, read = self._gates_of(x)
         values = self.value_projection(x)
         prefix, history = (None, None) if state is None else state
         lengths = None if places is None else places.lengths
@@ -324,6 +324,18 @@ class PrototypeMixer(nn.Module):
             if evidence is not None:
                 evidence = MixerEvidence(places.restore(write), places.restore(read))
         return MixerOutput(output, MixerState(prefix, history), evidence)
+
+    def _gates_of(self, x: Tensor) -> MixerEvidence:
+        shared = self.shared_routing
+        return self.gates(
+            GateInputs(
+                x,
+                None if shared else self.read_projection(x),
+                self.prototypes,
+                self.log_write_temperature,
+                None if shared else self.log_read_temperature,
+            )
+        )
 
     @property
     def output_map(self) -> Float[Tensor, "d D"]:
@@ -386,7 +398,9 @@ def _initial_decay_logits(
     return [-math.log(math.expm1(math.log(2) / life)) for life in lives] * groups
 
 
-def _check_settings(width: int, channels: int, value_width: int, temperature: float) -> None:
+def _check_settings(
+    width: int, channels: int, value_width: int, temperature: float, alpha: float
+) -> None:
     if min(width, channels, value_width) < 1:
         raise InputError(
             f"a mixer of width {width} with {channels} channels and values of width "
@@ -394,3 +408,5 @@ def _check_settings(width: int, channels: int, value_width: int, temperature: fl
         )
     if not (math.isfinite(temperature) and temperature > 0):
         raise InputError(f"the temperature τ must be a positive number, got {temperature}.")
+    if not math.isfinite(alpha):
+        raise InputError(f"α must start at a finite number, got {alpha}.")

@@ -81,6 +81,53 @@ def scan(z: Tensor, prototypes: Tensor, spread: int, mask: Tensor | None) -> Can
 
 
 @triton.jit
+def _products(
+    z,
+    prototypes,
+    rows,
+    row_in,
+    columns,
+    column_in,
+    width,
+    block_states: tl.constexpr,
+    block_prototypes: tl.constexpr,
+    block_width: tl.constexpr,
+):
+    """Return z @ prototypes.T of these rows and columns, in float32."""
+    products = tl.zeros((block_states, block_prototypes), tl.float32)
+    for start in range(0, width, block_width):
+        d = start + tl.arange(0, block_width)
+        a = tl.load(
+            z + rows.to(tl.int64)[:, None] * width + d[None, :],
+            mask=row_in[:, None] & (d < width)[None, :],
+            other=0.0,
+        )
+        b = tl.load(
+            prototypes + columns.to(tl.int64)[None, :] * width + d[:, None],
+            mask=column_in[None, :] & (d < width)[:, None],
+            other=0.0,
+        )
+        products = tl.dot(a, b, products, input_precision="ieee")
+    return products
+
+
+@triton.jit
+def _keep_highest(kept, kept_index, scores, first, slot, offset):
+    """Return each row's highest scores of those kept and those new, and their columns."""
+    high, at = tl.max(scores, axis=1, return_indices=True)
+    low, worst = tl.min(kept, axis=1, return_indices=True)
+    while tl.max((high > low).to(tl.int32), axis=0) > 0:
+        better = (high > low)[:, None]
+        write = (slot[None, :] == worst[:, None]) & better
+        kept = tl.where(write, high[:, None], kept)
+        kept_index = tl.where(write, (first + at)[:, None], kept_index)
+        scores = tl.where((offset[None, :] == at[:, None]) & better, float("-inf"), scores)
+        high, at = tl.max(scores, axis=1, return_indices=True)
+        low, worst = tl.min(kept, axis=1, return_indices=True)
+    return kept, kept_index
+
+
+@triton.jit
 def _scan_block(
     z,
     prototypes,
@@ -114,20 +161,10 @@ def _scan_block(
         offset = tl.arange(0, block_prototypes)
         columns = first + offset
         column_in = columns < count
-        scores = tl.zeros((block_states, block_prototypes), tl.float32)
-        for start in range(0, width, block_width):
-            d = start + tl.arange(0, block_width)
-            a = tl.load(
-                z + rows.to(tl.int64)[:, None] * width + d[None, :],
-                mask=row_in[:, None] & (d < width)[None, :],
-                other=0.0,
-            )
-            b = tl.load(
-                prototypes + columns.to(tl.int64)[None, :] * width + d[:, None],
-                mask=column_in[None, :] & (d < width)[:, None],
-                other=0.0,
-            )
-            scores = tl.dot(a, b, scores, input_precision="ieee")
+        scores = _products(
+            z, prototypes, rows, row_in, columns, column_in, width,
+            block_states, block_prototypes, block_width,
+        )  # fmt: skip
         scale_p = tl.load(inverse_p + columns, mask=column_in, other=0.0)
         scores = scores * scale_z[:, None] * scale_p[None, :]
 
@@ -140,16 +177,7 @@ def _scan_block(
         tl.store(state + out, block * block_states + place, mask=column_in)
 
         scores = tl.where(column_in[None, :], scores, float("-inf"))
-        high, at = tl.max(scores, axis=1, return_indices=True)
-        low, worst = tl.min(kept, axis=1, return_indices=True)
-        while tl.max((high > low).to(tl.int32), axis=0) > 0:
-            better = (high > low)[:, None]
-            write = (slot[None, :] == worst[:, None]) & better
-            kept = tl.where(write, high[:, None], kept)
-            kept_index = tl.where(write, (first + at)[:, None], kept_index)
-            scores = tl.where((offset[None, :] == at[:, None]) & better, float("-inf"), scores)
-            high, at = tl.max(scores, axis=1, return_indices=True)
-            low, worst = tl.min(kept, axis=1, return_indices=True)
+        kept, kept_index = _keep_highest(kept, kept_index, scores, first, slot, offset)
     out = rows.to(tl.int64)[:, None] * slots + slot[None, :]
     tl.store(values + out, kept, mask=row_in[:, None])
     tl.store(indices + out, kept_index, mask=row_in[:, None])

@@ -282,24 +282,19 @@ def _backward(
     parts = _keys(w, factors)
     pairs = g @ v.mT
     arrived = (g @ kept.sums_at.mT) * factors.since
-    met = [
-        quadrants(pairs, level.size).flatten(2, 3) @ part
-        for level, part in zip(factors.levels, parts, strict=True)
-    ]
-    dq = arrived.clone()
-    for level, own in zip(factors.levels, met, strict=True):
-        halves(dq, level.size)[1].addcmul_(own, level.since)
+    met, dq = _met(pairs, arrived, parts, factors)
     dr, dmass = dq, None
     if normalise:
-        filled = kept.mass.masked_fill(kept.mass < EMPTY_BELOW, 1)
-        # In this order: q / M exceeds float32 where the product with the gradient does not.
-        dmass = -(dq * q) / filled
-        dr = (dq / filled).masked_fill_(kept.mass < EMPTY_BELOW, 0)
+        dmass = _mass_gradient(dq, q, kept.mass)
+        dr = _share(dq, kept.mass)
     state, behind = _adjoints((q * factors.since).mT @ g, dmass, factors, after)
     left = (v @ behind.sums.mT + behind.mass[..., None, :]) * factors.until
     returned = _returned(pairs, q, dmass, factors)
     dw = left.clone()
-    for level, own in zip(factors.levels, returned, strict=True):
+    exact = returned
+    if normalise:
+        exact = _returned_exactly(pairs, g, v, q, arrived, parts, factors, kept)
+    for level, own in zip(factors.levels, exact, strict=True):
         halves(dw, level.size)[0].addcmul_(own, level.until)
     dv = torch.baddbmm(
         ((w * factors.until) @ behind.sums).flatten(0, 2),
@@ -311,7 +306,61 @@ def _backward(
     else:
         flow = _Flow(q, dmass, parts, arrived, met, left, returned, behind)
         passing = _passing_in_all(w, flow, factors, kept, distances)
+        if normalise:
+            passing += _between(kept.end_sums, kept.end_mass, after).sum(0)
+            passing -= _between(kept.sums_at[:, :, 0], kept.mass_at[:, :, 0], state).sum(0)
     return _Gradients(dw, dr, dv, state, passing)
+
+
+def _met(
+    pairs: Tensor, arrived: Tensor, parts: list[Tensor], factors: Factors
+) -> tuple[list[Tensor], Tensor]:
+    """Return what second halves' q are multiplied by, level by level, and the gradient of q."""
+    met = [
+        quadrants(pairs, level.size).flatten(2, 3) @ part
+        for level, part in zip(factors.levels, parts, strict=True)
+    ]
+    dq = arrived.clone()
+    for level, own in zip(factors.levels, met, strict=True):
+        halves(dq, level.size)[1].addcmul_(own, level.since)
+    return met, dq
+
+
+def _mass_gradient(dq: Tensor, q: Tensor, mass: Tensor) -> Tensor:
+    # In this order: q / M exceeds float32 where the product with the gradient does not.
+    return -(dq * q) / mass.masked_fill(mass < EMPTY_BELOW, 1)
+
+
+def _returned_exactly(
+    pairs: Tensor,
+    g: Tensor,
+    v: Tensor,
+    q: Tensor,
+    arrived: Tensor,
+    parts: list[Tensor],
+    factors: Factors,
+    kept: _Kept,
+) -> list[Tensor]:
+    """Return :func:`_returned` with mass normalisation, to more digits where β is small.
+
+    A query's weights add up to 1, so that the gradients are those of v_j − c for any c that all
+    its channels have in common. With c the value before it, the pairs that weigh most where β is
+    small are exactly 0, and what they would cancel keeps its digits. Decays near 1 lose by it,
+    which shows in their sum over all positions and not in w's.
+    """
+    nearest = torch.zeros_like(pairs[..., 0])
+    nearest[..., 1:] = pairs.diagonal(-1, -2, -1)
+    nearest[:, :, 1:, 0] = (g[:, :, 1:, 0] * v[:, :, :-1, -1]).sum(-1)
+    nearest = nearest[..., None]
+    own = pairs - nearest
+    before = factors.since * kept.mass_at[..., None, :]
+    dq = _met(own, arrived.addcmul(nearest, before, value=-1), parts, factors)[1]
+    return _returned(own, q, _mass_gradient(dq, q, kept.mass), factors)
+
+
+def _between(sums: Tensor, mass: Tensor, adjoint: PrefixState) -> Tensor:
+    """Return S·Λ + M λ."""
+    return (sums * adjoint.sums).sum(-1) + mass * adjoint.mass
 
 
 def _returned(pairs: Tensor, q: Tensor, dmass: Tensor | None, factors: Factors) -> list[Tensor]:
@@ -329,13 +378,18 @@ def _returned(pairs: Tensor, q: Tensor, dmass: Tensor | None, factors: Factors) 
 def _passing_in_all(
     w: Tensor, flow: _Flow, factors: Factors, kept: _Kept, distances: _Distances
 ) -> Tensor:
-    """Return Σ u over positions: every pair as often as there are decays between the two."""
+    """Return Σ u over positions: every pair as often as there are decays between the two.
+
+    With mass normalisation all that reaches a query adds up to 0, so that each pair counts once
+    less: the nearest, which are large and cancel where β is small, not at all.
+    """
     q, dmass, behind = flow.q, flow.dmass, flow.behind
+    less = 0 if dmass is None else 1
     ending = q * flow.arrived
     if dmass is not None:
         ending.addcmul_(dmass, factors.since * kept.mass_at[..., None, :])
     total = (distances.since * ending).sum((0, 2, 3))
-    total += (distances.until * (w * flow.left)).sum((0, 2, 3))
+    total += ((distances.until - less) * (w * flow.left)).sum((0, 2, 3))
     levels = zip(factors.levels, flow.parts, flow.met, flow.returned, strict=True)
     for level, part, met, returned in levels:
         size = level.size
@@ -344,7 +398,7 @@ def _passing_in_all(
         if dmass is not None:
             gained.addcmul_(halves(dmass, size)[1], part.sum(-2, keepdim=True))
         total += (place * level.since * gained).sum((0, 2, 3))
-        total += ((size - place) * (part * returned)).sum((0, 2, 3))
+        total += ((size - less - place) * (part * returned)).sum((0, 2, 3))
     through = (kept.sums_at * behind.sums).sum(-1) + kept.mass_at * behind.mass
     return total + (distances.whole * factors.whole.to(w.dtype) * through).sum((0, 2))
 

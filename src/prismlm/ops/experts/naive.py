@@ -1,0 +1,64 @@
+"""Mixtures of experts as their equations, one token and one expert at a time; for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from prismlm.ops.experts.routing import ExpertRoutes, check_numbers
+
+
+def route(router_logits: Float[Tensor, "N E"], chosen: int) -> ExpertRoutes:
+    """Return each token's experts and their weights; same contract as :func:`routing.route`."""
+    check_numbers(router_logits.shape[-1], chosen)
+    rows: list[list[int]] = []
+    weights: list[Tensor] = []
+    for logits in router_logits:
+        p = logits.exp() / logits.exp().sum()
+        # Sorting is stable, so the lower number comes first of two alike.
+        best = sorted(range(len(p)), key=lambda e: -float(p[e].detach()))[:chosen]
+        rows.append(best)
+        total = torch.ones_like(p[0]) if chosen == 1 else torch.stack([p[e] for e in best]).sum()
+        weights.append(torch.stack([p[e] / total for e in best]))
+    return ExpertRoutes(torch.tensor(rows), torch.stack(weights))
+
+
+def mix(
+    x: Float[Tensor, "N d"], routes: ExpertRoutes, experts: Sequence[Callable[[Tensor], Tensor]]
+) -> Float[Tensor, "N d"]:
+    """Return Σ_j w_nj · expert_{e_nj}(x_n); same contract as :func:`grouped.mix`."""
+    rows: list[Tensor] = []
+    for n in range(len(x)):
+        total = torch.zeros_like(x[n])
+        for e, weight in zip(routes.experts[n], routes.weights[n], strict=True):
+            total = total + weight * experts[int(e)](x[n : n + 1])[0]
+        rows.append(total)
+    return torch.stack(rows)
+
+
+def load_balancing_loss(
+    router_logits: Sequence[Float[Tensor, "N E"]],
+    chosen: int,
+    mask: Bool[Tensor, " N"] | None = None,
+) -> Float[Tensor, ""]:
+    """Return E Σ_e f_e P_e; same contract as :func:`balance.load_balancing_loss`."""
+    count = router_logits[0].shape[-1]
+    used = [0] * count
+    likely = [router_logits[0].new_zeros(()) for _ in range(count)]
+    tokens = 0
+    for layer in router_logits:
+        experts = route(layer, chosen).experts
+        for n, logits in enumerate(layer):
+            if mask is not None and not bool(mask[n]):
+                continue
+            tokens += 1
+            p = logits.exp() / logits.exp().sum()
+            for e in range(count):
+                used[e] += int((experts[n] == e).any())
+                likely[e] = likely[e] + p[e]
+    number = max(tokens, 1)
+    terms = [(f / number) * (total / number) for f, total in zip(used, likely, strict=True)]
+    return count * torch.stack(terms).sum()

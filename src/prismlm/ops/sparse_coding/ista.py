@@ -1,0 +1,105 @@
+"""Sparse coding in matrix products."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from prismlm.ops.sparse_coding.arguments import check_settings, check_shapes
+
+
+def ista_step(
+    code: Float[Tensor, "*batch m"],
+    z: Float[Tensor, "*batch d"],
+    dictionary: Float[Tensor, "d m"],
+    *,
+    step: float,
+    threshold: float,
+) -> Float[Tensor, "*batch m"]:
+    """Return the code after one proximal gradient step on the non-negative LASSO.
+
+        a ← ReLU(a + step · (Dᵀ(z − D a) − θ))
+
+    With a = z and a square D this is CRATE's ISTA block, ReLU(z + step·Dᵀ(z − D z) − step·θ).
+
+    Source: Yu et al., White-Box Transformers via Sparse Rate Reduction, JMLR 25 (2024).
+
+    Args:
+        code: a.
+        z: what is to be coded.
+        dictionary: D, one atom a column.
+        step: at most 1/‖D‖₂² (:func:`largest_step`) never raises the objective (:func:`lasso`).
+        threshold: θ, the weight of Σ a in the objective.
+
+    Raises:
+        InputError: shapes that do not fit, a step that is not positive, or θ below 0.
+    """
+    check_settings(step, threshold, 1)
+    check_shapes(z, dictionary, code)
+    return _step(code, z - F.linear(code, dictionary), dictionary, step, threshold)
+
+
+def sparse_code(
+    z: Float[Tensor, "*batch d"],
+    dictionary: Float[Tensor, "d m"],
+    *,
+    step: float,
+    threshold: float,
+    steps: int,
+    start: Float[Tensor, "*batch m"] | None = None,
+) -> Float[Tensor, "*batch m"]:
+    """Return the code after ``steps`` steps of :func:`ista_step`, from 0 or from ``start``.
+
+    From 0 the first step needs no D a, so S steps are 2S − 1 products of a point with D.
+
+    Source: Yu et al. (2024) for the step; Yang et al., Scaling White-Box Transformers for Vision
+    (NeurIPS 2024), for an overcomplete D, where codes start at 0.
+
+    Raises:
+        InputError: as :func:`ista_step`, or no step at all.
+    """
+    check_settings(step, threshold, steps)
+    check_shapes(z, dictionary, start)
+    code = start
+    for _ in range(steps):
+        rest = z if code is None else z - F.linear(code, dictionary)
+        code = _step(code, rest, dictionary, step, threshold)
+    assert code is not None
+    return code
+
+
+def _step(
+    code: Tensor | None, rest: Tensor, dictionary: Tensor, step: float, threshold: float
+) -> Tensor:
+    moved = step * (rest @ dictionary - threshold)
+    return torch.relu(moved if code is None else code + moved)
+
+
+def lasso(
+    z: Float[Tensor, "*batch d"],
+    code: Float[Tensor, "*batch m"],
+    dictionary: Float[Tensor, "d m"],
+    *,
+    threshold: float,
+) -> Float[Tensor, "*batch"]:
+    """Return ½‖z − D a‖² + θ Σ a of each point, the objective for codes a ≥ 0.
+
+    Raises:
+        InputError: shapes that do not fit, or θ below 0.
+    """
+    check_settings(1.0, threshold, 1)
+    check_shapes(z, dictionary, code)
+    rest = z - F.linear(code, dictionary)
+    return rest.square().sum(-1) / 2 + threshold * code.sum(-1)
+
+
+def largest_step(dictionary: Float[Tensor, "d m"]) -> float:
+    """Return 1/‖D‖₂²: steps up to it never raise :func:`lasso`, whatever is coded."""
+    d = dictionary.detach().double()
+    gram = d @ d.mT if d.shape[0] <= d.shape[1] else d.mT @ d
+    values = cast(Tensor, torch.linalg.eigvalsh(gram))  # pyright: ignore[reportUnknownMemberType]
+    return 1 / float(values[-1])

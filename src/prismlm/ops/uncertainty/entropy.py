@@ -1,0 +1,112 @@
+"""How uncertain a prediction is: its entropy, as a share of the largest possible and as a code."""
+
+from __future__ import annotations
+
+import math
+from numbers import Integral
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from prismlm.errors import InputError
+
+NOT_A_NUMBER = (
+    "these logits hold NaN or +∞, or nothing but −∞, so that their entropy is not a number: look "
+    "for weights or inputs that are not finite."
+)
+ELEMENTS = 2**20
+"""Logits that are looked at together, so that nothing of the size of all of them is made."""
+LEAST = -1e4
+"""The least logarithm of a probability that is told apart; its exponential is 0 in float64 too."""
+
+
+@torch.no_grad()
+def normalised_entropy(
+    logits: Float[Tensor, "*batch V"], *, first_position: int = 0
+) -> Float[Tensor, "*batch"]:
+    """Return H / ln V of the predictions, from 0 (certain) to 1 (uniform); float32.
+
+        H = −Σ_v p_v ln p_v,   p = softmax(ℓ)
+
+    in nats, without gradient. Logits of −∞ have no part in it. Float64 stays float64.
+
+    Source: PRISMA, output side. The source clamps probabilities at 1e-9, which changes nothing
+    that can be seen.
+
+    Args:
+        logits: ℓ.
+        first_position: where the first of logits [B, T, V] stands in its row, for the error.
+
+    Raises:
+        InputError: fewer than two tokens to choose from, or logits of a position that hold NaN or
+            +∞ or are −∞ throughout. In a compiled graph that is a RuntimeError.
+    """
+    vocabulary = logits.shape[-1] if logits.ndim else 0
+    if vocabulary < 2:
+        raise InputError(
+            f"logits are {list(logits.shape)}: expected [..., V] with at least 2 tokens to choose "
+            "from."
+        )
+    rows = logits.reshape(-1, vocabulary)
+    dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    found = torch.empty(len(rows), dtype=dtype, device=logits.device)
+    at_once = max(1, ELEMENTS // vocabulary)
+    for first in range(0, len(rows), at_once):
+        # Never −∞, which times 0 is not a number; NaN stays.
+        logs = rows[first : first + at_once].to(dtype).log_softmax(-1).clamp_min_(LEAST)
+        found[first : first + at_once] = logs.exp().mul_(logs).sum(-1)
+    shares = (found / -math.log(vocabulary)).clamp_(0, 1).view(logits.shape[:-1])
+    _check_finite(shares, first_position)
+    return shares
+
+
+def _check_finite(shares: Tensor, first_position: int) -> None:
+    if torch.compiler.is_compiling():
+        # Looking at a value would cut the graph in two, and torch has no public name for this.
+        check = torch._assert_async  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+        check(torch.isfinite(shares).all(), NOT_A_NUMBER)
+    # A sum of shares is a number if all of them are, and is quicker than looking at each.
+    elif math.isnan(float(shares.sum())):
+        places = (~torch.isfinite(shares)).nonzero()
+        where = [int(i) for i in places[0]]
+        if len(where) == 2:
+            said = f"row {where[0]}, position {where[1] + first_position}"
+        else:
+            said = f"index {where}"
+        raise InputError(f"{NOT_A_NUMBER} First at {said}; {len(places)} of {shares.numel()}.")
+
+
+def quantise(share: Float[Tensor, "*batch"], levels: int) -> Int64[Tensor, "*batch"]:
+    """Return ⌊share · (levels − 1)⌋: codes from 0 to levels − 1.
+
+    Source: PRISMA, output side, which rounds down.
+
+    Raises:
+        InputError: levels that are no whole number from 2 on.
+    """
+    check_levels(levels)
+    return (share * (levels - 1)).long().clamp_(0, levels - 1)
+
+
+def neutral_code(levels: int) -> int:
+    """Return the code that stands for an unknown entropy, ⌊levels / 2⌋.
+
+    Source: PRISMA, input side.
+
+    Raises:
+        InputError: levels that are no whole number from 2 on.
+    """
+    check_levels(levels)
+    return levels // 2
+
+
+def check_levels(levels: object) -> None:
+    """Raise InputError for levels that are no whole number from 2 on."""
+    if isinstance(levels, bool) or not isinstance(levels, Integral):
+        raise InputError(
+            f"levels of uncertainty are {levels!r}, a {type(levels).__name__}: expected a whole "
+            "number from 2 on, such as 65536."
+        )
+    if int(levels) < 2:
+        raise InputError(f"{levels} levels of uncertainty: expected at least 2, such as 65536.")

@@ -1,0 +1,130 @@
+"""The signal/noise attention layer: its equation, its sizes, what may not be."""
+
+import math
+
+import pytest
+import torch
+
+from prismlm.errors import InputError
+from prismlm.layers.signal_noise_attention import SignalNoiseAttention
+from prismlm.ops.signal_noise_attention import rotate
+
+SWITCHES = {
+    "source": {},
+    "R = 1": {"expansion": 1},
+    "R = 4": {"expansion": 4},
+    "untied": {"tied": False},
+    "angle": {"scaling": "angle"},
+    "one frequency": {"ratio": 1.0},
+    "score by width": {"scale_by_width": True},
+}
+WIDTH, SIZE = 16, 4
+
+
+def layer_of(**settings):
+    torch.manual_seed(0)
+    return SignalNoiseAttention(WIDTH, SIZE, **settings).double()
+
+
+def equation(layer, z, lam, settings):
+    """Eq. 7, head by head, for one sequence z [T, d]."""
+    expansion = settings.get("expansion", 2)
+    heads = expansion * WIDTH // SIZE
+    ratio = settings.get("ratio", math.pi)
+    scale = (WIDTH if settings.get("scale_by_width") else SIZE) ** -0.5
+    total = torch.zeros_like(z)
+    place = torch.arange(len(z))
+    for head in range(heads):
+        rows = slice(head * SIZE, (head + 1) * SIZE)
+        dictionary = layer.projection.weight[rows].T  # U_h [d, p]
+        out = dictionary
+        if layer.output_projection is not None:
+            out = layer.output_projection.weight[:, rows]
+        factor = ratio if head < heads // 2 else 1 / ratio
+        if settings.get("scaling") == "angle":
+            speed = factor * 10_000.0 ** (-torch.arange(0, SIZE, 2).double() / SIZE)
+        else:
+            speed = (10_000.0 * factor) ** (-torch.arange(0, SIZE, 2).double() / SIZE)
+        u = z @ dictionary
+        turned = rotate(u, place, speed)
+        scores = (scale * turned @ turned.T).masked_fill(place > place[:, None], -torch.inf)
+        found = scores.softmax(-1) @ u @ out.T
+        total = total + (found if head < heads // 2 else -lam * found)
+    return total / math.sqrt(heads)
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_it_computes_its_equation_under_every_switch(name):
+    settings = SWITCHES[name]
+    layer = layer_of(**settings)
+    z = torch.randn(2, 7, WIDTH, dtype=torch.float64, requires_grad=True)
+    lam = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
+    fast = layer(z, lam).output
+    slow = torch.stack([equation(layer, row, lam, settings) for row in z])
+    torch.testing.assert_close(fast, slow, rtol=1e-6, atol=1e-8)
+    g = torch.randn_like(fast)
+    leaves = [z, lam, *layer.parameters()]
+    for a, e in zip(
+        torch.autograd.grad((fast * g).sum(), leaves),
+        torch.autograd.grad((slow * g).sum(), leaves),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, e, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("settings", "factor"),
+    [({}, 2), ({"expansion": 4}, 4), ({"tied": False}, 4), ({"expansion": 1}, 1)],
+)
+def test_sizes(settings, factor):
+    """R·d² tied and 2R·d² untied; a standard block has 4 d²."""
+    assert sum(p.numel() for p in layer_of(**settings).parameters()) == factor * WIDTH**2
+
+
+def test_the_past_stands_in_for_earlier_positions():
+    layer = layer_of()
+    z = torch.randn(2, 9, WIDTH, dtype=torch.float64)
+    whole = layer(z, 0.1)
+    first = layer(z[:, :4], 0.1)
+    rest = layer(z[:, 4:], 0.1, past=first.projections)
+    torch.testing.assert_close(torch.cat([first.output, rest.output], 1), whole.output)
+    torch.testing.assert_close(
+        torch.cat([first.projections, rest.projections], 2), whole.projections
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_rotations_are_exact_in_half_precision(dtype):
+    exact = SignalNoiseAttention(32, 16)
+    half = SignalNoiseAttention(32, 16).to(dtype)
+    assert half.projection.weight.dtype == dtype
+    for name in ("signal_frequencies", "noise_frequencies"):
+        assert torch.equal(getattr(half, name), getattr(exact, name)), name
+    far = half(torch.ones(1, 3, 32, dtype=dtype), 0.1, positions=torch.tensor([[0, 1, 900]]))
+    assert far.output.dtype == dtype
+    assert half.double().signal_frequencies.dtype == torch.float64
+
+
+def test_groups_differ_by_their_frequencies():
+    layer = layer_of()
+    assert layer.signal_frequencies[0] == layer.noise_frequencies[0] == 1
+    assert layer.signal_frequencies[1] < layer.noise_frequencies[1]
+    # As Fig. 1 prints it, signal heads turn faster.
+    turned = layer_of(scaling="angle")
+    torch.testing.assert_close(
+        turned.signal_frequencies / turned.noise_frequencies, torch.full((2,), math.pi**2).double()
+    )
+
+
+def test_wrong_settings_say_what_is_wrong():
+    with pytest.raises(InputError, match="even divisor"):
+        SignalNoiseAttention(16, 5)
+    with pytest.raises(InputError, match="even divisor"):
+        SignalNoiseAttention(15, 3)
+    with pytest.raises(InputError, match="at least 1 of each"):
+        SignalNoiseAttention(16, 4, 0)
+    with pytest.raises(InputError, match="make 3 heads"):
+        SignalNoiseAttention(12, 4, 1)
+    for ratio in (0.0, -1.0):
+        with pytest.raises(InputError, match="ratio of frequencies is"):
+            SignalNoiseAttention(16, 4, ratio=ratio)

@@ -1,0 +1,172 @@
+"""Signal/noise attention: by hand, against the equation, and what may not be."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prismlm.errors import InputError
+from prismlm.ops.signal_noise_attention import (
+    frequencies,
+    fused,
+    group_frequencies,
+    naive,
+    rotate,
+)
+from prismlm.ops.signal_noise_attention.arguments import check_arguments
+
+FORMS = [naive, fused]
+BASE = 10_000.0
+
+
+def inputs(b, h, s, p, seed=0, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    u = torch.randn(2, b, h, s, p, generator=generator, dtype=torch.float64).to(dtype)
+    rotations = {
+        "signal_frequencies": frequencies(p, BASE * math.pi),
+        "noise_frequencies": frequencies(p, BASE / math.pi),
+    }
+    return u[0], u[1], rotations
+
+
+def test_frequencies_by_hand():
+    torch.testing.assert_close(frequencies(4, 100.0), torch.tensor([1.0, 0.1]))
+    torch.testing.assert_close(frequencies(4, 100.0, angle=3.0), torch.tensor([3.0, 0.3]))
+    turned = rotate(
+        torch.tensor([[1.0, 0.0, 0.0, 2.0]]), torch.tensor([2]), torch.tensor([math.pi / 4, 0.0])
+    )
+    # Pair 0 is (1, 0), turned by a right angle; pair 1 is (0, 2), which stays.
+    torch.testing.assert_close(turned, torch.tensor([[0.0, 0.0, 1.0, 2.0]]))
+
+
+def test_frequencies_of_the_groups_by_hand():
+    signal, noise = group_frequencies(4, 100.0, 4.0)
+    torch.testing.assert_close(signal, torch.tensor([1.0, 0.05]))
+    torch.testing.assert_close(noise, torch.tensor([1.0, 0.2]))
+    signal, noise = group_frequencies(4, 100.0, 4.0, "angle")
+    torch.testing.assert_close(signal, torch.tensor([4.0, 0.4]))
+    torch.testing.assert_close(noise, torch.tensor([0.25, 0.025]))
+    for ratio in (0.0, -1.0, math.inf, math.nan):
+        with pytest.raises(InputError, match="the ratio of frequencies is"):
+            group_frequencies(4, 100.0, ratio)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_hand_computed(form):
+    # One head of each kind, two positions; the signal's pair turns by π at position 1.
+    u = torch.tensor([[[[1.0, 0.0], [1.0, 1.0]]]])
+    out = form.attend(
+        u,
+        2 * u,
+        0.25,
+        signal_frequencies=torch.tensor([math.pi]),
+        noise_frequencies=torch.tensor([0.0]) + 2 * math.pi,
+        scale=1.0,
+    )
+    # Signal: scores of position 1 are (1,1)·R_-π(1,0) = −1 and 2; values (1,0) and (1,1).
+    own = math.exp(2) / (math.exp(2) + math.exp(-1))
+    # Noise, unturned: scores (2,2)·(2,0) = 4 and 8; times −1/4.
+    other = math.exp(8) / (math.exp(8) + math.exp(4))
+    expected = [[[1.0, 0.0], [1.0, own]], [[-0.5, 0.0], [-0.5, -0.5 * other]]]
+    torch.testing.assert_close(out[0], torch.tensor(expected), rtol=1e-5, atol=1e-5)
+
+
+@given(
+    b=st.integers(1, 2),
+    h=st.integers(1, 3),
+    s=st.integers(1, 9),
+    half=st.integers(1, 3),
+    queries=st.integers(1, 9),
+    weight=st.floats(0, 1),
+    masked=st.booleans(),
+    seed=st.integers(0, 50),
+)
+def test_fused_equals_the_equation(b, h, s, half, queries, weight, masked, seed):
+    u_signal, u_noise, more = inputs(b, h, s, 2 * half, seed)
+    more["queries"] = min(queries, s)
+    if masked:
+        generator = torch.Generator().manual_seed(seed)
+        more["mask"] = torch.rand(b, 1, more["queries"], s, generator=generator) < 0.5
+        more["mask"][..., 0] = True
+        more["positions"] = torch.randint(0, 40, (b, s), generator=generator)
+    leaves = [u_signal.requires_grad_(), u_noise.requires_grad_()]
+    lam = torch.tensor(weight, dtype=torch.float64, requires_grad=True)
+    slow, fast = (form.attend(*leaves, lam, **more) for form in (naive, fused))
+    torch.testing.assert_close(fast, slow, rtol=1e-9, atol=1e-11)
+    g = torch.randn(slow.shape, dtype=torch.float64)
+    for a, e in zip(
+        torch.autograd.grad((fast * g).sum(), [*leaves, lam]),
+        torch.autograd.grad((slow * g).sum(), [*leaves, lam]),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, e, rtol=1e-8, atol=1e-10)
+
+
+def test_gradcheck():
+    u_signal, u_noise, more = inputs(1, 2, 4, 4)
+    assert torch.autograd.gradcheck(
+        lambda a, b, c: fused.attend(a, b, c, **more),
+        (u_signal.requires_grad_(), u_noise.requires_grad_(), torch.tensor(0.3).double()),
+    )
+
+
+def test_float32_is_near_float64():
+    u_signal, u_noise, more = inputs(2, 4, 65, 16)
+    exact = fused.attend(u_signal, u_noise, 0.1, **more)
+    out = fused.attend(u_signal.float(), u_noise.float(), 0.1, **more)
+    torch.testing.assert_close(out.double(), exact, rtol=1e-4, atol=1e-5)
+
+
+def test_no_position_sees_what_comes_after_it():
+    u_signal, u_noise, more = inputs(1, 2, 12, 8)
+    before = fused.attend(u_signal, u_noise, 0.1, **more)
+    u_signal[:, :, 7:], u_noise[:, :, 7:] = 1.0, -1.0
+    after = fused.attend(u_signal, u_noise, 0.1, **more)
+    assert torch.equal(before[:, :, :7], after[:, :, :7])
+    assert not torch.equal(before[:, :, 7:], after[:, :, 7:])
+
+
+def test_a_shift_of_all_positions_changes_nothing():
+    u_signal, u_noise, more = inputs(1, 2, 9, 8)
+    here = fused.attend(u_signal, u_noise, 0.1, **more)
+    there = fused.attend(u_signal, u_noise, 0.1, positions=torch.arange(9)[None] + 31, **more)
+    torch.testing.assert_close(here, there)
+
+
+def test_without_noise_weight_only_the_signal_is_left():
+    u_signal, u_noise, more = inputs(1, 2, 5, 4)
+    out = fused.attend(u_signal, u_noise, 0.0, **more)
+    assert not out[:, 2:].any()
+    assert torch.equal(out[:, :2], fused.attend(u_signal, 3 * u_noise, 0.7, **more)[:, :2])
+
+
+def test_wrong_input_says_what_is_wrong():
+    u, _, more = inputs(1, 2, 4, 4)
+    rotations = tuple(more.values())
+    with pytest.raises(InputError, match="even size"):
+        frequencies(3, BASE)
+    for name, value in (("base", 0.0), ("angle", -1.0), ("base", math.inf)):
+        with pytest.raises(InputError, match=f"the {name} of rotary positions"):
+            frequencies(4, **{"base": BASE} | {name: value})
+    for weight in (-0.1, 1.5, math.nan):
+        with pytest.raises(InputError, match="λ is"):
+            fused.attend(u, u, weight, **more)
+
+    def call(u_noise=u, rotations=rotations, positions=None, mask=None, queries=None, weight=0.1):
+        check_arguments(u, u_noise, weight, rotations, positions, mask, queries)
+
+    with pytest.raises(InputError, match="at least one of each"):
+        call(u[:, :1])
+    with pytest.raises(InputError, match="noise_frequencies are"):
+        call(rotations=(rotations[0], rotations[1][:1]))
+    for queries in (0, 5):
+        with pytest.raises(InputError, match="expected 1 to 4"):
+            call(queries=queries)
+    with pytest.raises(InputError, match="positions are"):
+        call(positions=torch.arange(3)[None])
+    with pytest.raises(InputError, match="expected bool"):
+        call(mask=torch.ones(1, 1, 4, 4))
+    with pytest.raises(InputError, match="expected one number"):
+        call(weight=torch.zeros(2))
