@@ -6,6 +6,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # One thread here and in every process started here: sums in one order, so that they compare equal.
 os.environ["OMP_NUM_THREADS"] = "1"
 
+from jaxtyping import config as checks
 from jaxtyping import install_import_hook
 
 install_import_hook(["prismlm.ops", "prismlm.layers", "prismlm.models"], "beartype.beartype")
@@ -17,9 +18,43 @@ settings.register_profile("prismlm", deadline=None, max_examples=60, derandomize
 settings.load_profile("prismlm")
 torch.set_num_threads(1)
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--write-uncertainty-matrix",
+        action="store_true",
+        help="write docs/uncertainty_feedback.md's matrix after a run of all of its cells",
+    )
+
+
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    """As users run it: without the test run's checks of types, which would refuse it first."""
+    checks.update("jaxtyping_disable", True)
+    yield
+    checks.update("jaxtyping_disable", False)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # The processes that tests are spread over report to the one that writes.
+    if config.getoption("--write-uncertainty-matrix") and not hasattr(config, "workerinput"):
+        from uncertainty_matrix import MatrixWriter
+
+        config.pluginmanager.register(MatrixWriter())
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """A test that leaves more threads behind would change the last digits of those after it."""
+    yield
+    left = torch.get_num_threads()
+    torch.set_num_threads(1)
+    assert left == 1, f"the test left PyTorch with {left} threads"
 
 
 @pytest.fixture(scope="session")

@@ -27,6 +27,15 @@ class DecompositionError(PrismError):
     """Parts that do not add up to the model's own logit; nothing built on them can be trusted."""
 
 
+def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    """Raise InputError unless a setting has one of its names."""
+    if value not in choices:
+        raise InputError(
+            f"{name} is {value!r}: expected {', '.join(map(repr, choices[:-1]))} or "
+            f"{choices[-1]!r}.{suggest(str(value), list(choices))}"
+        )
+
+
 def suggest(word: str, known: list[str]) -> str:
     """Return ``" Did you mean 'x'?"`` for the closest known word, or an empty string."""
     import difflib

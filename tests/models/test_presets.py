@@ -104,6 +104,8 @@ def test_protot_without_what_nothing_uses():
         ("mamba-laptop", 1.55),
         ("llama-small", 9.99),
         ("protot-laptop", 1.42),
+        ("signal-noise-laptop", 1.42),
+        ("signal-noise-laptop-wide", 1.58),
     ],
 )
 def test_laptop_presets_have_the_sizes_the_docs_give(name, millions):
@@ -118,3 +120,15 @@ def test_every_preset_takes_the_vocabulary_it_is_given_and_other_keys(name):
     assert model.config.eos_token_id == 0
     fewer = on_meta({"preset": name, "num_hidden_layers": 1}, 777)
     assert parameters(fewer) < parameters(model)
+
+
+def test_prism_has_the_size_its_source_names_with_an_output_matrix_of_its_own():
+    sizes = {name: parameters(on_meta({"preset": name}, 50257)) for name in PRESETS if "-" in name}
+    assert sizes["signal-noise-untied"] == pytest.approx(50e6, rel=0.02)
+    assert sizes["gpt2-50m"] == pytest.approx(sizes["signal-noise-untied"], rel=0.02)
+    assert sizes["gpt2-22m"] == pytest.approx(22e6, rel=0.04)
+    tied = on_meta({"preset": "signal-noise"}, 50257)
+    # Per layer R·d² of attention, 8 d² of the MLP and two norms; then the last norm.
+    layer = 2 * 512**2 + 8 * 512**2 + 2 * 512
+    assert parameters(tied) == 50257 * 512 + 8 * layer + 512
+    assert sizes["signal-noise-untied"] - parameters(tied) == 8 * 2 * 512**2

@@ -1,12 +1,15 @@
 """Own recurrent decoders as Hugging Face models: caches, padding, generation, checkpoints, seam."""
 
 import copy
+import json
+import math
+import re
 import subprocess
 import sys
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, GenerationConfig
 
 from prismlm.errors import InputError
 from prismlm.models.presets import build_config, build_model
@@ -232,6 +235,20 @@ def test_gradient_checkpointing_gives_the_same_gradients(model):
         torch.testing.assert_close(again[name], gradient, rtol=1e-5, atol=1e-7, msg=name)
 
 
+def test_gradient_checkpointing_has_no_cache_and_says_so(model, capture_warnings):
+    model, ids = copy.deepcopy(model), tokens(2, 6)
+    cache = model(ids, use_cache=True).past_key_values
+    recompute_activations(model.train())
+    assert model(ids, use_cache=False).past_key_values is None
+    assert capture_warnings() == []
+    assert model(ids, use_cache=True).past_key_values is None
+    assert model(ids).past_key_values is None
+    (said,) = capture_warnings()
+    assert "incompatible with gradient checkpointing" in said
+    with pytest.raises(InputError, match=r"holds 6 positions, .* give whole sequences, or call"):
+        model(ids, past_key_values=cache)
+
+
 def test_the_loss_is_the_mean_over_labels_or_over_a_given_count(model):
     ids = tokens(2, 10)
     labels = ids.clone()
@@ -304,8 +321,15 @@ def test_wrong_input_says_what_is_wrong(model):
         model(ids, attention_mask=torch.ones(2, 4))
     with pytest.raises(InputError, match="one form only"):
         model.generate(ids, cache_implementation="static", **options())
-    with pytest.raises(InputError, match="at least one"):
-        model(ids[:, :0])
+    for empty in (ids[:, :0], ids[:0]):
+        with pytest.raises(InputError, match="at least one row, and at least one token in a row"):
+            model(empty)
+    with pytest.raises(InputError, match=r"input_ids are \[6\]: expected \[B, T\]"):
+        model(ids[0])
+    with pytest.raises(InputError, match=r"inputs_embeds are \[6, 24\]: expected \[B, T, d\]"):
+        model(inputs_embeds=torch.zeros(6, 24))
+    with pytest.raises(InputError, match=r"position_ids are \[6\]: expected \[2, 6\], or \[1, 6\]"):
+        model(ids, position_ids=torch.arange(6))
     cache = model(ids, use_cache=True).past_key_values
     with pytest.raises(InputError, match="holds 2 rows and the input has 1"):
         model(ids[:1], past_key_values=cache)
@@ -314,6 +338,65 @@ def test_wrong_input_says_what_is_wrong(model):
     cache.reset()
     assert cache.get_seq_length() == 0
     torch.testing.assert_close(model(ids, past_key_values=cache).logits, model(ids).logits)
+
+
+@torch.no_grad()
+def test_a_mask_of_any_numbers_is_one(model):
+    ids = tokens(2, 6)
+    mask = torch.tensor([[1, 1, 1, 1, 0, 0], [0, 1, 1, 1, 1, 1]])
+    expected = model(ids, attention_mask=mask.bool()).logits
+    for dtype in (torch.int64, torch.float32):
+        assert torch.equal(model(ids, attention_mask=mask.to(dtype)).logits, expected)
+
+
+WRONG = {
+    "temperature_mode": [("multipy", "expected 'divide' or 'multiply'. Did you mean 'multiply'"),
+                         ("Divide", "Did you mean 'divide'"), (None, "None")],
+    "decay_mode": [("tokens", "expected 'channel' or 'token'. Did you mean 'token'")],
+    "alpha": [(math.nan, "expected a finite number"), (math.inf, "inf"), ("1", "'1'")],
+    "dropout": [(2.0, "at least 0 and below 1"), (1.0, "1.0"), (-0.1, "-0.1"), (math.nan, "nan")],
+    "convolution_layers": [([5], "whole numbers from 0 to 1 for num_hidden_layers 2"),
+                           ([-1], "-1"), ([True], "True"), (["0"], "'0'"), (1, "1:"),
+                           ([0, 1, 2], "0, 1, 2")],
+    "shared_routing_layers": [([5], "from 0 to 1"), ([0.0], "0.0"), (None, "None")],
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("name", WRONG)
+def test_settings_that_would_build_another_model_are_refused(name):
+    for value, words in WRONG[name]:
+        with pytest.raises(InputError, match=rf"^{name} is .*{re.escape(words)}"):
+            build_config(
+                {"model_type": "prismlm_protot", "num_hidden_layers": 2, name: value}, 50, END
+            )
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_settings_changed_later_are_refused_when_the_model_is_built():
+    config = build_config(FAMILIES["protot"] | {"hidden_size": 24}, VOCABULARY, END)
+    config.temperature_mode = "multipy"
+    with pytest.raises(InputError, match="temperature_mode is 'multipy'"):
+        build_model(config)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_the_delta_rule_checks_its_settings_too():
+    for settings, words in (
+        ({"dropout": 2.0}, "dropout is 2.0"),
+        ({"num_heads": 7}, "num_heads is 7: expected a divisor of hidden_size, which is 256"),
+    ):
+        with pytest.raises(InputError, match=words):
+            build_config({"model_type": "prismlm_deltanet"} | settings, VOCABULARY, END)
+
+
+def test_a_model_of_one_layer_has_the_defaults_and_its_checkpoint_comes_back(tmp_path):
+    settings = {"model_type": "prismlm_protot", "num_channels": 4, "hidden_size": 24}
+    model = build_model(build_config(settings | {"num_hidden_layers": 1}, VOCABULARY, END)).eval()
+    model.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["convolution_layers"] == [0, 1]
+    again = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    assert torch.equal(again(tokens(1, 5)).logits, model(tokens(1, 5)).logits)
 
 
 def test_another_models_cache_is_refused(model):
@@ -343,3 +426,12 @@ for name in ("prismlm_deltanet", "prismlm_protot"):
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["DeltaNetForCausalLM", "ProtoTForCausalLM"]
+
+
+@pytest.mark.parametrize("preset", ["protot", "deltanet", "signal-noise"])
+def test_no_setting_is_taken_for_one_of_generation(preset):
+    # transformers copies what has the name of one: a τ called temperature would sample with it.
+    ours = set(build_config({"preset": preset}, 64, 0).to_dict())
+    tokens = {"bos_token_id", "eos_token_id", "pad_token_id"}
+    everywhere = {"use_cache", "output_attentions", "output_hidden_states", "transformers_version"}
+    assert ours & set(GenerationConfig().to_dict()) <= tokens | everywhere

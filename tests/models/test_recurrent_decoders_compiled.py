@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import pytest
 import torch
 
 from prismlm.models.presets import build_config, build_model
@@ -13,6 +14,7 @@ FAMILIES = {
 }
 
 
+@pytest.mark.slow
 def test_compiled_blocks_are_one_graph_and_compute_the_same():
     # A process of its own: the run-time type checks of the test run cannot be traced.
     done = subprocess.run([sys.executable, __file__], capture_output=True, text=True, check=False)

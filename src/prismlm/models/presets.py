@@ -47,6 +47,11 @@ def _protot(width: int, layers: int, **settings: Any) -> dict[str, Any]:
     return {"model_type": "prismlm_protot"} | own | settings
 
 
+def _signal_noise(width: int, size: int, layers: int, **settings: Any) -> dict[str, Any]:
+    own = {"hidden_size": width, "head_size": size, "num_hidden_layers": layers}
+    return {"model_type": "prismlm_signal_noise"} | own | settings
+
+
 PRESETS: dict[str, dict[str, Any]] = {
     "llama-tiny": _llama(96, 256, heads=3, layers=2, positions=512),
     "llama-laptop": _llama(160, 432, heads=5, layers=3, positions=1024),
@@ -72,6 +77,16 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
     "protot-tiny": _protot(96, layers=2, num_channels=16),
     "protot-laptop": _protot(160, layers=3),
+    # 16 heads in a layer, 8 of signal and 8 of noise; R = 4 has the parameters of GPT-2's layers.
+    "signal-noise-tiny": _signal_noise(96, 24, layers=2),
+    "signal-noise-laptop": _signal_noise(160, 20, layers=3),
+    "signal-noise-laptop-wide": _signal_noise(160, 20, layers=3, expansion=4),
+    # The model of Prism (Huang), in the vocabulary of GPT-2 the 50 M that it names: with an
+    # output matrix of its own, 51 M; with the tied one that its equations have, 47 M.
+    "signal-noise": _signal_noise(512, 64, layers=8),
+    "signal-noise-untied": _signal_noise(512, 64, layers=8, tied_output=False),
+    "gpt2-50m": _gpt2(512, heads=8, layers=8),
+    "gpt2-22m": _gpt2(288, heads=9, layers=8),
     # The default setting of ProtoT: its model and those it is compared with.
     "protot": _protot(256, layers=6, dropout=0.1),
     "llama": _llama(256, 688, heads=4, layers=6, positions=2048) | {"attention_dropout": 0.1},

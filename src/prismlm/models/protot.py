@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, no_type_check
 
 import torch
 from torch import nn
 from transformers import initialization as init
 
-from prismlm.errors import InputError
+from prismlm.errors import InputError, check_choice
 from prismlm.layers import PrototypeMixer
+from prismlm.layers.prototype_mixer import DECAY_MODES, TEMPERATURE_MODES
+from prismlm.models.recurrent_checks import check_finite, check_layers
 from prismlm.models.recurrent_config import RecurrentConfig
 from prismlm.models.recurrent_decoder import (
     RecurrentForCausalLM,
@@ -18,6 +20,7 @@ from prismlm.models.recurrent_decoder import (
 )
 
 
+@no_type_check
 class ProtoTConfig(RecurrentConfig):
     """Configuration of :class:`ProtoTForCausalLM`; the defaults are the source's.
 
@@ -26,7 +29,7 @@ class ProtoTConfig(RecurrentConfig):
     Attributes:
         num_channels: R, prototypes and channels of each layer.
         value_width: D; None for half of the hidden size.
-        temperature: τ of both gates at the start.
+        routing_temperature: τ of both gates at the start.
         temperature_mode: ``divide`` or ``multiply`` scores by τ.
         shared_routing_layers: layers that read by their write gate.
         shared_routing_temperature: τ of these layers at the start.
@@ -58,7 +61,7 @@ class ProtoTConfig(RecurrentConfig):
 
     num_channels: int = 32
     value_width: int | None = None
-    temperature: float = 1.0
+    routing_temperature: float = 1.0
     temperature_mode: Literal["divide", "multiply"] = "divide"
     shared_routing_layers: list[int] | tuple[int, ...] = (0,)
     shared_routing_temperature: float = 3.0
@@ -77,6 +80,21 @@ class ProtoTConfig(RecurrentConfig):
         if self.value_width is None:
             self.value_width = self.hidden_size // 2
         super().__post_init__(**kwargs)
+
+    def validate_architecture(self) -> None:
+        """Check what no model can be built from, or another one than was meant.
+
+        Raises:
+            InputError: a mode that there is not, a layer that the model does not have, an α that is
+                not finite, or a dropout that is no share.
+        """
+        super().validate_architecture()
+        check_choice("temperature_mode", self.temperature_mode, TEMPERATURE_MODES)
+        check_choice("decay_mode", self.decay_mode, DECAY_MODES)
+        check_finite("alpha", self.alpha)
+        for name in ("shared_routing_layers", "convolution_layers"):
+            default = getattr(type(self), name)
+            check_layers(name, getattr(self, name), self.num_hidden_layers, default)
 
 
 class ProtoTPreTrainedModel(RecurrentPreTrainedModel):
@@ -134,7 +152,7 @@ def _initial_temperature(config: ProtoTConfig, layer: int) -> float:
     given = config.initial_temperatures
     if given is None:
         shared = layer in config.shared_routing_layers
-        return config.shared_routing_temperature if shared else config.temperature
+        return config.shared_routing_temperature if shared else config.routing_temperature
     if len(given) != config.num_hidden_layers:
         raise InputError(
             f"initial_temperatures has {len(given)} figures: expected one for each of the "

@@ -6,6 +6,8 @@ from typing import Any, ClassVar, no_type_check
 
 from transformers import PreTrainedConfig
 
+from prismlm.models.recurrent_checks import check_share
+
 INNER_MULTIPLE = 16
 
 
@@ -48,6 +50,16 @@ class RecurrentConfig(PreTrainedConfig):
             self.intermediate_size = -(-8 * self.hidden_size // (3 * INNER_MULTIPLE))
             self.intermediate_size *= INNER_MULTIPLE
         super().__post_init__(**kwargs)
+        # The library's own validation looks for methods in its base class only.
+        self.validate_architecture()
+
+    def validate_architecture(self) -> None:
+        """Check what no model can be built from.
+
+        Raises:
+            InputError: a dropout that is no share.
+        """
+        check_share("dropout", self.dropout)
 
     @property
     def state_layout(self) -> dict[str, Any]:

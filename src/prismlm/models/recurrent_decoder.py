@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import GenerationMixin, PreTrainedModel
+from transformers import GenerationMixin
 from transformers import initialization as init
 from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -23,6 +23,7 @@ from transformers.utils.generic import ModelOutput, can_return_tuple
 
 from prismlm.errors import InputError
 from prismlm.layers.causal_convolution import CausalConvolution
+from prismlm.models.language_model import LanguageModelMixin, OwnDecoder
 from prismlm.models.recurrent_cache import RecurrentCache
 from prismlm.models.recurrent_config import RecurrentConfig
 
@@ -103,16 +104,13 @@ class RecurrentBlock(GradientCheckpointingLayer):
         return F.dropout(x, self.dropout, self.training)
 
 
-class RecurrentPreTrainedModel(PreTrainedModel):
+class RecurrentPreTrainedModel(OwnDecoder):
     """Initialisation, checkpoints and what Hugging Face's library has to know."""
 
-    if TYPE_CHECKING:
-        config: Any
     config_class = RecurrentConfig
-    base_model_prefix = "model"
-    supports_gradient_checkpointing = True
     _no_split_modules = ["RecurrentBlock"]  # noqa: RUF012 (the library's own declaration)
-    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
+    cache_class = RecurrentCache
+    cache_form = "a recurrent state"
     keeps_documents_apart = True
     """Sequences start anew where position ids do; said here so that no model need be run for it."""
     # A state cannot be rolled back, which assisted generation would need.
@@ -127,15 +125,23 @@ class RecurrentPreTrainedModel(PreTrainedModel):
 
 
 class RecurrentModel(RecurrentPreTrainedModel):
-    """Embeddings, blocks and the last norm.
+    """Embeddings, blocks and the last norm; each family says what mixer a layer has.
 
     Raises:
-        InputError: neither or both of input ids and embeddings, a mask or a cache that does not
-            fit.
+        InputError: settings that no model can be built from; in a call, neither or both of input
+            ids and embeddings, or inputs that do not fit together.
     """
+
+    if TYPE_CHECKING:
+
+        def mixer_of(self, config: Any, layer: int) -> nn.Module:
+            """Return a layer's mixer: ``mixer(x, state, mask, starts, return_evidence)``."""
+            ...
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
+        # Once more: settings can be changed after the configuration is made.
+        config.validate_architecture()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(
             RecurrentBlock(config, self.mixer_of(config, layer), layer)
@@ -144,10 +150,6 @@ class RecurrentModel(RecurrentPreTrainedModel):
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.gradient_checkpointing = False
         self.post_init()
-
-    def mixer_of(self, config: Any, layer: int) -> nn.Module:
-        """Return a layer's mixer: ``mixer(x, state, mask, starts, return_evidence)``."""
-        raise NotImplementedError
 
     @can_return_tuple
     def forward(
@@ -163,14 +165,8 @@ class RecurrentModel(RecurrentPreTrainedModel):
         **kwargs: Any,
     ) -> RecurrentOutput:
         """Run the decoder; see the language model's forward."""
-        if (input_ids is None) == (inputs_embeds is None):
-            raise InputError("give input_ids or inputs_embeds, and not both.")
-        embedded: Tensor = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        if not embedded.shape[1]:
-            raise InputError(
-                f"the input is {list(embedded.shape[:2])}: expected at least one token in a row."
-            )
-        cache = self._cache(past_key_values, use_cache)
+        embedded = self._embedded(input_ids, inputs_embeds)
+        cache = self._cache_of_call(past_key_values, use_cache)
         if cache is not None:
             cache.claim(self.config.state_layout, len(embedded))
         mask = _mask(attention_mask, embedded)
@@ -199,21 +195,8 @@ class RecurrentModel(RecurrentPreTrainedModel):
             routing=tuple(evidence) if output_routing else None,
         )
 
-    def _cache(self, given: Cache | None, use_cache: bool | None) -> RecurrentCache | None:
-        use_cache = self.config.use_cache if use_cache is None else use_cache
-        if self.gradient_checkpointing and self.training:
-            return None
-        if given is not None and not isinstance(given, RecurrentCache):
-            raise InputError(
-                f"past_key_values is a {type(given).__name__}: models of type "
-                f"{self.config.model_type!r} take the RecurrentCache that they return."
-            )
-        if given is None and use_cache:
-            return RecurrentCache(self.config.num_hidden_layers)
-        return given
 
-
-class RecurrentForCausalLM(RecurrentPreTrainedModel, GenerationMixin):
+class RecurrentForCausalLM(RecurrentPreTrainedModel, LanguageModelMixin, GenerationMixin):
     """A recurrent decoder with an output embedding."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
@@ -225,22 +208,6 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, GenerationMixin):
         self.vocab_size = config.vocab_size
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
-
-    def _prepare_cache_for_generation(
-        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
-    ) -> Any:
-        if generation_config.cache_implementation is not None:
-            raise InputError(
-                f"cache_implementation={generation_config.cache_implementation!r}: a recurrent "
-                "state has one form only. Leave it out."
-            )
-        if model_kwargs.get("past_key_values") is None and generation_config.use_cache is not False:
-            model_kwargs["past_key_values"] = RecurrentCache(self.config.num_hidden_layers)
-            return None
-        parent: Any = super()
-        return parent._prepare_cache_for_generation(
-            generation_config, model_kwargs, *args, **kwargs
-        )
 
     @can_return_tuple
     def forward(
@@ -277,7 +244,10 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, GenerationMixin):
         Raises:
             InputError: inputs that do not fit together.
         """
-        outputs = self.model(
+        return self._predict(
+            labels,
+            logits_to_keep,
+            kwargs,
             input_ids=input_ids,
             attention_mask=attention_mask,
             position_ids=position_ids,
@@ -286,21 +256,6 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, GenerationMixin):
             use_cache=use_cache,
             output_hidden_states=output_hidden_states,
             output_routing=output_routing,
-            return_dict=True,
-        )
-        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(outputs.last_hidden_state[:, kept])
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(
-                logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs
-            )
-        return RecurrentOutput(
-            loss=loss,
-            logits=logits,
-            past_key_values=outputs.past_key_values,
-            hidden_states=outputs.hidden_states,
-            routing=outputs.routing,
         )
 
 
@@ -326,5 +281,11 @@ def _starts(position_ids: Tensor | None, embedded: Tensor) -> Tensor | None:
     """Return where sequences start within the rows, or None if nowhere."""
     if position_ids is None:
         return None
+    batch, length = embedded.shape[:2]
+    if position_ids.shape not in ((batch, length), (1, length)):
+        raise InputError(
+            f"position_ids are {list(position_ids.shape)}: expected [{batch}, {length}], or "
+            f"[1, {length}] for all rows alike."
+        )
     starts = torch.diff(position_ids, dim=-1, prepend=position_ids[:, :1] - 1) != 1
     return starts.expand(len(embedded), -1) if bool(starts.any()) else None

@@ -6,10 +6,16 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from prismlm.models.deltanet import DeltaNetConfig, DeltaNetForCausalLM, DeltaNetModel
 from prismlm.models.protot import ProtoTConfig, ProtoTForCausalLM, ProtoTModel
+from prismlm.models.signal_noise import (
+    SignalNoiseConfig,
+    SignalNoiseForCausalLM,
+    SignalNoiseModel,
+)
 
 for _config, _model, _language_model in (
     (DeltaNetConfig, DeltaNetModel, DeltaNetForCausalLM),
     (ProtoTConfig, ProtoTModel, ProtoTForCausalLM),
+    (SignalNoiseConfig, SignalNoiseModel, SignalNoiseForCausalLM),
 ):
     AutoConfig.register(_config.model_type, _config, exist_ok=True)
     AutoModel.register(_config, _model, exist_ok=True)

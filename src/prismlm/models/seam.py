@@ -96,6 +96,28 @@ def output_embedding(model: nn.Module) -> nn.Module:
     return embedding
 
 
+_unwatched = threading.local()
+
+
+@contextmanager
+def unwatched() -> Iterator[None]:
+    """Keep this thread's passes during the block from every :func:`capture` around it.
+
+    For passes that only prepare the one that is meant to be seen.
+    """
+    before = is_unwatched()
+    _unwatched.now = True
+    try:
+        yield
+    finally:
+        _unwatched.now = before
+
+
+def is_unwatched() -> bool:
+    """Say whether this thread is in a block of :func:`unwatched`."""
+    return getattr(_unwatched, "now", False)
+
+
 @contextmanager
 def capture(model: nn.Module, *, logits: bool = True) -> Iterator[Captured]:
     """Watch the output embedding during the block.
@@ -106,14 +128,17 @@ def capture(model: nn.Module, *, logits: bool = True) -> Iterator[Captured]:
     """
     captured, thread = Captured(), threading.get_ident()
 
+    def ours() -> bool:
+        return threading.get_ident() == thread and not is_unwatched()
+
     def before(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        if threading.get_ident() != thread:
+        if not ours():
             return None
         captured.z = args[0]
         return None if logits else (args[0][..., :0, :], *args[1:])
 
     def after(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-        if threading.get_ident() == thread:
+        if ours():
             captured.embedded = output
 
     embedding = output_embedding(model)

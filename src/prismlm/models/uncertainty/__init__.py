@@ -1,0 +1,19 @@
+"""Uncertainty feedback beside any Hugging Face decoder (PRISMA)."""
+
+from prismlm.models.uncertainty.feedback import (
+    CODES,
+    UncertaintyFeedback,
+    attach_uncertainty,
+    uncertainty_of,
+)
+from prismlm.models.uncertainty.files import has_uncertainty, load_uncertainty, save_uncertainty
+
+__all__ = [
+    "CODES",
+    "UncertaintyFeedback",
+    "attach_uncertainty",
+    "has_uncertainty",
+    "load_uncertainty",
+    "save_uncertainty",
+    "uncertainty_of",
+]

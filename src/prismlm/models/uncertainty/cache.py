@@ -1,0 +1,195 @@
+"""Codes of uncertainty that a generation cache carries, and that follow its rows."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from prismlm.errors import InputError
+
+
+@dataclass
+class CachedCodes:
+    """What was fed to the positions of a cache, and what the next one gets.
+
+    Attributes:
+        used: of each position, oldest first.
+        following: of the position after them.
+        levels: of the codes.
+        length: of the cache when they were added; None where it does not tell.
+    """
+
+    used: Int64[Tensor, "B S"]
+    following: Int64[Tensor, " B"]
+    levels: int
+    length: int | None
+
+    def select(self, rows: Tensor) -> None:
+        """Keep these rows, in this order."""
+        rows = rows.to(self.used.device)
+        self.used, self.following = self.used[rows], self.following[rows]
+
+    def repeat(self, times: int) -> None:
+        """Repeat each row."""
+        self.used = self.used.repeat_interleave(times, 0)
+        self.following = self.following.repeat_interleave(times, 0)
+
+    def shorten(self, length: int) -> bool:
+        """Keep that many positions; the next gets what it was fed when it was there.
+
+        Returns:
+            Whether that is known: positions from before there was feedback have no codes.
+        """
+        without = (self.length or self.used.shape[1]) - self.used.shape[1]
+        kept = length - without
+        if kept < 0:
+            return False
+        if kept < self.used.shape[1]:
+            self.following = self.used[:, kept]
+            self.used = self.used[:, :kept]
+        self.length = length
+        return True
+
+    def check(self, rows: int, levels: int, length: int | None) -> None:
+        """Refuse codes that the next call of a cache cannot go on with.
+
+        Raises:
+            InputError: they are of another number of rows, levels or positions.
+        """
+        if len(self.following) != rows:
+            raise InputError(
+                f"the cache holds codes of {len(self.following)} rows and the input has {rows}: a "
+                "batch keeps its size while a cache goes on. Select or repeat rows with the "
+                "cache's own methods (batch_select_indices, batch_repeat_interleave, "
+                "reorder_cache), or begin anew with reset_uncertainty() and no cache."
+            )
+        if self.levels != levels:
+            raise InputError(
+                f"the cache holds codes of {self.levels} levels and the feedback has {levels}: "
+                "codes of one mean nothing to the other. Begin anew without this cache."
+            )
+        if None not in (self.length, length) and self.length != length:
+            raise InputError(
+                f"the cache holds {length} positions and had {self.length} when its last codes "
+                "were added: it went on without feedback, or was changed by other means than its "
+                "own methods. Begin anew without this cache."
+            )
+
+
+class CarriesCodes:
+    """What a cache's class is mixed with: every change of its rows is made to its codes too."""
+
+    prismlm_codes: CachedCodes | None = None
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Choose rows, as beam search does."""
+        parent: Any = super()
+        parent.reorder_cache(beam_idx)
+        if self.prismlm_codes is not None:
+            self.prismlm_codes.select(beam_idx)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Choose rows."""
+        parent: Any = super()
+        parent.batch_select_indices(indices)
+        if self.prismlm_codes is not None:
+            self.prismlm_codes.select(indices)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat each row."""
+        parent: Any = super()
+        parent.batch_repeat_interleave(repeats)
+        if self.prismlm_codes is not None:
+            self.prismlm_codes.repeat(repeats)
+
+    def crop(self, *args: Any, **kwargs: Any) -> None:
+        """Take positions from the end."""
+        parent: Any = super()
+        parent.crop(*args, **kwargs)
+        if self.prismlm_codes is not None:
+            cache: Any = self
+            if not self.prismlm_codes.shorten(int(cache.get_seq_length())):
+                self.prismlm_codes = None
+
+    def reset(self) -> None:
+        """Forget everything."""
+        parent: Any = super()
+        parent.reset()
+        self.prismlm_codes = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Its class is made at run time, so that pickle would not find it.
+        return _remade, (type(self).__bases__[1],), self.__dict__
+
+
+def _remade(kind: type) -> Any:
+    made: Any = _carrying(kind)
+    return made.__new__(made)
+
+
+@lru_cache
+def _carrying(kind: type) -> type:
+    return type(kind.__name__, (CarriesCodes, kind), {"__module__": kind.__module__})
+
+
+def codes_of(cache: Any) -> CachedCodes | None:
+    """Return the codes of a cache, or None if it has none yet."""
+    return getattr(cache, "prismlm_codes", None)
+
+
+def carry(
+    cache: Any, used: Int64[Tensor, "B T"], following: Int64[Tensor, " B"], levels: int
+) -> None:
+    """Add the codes of new positions to a cache, which carries them from now on."""
+    if not isinstance(cache, CarriesCodes):
+        cache.__class__ = _carrying(type(cache))
+    held = cache.prismlm_codes
+    if held is not None:
+        used = torch.cat([held.used, used], 1)
+    cache.prismlm_codes = CachedCodes(used, following, levels, length_of(cache))
+
+
+def length_of(cache: Any) -> int | None:
+    """Return how many positions a cache holds, or None where that is not known at no cost."""
+    if torch.compiler.is_compiling():
+        return None
+    try:
+        length = cache.get_seq_length()
+    except ValueError:
+        # Those of recurrent layers alone do not count.
+        return None
+    return length if isinstance(length, int) else None
+
+
+class _Detached(TorchFunctionMode):
+    """Copies tensors that autograd made, which copy.deepcopy refuses, without their gradient."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is not Tensor.__deepcopy__:
+            return func(*args, **(kwargs or {}))
+        tensor, memo = args
+        return memo.setdefault(id(tensor), tensor.detach().clone())
+
+
+def copied(cache: Any) -> Any:
+    """Return a copy of a cache that has no gradient."""
+    with _Detached():
+        return copy.deepcopy(cache)
+
+
+def has_seen(cache: Any) -> bool:
+    """Say whether a cache holds positions."""
+    try:
+        return cache.get_seq_length() > 0
+    except ValueError:
+        # Those of recurrent layers alone do not count.
+        return bool(cache.has_previous_state())

@@ -1,0 +1,169 @@
+"""What a call of a model says of its rows: tokens, padding, and what was seen before."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Int64
+from torch import Tensor, nn
+
+from prismlm.errors import InputError
+
+CACHES = ("past_key_values", "cache_params")
+# Tokens that stand for what is no text, by their names in configurations.
+PLACEHOLDERS = tuple(
+    f"{kind}_token_{said}" for kind in ("image", "video", "audio") for said in ("id", "index")
+)
+# What a prediction depends on beside the decoder's tokens, by the beginnings of its names.
+BESIDE = ("pixel_values", "image_", "video_", "input_features", "input_values")
+SOURCES = ("input_ids", "attention_mask", "inputs_embeds", "encoder_outputs")
+
+
+@dataclass
+class Call:
+    """One call of a language model.
+
+    Attributes:
+        ids: the decoder's new tokens.
+        real: which of them are no padding.
+        text: which of them are text: real, and no place of an image.
+        starts: which of them begin a sequence within their row, by position ids that do not go up
+            by one, as in packed rows.
+        cache: what was seen before, or None.
+        beside: sources and images.
+        kept: ``logits_to_keep``: of which positions there are to be logits.
+    """
+
+    ids: Int64[Tensor, "B T"]
+    real: Bool[Tensor, "B T"]
+    text: Bool[Tensor, "B T"]
+    starts: Bool[Tensor, "B T"]
+    cache: Any
+    beside: Mapping[str, Tensor]
+    kept: Any
+
+
+def named(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return all arguments of a call of ``model`` by their names.
+
+    Raises:
+        TypeError: there are more than it takes, or one of them twice.
+    """
+    if not args:
+        return kwargs
+    forward: Any = model.forward
+    names = [name for name in inspect.signature(forward).parameters if name != "self"]
+    twice = set(names[: len(args)]) & set(kwargs)
+    if len(args) > len(names) or twice:
+        said = f"{', '.join(sorted(twice))} given twice" if twice else f"{len(args)} arguments"
+        raise TypeError(f"{type(model).__name__}.forward: {said}; it takes {', '.join(names)}.")
+    return dict(zip(names, args, strict=False)) | kwargs
+
+
+def read_call(model: nn.Module, given: dict[str, Any]) -> Call:
+    """Return what a call of ``model`` says, its arguments given by name.
+
+    Raises:
+        InputError: it has no token ids, so that nobody knows which positions are which, or none
+            of the shape [B, T].
+    """
+    config: Any = model.config
+    prefix = "decoder_" if config.is_encoder_decoder else ""
+    ids = given.get(f"{prefix}input_ids")
+    if ids is None and prefix and given.get("labels") is not None:
+        shifted: Any = model
+        ids = shifted.prepare_decoder_input_ids_from_labels(labels=given["labels"])
+    if ids is None:
+        raise InputError(
+            f"this call has no {prefix}input_ids: uncertainty feedback goes from one token to the "
+            "next, and cannot tell tokens from embeddings alone. Give the ids, or detach it."
+        )
+    if not isinstance(ids, Tensor) or ids.ndim != 2 or not ids.numel():
+        held = list(ids.shape) if isinstance(ids, Tensor) else type(ids).__name__
+        raise InputError(
+            f"{prefix}input_ids are {held}: expected a tensor [B, T] of at least one row and one "
+            "token, such as ids[None] for a single text."
+        )
+    cache = next((given[name] for name in CACHES if given.get(name) is not None), None)
+    real = _real(ids, given.get(f"{prefix}attention_mask"), cache)
+    text = real
+    for place in {getattr(config, name, None) for name in PLACEHOLDERS} - {None}:
+        text = text & (ids != place)
+    starts = torch.zeros_like(real)
+    places = given.get("position_ids")
+    if isinstance(places, Tensor) and places.ndim == 2 and places.shape[1] == ids.shape[1]:
+        starts[:, 1:] = places[:, 1:] != places[:, :-1] + 1
+    beside = _beside(given, SOURCES if prefix else ())
+    return Call(ids, real, text, starts, cache, beside, given.get("logits_to_keep"))
+
+
+def _real(ids: Tensor, mask: Any, cache: Any) -> Bool[Tensor, "B T"]:
+    """Return which new tokens are no padding."""
+    new = ids.shape[1]
+    if isinstance(mask, dict):
+        # One of each kind of layer, which agree on what is padding.
+        masks: dict[str, Any] = mask
+        mask = masks.get("full_attention", next(iter(masks.values()), None))
+    if isinstance(mask, Tensor) and mask.ndim == 2 and mask.shape[1] >= new:
+        # Of all that was seen.
+        return mask[:, -new:].bool()
+    if isinstance(mask, Tensor) and mask.ndim == 4 and mask.shape[2] == new > 1:
+        # Generation with a static cache gives what each token may look at, [B, h, T, S]: any but
+        # padding may look at itself. Places that are still empty stand after the new tokens.
+        seen = 0 if cache is None else int(cache.get_seq_length())
+        own = mask[:, 0, :, seen : seen + new].diagonal(dim1=-2, dim2=-1)
+        if own.shape[1] == new:
+            return (own if mask.dtype == torch.bool else own == 0).expand(ids.shape)
+    return torch.ones_like(ids, dtype=torch.bool)
+
+
+def _beside(given: dict[str, Any], sources: tuple[str, ...]) -> dict[str, Tensor]:
+    found = {name: v for name, v in given.items() if name in sources or name.startswith(BESIDE)}
+    if found.get("encoder_outputs") is not None:
+        found["encoder_outputs"] = found["encoder_outputs"][0]
+    # What generation makes of images once, by kind.
+    for kind, made in (given.get("mm_encoder_outputs") or {}).items():
+        each = getattr(made, "pooler_output", None)
+        if isinstance(each, (list, tuple)):
+            same = len({one.shape for one in each}) == 1
+            each = torch.stack(list(each)) if same else torch.cat(list(each))
+        found[f"mm_encoder_outputs of {kind}"] = each
+    return {name: v for name, v in found.items() if isinstance(v, Tensor) and v.ndim}
+
+
+def first_pass_codes(
+    call: Call, start: Int64[Tensor, " B"], neutral: int, none: int
+) -> Int64[Tensor, "B T"]:
+    """Return ``start`` for the first new token, the neutral code for others, none for some.
+
+    None for padding, images, the first token of a sequence, and one with no text before it in its
+    row of this call; the first new token has what was before it in ``start``.
+    """
+    codes = torch.full_like(call.ids, neutral)
+    codes[:, 1:].masked_fill_(~call.text[:, :-1], none)
+    codes[:, 0] = start
+    return codes.masked_fill_(~call.text | call.starts, none)
+
+
+def fed_back(
+    codes: Int64[Tensor, "B T"],
+    predicted: Int64[Tensor, "B T"],
+    settled: Bool[Tensor, "B T"],
+    none: int,
+) -> Int64[Tensor, "B T"]:
+    """Return codes in which every token has that of the prediction before it, where there is one.
+
+    Args:
+        codes: those of the pass before.
+        predicted: the code of the prediction made at each position.
+        settled: which codes stay: a row's first, and those that an earlier call had.
+        none: the code for none, which stays too.
+    """
+    found = codes.clone()
+    stays = settled | (codes == none)
+    found[:, 1:] = torch.where(stays[:, 1:], codes[:, 1:], predicted[:, :-1])
+    return found
