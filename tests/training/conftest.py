@@ -1,3 +1,4 @@
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,11 @@ LOSSES = {
 }
 
 
-@pytest.fixture
-def settings(tiny_corpus: Path, tmp_path: Path) -> dict[str, Any]:
-    """A recipe of 30 steps, about 75,000 parameters, prototypes placed at step 5."""
+@pytest.fixture(scope="session")
+def same_settings(tiny_corpus: Path) -> dict[str, Any]:
+    """What `settings` says, but for where to. Nobody changes it."""
     return {
         "corpus": str(tiny_corpus),
-        "out": str(tmp_path / "model"),
         "model": dict(MODEL),
         "head": {
             "prototypes": 48,
@@ -46,7 +46,19 @@ def settings(tiny_corpus: Path, tmp_path: Path) -> dict[str, Any]:
         "steps": 30,
         "batch_size": 4,
         "precision": "float32",
-        "evaluation": {"every": 10, "tokens": 500, "final_tokens": 1000},
+        "evaluation": {
+            "every": 10,
+            "tokens": 500,
+            "final_tokens": 1000,
+            "routing_tokens": 500,
+            "spectra_tokens": 500,
+        },
         "checkpoint": {"every": 10},
         "logging": {"every": 4, "tensorboard": False},
     }
+
+
+@pytest.fixture
+def settings(same_settings: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
+    """A recipe of 30 steps, about 75,000 parameters, prototypes placed at step 5."""
+    return deepcopy(same_settings) | {"out": str(tmp_path / "model")}

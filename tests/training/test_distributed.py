@@ -160,7 +160,9 @@ def assert_same_history(expected, actual):
         for name in names:
             # The norm of a large gradient is summed in float32, in another order.
             tolerance = 0 if name in RATES else 5e-5 if name.endswith("grad_norm") else 1e-5
-            assert ours[name] == pytest.approx(theirs[name], rel=tolerance), (name, ours["step"])
+            # Of a KL of a thousandth, float32 leaves fewer digits.
+            expected_here = pytest.approx(theirs[name], rel=tolerance, abs=tolerance * 1e-2)
+            assert ours[name] == expected_here, (name, ours["step"])
 
 
 def test_both_processes_stopped_at_the_same_step(launched):

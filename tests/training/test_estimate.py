@@ -11,10 +11,13 @@ import torch
 import yaml
 from torch.autograd.graph import saved_tensors_hooks
 
+from prismlm.corpus import Corpus
 from prismlm.errors import InputError
 from prismlm.models.presets import build_config, build_model
 from prismlm.training import build_recipe, estimate, load_recipe, train
 from prismlm.training.arithmetic import ACTIVATION_BYTES, flops_per_token, size_of, training_bytes
+from prismlm.training.recipe import UncertaintyRecipe
+from prismlm.training.setup import build_trainer, prepare
 
 needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 
@@ -76,12 +79,13 @@ def saved_bytes(settings, precision):
     model = build_model(build_config(settings, 100, 0))
     ids = torch.randint(100, (2, 128))
     weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    shapes = {shape for p in model.parameters() for shape in (p.shape, p.shape[::-1])}
     kept = {}
 
     def pack(tensor):
         # A cast copy of a weight is counted with the parameters.
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights and tensor.numel() % ids.numel() == 0:
+        if storage.data_ptr() not in weights and tensor.shape not in shapes:
             kept[storage.data_ptr()] = (storage.nbytes(), tensor)
         return tensor
 
@@ -105,6 +109,50 @@ def test_the_activations_of_a_layer_are_what_the_formula_says(precision, preset,
     )
     share = (second - first) / 2 / 210 / ACTIVATION_BYTES[precision]
     assert low < share < high
+
+
+SIGNAL_NOISE = {
+    "R = 2": {},
+    "R = 4": {"expansion": 4},
+    "untied": {"tied_output": False},
+    "sparse coding": {"mlp": "sparse_coding", "sparse_coding_steps": 3},
+    "complete dictionary": {"mlp": "sparse_coding", "sparse_coding_form": "complete"},
+    "two steps of it": {
+        "mlp": "sparse_coding",
+        "sparse_coding_form": "complete",
+        "sparse_coding_steps": 2,
+    },
+    "experts": {"mlp": "experts", "num_local_experts": 5, "num_experts_per_tok": 2},
+    "one expert of 3": {"mlp": "experts", "num_local_experts": 3, "num_experts_per_tok": 1},
+}
+
+
+@pytest.mark.parametrize("precision", ["bf16", "float32"])
+@pytest.mark.parametrize("name", SIGNAL_NOISE)
+def test_signal_noise_attention_keeps_what_it_says(name, precision, settings):
+    model = {"preset": "signal-noise-tiny", "hidden_size": 210, "head_size": 14}
+    model |= SIGNAL_NOISE[name]
+    first, second = (
+        saved_bytes(model | {"num_hidden_layers": layers}, precision) for layers in (1, 3)
+    )
+    recipe = recipe_of(settings, model=model, head={"enabled": False}, precision=precision)
+    size = size_of(recipe, 100)
+    # Two layers; measured: 1.00 to 1.02.
+    assert (second - first) / size.kept_bytes[precision] == pytest.approx(1, abs=0.03)
+    held = {"bf16": 18, "float32": 16}[precision] * size.parameters
+    tokens = recipe.batch_size * recipe.data.length
+    expected = held + tokens * (size.kept_bytes[precision] + 12 * 100)
+    assert training_bytes(size, recipe, precision) == expected
+
+
+def test_what_a_block_of_signal_noise_attention_keeps_by_hand(settings):
+    """d = 32, p = 8, R = 4, so 16 heads, m = 128, bf16: 2 bytes a product, 4 in the stream."""
+    model = {"preset": "signal-noise-tiny", "hidden_size": 32, "head_size": 8, "expansion": 4}
+    size = size_of(recipe_of(settings, model=model), 50)
+    attention = 2 * (32 + 4 * 4 * 32) + 4 * (2 * 8 + 16)
+    mlp = 2 * (32 + 2 * 128)
+    assert size.kept_bytes["bf16"] == 2 * (2 * 4 * 32 + attention + mlp)
+    assert size_of(recipe_of(settings), 50).kept_bytes is None
 
 
 @needs_no_gpu
@@ -184,3 +232,71 @@ def test_the_recipes_of_the_source_are_estimated_without_a_gpu(
     assert gigabytes[0] < needed / 1e9 < gigabytes[1]
     with pytest.raises(InputError, match="--set device=cpu"):
         train(recipe)
+
+
+@pytest.mark.parametrize(
+    ("changes", "multiplied", "width"),
+    [
+        # d = 32, R = 2, m = 128, V = 50: 2R·d² of attention, tied or not, and the MLP's.
+        ({}, 4 * 32**2 + 2 * 32 * 128, 64),
+        ({"tied_output": False, "expansion": 1}, 2 * 32**2 + 2 * 32 * 128, 32),
+        ({"mlp": "sparse_coding", "sparse_coding_steps": 3}, 4 * 32**2 + 6 * 32 * 128, 64),
+        (
+            {"mlp": "experts", "num_local_experts": 5, "num_experts_per_tok": 2},
+            4 * 32**2 + 2 * (2 * 32 * 128) + 5 * 32,
+            64,
+        ),
+    ],
+    ids=["tied", "untied", "sparse coding", "experts"],
+)
+def test_what_a_token_of_signal_noise_attention_is_multiplied_with(
+    changes, multiplied, width, settings
+):
+    model = {"preset": "signal-noise-tiny", "hidden_size": 32, "head_size": 8} | changes
+    recipe = recipe_of(settings, model=model, head={"enabled": False})
+    size = size_of(recipe, 50)
+    assert size.multiplied == 2 * multiplied + 50 * 32
+    assert size.attention_width == width
+    # Rows of 32 tokens, two layers.
+    attention = 12 * 2 * 32 * width
+    assert flops_per_token(size, recipe) == 6 * size.multiplied + attention
+
+
+def test_a_table_of_codes_takes_what_its_tensors_hold(settings, tmp_path):
+    settings["uncertainty"] = {"enabled": True, "levels": 700, "rows": 90, "passes": 3}
+    settings |= {"device": "cpu", "head": {"enabled": False}, "steps": 2}
+    recipe = build_recipe(settings)
+    without = recipe.model_copy(update={"uncertainty": UncertaintyRecipe()})
+    vocabulary = len(Corpus.open(recipe.corpus).tokenizer)
+    size, plain = (size_of(of, vocabulary) for of in (recipe, without))
+    assert size.table_parameters == 90 * 32
+    assert plain.table_parameters == 0
+
+    prepared = prepare(recipe)
+    trainer = build_trainer(prepared, tmp_path, [])
+    trainer.train()
+    table = prepared.model.uncertainty.embedding.weight
+    batch = {name: row[None] for name, row in prepared.rows[0].items()}
+    prepared.model(**batch).loss.backward()
+    held = [table, table.grad, *(v for v in trainer.optimizer.state[table].values() if v.ndim)]
+    assert len(held) == 4
+    more = training_bytes(size, recipe, "float32") - training_bytes(plain, without, "float32")
+    assert sum(tensor.nbytes for tensor in held) == more == 16 * size.table_parameters
+
+    # Two passes more, forward only: 2 of 6 operations for each entry of a matrix, 4 of 12 for
+    # attention over rows of 32 tokens in one layer.
+    extra = flops_per_token(size, recipe) - flops_per_token(plain, without)
+    assert extra == 2 * (2 * size.multiplied + 4 * 32 * 32)
+
+    expected, other = (
+        estimate(of.model_copy(update={"device": "cuda", "out": tmp_path / "none"}))
+        for of in (recipe, without)
+    )
+    assert expected.table_parameters == 90 * 32
+    if not expected.measured:
+        assert expected.memory_bytes - other.memory_bytes == more
+        assert expected.seconds / other.seconds == pytest.approx(
+            expected.flops_per_token / other.flops_per_token
+        )
+        # A checkpoint with its optimizer, and the model.
+        assert expected.disk_bytes - other.disk_bytes == (12 + 4) * 90 * 32

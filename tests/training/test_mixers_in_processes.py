@@ -1,8 +1,9 @@
-"""ProtoT and DeltaNet in DDP and FSDP2: two real processes against one, and recomputed blocks."""
+"""Own decoders in DDP and FSDP2: two real processes against one, and recomputed blocks."""
 
 import csv
 import pickle
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,6 @@ from safetensors.torch import load_file
 from test_accumulation import WEIGHTS, uneven_rows
 from test_distributed import (
     ONE_PASS,
-    TORCHRUN,
     TWO_PASSES,
     assert_same_history,
     base_settings,
@@ -22,6 +22,7 @@ from two_processes import gradients_of
 
 from prismlm.training import build_recipe, train
 from prismlm.training.parallel import blocks, recompute_activations
+from prismlm.training.shuffled_signal import ShuffledSignal
 from tiny_head import make
 
 FAMILIES = {
@@ -33,9 +34,21 @@ FAMILIES = {
         "num_hidden_layers": 2,
         "paper_parameter_layout": True,
     },
+    "signal-noise": {"preset": "signal-noise-tiny", "head_size": 8, "num_hidden_layers": 2},
     "deltanet": {"preset": "deltanet", "num_heads": 4, "num_hidden_layers": 2, "dropout": 0.0},
 }
-RUNS = [("protot", "fsdp2"), ("deltanet", "ddp")]
+RUNS = [
+    ("protot", "fsdp2"),
+    ("deltanet", "ddp"),
+    ("signal-noise", "fsdp2"),
+    ("fed-back", "fsdp2"),
+    ("fed-back-ddp", "ddp"),
+    ("shuffled", "ddp"),
+]
+# Runs of these train uncertainty feedback too.
+FED_BACK = ("fed-back", "fed-back-ddp", "shuffled")
+CODES = torch.arange(-1, 19).view(4, 5)
+LLAMA = {"preset": "llama-tiny", "num_attention_heads": 4, "num_key_value_heads": 4}
 
 
 def arguments_of(family):
@@ -73,13 +86,16 @@ def jobs_of_gradients():
 
 
 def run_settings(corpus, family, spread):
-    model = {"num_hidden_layers": 2, "hidden_size": 32} | FAMILIES[family]
+    model = {"num_hidden_layers": 2, "hidden_size": 32} | FAMILIES.get(family, LLAMA)
     head = base_settings(corpus)["head"] | {"detach": True}
     changes = {"model": model, "head": head, "parallel": spread, "steps": 8}
     changes |= {"gradient_checkpointing": spread == "fsdp2", "checkpoint": {"every": 4}}
     changes |= {"evaluation": {"every": 3, "tokens": 500, "final_tokens": 800}}
     settings = base_settings(corpus) | changes
-    settings["evaluation"]["routing_tokens"] = 400
+    if family in FED_BACK:
+        signal = "shuffled" if family == "shuffled" else "own"
+        settings["uncertainty"] = {"enabled": True, "levels": 64, "rows": 9, "signal": signal}
+    settings["evaluation"] |= {"routing_tokens": 400, "spectra_tokens": 400}
     return settings
 
 
@@ -92,10 +108,11 @@ def launched(tiny_corpus, tmp_path_factory):
         for family, spread in RUNS
     ]
     jobs = {"gradients": {}, "spread": jobs_of_gradients(), "runs": runs}
+    jobs["shuffled"] = {"codes": CODES.split(2)}
     (directory / "jobs.pickle").write_bytes(pickle.dumps(jobs))
     worker = Path(__file__).with_name("two_processes.py")
     done = subprocess.run(
-        [*TORCHRUN, str(worker), str(directory)], capture_output=True, text=True, timeout=500
+        [sys.executable, str(worker), str(directory)], capture_output=True, text=True, timeout=500
     )
     assert done.returncode == 0, done.stderr
     results = [pickle.loads((directory / f"rank-{i}.pickle").read_bytes()) for i in (0, 1)]
@@ -113,7 +130,8 @@ def test_two_processes_have_the_loss_and_the_gradients_of_one(launched, name):
         assert gradients.keys() == expected.keys()
         for key, value in expected.items():
             torch.testing.assert_close(gradients[key], value, rtol=5e-5, atol=5e-7, msg=key)
-    assert any("mixer" in key and value.abs().max() > 1e-5 for key, value in expected.items())
+    layer = "attention" if name.startswith("signal-noise") else "mixer"
+    assert any(layer in key and value.abs().max() > 1e-5 for key, value in expected.items())
 
 
 def gradients_of_trained(model, batches):
@@ -124,6 +142,14 @@ def gradients_of_trained(model, batches):
     gradients, losses = gradients_of(model, batches)
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
     return {name: gradients[name] for name in trained}, losses
+
+
+def test_two_processes_shuffle_codes_as_one(launched):
+    expected = ShuffledSignal(5)(CODES)
+    found = torch.cat([launched[1][rank]["codes"] for rank in (0, 1)])
+    assert torch.equal(found, expected)
+    # Codes went from one process to the other.
+    assert (found[:2] > CODES[:2].max()).any()
 
 
 @pytest.mark.parametrize(("family", "spread"), RUNS)
@@ -137,25 +163,25 @@ def test_a_run_in_two_processes_is_the_run_in_one(launched, family, spread, tmp_
     assert quality.ce == pytest.approx(reference.quality.ce, rel=1e-5)
     out = Path(launched[0][family]["out"])
     assert_same_weights(out, reference.directory)
-    if family.startswith("protot"):
-        assert_same_routing(out, reference.directory)
-    else:
-        assert not (out / "routing.csv").exists()
+    for kind, file in (("protot", "routing.csv"), ("signal-noise", "spectra.csv")):
+        if family.startswith(kind):
+            assert_same_rows(out / file, reference.directory / file)
+        else:
+            assert not (out / file).exists()
 
 
 def assert_same_weights(first, second):
-    for file in ("model.safetensors", "prototype_head.safetensors"):
+    files = [path.name for path in second.glob("*.safetensors")]
+    assert len(files) >= 2
+    for file in files:
         ours, theirs = load_file(first / file), load_file(second / file)
         assert ours.keys() == theirs.keys()
         for key, value in theirs.items():
             torch.testing.assert_close(ours[key], value, rtol=1e-4, atol=1e-5, msg=key)
 
 
-def assert_same_routing(first, second):
-    tables = [
-        list(csv.DictReader((out / "routing.csv").read_text().splitlines()))
-        for out in (first, second)
-    ]
+def assert_same_rows(first, second):
+    tables = [list(csv.DictReader(file.read_text().splitlines())) for file in (first, second)]
     assert [row["step"] for row in tables[0]] == [
         str(step) for step in (3, 6, 8) for _ in range(len(tables[0]) // 3)
     ]
@@ -174,7 +200,9 @@ def test_recomputed_activations_give_the_same_loss_and_gradients(family, dropout
         if recompute:
             recompute_activations(model.model)
         runs = []
-        blocks(model.model)[0].mixer.register_forward_hook(lambda *_, runs=runs: runs.append(1))
+        block = blocks(model.model)[0]
+        inner = block.attention if family == "signal-noise" else block.mixer
+        inner.register_forward_hook(lambda *_, runs=runs: runs.append(1))
         torch.manual_seed(5)
         found.append(gradients_of_trained(model, [packed_rows()]))
         calls.append(len(runs))

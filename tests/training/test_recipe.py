@@ -145,6 +145,7 @@ def test_any_value_is_taken_or_refused_as_input(value, key):
     [
         ROOT / "recipes/laptop.yaml",
         *sorted((ROOT / "recipes/prototype_mixer").rglob("*.yaml")),
+        *sorted((ROOT / "recipes/signal_noise_attention").rglob("*.yaml")),
         ROOT / "src/prismlm/training/recipes/demo.yaml",
         ROOT / "src/prismlm/training/recipes/demo-quick.yaml",
     ],

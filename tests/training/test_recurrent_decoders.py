@@ -1,4 +1,4 @@
-"""Own recurrent decoders from training to explanation, their documents packed into shared rows."""
+"""Own decoders from training to explanation, their documents packed into shared rows."""
 
 import pytest
 import torch
@@ -13,9 +13,10 @@ from prismlm.training.setup import build_trainer, prepare
 
 PROTOT = {"preset": "protot-tiny", "hidden_size": 32, "num_channels": 8}
 DELTANET = {"model_type": "prismlm_deltanet", "hidden_size": 32, "num_hidden_layers": 2}
+SIGNAL_NOISE = {"preset": "signal-noise-tiny", "hidden_size": 32, "head_size": 8}
 
 
-@pytest.fixture(params=[PROTOT, DELTANET], ids=["protot", "deltanet"])
+@pytest.fixture(params=[PROTOT, DELTANET, SIGNAL_NOISE], ids=["protot", "deltanet", "signal-noise"])
 def recipe(request, settings):
     settings["model"] = request.param
     settings["head"]["detach"] = True

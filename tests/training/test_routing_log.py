@@ -4,6 +4,7 @@ import csv
 import math
 import shutil
 import signal
+from copy import deepcopy
 from itertools import groupby
 
 import pytest
@@ -14,7 +15,8 @@ from safetensors.torch import load_file
 from prismlm.errors import FormatError
 from prismlm.models.presets import build_config, build_model
 from prismlm.training import TrainingInterrupted, build_recipe, train
-from prismlm.training.routing_log import COLUMNS, RoutingLog
+from prismlm.training.layer_log import EVALUATED, PLACE, LayerLog
+from prismlm.training.routing_log import COLUMNS, router_figures
 from prismlm.training.setup import prepare
 from runs import InterruptAfter, start
 
@@ -25,17 +27,28 @@ PROTOT = {
     "alpha": 0.5,
     "decay": 0.75,
     "shared_routing_temperature": 3.0,
-    "temperature": 1.5,
+    "routing_temperature": 1.5,
 }
 FIRST = ("alpha", "tau_write", "tau_read", "half_life_median")
 
 
-@pytest.fixture
-def protot(settings):
+def with_mixers(settings):
     settings["model"] = dict(PROTOT)
     settings["head"]["enabled"] = False
     settings["evaluation"]["routing_tokens"] = 300
     return settings
+
+
+@pytest.fixture
+def protot(settings):
+    return with_mixers(settings)
+
+
+@pytest.fixture(scope="module")
+def straight(same_settings, tmp_path_factory):
+    """The run of `protot`, without a stop."""
+    out = tmp_path_factory.mktemp("straight") / "model"
+    return train(build_recipe(with_mixers(deepcopy(same_settings)) | {"out": str(out)}))
 
 
 def read(out):
@@ -43,10 +56,10 @@ def read(out):
         return [{k: float(v) for k, v in row.items()} for row in csv.DictReader(file)]
 
 
-def test_every_evaluation_and_the_end_have_a_row_for_each_layer(protot):
-    result = train(build_recipe(protot))
+def test_every_evaluation_and_the_end_have_a_row_for_each_layer(protot, straight):
+    result = straight
     rows = read(result.directory)
-    assert tuple(rows[0]) == COLUMNS
+    assert tuple(rows[0]) == (*PLACE, *COLUMNS, *EVALUATED)
     assert [(row["step"], row["layer"]) for row in rows] == [
         (step, layer) for step in (10, 20, 30) for layer in (0, 1)
     ]
@@ -97,7 +110,14 @@ def test_at_the_start_the_rows_are_the_configuration(protot, tiny_corpus, tmp_pa
     corpus = Corpus.open(tiny_corpus)
     model = build_model(build_config(PROTOT, len(corpus.tokenizer), corpus.eos_token_id))
     heldout = HeldOut(corpus, 32, 0)
-    log = RoutingLog(tmp_path, 0, batches=lambda: heldout.batches(100), corpus_tokens=200)
+    log = LayerLog(
+        tmp_path / "routing.csv",
+        0,
+        columns=COLUMNS,
+        counts=("gate_tokens",),
+        measure=router_figures(lambda: heldout.batches(100)),
+        corpus_tokens=200,
+    )
     log.add(model, step=1, tokens=50, ce=math.log(7), ce_tokens=11)
     first, second = read(tmp_path)
     # −ln 2 / ln ¾ = 2.409 positions.
@@ -118,34 +138,31 @@ def test_no_rows_are_written_without_mixers_or_when_none_are_asked_for(settings,
     assert not (train(build_recipe(llama)).directory / "routing.csv").exists()
 
 
-def test_measuring_routers_changes_no_weight(protot, tmp_path):
-    with_rows = train(build_recipe(protot)).directory
+def test_measuring_routers_changes_no_weight(protot, straight):
     protot["evaluation"]["routing_tokens"] = 0
-    without = train(build_recipe(protot | {"out": str(tmp_path / "without")})).directory
-    first, second = (load_file(out / "model.safetensors") for out in (with_rows, without))
+    without = train(build_recipe(protot)).directory
+    first, second = (load_file(out / "model.safetensors") for out in (straight.directory, without))
     for name, value in first.items():
         assert torch.equal(value, second[name]), name
 
 
 @pytest.mark.parametrize("stop_at", [5, 13])
-def test_a_resumed_run_has_the_rows_of_the_straight_one(protot, tmp_path, stop_at):
-    straight = read(train(build_recipe(protot | {"out": str(tmp_path / "straight")})).directory)
+def test_a_resumed_run_has_the_rows_of_the_straight_one(protot, straight, stop_at):
     recipe = build_recipe(protot)
     with pytest.raises(TrainingInterrupted):
         train(recipe, progress=InterruptAfter(stop_at))
     train(recipe, resume=True)
-    assert read(recipe.out) == straight
+    assert read(recipe.out) == read(straight.directory)
     # A finished run measures its end again.
     train(recipe, resume=True)
-    assert read(recipe.out) == straight
+    assert read(recipe.out) == read(straight.directory)
 
 
-def test_rows_after_the_checkpoint_are_replaced(protot, tmp_path):
+def test_rows_after_the_checkpoint_are_replaced(protot):
     """As after a kill between an evaluation and the next checkpoint."""
     protot["checkpoint"] = {"every": 15}
-    straight = read(train(build_recipe(protot | {"out": str(tmp_path / "straight")})).directory)
     recipe = build_recipe(protot)
-    train(recipe)
+    straight = read(train(recipe).directory)
     shutil.rmtree(recipe.out / "checkpoints" / "checkpoint-30")
     rows = (recipe.out / "routing.csv").read_text().splitlines()
     # Of step 20 there are rows that the run, going on from step 15, is to write again.

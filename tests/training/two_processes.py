@@ -1,7 +1,14 @@
-"""What torchrun runs: python -m torch.distributed.run --nproc-per-node 2 two_processes.py DIR."""
+"""Two processes of one group, as torchrun starts them, or forked from one that has imported all.
 
+python -m torch.distributed.run --nproc-per-node 2 two_processes.py DIR, which is three starts of
+Python with PyTorch, or python two_processes.py DIR, which is one.
+"""
+
+import os
 import pickle
+import socket
 import sys
+import traceback
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -10,6 +17,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from prismlm.training import TrainingInterrupted, build_recipe, distributed, parallel, train
+from prismlm.training.shuffled_signal import ShuffledSignal
 from prismlm.training.step import Step
 from runs import InterruptAfter
 from tiny_head import make
@@ -67,6 +75,8 @@ def main(directory):
         results[name] = gradients_of(make(**arguments), mine, distributed.sum_over_processes)
     for name, (*how, batches) in jobs.get("spread", {}).items():
         results[name] = spread_gradients_of(*how, batches[distributed.rank()])
+    for name, parts in jobs.get("shuffled", {}).items():
+        results[name] = ShuffledSignal(5)(parts[distributed.rank()])
     for name, settings, stop_at in jobs["runs"]:
         recipe = build_recipe(settings)
         if stop_at:
@@ -79,6 +89,29 @@ def main(directory):
     (directory / f"rank-{distributed.rank()}.pickle").write_bytes(pickle.dumps(results))
 
 
+def fork(directory, main=main):
+    """Run ``main`` in two processes that the environment tells what torchrun would tell them."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    children = []
+    for rank in ("0", "1"):
+        os.environ |= {"RANK": rank, "LOCAL_RANK": rank}
+        if not (child := os.fork()):
+            try:
+                main(directory)
+                distributed.end(0)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+        children.append(child)
+    statuses = [os.waitpid(child, 0)[1] for child in children]
+    return int(any(statuses))
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
-    distributed.end(0)
+    if "RANK" in os.environ:
+        main(Path(sys.argv[1]))
+        distributed.end(0)
+    sys.exit(fork(Path(sys.argv[1])))

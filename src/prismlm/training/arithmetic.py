@@ -11,6 +11,7 @@ from torch import nn
 
 from prismlm.models.presets import build_config, build_model
 from prismlm.models.seam import output_embedding
+from prismlm.models.uncertainty.feedback import decoder_of, width_of
 from prismlm.training.recipe import Recipe
 
 # Weights, gradients and AdamW's two moments, each in float32.
@@ -21,6 +22,8 @@ ACTIVATION_BYTES = {"bf16": 60, "float32": 112}
 # Per token and entry of the vocabulary: logits, log-softmax and their gradients.
 LOGIT_BYTES = 12
 BF16_COPY_BYTES = 2
+# Of a number in products of matrices.
+NUMBER_BYTES = {"bf16": 2, "float32": 4}
 
 
 @dataclass(frozen=True)
@@ -47,23 +50,33 @@ class Size:
 
     Attributes:
         parameters: of the decoder, tied matrices once.
-        multiplied: those of its parameters that every token is multiplied with.
+        multiplied: entries of its matrices that a token is multiplied with, as often as it is.
         head_parameters: of the head.
+        table_parameters: of the table of uncertainty codes.
         width: d.
         layers: L.
         vocabulary: V.
-        has_attention: whether the decoder's layers attend.
+        attention_width: of all heads of a layer together, d mostly; 0 where none attends.
         shares_rows: whether documents may share its training rows, as far as its family says.
+        kept_bytes: what the backward pass of all its blocks reads of one token, by precision, where
+            the decoder says so itself.
     """
 
     parameters: int
     multiplied: int
     head_parameters: int
+    table_parameters: int
     width: int
     layers: int
     vocabulary: int
-    has_attention: bool
+    attention_width: int
     shares_rows: bool
+    kept_bytes: dict[str, int] | None = None
+
+    @property
+    def all_parameters(self) -> int:
+        """Of decoder, head and table."""
+        return self.parameters + self.head_parameters + self.table_parameters
 
 
 def size_of(recipe: Recipe, vocab_size: int) -> Size:
@@ -80,55 +93,85 @@ def size_of(recipe: Recipe, vocab_size: int) -> Size:
         if isinstance(module, nn.Embedding) and module.weight is not weight
     }
     parameters = sum(p.numel() for p in model.parameters())
-    has_attention = getattr(config, "num_attention_heads", None) is not None
+    heads = getattr(config, "num_attention_heads", None)
+    # What a decoder of this package says of itself comes first.
+    attention = getattr(model, "attention_width", 0 if heads is None else weight.shape[1])
+    multiplied = getattr(model, "multiplied_parameters", parameters - sum(looked_up.values()))
     return Size(
         parameters=parameters,
-        multiplied=parameters - sum(looked_up.values()),
+        multiplied=multiplied,
         head_parameters=recipe.head.prototypes * weight.shape[1] + 1 if recipe.head.enabled else 0,
+        table_parameters=_table_parameters(recipe, model),
         width=weight.shape[1],
         layers=int(getattr(config, "num_hidden_layers", 1)),
         vocabulary=weight.shape[0],
-        has_attention=has_attention,
-        shares_rows=has_attention or getattr(model, "keeps_documents_apart", False),
+        attention_width=attention,
+        shares_rows=attention > 0 or getattr(model, "keeps_documents_apart", False),
+        kept_bytes=_kept_bytes(model),
     )
+
+
+def _table_parameters(recipe: Recipe, model: Any) -> int:
+    settings = recipe.uncertainty
+    if not settings.enabled:
+        return 0
+    _, inputs = decoder_of(model)
+    return (settings.rows or settings.levels) * width_of(inputs)
+
+
+def _kept_bytes(model: Any) -> dict[str, int] | None:
+    kept = getattr(model, "kept_bytes", None)
+    if kept is None:
+        return None
+    return {precision: kept(size) for precision, size in NUMBER_BYTES.items()}
 
 
 def flops_per_token(size: Size, recipe: Recipe) -> float:
     """Return the floating point operations of training on one token.
 
-        6 N + 12 L T d + s (2 K d + 6 (k + 2) d + [4 V d])
+        (6 + 2 (p − 1)) N + (12 + 4 (p − 1)) L T a + s (2 K d + 6 (k + 2) d + [4 V d])
 
-    for N multiplied parameters; attention over rows of T tokens, not halved for causality; and on
-    the share s of positions that the head is trained on: the cosines to all K prototypes, forward
-    only; the (k + 2) prototypes per token that the reconstruction and the two nearest-neighbour
-    losses touch, forward and backward; the logits of prototypes alone, if a loss needs them.
+    for N multiplied parameters; attention of width a, d mostly, over rows of T tokens, not halved
+    for causality; and on the share s of positions that the head is trained on: the cosines to all
+    K prototypes, forward only; the (k + 2) prototypes per token that the reconstruction and the
+    two nearest-neighbour losses touch, forward and backward; the logits of prototypes alone, if a
+    loss needs them. p is the passes of uncertainty feedback, all but one of them forward only; a
+    row of its table is looked up, and the entropy is no product of matrices.
     """
     head, losses = recipe.head, recipe.losses
-    attention = 12 * size.layers * recipe.data.length * size.width if size.has_attention else 0
+    more = recipe.uncertainty.passes - 1 if recipe.uncertainty.enabled else 0
+    attention = (12 + 4 * more) * size.layers * recipe.data.length * size.attention_width
     routing = 2 * head.prototypes * size.width
     touched = 6 * (head.prototypes_per_token + 2) * size.width
     alone = 4 * size.vocabulary * size.width
     if not (losses.prototype_only_ce or losses.prototype_only_kl):
         alone = 0
     share = head.position_share if head.enabled else 0.0
-    return 6.0 * size.multiplied + attention + share * (routing + touched + alone)
+    return (6.0 + 2 * more) * size.multiplied + attention + share * (routing + touched + alone)
 
 
 def training_bytes(size: Size, recipe: Recipe, precision: str) -> int:
     """Return the memory of a training step of a decoder with attention.
 
-        16 P + [2 P in bf16] + B T (a L d + 12 V),   a = 60 in bf16, 112 in float32
+        16 (P + U) + [2 P in bf16] + B T (a L d + 12 V),   a = 60 in bf16, 112 in float32
 
     for P parameters with the head's: weights, gradients and AdamW; bf16 copies of the weights;
     the activations that the backward pass reads; logits. B is the rows of a micro-batch.
-    Recurrent decoders keep up to three times the activations.
+    Recurrent decoders keep up to three times the activations. A decoder of signal/noise attention
+    counts its own, with its R·d wide heads and the MLP that it has, in place of a L d. Masks of
+    rows that documents share are left out, and so are activations computed again. U are the
+    parameters of the table of uncertainty codes, which has a gradient of its whole size and is
+    looked up in float32; a pass without gradient keeps nothing.
     """
     parameters = size.parameters + size.head_parameters
     tokens = recipe.batch_size * recipe.data.length
     activations = ACTIVATION_BYTES[precision] * size.layers * size.width
+    if size.kept_bytes is not None:
+        activations = size.kept_bytes[precision]
     copies = BF16_COPY_BYTES * parameters if precision == "bf16" else 0
     per_token = activations + LOGIT_BYTES * size.vocabulary
-    return BYTES_PER_PARAMETER * parameters + copies + tokens * per_token
+    held = BYTES_PER_PARAMETER * (parameters + size.table_parameters)
+    return held + copies + tokens * per_token
 
 
 def free_memory(device: str) -> int | None:

@@ -23,6 +23,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from prismlm.errors import DivergenceError, FormatError, PrismError
 from prismlm.models.seam import LogitMap
 from prismlm.models.sidecar import Sidecar, base_of, save_sidecar
+from prismlm.models.uncertainty import save_uncertainty
 from prismlm.training import parallel
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ def write_model(
     """
     model.model.save_pretrained(directory, state_dict=weights)
     tokenizer.save_pretrained(directory)
+    if model.uncertainty is not None:
+        save_uncertainty(directory, model.uncertainty)
     logit_map = LogitMap.of(model.model)
     save_sidecar(
         directory, Sidecar(model.prototype_head, logit_map, base_of(model.model), provenance)
@@ -69,6 +72,7 @@ def save_state(
     state = {
         "uses": uses,
         "head": model.prototype_head.state_dict(),
+        "uncertainty": model.uncertainty and model.uncertainty.state_dict(),
         "head_placed": model.placed,
         "meter": meter,
     }
@@ -88,6 +92,8 @@ def load_state(directory: Path, model: PrismForCausalLM) -> dict[str, Any]:
         )
         model.model.load_state_dict(backbone.state_dict())
         model.prototype_head.load_state_dict(state["head"])
+        if model.uncertainty is not None:
+            model.uncertainty.load_state_dict(state["uncertainty"])
     except (OSError, RuntimeError, KeyError) as error:
         raise FormatError(
             f"the checkpoint {directory} cannot be resumed from ({error}). Delete it, and training "

@@ -125,6 +125,14 @@ def broadcast_parameters(module: nn.Module) -> None:
 
 
 @torch.no_grad()
+def union(mask: Tensor) -> None:
+    """Set what any process has set, in every one of them. Every process has to call."""
+    if world_size() > 1:
+        found = mask.to(torch.uint8)
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+        mask.copy_(found.bool())
+
+
 def average_gradients(module: nn.Module) -> None:
     """Replace each gradient by its mean over the processes, for what neither DDP nor FSDP holds."""
     if world_size() > 1:

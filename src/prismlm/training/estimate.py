@@ -33,7 +33,7 @@ class TrainingEstimate:
     """What ``prismlm train`` will take.
 
     Attributes:
-        parameters: of the model, and of the head.
+        parameters: of the model; of the head; of the table of uncertainty codes.
         steps: optimizer steps.
         tokens: positions one process trains on.
         corpus_tokens: tokens in the training rows.
@@ -52,6 +52,7 @@ class TrainingEstimate:
 
     parameters: int
     head_parameters: int
+    table_parameters: int
     steps: int
     tokens: int
     corpus_tokens: int
@@ -112,6 +113,7 @@ def estimate(recipe: Recipe, *, resume: bool = False) -> TrainingEstimate:
     return TrainingEstimate(
         parameters=size.parameters,
         head_parameters=size.head_parameters,
+        table_parameters=size.table_parameters,
         steps=recipe.steps,
         tokens=tokens,
         corpus_tokens=rows.num_tokens,
@@ -123,7 +125,7 @@ def estimate(recipe: Recipe, *, resume: bool = False) -> TrainingEstimate:
         seconds_per_step=cost.seconds_per_step,
         seconds=cost.seconds_per_step * recipe.steps,
         memory_bytes=cost.memory_bytes,
-        disk_bytes=kept * cost.checkpoint_bytes + 4 * (size.parameters + size.head_parameters),
+        disk_bytes=kept * cost.checkpoint_bytes + 4 * size.all_parameters,
         measured=cost.measured,
         basis=cost.basis,
     )
@@ -152,7 +154,7 @@ def _calculate(recipe: Recipe, size: Size, gpu: Gpu, why_not: str) -> _Cost:
         precision=precision,
         seconds_per_step=flops / (gpu.utilisation * peak),
         memory_bytes=arithmetic.training_bytes(size, recipe, precision),
-        checkpoint_bytes=BYTES_PER_PARAMETER * (size.parameters + size.head_parameters),
+        checkpoint_bytes=BYTES_PER_PARAMETER * size.all_parameters,
         measured=False,
         basis=f"Not measured, since {why_not}: calculated for one {gpu.name}, assuming "
         f"{gpu.utilisation:.0%} of its {peak / 1e12:.0f} TFLOP/s in {precision}.",

@@ -12,6 +12,7 @@ from transformers.utils.generic import ModelOutput
 from prismlm.errors import InputError
 from prismlm.layers import PrototypeHead
 from prismlm.models.seam import Captured, LogitMap, capture, output_embedding
+from prismlm.models.uncertainty import uncertainty_of
 from prismlm.ops.prototype_head import Routing
 from prismlm.training.objective import (
     LossWeights,
@@ -61,8 +62,11 @@ class PrismForCausalLM(nn.Module):
 
     Source: PRISM: Training Data Prototypes for Language Models (Guide Labs, 2025).
 
+    Attributes:
+        uncertainty: the feedback that stands in the model, trained with it, or None.
+
     Args:
-        model: a Hugging Face causal language model.
+        model: a Hugging Face causal language model, uncertainty feedback attached before.
         head: a prototype head as wide as the model's last hidden state.
         weights: what each loss of the head counts.
         detach: keep the head's gradients out of the model, which then trains bit for bit as it
@@ -100,6 +104,7 @@ class PrismForCausalLM(nn.Module):
         self.prototypes_per_token = head.prototypes_per_token
         self.step = 0
         self.usage: Usage | None = None
+        self.uncertainty = uncertainty_of(model)
         self.logit_map = LogitMap.of(model)
         self.register_buffer("head_placed", torch.tensor(placed))
 

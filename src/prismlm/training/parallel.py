@@ -28,11 +28,18 @@ Parallel = Literal["auto", "ddp", "fsdp2"]
 def blocks(decoder: Any) -> list[nn.Module]:
     """Return a decoder's blocks in order: the modules that its family says are not to be split.
 
+    Of one within another, as Mamba's mixers are within its blocks, the outer alone.
+
     Raises:
         InputError: the family does not say.
     """
     names = set(getattr(decoder, "_no_split_modules", None) or ())
-    found = [module for module in decoder.modules() if type(module).__name__ in names]
+    found: list[nn.Module] = []
+    within: set[nn.Module] = set()
+    for module in decoder.modules():
+        if type(module).__name__ in names and module not in within:
+            found.append(module)
+            within.update(module.modules())
     if not found:
         raise InputError(
             f"models of type {decoder.config.model_type!r} do not say what their blocks are, which "

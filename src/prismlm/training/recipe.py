@@ -175,6 +175,11 @@ class EvaluationRecipe(Section):
         ge=0,
         description="held-out tokens that the gates of prototype mixers are read on; 0 for none",
     )
+    spectra_tokens: int = Field(
+        default=8192,
+        ge=0,
+        description="held-out tokens that signal and noise heads are read on; 0 for none",
+    )
 
 
 class CheckpointRecipe(Section):
@@ -187,8 +192,60 @@ class CheckpointRecipe(Section):
 class LoggingRecipe(Section):
     """What is written while training."""
 
-    every: Count = Field(default=10, description="steps that one line of the history averages over")
+    every: Count = Field(
+        default=10,
+        description=(
+            "steps between two lines of the history: losses are means over them, the gradient's "
+            "norm is that of the last alone"
+        ),
+    )
     tensorboard: bool = Field(default=True, description="whether to write OUT/tensorboard")
+
+
+class NoiseWeightRecipe(Section):
+    """λ, what the noise heads of signal/noise attention count; it follows a cosine.
+
+    Two equal values keep it fixed, two zeros leave the noise heads out.
+    """
+
+    initial: Share = Field(default=0.01, description="in the first step")
+    final: Share = Field(default=0.1, description="in the last step")
+
+
+class UncertaintyRecipe(Section):
+    """The entropy of the last prediction, fed back to the next input."""
+
+    enabled: bool = Field(default=False, description="whether the model is trained with it")
+    levels: int = Field(default=65536, ge=2, description="how many codes there are")
+    rows: int | None = Field(
+        default=None, ge=2, description="of the table, interpolated between; one a code if left out"
+    )
+    deviation: float | None = Field(
+        default=None,
+        ge=0,
+        allow_inf_nan=False,
+        description="of the table at the start; the model's initializer_range if left out",
+    )
+    passes: Count = Field(
+        default=2, description="forward passes of a step; 1 trains the neutral code alone"
+    )
+    signal: Literal["own", "shuffled"] = Field(
+        default="own",
+        description="own, or as a control shuffled: in training each token gets another's code",
+    )
+
+    @model_validator(mode="after")
+    def _fits(self) -> UncertaintyRecipe:
+        if self.signal == "shuffled" and self.passes == 1:
+            raise ValueError(
+                "signal is shuffled, and with passes 1 all codes are the neutral one, which looks "
+                "the same in any order; choose passes: 2"
+            )
+        if self.rows is not None and self.rows > self.levels:
+            raise ValueError(
+                f"rows is {self.rows}, more than the {self.levels} levels; choose at most that many"
+            )
+        return self
 
 
 class SearchRecipe(Section):
@@ -247,6 +304,11 @@ class Recipe(Section):
     losses: LossRecipe = LossRecipe()
     data: DataRecipe = DataRecipe()
     optimizer: OptimizerRecipe = OptimizerRecipe()
+    noise_weight: NoiseWeightRecipe | None = Field(
+        default=None,
+        description="λ of signal/noise attention; from 0.01 to 0.1 if left out, and only for it",
+    )
+    uncertainty: UncertaintyRecipe = UncertaintyRecipe()
     steps: Count = Field(description="optimizer steps")
     batch_size: Count = Field(default=8, description="rows of a process's micro-batch")
     gradient_accumulation: Count = Field(

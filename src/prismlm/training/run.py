@@ -16,21 +16,21 @@ from transformers.trainer_callback import TrainerState
 
 from prismlm.files import atomic_file
 from prismlm.lens.quality import HeadQuality, measure_quality
-from prismlm.lens.routing import has_mixers
 from prismlm.models.quiet import quiet_transformers
 from prismlm.models.seam import LogitMap
 from prismlm.models.sidecar import HEAD_FILE, META_FILE
 from prismlm.progress import SILENT, Reporter
 from prismlm.training import checkpoints, distributed, parallel
 from prismlm.training.callbacks import ReportProgress, StopOnInterrupt, tensorboard_callback
+from prismlm.training.layer_log import LayerLog, LogLayers
 from prismlm.training.recipe import Recipe
-from prismlm.training.routing_log import LogRouting, RoutingLog
+from prismlm.training.routing_log import routing_log
 from prismlm.training.run_directory import begin, check_out, checkpoint_to_resume, exclusive
-from prismlm.training.setup import CHECKPOINTS, Prepared, build_trainer, prepare
+from prismlm.training.setup import CHECKPOINTS, TENSORBOARD, Prepared, build_trainer, prepare
+from prismlm.training.spectra_log import spectra_log, write_spectra
 from prismlm.training.trainer import PrismTrainer
 
 HISTORY_FILE = "training.jsonl"
-TENSORBOARD = "tensorboard"
 
 
 class TrainingInterrupted(KeyboardInterrupt):
@@ -106,17 +106,18 @@ def train(recipe: Recipe, *, resume: bool = False, progress: Reporter = SILENT) 
         distributed.on_main(lambda: check_out(recipe, resume=resume))
         prepared = prepare(recipe)
         distributed.on_main(lambda: begin(prepared))
-        trainer, routing = _train(prepared, stop, progress)
+        trainer, logs = _train(prepared, stop, progress)
         quality = _final_quality(prepared, progress)
-        if routing is not None:
-            routing.add(
+        for log in logs:
+            log.add(
                 prepared.model.model,
                 step=trainer.state.global_step,
                 tokens=trainer.meter.tokens,
                 ce=quality.ce,
                 ce_tokens=quality.tokens,
             )
-            routing.close()
+            log.close()
+        write_spectra(prepared)
         _finish(prepared, trainer, quality)
     return TrainingResult(
         directory=recipe.out,
@@ -131,7 +132,7 @@ def train(recipe: Recipe, *, resume: bool = False, progress: Reporter = SILENT) 
 
 def _train(
     prepared: Prepared, stop: StopOnInterrupt, progress: Reporter
-) -> tuple[PrismTrainer, RoutingLog | None]:
+) -> tuple[PrismTrainer, list[LayerLog]]:
     recipe, out = prepared.recipe, prepared.recipe.out
     checkpoint = distributed.on_main(lambda: checkpoint_to_resume(prepared))
     done = 0 if checkpoint is None else checkpoints.step_of(checkpoint)
@@ -144,10 +145,10 @@ def _train(
             if recipe.logging.tensorboard:
                 callbacks.insert(1, tensorboard_callback(out / TENSORBOARD, done))
         trainer = build_trainer(prepared, out, callbacks)
-        routing = _routing_log(prepared, done)
-        if routing is not None:
+        logs = _layer_logs(prepared, done, trainer)
+        for log in logs:
             decoder = prepared.model.model
-            trainer.add_callback(LogRouting(routing, decoder, lambda: trainer.meter.tokens))
+            trainer.add_callback(LogLayers(log, decoder, lambda: trainer.meter.tokens))
         if checkpoint is not None and done >= recipe.steps:
             # Trainer would run one more step before it noticed that it is finished.
             trainer._load_from_checkpoint(str(checkpoint))
@@ -159,20 +160,12 @@ def _train(
             newest = checkpoints.latest_checkpoint(out / CHECKPOINTS)
             assert newest is not None
             raise TrainingInterrupted(newest)
-    return trainer, routing
+    return trainer, logs
 
 
-def _routing_log(prepared: Prepared, done: int) -> RoutingLog | None:
-    recipe, tokens = prepared.recipe, prepared.recipe.evaluation.routing_tokens
-    if not tokens or not has_mixers(prepared.model.model):
-        return None
-    return RoutingLog(
-        recipe.out,
-        done,
-        batches=lambda: prepared.heldout.batches(tokens),
-        corpus_tokens=prepared.rows.num_tokens,
-        tensorboard=recipe.out / TENSORBOARD / "routing" if recipe.logging.tensorboard else None,
-    )
+def _layer_logs(prepared: Prepared, done: int, trainer: PrismTrainer) -> list[LayerLog]:
+    found = (routing_log(prepared, done), spectra_log(prepared, done, trainer))
+    return [log for log in found if log is not None]
 
 
 def _final_quality(prepared: Prepared, progress: Reporter) -> HeadQuality:

@@ -19,18 +19,22 @@ from prismlm.errors import InputError
 from prismlm.layers import PrototypeHead
 from prismlm.models.presets import build_config, build_model
 from prismlm.models.sidecar import weight_of
+from prismlm.models.uncertainty import attach_uncertainty
 from prismlm.training import distributed, parallel
 from prismlm.training.callbacks import EvaluateEvery, HeadSchedule
 from prismlm.training.device import device_of, resolved, uses_bf16
 from prismlm.training.evaluation import HeldOut
 from prismlm.training.isolation import check_isolation, keeps_documents_apart
 from prismlm.training.model import PrismForCausalLM
+from prismlm.training.noise_weight import check_noise_weight_of, noise_weight_callbacks
 from prismlm.training.recipe import Recipe
 from prismlm.training.revival import ReviveUnused, Usage
+from prismlm.training.shuffled_signal import shuffled_signal_callbacks
 from prismlm.training.trainer import PrismTrainer
 
 AnyTrainer = TypeVar("AnyTrainer", bound=PrismTrainer)
 CHECKPOINTS = "checkpoints"
+TENSORBOARD = "tensorboard"
 SCHEDULES = {"cosine": "cosine", "linear": "linear", "constant": "constant_with_warmup"}
 # A share of each group's own peak: the model's and the head's.
 COSINE_WITH_FLOOR = "cosine_with_min_lr"
@@ -53,6 +57,11 @@ class Prepared:
     rows: PackedDataset
     heldout: HeldOut
     model: PrismForCausalLM
+
+    def drawings(self, name: str) -> Path | None:
+        """Return where TensorBoard is to find a run of its own, or None if nothing is drawn."""
+        recipe = self.recipe
+        return recipe.out / TENSORBOARD / name if recipe.logging.tensorboard else None
 
     def provenance(self, *, steps: int, tokens: int) -> dict[str, Any]:
         """Return how the model was made, as it stands in ``prismlm.json``."""
@@ -122,7 +131,8 @@ def build_backbone(recipe: Recipe, corpus: Corpus) -> Any:
     """Build the decoder of a recipe; weights are drawn from its seed.
 
     Raises:
-        InputError: the tokenizer gives ids that the model has no embedding for.
+        InputError: the tokenizer gives ids that the model has no embedding for, or λ is set for
+            a model that has none or where training does not look.
     """
     vocab_size = len(corpus.tokenizer)
     config = build_config(dict(recipe.model), vocab_size, corpus.eos_token_id)
@@ -132,12 +142,16 @@ def build_backbone(recipe: Recipe, corpus: Corpus) -> Any:
             f"{config.vocab_size}. Build the corpus with this model's tokenizer."
         )
     torch.manual_seed(recipe.seed)
-    return build_model(config)
+    model = build_model(config)
+    check_noise_weight_of(recipe, model)
+    return model
 
 
 def attach_head(recipe: Recipe, backbone: Any) -> PrismForCausalLM:
-    """Put the head of a recipe beside its decoder, prototypes not placed yet."""
+    """Put head and feedback of a recipe beside its decoder, prototypes not placed yet."""
     settings = recipe.head
+    if recipe.uncertainty.enabled:
+        feed_back(recipe, backbone)
     return PrismForCausalLM(
         backbone,
         head_of(recipe, backbone),
@@ -147,6 +161,19 @@ def attach_head(recipe: Recipe, backbone: Any) -> PrismForCausalLM:
         position_share=settings.position_share,
         placed=False,
     )
+
+
+def feed_back(recipe: Recipe, backbone: Any) -> None:
+    """Put uncertainty feedback beside a decoder, its table drawn from a generator of its own."""
+    settings = recipe.uncertainty
+    feedback = attach_uncertainty(
+        backbone,
+        settings.levels,
+        rows=settings.rows,
+        deviation=settings.deviation,
+        passes=settings.passes,
+    )
+    feedback.embedding.reset_parameters(torch.Generator().manual_seed(recipe.seed))
 
 
 def head_of(recipe: Recipe, backbone: Any) -> PrototypeHead:
@@ -176,7 +203,8 @@ def build_trainer(
         parallel.recompute_activations(prepared.model.model)
     if recipe.compile:
         parallel.compile_blocks(prepared.model.model)
-    own = head_callbacks(prepared)
+    own = head_callbacks(prepared) + noise_weight_callbacks(recipe, prepared.model.model)
+    own += shuffled_signal_callbacks(recipe, prepared.model.uncertainty)
     if recipe.evaluation.every:
         own.append(EvaluateEvery(recipe.evaluation.every))
     return kind(

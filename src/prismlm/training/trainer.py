@@ -25,6 +25,7 @@ from prismlm.training.evaluation import HeldOut
 from prismlm.training.initialise import Rows
 from prismlm.training.meter import LossMeter
 from prismlm.training.model import IGNORED_AT_INFERENCE, PrismForCausalLM
+from prismlm.training.noise_weight import noise_weight_of
 from prismlm.training.objective import NO_LABEL
 from prismlm.training.step import Step
 
@@ -94,6 +95,7 @@ class PrismTrainer(Trainer):
         self.meter = LossMeter()
         self._provenance = provenance
         self._head_norm: float | None = None
+        self._gradient_readers: list[Callable[[int], None]] = []
         assert args.output_dir is not None
         self._checkpoints = Path(args.output_dir)
         self._staging: Path | None = None
@@ -177,17 +179,32 @@ class PrismTrainer(Trainer):
                 },
             ]
             kind, settings = self.get_optimizer_cls_and_kwargs(self.args)
+            if self.model.uncertainty is not None:
+                # Rows that no code of a step asked for are to stay where they are.
+                own = list(self.model.uncertainty.parameters())
+                groups.append({"params": own, "weight_decay": 0.0})
             self.optimizer = kind(groups, **settings)
         return self.optimizer
+
+    def read_gradients(self, read: Callable[[int], None]) -> None:
+        """Call ``read(step)`` in every step from now on, counted from 1, before clipping."""
+        self._gradient_readers.append(read)
 
     def _clip_grad_norm(self, model: nn.Module) -> Tensor:
         head = self.model.prototype_head
         if not self.model.placed:
             # DDP wants a gradient in each step; the optimizer is to leave the head alone.
             head.zero_grad(set_to_none=True)
+        feedback = self.model.uncertainty
         if self.spread == "fsdp2":
             distributed.average_gradients(head)
+            if feedback is not None:
+                distributed.average_gradients(feedback)
+        for read in self._gradient_readers:
+            read(self.state.global_step + 1)
         norm = self._clip(self.model.model, self.args.max_grad_norm)
+        if feedback is not None:
+            self._clip(feedback, self.args.max_grad_norm)
         head_norm = self._clip(head, self.head_max_grad_norm)
         for name, value in (("the model", norm), ("the prototype head", head_norm)):
             if not torch.isfinite(value):
@@ -285,7 +302,7 @@ class PrismTrainer(Trainer):
         return figures
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add the parts of the loss, the head's gradient norm and the pace to a training log."""
+        """Add the parts of the loss, the head's gradient norm, λ, codes and the pace to a log."""
         if "train_runtime" in logs:
             return
         if "loss" in logs:
@@ -293,6 +310,12 @@ class PrismTrainer(Trainer):
             logs["loss_scale"] = self.model.loss_scale if self.model.placed else 0.0
             if self._head_norm is not None:
                 logs["head_grad_norm"] = self._head_norm
+            noise_weight = noise_weight_of(self.model.model)
+            if noise_weight is not None:
+                logs["noise_weight"] = noise_weight
+            if self.model.uncertainty is not None:
+                distributed.union(self.model.uncertainty.seen)
+                logs["uncertainty_codes_seen"] = int(self.model.uncertainty.seen.sum())
             logs["tokens"] = self.meter.tokens
             now = time.monotonic()
             if self._last_log is not None:
@@ -307,6 +330,8 @@ class PrismTrainer(Trainer):
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         directory = self._checkpoints
         checkpoints.check_finite(self.model, self.state.global_step, directory)
+        if self.model.uncertainty is not None:
+            distributed.union(self.model.uncertainty.seen)
         needed = checkpoints.BYTES_PER_PARAMETER * sum(p.numel() for p in self.model.parameters())
         with ExitStack() as stack:
             staging = checkpoints.staging(directory, needed)
@@ -320,6 +345,11 @@ class PrismTrainer(Trainer):
         if distributed.is_main():
             checkpoints.keep_newest(directory, self.keep_checkpoints)
         distributed.barrier()
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Write the model; every process has to call, since a sharded one is gathered by all."""
+        # transformers 5.17 would have the first process alone call _save.
+        self._save(output_dir)
 
     def _save(
         self, output_dir: str | None = None, state_dict: Mapping[str, Any] | None = None

@@ -18,12 +18,22 @@ from prismlm.training.hyperparameters.space import recipe_of
 from prismlm.training.hyperparameters.study import Asked
 from prismlm.training.recipe import Recipe
 from prismlm.training.routing_log import ROUTING_FILE
-from prismlm.training.run import HISTORY_FILE, TENSORBOARD, TrainingResult, train
+from prismlm.training.run import HISTORY_FILE, TrainingResult, train
 from prismlm.training.run_directory import RUN_FILE
+from prismlm.training.setup import TENSORBOARD
+from prismlm.training.spectra_log import REPORT_FILE, SPECTRA_FILE
 
 TRIALS = "trials"
 OUTCOME_FILE = "outcome.json"
-KEPT = (OUTCOME_FILE, RUN_FILE, HISTORY_FILE, ROUTING_FILE, TENSORBOARD)
+KEPT = (
+    OUTCOME_FILE,
+    RUN_FILE,
+    HISTORY_FILE,
+    ROUTING_FILE,
+    SPECTRA_FILE,
+    REPORT_FILE,
+    TENSORBOARD,
+)
 
 
 def run_trial(recipe: Recipe, asked: Asked, directory: Path, progress: Reporter) -> TrialResult:

@@ -1,0 +1,179 @@
+"""Figures of each layer while a model trains: a CSV file that a resumed run goes on with."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from prismlm.errors import FormatError
+from prismlm.files import atomic_file
+from prismlm.training import checkpoints, distributed
+from prismlm.training.evaluation import perplexity
+from prismlm.training.setup import CHECKPOINTS
+
+PLACE = ("step", "epoch", "layer")
+EVALUATED = ("ce", "perplexity", "ce_tokens")
+COUNTS = ("step", "layer", "ce_tokens")
+# What TensorBoard has elsewhere, or as its own axis.
+NOT_DRAWN = (*COUNTS, "ce")
+
+Row = dict[str, float]
+
+
+class LayerLog:
+    """Measures the layers of a model and keeps the figures in a file of the run's directory.
+
+    A row is one layer after one step. A run that is resumed writes the rows after its checkpoint
+    anew, so that the file is that of a run that was never interrupted. In rows that an older
+    version wrote, what it did not measure is NaN.
+
+    Columns: ``step``; ``epoch``, tokens trained on over tokens of the training text; ``layer``,
+    from 0; what is measured; ``ce``, of the evaluation that the rows belong to, ``perplexity`` =
+    exp(ce) and ``ce_tokens``, the predictions behind it.
+
+    Args:
+        file: where they are kept.
+        done: the step of the checkpoint that the run goes on from, or 0.
+        columns: what is measured.
+        counts: those of the columns that are whole numbers, and not drawn.
+        measure: returns the columns of each layer; every process calls it.
+        corpus_tokens: tokens of the training text.
+        tensorboard: where to draw the figures too, or None.
+
+    Raises:
+        FormatError: the file is there and was written by something else.
+    """
+
+    def __init__(
+        self,
+        file: Path,
+        done: int,
+        *,
+        columns: Sequence[str],
+        counts: Sequence[str] = (),
+        measure: Callable[[nn.Module], Sequence[Row]],
+        corpus_tokens: int,
+        tensorboard: Path | None = None,
+    ) -> None:
+        self._file = file
+        self._checkpoints = file.parent / CHECKPOINTS
+        self.columns = (*PLACE, *columns, *EVALUATED)
+        self._counts = (*COUNTS, *counts)
+        self._not_drawn = (*NOT_DRAWN, *counts)
+        self._measure = measure
+        self._corpus_tokens = corpus_tokens
+        self._drawn = tensorboard
+        self._done = done
+        self._writer: Any = None
+        self.rows = [row for row in self._read() if row["step"] <= done]
+
+    def add(self, decoder: nn.Module, *, step: int, tokens: int, ce: float, ce_tokens: int) -> None:
+        """Measure a model after a step, and write the file. Every process has to call.
+
+        Args:
+            decoder: the model.
+            step: optimizer steps done.
+            tokens: tokens trained on.
+            ce: the model's cross-entropy on held-out text, in nats per token.
+            ce_tokens: the predictions it is a mean over.
+        """
+        same = {"ce": ce, "perplexity": perplexity(ce), "ce_tokens": ce_tokens}
+        place = {"step": step, "epoch": tokens / self._corpus_tokens}
+        found: list[Row] = []
+        for layer, own in enumerate(self._measure(decoder)):
+            row = place | {"layer": layer} | own | same
+            found.append({name: row[name] for name in self.columns})
+        self.rows = [row for row in self.rows if row["step"] != step] + found
+        if distributed.is_main():
+            with checkpoints.writing(str(self._file), self._checkpoints):
+                self._write()
+                self._draw(found)
+
+    def close(self) -> None:
+        """Write out what TensorBoard is to draw."""
+        if self._writer is not None:
+            self._writer.close()
+
+    def _write(self) -> None:
+        with (
+            atomic_file(self._file) as temporary,
+            temporary.open("w", encoding="utf-8", newline="") as file,
+        ):
+            writer = csv.DictWriter(file, self.columns)
+            writer.writeheader()
+            writer.writerows(self.rows)
+
+    def _draw(self, rows: list[Row]) -> None:
+        if self._drawn is None:
+            return
+        if self._writer is None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            # A run of its own for TensorBoard, which watches one file in each directory.
+            purge = self._done + 1 if self._done else None
+            self._writer = SummaryWriter(str(self._drawn), purge_step=purge)
+        for row in rows:
+            for name in self.columns:
+                if name not in self._not_drawn and not math.isnan(row[name]):
+                    tag = f"layer {row['layer']}/{name}"
+                    self._writer.add_scalar(tag, row[name], int(row["step"]))
+        self._writer.flush()
+
+    def _read(self) -> list[Row]:
+        if not self._file.is_file():
+            return []
+        with self._file.open(encoding="utf-8", newline="") as opened:
+            reader = csv.DictReader(opened)
+            there = set(reader.fieldnames or ())
+            if not {*PLACE, *self._counts, *EVALUATED} <= there <= set(self.columns):
+                raise FormatError(
+                    f"{self._file} has other columns than this version of prismlm writes. Move it "
+                    "away, and the run goes on with a new one."
+                )
+            try:
+                return [
+                    {
+                        name: (int if name in self._counts else float)(row.get(name, "nan"))
+                        for name in self.columns
+                    }
+                    for row in reader
+                ]
+            except (TypeError, ValueError) as error:
+                raise FormatError(
+                    f"{self._file} is damaged ({error}). Move it away, and the run goes on with a "
+                    "new one."
+                ) from error
+
+
+class LogLayers(TrainerCallback):
+    """Adds to a :class:`LayerLog` at every evaluation.
+
+    Args:
+        log: what is added to.
+        decoder: the model that is measured.
+        tokens: returns the tokens trained on so far.
+    """
+
+    def __init__(self, log: LayerLog, decoder: nn.Module, tokens: Callable[[], int]) -> None:
+        self._log = log
+        self._decoder = decoder
+        self._tokens = tokens
+
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Measure the model that was evaluated."""
+        figures: dict[str, float] = kwargs["metrics"]
+        self._log.add(
+            self._decoder,
+            step=state.global_step,
+            tokens=self._tokens(),
+            ce=figures["eval_ce"],
+            ce_tokens=int(figures["eval_tokens"]),
+        )
