@@ -14,6 +14,7 @@ import pytest
 import prismlm
 from prismlm.lens.html import CAVEAT, fragment, page
 from prismlm.lens.html_data import safe_link, visible
+from prismlm.models.uncertainty import attach_uncertainty
 
 EVIL = "</script><script>alert(1)</script>"
 VOID = {"meta", "br", "img", "link", "input", "hr"}
@@ -66,6 +67,14 @@ def trace(lm):
 
 
 @pytest.fixture(scope="module")
+def fed_back(tiny_model):
+    """The reading of a model with uncertainty feedback."""
+    lm = prismlm.load(tiny_model)
+    attach_uncertainty(lm.model, 4096)
+    return lm.explain("The proof relies on\nthe theory of groups.", generate=3)
+
+
+@pytest.fixture(scope="module")
 def evil(tiny_model, tmp_path_factory):
     """A model whose lens, from names to addresses, is out to break the page."""
     copy = shutil.copytree(tiny_model, tmp_path_factory.mktemp("evil") / EVIL.replace("/", "_"))
@@ -104,6 +113,34 @@ def test_a_page_shows_every_token_and_where_it_is_from(trace):
     assert "A reading" in reader.text
     assert CAVEAT in reader.text
     assert str(trace.model) in reader.text
+
+
+def test_what_was_fed_back_is_shown_where_there_is_feedback(fed_back, trace):
+    html = page([fed_back])
+    reader = Reader(html)
+    (data,) = reader.blocks
+    assert data["feedback"]
+    tokens = reader.all("span", role="option")
+    assert "fed" not in data["steps"][0]
+    assert fed_back[0].uncertainty_code is None
+    assert "fed back: nothing" in (tokens[0]["title"] or "")
+    assert "--u:0.000" in (tokens[0]["style"] or "")
+    for shown, token, step in list(zip(data["steps"], tokens, fed_back, strict=True))[1:]:
+        share, code = shown["fed"]
+        assert share == step.uncertainty == pytest.approx(code / 4095)
+        assert 0 < code < 4096
+        assert f"fed back: uncertainty {share:.0%}, code {code:,}" in (token["aria-label"] or "")
+        assert f"--u:{share:.3f}" in (token["style"] or "")
+        assert "p-fed" in (token["class"] or "")
+    assert "uncertainty fed back to the token" in reader.text
+
+    plain = Reader(page([trace]))
+    assert not plain.blocks[0]["feedback"]
+    assert not any("fed" in step for step in plain.blocks[0]["steps"])
+    assert "uncertainty" not in plain.text
+    assert not any("p-fed" in (t["class"] or "") for t in plain.all("span", role="option"))
+    # The code is the share in another unit: tables and JSON have the share alone.
+    assert "uncertainty_code" not in fed_back[1].to_dict()
 
 
 def test_parts_in_the_page_sum_to_the_logits(trace):
@@ -232,9 +269,9 @@ def test_whitespace_is_visible(token, shown):
 
 
 @pytest.mark.slow
-def test_in_a_browser(trace, evil, tmp_path):
+def test_in_a_browser(trace, evil, fed_back, tmp_path):
     path = tmp_path / "page.html"
-    path.write_text(page([trace, evil]), encoding="utf-8")
+    path.write_text(page([trace, evil, fed_back]), encoding="utf-8")
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     assert chromium, "this test needs chromium"
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
@@ -249,10 +286,14 @@ def test_in_a_browser(trace, evil, tmp_path):
     dom = subprocess.run(command, capture_output=True, encoding="utf-8", check=True, timeout=60)
     reader = Reader(dom.stdout)
     last = trace[-1]
-    # Both panels are open on their last token, with every prototype of it.
-    assert len(reader.all("article", **{"data-ready": "yes"})) == 2
-    assert len(reader.all("span", **{"aria-selected": "true"})) == 2
-    assert len(reader.all("details")) == len(last.prototypes) + len(evil[-1].prototypes)
+    # All panels are open on their last token, with every prototype of it.
+    assert len(reader.all("article", **{"data-ready": "yes"})) == 3
+    assert len(reader.all("span", **{"aria-selected": "true"})) == 3
+    used = sum(len(one[-1].prototypes) for one in (trace, evil, fed_back))
+    assert len(reader.all("details")) == used
+    # Of one trace out of three.
+    assert reader.text.count("fed back, code") == 1
+    assert f"fed back, code {fed_back[-1].uncertainty_code:,}" in reader.text
     assert f"{last.logit:.3f}".replace("-", "−") in reader.text
     assert "unattributed" in reader.text
-    assert len(reader.all("script")) == 3
+    assert len(reader.all("script")) == 4

@@ -38,6 +38,17 @@ def lens(lm, sample_corpus, tmp_path_factory):
     )
 
 
+@pytest.fixture(scope="module")
+def few(tiny_corpus):
+    """Held-out text enough for windows and padding of every kind, to be indexed over and over."""
+    return Corpus.open(tiny_corpus)
+
+
+@pytest.fixture(scope="module")
+def lens_of_few(lm, few, tmp_path_factory):
+    return build_index(lm.model, lm.head, few, tmp_path_factory.mktemp("lens") / "few", OPTIONS)
+
+
 def assert_same_lens(left, right):
     names = sorted(path.name for path in left.iterdir())
     assert names == sorted(path.name for path in right.iterdir())
@@ -137,10 +148,10 @@ def test_routed_and_activation(lm, lens):
 
 
 @pytest.mark.parametrize("tokens_per_batch", [1, 5000, 10**9])
-def test_batch_size_changes_no_byte(lm, lens, sample_corpus, tmp_path, tokens_per_batch):
+def test_batch_size_changes_no_byte(lm, lens_of_few, few, tmp_path, tokens_per_batch):
     options = replace(OPTIONS, tokens_per_batch=tokens_per_batch)
-    again = build_index(lm.model, lm.head, sample_corpus, tmp_path / "again", options)
-    assert_same_lens(lens, again)
+    again = build_index(lm.model, lm.head, few, tmp_path / "again", options)
+    assert_same_lens(lens_of_few, again)
 
 
 def test_same_run_same_bytes(lm, lens, sample_corpus, tmp_path):
@@ -148,11 +159,11 @@ def test_same_run_same_bytes(lm, lens, sample_corpus, tmp_path):
     assert_same_lens(lens, again)
 
 
-def test_without_text(lm, sample_corpus, tmp_path):
+def test_without_text(lm, few, tmp_path):
     options = IndexOptions(
         contexts=2, window=WINDOW, stride=WINDOW, split="heldout", with_text=False
     )
-    out = build_index(lm.model, lm.head, sample_corpus, tmp_path / "offsets", options)
+    out = build_index(lm.model, lm.head, few, tmp_path / "offsets", options)
     table = pq.read_table(out / layout.INDEX_FILE)
     assert table["token"].null_count == table.num_rows
     assert table["position"].null_count == 0
@@ -202,8 +213,9 @@ def test_a_stale_lens_is_refused(tiny_model, tmp_path):
         prismlm.load(copy)
 
 
-def test_a_corpus_of_another_vocabulary(lm, tmp_path):
-    corpus = build_corpus([sample_path()], tmp_path / "big", vocab_size=4096)
+def test_a_corpus_of_another_vocabulary(lm, tiny_corpus, tmp_path):
+    documents = tiny_corpus.parent / "documents.parquet"
+    corpus = build_corpus([documents], tmp_path / "other", vocab_size=3000)
     assert isinstance(corpus, Corpus)
     with pytest.raises(InputError, match="--tokenizer"):
         build_index(lm.model, lm.head, corpus, tmp_path / "x", OPTIONS)

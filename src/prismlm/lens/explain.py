@@ -17,10 +17,12 @@ from prismlm.layers import PrototypeHead, PrototypeMixer
 from prismlm.lens.attribution import EvidenceTable
 from prismlm.lens.directory import Lens
 from prismlm.lens.trace import Deferred, PrototypeUse, Step, Steps, TargetFrom
-from prismlm.models.seam import LogitMap, capture, output_embedding
+from prismlm.models.seam import LogitMap, capture, is_unwatched, output_embedding
+from prismlm.models.uncertainty import CODES, uncertainty_of
 from prismlm.ops.decomposition import Parts, decompose
 from prismlm.ops.prototype_head import Nearest
 from prismlm.ops.prototype_head.routing import inverse_norms
+from prismlm.ops.uncertainty import NO_CODE
 
 if TYPE_CHECKING:
     from prismlm.lens.routing.chain import PrototypeChain
@@ -42,6 +44,7 @@ class Reading(NamedTuple):
     targets: Tensor
     states: Tensor
     rounding: float
+    uncertainty: list[tuple[float | None, int | None]] | None
 
 
 class Recorded(NamedTuple):
@@ -50,39 +53,50 @@ class Recorded(NamedTuple):
     Attributes:
         states: its inputs, each [1, positions, d].
         embedded: its outputs W z + b, each [1, positions, V].
+        codes: of uncertainty that were fed back, each [1, positions]; none without feedback.
     """
 
     states: list[Tensor]
     embedded: list[Tensor]
+    codes: list[Tensor]
 
 
 @contextmanager
 def record(model: PreTrainedModel) -> Iterator[Recorded]:
     """Keep every position that this thread sends through the output embedding in the block."""
-    recorded, thread = Recorded([], []), threading.get_ident()
+    recorded, thread = Recorded([], [], []), threading.get_ident()
 
     def after(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
-        if threading.get_ident() == thread:
+        if threading.get_ident() == thread and not is_unwatched():
             recorded.states.append(args[0])
             recorded.embedded.append(output)
 
-    handle = output_embedding(model).register_forward_hook(after)
+    def called(module: nn.Module, args: Any, output: Any) -> None:
+        if threading.get_ident() == thread:
+            recorded.codes.append(output[CODES])
+
+    handles = [output_embedding(model).register_forward_hook(after)]
+    if uncertainty_of(model) is not None:
+        handles.append(model.register_forward_hook(called))
     try:
         yield recorded
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
 
 
 def _states(
     model: PreTrainedModel, ids: Tensor, steps: int, recorded: Recorded | None
-) -> tuple[Tensor, Tensor]:
-    """Return z [steps, d] and W z + b [steps, V], from what was recorded or a forward pass."""
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return z [steps, d], W z + b [steps, V] and codes [steps], recorded or of a forward pass."""
     if recorded is not None and sum(z.shape[1] for z in recorded.states) == steps:
-        return torch.cat(recorded.states, 1)[0], torch.cat(recorded.embedded, 1)[0]
+        codes = torch.cat(recorded.codes, 1)[0] if recorded.codes else None
+        return torch.cat(recorded.states, 1)[0], torch.cat(recorded.embedded, 1)[0], codes
     with capture(model) as seen:
-        model(input_ids=ids, use_cache=False)
+        output = model(input_ids=ids, use_cache=False)
     assert seen.embedded is not None
-    return seen.z[0, :steps], seen.embedded[0, :steps]
+    codes = output[CODES][0, :steps] if uncertainty_of(model) is not None else None
+    return seen.z[0, :steps], seen.embedded[0, :steps], codes
 
 
 @torch.no_grad()
@@ -105,7 +119,7 @@ def read_tokens(
     embedding = output_embedding(model)
     weight, bias = embedding.weight, getattr(embedding, "bias", None)
     assert isinstance(weight, Tensor)
-    states, embedded = _states(model, ids, steps, recorded)
+    states, embedded, codes = _states(model, ids, steps, recorded)
     z, embedded = states.float(), embedded.float()
     raw, logits = logit_map.before_softcap(embedded), logit_map(embedded)
     targets = torch.cat([ids[0, 1:], logits[-1:].argmax(-1)])[:steps]
@@ -124,7 +138,19 @@ def read_tokens(
     rounding = check_sums(parts.logit, own, weight.dtype)
     target_logits = logits.gather(1, targets[:, None])[:, 0]
     probabilities = torch.exp(target_logits - logits.logsumexp(-1))
-    return Reading(routing, parts, own, probabilities, targets, z * inverse_norms(z), rounding)
+    unit, fed_back = z * inverse_norms(z), _uncertainty(model, codes)
+    return Reading(routing, parts, own, probabilities, targets, unit, rounding, fed_back)
+
+
+def _uncertainty(
+    model: PreTrainedModel, codes: Tensor | None
+) -> list[tuple[float | None, int | None]] | None:
+    """Return codes as shares of the largest entropy, and codes; None where there is no code."""
+    feedback = uncertainty_of(model)
+    if feedback is None or codes is None:
+        return None
+    most = feedback.embedding.levels - 1
+    return [(None, None) if code == NO_CODE else (code / most, code) for code in codes.tolist()]
 
 
 def check_sums(logits: Tensor, own: Tensor, dtype: torch.dtype) -> float:
@@ -217,6 +243,7 @@ def _build_steps(
     decode = cache(lambda token: _decode(tokenizer, token))
     tokens = [decode(token) for token in ids]
     chains = [None if path is None else _chains(path, t, u, tokens) for t, u in enumerate(uses)]
+    fed_back = reading.uncertainty or [(None, None)] * len(uses)
     return tuple(
         Step(
             t,
@@ -226,6 +253,8 @@ def _build_steps(
             target,
             _target_from(t, prompt_length, len(ids)),
             *row,
+            uncertainty=fed_back[t][0],
+            uncertainty_code=fed_back[t][1],
             chains=chains[t],
         )
         for t, (target, row) in enumerate(zip(reading.targets.tolist(), figures, strict=True))
@@ -285,6 +314,11 @@ def _target_from(position: int, prompt_length: int, length: int) -> TargetFrom:
     if position + 1 >= length:
         return "argmax"
     return "text" if position + 1 < prompt_length else "generated"
+
+
+def decoded(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> tuple[str, ...]:
+    """Return each token as steps show it."""
+    return tuple(_decode(tokenizer, token) for token in ids)
 
 
 def _decode(tokenizer: PreTrainedTokenizerBase, token: int) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from prismlm.files import atomic_file
-from prismlm.lens.html_data import hue, trace_data, visible
+from prismlm.lens.html_data import has_feedback, hue, trace_data, visible
 from prismlm.lens.trace import Step, Trace
 
 CAVEAT = (
@@ -98,9 +98,9 @@ def _header(trace: Trace) -> str:
 
 
 def _tokens(trace: Trace) -> Iterator[str]:
-    generated = False
+    generated, feedback = False, has_feedback(trace)
     for number, step in enumerate(trace.steps):
-        yield _token(step, number, generated)
+        yield _token(step, number, generated, feedback)
         generated = step.target_from == "generated"
     last = trace.steps[-1]
     if last.target_from != "text":
@@ -111,7 +111,7 @@ def _tokens(trace: Trace) -> Iterator[str]:
         )
 
 
-def _token(step: Step, number: int, generated: bool) -> str:
+def _token(step: Step, number: int, generated: bool, feedback: bool) -> str:
     strength = min(max(step.explained_share, 0.0), 1.0)
     leading = max(step.prototypes, key=lambda use: use.evidence, default=None)
     name = "none in use" if leading is None else leading.name or f"prototype {leading.id}"
@@ -120,12 +120,26 @@ def _token(step: Step, number: int, generated: bool) -> str:
         f"{visible(step.token)}, then {visible(step.target)} at {step.probability:.1%}; "
         f"leading prototype: {name}; explained {step.explained_share:.0%}"
     )
+    classes, style = "p-token", f"--h:{tint};--a:{strength:.2f}"
+    if generated:
+        classes += " p-written"
+    if feedback:
+        classes += " p-fed"
+        style += f";--u:{step.uncertainty or 0:.3f}"
+        label += f"; fed back: {fed_back(step)}"
     return (
-        f'<span class="p-token{" p-written" if generated else ""}" role="option" '
+        f'<span class="{classes}" role="option" '
         f'tabindex="{0 if number == 0 else -1}" aria-selected="false" data-step="{number}" '
-        f'style="--h:{tint};--a:{strength:.2f}" title="{escape(label)}" '
+        f'style="{style}" title="{escape(label)}" '
         f'aria-label="{escape(label)}">{_shown(step.token)}</span>'
     )
+
+
+def fed_back(step: Step) -> str:
+    """Return what uncertainty feedback gave to a token, in words."""
+    if step.uncertainty is None:
+        return "nothing"
+    return f"uncertainty {step.uncertainty:.0%}, code {step.uncertainty_code:,}"
 
 
 def _shown(token: str) -> str:
@@ -138,8 +152,13 @@ def _legend(trace: Trace) -> str:
         '<ul class="p-legend">'
         '<li><span class="p-key p-key-hue" aria-hidden="true"></span>colour: the prototype that '
         "leads the next prediction</li>"
-        '<li><span class="p-key p-key-share" aria-hidden="true"></span>line: how much of it the '
-        "prototypes explain</li>"
+        '<li><span class="p-key p-key-share" aria-hidden="true"></span>line below: how much of it '
+        "the prototypes explain</li>"
+        + (
+            '<li><span class="p-key p-key-fed" aria-hidden="true"></span>line above: uncertainty '
+            "fed back to the token, of the prediction before it</li>"
+        )
+        * has_feedback(trace)
         + ('<li><span class="p-key-written">abc</span> written by the model</li>' * written)
         + "<li><kbd>←</kbd> <kbd>→</kbd> move, <kbd>Home</kbd> <kbd>End</kbd> jump</li></ul>"
     )

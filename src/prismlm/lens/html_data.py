@@ -103,14 +103,25 @@ def trace_data(trace: Trace) -> dict[str, Any]:
     return {
         "steps": steps,
         "prototypes": prototypes,
+        # Of a model with feedback the first token has none; of others, no token.
+        "feedback": has_feedback(trace),
         "whole": whole,
         "contexts": [] if pool is None else pool.entries,
     }
 
 
+def has_feedback(trace: Trace) -> bool:
+    """Say whether uncertainty was fed back to some token of a trace."""
+    return any(step.uncertainty is not None for step in trace.steps)
+
+
 def _step(step: Step, bias_evidence: float) -> dict[str, Any]:
-    chains = {} if step.chains is None else {"chains": [_chain(chain) for chain in step.chains]}
-    return chains | {
+    extra: dict[str, Any] = {}
+    if step.chains is not None:
+        extra["chains"] = [_chain(chain) for chain in step.chains]
+    if step.uncertainty is not None:
+        extra["fed"] = [step.uncertainty, step.uncertainty_code]
+    return extra | {
         "token": visible(step.token),
         "target": visible(step.target),
         "from": step.target_from,

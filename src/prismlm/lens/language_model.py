@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from inspect import signature
@@ -22,6 +23,7 @@ from prismlm.lens.edits_plan import plan_for
 from prismlm.lens.edits_scope import applied
 from prismlm.lens.explain import (
     build_steps,
+    decoded,
     direct_path,
     evidence_table,
     read_tokens,
@@ -60,7 +62,13 @@ class PrismLM:
         return getattr(self.model.config, "max_position_embeddings", None)
 
     def explain(
-        self, text: str, *, generate: int = 0, temperature: float = 0.0, seed: int = 0
+        self,
+        text: str,
+        *,
+        generate: int = 0,
+        temperature: float = 0.0,
+        seed: int = 0,
+        attention: Sequence[tuple[int, int]] = (),
     ) -> Trace:
         """Split every prediction along ``text``, and along what the model goes on to write.
 
@@ -72,23 +80,34 @@ class PrismLM:
             generate: how many tokens to add and explain.
             temperature: 0 takes the top token; otherwise sampling from softmax(logits / T).
             seed: of the sampling.
+            attention: (layer, head) of each head whose attention ``trace.attention`` is to hold,
+                along all that is explained; it takes one more forward pass.
 
         Raises:
-            InputError: empty or over-long text.
+            InputError: empty or over-long text; a head that the model does not have, or attention
+                along a single token.
             DecompositionError: parts that do not sum to the model's logit.
         """
+        from prismlm.lens.spectra.maps import heads_at, maps_of
+
         prompt = self._encode(text, generate)
+        heads = heads_at(self.model, attention) if attention else ()
         with record(self.model) as recorded:
             ids = self._continue(prompt, generate, temperature, seed, all_logits=True)
         steps = ids.shape[1] - (1 if ids.shape[1] > prompt.shape[1] else 0)
         reading = read_tokens(self.model, self.head, self.logit_map, ids, steps, recorded)
         path = direct_path(self.model, self.head, ids)
+        maps = None
+        if heads:
+            read = ids[:, :steps]
+            maps = maps_of(self.model, read, decoded(self.tokenizer, read[0].tolist()), heads)
         return Trace(
             str(self.path),
             build_steps(reading, ids[0].tolist(), prompt.shape[1], self.tokenizer, self.lens, path),
             evidence_table(reading),
             self.lens,
             reading.rounding,
+            maps,
         )
 
     def generate(

@@ -20,6 +20,7 @@ from prismlm.lens.where import Where
 
 if TYPE_CHECKING:
     from prismlm.lens.routing.chain import PrototypeChain
+    from prismlm.lens.spectra.maps import AttentionMap
 
 T = TypeVar("T")
 TargetFrom = Literal["text", "generated", "argmax"]
@@ -64,7 +65,10 @@ class Step:
         residual_evidence: the residual's part minus its mean over the vocabulary.
         explained_share: Σ e_i / (Σ e_i + e_residual + e_bias) for the target.
         prototypes: those in use, by contribution, largest first.
-        uncertainty: the code fed back to this position, for models that have one.
+        uncertainty: what was fed back to this position, the entropy of the prediction before it as
+            a share of the largest possible, for models with uncertainty feedback; None at the
+            first token.
+        uncertainty_code: the code that was fed back, from 0 to one less than the model's levels.
         chains: for models of prototype mixers, which channels and earlier tokens the leading
             prototypes' activations came through; computed when they are looked at.
     """
@@ -84,6 +88,8 @@ class Step:
     explained_share: float
     prototypes: tuple[PrototypeUse, ...]
     uncertainty: float | None = None
+    # The same in the model's own unit, which the levels give: in no table and no JSON.
+    uncertainty_code: int | None = field(default=None, compare=False, repr=False)
     # A function of the rest, and not free: neither == nor repr() computes it.
     chains: Sequence[PrototypeChain] | None = field(default=None, compare=False, repr=False)
 
@@ -161,6 +167,7 @@ class Trace:
         lens: the lens the shares are taken from, if there is one.
         rounding: the largest |sum of parts − model's logit| / max(1, |logit|) of the whole text;
             float32 models stay under 1e-3, half-precision ones under 2e-2.
+        attention: what the heads that were asked for look at, a row for each step; or None.
     """
 
     model: str
@@ -168,6 +175,7 @@ class Trace:
     table: EvidenceTable = field(repr=False)
     lens: Lens | None = field(default=None, repr=False)
     rounding: float = 0.0
+    attention: tuple[AttentionMap, ...] | None = field(default=None, compare=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -184,7 +192,15 @@ class Trace:
     def __getitem__(self, key: int | slice) -> Step | Trace:
         """Return one step, or a trace of some of them."""
         if isinstance(key, slice):
-            return Trace(self.model, self.steps[key], self.table[key], self.lens, self.rounding)
+            maps = self.attention
+            return Trace(
+                self.model,
+                self.steps[key],
+                self.table[key],
+                self.lens,
+                self.rounding,
+                None if maps is None else tuple(one[key] for one in maps),
+            )
         return self.steps[key]
 
     def sources(
@@ -225,19 +241,25 @@ class Trace:
         method: Method = "evidence",
         where: Where | None = None,
     ) -> dict[str, Any]:
-        """Return the whole reading as ``prismlm explain --json`` prints it."""
+        """Return the whole reading as ``prismlm explain --json`` prints it.
+
+        ``attention`` is in it only where heads were asked for.
+        """
         shares, found = None, []
         if self.lens is not None:
             shares = self.sources(by, method=method, where=where).to_dict()
             listed = self.documents(documents, method=method, where=where)
             found = [document.to_dict() for document in listed]
-        return {
+        value = {
             "model": self.model,
             "lens": None if self.lens is None else str(self.lens.path),
             "positions": [step.to_dict() for step in self.steps],
             "sources": shares,
             "documents": found,
         }
+        if self.attention is not None:
+            value["attention"] = [one.to_dict() for one in self.attention]
+        return value
 
     def to_parquet(self, path: Path | str) -> None:
         """Write one row per step and prototype in use, steps' own figures repeated."""

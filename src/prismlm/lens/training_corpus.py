@@ -1,4 +1,4 @@
-"""Which corpus a model was trained on, as its directory says."""
+"""Which corpus a model was trained on and in what rows, as its directory says."""
 
 from __future__ import annotations
 
@@ -44,6 +44,18 @@ def training_corpus(directory: Path | str) -> Corpus:
             "or has another name now. Name it with --corpus DIR if it is to be read all the same."
         )
     return found
+
+
+def trained_length(directory: Path | str) -> int | None:
+    """Return how many tokens a training row had, or None if the model directory does not say.
+
+    Raises:
+        FormatError: a file is damaged.
+    """
+    recipe = _noted(Path(directory)).get("recipe")
+    data = recipe.get("data") if isinstance(recipe, dict) else None
+    length = data.get("length") if isinstance(data, dict) else None
+    return length if isinstance(length, int) and length > 0 else None
 
 
 def _noted(directory: Path) -> dict[str, Any]:

@@ -87,6 +87,9 @@ def test_targets_in_tokens(tokenizer):
     assert "'The river carries'" in str(error.value)
     first = probe_of(tokenizer, case, first_token=True)
     assert first.target_id == tokenizer(" zebras")["input_ids"][0]
+    shown = pieces[0].strip() or "␣"
+    assert (first.target, first.measured) == ("zebras", shown)
+    assert first.label == f"{shown}… of zebras"
     assert "lower" not in str(error.value)
 
 
@@ -95,4 +98,4 @@ def test_a_target_that_is_one_token_in_lower_case_only(tokenizer):
     one = next(w for w in words if len(tokenizer(f" {w}")["input_ids"]) == 1)
     with pytest.raises(InputError, match=f"In lower case, '{one}', it is one"):
         probe_of(tokenizer, Case("c", "The old", one.upper()))
-    assert probe_of(tokenizer, Case("c", "The old", one)).target == one
+    assert probe_of(tokenizer, Case("c", "The old", one)).label == one

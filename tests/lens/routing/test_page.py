@@ -85,6 +85,12 @@ def page(corpus, model, report):
 
 def stored(data, layer, channel):
     """Yield each text's words with its write and read bytes."""
+    for text, write, read, _ in stored_with_decays(data, layer, channel):
+        yield text, write, read
+
+
+def stored_with_decays(data, layer, channel):
+    """Yield the bytes of decays too, or None where a channel has one for all positions."""
     levels = np.frombuffer(base64.b64decode(data["gates"]), np.uint8)
     shown = data["layers"][layer]["channels"][channel]
     at = shown["at"]
@@ -98,7 +104,10 @@ def stored(data, layer, channel):
         read = write
         if not data["layers"][layer]["shared"]:
             read, at = levels[at : at + length], at + length
-        yield text, write, read
+        decay = None
+        if shown["decay"] is None:
+            decay, at = levels[at : at + length], at + length
+        yield text, write, read, decay
 
 
 def test_quantising_by_hand():
@@ -133,6 +142,33 @@ def test_the_stored_gates_are_those_of_each_sequence_alone(corpus, model, report
                     assert len(levels) == len(expected)
                     back = largest[top] * (levels / 255.0) ** 2
                     assert np.abs(back - expected).max() <= largest[top] / 255 + 1e-6
+
+
+def test_decays_by_token_are_stored_for_every_position(corpus):
+    by_token = make_model(len(corpus.tokenizer), decay_mode="token")
+    sequences = Sequences(corpus, "all", 48)
+    found = channel_report(by_token, corpus.tokenizer, sequences, text=TEXT, options=OPTIONS)
+    data = page_data(by_token, corpus, found)
+    least, most = data["rates"]
+    for layer in range(LAYERS):
+        for k, channel in enumerate(found.layers[layer].channels):
+            assert data["layers"][layer]["channels"][k]["halfLife"] is None
+            ids = [list(found.text.token_ids)]
+            ids += [corpus.read_tokens(s.start, s.length).tolist() for s in channel.sequences]
+            kept = list(stored_with_decays(data, layer, k))
+            for one, (_, write, _, levels) in zip(ids, kept, strict=True):
+                (curves,) = read_channels(by_token, torch.tensor(one), [layer])
+                # As the page's script does it.
+                decay = np.exp(-least * (most / least) ** (levels / 255.0))
+                expected = curves.decay[:, k].double().numpy()
+                np.testing.assert_allclose(np.log(decay), np.log(expected), rtol=0.04)
+                gate = data["layers"][layer]["channels"][k]["largest"][0] * (write / 255.0) ** 2
+                i = len(one) - 1
+                left = np.cumprod(decay[:i][::-1])[::-1] * gate[:i]
+                weights = curves.memory(k)[i].numpy()
+                np.testing.assert_allclose(left / left.sum(), weights[:i], atol=0.03)
+    write = json.dumps(data, allow_nan=False)
+    assert "NaN" not in write
 
 
 def test_each_passage_and_document_is_held_once(corpus, model, report):
@@ -191,6 +227,27 @@ def test_a_page_of_a_text_alone_and_what_has_none(corpus, model, tmp_path):
         channel_page(heads, llama, corpus)
 
 
+def assert_finds(words, chosen, text, memory):
+    """What the chosen word finds: the figures of the library, from the stored bytes."""
+    weights = memory[sum(text.counts[: chosen + 1]) - 1]
+    shares = [0.0] * len(text.words)
+    for place, word in enumerate(text.word_of):
+        shares[word] += weights[place].item()
+    labels = [words.nth(i).get_attribute("aria-label") for i in range(len(text.words))]
+    for label, share in zip(labels, shares, strict=True):
+        found = re.search(r"memory (<1|\d+) %", label)
+        assert found, label
+        assert abs(float(found[1].strip("<")) / 100 - share) < 0.02
+    strength = [
+        float(words.nth(i).evaluate("n => n.style.getPropertyValue('--a')"))
+        for i in range(chosen + 2)
+    ]
+    assert strength[: chosen + 1] == pytest.approx(
+        [s / max(shares) for s in shares[: chosen + 1]], abs=0.03
+    )
+    assert strength[chosen + 1] == 0
+
+
 @pytest.mark.slow
 def test_in_a_browser(page, report, tmp_path):
     from playwright.sync_api import sync_playwright
@@ -221,30 +278,11 @@ def test_in_a_browser(page, report, tmp_path):
         assert "日" in shown
         assert EVIL.split(">")[1] in shown
 
-        # What the chosen word finds: the figures of the library, from the stored bytes.
-        tab.get_by_role("radio", name="memory").check(force=True)
         words = tab.locator(".c-texts > li").first.locator(".c-word")
+        tab.get_by_role("radio", name="memory").check(force=True)
         chosen = 6
         words.nth(chosen).click()
-        text, curves = report.text.text, report.text.curves[2]
-        token = sum(text.counts[: chosen + 1]) - 1
-        weights = curves.memory(4)[token]
-        shares = [0.0] * len(text.words)
-        for place, word in enumerate(text.word_of):
-            shares[word] += weights[place].item()
-        labels = [words.nth(i).get_attribute("aria-label") for i in range(len(text.words))]
-        for label, share in zip(labels, shares, strict=True):
-            found = re.search(r"memory (<1|\d+) %", label)
-            assert found, label
-            assert abs(float(found[1].strip("<")) / 100 - share) < 0.02
-        strength = [
-            float(words.nth(i).evaluate("n => n.style.getPropertyValue('--a')"))
-            for i in range(chosen + 2)
-        ]
-        assert strength[: chosen + 1] == pytest.approx(
-            [s / max(shares) for s in shares[: chosen + 1]], abs=0.03
-        )
-        assert strength[chosen + 1] == 0
+        assert_finds(words, chosen, report.text.text, report.text.curves[2].memory(4))
 
         # By keys alone: the next word, and the next channel.
         tab.keyboard.press("ArrowRight")

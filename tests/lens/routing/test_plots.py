@@ -172,3 +172,20 @@ def test_drawing_leaves_no_state_behind(report):
     figures(report)
     assert dict(matplotlib.rcParams) == before
     assert not _pylab_helpers.Gcf.figs
+
+
+def test_decays_by_token_have_every_figure_but_those_of_half_lives(corpus):
+    by_token = channel_report(
+        make_model(len(corpus.tokenizer), decay_mode="token"),
+        corpus.tokenizer,
+        Sequences(corpus, "all", 16),
+        text="Old maps.",
+        options=OPTIONS,
+    )
+    drawn = figures(by_token, curve=(1, 2))
+    assert set(drawn) == {"metrics", "lags", "curves-l1-c2"}
+    title = drawn["curves-l1-c2"].axes[0].get_title(loc="left")
+    assert title.endswith("positions over the text")
+    for figure in (half_life_figure, locality_figure):
+        with pytest.raises(InputError, match="have no half-lives to draw"):
+            figure(by_token)

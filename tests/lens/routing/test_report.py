@@ -17,6 +17,7 @@ from routing_models import (
 
 from prismlm.corpus import build_corpus
 from prismlm.errors import FormatError, InputError
+from prismlm.lens.corpus_reading import finite
 from prismlm.lens.routing import (
     Sequences,
     half_lives,
@@ -29,7 +30,6 @@ from prismlm.lens.routing import (
     sequences_of,
     spearman,
 )
-from prismlm.lens.routing.report import finite
 from prismlm.lens.routing.reporting import ReportOptions, channel_report
 from prismlm.lens.routing.wording import lag_words, locality_words, median_correlation
 from prismlm.lens.training_corpus import training_corpus
@@ -183,6 +183,34 @@ def test_channels_that_decay_alike_have_no_correlation_and_the_report_says_why(c
     assert locality.quartiles is None
     assert "decay alike" in locality.no_quartiles
     assert [line[:5] for line in locality_words(locality)] == ["No ρ:", "No qu"]
+
+
+def test_decays_by_token_leave_out_half_lives_and_nothing_else(corpus, sequences):
+    by_token = make_model(len(corpus.tokenizer), decay_mode="token")
+    found = channel_report(by_token, corpus.tokenizer, sequences, text=TEXT, options=OPTIONS)
+    assert {(c.decay, c.half_life) for layer in found.layers for c in layer.channels} == {
+        (None, None)
+    }
+    for kind in ("write", "read"):
+        expected = measure(by_token, sequences, kind)
+        assert tuple(layer.metrics[kind] for layer in found.layers) == expected
+    ranked = rank_sequences(by_token, sequences, kept=4, tokens=7)
+    lags = read_write_lags(by_token, sequences, max_lag=2, shuffles=9)
+    for layer in found.layers:
+        assert [c.repetition for c in layer.channels] == repetition(ranked[layer.layer]).tolist()
+        torch.testing.assert_close(layer.lags.correlation, lags[layer.layer].correlation)
+    assert found.locality.correlation is None
+    assert found.locality.quartiles is None
+    for line in locality_words(found.locality):
+        assert "decays depend on the token" in line
+    ids = torch.tensor(corpus.tokenizer(TEXT)["input_ids"])
+    for mine, other in zip(found.text.curves, read_channels(by_token, ids), strict=True):
+        torch.testing.assert_close(mine.memory(1), other.memory(1))
+    value = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    channel = value["layers"][1]["channels"][2]
+    assert channel["half_life"] is None
+    assert channel["decay"] is None
+    assert len(channel["sequences"]) == 4
 
 
 def test_lags_in_words_and_medians(report):

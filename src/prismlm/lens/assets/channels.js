@@ -14,6 +14,7 @@
   const share = (x) => (x === 0 ? "0" : x < 0.0005 ? "<0.001" : x.toFixed(3));
   const percent = (x) => (x > 0 && x < 0.005 ? "<1 %" : `${Math.round(100 * x)} %`);
   const digits = (x) => (x >= 100 ? x.toFixed(0) : x >= 10 ? x.toFixed(1) : x.toFixed(2));
+  const lifeOf = (channel) => (channel.halfLife === null ? "–" : digits(channel.halfLife));
   const signed = (x) => (x > 0 ? "+" : x < 0 ? "−" : "") + Math.abs(x);
   const named = (word) => (word === "" ? "end of document" : word.trim() || (word.includes("\n") ? "↵" : "␣"));
 
@@ -27,13 +28,18 @@
     text.ends = text.counts.map((count) => (end += count));
     text.length = end;
   }
-  const lives = data.layers.flatMap((layer) => layer.channels.map((channel) => Math.log(channel.halfLife)));
+  const lives = data.layers.flatMap((layer) => layer.channels)
+    .filter((channel) => channel.halfLife !== null).map((channel) => Math.log(channel.halfLife));
   const [shortest, longest] = [Math.min(...lives), Math.max(...lives)];
-  const lifeShare = (life) => (longest > shortest ? 0.08 + 0.92 * (Math.log(life) - shortest) / (longest - shortest) : 0.5);
+  const lifeShare = (life) => (life === null ? 0 : longest > shortest ? 0.08 + 0.92 * (Math.log(life) - shortest) / (longest - shortest) : 0.5);
 
   // A byte holds √(gate / largest).
   const decoded = (from, length, largest) =>
     Float64Array.from(bytes.subarray(from, from + length), (level) => largest * (level / 255) ** 2);
+  // Where β depends on the token, a byte holds the logarithm of −ln β within the range.
+  const [least, most] = data.rates;
+  const decays = (from, length) => Float64Array.from(bytes.subarray(from, from + length),
+    (level) => Math.exp(-least * Math.exp((Math.log(most / least) * level) / 255)));
   const gatesOf = (layer, channel) => {
     let at = channel.at;
     return channel.texts.map(([number]) => {
@@ -41,14 +47,17 @@
       const write = decoded(at, length, channel.largest[0]);
       const read = layer.shared ? write : decoded(at + length, length, channel.largest[1]);
       at += layer.shared ? length : 2 * length;
-      return { write, read };
+      if (channel.decay !== null) return { write, read, decay: new Float64Array(length).fill(channel.decay) };
+      const decay = decays(at, length);
+      at += length;
+      return { write, read, decay };
     });
   };
-  // β^(i−j) write_j / M_i for j < i: what position i finds in the channel.
+  // β_j ⋯ β_(i−1) write_j / M_i for j < i: what position i finds in the channel.
   const memory = (write, decay, i) => {
     const weights = new Float64Array(write.length);
     let mass = 0;
-    for (let j = 0; j < i; j++) mass += weights[j] = decay ** (i - j) * write[j];
+    for (let j = i - 1, left = 1; j >= 0; j--) mass += weights[j] = (left *= decay[j]) * write[j];
     if (mass < EMPTY_BELOW) return { weights: weights.fill(0), mass: 0 };
     return { weights: weights.map((x) => x / mass), mass };
   };
@@ -94,17 +103,17 @@
 
   const showList = (focus) => {
     const { channels } = layerNow();
-    const key = { number: (c) => c.id, life: (c) => c.halfLife, repetition: (c) => -(c.repetition ?? 0) }[state.order];
+    const key = { number: (c) => c.id, life: (c) => c.halfLife ?? 0, repetition: (c) => -(c.repetition ?? 0) }[state.order];
     const order = channels.map((_, i) => i).sort((a, b) => key(channels[a]) - key(channels[b]) || a - b);
     const items = order.map((i) => {
       const channel = channels[i];
-      const life = make("span", "c-life", digits(channel.halfLife));
+      const life = make("span", "c-life", lifeOf(channel));
       life.style.setProperty("--life", lifeShare(channel.halfLife));
-      life.title = `half-life ${digits(channel.halfLife)} positions`;
+      life.title = `half-life ${lifeOf(channel)} positions`;
       const tokens = make("span", null, channel.tokens.slice(0, 6).map(([token]) => token).join("  "));
       const item = make("div", "c-item", make("b", null, String(channel.id)), life, tokens);
       item.setAttribute("role", "option");
-      item.setAttribute("aria-label", `channel ${channel.id}, half-life ${digits(channel.halfLife)}, ${tokens.textContent}`);
+      item.setAttribute("aria-label", `channel ${channel.id}, half-life ${lifeOf(channel)}, ${tokens.textContent}`);
       item.dataset.channel = channel.id;
       item.addEventListener("click", () => choose(i, true));
       return item;
@@ -180,7 +189,7 @@
     const writes = byWord(text, gates.write, Math.max);
     const reads = byWord(text, gates.read, Math.max);
     let chosen = Math.max(0, reads.indexOf(largest(reads.slice(1)), 1));
-    const found = () => memory(gates.write, channel.decay, text.ends[chosen] - 1);
+    const found = () => memory(gates.write, gates.decay, text.ends[chosen] - 1);
     const shade = () => {
       const values = { write: writes, read: reads, memory: state.view === "memory" ? byWord(text, found().weights, sum) : null }[state.view];
       const most = { write: channel.largest[0], read: channel.largest[1], memory: largest(values) }[state.view] || 1;
@@ -230,13 +239,13 @@
   const showChannel = () => {
     const layer = layerNow();
     const channel = channelNow();
-    const figures = make("div", "p-figures", figure(digits(channel.halfLife), "half-life, positions"));
+    const figures = make("div", "p-figures", figure(lifeOf(channel), "half-life, positions"));
     if (channel.repetition !== null) figures.append(figure(channel.repetition.toFixed(2), "repetition"));
     if (channel.lag && channel.lag[2] !== null && !layer.shared) {
       figures.append(figure(signed(channel.lag[0]), `positions from read to write, p ${channel.lag[2].toFixed(2)}`));
     }
     const title = make("div", "p-title", make("h2", null, `Layer ${layer.layer}, channel ${channel.id}`),
-      make("p", "p-note", layer.shared ? "reads by its write gate" : `β ${channel.decay.toFixed(4)}`));
+      make("p", "p-note", layer.shared ? "reads by its write gate" : channel.decay === null ? "β depends on the token" : `β ${channel.decay.toFixed(4)}`));
     const most = channel.tokens.length ? channel.tokens[0][1] * channel.tokens[0][2] : 1;
     const chips = make("div", "c-chips", ...channel.tokens.map(([token, count, gate]) => {
       const chip = make("span", "c-chip", token, make("small", null, `${count}×`));

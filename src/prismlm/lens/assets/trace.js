@@ -164,6 +164,13 @@
       make("p", "p-note", `position ${step.position} · ${kinds[step.from]}`));
     const figures = make("div", "p-figures", figure(percent(step.probability), "probability"),
       figure(percent(step.explained), "explained"), figure(plain(step.logit), "logit"));
+    if (data.feedback) {
+      const fed = step.fed
+        ? figure(percent(step.fed[0]), `fed back, code ${step.fed[1].toLocaleString("en")}`)
+        : figure("–", "nothing fed back");
+      fed.title = "Uncertainty fed back to the token that was read: the entropy of the prediction before it, of the largest possible; 50 % is the neutral code, of text that is read at once with one pass";
+      figures.append(fed);
+    }
     const main = make("div", "p-main", make("div", "p-top", title, figures), stacked(data, step), uses(data, step));
     const aside = step.shares.length
       ? make("div", "p-aside", make("h2", null, "Where this prediction comes from"), ...step.shares.map(shares),

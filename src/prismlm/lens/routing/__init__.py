@@ -1,6 +1,7 @@
 """Reading the channels of prototype mixers, and intervening on them."""
 
-from prismlm.lens.routing.activations import Sequences, value_norms
+from prismlm.lens.corpus_reading import Sequences
+from prismlm.lens.routing.activations import value_norms
 from prismlm.lens.routing.case_files import (
     Case,
     Probe,

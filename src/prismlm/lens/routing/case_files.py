@@ -50,6 +50,7 @@ class Probe:
         ids: the tokens of the context.
         target_id: the token whose probability is measured after them.
         document: the number of its document, where it comes from a corpus.
+        first: the text of the first token, where the target is several and it alone is measured.
     """
 
     concept: str
@@ -58,6 +59,17 @@ class Probe:
     ids: tuple[int, ...]
     target_id: int
     document: int | None = None
+    first: str | None = None
+
+    @property
+    def measured(self) -> str:
+        """The text whose probability is measured: the target, or its first token."""
+        return self.target if self.first is None else self.first
+
+    @property
+    def label(self) -> str:
+        """The target, or what of it is measured, in words."""
+        return self.target if self.first is None else f"{self.first}… of {self.target}"
 
 
 def case_sets() -> tuple[str, ...]:
@@ -120,7 +132,8 @@ def probe_of(tokenizer: PreTrainedTokenizerBase, case: Case, *, first_token: boo
             f"expected one.{_in_lower_case(tokenizer, context, target, before)} Choose another "
             "target, or measure the first of them alone (first_token, --first-token)."
         )
-    return Probe(case.concept, context, target, tuple(before), ids[0])
+    first = _tokens(tokenizer, ids[:1])[0].strip() or "␣" if len(ids) > 1 else None
+    return Probe(case.concept, context, target, tuple(before), ids[0], first=first)
 
 
 def words_of(cases: Iterable[Case]) -> tuple[str, ...]:

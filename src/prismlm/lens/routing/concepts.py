@@ -21,7 +21,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from prismlm.errors import InputError
-from prismlm.lens.routing.activations import Sequences
+from prismlm.lens.corpus_reading import Sequences
 from prismlm.lens.routing.case_files import Case, words_of
 from prismlm.lens.routing.mixers import check_channel, check_layer
 from prismlm.lens.routing.token_gates import TokenGates, token_gates

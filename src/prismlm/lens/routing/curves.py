@@ -119,26 +119,26 @@ def read_channels(
             f"input_ids are {list(input_ids.shape)}: expected [T], one sequence of at least one "
             "token."
         )
-    with _decays_seen(mixers) as decays:
+    with decays_seen(mixers) as decays:
         routing = routing_of(model, input_ids[None])
     curves: list[LayerCurves] = []
     for layer in chosen:
         write, read = (gate[0].float().cpu() for gate in routing[layer])
         decay = decays[mixers[layer]].cpu()
+        decay = decay if decay.ndim == 1 else decay[0]
         curves.append(LayerCurves(layer, write, read, discounted_mass(write, decay), decay))
     return tuple(curves)
 
 
 @contextmanager
-def _decays_seen(mixers: Iterable[PrototypeMixer]) -> Iterator[dict[nn.Module, Tensor]]:
-    """Yield where this thread's pass over one sequence leaves each mixer's decays."""
+def decays_seen(mixers: Iterable[PrototypeMixer]) -> Iterator[dict[nn.Module, Tensor]]:
+    """Yield where this thread's pass leaves each mixer's decays: [R], or [B, T, R] by token."""
     found: dict[nn.Module, Tensor] = {}
     thread = threading.get_ident()
 
     def note(mixer: nn.Module, args: tuple[Any, ...]) -> None:
         if threading.get_ident() == thread and isinstance(mixer, PrototypeMixer):
-            decay = mixer.decay_of(args[0]).detach()
-            found[mixer] = decay if decay.ndim == 1 else decay[0]
+            found[mixer] = mixer.decay_of(args[0]).detach()
 
     handles = [mixer.register_forward_pre_hook(note) for mixer in mixers]
     try:

@@ -50,6 +50,7 @@ class Effect:
 
     Attributes:
         concept, context, target: of the case.
+        measured: the text whose probability this is: the target, or its first token.
         layer, channel: what was intervened on.
         control_of: the channel that it is a control of, or None for a channel that was asked for.
         intervention: its name.
@@ -63,6 +64,7 @@ class Effect:
     concept: str
     context: str
     target: str
+    measured: str
     layer: int
     channel: int
     control_of: Channel | None
@@ -228,7 +230,13 @@ class EffectTable:
         deviations = [None] * len(self.probes) if deviation is None else deviation.tolist()
         columns = (self.baseline.tolist(), probability.tolist(), relative, points, deviations)
         return [
-            Effect(probe.concept, probe.context, probe.target, *place, control_of, name, *values)
+            Effect(
+                *(probe.concept, probe.context, probe.target, probe.measured),
+                *place,
+                control_of,
+                name,
+                *values,
+            )
             for probe, *values in zip(self.probes, *columns, strict=True)
         ]
 
@@ -274,14 +282,14 @@ class EffectTable:
         for i, probe in enumerate(self.probes):
             cells = " | ".join(column[i] for column in columns)
             lines.append(
-                f"| {shown(probe.context)} | {cell(probe.target)} | "
+                f"| {shown(probe.context)} | {cell(probe.label)} | "
                 f"{100 * float(self.baseline[i]):.2f} | {cells} |"
             )
         return lines
 
 
 _SCHEMA = pa.schema(
-    [(name, pa.string()) for name in ("concept", "context", "target")]
+    [(name, pa.string()) for name in ("concept", "context", "target", "measured")]
     + [(name, pa.int64()) for name in ("layer", "channel")]
     + [("intervention", pa.string())]
     + [(n, pa.float64()) for n in ("baseline", "probability", "relative", "points", "deviation")]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from prismlm.errors import InputError
-from prismlm.lens.routing.activations import Sequences, decoder_of
+from prismlm.lens.corpus_reading import Sequences, decoder_of
 from prismlm.lens.routing.case_files import Probe
 from prismlm.lens.routing.probabilities import probabilities_at
 

@@ -13,12 +13,11 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from prismlm.errors import InputError
-from prismlm.lens.routing.activations import Sequences
+from prismlm.lens.corpus_reading import Sequences, check_tokenizer_of
 from prismlm.lens.routing.case_files import Case, words_of
 from prismlm.lens.routing.concepts import FoundChannels, find_channels
 from prismlm.lens.routing.effect_table import Channel, EffectTable
 from prismlm.lens.routing.effects import INTERVENTIONS, ControlFrom, intervention_table
-from prismlm.lens.routing.reporting import check_tokenizer_of
 from prismlm.lens.routing.token_gates import token_gates
 from prismlm.lens.routing.word_forms import WordForms
 from prismlm.progress import SILENT, Reporter

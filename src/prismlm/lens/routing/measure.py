@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from prismlm.errors import InputError
-from prismlm.lens.routing.activations import Kind, Pass, Sequences, activations
+from prismlm.lens.corpus_reading import Sequences
+from prismlm.lens.routing.activations import Kind, Pass, activations
 from prismlm.lens.routing.metrics import entropy, gini, sparsity_ratio
 from prismlm.lens.routing.mixers import mixers_of
 from prismlm.lens.routing.mutual_information import TokenCounts, equal_bins

@@ -1,12 +1,15 @@
 """What the page of a channel report shows, as plain data; each passage is held once.
 
 A gate g is stored in one byte, round(255·√(g / g_max)), g_max being the largest of the channel's on
-the page: the error is at most g_max/255, and 2 % of g or less where g is above 0.04·g_max.
+the page: the error is at most g_max/255, and 2 % of g or less where g is above 0.04·g_max. Decays
+that depend on the token are a byte each too, in the logarithm of −ln β, so within 4 % of the
+half-life.
 """
 
 from __future__ import annotations
 
 import base64
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,10 +18,13 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
+from prismlm.lens.corpus_reading import finite
 from prismlm.lens.html_data import safe_link, visible
 from prismlm.lens.routing.activations import routing_of
-from prismlm.lens.routing.report import Channel, ChannelReport, LayerReport, finite
-from prismlm.lens.routing.words import WordedText
+from prismlm.lens.routing.curves import decays_seen
+from prismlm.lens.routing.mixers import mixers_of
+from prismlm.lens.routing.report import Channel, ChannelReport, LayerReport
+from prismlm.lens.words import WordedText
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -28,6 +34,9 @@ if TYPE_CHECKING:
 ROWS_OF_A_PASS = 16
 TOKENS_SHOWN = 24
 LEVELS = 255
+LEAST_RATE, MOST_RATE = 1e-6, 14.0
+"""−ln β of the largest and the smallest decay that a mixer can have, and a little more."""
+RATE_RANGE = math.log(MOST_RATE / LEAST_RATE)
 
 
 class Gates(NamedTuple):
@@ -36,10 +45,12 @@ class Gates(NamedTuple):
     Attributes:
         write: float32, on the CPU.
         read: likewise.
+        decay: of each position where decays depend on the token, else None.
     """
 
     write: Float[Tensor, "T R"]
     read: Float[Tensor, "T R"]
+    decay: Float[Tensor, "T R"] | None
 
 
 def quantise(gates: Float[Tensor, "..."], largest: float) -> UInt8[Tensor, "..."]:
@@ -47,6 +58,12 @@ def quantise(gates: Float[Tensor, "..."], largest: float) -> UInt8[Tensor, "..."
     if largest <= 0:
         return torch.zeros(gates.shape, dtype=torch.uint8)
     return ((gates / largest).clamp(0, 1).sqrt() * LEVELS).round().to(torch.uint8)
+
+
+def quantise_decay(decay: Float[Tensor, "..."]) -> UInt8[Tensor, "..."]:
+    """Return round(255·ln(−ln β / 1e-6) / ln(14 / 1e-6)): a step is 6.5 % of the half-life."""
+    rates = (-decay.double().log()).clamp(LEAST_RATE, MOST_RATE)
+    return ((rates / LEAST_RATE).log() / RATE_RANGE * LEVELS).round().to(torch.uint8)
 
 
 def kept_gates(
@@ -68,15 +85,20 @@ def kept_gates(
     for start in sorted(wanted):
         lengths.setdefault(len(report.passages[start].text.tokens), []).append(start)
     found: dict[int, dict[int, Gates]] = {start: {} for start in wanted}
+    mixers = mixers_of(model)
     for length, starts in lengths.items():
         assert corpus is not None
         for first in range(0, len(starts), ROWS_OF_A_PASS):
             rows = starts[first : first + ROWS_OF_A_PASS]
             ids = [torch.from_numpy(corpus.read_tokens(s, length).astype("int64")) for s in rows]
-            routing = routing_of(model, torch.stack(ids).to(model.device))
+            with decays_seen(mixers) as decays:
+                routing = routing_of(model, torch.stack(ids).to(model.device))
             for row, start in enumerate(rows):
                 for layer in wanted[start]:
-                    found[start][layer] = Gates(*(g[row].float().cpu() for g in routing[layer]))
+                    write, read = (gate[row].float().cpu() for gate in routing[layer])
+                    decay = decays[mixers[layer]]
+                    by_token = None if decay.ndim == 1 else decay[row].cpu()
+                    found[start][layer] = Gates(write, read, by_token)
     return found
 
 
@@ -124,8 +146,9 @@ def page_data(
     """Return layers, channels, texts and gates as the page's script reads them.
 
     ``gates`` holds, for each channel in turn and each of its texts, the write gates of the tokens
-    and then the read gates; a layer with shared routing has the write gates only. A text that was
-    given comes first in every channel.
+    and then the read gates; a layer with shared routing has the write gates only. Decays come last,
+    where they depend on the token and ``decay`` is None. A text that was given comes first in every
+    channel.
 
     Args:
         model: the report's.
@@ -143,6 +166,7 @@ def page_data(
         "layers": layers,
         "texts": pool.texts,
         "documents": pool.documents,
+        "rates": [LEAST_RATE, MOST_RATE],
         "gates": base64.b64encode(bytes(pool.stored)).decode("ascii"),
     }
     return finite(value)
@@ -160,7 +184,8 @@ def _layer(layer: LayerReport, pool: _Pool) -> dict[str, Any]:
 def _own_gates(layer: LayerReport, report: ChannelReport) -> Gates | None:
     for curves in () if report.text is None else report.text.curves:
         if curves.layer == layer.layer:
-            return Gates(curves.write, curves.read)
+            decay = curves.decay if curves.decay.ndim == 2 else None
+            return Gates(curves.write, curves.read, decay)
     return None
 
 
@@ -172,12 +197,14 @@ def _channel(
     gates += [pool.gates[sequence.start][layer.layer] for sequence in channel.sequences]
     largest = [
         max((float(getattr(g, kind)[:, number].max()) for g in gates), default=0.0)
-        for kind in Gates._fields
+        for kind in ("write", "read")
     ]
     for one in gates:
         pool.store(quantise(one.write[:, number], largest[0]))
         if not layer.shared_routing:
             pool.store(quantise(one.read[:, number], largest[1]))
+        if one.decay is not None:
+            pool.store(quantise_decay(one.decay[:, number]))
     return {
         "id": number,
         "decay": channel.decay,

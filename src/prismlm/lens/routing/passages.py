@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from prismlm.lens.routing.words import WordedText, worded
+from prismlm.lens.words import WordedText, worded
 
 if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus

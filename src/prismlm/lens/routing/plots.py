@@ -77,10 +77,10 @@ def half_life_figure(report: ChannelReport) -> Figure:
     """Return a histogram of half-lives for each layer, over one axis.
 
     Raises:
-        InputError: a report without channels.
+        InputError: a report without channels, or one of channels without half-lives.
     """
-    layers = _with_channels(report)
-    lives = [np.array([channel.half_life for channel in layer.channels]) for layer in layers]
+    layers = _with_half_lives(report)
+    lives = [_half_lives(layer) for layer in layers]
     everything = np.concatenate(lives)
     low, high, wide = everything.min(), everything.max(), _is_wide(everything)
     margin = max((high - low) * 0.03, high * 0.02)
@@ -104,18 +104,18 @@ def locality_figure(report: ChannelReport) -> Figure:
     Source: ProtoT, A.8, Table 21.
 
     Raises:
-        InputError: a report without channels or without a corpus.
+        InputError: a report without channels, without half-lives or without a corpus.
     """
-    layers, locality = _with_channels(report), report.locality
+    layers, locality = _with_half_lives(report), report.locality
     if locality is None:
         raise InputError("half-life against repetition needs a corpus: read one into the report.")
     figure = Figure(figsize=(7, 4.6), layout="constrained")
     axes = figure.subplots()
     colours = _colours(len(layers))
-    lives = np.array([channel.half_life for layer in layers for channel in layer.channels])
+    lives = np.concatenate([_half_lives(layer) for layer in layers])
     for layer, colour in zip(layers, colours, strict=True):
         axes.scatter(
-            [channel.half_life for channel in layer.channels],
+            _half_lives(layer),
             [channel.repetition or 0.0 for channel in layer.channels],
             color=colour, edgecolors="white", linewidths=0.5, s=34, label=f"layer {layer.layer}",
         )  # fmt: skip
@@ -178,7 +178,8 @@ def curves_figure(reading: TextReading, layer: int, channel: int) -> Figure:
         held.set_xticklabels(tokens[part], rotation=90, fontsize=8)
     life = curves.half_life[channel].item()
     panels[0].set_title(
-        f"Layer {layer}, channel {channel}: half-life {life:.3g} positions",
+        f"Layer {layer}, channel {channel}: half-life {life:.3g} positions"
+        + (" over the text" if curves.decay.ndim == 2 else ""),
         loc="left", fontsize=11,
     )  # fmt: skip
     panels[0].legend(
@@ -236,10 +237,12 @@ def figures(
     found: dict[str, Figure] = {}
     if report.corpus is not None:
         found["metrics"] = metrics_figure(report, beside)
-    if report.of == "channels":
+    lives = any(_has_half_lives(layer) for layer in report.layers)
+    if lives:
         found["half-life"] = half_life_figure(report)
-    if report.locality is not None:
+    if report.locality is not None and lives:
         found["locality"] = locality_figure(report)
+    if report.locality is not None:
         found["lags"] = lag_figure(report)
     if report.text is not None:
         layer, channel = curve or most_written(report.text)
@@ -293,6 +296,24 @@ def _with_channels(report: ChannelReport) -> list[LayerReport]:
     layers = [layer for layer in report.layers if layer.channels]
     if not layers:
         raise InputError(f"the report of {report.model or 'this model'} has no channels to draw.")
+    return layers
+
+
+def _has_half_lives(layer: LayerReport) -> bool:
+    return any(channel.half_life is not None for channel in layer.channels)
+
+
+def _half_lives(layer: LayerReport) -> np.ndarray:
+    return np.array([channel.half_life for channel in layer.channels], dtype=float)
+
+
+def _with_half_lives(report: ChannelReport) -> list[LayerReport]:
+    layers = [layer for layer in _with_channels(report) if _has_half_lives(layer)]
+    if not layers:
+        raise InputError(
+            f"channels of {report.model or 'this model'} have no half-lives to draw: its decays "
+            "depend on the token."
+        )
     return layers
 
 

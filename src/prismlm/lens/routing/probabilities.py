@@ -10,7 +10,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from prismlm.errors import InputError
-from prismlm.lens.routing.activations import decoder_of
+from prismlm.lens.corpus_reading import decoder_of
 from prismlm.lens.routing.case_files import Probe
 
 if TYPE_CHECKING:

@@ -5,11 +5,11 @@ The command line, the plots and the page show this and compute nothing, so a not
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from prismlm.lens.corpus_reading import CorpusRead, finite
 from prismlm.lens.routing.activations import Kind
 from prismlm.lens.routing.curves import LayerCurves
 from prismlm.lens.routing.lags import LagCorrelation
@@ -17,26 +17,7 @@ from prismlm.lens.routing.locality import Quartiles, RankCorrelation
 from prismlm.lens.routing.measure import LayerMetrics
 from prismlm.lens.routing.passages import Passage
 from prismlm.lens.routing.top_sequences import ChannelSequence
-from prismlm.lens.routing.words import WordedText
-
-
-@dataclass(frozen=True)
-class CorpusRead:
-    """What was read.
-
-    Attributes:
-        path: the corpus directory.
-        name: its name.
-        split: which documents.
-        length: the most tokens of a sequence.
-        positions: tokens read.
-    """
-
-    path: str
-    name: str
-    split: str
-    length: int
-    positions: int
+from prismlm.lens.words import WordedText
 
 
 @dataclass(frozen=True)
@@ -62,16 +43,17 @@ class Channel:
 
     Attributes:
         channel: from 0.
-        decay: β.
-        half_life: in positions.
+        decay: β; None where it depends on the token.
+        half_life: in positions; None where β depends on the token, and over a text it is in the
+            text's curves.
         repetition: 1 − distinct / all over the kept tokens; None where no corpus was read.
         tokens: the kept tokens, most written in all first.
         sequences: those that write most, best first.
     """
 
     channel: int
-    decay: float
-    half_life: float
+    decay: float | None
+    half_life: float | None
     repetition: float | None
     tokens: tuple[TopToken, ...]
     sequences: tuple[ChannelSequence, ...]
@@ -98,7 +80,7 @@ class LayerReport:
 
 @dataclass(frozen=True)
 class Locality:
-    """Half-life against repetition, over all channels of the report.
+    """Half-life against repetition, over all channels of the report that have a half-life.
 
     Attributes:
         correlation: Spearman's, or None.
@@ -161,17 +143,6 @@ class ChannelReport:
             "text": None if self.text is None else _text(self.text),
         }
         return finite(value)
-
-
-def finite(value: Any) -> Any:
-    """Return JSON values with None in the place of NaN and infinity."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(item) for item in value]
-    return value
 
 
 def _layer(layer: LayerReport, passages: Mapping[int, Passage]) -> dict[str, Any]:

@@ -9,17 +9,16 @@ import torch
 
 from prismlm.errors import InputError
 from prismlm.layers import PrototypeMixer
-from prismlm.lens.language_model import tokenizer_fingerprint
-from prismlm.lens.routing.activations import Kind, Sequences
+from prismlm.lens.corpus_reading import CorpusRead, Sequences, check_tokenizer_of
+from prismlm.lens.routing.activations import Kind
 from prismlm.lens.routing.curves import read_channels
 from prismlm.lens.routing.locality import quartiles, repetition, spearman
 from prismlm.lens.routing.measure import LayerMetrics, measure
-from prismlm.lens.routing.mixers import check_layer, chosen_layers, half_lives, mixers_of
+from prismlm.lens.routing.mixers import check_layer, chosen_layers, half_life, mixers_of
 from prismlm.lens.routing.passages import Passage, read_passages
 from prismlm.lens.routing.report import (
     Channel,
     ChannelReport,
-    CorpusRead,
     LayerReport,
     Locality,
     TextReading,
@@ -27,13 +26,11 @@ from prismlm.lens.routing.report import (
 )
 from prismlm.lens.routing.survey import LayerSurvey, survey
 from prismlm.lens.routing.top_sequences import ChannelSequence, sequences_of
-from prismlm.lens.routing.words import encode, worded
+from prismlm.lens.words import encode, worded
 from prismlm.progress import SILENT, Reporter
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from prismlm.corpus.store import Corpus
 
 
 class ReportOptions(NamedTuple):
@@ -71,7 +68,8 @@ def channel_report(
 ) -> ChannelReport:
     """Return all figures of a model's channels over a corpus, and the curves of a text.
 
-    Without a corpus there are half-lives and the text's curves. A model without prototype mixers
+    Without a corpus there are half-lives and the text's curves. Where decays depend on the token a
+    channel has no half-life of its own, and everything else. A model without prototype mixers
     but with value heads, as LLaMA, has the figures of their norms, and no channels.
 
     Memory: see :func:`survey`. A corpus is read once; documents of kept sequences once more.
@@ -88,15 +86,14 @@ def channel_report(
     Source: ProtoT, §5.1, A.8 and A.9.
 
     Raises:
-        InputError: a model with neither channels nor value heads, decays that depend on the token,
-            an unknown layer, a corpus of another tokenizer, no text, an empty text, or a text for a
-            model without channels.
+        InputError: a model with neither channels nor value heads, an unknown layer, a corpus of
+            another tokenizer, no text, an empty text, or a text for a model without channels.
     """
     if sequences is not None:
         check_tokenizer_of(sequences.corpus, tokenizer, name)
     if not any(isinstance(module, PrototypeMixer) for module in model.modules()):
         return _of_heads(model, sequences, text, name, options, progress)
-    mixers, lives = mixers_of(model), half_lives(model)
+    mixers = mixers_of(model)
     chosen = chosen_layers(len(mixers), options.layers)
     reading = None if text is None else _read(model, tokenizer, text, chosen)
     found: Mapping[int, LayerSurvey] = {}
@@ -105,7 +102,7 @@ def channel_report(
     ranked = {layer: _ranked(found[layer], layer, mixers[layer].channels) for layer in found}
     passages = _passages(sequences, ranked)
     layers = tuple(
-        _layer(layer, mixers[layer], lives[layer], found.get(layer), ranked.get(layer), passages)
+        _layer(layer, mixers[layer], found.get(layer), ranked.get(layer), passages)
         for layer in chosen
     )
     return ChannelReport(
@@ -132,22 +129,15 @@ def _passages(
     return read_passages(sequences.corpus, kept)
 
 
-def check_tokenizer_of(corpus: Corpus, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
-    """Raise InputError unless a corpus holds the tokens of this tokenizer."""
-    if corpus.meta["tokenizer"]["fingerprint"] != tokenizer_fingerprint(tokenizer):
-        raise InputError(
-            f"the corpus {corpus.name} holds the tokens of another tokenizer than that of the "
-            f"model{f' {name}' if name else ''}. Build it again with that one: prismlm corpus "
-            "build IN --out DIR --tokenizer MODEL."
-        )
-
-
 def locality_of(layers: Iterable[LayerReport], *, seed: int = 0) -> Locality:
-    """Return half-life against repetition over all channels of some layers.
+    """Return half-life against repetition over all channels of some layers that have a half-life.
 
     What cannot be computed, as from half-lives all alike, is None beside the reason.
     """
-    channels = [channel for layer in layers for channel in layer.channels]
+    channels = [c for layer in layers for c in layer.channels if c.half_life is not None]
+    if not channels:
+        reason = "decays depend on the token, so no channel has a half-life of its own."
+        return Locality(None, reason, None, reason)
     lives = torch.tensor([channel.half_life for channel in channels], dtype=torch.float64)
     scores = torch.tensor([channel.repetition for channel in channels], dtype=torch.float64)
     correlation = groups = no_correlation = no_quartiles = None
@@ -203,18 +193,18 @@ def _read(
 def _layer(
     layer: int,
     mixer: PrototypeMixer,
-    lives: torch.Tensor,
     found: LayerSurvey | None,
     ranked: list[tuple[ChannelSequence, ...]] | None,
     passages: Mapping[int, Passage],
 ) -> LayerReport:
-    decay = mixer.decay.detach().cpu()
+    decay = mixer.decay.detach().cpu() if mixer.decay_map is None else None
+    lives = None if decay is None else half_life(decay)
     scores = None if found is None else repetition(found.best).tolist()
     channels = tuple(
         Channel(
             channel=k,
-            decay=decay[k].item(),
-            half_life=lives[k].item(),
+            decay=None if decay is None else decay[k].item(),
+            half_life=None if lives is None else lives[k].item(),
             repetition=None if scores is None else scores[k],
             tokens=() if ranked is None else top_tokens(ranked[k], passages),
             sequences=() if ranked is None else ranked[k],

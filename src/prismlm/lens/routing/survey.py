@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from prismlm.lens.routing.activations import Sequences, routing_of
+from prismlm.lens.corpus_reading import Sequences
+from prismlm.lens.routing.activations import routing_of
 from prismlm.lens.routing.lags import LagCorrelation, LagTally
 from prismlm.lens.routing.measure import LayerMetrics, LayerTally
 from prismlm.lens.routing.mixers import chosen_layers, mixers_of

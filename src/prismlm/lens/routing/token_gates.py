@@ -11,7 +11,8 @@ from torch import Tensor
 
 from prismlm.corpus.blocks import split_counts
 from prismlm.errors import InputError
-from prismlm.lens.routing.activations import Sequences, routing_of
+from prismlm.lens.corpus_reading import Sequences
+from prismlm.lens.routing.activations import routing_of
 from prismlm.lens.routing.mixers import mixers_of
 from prismlm.lens.routing.word_forms import WordForms
 from prismlm.progress import SILENT, Reporter

@@ -16,7 +16,8 @@ from jaxtyping import Float32, Int64
 from torch import Tensor
 
 from prismlm.errors import InputError
-from prismlm.lens.routing.activations import Sequences, routing_of
+from prismlm.lens.corpus_reading import Sequences
+from prismlm.lens.routing.activations import routing_of
 from prismlm.lens.routing.mixers import check_channel, chosen_layers, mixers_of
 
 if TYPE_CHECKING:

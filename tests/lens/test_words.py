@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from routing_models import make_corpus
 
 from prismlm.errors import InputError
-from prismlm.lens.routing.words import DITTO, encode, worded
+from prismlm.lens.words import DITTO, encode, worded
 
 
 @pytest.fixture(scope="module")

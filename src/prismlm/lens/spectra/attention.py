@@ -1,0 +1,145 @@
+"""The attention weights of a model while it runs, layer by layer, for any model that has heads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from prismlm.errors import InputError
+from prismlm.layers.signal_noise_attention import SignalNoiseAttention, SignalNoiseOutput
+from prismlm.ops.signal_noise_attention import attention_weights
+
+Group = Literal["signal", "noise", "attention"]
+Read = Callable[[int, Tensor], None]
+
+
+class HeadGroup(NamedTuple):
+    """Heads of a layer that are of one kind: ``start`` to ``stop`` of its weights' second axis."""
+
+    name: Group
+    start: int
+    stop: int
+
+
+def attention_layers(model: nn.Module) -> tuple[nn.Module, ...]:
+    """Return the attention of each layer, first to last.
+
+    Raises:
+        InputError: the model has none.
+    """
+    own = [module for module in model.modules() if isinstance(module, SignalNoiseAttention)]
+    # Hugging Face's decoders name theirs so, and number them for their caches.
+    theirs = [
+        module
+        for module in model.modules()
+        if type(module).__name__.endswith("Attention") and hasattr(module, "layer_idx")
+    ]
+    found: tuple[nn.Module, ...] = (*own,) or (*theirs,)
+    if not found:
+        kind = getattr(getattr(model, "config", None), "model_type", None) or type(model).__name__
+        raise InputError(
+            f"a model of type {kind!r} has no attention heads to read: expected signal/noise "
+            "attention, or a Hugging Face decoder with attention."
+        )
+    return found
+
+
+def head_groups(model: nn.Module) -> tuple[HeadGroup, ...]:
+    """Return which heads of a layer are of which kind; every layer has the same.
+
+    Raises:
+        InputError: the model has no attention.
+    """
+    first = attention_layers(model)[0]
+    if isinstance(first, SignalNoiseAttention):
+        return (
+            HeadGroup("signal", 0, first.heads),
+            HeadGroup("noise", first.heads, 2 * first.heads),
+        )
+    config: Any = getattr(first, "config", None) or getattr(model, "config", None)
+    return (HeadGroup("attention", 0, int(config.num_attention_heads)),)
+
+
+@contextmanager
+def reading_attention(
+    model: PreTrainedModel, read: Read, *, layers: Sequence[int] | None = None
+) -> Iterator[None]:
+    """Call ``read(layer, weights)`` as each layer runs, with its weights [B, heads, T, S].
+
+    Rows sum to 1, for noise heads too: λ is not in them. A Hugging Face model runs its eager
+    attention meanwhile, since the fused forms hold no weights.
+
+    Args:
+        model: a decoder.
+        read: what is called; the tensor is the model's own, so copy what is to be kept.
+        layers: which, from 0; None for all.
+
+    Raises:
+        InputError: the model has no attention, or not that layer.
+    """
+    found = attention_layers(model)
+    chosen = range(len(found)) if layers is None else layers
+    for layer in chosen:
+        if not 0 <= layer < len(found):
+            raise InputError(
+                f"there is no layer {layer}: the model's layers are 0 to {len(found) - 1}."
+            )
+    with ExitStack() as stack:
+        if not isinstance(found[0], SignalNoiseAttention):
+            stack.enter_context(_eager(model))
+        for layer in chosen:
+            hook = _signal_noise_hook if isinstance(found[layer], SignalNoiseAttention) else _hook
+            handle = found[layer].register_forward_hook(hook(layer, read), with_kwargs=True)
+            stack.callback(handle.remove)
+        yield
+
+
+@contextmanager
+def _eager(model: PreTrainedModel) -> Iterator[None]:
+    before: Any = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
+
+
+def _hook(layer: int, read: Read) -> Callable[..., None]:
+    def after(_module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
+        weights = output[1] if isinstance(output, tuple) and len(output) > 1 else None
+        if not isinstance(weights, Tensor):
+            raise InputError(
+                f"the attention of layer {layer}, a {type(_module).__name__}, gives no weights "
+                "even in its eager form: its heads cannot be read."
+            )
+        read(layer, weights)
+
+    return after
+
+
+def _signal_noise_hook(layer: int, read: Read) -> Callable[..., None]:
+    def after(
+        module: nn.Module, _args: Any, kwargs: dict[str, Any], output: SignalNoiseOutput
+    ) -> None:
+        assert isinstance(module, SignalNoiseAttention)
+        past = kwargs.get("past")
+        own = output.projections
+        seen = own if past is None else torch.cat([past, own], 2)
+        weights = attention_weights(
+            seen[:, : module.heads],
+            seen[:, module.heads :],
+            signal_frequencies=module.signal_frequencies,
+            noise_frequencies=module.noise_frequencies,
+            positions=kwargs.get("positions"),
+            mask=kwargs.get("mask"),
+            queries=own.shape[2],
+            scale=module.scale,
+        )
+        read(layer, weights)
+
+    return after

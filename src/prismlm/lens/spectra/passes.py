@@ -1,0 +1,71 @@
+"""Forward passes over text for the instruments: in evaluation mode, within a model's positions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from prismlm.errors import InputError
+from prismlm.lens.corpus_reading import decoder_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from prismlm.corpus.windows import WindowBatch
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Run the block without dropout and gradients; the model is as it was afterwards."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(was_training)
+
+
+def learned_positions(model: nn.Module) -> int | None:
+    """Return how many positions a model has learned an embedding of, or None if it rotates them."""
+    bounds = [
+        module.num_embeddings
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Embedding)
+        and (name.endswith("wpe") or "position" in name.rpartition(".")[2])
+    ]
+    if not bounds:
+        return None
+    config: Any = getattr(model, "config", None)
+    # OPT's table has two rows more than it has positions.
+    stated = getattr(config, "max_position_embeddings", None)
+    return min(*bounds, stated) if isinstance(stated, int) else min(bounds)
+
+
+def check_window(model: nn.Module, length: int) -> None:
+    """Raise InputError for a window that is longer than the positions that a model has learned."""
+    bound = learned_positions(model)
+    if bound is not None and length > bound:
+        raise InputError(
+            f"a window of {length:,} tokens, but the model has learned an embedding of {bound:,} "
+            f"positions and has none for more: take windows of at most {bound:,} tokens. Only "
+            "models that rotate positions, or have none, read on."
+        )
+
+
+def forward(model: PreTrainedModel, batch: WindowBatch) -> None:
+    """Run a batch through the decoder, without logits, for what hooks see of it.
+
+    Raises:
+        InputError: the windows are longer than the model's positions.
+    """
+    check_window(model, batch.input_ids.shape[1])
+    decoder_of(model)(
+        input_ids=batch.input_ids.to(model.device),
+        attention_mask=batch.attention_mask.to(model.device).long(),
+        use_cache=False,
+    )
