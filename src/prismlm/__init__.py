@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from prismlm.lens.edits import Ablate, Clamp, Group, Scale
     from prismlm.lens.language_model import PrismLM, load
     from prismlm.lens.trace import Trace
+    from prismlm.models.uncertainty import attach_uncertainty, load_uncertainty, save_uncertainty
 
 __version__ = "0.1.0"
 
@@ -23,10 +24,25 @@ _HOMES = {
     "PrismLM": "prismlm.lens.language_model",
     "Scale": "prismlm.lens.edits",
     "Trace": "prismlm.lens.trace",
+    "attach_uncertainty": "prismlm.models.uncertainty",
     "load": "prismlm.lens.language_model",
+    "load_uncertainty": "prismlm.models.uncertainty",
+    "save_uncertainty": "prismlm.models.uncertainty",
 }
 
-__all__ = ["Ablate", "Clamp", "Group", "PrismLM", "Scale", "Trace", "__version__", "load"]
+__all__ = [
+    "Ablate",
+    "Clamp",
+    "Group",
+    "PrismLM",
+    "Scale",
+    "Trace",
+    "__version__",
+    "attach_uncertainty",
+    "load",
+    "load_uncertainty",
+    "save_uncertainty",
+]
 
 
 def __getattr__(name: str) -> Any:

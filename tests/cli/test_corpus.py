@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -21,26 +22,23 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": SOURCES, "COLUMNS": "100"}
 COMMAND = [sys.executable, "-m", "prismlm"]
 
 
-def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *map(str, arguments)],
-        capture_output=True,
-        encoding="utf-8",
-        env=ENVIRONMENT,
-        timeout=120,
-        check=False,
-    )
+Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def refused(*arguments: str | Path) -> str:
-    """Run a command that must fail with one message on stderr, and return the message."""
-    result = run(*arguments)
-    assert result.returncode == 2, result.stderr
-    assert result.stdout == ""
-    lines = result.stderr.splitlines()
-    assert "Traceback" not in result.stderr
-    assert lines[-1].startswith("error: ")
-    return lines[-1]
+@pytest.fixture
+def refused(prism: Run) -> Callable[..., str]:
+    """Run a command that must fail with a message at the end of stderr, and return the message."""
+
+    def run(*arguments: str | Path) -> str:
+        result = prism(*arguments)
+        assert result.returncode == 2, result.stderr
+        assert result.stdout == ""
+        lines = result.stderr.splitlines()
+        assert "Traceback" not in result.stderr
+        assert lines[-1].startswith("error: ")
+        return lines[-1]
+
+    return run
 
 
 @pytest.fixture
@@ -51,49 +49,51 @@ def texts(tmp_path: Path) -> Path:
     return path
 
 
-def test_build_then_info_as_json(texts: Path, tmp_path: Path) -> None:
+def test_build_then_info_as_json(prism: Run, texts: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    built = run("corpus", "build", texts, "--out", out, "--vocab-size", 300, "--json")
+    built = prism("corpus", "build", texts, "--out", out, "--vocab-size", 300, "--json")
     assert built.returncode == 0, built.stderr
     summary = json.loads(built.stdout)
     corpus = Corpus.open(out)
     assert summary["fingerprint"] == corpus.fingerprint
     assert summary["counts"]["documents"] == 40
     assert "Tokenising" in built.stderr
-    info = run("corpus", "info", out, "--json")
+    info = prism("corpus", "info", out, "--json")
     assert json.loads(info.stdout) == summary
     assert info.stderr == ""
 
 
-def test_build_for_people(texts: Path, tmp_path: Path) -> None:
-    built = run("corpus", "build", texts, "--out", tmp_path / "out", "--vocab-size", 300)
+def test_build_for_people(cold_prism: Run, prism: Run, texts: Path, tmp_path: Path) -> None:
+    built = cold_prism("corpus", "build", texts, "--out", tmp_path / "out", "--vocab-size", 300)
     assert built.returncode == 0, built.stderr
     assert "40 documents" in built.stdout
     assert "100.0%" in built.stdout
-    assert built.stdout == run("corpus", "info", tmp_path / "out").stdout
+    assert built.stdout == prism("corpus", "info", tmp_path / "out").stdout
 
 
-def test_dry_run_writes_nothing(texts: Path, tmp_path: Path) -> None:
+def test_dry_run_writes_nothing(prism: Run, texts: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    estimate = run("corpus", "build", texts, "--out", out, "--dry-run", "--json")
+    estimate = prism("corpus", "build", texts, "--out", out, "--dry-run", "--json")
     assert json.loads(estimate.stdout)["documents"] == 40
-    assert "Nothing was written" in run("corpus", "build", texts, "--out", out, "--dry-run").stdout
+    assert (
+        "Nothing was written" in prism("corpus", "build", texts, "--out", out, "--dry-run").stdout
+    )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["texts.jsonl"]
 
 
-def test_the_word_sample_is_the_bundled_sample(tmp_path: Path) -> None:
-    result = run("corpus", "build", "sample", "--out", tmp_path / "out", "--dry-run", "--json")
+def test_the_word_sample_is_the_bundled_sample(prism: Run, tmp_path: Path) -> None:
+    result = prism("corpus", "build", "sample", "--out", tmp_path / "out", "--dry-run", "--json")
     assert json.loads(result.stdout)["documents"] > 3000
 
 
-def test_every_column_can_be_named(tmp_path: Path) -> None:
+def test_every_column_can_be_named(prism: Run, tmp_path: Path) -> None:
     names = ["id", "text", "source", "domain", "license", "title", "url"]
     pq.write_table(
         pa.table({f"my_{name}": [f"the {name}"] for name in names}), tmp_path / "t.parquet"
     )
     options = [word for name in names for word in (f"--{name}-column", f"my_{name}")]
     out = tmp_path / "out"
-    result = run("corpus", "build", tmp_path / "t.parquet", "--out", out, *options)
+    result = prism("corpus", "build", tmp_path / "t.parquet", "--out", out, *options)
     assert result.returncode == 0, result.stderr
     corpus = Corpus.open(out)
     assert corpus.text(0) == "the text"
@@ -122,29 +122,27 @@ BAD_FILES: dict[str, tuple[str, bytes, str]] = {
 
 
 @pytest.mark.parametrize("case", BAD_FILES)
-def test_bad_files(case: str, tmp_path: Path) -> None:
+def test_bad_files(refused: Callable[..., str], case: str, tmp_path: Path) -> None:
     name, data, message = BAD_FILES[case]
     (tmp_path / name).write_bytes(data)
     assert message in refused("corpus", "build", tmp_path / name, "--out", tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
-def test_bad_arguments(texts: Path, tmp_path: Path) -> None:
+def test_bad_arguments(
+    prism: Run, refused: Callable[..., str], texts: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
     build = ("corpus", "build", texts, "--out", out)
     assert "'nope'" in refused(*build, "--id-column", "nope")
     assert "No tokenizer could be loaded" in refused(*build, "--tokenizer", tmp_path)
     assert "below 1" in refused(*build, "--heldout", 2)
-    assert "--overwrite" in refused("corpus", "build", texts, "--out", _built(build, out))
+    assert prism(*build, "--vocab-size", 300).returncode == 0
+    assert "--overwrite" in refused("corpus", "build", texts, "--out", out)
     assert "not a corpus" in refused("corpus", "build", texts, "--out", tmp_path, "--overwrite")
     (out / "tokens-00000.bin").write_bytes(b"")
     assert "tokens-00000.bin has 0 bytes" in refused("corpus", "info", out)
-    assert run(*build, "--vocab-size", 300, "--overwrite").returncode == 0
-
-
-def _built(build: tuple[str | Path, ...], out: Path) -> Path:
-    assert run(*build, "--vocab-size", "300").returncode == 0
-    return out
+    assert prism(*build, "--vocab-size", 300, "--overwrite").returncode == 0
 
 
 def test_ctrl_c_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
@@ -162,7 +160,7 @@ def test_ctrl_c_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while not list(tmp_path.glob("result/.out.*/tokens-*.bin")):
             assert process.poll() is None, "the build ended before it could be interrupted"
             assert time.monotonic() < deadline
@@ -177,7 +175,7 @@ def test_ctrl_c_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
     assert list((tmp_path / "result").iterdir()) == []
 
 
-def test_help_is_quick_and_imports_nothing_heavy() -> None:
+def test_help_is_quick_and_imports_nothing_heavy(cold_prism: Run) -> None:
     code = (
         "import sys; from prismlm.cli.app import app;"
         "print(sorted({'torch', 'transformers', 'pyarrow', 'numpy'} & set(sys.modules)))"
@@ -190,5 +188,5 @@ def test_help_is_quick_and_imports_nothing_heavy() -> None:
         check=True,
     )
     assert result.stdout.strip() == "[]"
-    assert run("--version").stdout.strip() == f"prismlm {prismlm.__version__}"
-    assert "corpus" in run("--help").stdout
+    assert cold_prism("--version").stdout.strip() == f"prismlm {prismlm.__version__}"
+    assert "corpus" in cold_prism("--help").stdout

@@ -204,7 +204,9 @@ def test_interrupt_writes_nothing(tiny_model, tmp_path):
         time.sleep(1.5)
         process.send_signal(signal.SIGINT)
         stdout, stderr = process.communicate(timeout=60)
-    assert process.returncode == 130, stderr
+    # A shell shows 130 for both: CPython dies of the signal itself, whatever code was asked for,
+    # when the signal arrives while an import executes a string.
+    assert process.returncode in (130, -signal.SIGINT), stderr
     assert stdout == ""
     assert "Traceback" not in stderr
     assert list(tmp_path.iterdir()) == []

@@ -149,3 +149,22 @@ def test_without_matplotlib_the_extra_is_named(directory, tmp_path):
         result = CliRunner().invoke(app, list(arguments))
     assert result.exit_code == 2
     assert "pip install 'prismlm[plot]'" in result.stderr
+
+
+def test_a_model_of_decays_by_token_is_read(prism, corpus, place):
+    by_token = make_model(len(corpus.tokenizer), decay_mode="token")
+    saved = save_model(by_token, corpus, place / "by-token")
+    page = place / "by-token.html"
+    arguments = (saved, *FEW, "--corpus", corpus.path, "--text", TEXT)
+    result = prism(*COMMAND, *arguments, "--html", page, columns=120)
+    assert result.returncode == 0, result.stderr
+    assert "decays depend on the token, so no channel has a half-life" in result.stdout
+    assert "Is a channel read before it is written?" in result.stdout
+    first = next(line for line in result.stdout.splitlines() if line.split()[:1] == ["0"]
+                 and "–" in line)  # fmt: skip
+    assert first.split()[1] == "–"
+    assert page.is_file()
+    result = prism(*COMMAND, saved, "--text", TEXT, "--layer", 1, "--channel", 2, columns=120)
+    assert result.returncode == 0, result.stderr
+    assert "no half-life of its own: β depends on the token (over the text " in result.stdout
+    assert "holds most of" in result.stdout

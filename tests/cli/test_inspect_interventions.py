@@ -7,7 +7,7 @@ import pytest
 import torch
 from routing_models import make_corpus, make_model
 
-from prismlm.cli.inspect_interventions import _place
+from prismlm.cli.options import parse_places
 from prismlm.errors import InputError
 from prismlm.lens.routing import Sequences, WordForms, token_gates
 
@@ -84,6 +84,24 @@ def test_a_channel_that_is_named(prism, paths):
     assert "/2" in points.stdout
 
 
+def test_the_first_token_is_shown_where_it_alone_is_measured(prism, paths, tmp_path):
+    directory, corpus, _ = paths
+    cases, out = tmp_path / "cases.jsonl", tmp_path / "out"
+    case = {"concept": "c", "context": "The river carries", "target": "zebras"}
+    cases.write_text(json.dumps(case) + "\n")
+    first = corpus.tokenizer.decode(corpus.tokenizer(" zebras")["input_ids"][:1]).strip() or "␣"
+    result = prism(
+        "inspect", "interventions", directory / "seed0", "--cases", cases, "--channel", "1:2",
+        "--minimum", "1e-9", "--first-token", "--out", out,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    label = f"{first}… of zebras"
+    assert label in result.stdout
+    assert f"| {label} |" in (out / "0-seed0.md").read_text()
+    rows = pq.read_table(out / "0-seed0.parquet").to_pylist()
+    assert {(row["target"], row["measured"]) for row in rows} == {("zebras", first)}
+
+
 def test_what_cannot_be_asked_is_refused(refused, paths):
     directory, _, cases = paths
     command = ["inspect", "interventions", directory / "seed0", "--cases"]
@@ -103,7 +121,7 @@ def test_what_cannot_be_asked_is_refused(refused, paths):
 
 
 def test_places():
-    assert _place("12:03") == (12, 3)
+    assert parse_places("--channel", "CHANNEL", ["12:03"]) == [(12, 3)]
     for text in ("1", "1:", "-1:2", "1:2:3", "a:b"):
         with pytest.raises(InputError, match="LAYER:CHANNEL"):
-            _place(text)
+            parse_places("--channel", "CHANNEL", [text])

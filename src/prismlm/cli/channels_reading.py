@@ -17,7 +17,7 @@ from prismlm.lens.routing.passages import Passage
 from prismlm.lens.routing.report import Channel, ChannelReport, LayerReport, TextReading
 from prismlm.lens.routing.top_sequences import ChannelSequence
 from prismlm.lens.routing.wording import lag_words, locality_words, median_correlation, signed
-from prismlm.lens.routing.words import DITTO
+from prismlm.lens.words import DITTO
 
 CHANNELS_SHOWN = 8
 TOKENS_SHOWN = 5
@@ -139,10 +139,12 @@ def _print_channels(
     console.print(Text(f"Layer {layer.layer}", style="bold").append(note, "dim"))
     ranked = any(channel.sequences for channel in shown)
     if not ranked:
-        lives = sorted(channel.half_life for channel in layer.channels)
+        lives = sorted(c.half_life for c in layer.channels if c.half_life is not None)
         console.print(
             f"half-lives {lives[0]:.3g} to {lives[-1]:.3g}, median {lives[len(lives) // 2]:.3g} "
             "positions"
+            if lives
+            else "decays depend on the token, so channels have no half-life of their own"
         )
     table = _table("*channel", "*half-life", *(["*repeats", "*lag"] if ranked else []))
     room = console.width - TAKEN
@@ -150,7 +152,8 @@ def _print_channels(
         table.add_column("writes most", no_wrap=True, width=TOKENS_WIDTH, overflow="ellipsis")
         table.add_column("first sequence", no_wrap=True, width=room, overflow="ellipsis")
     for channel in shown:
-        row: list[str | Text] = [str(channel.channel), f"{channel.half_life:.2f}"]
+        life = "–" if channel.half_life is None else f"{channel.half_life:.2f}"
+        row: list[str | Text] = [str(channel.channel), life]
         if ranked:
             row += [f"{channel.repetition:.2f}", _lag(layer, channel.channel)]
             tokens = [visible(plain(t.text)) for t in channel.tokens[:TOKENS_SHOWN]]
@@ -158,16 +161,24 @@ def _print_channels(
         table.add_row(*row)
     console.print(table)
     if len(shown) < len(layer.channels):
+        order = (
+            "evenly by number"
+            if shown[0].half_life is None
+            else "from the shortest half-life to the longest"
+        )
         console.print(
-            f"[dim]{len(shown)} of {len(layer.channels)}, from the shortest half-life to the "
-            f"longest; all with --layer {layer.layer}[/]"
+            f"[dim]{len(shown)} of {len(layer.channels)}, {order}; all with --layer "
+            f"{layer.layer}[/]"
         )
     console.print()
 
 
 def _spread(channels: Sequence[Channel]) -> list[Channel]:
-    """Return channels that lie evenly over the half-lives, the ends among them."""
-    ordered = sorted(channels, key=lambda channel: channel.half_life)
+    """Return channels that lie evenly over the half-lives, the ends among them.
+
+    Without half-lives they lie evenly over their numbers.
+    """
+    ordered = sorted(channels, key=lambda channel: channel.half_life or 0.0)
     if len(ordered) <= CHANNELS_SHOWN:
         return ordered
     step = (len(ordered) - 1) / (CHANNELS_SHOWN - 1)
@@ -209,7 +220,14 @@ def _print_channel(
     console: Console, layer: LayerReport, channel: Channel, report: ChannelReport
 ) -> None:
     console.print(Text(f"Layer {layer.layer}, channel {channel.channel}", style="bold"))
-    line = f"half-life {channel.half_life:.3g} positions (β {channel.decay:.4f})"
+    if channel.half_life is None:
+        line = "no half-life of its own: β depends on the token"
+        curves = _curves_of(report, layer.layer)
+        if curves is not None:
+            life = curves.half_life[channel.channel].item()
+            line += f" (over the text {life:.3g} positions)"
+    else:
+        line = f"half-life {channel.half_life:.3g} positions (β {channel.decay:.4f})"
     if channel.repetition is not None:
         line += f" · repetition {channel.repetition:.2f}"
     if layer.lags is not None and not layer.shared_routing:
@@ -235,6 +253,11 @@ def _print_channel(
         for line in _excerpt(sequence, passage).wrap(console, console.width - 6):
             console.print(Text("     ").append_text(line))
     console.print()
+
+
+def _curves_of(report: ChannelReport, layer: int) -> LayerCurves | None:
+    curves = () if report.text is None else report.text.curves
+    return next((one for one in curves if one.layer == layer), None)
 
 
 def _excerpt(sequence: ChannelSequence, passage: Passage) -> Text:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prismlm.cli.options import Json, Lens, Method, Model, Where
+from prismlm.cli.options import Json, Lens, Method, Model, Where, parse_places
 from prismlm.errors import InputError, suggest
 
 if TYPE_CHECKING:
@@ -27,6 +27,10 @@ TextFile = Annotated[
 ByIfAsked = Annotated[
     str | None,
     typer.Option(metavar="COLUMN", help="Shares by document, source, domain or license."),
+]
+Attention = Annotated[
+    list[str] | None,
+    typer.Option(metavar="L:H", help="With --json: what head H of layer L looks at; repeatable."),
 ]
 Span = Annotated[
     str | None, typer.Option(metavar="A:B|last", help="Only these predictions, counted from 0.")
@@ -52,6 +56,7 @@ def explain(
     top: Annotated[int, typer.Option(metavar="K", help="Prototypes shown per prediction.")] = 3,
     documents: Annotated[int, typer.Option(metavar="N", help="Documents shown.")] = 5,
     tokens: Span = None,
+    attention: Attention = None,
     as_json: Json = False,
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a self-contained page.")
@@ -66,6 +71,7 @@ def explain(
     _check(column, method, top, documents)
     _check_outputs(html, parquet)
     _span(tokens)
+    heads = _heads(attention, as_json)
     from prismlm.lens.language_model import load
     from prismlm.lens.where import parse_where
 
@@ -77,10 +83,8 @@ def explain(
             f"{model} has no lens, so there is no {wanted}. "
             f"Build one with `prismlm index {model} --corpus DIR`."
         )
-    chosen = [
-        _select(lm.explain(one, generate=generate, temperature=temperature, seed=seed), tokens)
-        for one in texts
-    ]
+    options: dict[str, Any] = {"generate": generate, "temperature": temperature, "seed": seed}
+    chosen = [_select(lm.explain(one, attention=heads, **options), tokens) for one in texts]
     how: dict[str, Any] = {"method": method, "where": conditions}
     values = [trace.to_dict(by=column, documents=documents, **how) for trace in chosen if as_json]
     _write(chosen, html, parquet)
@@ -93,6 +97,17 @@ def explain(
     for trace in chosen:
         all_shown = tokens is not None
         print_trace(trace, by=column, top=top, documents=documents, all_shown=all_shown, **how)
+
+
+def _heads(attention: list[str] | None, as_json: bool) -> list[tuple[int, int]]:
+    """Return the layers and heads that were asked for."""
+    heads = parse_places("--attention", "HEAD", attention)
+    if heads and not as_json:
+        raise InputError(
+            "--attention is a part of the JSON document: add --json, or look at a picture with "
+            "prismlm inspect attention."
+        )
+    return heads
 
 
 def _write(traces: list[Trace], html: Path | None, parquet: Path | None) -> None:

@@ -1,4 +1,4 @@
-"""prismlm inspect: how far a lens converged and how varied it is; what channels carry."""
+"""prismlm inspect: how far a lens converged and how varied it is; what channels and heads do."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from prismlm.cli.inspect_attention import attention
 from prismlm.cli.inspect_channels import channels
 from prismlm.cli.inspect_interventions import interventions
+from prismlm.cli.inspect_spectra import heads, spectra
+from prismlm.cli.inspect_uncertainty import uncertainty
 from prismlm.cli.options import Json, Model
 from prismlm.errors import InputError
 
@@ -34,7 +37,7 @@ class ModelFirst(TyperGroup):
 app = typer.Typer(
     cls=ModelFirst,
     no_args_is_help=True,
-    help="Measure what a lens holds: `prismlm inspect MODEL`; or what channels carry.",
+    help="Measure what a lens holds: `prismlm inspect MODEL`; or what channels and heads do.",
 )
 
 
@@ -43,8 +46,12 @@ def _group() -> None:
     pass
 
 
+app.command()(attention)
 app.command()(channels)
 app.command()(interventions)
+app.command()(heads)
+app.command()(spectra)
+app.command()(uncertainty)
 
 
 @app.command(name=DEFAULT)

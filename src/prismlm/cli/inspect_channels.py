@@ -158,7 +158,7 @@ def _report(
 
     from prismlm.cli.progress import ConsoleReporter
     from prismlm.corpus.store import Split
-    from prismlm.lens.routing.activations import Sequences
+    from prismlm.lens.corpus_reading import Sequences
     from prismlm.lens.routing.reporting import ReportOptions, channel_report
 
     sequences = None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prismlm.cli.options import Json
+from prismlm.cli.options import Json, parse_places
 from prismlm.errors import InputError, suggest
 
 if TYPE_CHECKING:
@@ -79,8 +79,8 @@ def interventions(
     """Disturb a channel and show what becomes of words, beside channels drawn as controls."""
     _check_choice("--by", by, BY)
     _check_choice("--control-from", control_from, CONTROLS_FROM)
-    places = [_place(text) for text in channel or []]
-    _check(places, find, corpus, max_tokens)
+    chosen = parse_places("--channel", "CHANNEL", channel)
+    _check(chosen, find, corpus, max_tokens)
     from prismlm.lens.routing.case_files import load_cases
     from prismlm.lens.routing.inspection import TableOptions
 
@@ -93,7 +93,7 @@ def interventions(
         first_token=first_token,
         seed=seed,
     )
-    found = _measured(models, loaded, places, corpus, max_tokens, options)
+    found = _measured(models, loaded, chosen, corpus, max_tokens, options)
     unit: By = "relative" if by == "relative" else "points"
     value = {"cases": cases, "models": [item.to_dict() for item in found]}
     if out is not None:
@@ -159,13 +159,6 @@ def _write(out: Path, found: list[ConceptInModel], value: dict[str, Any], by: By
         with atomic_file(out / f"{stem}.md") as temporary:
             temporary.write_text(item.table.to_markdown(by), encoding="utf-8")
     typer.echo(f"wrote {out}", err=True)
-
-
-def _place(text: str) -> tuple[int, int]:
-    layer, _, channel = text.partition(":")
-    if not (layer.isdecimal() and channel.isdecimal()):
-        raise InputError(f"--channel is {text!r}: expected LAYER:CHANNEL, such as 1:14.")
-    return int(layer), int(channel)
 
 
 def _check_choice(option: str, value: str, known: list[str]) -> None:

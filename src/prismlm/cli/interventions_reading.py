@@ -78,7 +78,7 @@ def _print_cases(console: Console, table: EffectTable, place: Channel, by: By) -
         context = flat if len(flat) <= CONTEXT_WIDTH else f"…{flat[1 - CONTEXT_WIDTH :]}"
         shown.add_row(
             Text(context),
-            Text(plain(probe.target)),
+            Text(plain(probe.label)),
             f"{100 * float(table.baseline[i]):.2f}",
             *(f"{column[i]:+.2f}" for column in changes),
         )

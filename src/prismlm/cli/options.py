@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from prismlm.errors import InputError
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only estimate time, memory and disk.")]
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A model directory.")]
@@ -33,6 +35,21 @@ Window = Annotated[
 Stride = Annotated[
     int | None, typer.Option(metavar="N", help="Tokens between windows; else 3/4 of one.")
 ]
+
+
+def parse_places(option: str, inner: str, given: list[str] | None) -> list[tuple[int, int]]:
+    """Return what was given as ``LAYER:INNER``, such as 6:2.
+
+    Raises:
+        InputError: something else was given.
+    """
+    found: list[tuple[int, int]] = []
+    for text in given or []:
+        layer, _, number = text.partition(":")
+        if not (layer.isdecimal() and number.isdecimal()):
+            raise InputError(f"{option} is {text!r}: expected LAYER:{inner}, such as 1:14.")
+        found.append((int(layer), int(number)))
+    return found
 
 
 def is_first_process() -> bool:

@@ -24,6 +24,8 @@ PREDICTIONS_SHOWN = 12
 SHARES_SHOWN = 10
 WIDTH_WHERE_PIPED = 100
 TOKEN_WIDTH = 14
+# The heading of the column of what uncertainty feedback gave.
+FED_BACK_WIDTH = 8
 NARROW_TOKEN_WIDTH = 10
 PLACE_WIDTH = 320
 EIGHTHS = " ▏▎▍▌▋▊▉"
@@ -116,14 +118,19 @@ def _print_predictions(console: Console, steps: Sequence[Step], top: int) -> Non
     longest = TOKEN_WIDTH if console.width >= WIDTH_WHERE_PIPED else NARROW_TOKEN_WIDTH
     tokens = [fit(visible(plain(step.token)), longest) for step in steps]
     targets = [fit(visible(plain(step.target)), longest) for step in steps]
+    fed_back = any(step.uncertainty is not None for step in steps)
     widths = [max(5, *map(cell_len, tokens)), max(6, *map(cell_len, targets)), 5, 10, 6]
-    room = max(12, console.width - sum(widths) - 2 * len(widths))
+    widths += [FED_BACK_WIDTH] if fed_back else []
+    # One to spare: rich 13.9 squeezes a column where the edge's padding would not fit as well.
+    room = max(12, console.width - sum(widths) - 2 * len(widths) - 1)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
     for heading, width in zip(("token", "target", "prob.", "explained"), widths, strict=False):
         justify = "right" if heading == "prob." else "left"
         table.add_column(heading, no_wrap=True, width=width, justify=justify)
+    if fed_back:
+        table.add_column("fed back", no_wrap=True, width=FED_BACK_WIDTH, justify="right")
     table.add_column("logits of prototypes", no_wrap=True, width=room)
-    table.add_column("resid.", no_wrap=True, width=widths[-1], justify="right")
+    table.add_column("resid.", no_wrap=True, width=6, justify="right")
     for step, token, target in zip(steps, tokens, targets, strict=True):
         share = Text(bar(step.explained_share, 4), style="cyan")
         share.append(f" {step.explained_share:>4.0%}", style="default")
@@ -132,10 +139,15 @@ def _print_predictions(console: Console, steps: Sequence[Step], top: int) -> Non
             Text(target, style="bold"),
             _percent(step.probability),
             share,
+            *([_fed_back(step)] if fed_back else []),
             _prototypes(step, top, room),
             f"{step.residual:+.2f}",
         )
     console.print(table)
+
+
+def _fed_back(step: Step) -> str:
+    return "–" if step.uncertainty is None else f"{step.uncertainty:.0%}"
 
 
 def _prototypes(step: Step, top: int, room: int) -> Text:

@@ -28,7 +28,7 @@ def print_chains(console: Console, steps: Sequence[Step]) -> None:
     longest = TOKEN_WIDTH if console.width >= WIDTH_WHERE_PIPED else NARROW_TOKEN_WIDTH
     targets = [fit(visible(plain(step.target)), longest) for step in steps]
     widths = [max(6, *map(cell_len, targets)), 9, 8]
-    room = max(20, console.width - sum(widths) - 2 * len(widths))
+    room = max(20, console.width - sum(widths) - 2 * len(widths) - 1)
     console.print(
         Text("Through channels", style="bold").append(
             "  share of the leading prototype's activation, direct path only", "dim"

@@ -136,12 +136,14 @@ def _print_estimate(expected: TrainingEstimate) -> None:
 
     from prismlm.cli.format import count, duration, size
 
+    codes = f"{count(expected.table_parameters)} parameters"
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
     table.add_column(justify="right")
     for name, value in (
         ("model", f"{count(expected.parameters)} parameters"),
         ("head", f"{count(expected.head_parameters)} parameters"),
+        *([("table of codes", codes)] if expected.table_parameters else []),
         ("steps", f"{expected.steps:,} of {expected.seconds_per_step * 1000:.0f} ms"),
         ("tokens", f"{count(expected.tokens)}, {expected.passes:.2f} passes over the text"),
         ("padding", f"{expected.padding:.1%} of the positions"),
