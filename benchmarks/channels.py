@@ -26,6 +26,7 @@ from prismlm.cli.progress import ConsoleReporter
 from prismlm.corpus import Corpus
 from prismlm.errors import InputError
 from prismlm.files import write_json
+from prismlm.lens.corpus_reading import check_tokenizer_of
 from prismlm.lens.routing import (
     INTERVENTIONS,
     Concept,
@@ -55,7 +56,6 @@ from prismlm.lens.routing import (
 from prismlm.lens.routing.case_files import words_of
 from prismlm.lens.routing.chance import rank_sum_p
 from prismlm.lens.routing.inspection import EMERGES
-from prismlm.lens.routing.reporting import check_tokenizer_of
 from prismlm.models.checkpoint import read_checkpoint
 
 CHANNELS_SHOWN = 10

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -28,7 +27,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from environment import environment
 from mixer_decode import decode
 from mixer_forms import (
     MIXERS,
@@ -40,9 +38,7 @@ from mixer_forms import (
     training_step,
     without_dropout,
 )
-from prismlm.allocator import keep_freed_memory
-from prismlm.files import read_json, write_json
-from route import machine
+from parts import parts_parser, run_parts
 from turns import Cost, Turns, against, cost, forecast, in_turns, milliseconds, too_large
 
 MIB = 2**20
@@ -101,47 +97,20 @@ def main() -> None:
         name, sizes = given.peak
         print(peak(name, MixerSizes(*json.loads(sizes)), given.device, given.dtypes[0]))
         return
-    if given.device == "cpu":
-        torch.set_num_threads(given.threads)
-        keep_freed_memory()
-    dtypes = given.dtypes or {"cpu": ["float32"], "cuda": ["float32", "bfloat16"]}[given.device]
     sizes = QUICK if given.quick else FULL
-    result = read_json(given.out) if given.out.is_file() else {"parts": {}}
-    for part in given.parts:
-        load = os.getloadavg()[0]
-        rows = [
-            row | {"dtype": dtype}
-            for dtype in dtypes
-            for row in PARTS[part](Setting(sizes, given.rounds, given.device, dtype, given.limit))
-        ]
-        where = environment() | machine(given.device)
-        where |= {"load_before": round(load, 2), "load_after": round(os.getloadavg()[0], 2)}
-        how = {"rounds": given.rounds, "limit": given.limit}
-        result["parts"][part] = {"environment": where, **how, "rows": rows}
-        given.out.parent.mkdir(parents=True, exist_ok=True)
-        write_json(given.out, result)
+
+    def rows_of(part: str, dtype: str) -> list[dict[str, Any]]:
+        return PARTS[part](Setting(sizes, given.rounds, given.device, dtype, given.limit))
+
+    run_parts(given, rows_of, limit=given.limit)
 
 
 def arguments() -> argparse.Namespace:
     """Return what the command line says."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
-    parser.add_argument("--quick", action="store_true", help="small sizes, to see that it runs")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=2, help="on a CPU")
+    parser = parts_parser(__doc__, PARTS, rounds=7, out=Path("docs/results/mixer.json"))
     parser.add_argument(
-        "--dtypes",
-        nargs="+",
-        choices=["float32", "bfloat16"],
-        help="bfloat16: autocast in training",
+        "--limit", type=float, default=3600, help="seconds that one pass of a throughput may take"
     )
-    parser.add_argument(
-        "--limit", type=float, default=60, help="seconds that one pass of a throughput may take"
-    )
-    parser.add_argument("--out", type=Path, default=Path("docs/results/mixer.json"))
     parser.add_argument("--peak", nargs=2, metavar=("FORM", "SIZES"), help=argparse.SUPPRESS)
     return parser.parse_args()
 

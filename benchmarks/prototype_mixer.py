@@ -4,6 +4,7 @@
     python benchmarks/prototype_mixer.py corpus-long compare --seed 0  # and 1, 2
     python benchmarks/prototype_mixer.py corpus-long improve --seed 0
     python benchmarks/prototype_mixer.py corpus-long rates --seed 0
+    python benchmarks/prototype_mixer.py corpus-long longer --seed 0 --keep
     python benchmarks/render_prototype_mixer.py
 
 Any corpus will do; documents shorter than a row are filled up with padding, and say nothing of
@@ -36,7 +37,9 @@ from prismlm.training import build_recipe, train
 from prismlm.training.setup import prepare
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "prototype_mixer"
-PARTS = ["corpus", "compare", "improve", "rates"]
+PARTS = ["corpus", "compare", "improve", "rates", "longer"]
+STEPS, LONGER = 750, 3000
+"""About one pass over the sample's long documents, and four."""
 LONG = 7400
 """Characters, about 2,048 tokens of the sample's own tokenizer."""
 VOCABULARY = 4096
@@ -62,6 +65,7 @@ MODELS: dict[str, Settings] = {
 }
 RATES = {"protot": 2.0e-3, "llama": 1.6e-3, "mamba": 3.8e-3, "deltanet": 6.8e-3}
 FACTORS = (0.5, 2.0)
+SPREAD = "half-lives from 1 to 256"
 EVERYWHERE = list(range(LAYERS))
 # What of ProtoT was varied, by its configuration.
 IMPROVEMENTS: dict[str, Settings] = {
@@ -76,7 +80,8 @@ IMPROVEMENTS: dict[str, Settings] = {
     "decay from 0.999": {"decay": 0.999},
     "4 groups": {"num_groups": 4},
     "4 groups, 64 channels": {"num_groups": 4, "num_channels": 64},
-    "half-lives from 1 to 256": {"decay_half_lives": (1.0, 256.0)},
+    SPREAD: {"decay_half_lives": (1.0, 256.0)},
+    "decay by token": {"decay_mode": "token"},
     "4 groups, half-lives from 1 to 256": {"num_groups": 4, "decay_half_lives": (1.0, 256.0)},
     "4 groups, wide values, convolution everywhere, half-lives from 1 to 256": {
         "num_groups": 4,
@@ -107,6 +112,7 @@ class Run(NamedTuple):
     variant: str
     context: int
     factor: float = 1.0
+    steps: int = STEPS
 
     @property
     def slug(self) -> str:
@@ -124,15 +130,21 @@ def main() -> None:
         build_long_corpus(given.corpus)
         return
     torch.set_num_threads(given.threads)
-    for run in runs(given.part, given.contexts):
+    for planned in runs(given.part, given.contexts):
+        run = planned._replace(steps=given.steps or planned.steps)
+        if given.factor is not None:
+            run = run._replace(factor=given.factor)
         if given.only and run.model not in given.only and run.variant not in given.only:
             continue
         result = given.out / f"{run.slug}-{given.seed}.json"
         if result.is_file():
             print(f"{result.name} is there")
             continue
-        settings = recipe_of(run, given.corpus, given.seed, given.steps)
-        measure(run, settings, given.work / f"{run.slug}-{given.seed}", result)
+        settings = recipe_of(run, given.corpus, given.seed)
+        work = given.work / f"{run.slug}-{given.seed}"
+        measure(run._asdict(), settings, work, result)
+        if not given.keep:
+            shutil.rmtree(work)
 
 
 def arguments() -> argparse.Namespace:
@@ -145,7 +157,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--contexts", type=int, nargs="+", default=list(CONTEXTS))
     parser.add_argument("--only", nargs="*", help="models or variants")
-    parser.add_argument("--steps", type=int, default=750)
+    parser.add_argument("--steps", type=int, help=f"{STEPS}; of longer runs, {LONGER}")
+    parser.add_argument("--factor", type=float, help="times the source's rate, for every run")
+    parser.add_argument("--keep", action="store_true", help="keep the trained models in --work")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--work", type=Path, default=Path("prototype-mixer-runs"))
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -171,6 +185,9 @@ def runs(part: str, contexts: list[int]) -> list[Run]:
         return [Run(part, model, "", context) for context in contexts for model in MODELS]
     if part == "improve":
         return [Run(part, "protot", name, context) for context in contexts for name in IMPROVEMENTS]
+    if part == "longer":
+        chosen = [("protot", ""), ("llama", ""), ("protot", SPREAD)]
+        return [Run(part, *of, context, steps=LONGER) for context in contexts for of in chosen]
     return [
         Run(part, model, "", context, factor)
         for context in contexts
@@ -179,7 +196,7 @@ def runs(part: str, contexts: list[int]) -> list[Run]:
     ]
 
 
-def recipe_of(run: Run, corpus: Path, seed: int, steps: int) -> Settings:
+def recipe_of(run: Run, corpus: Path, seed: int) -> Settings:
     """Return the recipe of a run, but for where it is written."""
     return {
         "corpus": str(corpus),
@@ -192,7 +209,7 @@ def recipe_of(run: Run, corpus: Path, seed: int, steps: int) -> Settings:
             "warmup": 0.1,
             "final_learning_rate_share": 0.1,
         },
-        "steps": steps,
+        "steps": run.steps,
         "batch_size": POSITIONS // run.context,
         # On all held-out text, so that every context is judged by the same tokens.
         "evaluation": {"every": 0, "final_tokens": ALL_OF_IT},
@@ -201,8 +218,8 @@ def recipe_of(run: Run, corpus: Path, seed: int, steps: int) -> Settings:
     }
 
 
-def measure(run: Run, settings: Settings, work: Path, result: Path) -> None:
-    """Train, write the figures, and drop the model."""
+def measure(run: Settings, settings: Settings, work: Path, result: Path) -> None:
+    """Train, and write what the run is with its figures."""
     resumed = work.exists()
     recipe = build_recipe(settings | {"out": str(work)})
     elapsed, processor = time.perf_counter(), time.process_time()
@@ -221,9 +238,8 @@ def measure(run: Run, settings: Settings, work: Path, result: Path) -> None:
         "resumed": resumed,
     }
     result.parent.mkdir(parents=True, exist_ok=True)
-    row = run._asdict() | {"seed": settings["seed"], "settings": shown} | figures
+    row = run | {"seed": settings["seed"], "settings": shown} | figures
     write_json(result, row | {"environment": environment()})
-    shutil.rmtree(work)
     print(f"{result.name}: perplexity {figures['perplexity']:.2f}, {elapsed:.0f} s", flush=True)
 
 

@@ -261,7 +261,9 @@ def _locality(found: dict[str, Any]) -> list[str]:
         "Repetition is 1 − distinct / all over the ten most writing tokens of a channel's ten most "
         f"writing sequences. Spearman's ρ with half-life over {rho['count']} channels: "
         f"{rho['rho']:+.3f} (p {rho['p']:.2g}). The source reports that a short half-life goes "
-        "with more repetition, which is a negative ρ.",
+        "with more repetition, which is a negative ρ. All layers are pooled and not controlled "
+        "for: their half-lives differ (above), so that a difference between layers would show here "
+        "as one between channels.",
         "",
         "| quartile of half-life | channels | mean repetition |",
         "|---|---|---|",

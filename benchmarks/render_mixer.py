@@ -12,6 +12,8 @@ from pages import RESULTS, measured_on, publish
 
 FILES = {"": "mixer.json", " --device cuda --out docs/results/mixer_cuda.json": "mixer_cuda.json"}
 LONG, SHORT = 4096, 256
+THREADS = 2
+"""What the script takes where nothing is said."""
 ALONE, STEP_SHORT, STEP_LONG, MEMORY = 3.0, 1.0, 1.5, 10.0
 MIXERS = {
     "mixer": "prototype mixer",
@@ -87,12 +89,17 @@ def _measured(name: str, part: dict[str, Any]) -> list[str]:
     options = f"--parts {name} --rounds {part['rounds']}"
     if "limit" in part:
         options += f" --limit {part['limit']:g}"
+    threads = part["environment"]["threads"]
+    # Given on a CPU only; a GPU's run has what PyTorch takes by itself.
+    if threads != THREADS and "×" in part["environment"]["machine"]:
+        options += f" --threads {threads}"
     return [f"`python benchmarks/mixer.py {options}`", "", measured_on(_where(part))]
 
 
 def _where(part: dict[str, Any]) -> dict[str, Any]:
     where = dict(part["environment"])
-    where["machine"] = f"{where['machine']}, {where['threads']} threads"
+    threads = where["threads"]
+    where["machine"] = f"{where['machine']}, {threads} {'thread' if threads == 1 else 'threads'}"
     return where
 
 

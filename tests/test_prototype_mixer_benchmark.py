@@ -14,15 +14,15 @@ from prismlm.training.setup import prepare
 from prototype_mixer import CONTEXTS, IMPROVEMENTS, MODELS, Run
 
 
-def recipe(run, corpus="c", steps=3):
-    return prototype_mixer.recipe_of(run, corpus, 0, steps)
+def recipe(run, corpus="c"):
+    return prototype_mixer.recipe_of(run._replace(steps=3), corpus, 0)
 
 
 def test_every_run_is_a_recipe_and_another_one():
-    runs = [run for part in ("compare", "improve", "rates") for run in prototype_mixer.runs(
+    runs = [run for part in prototype_mixer.PARTS[1:] for run in prototype_mixer.runs(
         part, list(CONTEXTS)
     )]  # fmt: skip
-    assert len({run.slug for run in runs}) == len(runs) == 16 + len(IMPROVEMENTS) * 4 + 32
+    assert len({run.slug for run in runs}) == len(runs) == 16 + len(IMPROVEMENTS) * 4 + 32 + 12
     models = [json.dumps(recipe(run)["model"]) for run in prototype_mixer.runs("improve", [256])]
     default = json.dumps(recipe(Run("compare", "protot", "", 256))["model"])
     assert len({default, *models}) == len(models) + 1
@@ -80,15 +80,23 @@ def test_a_run_is_measured_once_and_goes_on_where_it_was_cut(
     assert render_prototype_mixer.main() == 0
 
 
-def row(model, seed, perplexity, variant="", context=256, factor=1.0):
+def row(model, seed, perplexity, variant="", context=256, factor=1.0, steps=750):
     return {
         "model": model,
         "variant": variant,
         "context": context,
         "factor": factor,
         "seed": seed,
-        "settings": {"steps": 750, "corpus": "c"},
+        "settings": {
+            "steps": steps,
+            "corpus": "c",
+            "model": {"preset": f"{model}-laptop"},
+            "data": {"packing": "padded"},
+            "optimizer": {"warmup": 0.1},
+            "batch_size": 2048 // context,
+        },
         "perplexity": perplexity,
+        "tokens": 1_500_000 - 200 * context + seed,
         "parameters": 1234567,
         "seconds": 10.0,
         "processor_seconds": 19.0,
@@ -107,14 +115,59 @@ def test_the_page_by_hand():
             row("protot", 2, 400.0),
             row("protot", 1, 189.0, "values twice as wide"),
             row("protot", 0, 121.0, factor=2.0),
+            row("llama", 0, 80.0, factor=2.0),
+            row("llama", 1, 90.0, factor=2.0),
+            row("llama", 0, 10.0, factor=4.0),
+            row("llama", 0, 50.0, steps=3000),
+            row("protot", 0, 60.0, steps=3000),
         ]
     )
     assert "| LLaMA | 150.00 (100.00 to 200.00) | 1,234,567 |" in page
     # Seed 2 has no LLaMA beside it; the source's ratio at 256 is 90.5 / 78.7.
     assert "| ProtoT | 1.075, 1.050 to 1.100 (1.150) |" in page
-    assert "| values twice as wide | 189.00 (0.900) | 1,234,567 |" in page
+    assert "| values twice as wide | 189.00 (0.900) | 1 | 1,234,567 |" in page
     assert "| ProtoT, 2 | 121.00 (one seed) |" in page
     assert "| LLaMA | 10 (19) |" in page
+    # Of the rates with the most seeds: twice the source's for LLaMA, the source's for ProtoT.
+    best = page.split("## By context, at the best of the rates run with the most seeds\n")[1]
+    assert "passed over: LLaMA at × 4 has 10.00 (one seed), below its 85.00 at × 2; P" in best
+    assert "chosen by its perplexity on the held-out text that is reported here" in best
+    assert "| LLaMA, rate × 2 | 85.00 (80.00 to 90.00) |" in best
+    assert "| ProtoT | 1.854, 1.375 to 2.333 (1.150) |" in best
+    assert "| ProtoT | 256 | 3,000 | 60.00 (one seed) | 1.200 |" in page
+    assert "1.075, 1.050 to 1.100 (2 seeds) at the source's rates, 750 steps of rows of" in page
+    assert "; 1.854, 1.375 to 2.333 (2 seeds) at the best of the rates run with the" in page
+    assert "1.200 (one seed) of longer training, 3000 steps of rows of 256. The source" in page
+    assert f"1 of the {len(IMPROVEMENTS)} variants" in page
+    assert "over 10% of the steps (the source: 2%); dropout is none (the source: 0.1)" in page
+    # One context, so there are none to compare; and no higher rate of ProtoT was the best.
+    assert "must not be compared" not in page
+    assert "cannot be told" not in page
+
+
+def test_variants_stand_beside_a_higher_rate_and_contexts_apart():
+    page = render_prototype_mixer.render(
+        [
+            row("protot", 0, 120.0),
+            row("protot", 1, 130.0),
+            row("protot", 0, 100.0, factor=4.0),
+            row("protot", 1, 104.0, factor=4.0),
+            row("protot", 0, 90.0, factor=8.0),
+            row("protot", 0, 108.0, "64 channels"),
+            row("protot", 0, 96.0, "4 groups"),
+            row("mamba", 0, 80.0),
+            row("mamba", 0, 70.0, context=2048),
+        ]
+    )
+    assert "The default at × 4 has 102.00 at 256 (2 seeds), below 1 of 2 variants there." in page
+    assert "a variant's gain cannot be told from that of a higher rate" in page
+    # 100 / 120 and 104 / 130.
+    assert "| default, rate × 4 | 102.00 (0.817, 0.800 to 0.833) | – | 0, 1 |" in page
+    assert "ProtoT at × 8 has 90.00 (one seed), below its 102.00 at × 4" in page
+    assert "`mamba2` of 5 layers beside models of 3" in page
+    # Tokens of seeds 0 and 1 at 256: 1,448,800 and one more.
+    assert "1,448,800 tokens in 750 steps of 8 rows at 256 against" in page
+    assert "1,090,400 tokens in 750 steps of 1 row at 2,048 (mean over seeds)" in page
 
 
 @pytest.mark.slow
