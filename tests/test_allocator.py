@@ -37,6 +37,7 @@ def churn(how, **environment):
     return kept == "True", int(faults)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries are left alone")
 def test_steps_do_not_fault_their_memory_in_again():
     assert churn("leave")[0] is False

@@ -29,6 +29,8 @@ def workplace(tiny_model, tiny_corpus, tmp_path, monkeypatch):
     [
         ("README.md", 1),
         ("docs/prototype_mixer.md", 1),
+        ("docs/signal_noise_attention.md", 3),
+        ("docs/uncertainty_feedback.md", 1),
         ("docs/channels.md", 2),
         ("docs/attribution.md", 1),
         ("docs/edits.md", 1),
