@@ -39,7 +39,17 @@ from mixer_forms import (
     without_dropout,
 )
 from parts import parts_parser, run_parts
-from turns import Cost, Turns, against, cost, forecast, in_turns, milliseconds, too_large
+from turns import (
+    SHARE_OF_MEMORY,
+    Cost,
+    Turns,
+    against,
+    cost,
+    forecast,
+    in_turns,
+    milliseconds,
+    too_large,
+)
 
 MIB = 2**20
 HEADS = 4
@@ -88,6 +98,7 @@ class Setting(NamedTuple):
     device: str
     dtype: str
     limit: float
+    memory_share: float
 
 
 def main() -> None:
@@ -100,7 +111,8 @@ def main() -> None:
     sizes = QUICK if given.quick else FULL
 
     def rows_of(part: str, dtype: str) -> list[dict[str, Any]]:
-        return PARTS[part](Setting(sizes, given.rounds, given.device, dtype, given.limit))
+        setting = Setting(sizes, given.rounds, given.device, dtype, given.limit, given.memory_share)
+        return PARTS[part](setting)
 
     run_parts(given, rows_of, limit=given.limit)
 
@@ -110,6 +122,12 @@ def arguments() -> argparse.Namespace:
     parser = parts_parser(__doc__, PARTS, rounds=7, out=Path("docs/results/mixer.json"))
     parser.add_argument(
         "--limit", type=float, default=3600, help="seconds that one pass of a throughput may take"
+    )
+    parser.add_argument(
+        "--memory-share",
+        type=float,
+        default=SHARE_OF_MEMORY,
+        help="of the memory that is free, what one pass of a throughput may take",
     )
     parser.add_argument("--peak", nargs=2, metavar=("FORM", "SIZES"), help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -270,7 +288,7 @@ def obstacle(expected: Cost | None, setting: Setting) -> str | None:
         return None
     if expected.seconds > setting.limit:
         return f"would take about {expected.seconds:,.0f} s, more than {setting.limit:g}"
-    return too_large(expected.mib, setting.device)
+    return too_large(expected.mib, setting.device, setting.memory_share)
 
 
 def decoding(setting: Setting) -> list[dict[str, Any]]:

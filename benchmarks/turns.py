@@ -97,10 +97,10 @@ def free_mib(device: str) -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable")) / 1024
 
 
-def too_large(mib: float, device: str) -> str | None:
-    """Return why something of that size is not run, or None."""
+def too_large(mib: float, device: str, share: float = SHARE_OF_MEMORY) -> str | None:
+    """Return why something of that size is not run, or None; it may take a share of what is free."""
     free = free_mib(device)
-    if mib <= SHARE_OF_MEMORY * free:
+    if mib <= share * free:
         return None
     return f"would need about {mib:,.0f} MiB of the {free:,.0f} MiB that were free"
 
