@@ -98,7 +98,7 @@ def free_mib(device: str) -> float:
 
 
 def too_large(mib: float, device: str, share: float = SHARE_OF_MEMORY) -> str | None:
-    """Return why something of that size is not run, or None; it may take a share of what is free."""
+    """Return why it is not run, or None: it may take that share of what is free."""
     free = free_mib(device)
     if mib <= share * free:
         return None

@@ -9,7 +9,7 @@ from routing_models import CHANNELS, LAYERS, make_llama, make_model, tokens
 from torch import nn
 
 from prismlm.errors import InputError
-from prismlm.layers.prototype_mixer import RoutingGates
+from prismlm.layers.prototype_mixer import MixerEvidence, RoutingGates
 from prismlm.lens.routing import MaskRead, MaskWrite, Reinitialise, intervene
 from prismlm.lens.routing.scope import _standing
 
@@ -41,7 +41,7 @@ class Gates(nn.Module):
         self.scores(x, q)
         write, read = x.softmax(-1), q.softmax(-1)
         self.gates(write, read)
-        return write, read
+        return MixerEvidence(write, read)
 
 
 def densely(model, layer, **changes):
