@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -35,3 +36,20 @@ def measured_on(where: dict[str, Any] | None) -> str:
     words = ["Measured", *(f"{joint}{where[key]}" for joint, key in PLACE if key in where)]
     versions = [f"{name} {where[key]}" for name, key in VERSIONS if key in where]
     return f"{' '.join(words)}; {', '.join(versions)}."
+
+
+def runs_made(environments: list[dict[str, Any]]) -> str:
+    """Return :func:`measured_on` of the newest of many runs, and how many each place made.
+
+    The same seed ends elsewhere on another processor, so that is said where it was noted.
+    """
+    newest = max(environments, key=lambda where: where["date"])
+    # Outside of a clone no commit is noted; older runs noted the architecture alone.
+    places = Counter(
+        (where.get("commit") or "no commit noted", where.get("processor") or "not noted")
+        for where in environments
+    )
+    said = ", ".join(
+        f"{count} at {commit}, {processor}" for (commit, processor), count in sorted(places.items())
+    )
+    return f"{measured_on(newest)}\n\nRuns by commit and processor: {said}."

@@ -6,11 +6,11 @@ import argparse
 import json
 import statistics
 import sys
-from collections import Counter, defaultdict
+from collections import defaultdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pages import RESULTS, measured_on, publish
+from pages import RESULTS, publish, runs_made
 from prismlm.models.presets import PRESETS
 from prototype_mixer import IMPROVEMENTS
 
@@ -92,19 +92,9 @@ def render(rows: list[Row]) -> str:
     lines += [
         *_longer(longer, steps),
         *_improved(at_once, contexts, best["protot"]),
-        measured_on(max(rows, key=lambda row: row["environment"]["date"])["environment"]),
-        "",
-        _commits(rows),
+        runs_made([row["environment"] for row in rows]),
     ]
     return "\n".join(lines).rstrip() + "\n"
-
-
-def _commits(rows: list[Row]) -> str:
-    """Say at which commits the runs were made, where it was not one alone."""
-    # Outside of a clone no commit is noted.
-    runs = Counter(row["environment"].get("commit", "not noted") for row in rows)
-    said = ", ".join(f"{commit} ({count})" for commit, count in sorted(runs.items()))
-    return f"Runs by commit: {said}."
 
 
 def _best_factor(runs: Runs, model: str) -> float:

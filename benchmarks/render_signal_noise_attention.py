@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from over_seeds import HOW, Claim, lines_of
-from pages import RESULTS, measured_on, publish
+from pages import RESULTS, measured_on, publish, runs_made
 from signal_noise_claims import claims
 from signal_noise_figures import DEFAULT
 
@@ -139,8 +139,7 @@ def _trained(rows: list[Row], described: Row | None) -> list[str]:
                 found = runs[variant, factor]
                 seeds = _several(found)
                 lines.append(f"| {variant}, {factor:g} | {_spread(_losses(found))} | {seeds} |")
-    newest = max(rows, key=lambda row: row["environment"]["date"])["environment"]
-    return [*lines, "", measured_on(newest), ""]
+    return [*lines, "", runs_made([row["environment"] for row in rows]), ""]
 
 
 def _sizes(runs: Runs, ours: str, other: str) -> str:

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from over_seeds import HOW, Claim, lines_of
-from pages import RESULTS, measured_on, publish
+from over_seeds import HOW, Claim, answers
+from pages import RESULTS, measured_on, publish, runs_made
 from uncertainty_checks import rendered as checked
 from uncertainty_feedback import SWEEP, TRAIN
 from uncertainty_validation import NEUTRAL, OWN, PLAIN, RECURSION, SHUFFLED, THIRD, ZERO
@@ -87,8 +87,7 @@ def render(runs: list[Row], timings: dict[str, Row], checks: Sequence[Row] = ())
     if runs:
         arms = by_arm(runs)
         lines += [*_answers(arms), *_trained(arms), *_fed(arms), *_recursion(arms), *_levels(arms)]
-        newest = max(runs, key=lambda row: row["environment"]["date"])["environment"]
-        lines += [measured_on(newest), ""]
+        lines += [runs_made([row["environment"] for row in runs]), ""]
     if checks:
         lines += [*checked(list(checks)), measured_on(checks[-1]["environment"]), ""]
     for name, timing in timings.items():
@@ -126,8 +125,20 @@ def losses(arms: Arms, name: str) -> dict[int, float]:
     return {seed: loss(row) for seed, row in arms.get(name, {}).items()}
 
 
-def verdict(fed: dict[int, float], plain: dict[int, float], control: dict[int, float]) -> str:
-    """Return whether feedback lowers the loss below both, in every seed that all three have."""
+def verdict(
+    fed: dict[int, float],
+    plain: dict[int, float],
+    control: dict[int, float],
+    signs: Sequence[int],
+) -> str:
+    """Return whether feedback lowers the loss below both, in every seed that all three have.
+
+    Args:
+        fed: the loss by seed, with feedback.
+        plain: the same without.
+        control: the same with a shuffled signal.
+        signs: those of :class:`Answer`, of the comparisons with either.
+    """
     seeds = sorted(set(fed) & set(plain) & set(control))
     if not seeds:
         return "not measured with a seed in common"
@@ -135,7 +146,10 @@ def verdict(fed: dict[int, float], plain: dict[int, float], control: dict[int, f
     below_plain = [fed[seed] < plain[seed] for seed in seeds]
     below_control = [fed[seed] < control[seed] for seed in seeds]
     if all(below_plain) and all(below_control):
-        return f"**it lowers the loss**, below both no feedback and the shuffled signal, {where}"
+        low = f"below both no feedback and the shuffled signal, {where}"
+        if all(sign < 0 for sign in signs):
+            return f"**it lowers the loss**, {low}"
+        return f"that it lowers the loss is not shown: it is {low}, which may be noise"
     found = (
         f"below no feedback in {sum(below_plain)} and below the shuffled signal in "
         f"{sum(below_control)} of {len(seeds)} {'seed' if len(seeds) == 1 else 'seeds'}"
@@ -151,7 +165,7 @@ def _answers(arms: Arms) -> list[str]:
         if fed in arms
     }
     # In one call: they are corrected for how many there are.
-    compared = lines_of(
+    compared = answers(
         [
             claim
             for fed, plain, control in triples.values()
@@ -163,7 +177,8 @@ def _answers(arms: Arms) -> list[str]:
     )
     for at, (words, given) in enumerate(triples.items()):
         pair = compared[2 * at : 2 * at + 2]
-        lines += [f"- {words}: {verdict(*given)}.", *(f"  {line}" for line in pair)]
+        said = verdict(*given, [answer.sign for answer in pair])
+        lines += [f"- {words}: {said}.", *(f"  {answer.line}" for answer in pair)]
     lines += [
         "",
         HOW,

@@ -31,7 +31,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from environment import environment
+from environment import environment, processor
 from prismlm.files import write_json
 from prismlm.ops import prototype_head as ops
 
@@ -297,13 +297,8 @@ def print_rows(result: dict[str, Any]) -> None:
 
 def machine(device: str) -> dict[str, Any]:
     """Return which processor or GPU it ran on."""
-    models = [
-        line.split(":", 1)[1].strip()
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if line.startswith("model name")
-    ]
     return {
-        "machine": f"{platform.machine()}, {len(models)} × {models[0]}"
+        "machine": f"{platform.machine()}, {os.cpu_count()} × {processor()}"
         if device == "cpu"
         else torch.cuda.get_device_name(),
         "capability": torch.backends.cpu.get_cpu_capability(),

@@ -7,7 +7,7 @@ from collections import defaultdict
 from typing import Any
 
 from over_seeds import HOW, LEVEL, Claim, Figures, lines_of
-from pages import measured_on
+from pages import runs_made
 from signal_noise_figures import DEFAULT, OTHERS, spread
 from signal_noise_roles import roles_of
 from signal_noise_spectra import length, rates, resonance
@@ -39,7 +39,6 @@ def claims(readings: list[Row], runs: list[Row] | None = None) -> list[str]:
     models: dict[str, list[Row]] = defaultdict(list)
     for row in sorted(readings, key=lambda row: (row["variant"] != DEFAULT, row["seed"])):
         models[row["variant"]].append(row)
-    newest = max(readings, key=lambda row: row["environment"]["date"])["environment"]
     return [
         *_scope(runs or []),
         *_reach(models),
@@ -49,7 +48,7 @@ def claims(readings: list[Row], runs: list[Row] | None = None) -> list[str]:
         *resonance(models),
         *length(models),
         *_gradients(models),
-        measured_on(newest),
+        runs_made([row["environment"] for row in readings]),
         "",
     ]
 

@@ -163,7 +163,7 @@ def test_ctrl_c_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
         deadline = time.monotonic() + 120
         while not list(tmp_path.glob("result/.out.*/tokens-*.bin")):
             assert process.poll() is None, "the build ended before it could be interrupted"
-            assert time.monotonic() < deadline
+            assert time.monotonic() < deadline, "the build wrote nothing in two minutes"
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
         stdout, stderr = process.communicate(timeout=60)
@@ -173,6 +173,27 @@ def test_ctrl_c_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
     assert stderr.splitlines()[-1] == "interrupted"
     assert stdout == ""
     assert list((tmp_path / "result").iterdir()) == []
+
+
+def test_ctrl_c_in_the_exec_of_a_string_is_interrupted_too(tmp_path: Path) -> None:
+    """Imports exec strings; a module run by -m would then end by SIGINT although it was handled."""
+    (tmp_path / "stopped.py").write_text(
+        "import prismlm.corpus\n"
+        "from prismlm.cli.app import app\n"
+        "def stop(**_):\n"
+        "    exec('raise KeyboardInterrupt')\n"
+        "prismlm.corpus.build_corpus = stop\n"
+        "app()\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-m", "stopped", "corpus", "build", str(tmp_path), "--out", "out"],
+        capture_output=True,
+        encoding="utf-8",
+        env=ENVIRONMENT,
+        cwd=tmp_path,
+        check=False,
+    )
+    assert (result.returncode, result.stderr) == (130, "interrupted\n")
 
 
 def test_help_is_quick_and_imports_nothing_heavy(cold_prism: Run) -> None:

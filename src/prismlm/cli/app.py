@@ -59,6 +59,9 @@ class ErrorsAsMessages(TyperGroup):
         except KeyboardInterrupt as stop:
             if is_first_process():
                 typer.echo(f"interrupted: {stop}" if str(stop) else "interrupted", err=True)
+            # CPython notes an interrupt that left the exec of a string, as in an import that makes
+            # dataclasses, and dies of SIGINT at its end, handled or not; the next exec forgets it.
+            exec("")
             raise typer.Exit(getattr(stop, "exit_code", INTERRUPTED)) from None
 
 
