@@ -87,8 +87,16 @@ def test_a_wrong_model_is_refused_before_anything_is_built(tmp_path, model, expe
 
 
 def test_a_missing_key_says_what_it_is_for(tmp_path):
-    with pytest.raises(InputError, match=r"steps is missing \(optimizer steps\)"):
+    with pytest.raises(InputError, match=r"corpus is missing \(the corpus directory\)"):
+        load_recipe(write(tmp_path, MINIMAL.replace("corpus: c\n", "")))
+
+
+def test_steps_or_epochs_are_given(tmp_path):
+    with pytest.raises(InputError, match="steps is not given and epochs is not given; give one"):
         load_recipe(write(tmp_path, MINIMAL.replace("steps: 200\n", "")))
+    with pytest.raises(InputError, match="steps is 200 and epochs is 3; give one of them"):
+        load_recipe(write(tmp_path, MINIMAL + "epochs: 3\n"))
+    assert load_recipe(write(tmp_path, MINIMAL), ["steps=0", "epochs=3"]).epochs == 3
 
 
 @pytest.mark.parametrize("text", ["", "[1, 2]", "text"])
@@ -168,7 +176,7 @@ def test_the_recipes_of_the_mixers_source_differ_in_what_they_say():
     base = load_recipe(folder / "protot.yaml").to_dict()
     recipes = {path.stem: load_recipe(path).to_dict() for path in folder.rglob("*/*.yaml")}
     models = [
-        json.dumps([recipe["model"], recipe["steps"], recipe["data"]])
+        json.dumps([recipe[key] for key in ("model", "dropout", "epochs", "data")])
         for recipe in (base, *recipes.values())
     ]
     assert len(set(models)) == len(models)

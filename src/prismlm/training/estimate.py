@@ -22,7 +22,7 @@ from prismlm.training.checkpoints import BYTES_PER_PARAMETER
 from prismlm.training.device import device_of, uses_bf16
 from prismlm.training.recipe import Recipe
 from prismlm.training.run_directory import check_out
-from prismlm.training.setup import build_trainer, prepare, training_rows
+from prismlm.training.setup import build_trainer, prepare, training_rows, with_steps
 
 WARMUP_STEPS = 1
 MEASURED_STEPS = 3
@@ -108,6 +108,7 @@ def estimate(recipe: Recipe, *, resume: bool = False) -> TrainingEstimate:
         share_rows = packing == "packed" or (packing == "auto" and size.shares_rows)
         rows = training_rows(recipe, corpus, share_rows=share_rows)
         cost = _calculate(recipe, size, H100, why_not)
+    recipe = with_steps(recipe, rows)
     tokens = recipe.steps * recipe.positions_per_step
     kept = min(recipe.checkpoint.keep, -(-recipe.steps // recipe.checkpoint.every))
     return TrainingEstimate(

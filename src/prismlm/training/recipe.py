@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -122,12 +123,22 @@ class DataRecipe(Section):
         description="packed: documents share rows; padded: one piece of a document per row; "
         "auto: packed where the model keeps the documents of a row apart",
     )
+    documents: Count | None = Field(
+        default=None,
+        description="how many of the training documents are used, drawn from the corpus alone, "
+        "not from the seed; all if left out",
+    )
 
 
 class OptimizerRecipe(Section):
     """AdamW, with groups of its own for the head: another rate, no weight decay, own clipping."""
 
     learning_rate: float = Field(default=1e-3, gt=0, description="peak rate of the model")
+    learning_rate_length: Count | None = Field(
+        default=None,
+        description="the length of rows that learning_rate is for: with others the model's peak is "
+        "times √(data.length / it); the same for all lengths if left out",
+    )
     head_learning_rate: float = Field(
         default=1e-1, gt=0, description="peak rate of prototypes and scale"
     )
@@ -309,7 +320,19 @@ class Recipe(Section):
         description="λ of signal/noise attention; from 0.01 to 0.1 if left out, and only for it",
     )
     uncertainty: UncertaintyRecipe = UncertaintyRecipe()
-    steps: Count = Field(description="optimizer steps")
+    dropout: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="after the token embeddings, on what blocks add and in the feed-forward "
+        "network, of Llama-like and Mamba models while they train; our own have model.dropout",
+    )
+    steps: int = Field(
+        default=0, ge=0, description="optimizer steps; follows from epochs if left out"
+    )
+    epochs: Count | None = Field(
+        default=None, description="in place of steps: how often all training rows are seen"
+    )
     batch_size: Count = Field(default=8, description="rows of a process's micro-batch")
     gradient_accumulation: Count = Field(
         default=1, description="micro-batches of each process in a step"
@@ -335,18 +358,34 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _places_in_time(self) -> Recipe:
+        if bool(self.steps) == (self.epochs is not None):
+            raise ValueError(
+                f"steps is {self.steps or 'not given'} and epochs is "
+                f"{self.epochs or 'not given'}; give one of them"
+            )
+        if self.steps:
+            self.check_placing()
+        return self
+
+    def check_placing(self) -> None:
+        """Raise ValueError if prototypes would be placed after the last step."""
         if self.placing_step >= self.steps:
             raise ValueError(
                 f"head.initialise_at_step is {self.placing_step}, and training has "
                 f"{self.steps} steps; prototypes placed that late would not be trained"
             )
-        return self
 
     @property
     def placing_step(self) -> int:
         """The step before which the prototypes are placed."""
         step = self.head.initialise_at_step
         return self.steps // 2 if step is None else step
+
+    @property
+    def peak_learning_rate(self) -> float:
+        """The model's peak rate, at this length of rows."""
+        rate, length = self.optimizer.learning_rate, self.optimizer.learning_rate_length
+        return rate if length is None else rate * math.sqrt(self.data.length / length)
 
     @property
     def positions_per_step(self) -> int:

@@ -111,9 +111,12 @@ def differences(before: dict[str, Any], recipe: Recipe) -> list[str]:
         recipe: the recipe now.
     """
     # A run begun before a setting was there ran with what is now its default.
-    defaults = Recipe(corpus=recipe.corpus, out=recipe.out, model={}, steps=recipe.steps)
+    defaults = Recipe(corpus=recipe.corpus, out=recipe.out, model={}, steps=1)
     then = _flat(defaults.to_dict()) | _flat(before["recipe"]) | before.get("resolved", {})
     now = _flat(recipe.to_dict()) | resolved(recipe)
+    if not recipe.steps:
+        # They follow from the epochs, which are compared.
+        now["steps"] = then["steps"]
     return [
         f"{key}: {_shown(then, key)} → {_shown(now, key)}"
         for key in sorted(then | now)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 import transformers
 from transformers import TrainerCallback, TrainingArguments
@@ -21,6 +22,7 @@ from prismlm.models.presets import build_config, build_model
 from prismlm.models.sidecar import weight_of
 from prismlm.models.uncertainty import attach_uncertainty
 from prismlm.training import distributed, parallel
+from prismlm.training.block_dropout import add_dropout
 from prismlm.training.callbacks import EvaluateEvery, HeadSchedule
 from prismlm.training.device import device_of, resolved, uses_bf16
 from prismlm.training.evaluation import HeldOut
@@ -99,7 +101,31 @@ def prepare(recipe: Recipe) -> Prepared:
     rows = training_rows(recipe, corpus, share_rows=share_rows)
     heldout = HeldOut(corpus, recipe.data.length, recipe.seed)
     heldout.batches(1)
+    recipe = with_steps(recipe, rows)
     return Prepared(recipe, corpus, rows, heldout, attach_head(recipe, backbone))
+
+
+def with_steps(recipe: Recipe, rows: PackedDataset) -> Recipe:
+    """Return a recipe whose steps are known: those of its epochs, if it has none.
+
+    Rows that are left over where they do not fill a step are not seen in that epoch.
+
+    Raises:
+        InputError: prototypes would be placed after the last step.
+    """
+    if recipe.steps or recipe.epochs is None:
+        return recipe
+    found = recipe.model_copy(update={"steps": recipe.epochs * (len(rows) // _rows_of(recipe))})
+    try:
+        found.check_placing()
+    except ValueError as error:
+        raise InputError(f"{error}.") from None
+    return found
+
+
+def _rows_of(recipe: Recipe) -> int:
+    """Return how many rows one step takes in all processes."""
+    return recipe.batch_size * recipe.gradient_accumulation * distributed.world_size()
 
 
 def training_rows(recipe: Recipe, corpus: Corpus, *, share_rows: bool) -> PackedDataset:
@@ -109,9 +135,9 @@ def training_rows(recipe: Recipe, corpus: Corpus, *, share_rows: bool) -> Packed
         InputError: there is too little text.
     """
     data = recipe.data
-    documents = corpus.split("train")
+    documents = chosen_documents(corpus, data.documents)
     rows = pack(corpus, documents, data.length, recipe.seed, share_rows=share_rows)
-    needed = recipe.batch_size * recipe.gradient_accumulation * distributed.world_size()
+    needed = _rows_of(recipe)
     if len(rows) < needed:
         raise InputError(
             f"the corpus {corpus.name!r} fills {len(rows)} rows of {data.length} tokens, "
@@ -127,12 +153,30 @@ def training_rows(recipe: Recipe, corpus: Corpus, *, share_rows: bool) -> Packed
     return rows
 
 
+def chosen_documents(corpus: Corpus, count: int | None) -> np.ndarray:
+    """Return the numbers of training documents: all, or so many drawn alike whatever the seed.
+
+    Raises:
+        InputError: there are fewer.
+    """
+    documents = corpus.split("train")
+    if count is None:
+        return documents
+    if count > len(documents):
+        raise InputError(
+            f"data.documents is {count}, and the corpus {corpus.name!r} has {len(documents)} to "
+            "train on. Use more text, or lower it."
+        )
+    return np.sort(np.random.default_rng(0).permutation(documents)[:count])
+
+
 def build_backbone(recipe: Recipe, corpus: Corpus) -> Any:
     """Build the decoder of a recipe; weights are drawn from its seed.
 
     Raises:
-        InputError: the tokenizer gives ids that the model has no embedding for, or λ is set for
-            a model that has none or where training does not look.
+        InputError: the tokenizer gives ids that the model has no embedding for, λ is set for
+            a model that has none or where training does not look, or dropout for a model in
+            which it is not known where it goes.
     """
     vocab_size = len(corpus.tokenizer)
     config = build_config(dict(recipe.model), vocab_size, corpus.eos_token_id)
@@ -144,6 +188,7 @@ def build_backbone(recipe: Recipe, corpus: Corpus) -> Any:
     torch.manual_seed(recipe.seed)
     model = build_model(config)
     check_noise_weight_of(recipe, model)
+    add_dropout(model, recipe.dropout)
     return model
 
 
@@ -267,7 +312,7 @@ def training_arguments(recipe: Recipe, directory: Path) -> TrainingArguments:
         max_steps=recipe.steps,
         per_device_train_batch_size=recipe.batch_size,
         gradient_accumulation_steps=recipe.gradient_accumulation,
-        learning_rate=optimizer.learning_rate,
+        learning_rate=recipe.peak_learning_rate,
         weight_decay=optimizer.weight_decay,
         adam_beta1=optimizer.betas[0],
         adam_beta2=optimizer.betas[1],

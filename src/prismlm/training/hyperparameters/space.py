@@ -99,7 +99,7 @@ def recipe_of(
         if count:
             _place(settings, key, max(1, round(count * ratio)))
     placed = _value_of(settings, "head.initialise_at_step")
-    if placed is not None:
+    if placed is not None and settings["steps"]:
         # Rounding may have put it at the end of a very short run.
         _place(settings, "head.initialise_at_step", min(placed, settings["steps"] - 1))
     return build_recipe(settings, source)

@@ -1,0 +1,74 @@
+"""Runs whose length is told in epochs, on some of the documents, at a rate for their rows."""
+
+import numpy as np
+import pytest
+
+from prismlm.corpus import Corpus
+from prismlm.errors import InputError
+from prismlm.files import read_json
+from prismlm.training import TrainingInterrupted, build_recipe, estimate, train
+from prismlm.training.run_directory import RUN_FILE
+from prismlm.training.setup import chosen_documents, prepare, training_arguments
+from runs import InterruptAfter
+
+
+@pytest.fixture
+def epochs(settings):
+    """Two epochs of twenty documents, without a head."""
+    del settings["steps"]
+    settings["head"] = {"enabled": False}
+    settings["data"] |= {"documents": 20}
+    return settings | {"epochs": 2, "checkpoint": {"every": 5}}
+
+
+def test_epochs_become_steps(epochs, tmp_path):
+    recipe = build_recipe(epochs)
+    prepared = prepare(recipe)
+    each = len(prepared.rows) // 4
+    assert prepared.recipe.steps == 2 * each > 10
+    assert estimate(recipe).steps == 2 * each
+    whole = train(recipe)
+    assert whole.steps == 2 * each
+    noted = read_json(whole.directory / RUN_FILE)["recipe"]
+    assert (noted["epochs"], noted["steps"]) == (2, 2 * each)
+    # The same steps, said as steps, are the same run.
+    said = {key: value for key, value in epochs.items() if key != "epochs"}
+    counted = train(build_recipe(said | {"steps": 2 * each, "out": str(tmp_path / "counted")}))
+    assert counted.ce == whole.ce
+    cut = build_recipe(epochs | {"out": str(tmp_path / "cut")})
+    with pytest.raises(TrainingInterrupted):
+        train(cut, progress=InterruptAfter(7))
+    assert train(cut, resume=True).ce == whole.ce
+    with pytest.raises(InputError, match="epochs: 2 → 3"):
+        train(build_recipe(epochs | {"epochs": 3, "out": str(tmp_path / "cut")}), resume=True)
+
+
+def test_prototypes_are_placed_before_the_last_step(epochs):
+    epochs["head"] = {"prototypes": 48, "prototypes_per_token": 4, "initialise_at_step": 100_000}
+    with pytest.raises(InputError, match="initialise_at_step is 100000, and training has"):
+        prepare(build_recipe(epochs))
+
+
+def test_documents_are_the_same_for_every_seed(epochs, tiny_corpus):
+    corpus = Corpus.open(tiny_corpus)
+    chosen = chosen_documents(corpus, 20)
+    training = corpus.split("train")
+    assert len(chosen) == 20 == len(set(chosen))
+    assert set(chosen) <= set(training)
+    assert not np.array_equal(chosen, training[:20])
+    tokens = sum(corpus.lengths[chosen])
+    for seed in (0, 1):
+        rows = prepare(build_recipe(epochs | {"seed": seed})).rows
+        assert rows.num_tokens + rows.dropped_tokens == tokens
+    assert np.array_equal(chosen_documents(corpus, None), training)
+    with pytest.raises(InputError, match=f"has {len(training)} to train on"):
+        chosen_documents(corpus, len(training) + 1)
+
+
+def test_the_rate_grows_with_the_root_of_the_rows(settings, tmp_path):
+    def rate(**optimizer):
+        recipe = build_recipe(settings | {"optimizer": {"learning_rate": 3e-3} | optimizer})
+        return training_arguments(recipe, tmp_path).learning_rate
+
+    assert rate() == rate(learning_rate_length=32) == 3e-3
+    assert rate(learning_rate_length=8) == pytest.approx(6e-3)
