@@ -175,9 +175,9 @@ def _answers(arms: Arms) -> list[str]:
             )
         ]
     )
-    for at, (words, given) in enumerate(triples.items()):
+    for at, (words, (fed, plain, control)) in enumerate(triples.items()):
         pair = compared[2 * at : 2 * at + 2]
-        said = verdict(*given, [answer.sign for answer in pair])
+        said = verdict(fed, plain, control, [answer.sign for answer in pair])
         lines += [f"- {words}: {said}.", *(f"  {answer.line}" for answer in pair)]
     lines += [
         "",
