@@ -303,7 +303,10 @@ class UncertaintyFeedback(nn.Module):
                 "uncertainty feedback."
             )
         output[CODES] = codes
-        cache = next((output[name] for name in CACHES if output.get(name) is not None), None)
+        # Some models write into the cache that they were given and do not return it.
+        cache = next(
+            (output[name] for name in CACHES if output.get(name) is not None), call.cache
+        )
         _check_cache(module, output)
         if module.training:
             self.seen |= _occurring(codes, self.embedding.levels)
