@@ -3,7 +3,7 @@
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, RecurrentGemmaConfig, RecurrentGemmaForCausalLM
 
 import prismlm
 from prismlm.models.seam import capture
@@ -106,3 +106,30 @@ def test_the_table_has_the_models_dtype():
     assert feedback.embedding.weight.dtype == torch.bfloat16
     output = feedback.model(torch.tensor([[3, 4]]))
     assert output.logits.dtype == torch.bfloat16
+
+
+def test_a_cache_that_is_written_to_and_not_returned():
+    torch.manual_seed(0)
+    model = RecurrentGemmaForCausalLM(
+        RecurrentGemmaConfig(
+            vocab_size=V, hidden_size=16, intermediate_size=48, num_hidden_layers=3,
+            num_attention_heads=2, lru_width=16, attention_window_size=32, initializer_range=0.4,
+            pad_token_id=0, bos_token_id=1, eos_token_id=None,
+        )
+    ).eval()  # fmt: skip
+    with torch.no_grad():
+        # Predictions that are not all alike.
+        model.lm_head.weight.mul_(8)
+    attach_uncertainty(model, 1024, deviation=2.0)
+    calls = []
+    model.register_forward_hook(lambda *call: calls.append(call[-1].uncertainty_codes))
+    ids = torch.randint(2, V, (2, 6), generator=torch.Generator().manual_seed(2))
+    cached = model.generate(ids, max_new_tokens=5, do_sample=False)
+    fed = torch.cat(calls, 1)
+    assert fed.shape == (2, 10)
+    assert len(fed[:, 6:].unique()) > 3
+    calls.clear()
+    assert torch.equal(
+        model.generate(ids, max_new_tokens=5, do_sample=False, use_cache=False), cached
+    )
+    assert torch.equal(calls[-1], fed)

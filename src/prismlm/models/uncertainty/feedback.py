@@ -304,9 +304,7 @@ class UncertaintyFeedback(nn.Module):
             )
         output[CODES] = codes
         # Some models write into the cache that they were given and do not return it.
-        cache = next(
-            (output[name] for name in CACHES if output.get(name) is not None), call.cache
-        )
+        cache = next((output[name] for name in CACHES if output.get(name) is not None), call.cache)
         _check_cache(module, output)
         if module.training:
             self.seen |= _occurring(codes, self.embedding.levels)
