@@ -52,4 +52,6 @@ def runs_made(environments: list[dict[str, Any]]) -> str:
     said = ", ".join(
         f"{count} at {commit}, {processor}" for (commit, processor), count in sorted(places.items())
     )
-    return f"{measured_on(newest)}\n\nRuns by commit and processor: {said}."
+    several = len({processor for _, processor in places}) > 1
+    caution = " [What another processor changes](processors.md)." if several else ""
+    return f"{measured_on(newest)}\n\nRuns by commit and processor: {said}.{caution}"

@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[1]
         "first_light",
         "index",
         "mixer",
+        "processors",
         "prototype_head",
         "prototype_mixer",
         "protopnet",
