@@ -95,6 +95,9 @@ def run_settings(corpus, family, spread):
     if family in FED_BACK:
         signal = "shuffled" if family == "shuffled" else "own"
         settings["uncertainty"] = {"enabled": True, "levels": 64, "rows": 9, "signal": signal}
+    if family == "deltanet":
+        # With seed 0 one gradient of 65,536 is nothing but rounding, of which AdamW makes a step.
+        settings["seed"] = 1
     settings["evaluation"] |= {"routing_tokens": 400, "spectra_tokens": 400}
     return settings
 
@@ -177,8 +180,7 @@ def assert_same_weights(first, second):
         ours, theirs = load_file(first / file), load_file(second / file)
         assert ours.keys() == theirs.keys()
         for key, value in theirs.items():
-            # AdamW makes a share of the rate, 3e-3, of a gradient that is nothing but rounding.
-            torch.testing.assert_close(ours[key], value, rtol=1e-4, atol=1e-4, msg=key)
+            torch.testing.assert_close(ours[key], value, rtol=1e-4, atol=1e-5, msg=key)
 
 
 def assert_same_rows(first, second):

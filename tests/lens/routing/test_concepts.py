@@ -44,7 +44,8 @@ def words(corpus):
 
 @pytest.fixture(scope="module")
 def model(corpus):
-    return make_model(len(corpus.tokenizer))
+    # In float64: float32 sums differ from processor to processor.
+    return make_model(len(corpus.tokenizer)).double()
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +101,7 @@ def test_gates_by_token_are_those_of_all_positions(corpus, model, sequences, wor
                 if "".join(texts[i:j]).lower() == f" {word.lower()}" and not follows[:1].isalnum():
                     count, total = count + 1, total + layers[2][j - 1]
     assert gates.words[word].count == count > 0
-    torch.testing.assert_close(gates.words[word].sums[2], total, rtol=1e-6, atol=0)
+    torch.testing.assert_close(gates.words[word].sums[2], total)
 
 
 def test_a_word_ends_where_no_letter_follows():

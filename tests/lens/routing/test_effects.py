@@ -39,7 +39,8 @@ def probes():
 @pytest.fixture(scope="module")
 def model():
     # Sharp gates: one channel is not like the other.
-    model = make_model()
+    # In float64: float32 sums differ from processor to processor, and deviations with them.
+    model = make_model().double()
     for block in model.model.layers:
         block.mixer.prototypes.mul_(4)
     return model
@@ -92,7 +93,7 @@ def test_every_cell_is_one_forward_pass(model, table):
         assert row.relative == pytest.approx(100 * (mean / base - 1), rel=1e-2, abs=1e-2)
         assert row.points == pytest.approx(100 * (mean - base), rel=1e-2, abs=1e-4)
         if len(after) > 1:
-            assert row.deviation == pytest.approx(statistics.stdev(after), rel=1e-2, abs=1e-8)
+            assert row.deviation == pytest.approx(statistics.stdev(after), rel=1e-2)
         else:
             assert row.deviation is None
 
