@@ -19,6 +19,10 @@ class DivergenceError(PrismError):
     """Training that cannot go on: a loss, a gradient or a weight is no longer finite."""
 
 
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C ended something that can go on; the message says from where."""
+
+
 class StaleLensError(FormatError):
     """A lens that was built for other weights, another tokenizer or another corpus."""
 

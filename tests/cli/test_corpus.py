@@ -175,13 +175,21 @@ def test_ctrl_c_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
     assert list((tmp_path / "result").iterdir()) == []
 
 
-def test_ctrl_c_in_the_exec_of_a_string_is_interrupted_too(tmp_path: Path) -> None:
-    """Imports exec strings; a module run by -m would then end by SIGINT although it was handled."""
+DECODING = "KeyboardInterrupt(\"decoding with 'utf-8-sig' codec failed (KeyboardInterrupt: )\")"
+
+
+@pytest.mark.parametrize(
+    "stop", ["exec('raise KeyboardInterrupt')", f"raise {DECODING}"], ids=["exec", "codec"]
+)
+def test_ctrl_c_within_the_interpreters_own_work_is_interrupted_too(
+    stop: str, tmp_path: Path
+) -> None:
+    """After one within an exec, a module run by -m ends by SIGINT, handled or not."""
     (tmp_path / "stopped.py").write_text(
         "import prismlm.corpus\n"
         "from prismlm.cli.app import app\n"
         "def stop(**_):\n"
-        "    exec('raise KeyboardInterrupt')\n"
+        f"    {stop}\n"
         "prismlm.corpus.build_corpus = stop\n"
         "app()\n"
     )

@@ -22,7 +22,7 @@ from prismlm.corpus import (
     stream_corpus,
 )
 from prismlm.corpus.tokenizer import load_tokenizer, train_tokenizer
-from prismlm.errors import FormatError, InputError
+from prismlm.errors import FormatError, InputError, Interrupted
 
 pytest.importorskip("datasets")
 SHARD = 4000
@@ -175,7 +175,7 @@ def test_a_failure_with_nothing_to_go_on_from_leaves_nothing(folder, tokenizer, 
 
 
 def test_ctrl_c_says_what_is_kept(folder, tokenizer, tmp_path):
-    with pytest.raises(KeyboardInterrupt, match=r"\.out\.partial\. The same command goes on"):
+    with pytest.raises(Interrupted, match=r"\.out\.partial\. The same command goes on"):
         stream(folder, tmp_path / "out", tokenizer, progress=StopAfter(2, KeyboardInterrupt))
 
 

@@ -23,7 +23,7 @@ from prismlm.cli import (
     train,
 )
 from prismlm.cli.options import is_first_process
-from prismlm.errors import InputError, PrismError
+from prismlm.errors import InputError, Interrupted, PrismError
 
 BAD_INPUT = 2
 INTERRUPTED = 130
@@ -58,7 +58,9 @@ class ErrorsAsMessages(TyperGroup):
             raise typer.Exit(BAD_INPUT) from None
         except KeyboardInterrupt as stop:
             if is_first_process():
-                typer.echo(f"interrupted: {stop}" if str(stop) else "interrupted", err=True)
+                # CPython too writes into an interrupt: one in a codec says which codec failed.
+                ours = isinstance(stop, Interrupted)
+                typer.echo(f"interrupted: {stop}" if ours else "interrupted", err=True)
             # CPython notes an interrupt that left the exec of a string, as in an import that makes
             # dataclasses, and dies of SIGINT at its end, handled or not; the next exec forgets it.
             exec("")

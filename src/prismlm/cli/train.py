@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from prismlm.cli.options import DryRun, Json, is_first_process
-from prismlm.errors import InputError
+from prismlm.errors import InputError, Interrupted
 
 if TYPE_CHECKING:
     from prismlm.training import Recipe, TrainingEstimate, TrainingResult
@@ -53,9 +53,8 @@ def train(
         again = ["prismlm", "train", str(recipe), *(["--search"] if search else [])]
         for setting in settings or []:
             again += ["--set", setting]
-        typer.echo(
-            f"{str(stop) or 'stopped'}. Go on with:\n  {shlex.join([*again, '--resume'])}", err=True
-        )
+        where = stop if isinstance(stop, Interrupted) else "stopped"
+        typer.echo(f"{where}. Go on with:\n  {shlex.join([*again, '--resume'])}", err=True)
         raise
 
 

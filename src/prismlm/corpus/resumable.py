@@ -24,7 +24,7 @@ from prismlm.corpus.documents import Columns, Document
 from prismlm.corpus.read import SeenIds
 from prismlm.corpus.store import Corpus
 from prismlm.corpus.writer import CorpusWriter
-from prismlm.errors import FormatError, InputError
+from prismlm.errors import FormatError, InputError, Interrupted
 from prismlm.files import read_json, write_json
 from prismlm.locks import locked, writing
 from prismlm.progress import SILENT, Reporter
@@ -188,7 +188,7 @@ def _keeping(partial: Path) -> Iterator[None]:
         if not (partial / STATE_FILE).is_file():
             shutil.rmtree(partial, ignore_errors=True)
         elif isinstance(error, KeyboardInterrupt):
-            raise KeyboardInterrupt(
+            raise Interrupted(
                 f"the shards that were closed are kept in {partial}. The same command goes on "
                 "from there."
             ) from error

@@ -8,10 +8,12 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from prismlm.errors import Interrupted
+
 EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
 
-class IndexInterrupted(KeyboardInterrupt):
+class IndexInterrupted(Interrupted):
     """A signal ended an index.
 
     Attributes:

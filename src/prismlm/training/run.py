@@ -14,6 +14,7 @@ from typing import Any
 from transformers import TrainerCallback
 from transformers.trainer_callback import TrainerState
 
+from prismlm.errors import Interrupted
 from prismlm.files import atomic_file
 from prismlm.lens.quality import HeadQuality, measure_quality
 from prismlm.models.quiet import quiet_transformers
@@ -33,7 +34,7 @@ from prismlm.training.trainer import PrismTrainer
 HISTORY_FILE = "training.jsonl"
 
 
-class TrainingInterrupted(KeyboardInterrupt):
+class TrainingInterrupted(Interrupted):
     """Ctrl-C ended training after a whole step.
 
     Attributes:

@@ -135,18 +135,14 @@ def hedging(
     runs: list[HedgingRun] = []
     mixed: Codes = ()
     for signal in SIGNALS:
-        read = after = ()
-        if signal == "shuffled":
-            parts = list(zip(mixed, lengths, strict=True))
-            read = tuple(row[:length] for row, length in parts)
-            after = tuple(row[length:] for row, length in parts)
+        read, after = (own, None) if signal != "shuffled" else _divided(mixed, lengths)
         written = continuations(
             model,
             prompts,
-            read or own,
+            read,
             tokens,
             feedback=signal != "none",
-            written_codes=after or None,
+            written_codes=after,
             temperature=temperature,
             seed=seed,
             progress=progress,
@@ -170,6 +166,12 @@ def _mixed(own: Codes, written: Sequence[Continuation], levels: int, seed: int) 
         for row, one in zip(own, written, strict=True)
     ]
     return permuted(tuple(whole), seed)
+
+
+def _divided(whole: Codes, lengths: Sequence[int]) -> tuple[Codes, Codes]:
+    """Return the codes of the prompts, and those of what was written after each."""
+    parts = list(zip(whole, lengths, strict=True))
+    return tuple(row[:n] for row, n in parts), tuple(row[n:] for row, n in parts)
 
 
 def _starts(
