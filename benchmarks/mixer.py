@@ -38,7 +38,7 @@ from mixer_forms import (
     training_step,
     without_dropout,
 )
-from parts import parts_parser, run_parts
+from parts import parts_parser, rounds_of, run_parts
 from turns import (
     SHARE_OF_MEMORY,
     Cost,
@@ -111,10 +111,11 @@ def main() -> None:
     sizes = QUICK if given.quick else FULL
 
     def rows_of(part: str, dtype: str) -> list[dict[str, Any]]:
-        setting = Setting(sizes, given.rounds, given.device, dtype, given.limit, given.memory_share)
+        rounds = rounds_of(part, given)
+        setting = Setting(sizes, rounds, given.device, dtype, given.limit, given.memory_share)
         return PARTS[part](setting)
 
-    run_parts(given, rows_of, limit=given.limit)
+    run_parts(given, rows_of, limit=given.limit, memory_share=given.memory_share)
 
 
 def arguments() -> argparse.Namespace:
@@ -129,6 +130,7 @@ def arguments() -> argparse.Namespace:
         default=SHARE_OF_MEMORY,
         help="of the memory that is free, what one pass of a throughput may take",
     )
+    parser.add_argument("--throughput-rounds", type=int, help="in place of --rounds, of that part")
     parser.add_argument("--peak", nargs=2, metavar=("FORM", "SIZES"), help=argparse.SUPPRESS)
     return parser.parse_args()
 

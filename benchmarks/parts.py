@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,11 @@ def parts_parser(
     return parser
 
 
+def rounds_of(part: str, given: argparse.Namespace) -> int:
+    """Return the rounds of a part, which may have an option of its own."""
+    return getattr(given, f"{part}_rounds", None) or given.rounds
+
+
 def run_parts(
     given: argparse.Namespace,
     rows_of: Callable[[str, str], Iterable[dict[str, Any]]],
@@ -54,6 +60,7 @@ def run_parts(
         rows_of: returns the rows of a part in a dtype.
         how: what else is noted of each part.
     """
+    began = time.strftime("%Y-%m-%d %H:%M:%S")
     if given.device == "cpu":
         torch.set_num_threads(given.threads)
         keep_freed_memory()
@@ -64,7 +71,8 @@ def run_parts(
         rows = [row | {"dtype": dtype} for dtype in dtypes for row in rows_of(part, dtype)]
         where = environment() | machine(given.device)
         where |= {"load_before": round(load, 2), "load_after": round(os.getloadavg()[0], 2)}
-        noted = {"environment": where, "rounds": given.rounds, **how, "rows": rows}
+        noted = {"environment": where, "run_began": began, "rounds": rounds_of(part, given)}
+        noted |= {**how, "rows": rows}
         result["parts"][part] = noted
         given.out.parent.mkdir(parents=True, exist_ok=True)
         write_json(given.out, result)

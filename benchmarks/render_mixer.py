@@ -77,11 +77,19 @@ def render(found: dict[str, dict[str, Any]]) -> str:
                 name: part | {"rows": [row for row in part["rows"] if row["dtype"] == kind]}
                 for name, part in result["parts"].items()
             }
-            lines += [f"### {kind}", "", *_targets(parts)]
+            lines += [f"### {kind}", "", *_targets(parts), *_runs(parts)]
             for name, section in SECTIONS.items():
                 if parts.get(name, {}).get("rows"):
                     lines += [*section(parts[name]["rows"]), *_measured(name, parts[name]), ""]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _runs(parts: dict[str, dict[str, Any]]) -> list[str]:
+    """Say so where one run measured everything."""
+    began = {part.get("run_began") for part in parts.values()}
+    if len(began) > 1 or None in began:
+        return []
+    return [f"One run, begun {began.pop()}, measured all of it, part after part.", ""]
 
 
 def _measured(name: str, part: dict[str, Any]) -> list[str]:
@@ -89,6 +97,8 @@ def _measured(name: str, part: dict[str, Any]) -> list[str]:
     options = f"--parts {name} --rounds {part['rounds']}"
     if "limit" in part:
         options += f" --limit {part['limit']:g}"
+    if "memory_share" in part:
+        options += f" --memory-share {part['memory_share']:g}"
     threads = part["environment"]["threads"]
     # Given on a CPU only; a GPU's run has what PyTorch takes by itself.
     if threads != THREADS and "×" in part["environment"]["machine"]:
