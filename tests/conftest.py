@@ -18,10 +18,13 @@ settings.register_profile("prismlm", deadline=None, max_examples=60, derandomize
 settings.load_profile("prismlm")
 torch.set_num_threads(1)
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
+
+Making = Callable[[Path], Path]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -57,12 +60,26 @@ def one_thread() -> Iterator[None]:
     assert left == 1, f"the test left PyTorch with {left} threads"
 
 
+def made_once(tmp_path_factory: pytest.TempPathFactory, name: str, make: Making) -> Path:
+    """Return what was made in a directory that all processes of a test run share."""
+    base = tmp_path_factory.getbasetemp()
+    # Each process has a directory in that of the run, if there are several.
+    shared = (base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base) / "made-once" / name
+    shared.parent.mkdir(exist_ok=True)
+    with FileLock(f"{shared}.lock"):
+        noted = shared.with_suffix(".path")
+        if not noted.is_file():
+            shared.mkdir()
+            noted.write_text(str(make(shared)))
+        return Path(noted.read_text())
+
+
 @pytest.fixture(scope="session")
 def tiny_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A corpus directory of some hundred documents of the bundled sample."""
     from tiny import build_tiny_corpus
 
-    return build_tiny_corpus(tmp_path_factory.mktemp("corpus"))
+    return made_once(tmp_path_factory, "corpus", build_tiny_corpus)
 
 
 @pytest.fixture(scope="session")
@@ -71,4 +88,7 @@ def tiny_model(tiny_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     from prismlm.corpus import Corpus
     from tiny import train_tiny_model
 
-    return train_tiny_model(Corpus.open(tiny_corpus), tmp_path_factory.mktemp("model") / "tiny")
+    def trained(directory: Path) -> Path:
+        return train_tiny_model(Corpus.open(tiny_corpus), directory / "tiny")
+
+    return made_once(tmp_path_factory, "model", trained)

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+import forked
 from prismlm.training.checkpoints import latest_checkpoint
 
 
@@ -60,13 +60,11 @@ def start(settings, tmp_path, steps):
     """Start a run in a process of its own and wait until it has written a checkpoint."""
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(settings | {"steps": steps, "checkpoint": {"every": 1}}))
-    process = subprocess.Popen(
-        command(path), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    process = forked.start("train", path)
     checkpoints = Path(settings["out"]) / "checkpoints"
     deadline = time.monotonic() + 240
     while latest_checkpoint(checkpoints) is None:
-        assert process.poll() is None, process.communicate()[1]
+        assert process.poll() is None, process.communicate(timeout=1)[1]
         assert time.monotonic() < deadline
         time.sleep(0.02)
     return process, path, checkpoints

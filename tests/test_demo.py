@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import forked
 import prismlm
 from prismlm.cli.app import app
 from prismlm.demo import PROMPTS, QUICK, DemoSize, run_demo
@@ -154,8 +155,7 @@ def test_the_quick_demo_interrupted_in_every_phase(tmp_path):
 
 
 def test_the_dry_run_of_the_command(tmp_path, monkeypatch):
-    command = [sys.executable, "-m", "prismlm", "demo", "--quick", "--dry-run", "--json"]
-    shown = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    shown = forked.run("demo", "--quick", "--dry-run", "--json", cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
     found = json.loads(shown.stdout)
     assert found["out"] == "prismlm-demo-quick"

@@ -3,7 +3,6 @@ from __future__ import annotations
 import csv
 import json
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -15,9 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 from rich.cells import cell_len
 
-import prismlm
+import forked
 
-SOURCES = str(Path(prismlm.__file__).parents[1])
 TEXTS = [
     {"id": "law", "text": "The court ruled that the contract was void and dismissed the appeal."},
     {"id": "tale", "text": "Once upon a time there was a little girl who lived in the woods."},
@@ -53,21 +51,10 @@ def out(tmp_path) -> Path:
     return path
 
 
-def start(*arguments: object, prefix: tuple[str, ...] = (), **options: object):
-    return subprocess.Popen(
-        [*prefix, sys.executable, "-m", "prismlm", *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": SOURCES},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        **options,
-    )
-
-
-def wait_for(process: subprocess.Popen, found) -> None:
+def wait_for(process: forked.Forked, found) -> None:
     deadline = time.monotonic() + 120
     while not found():
-        assert process.poll() is None, process.communicate()[1]
+        assert process.poll() is None, process.communicate(timeout=1)[1]
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
@@ -256,19 +243,15 @@ def test_a_stopped_audit_leaves_nothing_and_has_no_rival(
     before = out / "a.csv"
     before.write_text("before")
     outputs = ["--parquet", out / "a.parquet", "--csv", before, "--html", out / "a.html"]
-    process = start(
-        "audit",
-        tiny_model,
-        many,
-        *outputs,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
-    with process:
+    process = forked.start("audit", tiny_model, many, *outputs)
+    try:
         wait_for(process, lambda: any(p.stat().st_size > 4 for p in out.glob(".*.tmp")))
         assert "being written by another process" in refused("audit", tiny_model, texts, *outputs)
         assert process.poll() is None
         process.send_signal(sent)
         stdout, stderr = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert process.returncode == code, stderr
     assert stdout == ""
     assert "Traceback" not in stderr
@@ -289,20 +272,25 @@ def can_mount() -> bool:
 )
 def test_a_full_disk(tiny_model, many, out, how):
     """A disk of its own that is too small for the rows, and files that may not grow."""
-    limit, prefix = 20_000, ()
+    arguments = ["audit", tiny_model, many, "--jsonl", out / "a.jsonl", "--html", out / "a.html"]
     if how == "disk":
-        limit = resource.RLIM_INFINITY
         script = f"""mount -t tmpfs -o size=32k tmpfs {out} || exit 9
             "$@"; status=$?; ls -A {out} >&2; exit $status"""
-        prefix = ("unshare", "-rm", "sh", "-c", script, "sh")
-    process = start(
-        *("audit", tiny_model, many, "--jsonl", out / "a.jsonl", "--html", out / "a.html"),
-        prefix=prefix,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
-    )
-    stdout, stderr = process.communicate(timeout=120)
-    assert process.returncode == 2, stderr
-    assert stdout == ""
+        command = ["unshare", "-rm", "sh", "-c", script, "sh", sys.executable, "-m", "prismlm"]
+        done = subprocess.run(
+            [*command, *map(str, arguments)],
+            env={**os.environ, "PYTHONPATH": forked.PYTHONPATH},
+            capture_output=True,
+            encoding="utf-8",
+            timeout=120,
+            check=False,
+        )
+    else:
+        limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
+        done = forked.run(*arguments, code=limit + forked.COMMAND, timeout=120)
+    stderr = done.stderr
+    assert done.returncode == 2, stderr
+    assert done.stdout == ""
     assert "Traceback" not in stderr
     reason = "File too large" if how == "limit" else "No space left on device"
     error = next(line for line in stderr.splitlines() if line.startswith("error: "))

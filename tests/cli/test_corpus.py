@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import prismlm
+from forked import SOURCES
 from prismlm.corpus import Corpus
 
-SOURCES = str(Path(prismlm.__file__).parents[1])
 ENVIRONMENT = {**os.environ, "PYTHONPATH": SOURCES, "COLUMNS": "100"}
 COMMAND = [sys.executable, "-m", "prismlm"]
 

@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.torch import load_file, save_file
 
+import forked
 import prismlm
+from forked import SOURCES
 from prismlm.lens.layout import read_meta
-
-SOURCES = str(Path(prismlm.__file__).parents[1])
 
 
 @pytest.fixture
@@ -127,26 +127,21 @@ def test_interrupt_says_how_to_go_on(tiny_model, tiny_corpus, tmp_path):
     model = Path(shutil.copytree(tiny_model, tmp_path / "copy"))
     # Windows of 64 with a stride of 1 read every token 64 times over: minutes, so that the signal
     # comes in between.
-    command = [
-        sys.executable, "-m", "prismlm", "index", str(model), "--corpus", str(tiny_corpus),
-        "--lens", "new", "--window", "64", "--stride", "1",
-    ]  # fmt: skip
-    environment = {**os.environ, "PYTHONPATH": SOURCES}
-    with subprocess.Popen(
-        command,
-        env=environment,
-        stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        # Background jobs of some shells start with SIGINT ignored, and children inherit it.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    ) as process:
-        assert process.stderr is not None
-        line = process.stderr.readline()  # the first progress line: the scan is under way
-        assert line.startswith("Indexing: "), line
+    process = forked.start(
+        "index", model, "--corpus", tiny_corpus, "--lens", "new", "--window", 64, "--stride", 1
+    )
+    try:
+        deadline = time.monotonic() + 100
+        # The first progress line: the scan is under way.
+        while not process.path("stderr").read_text().startswith("Indexing: "):
+            assert process.poll() is None, process.communicate(timeout=1)[1]
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
         time.sleep(0.2)
         process.send_signal(signal.SIGINT)
         stdout, stderr = process.communicate(timeout=30)
+    finally:
+        process.kill()
     assert process.returncode == 130
     assert stdout == ""
     assert "interrupted" in stderr

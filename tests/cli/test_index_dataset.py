@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
-import prismlm
+import forked
 from prismlm.corpus import Corpus
 from prismlm.lens.layout import read_meta
 
 pytest.importorskip("datasets")
-SOURCES = str(Path(prismlm.__file__).parents[1])
 
 
 @pytest.fixture(scope="module")
@@ -156,16 +152,8 @@ def test_what_cannot_be_used(prism, refused, bare, folder, tmp_path):
 
 
 def test_datasets_that_is_not_installed(bare, tmp_path):
-    (tmp_path / "datasets.py").write_text(
-        "raise ModuleNotFoundError(\"No module named 'datasets'\", name='datasets')"
-    )
-    result = subprocess.run(
-        [sys.executable, "-m", "prismlm", "index", str(bare), "--dataset", "x"],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), SOURCES])},
-        capture_output=True,
-        encoding="utf-8",
-        check=False,
-    )
+    without = "import sys; sys.modules['datasets'] = None\n"
+    result = forked.run("index", bare, "--dataset", "x", code=without + forked.COMMAND)
     assert result.returncode == 2
     assert "pip install 'prismlm[datasets]'" in result.stderr
 
@@ -178,12 +166,9 @@ def test_it_goes_on_in_either_phase(prism, bare, tmp_path):
         for line in range(2500):
             file.write(json.dumps({"text": f"{line} one two three four " * 8}) + "\n")
     # Shards far smaller than the command's, so that there is something to go on from.
-    start = (
-        "import sys\n"
-        "from prismlm.cli import app\n"
+    small = (
         "from prismlm.corpus import resumable\n"
         "resumable.stream_corpus.__kwdefaults__['shard_tokens'] = 10_000\n"
-        "app.main()"
     )
     arguments = [
         "index", str(bare), "--dataset", str(rows), "--contexts", "2", "--window", "64",
@@ -193,20 +178,17 @@ def test_it_goes_on_in_either_phase(prism, bare, tmp_path):
     scan = bare / "lens" / ".rows-train.partial"
 
     def end(number, there) -> str:
-        with subprocess.Popen(
-            [sys.executable, "-c", start, *arguments],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-            stderr=subprocess.PIPE,
-            encoding="utf-8",
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-        ) as process:
+        process = forked.start(*arguments, code=small + forked.COMMAND)
+        try:
             deadline = time.monotonic() + 100
             while not there():
-                assert process.poll() is None, process.communicate()[1]
+                assert process.poll() is None, process.communicate(timeout=1)[1]
                 assert time.monotonic() < deadline
                 time.sleep(0.002)
             process.send_signal(number)
             stderr = process.communicate(timeout=60)[1]
+        finally:
+            process.kill()
         assert process.returncode == (130 if number == signal.SIGINT else -number)
         return stderr
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import forked
 from prismlm.training import parallel
 from render_uncertainty_matrix import RESULT
 from uncertain_cells import CELLS
@@ -49,7 +50,8 @@ def test_cell(family, column, request, tmp_path, record_property):
 def processes(tmp_path_factory):
     """Every family's step in DDP and in FSDP2, in one start of two processes."""
     directory = tmp_path_factory.mktemp("processes")
-    run("uncertain_processes.py", directory)
+    done = forked.run_script(TESTS / "uncertain_processes.py", directory)
+    assert done.returncode == 0, done.stderr
     return [pickle.loads((directory / f"rank-{rank}.pickle").read_bytes()) for rank in (0, 1)]
 
 

@@ -3,7 +3,6 @@
 import csv
 import pickle
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ from test_distributed import (
 )
 from two_processes import gradients_of
 
+import forked
 from prismlm.training import build_recipe, train
 from prismlm.training.parallel import blocks, recompute_activations
 from prismlm.training.shuffled_signal import ShuffledSignal
@@ -114,9 +114,7 @@ def launched(tiny_corpus, tmp_path_factory):
     jobs["shuffled"] = {"codes": CODES.split(2)}
     (directory / "jobs.pickle").write_bytes(pickle.dumps(jobs))
     worker = Path(__file__).with_name("two_processes.py")
-    done = subprocess.run(
-        [sys.executable, str(worker), str(directory)], capture_output=True, text=True, timeout=500
-    )
+    done = forked.run_script(worker, directory)
     assert done.returncode == 0, done.stderr
     results = [pickle.loads((directory / f"rank-{i}.pickle").read_bytes()) for i in (0, 1)]
     return {name: settings for name, settings, _ in runs}, results

@@ -18,6 +18,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from typer.testing import CliRunner
 
+import forked
 from prismlm.cli.app import app
 from prismlm.errors import FormatError, InputError, PrismError
 from prismlm.training import PrismForCausalLM, TrainingInterrupted, build_recipe, train
@@ -319,8 +320,11 @@ except PrismError as error:
 def filled(settings, tmp_path, *fill, prefix=()):
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(settings))
-    arguments = [*prefix, sys.executable, "-c", FILLED_DISK, str(path), *fill]
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=240)
+    if prefix:
+        arguments = [*prefix, sys.executable, "-c", FILLED_DISK, str(path), *fill]
+        done = subprocess.run(arguments, capture_output=True, text=True, timeout=240)
+    else:
+        done = forked.run(path, *fill, code=FILLED_DISK)
     assert done.returncode == 1, done.stderr
     assert "Traceback" not in done.stderr
     return done.stderr

@@ -1,6 +1,5 @@
 import json
 import signal
-import subprocess
 import time
 from pathlib import Path
 
@@ -10,11 +9,12 @@ import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+import forked
 from prismlm.errors import InputError
 from prismlm.models.sidecar import load_sidecar
 from prismlm.training import TrainingInterrupted, build_recipe, estimate, train
 from prismlm.training.checkpoints import latest_checkpoint, step_of
-from runs import InterruptAfter, assert_same_run, command, curve, start
+from runs import InterruptAfter, assert_same_run, curve, start
 
 
 @pytest.mark.parametrize("stop_at", [3, 15])
@@ -140,9 +140,7 @@ def test_ctrl_c_saves_says_how_to_go_on_and_exits_with_130(settings, tmp_path):
     assert f"prismlm train {path} --resume" in stderr
     assert "Traceback" not in stderr
     assert 1 <= step_of(latest_checkpoint(checkpoints)) < 60
-    done = subprocess.run(
-        command(path, "--resume", "--json"), capture_output=True, text=True, timeout=240
-    )
+    done = forked.run("train", path, "--resume", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["steps"] == 60
 

@@ -1,4 +1,4 @@
-"""Runs the real command in a fresh process for each line of JSON on stdin, imports already done.
+"""Starts a process for each line of JSON on stdin, imports already done; see ``forked.py``.
 
 Importing PyTorch, transformers and prismlm takes seconds, and a hundred tests run the command. This
 process imports them, and keeps the one table that transformers compiles for the first model it
@@ -13,6 +13,7 @@ import io
 import json
 import os
 import pkgutil
+import signal
 import sys
 import traceback
 
@@ -23,6 +24,7 @@ import prismlm.cli.app
 import prismlm.corpus
 import prismlm.lens
 import prismlm.models
+import prismlm.training
 
 with contextlib.suppress(ModuleNotFoundError):
     import datasets  # noqa: F401
@@ -32,7 +34,7 @@ with contextlib.suppress(ImportError):
 
     get_checkpoint_conversion_mapping("llama")
 
-WARM = prismlm.cli, prismlm.corpus, prismlm.lens, prismlm.models
+WARM = prismlm.cli, prismlm.corpus, prismlm.lens, prismlm.models, prismlm.training
 
 
 def warm() -> None:
@@ -54,15 +56,21 @@ def warm() -> None:
 
 def run(request: dict) -> None:
     os.environ["COLUMNS"] = str(request["columns"])
-    sys.argv = ["prismlm", *request["arguments"]]
+    os.chdir(request["cwd"])
+    sys.argv = [request["name"], *request["arguments"]]
     files = (request["stdin"], os.O_RDONLY), (request["stdout"], os.O_WRONLY)
     for number, (path, mode) in enumerate((*files, (request["stderr"], os.O_WRONLY))):
         os.dup2(os.open(path, mode), number)
+    # Background jobs of some shells start with SIGINT ignored, and children inherit it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     code = 0
     try:
-        prismlm.cli.app.main()
+        exec(request["code"], {"__name__": "__main__"})
     except SystemExit as stop:
         code = stop.code or 0
+        if not isinstance(code, int):
+            sys.stderr.write(f"{code}\n")
+            code = 1
     except BaseException:
         traceback.print_exc()
         code = 1
@@ -75,9 +83,13 @@ def run(request: dict) -> None:
 
 warm()
 for line in sys.stdin:
-    child = os.fork()
-    if child == 0:
-        run(json.loads(line))
-    _, status = os.waitpid(child, 0)
-    sys.stdout.write(f"{os.waitstatus_to_exitcode(status)}\n")
+    asked = json.loads(line)
+    if "ended" in asked:
+        ended, status = os.waitpid(asked["ended"], os.WNOHANG)
+        answer = os.waitstatus_to_exitcode(status) if ended else None
+    else:
+        answer = os.fork()
+        if answer == 0:
+            run(asked)
+    sys.stdout.write(json.dumps(answer) + "\n")
     sys.stdout.flush()
