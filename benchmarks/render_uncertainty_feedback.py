@@ -367,18 +367,19 @@ def _overhead(result: Row, where: str) -> list[str]:
         f"GPT-2 of width {model['width']} with {model['layers']} layers and random weights, "
         f"{model['parameters']:,} parameters; the table of {model['levels']:,} levels has "
         f"{model['table']:,} more, {model['table'] / model['parameters']:.0%}. Forms took turns in "
-        "one run; a ratio is to the same model without feedback, the median over "
-        f"{shape['rounds']} rounds with the least and most. Decoding: {shape['tokens']} tokens "
-        f"after {shape['prompt']}; the rest: {shape['batch']} × {shape['length']} tokens.",
+        "one run; a ratio is to the same model without feedback, the median over rounds with its "
+        f"95 % interval over resampled rounds. Decoding: {shape['tokens']} tokens after "
+        f"{shape['prompt']}, {shape['decode_rounds']} rounds; prefill: {shape['batch']} × "
+        f"{shape['length']} tokens, {shape['rounds']} rounds, as of training steps.",
         "",
         "| what | form | time | processor | without feedback, ms | peak MiB |",
         "|---|---|---|---|---|---|",
     ]
-    names = {"decode": "decoding", "prefill": "prefill", "step": "training step"}
+    names = _names(shape)
     for part, forms in result["timed"].items():
         for form, clocks in forms.items():
             cells = " | ".join(
-                f"{c['median']:.3f} ({c['least']:.3f} to {c['most']:.3f})"
+                f"{c['ratio']:.4f} ({c['low']:.4f} to {c['high']:.4f})"
                 for c in (clocks["elapsed"], clocks["processor"])
             )
             took = result["milliseconds"][part]["no feedback"]
@@ -388,7 +389,7 @@ def _overhead(result: Row, where: str) -> list[str]:
                 f"| {names[part]} | {shown} | {cells} | {took:,.1f} | {peak[form]:,.0f} "
                 f"({peak['no feedback']:,.0f}) |"
             )
-    lines += ["", *_judged(result["timed"])]
+    lines += ["", *_judged(result["timed"], names)]
     table, own = (sum(result["memory"][name].values()) / 2**20 for name in ("table", "model"))
     lines += [
         "",
@@ -406,16 +407,28 @@ def _overhead(result: Row, where: str) -> list[str]:
     return lines
 
 
-def _judged(timed: dict[str, Row]) -> list[str]:
+def _names(shape: Row) -> dict[str, str]:
+    """Return what the parts are called."""
+    tokens = {name: shape[name] * shape["length"] for name in ("batch", "large_batch")}
+    return {
+        "decode": "decoding",
+        "prefill": "prefill",
+        "step": f"training step of {tokens['batch']:,} tokens",
+        "large step": f"training step of {tokens['large_batch']:,} tokens",
+    }
+
+
+def _judged(timed: dict[str, Row], names: dict[str, str]) -> list[str]:
     """Return whether decoding and one pass of training cost less than the goal, as measured."""
     lines: list[str] = []
-    for part, words in (("decode", "Decoding"), ("step", "A training step of one pass")):
+    for part in ("decode", "step", "large step"):
         found = timed[part]["one pass"]["processor"]
-        more = found["median"] - 1
+        more = found["ratio"] - 1
+        words = "Decoding" if part == "decode" else f"One pass in a {names[part]}"
         reached = "reached" if more < GOAL else "missed"
         doubt = ""
-        if found["least"] - 1 < GOAL <= found["most"] - 1:
-            doubt = ", which the spread of the rounds does not settle"
+        if found["low"] - 1 < GOAL <= found["high"] - 1:
+            doubt = ", which its interval does not settle"
         lines.append(
             f"- {words} takes {more:+.1%} of processor time; goal of under {GOAL:.0%}: "
             f"**{reached}**{doubt}."

@@ -6,9 +6,10 @@
 GPT-2 small with 65,536 levels, unless sizes say otherwise. Both have the same random weights, and
 take turns in one run. Writes
 docs/results/uncertainty_overhead.json, or uncertainty_overhead_cuda.json from a GPU; the page is
-that of ``render_uncertainty_feedback.py``. Training on a CPU is timed with few tokens, of which a
-step over the whole table is a larger share than of the batches that one trains with; the shares of
-floating point operations are counted for ``--count-tokens`` in a step.
+that of ``render_uncertainty_feedback.py``. The optimizer goes over the whole table in every step,
+whose share of the time falls with the tokens of the step: steps of ``--batch`` and of
+``--large-batch`` rows are timed. Shares of floating point operations are counted for
+``--count-tokens`` in a step.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from environment import environment
 from prismlm.files import write_json
 from prismlm.models.uncertainty import UncertaintyFeedback, attach_uncertainty, uncertainty_of
-from turns import Turns, in_turns
+from turns import Turns, in_turns, ratios
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 PLAIN, ONE, TWO = "no feedback", "one pass", "two passes"
@@ -36,6 +37,7 @@ RATE = 1e-4
 PER_LOGIT = 7
 # Of one parameter: two moments, their corrections, root, quotient and step; and clipping.
 PER_OPTIMISED = 14
+SHAPE = ("batch", "large_batch", "length", "prompt", "tokens", "rounds", "decode_rounds")
 Figures = dict[str, Any]
 
 
@@ -47,10 +49,12 @@ def main() -> None:
     plain, fed = pair(given)
     table = feedback_of(fed).embedding.weight
     ids = torch.randint(given.vocabulary, (given.batch, given.length), device=given.device)
+    more = torch.randint(given.vocabulary, (given.large_batch, given.length), device=given.device)
     timed = {
         "decode": decode(plain, fed, ids[:1, : given.prompt], given),
         "prefill": prefill(plain, fed, ids, given),
-        "step": step(plain, fed, ids, given),
+        "step": step(plain, fed, ids, given, (PLAIN, ONE, TWO)),
+        "large step": step(plain, fed, more, given, (PLAIN, ONE)),
     }
     where = environment()
     if given.device == "cuda":
@@ -64,7 +68,7 @@ def main() -> None:
             "levels": given.levels,
             "table": table.numel(),
         },
-        "shape": {k: getattr(given, k) for k in ("batch", "length", "prompt", "tokens", "rounds")},
+        "shape": {name: getattr(given, name) for name in SHAPE},
         "timed": {part: figures["ratios"] for part, figures in timed.items()},
         "milliseconds": {part: figures["milliseconds"] for part, figures in timed.items()},
         "peak_mib": {part: figures["peak_mib"] for part, figures in timed.items()},
@@ -86,11 +90,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--vocabulary", type=int, default=50257)
     parser.add_argument("--levels", type=int, default=65536)
     parser.add_argument("--batch", type=int, default=1, help="rows of a step and a prefill")
+    parser.add_argument("--large-batch", type=int, default=8, help="rows of a larger step")
     parser.add_argument("--length", type=int, default=256, help="tokens of such a row")
     parser.add_argument("--prompt", type=int, default=64, help="tokens before the decoded ones")
     parser.add_argument("--tokens", type=int, default=16, help="decoded in a round")
     parser.add_argument("--count-tokens", type=int, default=8192, help="of a step, for the counts")
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--decode-rounds", type=int, default=31)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--out", type=Path)
@@ -146,7 +152,9 @@ def decode(plain: nn.Module, fed: nn.Module, prompt: Tensor, given: argparse.Nam
 
         return run
 
-    turns = in_turns({PLAIN: decoding(plain), ONE: decoding(fed)}, given.rounds, given.device)
+    turns = in_turns(
+        {PLAIN: decoding(plain), ONE: decoding(fed)}, given.decode_rounds, given.device
+    )
     return figures_of(turns)
 
 
@@ -169,7 +177,13 @@ def prefill(plain: nn.Module, fed: nn.Module, ids: Tensor, given: argparse.Names
     return figures_of(in_turns(forms, given.rounds, given.device))
 
 
-def step(plain: nn.Module, fed: nn.Module, ids: Tensor, given: argparse.Namespace) -> Figures:
+def step(
+    plain: nn.Module,
+    fed: nn.Module,
+    ids: Tensor,
+    given: argparse.Namespace,
+    names: tuple[str, ...],
+) -> Figures:
     """Time a training step: loss, backward pass, clipping and AdamW, of the table too."""
     feedback = feedback_of(fed)
     # Fused, as the training of this package has it.
@@ -194,7 +208,7 @@ def step(plain: nn.Module, fed: nn.Module, ids: Tensor, given: argparse.Namespac
         return run
 
     forms = {PLAIN: training(plain, 1), ONE: training(fed, 1), TWO: training(fed, 2)}
-    turns = in_turns(forms, given.rounds, given.device)
+    turns = in_turns({name: forms[name] for name in names}, given.rounds, given.device)
     held = {
         "model": held_bytes(plain, model_optimizer),
         "table": held_bytes(feedback, table_optimizer),
@@ -215,11 +229,11 @@ def held_bytes(module: nn.Module, optimizer: torch.optim.Optimizer) -> Figures:
 
 
 def figures_of(turns: Turns) -> Figures:
-    """Return every form's time over that without feedback by rounds: median, least and most."""
+    """Return every form's time over that without feedback: the median over rounds, its interval."""
     clocks = {"elapsed": turns.elapsed, "processor": turns.processor}
     return {
         "ratios": {
-            name: {clock: _spread(found[name], found[PLAIN]) for clock, found in clocks.items()}
+            name: {clock: ratios(found[name], found[PLAIN]) for clock, found in clocks.items()}
             for name in turns.elapsed
             if name != PLAIN and PLAIN in turns.elapsed
         },
@@ -228,12 +242,6 @@ def figures_of(turns: Turns) -> Figures:
         },
         "peak_mib": {name: round(cost.mib, 1) for name, cost in turns.first.items()},
     }
-
-
-def _spread(over: list[float], under: list[float]) -> Figures:
-    found = np.array(over) / np.array(under)
-    values = {"median": np.median(found), "least": found.min(), "most": found.max()}
-    return {name: round(float(value), 4) for name, value in values.items()}
 
 
 def counted(model: GPT2LMHeadModel, table: Tensor, given: argparse.Namespace) -> Figures:
@@ -267,8 +275,8 @@ def show(result: Figures, out: Path) -> None:
         for name, clocks in forms.items():
             found = clocks["elapsed"]
             print(
-                f"{part}, {name}: {found['median']:.3f} × without "
-                f"({found['least']:.3f} to {found['most']:.3f})"
+                f"{part}, {name}: {found['ratio']:.4f} × without "
+                f"({found['low']:.4f} to {found['high']:.4f})"
             )
     memory = result["memory"]
     table, model = (sum(memory[name].values()) / 2**20 for name in ("table", "model"))

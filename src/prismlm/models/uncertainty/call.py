@@ -32,7 +32,8 @@ class Call:
         real: which of them are no padding.
         text: which of them are text: real, and no place of an image.
         starts: which of them begin a sequence within their row, by position ids that do not go up
-            by one, as in packed rows.
+            by one, as in packed rows; None where nothing says so.
+        plain: whether the call says without a look at its tensors that all tokens are text.
         cache: what was seen before, or None.
         beside: sources and images.
         kept: ``logits_to_keep``: of which positions there are to be logits.
@@ -41,22 +42,29 @@ class Call:
     ids: Int64[Tensor, "B T"]
     real: Bool[Tensor, "B T"]
     text: Bool[Tensor, "B T"]
-    starts: Bool[Tensor, "B T"]
+    starts: Bool[Tensor, "B T"] | None
+    plain: bool
     cache: Any
     beside: Mapping[str, Tensor]
     kept: Any
 
 
-def named(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return all arguments of a call of ``model`` by their names.
+def names_of(model: nn.Module) -> tuple[str, ...]:
+    """Return the names of what a model's ``forward`` takes, in order."""
+    forward: Any = model.forward
+    return tuple(name for name in inspect.signature(forward).parameters if name != "self")
+
+
+def named(
+    model: nn.Module, names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """Return all arguments of a call of ``model``, whose ``forward`` takes ``names``, by them.
 
     Raises:
         TypeError: there are more than it takes, or one of them twice.
     """
     if not args:
         return kwargs
-    forward: Any = model.forward
-    names = [name for name in inspect.signature(forward).parameters if name != "self"]
     twice = set(names[: len(args)]) & set(kwargs)
     if len(args) > len(names) or twice:
         said = f"{', '.join(sorted(twice))} given twice" if twice else f"{len(args)} arguments"
@@ -89,16 +97,25 @@ def read_call(model: nn.Module, given: dict[str, Any]) -> Call:
             "token, such as ids[None] for a single text."
         )
     cache = next((given[name] for name in CACHES if given.get(name) is not None), None)
-    real = _real(ids, given.get(f"{prefix}attention_mask"), cache)
-    text = real
-    for place in {getattr(config, name, None) for name in PLACEHOLDERS} - {None}:
+    mask = given.get(f"{prefix}attention_mask")
+    text = real = _real(ids, mask, cache)
+    kept_for = {getattr(config, name, None) for name in PLACEHOLDERS} - {None}
+    for place in kept_for:
         text = text & (ids != place)
-    starts = torch.zeros_like(real)
-    places = given.get("position_ids")
-    if isinstance(places, Tensor) and places.ndim == 2 and places.shape[1] == ids.shape[1]:
-        starts[:, 1:] = places[:, 1:] != places[:, :-1] + 1
+    starts = _starts(ids, given.get("position_ids"))
+    plain = mask is None and not kept_for and starts is None
     beside = _beside(given, SOURCES if prefix else ())
-    return Call(ids, real, text, starts, cache, beside, given.get("logits_to_keep"))
+    return Call(ids, real, text, starts, plain, cache, beside, given.get("logits_to_keep"))
+
+
+def _starts(ids: Tensor, places: Any) -> Bool[Tensor, "B T"] | None:
+    """Return which tokens begin a sequence by their position ids; the first of a row need not."""
+    new = ids.shape[1]
+    if not isinstance(places, Tensor) or places.ndim != 2 or places.shape[1] != new or new == 1:
+        return None
+    starts = torch.zeros_like(ids, dtype=torch.bool)
+    starts[:, 1:] = places[:, 1:] != places[:, :-1] + 1
+    return starts
 
 
 def _real(ids: Tensor, mask: Any, cache: Any) -> Bool[Tensor, "B T"]:
@@ -143,16 +160,20 @@ def first_pass_codes(
     None for padding, images, the first token of a sequence, and one with no text before it in its
     row of this call; the first new token has what was before it in ``start``.
     """
+    if call.ids.shape[1] == 1:
+        codes = start[:, None]
+        return codes if call.plain else codes.masked_fill(~call.text, none)
     codes = torch.full_like(call.ids, neutral)
     codes[:, 1:].masked_fill_(~call.text[:, :-1], none)
     codes[:, 0] = start
-    return codes.masked_fill_(~call.text | call.starts, none)
+    without = ~call.text if call.starts is None else ~call.text | call.starts
+    return codes.masked_fill_(without, none)
 
 
 def fed_back(
     codes: Int64[Tensor, "B T"],
     predicted: Int64[Tensor, "B T"],
-    settled: Bool[Tensor, "B T"],
+    settled: Bool[Tensor, "B T"] | None,
     none: int,
 ) -> Int64[Tensor, "B T"]:
     """Return codes in which every token has that of the prediction before it, where there is one.
@@ -160,10 +181,11 @@ def fed_back(
     Args:
         codes: those of the pass before.
         predicted: the code of the prediction made at each position.
-        settled: which codes stay: a row's first, and those that an earlier call had.
+        settled: which codes stay because an earlier call had them; None for none. A row's first
+            one stays anyhow.
         none: the code for none, which stays too.
     """
     found = codes.clone()
-    stays = settled | (codes == none)
+    stays = codes == none if settled is None else settled | (codes == none)
     found[:, 1:] = torch.where(stays[:, 1:], codes[:, 1:], predicted[:, :-1])
     return found

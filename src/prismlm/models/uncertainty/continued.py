@@ -29,10 +29,9 @@ class Earlier:
 def go_on(
     call: Call,
     codes: Int64[Tensor, "B T"],
-    settled: Bool[Tensor, "B T"],
     earlier: Earlier,
-) -> tuple[Int64[Tensor, "B T"], Bool[Tensor, "B T"]]:
-    """Put the codes of earlier rows to rows that go on from one of them.
+) -> tuple[Int64[Tensor, "B T"], Bool[Tensor, "B T"] | None]:
+    """Put the codes of earlier rows to rows that go on from one of them; say which those are.
 
     A row goes on from the earlier row of its own number if it begins with its tokens and has its
     source or images, else from another such row, as beams that change their order do.
@@ -40,7 +39,6 @@ def go_on(
     Args:
         call: the call of the longer rows.
         codes: to begin with.
-        settled: which of them are to stay.
         earlier: the call before.
 
     Raises:
@@ -49,11 +47,11 @@ def go_on(
     """
     length = earlier.call.ids.shape[1]
     if length >= call.ids.shape[1]:
-        return codes, settled
+        return codes, None
     begun = (call.ids[:, :length], call.real[:, :length])
     were = (earlier.call.ids, earlier.call.real)
     same = torch.stack([(a[:, None] == b).all(-1) for a, b in zip(begun, were, strict=True)]).all(0)
-    found, stays = codes.clone(), settled.clone()
+    found, stays = codes.clone(), torch.zeros_like(codes, dtype=torch.bool)
     held = slice(length + 1)
     for row, matches in enumerate(same.tolist()):
         likely = [other for other, one in enumerate(matches) if one]

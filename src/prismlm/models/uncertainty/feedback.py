@@ -23,6 +23,7 @@ from prismlm.models.uncertainty.call import (
     fed_back,
     first_pass_codes,
     named,
+    names_of,
     read_call,
 )
 from prismlm.models.uncertainty.continued import Earlier, go_on
@@ -120,6 +121,8 @@ class UncertaintyFeedback(nn.Module):
                 f"of {type(model).__name__} are {width} wide."
             )
         self.register_buffer("seen", torch.zeros(embedding.levels, dtype=torch.bool))
+        # Looked up in every call it would take longer than the sums of a decoding step.
+        self._names = names_of(model)
         self._threads = Threads()
         self._was_stateful = bool(model._is_stateful)
         # Assisted generation takes tokens back after several at once were looked at.
@@ -190,7 +193,7 @@ class UncertaintyFeedback(nn.Module):
     def _before(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        kwargs = dict(named(module, args, kwargs))
+        kwargs = dict(named(module, self._names, args, kwargs))
         replayed = kwargs.pop(CODES, None)
         state = self._state
         # A call that was interrupted may have left something.
@@ -215,8 +218,8 @@ class UncertaintyFeedback(nn.Module):
     def _end(self, _module: nn.Module, _args: Any, _output: Any) -> None:
         self._state.end_call()
 
-    def _first_codes(self, call: Call) -> tuple[Int64[Tensor, "B T"], Bool[Tensor, "B T"]]:
-        """Return codes to begin with, and which of them are to stay."""
+    def _first_codes(self, call: Call) -> tuple[Int64[Tensor, "B T"], Bool[Tensor, "B T"] | None]:
+        """Return codes to begin with, and which of them are to stay, if an earlier call had any."""
         levels, rows = self.embedding.levels, len(call.ids)
         neutral = neutral_code(levels)
         held = None if call.cache is None else codes_of(call.cache)
@@ -228,12 +231,10 @@ class UncertaintyFeedback(nn.Module):
         else:
             start = call.ids.new_full((rows,), NO_CODE)
         codes = first_pass_codes(call, start, neutral, NO_CODE)
-        settled = torch.zeros_like(codes, dtype=torch.bool)
-        settled[:, 0] = True
         earlier = self._state.earlier
         if call.cache is not None or earlier is None:
-            return codes, settled
-        return go_on(call, codes, settled, earlier)
+            return codes, None
+        return go_on(call, codes, earlier)
 
     @torch.no_grad()
     def _predicted(
@@ -311,8 +312,9 @@ class UncertaintyFeedback(nn.Module):
         if cache is None and (module.training or not output.logits.shape[1]):
             state.earlier = None
             return output
-        share = self._of_last(output.logits, call)
-        following = torch.where(call.text[:, -1], quantise(share, self.embedding.levels), NO_CODE)
+        following = quantise(self._of_last(output.logits, call), self.embedding.levels)
+        if not call.plain:
+            following = torch.where(call.text[:, -1], following, NO_CODE)
         if cache is not None:
             carry(cache, codes, following, self.embedding.levels)
         elif state.goes_on and not state.replayed:

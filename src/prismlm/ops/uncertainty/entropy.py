@@ -49,16 +49,24 @@ def normalised_entropy(
             "from."
         )
     rows = logits.reshape(-1, vocabulary)
-    dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
-    found = torch.empty(len(rows), dtype=dtype, device=logits.device)
     at_once = max(1, ELEMENTS // vocabulary)
-    for first in range(0, len(rows), at_once):
-        # Never −∞, which times 0 is not a number; NaN stays.
-        logs = rows[first : first + at_once].to(dtype).log_softmax(-1).clamp_min_(LEAST)
-        found[first : first + at_once] = logs.exp().mul_(logs).sum(-1)
-    shares = (found / -math.log(vocabulary)).clamp_(0, 1).view(logits.shape[:-1])
+    # A single row is a step of decoding, where each operation counts.
+    found = (
+        _negative_entropy(rows)
+        if len(rows) <= at_once
+        else torch.cat([_negative_entropy(some) for some in rows.split(at_once)])
+    )
+    shares = found.div_(-math.log(vocabulary)).clamp_(0, 1).view(logits.shape[:-1])
     _check_finite(shares, first_position)
     return shares
+
+
+def _negative_entropy(rows: Float[Tensor, "N V"]) -> Float[Tensor, " N"]:
+    """Return Σ_v p_v ln p_v of each row in nats."""
+    dtype = torch.float64 if rows.dtype == torch.float64 else torch.float32
+    # Never −∞, which times 0 is not a number; NaN stays.
+    logs = rows.log_softmax(-1, dtype=dtype).clamp_min_(LEAST)
+    return logs.exp().mul_(logs).sum(-1)
 
 
 def _check_finite(shares: Tensor, first_position: int) -> None:
@@ -67,7 +75,7 @@ def _check_finite(shares: Tensor, first_position: int) -> None:
         check = torch._assert_async  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
         check(torch.isfinite(shares).all(), NOT_A_NUMBER)
     # A sum of shares is a number if all of them are, and is quicker than looking at each.
-    elif math.isnan(float(shares.sum())):
+    elif math.isnan(float(shares if shares.numel() == 1 else shares.sum())):
         places = (~torch.isfinite(shares)).nonzero()
         where = [int(i) for i in places[0]]
         if len(where) == 2:
