@@ -1,3 +1,4 @@
+import fcntl
 import os
 
 # Shapes at public boundaries are checked under pytest only: the hook comes before prismlm.
@@ -22,7 +23,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
 
 Making = Callable[[Path], Path]
 
@@ -66,7 +66,8 @@ def made_once(tmp_path_factory: pytest.TempPathFactory, name: str, make: Making)
     # Each process has a directory in that of the run, if there are several.
     shared = (base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base) / "made-once" / name
     shared.parent.mkdir(exist_ok=True)
-    with FileLock(f"{shared}.lock"):
+    with shared.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         noted = shared.with_suffix(".path")
         if not noted.is_file():
             shared.mkdir()
