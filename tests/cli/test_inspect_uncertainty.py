@@ -152,6 +152,11 @@ def test_what_cannot_be_read_is_refused(refused, gpt2, corpus, place, tmp_path):
     assert "give one of them" in refused(*COMMAND, gpt2, "--text", "a", "--corpus", corpus.path)
     assert "expected passes or recursion" in refused(*COMMAND, gpt2, "--signal", "magic")
     assert "0 passes" in refused(*COMMAND, gpt2, "--passes", 0)
+    assert "a seed of -1: expected 0 or more" in refused(*COMMAND, gpt2, "--seed", -1)
+    for temperature in ("nan", "inf", -0.1):
+        assert f"a temperature of {temperature}: expected 0 or more" in refused(
+            *COMMAND, gpt2, "--temperature", temperature
+        )
     assert "no split" in refused(*COMMAND, gpt2, "--split", "some")
     assert "expected 1 to 9" in refused(
         *COMMAND, gpt2, *FAST, "--split", "all", "--check", "hedging", "--steps", 10

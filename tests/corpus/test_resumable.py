@@ -1,10 +1,7 @@
 """A streamed corpus goes on where it was interrupted, to the same bytes, without a network."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import forked
 from prismlm.corpus import (
     Columns,
     Corpus,
@@ -208,15 +206,18 @@ def test_a_process_that_is_killed(folder, tokenizer, tmp_path):
         f" tokenizer=load_tokenizer({tokenizer.name_or_path!r}),"
         f" columns=Columns(text='body', license='licence'), shard_tokens={SHARD})"
     )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    with subprocess.Popen([sys.executable, "-c", code], env=environment) as process:
+    process = forked.start(code=code)
+    try:
         state = tmp_path / ".out.partial" / "build.json"
         deadline = time.monotonic() + 60
         while not (state.is_file() and len(json.loads(state.read_text())["shards"]) > 3):
-            assert process.poll() is None
+            assert process.poll() is None, process.communicate(timeout=1)[1]
             assert time.monotonic() < deadline
             time.sleep(0.02)
-        process.send_signal(signal.SIGKILL)
+    finally:
+        process.kill()
+    process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL
     assert contents(stream(folder, out, tokenizer).path) == contents(whole.path)
 
 
@@ -237,18 +238,14 @@ def test_files_of_a_named_format(tokenizer, tmp_path):
 
 
 def test_without_datasets_or_a_network_the_error_says_so(tmp_path):
-    def message(code, **environment):
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            capture_output=True, encoding="utf-8", check=False,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
-        )  # fmt: skip
-        return done.stderr.splitlines()[-1]
+    def message(code):
+        return forked.run(code=code).stderr.splitlines()[-1]
 
     read = "from prismlm.corpus.datasets import *; DatasetReader(HubDataset('no-one/nothing'))"
     assert "pip install 'prismlm[datasets]'" in message(
         "import sys; sys.modules['datasets'] = None; " + read
     )
-    offline = message(read, HF_HUB_OFFLINE="1")
+    # As all tests are: HF_HUB_OFFLINE is set.
+    offline = message(read)
     assert "no-one/nothing cannot be reached" in offline
     assert "HF_HUB_OFFLINE is set" in offline

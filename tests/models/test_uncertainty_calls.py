@@ -254,3 +254,39 @@ def test_padding_of_a_decoder_with_a_static_cache():
     held = [codes_of(one.past_key_values).used for one in made]
     assert held[0][0, :4].tolist() == [-1, -1, -1, NEUTRAL]
     assert torch.equal(held[0], held[1])
+
+
+@torch.no_grad()
+def test_padding_told_by_masks_for_each_kind_of_layer():
+    model = build("gemma3")
+    attach_uncertainty(model, 64)
+    masks = []
+
+    def look(_module, _args, kwargs):
+        masks.append(kwargs["attention_mask"])
+
+    model.register_forward_pre_hook(look, with_kwargs=True)
+    ids = torch.tensor([[0, 0, 4, 5, 6], [3, 4, 5, 6, 7]])
+    mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
+    made = [
+        model.generate(
+            ids, attention_mask=mask, **MADE, cache_implementation=kind,
+            return_dict_in_generate=True,
+        )
+        for kind in (None, "static")
+    ]  # fmt: skip
+    assert {type(one) for one in masks} == {torch.Tensor, dict}
+    held = [codes_of(one.past_key_values).used for one in made]
+    assert held[0][0, :5].tolist() == [-1, -1, -1, NEUTRAL, NEUTRAL]
+    assert torch.equal(held[0], held[1])
+    assert torch.equal(made[0].sequences, made[1].sequences)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("said", ["video_token_id", "audio_token_index"])
+def test_places_of_video_and_sound_are_no_text(model, said):
+    setattr(model.config, said, 6)
+    attach_uncertainty(model, 64)
+    codes = model(input_ids=IDS, use_cache=False).uncertainty_codes
+    # None at the start, at the place, and after it, where nothing was predicted from text.
+    assert codes.tolist() == [[-1, NEUTRAL, NEUTRAL, -1, -1], [-1, NEUTRAL, -1, -1, NEUTRAL]]

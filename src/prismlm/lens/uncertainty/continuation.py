@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -65,10 +66,10 @@ def continuations(
         progress: shows the writing.
 
     Raises:
-        InputError: a model without feedback, a negative temperature, no token to write, or more
-            than the model has positions for.
+        InputError: a model without feedback, a temperature that is no number from 0 on, no token
+            to write, or more than the model has positions for.
     """
-    if temperature < 0 or tokens < 1:
+    if not 0 <= temperature < math.inf or tokens < 1:
         raise InputError(
             f"temperature {temperature} and {tokens} tokens to write: expected 0 or more, and at "
             "least 1."
