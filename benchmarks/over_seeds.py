@@ -74,7 +74,8 @@ def _answer(claim: Claim, tested: int) -> Answer:
     if sign:
         words = f"**{'yes' if sign < 0 else 'no: the opposite'}, {where}**"
     elif alike:
-        words = f"the same sign in all {count} seeds, not significant"
+        side = "so" if differences[0] < 0 else "the opposite"
+        words = f"{side} in all {count} seeds, not significant"
     else:
         words = "not shown"
     corrected = f", corrected for {tested} lines" if tested > 1 else ""

@@ -54,4 +54,7 @@ def runs_made(environments: list[dict[str, Any]]) -> str:
     )
     several = len({processor for _, processor in places}) > 1
     caution = " [What another processor changes](processors.md)." if several else ""
-    return f"{measured_on(newest)}\n\nRuns by commit and processor: {said}.{caution}"
+    return (
+        f"{measured_on(newest)}\n\nRuns by commit and processor: {said}.{caution} Commits that are "
+        "not in the history were put together with later ones before they came into it."
+    )

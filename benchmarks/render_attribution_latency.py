@@ -113,10 +113,16 @@ def _generation(found: dict[str, Any]) -> list[str]:
     lines += [
         "",
         "Target: at most 1.10 for shares and documents. "
-        f"**{_verdict(ratio <= 1.1).capitalize()}**: {ratio:.3f}. "
+        f"**{_verdict(ratio <= 1.1).capitalize()}** by the median: {ratio:.3f}"
+        f"{_unsettled(found['ratio']['attributed'])}. "
         "Steps are built when they are looked at, which the last row does too.",
     ]
     return lines
+
+
+def _unsettled(ratio: dict[str, float]) -> str:
+    settled = not ratio["least"] <= 1.1 <= ratio["most"]
+    return "" if settled else "; single rounds are on both sides"
 
 
 def _verdict(reached: bool) -> str:

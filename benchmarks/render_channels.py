@@ -126,8 +126,8 @@ def _verdict(value: dict[str, Any]) -> str:
         + (
             "**Channels found by write activation move their words more than other channels do.**"
             if works
-            else "**This does not work here: channels found by write activation do not move their "
-            "words more than other channels do.**"
+            else "**This does not work here: channels found by write activation are not shown to "
+            "move their words more than other channels do.**"
         )
     )
 

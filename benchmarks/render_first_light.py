@@ -126,7 +126,22 @@ def domains(figures: dict[str, Any]) -> list[str]:
         "",
         *comparisons,
         "",
+        *(_worth(figures, measure) for measure in ("own_share", "accuracy")),
+        "",
     ]
+
+
+def _worth(figures: dict[str, Any], measure: str) -> str:
+    """Say whether a measure beats both controls, without which it does not work."""
+    name = measure.replace("_", " ").capitalize()
+    lost = [
+        control
+        for control, key in (("random states", "random_states"), ("a shuffled map", "shuffled_map"))
+        if figures[f"trained_minus_{key}"][measure]["low"] <= 0
+    ]
+    if lost:
+        return f"- {name} **does not work**: not better than {' and '.join(lost)}."
+    return f"- {name} works: better than both controls."
 
 
 def _comparison(control: str, measure: str, interval: dict[str, float]) -> str:

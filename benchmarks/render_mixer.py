@@ -63,7 +63,8 @@ def render(found: dict[str, dict[str, Any]]) -> str:
         "",
         "Width 256, 32 channels, attention with 4 heads, unless a table says otherwise. Compared",
         "things took turns in one run. A ratio is the median over rounds, with its 95 % interval",
-        "over resampled rounds; by the clock, unless it says processor time.",
+        "over resampled rounds, which of fewer than six reaches from the least to the most; by the",
+        "clock, unless it says processor time.",
         "",
     ]
     for options, result in found.items():

@@ -62,8 +62,11 @@ def render(rows: list[Row]) -> str:
         "A run repeats bit for bit on one processor. On another, sums are taken in another order, "
         "and training ends elsewhere. These are runs of [signal/noise attention]"
         "(signal_noise_attention.md) and [uncertainty feedback](uncertainty_feedback.md) with the "
-        "same seed, settings and rows: held-out loss in nats per token. Differences of this size "
-        "between models that were trained on different processors mean nothing.",
+        "same seed, settings and rows: the loss on held-out text at the end of training, in nats "
+        "per token, which is other text than those pages' tables are of. Differences of this size "
+        "between models that were trained on different processors mean nothing. Where the "
+        "processor's name was not noted, the architecture stands in its place: two of the same "
+        "architecture need not be one processor.",
         "",
         "| run | first | on | again | on | difference |",
         "|---|---|---|---|---|---|",
@@ -73,8 +76,8 @@ def render(rows: list[Row]) -> str:
         first, again = row["first"], row["again"]
         apart.append(again["ce"] - first["ce"])
         lines.append(
-            f"| {row['run']} | {first['ce']:.4f} | {first['processor']}, {first['commit']} | "
-            f"{again['ce']:.4f} | {again['processor']}, {again['commit']} | {apart[-1]:+.4f} |"
+            f"| {row['run']} | {first['ce']:.4f} | {_on(first)} | "
+            f"{again['ce']:.4f} | {_on(again)} | {apart[-1]:+.4f} |"
         )
     size = statistics.fmean(abs(one) for one in apart)
     lines += [
@@ -83,6 +86,11 @@ def render(rows: list[Row]) -> str:
         "runs. Commits differ too; nothing that the runs use was meant to change between them.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _on(run: Row) -> str:
+    named = run["processor"] != "x86_64"
+    return f"{run['processor'] if named else 'not named (x86_64)'}, {run['commit']}"
 
 
 if __name__ == "__main__":

@@ -298,6 +298,9 @@ def _longer(runs: Runs, steps: int) -> list[str]:
             ]
         )
         ratio = "" if (key.model, key.factor) == ("llama", 1.0) else _ratio(rows, other)
+        shared = {row["seed"] for row in rows} & {row["seed"] for row in other or []}
+        if ratio and 0 < len(shared) < max(len(rows), len(other or [])):
+            ratio += f" ({len(shared)} seed{'s' if len(shared) > 1 else ''} in common)"
         lines.append(f"| {name} | {key.context:,} | {key.steps:,} | {_cell(rows)} | {ratio} |")
     return [*lines, ""]
 

@@ -368,7 +368,8 @@ def _overhead(result: Row, where: str) -> list[str]:
         f"{model['parameters']:,} parameters; the table of {model['levels']:,} levels has "
         f"{model['table']:,} more, {model['table'] / model['parameters']:.0%}. Forms took turns in "
         "one run; a ratio is to the same model without feedback, the median over rounds with its "
-        f"95 % interval over resampled rounds. Decoding: {shape['tokens']} tokens after "
+        "95 % interval over resampled rounds, which of fewer than six reaches from the least to "
+        f"the most. Decoding: {shape['tokens']} tokens after "
         f"{shape['prompt']}, {shape['decode_rounds']} rounds; prefill: {shape['batch']} × "
         f"{shape['length']} tokens, {shape['rounds']} rounds, as of training steps.",
         "",

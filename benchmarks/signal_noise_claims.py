@@ -174,10 +174,10 @@ def _reach_answers(own: dict[str, list[Row]]) -> list[str]:
     ]
     if apart < LIKE_UNIFORM and choosing["signal"] > 1 - LIKE_UNIFORM:
         lines.append(
-            f"- Signal heads do not differ from uniform attention: their median reach is within "
-            f"{apart:.1%} of its, and their entropy {choosing['signal']:.1%} of its. That they "
-            "reach further says that noise heads look nearer, and nothing of what signal heads "
-            "look for."
+            "- By reach and entropy signal heads are near uniform attention: their median reach is "
+            f"within {apart:.1%} of its, and their entropy {choosing['signal']:.1%} of its. That "
+            "they reach further says that noise heads look nearer, and nothing of what signal "
+            "heads look for."
         )
     return lines
 

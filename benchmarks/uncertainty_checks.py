@@ -88,13 +88,15 @@ def rendered(rows: list[Row]) -> list[str]:
         "## Do trained models do what the source expects of them?",
         "",
         f"`prismlm inspect uncertainty` on {first['texts']} texts of {first['sample']}, "
-        f"{first['tokens']:,} tokens, for every model trained with its own codes. In brackets 95 % "
-        "intervals over texts; *yes* takes one on the right side of 0. What each is measured "
-        "against: *ablation*, the loss with shuffled codes less that with the own, nats a token; "
+        f"{first['tokens']:,} tokens, for {len(rows)} of the models trained with their own codes, "
+        "by seed below. In brackets 95 % intervals over texts; *yes* takes one on the right side "
+        "of 0. What each is measured against: *ablation*, the loss with shuffled codes less that "
+        "with the own, nats a token; "
         "*attention*, the rank correlation of code and attention received, among texts at the "
         "same position, in the later layer where it is largest, less the same where nothing is "
         "fed; *hedging*, hedging words a token after high less after low entropy, less the same "
-        "without feedback; *recovery*, the loss after a planted wrong token with the own codes "
+        "without feedback (*yes* takes shuffled codes beaten too); *recovery*, the loss after a "
+        "planted wrong token with the own codes "
         "less that with shuffled ones, nats (below 0 helps; *yes* takes no signal beaten too); "
         "*probe*, R² of the code read from hidden states where it is read best, less that where "
         "nothing is fed, and the depth (the source expects 0.67).",
@@ -148,7 +150,8 @@ def _attention(report: Row) -> tuple[bool, str]:
 def _hedging(report: Row) -> tuple[bool, str]:
     hedging = report["hedging"]
     words = hedging["fed"]["hedges"] + hedging["bare"]["hedges"]
-    return _above(hedging["change"]), f"{_interval(hedging['change'])}, {words} words"
+    both = _above(hedging["change"]) and _above(hedging["change_against_shuffled"])
+    return both, f"{_interval(hedging['change'])}, {words} words"
 
 
 def _recovery(report: Row) -> tuple[bool, str]:

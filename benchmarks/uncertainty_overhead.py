@@ -168,7 +168,6 @@ def prefill(plain: nn.Module, fed: nn.Module, ids: Tensor, given: argparse.Names
         def run() -> None:
             if model is fed:
                 feedback_of(model).passes = passes
-                feedback_of(model).reset_uncertainty()
             model(ids, use_cache=False)
 
         return run
@@ -208,7 +207,11 @@ def step(
         return run
 
     forms = {PLAIN: training(plain, 1), ONE: training(fed, 1), TWO: training(fed, 2)}
-    turns = in_turns({name: forms[name] for name in names}, given.rounds, given.device)
+    chosen = {name: forms[name] for name in names}
+    # What AdamW keeps is made in the first step, and is no part of another's peak.
+    for form in chosen.values():
+        form()
+    turns = in_turns(chosen, given.rounds, given.device)
     held = {
         "model": held_bytes(plain, model_optimizer),
         "table": held_bytes(feedback, table_optimizer),

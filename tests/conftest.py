@@ -1,5 +1,6 @@
 import fcntl
 import os
+import shutil
 
 # Shapes at public boundaries are checked under pytest only: the hook comes before prismlm.
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -70,6 +71,8 @@ def made_once(tmp_path_factory: pytest.TempPathFactory, name: str, make: Making)
         fcntl.flock(lock, fcntl.LOCK_EX)
         noted = shared.with_suffix(".path")
         if not noted.is_file():
+            # Half of it may be there from a process that failed.
+            shutil.rmtree(shared, ignore_errors=True)
             shared.mkdir()
             noted.write_text(str(make(shared)))
         return Path(noted.read_text())

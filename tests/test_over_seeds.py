@@ -31,9 +31,11 @@ def seeds(*values):
 def test_a_sign_in_every_seed_is_no_answer_by_itself():
     (answer,) = answers([Claim("a than b", seeds(1.0, 2.0, 3.0), seeds(1.5, 2.25, 4.0))])
     assert answer.line.startswith(
-        "- a than b: the same sign in all 3 seeds, not significant (difference by seed -0.5000, -0"
+        "- a than b: so in all 3 seeds, not significant (difference by seed -0.5000, -0"
     )
     assert (answer.sign, "**" in answer.line) == (0, False)
+    (answer,) = answers([Claim("b than a", seeds(1.5, 2.25, 4.0), seeds(1.0, 2.0, 3.0))])
+    assert answer.line.startswith("- b than a: the opposite in all 3 seeds, not significant (")
     small = Claim("a", seeds(1.0, 2.0, 3.0), seeds(1.5, 2.51, 3.49))
     (answer,) = answers([small])
     assert answer.line.startswith("- a: **yes, in every seed** (")
@@ -51,7 +53,7 @@ def test_the_interval_is_corrected_for_the_lines_of_the_section():
     one = Claim("a", seeds(0.0, 0.0, 0.0), seeds(0.4, 0.5, 0.6))
     assert "**yes, in every seed**" in lines_of([one])[0]
     several = lines_of([one] * 10)
-    assert "the same sign in all 3 seeds, not significant" in several[0]
+    assert "so in all 3 seeds, not significant" in several[0]
     assert "corrected for 10 lines" in several[0]
     # Lines of one seed test nothing.
     single = Claim("b", {0: 0.0}, {0: 1.0})

@@ -171,7 +171,12 @@ def checks_of(seed, good):
                     {"layer": 2, "correlation": 0.2, **layer},
                 ]
             },
-            "hedging": {"fed": {"hedges": 3}, "bare": {"hedges": 4}, "change": up},
+            "hedging": {
+                "fed": {"hedges": 3},
+                "bare": {"hedges": 4},
+                "change": up,
+                "change_against_shuffled": up,
+            },
             "mistakes": {
                 "loss_against_zero": interval(-1, -2, -0.5),
                 "loss_against_shuffled": down,

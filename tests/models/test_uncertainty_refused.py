@@ -5,7 +5,6 @@ import json
 import numpy as np
 import pytest
 import torch
-from jaxtyping import config as checks
 from safetensors.torch import load_file, save_file
 from transformers import (
     BertConfig,
@@ -32,14 +31,6 @@ ENCODER = {
     "num_attention_heads": 2,
     "initializer_range": 0.4,
 }
-
-
-@pytest.fixture
-def unchecked():
-    """As users run it: without the test run's checks of types, which would refuse it first."""
-    checks.update("jaxtyping_disable", True)
-    yield
-    checks.update("jaxtyping_disable", False)
 
 
 @pytest.fixture

@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from prismlm.errors import InputError
 from prismlm.models.presets import build_config, build_model
 from prismlm.training import Recipe, build_recipe, load_recipe
+from prismlm.training.recipe import NoiseWeightRecipe, Section
 
 MINIMAL = "corpus: c\nout: o\nsteps: 200\nmodel: {preset: llama-tiny}\n"
 ROOT = Path(__file__).parents[2]
@@ -166,6 +168,16 @@ def test_the_recipes_in_the_repository_are_valid(path):
             {name: getattr(recipe, name) for name in ("corpus", "out", "model", "steps")}
         )
         assert recipe == minimal, "the example says that what it shows are the defaults"
+        # Every key stands there, those without a default after "# ".
+        text = re.sub(r"^(\s*)# (\s*\w+:)", r"\1\2", path.read_text(encoding="utf-8"), flags=re.M)
+        shown = yaml.safe_load(text)
+        assert set(shown) == set(Recipe.model_fields)
+        for name, section in shown.items():
+            kind = getattr(recipe, name)
+            if name == "noise_weight":
+                kind = NoiseWeightRecipe()
+            if isinstance(kind, Section):
+                assert set(section) == set(type(kind).model_fields), name
 
 
 SMALL = {"hidden_size": 16, "num_channels": 4}

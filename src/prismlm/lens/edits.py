@@ -182,7 +182,7 @@ def _in_category(category: str, lens: Lens) -> list[int]:
     if not known:
         raise InputError(
             f"there is no category {category!r}: the lens {lens.name} has no categories yet. "
-            "Label it with `prismlm label`, or name prototypes by number."
+            "Name prototypes by number, or fill the column category of its prototypes.parquet."
         )
     listed = ", ".join(known[:CATEGORIES_LISTED])
     more = f" and {len(known) - CATEGORIES_LISTED} more" if len(known) > CATEGORIES_LISTED else ""

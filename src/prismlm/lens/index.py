@@ -19,6 +19,7 @@ from prismlm.lens.index_files import write_contexts, write_index, write_prototyp
 from prismlm.lens.index_scan import Reading, Scan, scan_passes
 from prismlm.lens.index_state import Partial
 from prismlm.lens.interrupts import Interrupts
+from prismlm.models.evaluating import evaluating
 from prismlm.models.sidecar import weight_of
 from prismlm.ops import top_contexts
 from prismlm.progress import SILENT, Reporter
@@ -168,21 +169,20 @@ def index_shard(
             return out
     check_out(out, overwrite=overwrite)
     reading = reading_of(model, head, corpus, options)
-    was_training = model.training
-    model.eval()
     if model.device.type == "cpu":
         keep_freed_memory()
-    try:
-        with partial.leaving_nothing_useless(), Interrupts(partial.rest) as interrupts:
-            with partial.writing("the state"):
-                partial.begin(run, overwrite=overwrite)
-            with partial.working(shard.number, shard.count):
-                _scan_shard(partial, reading, options, shard, save_seconds, interrupts, progress)
-            interrupts.now = True
-            meta = _meta(corpus, run, options, trained_on)
-            return _finish(partial, reading, options, shard, meta, progress)
-    finally:
-        model.train(was_training)
+    with (
+        evaluating(model),
+        partial.leaving_nothing_useless(),
+        Interrupts(partial.rest) as interrupts,
+    ):
+        with partial.writing("the state"):
+            partial.begin(run, overwrite=overwrite)
+        with partial.working(shard.number, shard.count):
+            _scan_shard(partial, reading, options, shard, save_seconds, interrupts, progress)
+        interrupts.now = True
+        meta = _meta(corpus, run, options, trained_on)
+        return _finish(partial, reading, options, shard, meta, progress)
 
 
 def reading_of(

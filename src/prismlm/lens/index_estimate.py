@@ -15,6 +15,7 @@ from prismlm.corpus.blocks import PASS_TOKENS, BlockPlan, split_counts
 from prismlm.layers import PrototypeHead
 from prismlm.lens.index import IndexOptions, check_index, reading_of
 from prismlm.lens.index_scan import Scan, scan_passes
+from prismlm.models.evaluating import evaluating
 
 if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus
@@ -97,17 +98,13 @@ def _seconds_per_token(
     plan = BlockPlan.of(corpus.num_tokens)
     reading = reading_of(model, head, corpus, options)
     scan = Scan.empty(head.num_prototypes, options.contexts, head.width, plan.count, 0)
-    was_training = model.training
-    model.eval()
     began, first, wanted = time.perf_counter(), 0, PASSES_MEASURED * PASS_TOKENS // 2
-    try:
+    with evaluating(model):
         for number, done in enumerate(scan_passes(scan, reading, plan.count)):
             if number == 0:
                 began, first = time.perf_counter(), done
             elif scan.tokens - first >= wanted:
                 break
-    finally:
-        model.train(was_training)
     measured = scan.tokens - first
     return (time.perf_counter() - began) / measured if measured else 1e-4
 

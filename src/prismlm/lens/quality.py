@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from prismlm.errors import InputError
 from prismlm.layers import PrototypeHead
+from prismlm.models.evaluating import evaluating
 from prismlm.models.seam import LogitMap, capture, output_embedding
 from prismlm.ops.decomposition import decompose
 
@@ -84,13 +85,9 @@ def measure_quality(
         torch.zeros(head.num_prototypes, dtype=torch.float64),
         torch.zeros(head.width, dtype=torch.float64),
     )
-    was_training = model.training
-    model.eval()
-    try:
+    with evaluating(model):
         for batch in batches:
             _add_batch(sums, model, head, logit_map, weight, _float(bias), batch)
-    finally:
-        model.train(was_training)
     if sums.tokens == 0:
         raise InputError(
             "there is no held-out text to measure on: build the corpus with more documents or a "

@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from prismlm.errors import FormatError, InputError
+from prismlm.models.evaluating import evaluating
 
 PROBE_SHAPE = (2, 8)
 
@@ -164,13 +165,8 @@ def verify_logit_map(model: nn.Module, logit_map: LogitMap) -> float:
     assert isinstance(weight, Tensor)
     generator = torch.Generator().manual_seed(0)
     probe = torch.randint(weight.shape[0], PROBE_SHAPE, generator=generator).to(weight.device)
-    training = model.training
-    model.eval()
-    try:
-        with capture(model) as seen:
-            actual = model(input_ids=probe).logits.float()
-    finally:
-        model.train(training)
+    with evaluating(model), capture(model) as seen:
+        actual = model(input_ids=probe).logits.float()
     assert seen.embedded is not None
     rebuilt = logit_map(seen.embedded.float())
     error = ((rebuilt - actual).abs() / actual.abs().clamp_min(1)).max().item()

@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from prismlm.errors import InputError
+from prismlm.models.evaluating import evaluating
 from prismlm.models.seam import capture
 from prismlm.models.sidecar import weight_of
 from prismlm.ops.spherical_kmeans import spherical_kmeans
@@ -102,9 +103,7 @@ def sample_states(
     per_row = max(quota, -(-count // max(1, len(rows))))
     order = torch.randperm(len(rows), generator=generator).tolist()
     found, spare, missing = [], [], count
-    training = model.training
-    model.eval()
-    try:
+    with evaluating(model):
         for first in range(0, len(order), ROWS_PER_PASS):
             if missing <= 0:
                 break
@@ -114,8 +113,6 @@ def sample_states(
                 found.append(shuffled[:per_row])
                 spare.append(shuffled[per_row:])
                 missing -= len(found[-1])
-    finally:
-        model.train(training)
     # Short rows may leave the quota of the others too small.
     states = torch.cat(found + spare if missing > 0 else found)
     if len(states) < enough:

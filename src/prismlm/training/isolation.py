@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from prismlm.errors import InputError
+from prismlm.models.evaluating import evaluating
 from prismlm.models.sidecar import weight_of
 
 PIECE = 8
@@ -27,16 +28,12 @@ def keeps_documents_apart(model: Any) -> bool:
     tokens = torch.randint(weight.shape[0], (3, PIECE), generator=generator)
     rows = torch.stack([torch.cat([tokens[0], tokens[2]]), torch.cat([tokens[1], tokens[2]])])
     position_ids = torch.arange(PIECE).repeat(2).expand(2, -1)
-    training = model.training
-    model.eval()
-    try:
+    with evaluating(model):
         logits = model(
             input_ids=rows.to(weight.device),
             position_ids=position_ids.to(weight.device),
             use_cache=False,
         ).logits[:, PIECE:]
-    finally:
-        model.train(training)
     difference = (logits[0] - logits[1]).abs().max().item()
     return difference <= TOLERANCE * logits.abs().max().item()
 

@@ -91,7 +91,7 @@ def test_codes_that_are_all_the_same_are_no_negative_finding():
 )
 def test_mistakes_must_beat_both_controls(zero, shuffled, helps):
     one = AfterMistake("own", (0.1, 0.0), (0.5, 0.2), NONE, MORE, None)
-    verdict = Mistakes(9, 4, 0.1, (one,), zero, shuffled, NONE, NONE).verdict
+    verdict = Mistakes(9, 4, 0.1, (one,), zero, shuffled, NONE, NONE, 30).verdict
     assert verdict.startswith("With its signal a mistake costs it less") == helps
     assert "over 2 tokens" in verdict
 

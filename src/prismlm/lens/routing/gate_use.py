@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from prismlm.errors import InputError
 from prismlm.lens.routing.activations import routing_of
 from prismlm.lens.routing.metrics import gini
+from prismlm.models.evaluating import evaluating
 
 if TYPE_CHECKING:
     from prismlm.corpus.windows import WindowBatch
@@ -104,9 +105,7 @@ def gate_uses(model: nn.Module, batches: Iterable[WindowBatch]) -> tuple[LayerUs
     """
     tallies: list[tuple[UseTally, UseTally]] = []
     device = next(model.parameters()).device
-    was_training = model.training
-    model.eval()
-    try:
+    with evaluating(model):
         for batch in batches:
             owned = batch.owned.to(device)
             layers = routing_of(model, batch.input_ids.to(device), batch.attention_mask.to(device))
@@ -114,8 +113,6 @@ def gate_uses(model: nn.Module, batches: Iterable[WindowBatch]) -> tuple[LayerUs
             for (write, read), evidence in zip(tallies, layers, strict=True):
                 write.add(evidence.write[owned])
                 read.add(evidence.read[owned])
-    finally:
-        model.train(was_training)
     if not tallies:
         raise InputError("no tokens were read, so there are no gates to measure.")
     return tuple(LayerUse(write.tokens, write.result(), read.result()) for write, read in tallies)

@@ -18,7 +18,8 @@ from prismlm.lens.spectra.attention import (
     reading_attention,
 )
 from prismlm.lens.spectra.attention_tally import AttentionTally
-from prismlm.lens.spectra.passes import evaluating, forward
+from prismlm.lens.spectra.passes import forward
+from prismlm.models.evaluating import evaluating
 from prismlm.progress import SILENT, Reporter
 
 if TYPE_CHECKING:

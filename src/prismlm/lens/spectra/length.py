@@ -14,7 +14,8 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from prismlm.errors import InputError
-from prismlm.lens.spectra.passes import check_window, evaluating
+from prismlm.lens.spectra.passes import check_window
+from prismlm.models.evaluating import evaluating
 from prismlm.models.seam import LogitMap, capture, output_embedding
 from prismlm.progress import SILENT, Reporter
 

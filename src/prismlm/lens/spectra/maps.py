@@ -16,7 +16,8 @@ from prismlm.lens.spectra.attention import (
     head_groups,
     reading_attention,
 )
-from prismlm.lens.spectra.passes import evaluating, learned_positions
+from prismlm.lens.spectra.passes import learned_positions
+from prismlm.models.evaluating import evaluating
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 
 from prismlm.errors import InputError
@@ -16,18 +13,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from prismlm.corpus.windows import WindowBatch
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Run the block without dropout and gradients; the model is as it was afterwards."""
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        model.train(was_training)
 
 
 def learned_positions(model: nn.Module) -> int | None:

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from prismlm.errors import InputError
 from prismlm.layers.signal_noise_attention import SignalNoiseAttention, SignalNoiseOutput
-from prismlm.lens.spectra.passes import evaluating, forward
+from prismlm.lens.spectra.passes import forward
+from prismlm.models.evaluating import evaluating
 from prismlm.progress import SILENT, Reporter
 
 if TYPE_CHECKING:

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from prismlm.lens.spectra.head_use import HeadReading, HeadUses
-from prismlm.lens.spectra.passes import evaluating, forward
+from prismlm.lens.spectra.passes import forward
 from prismlm.lens.spectra.states import POSITIONS, AttentionStates, StateReading
+from prismlm.models.evaluating import evaluating
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -22,6 +22,7 @@ from prismlm.lens.uncertainty.ranks import (
     matched_ranks,
     rank_correlation,
 )
+from prismlm.lens.uncertainty.sample import longer_than
 from prismlm.lens.uncertainty.signal import (
     Codes,
     batches,
@@ -108,7 +109,7 @@ class AttentionProbe:
             return CONSTANT
         rest = of_texts(self.texts)
         more = [one for one in self.later if one.correlation > 0 and one.q <= SIGNIFICANT]
-        best = max(self.later, key=lambda one: one.correlation)
+        best = max(more or self.later, key=lambda one: one.correlation)
         if not more:
             return (
                 f"No later layer attends more to positions of high codes than its control does: "
@@ -146,8 +147,8 @@ def attention_probe(
 
     Received is the mean over the tokens after it, since earlier positions are seen by more. It
     still falls with the position, and so may codes: the comparison is among texts at the same
-    position. Texts are cut to their median length and shorter ones left out, so that every text
-    has every position and as many tokens after it.
+    position. Texts of at least ten tokens are cut to their median length and shorter ones left out,
+    so that every text has every position and as many tokens after it.
 
     Source: PRISMA, "Attention probe"; both controls are ours.
 
@@ -155,8 +156,12 @@ def attention_probe(
         InputError: a model without feedback or attention, or texts too few or too short.
     """
     attention_layers(model)
-    length = sorted(map(len, texts))[(len(texts) - 1) // 2] if texts else 0
-    kept = [number for number, text in enumerate(texts) if len(text) >= length]
+    # Of texts that are long enough by themselves: short ones among them are left out.
+    lengths = sorted(len(texts[number]) for number in longer_than(texts, LEAST_LATER + 2))
+    length = lengths[(len(lengths) - 1) // 2] if lengths else 0
+    kept = (
+        [] if not lengths else [number for number, text in enumerate(texts) if len(text) >= length]
+    )
     places = length - 1 - LEAST_LATER
     if len(kept) < 4 or places < 1:
         raise InputError(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from prismlm.lens.uncertainty.hedging import SIGNALS
+from prismlm.lens.uncertainty.hedging import SIGNALS, prompts_of
 from prismlm.lens.uncertainty.planning import DEFAULTS, InspectOptions, plan
 from prismlm.lens.uncertainty.recursion import recursion
 from prismlm.lens.uncertainty.sample import Sample
@@ -66,7 +66,6 @@ def estimate_inspection(
     codes = neutral_codes(first, feedback_of(model).embedding.levels)
     scale = sample.tokens / sum(map(len, first))
     pass_seconds = _timed(lambda: replay(model, first, codes)) * scale
-    step_seconds = _timed(lambda: recursion(model, starts)) / len(starts[0])
     passes = sum(forward_passes(check, options) for check in planned)
     steps = 0
     along = sum(len(texts[numbers[0]]) for numbers in grouped)
@@ -75,7 +74,10 @@ def estimate_inspection(
     else:
         passes += options.signal.passes - 1
     steps += along * ("prefill" in planned)
-    steps += len(SIGNALS) * options.tokens * len(grouped) * ("hedging" in planned)
+    if "hedging" in planned:
+        steps += len(SIGNALS) * options.tokens * len(list(batches(model, prompts_of(texts))))
+    # A model without a cache has no such step.
+    step_seconds = _timed(lambda: recursion(model, starts)) / len(starts[0]) if steps else 0.0
     return InspectEstimate(
         planned,
         len(texts),

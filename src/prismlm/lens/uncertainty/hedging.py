@@ -128,8 +128,8 @@ def hedging(
     """
     if not 1 <= window < tokens:
         raise InputError(f"{window} tokens after a step, of {tokens}: expected 1 to {tokens - 1}.")
-    lengths = [min(PROMPT, max(1, len(text) // 2)) for text in texts]
-    prompts = [text[:length] for text, length in zip(texts, lengths, strict=True)]
+    prompts = prompts_of(texts)
+    lengths = [len(prompt) for prompt in prompts]
     own = tuple(row[:length] for row, length in zip(codes, lengths, strict=True))
     columns: list[Float[np.ndarray, "texts 4"]] = []
     runs: list[HedgingRun] = []
@@ -157,6 +157,11 @@ def hedging(
     none, against_shuffled = (_change(columns, runs, control, seed) for control in (1, 2))
     fed, bare, shuffled = runs
     return Hedging(len(texts), window, temperature, fed, bare, shuffled, none, against_shuffled)
+
+
+def prompts_of(texts: Sequence[Tensor]) -> list[Tensor]:
+    """Return what is gone on from: the first 16 tokens of each, or the first half of less."""
+    return [text[: min(PROMPT, max(1, len(text) // 2))] for text in texts]
 
 
 def _mixed(own: Codes, written: Sequence[Continuation], levels: int, seed: int) -> Codes:

@@ -15,8 +15,16 @@ from prismlm.errors import InputError
 from prismlm.lens.uncertainty.bootstrap import Interval, bootstrap
 from prismlm.lens.uncertainty.recursion import own_codes
 from prismlm.lens.uncertainty.sample import longer_than
-from prismlm.lens.uncertainty.signal import Codes, Replay, Signal, no_codes, permuted, replay
-from prismlm.lens.uncertainty.words import of_texts, with_interval
+from prismlm.lens.uncertainty.signal import (
+    Codes,
+    Replay,
+    Signal,
+    different,
+    no_codes,
+    permuted,
+    replay,
+)
+from prismlm.lens.uncertainty.words import CONSTANT, of_texts, with_interval
 from prismlm.models.seam import output_embedding
 from prismlm.progress import SILENT, Reporter
 
@@ -64,6 +72,7 @@ class Mistakes:
         loss_against_shuffled: − with shuffled codes.
         entropy_against_zero: mean entropy, likewise.
         entropy_against_shuffled: likewise.
+        codes: different ones, of the texts as they are.
     """
 
     texts: int
@@ -74,10 +83,13 @@ class Mistakes:
     loss_against_shuffled: Interval
     entropy_against_zero: Interval
     entropy_against_shuffled: Interval
+    codes: int
 
     @property
     def verdict(self) -> str:
         """What it says, in a sentence."""
+        if self.codes < 2:
+            return CONSTANT
         zero, shuffled = self.loss_against_zero, self.loss_against_shuffled
         steps = len(self.signals[0].loss)
         figures = (
@@ -145,7 +157,7 @@ def mistakes(
                 found[draw, number] = excess(wrong, intact[number], places, steps)
             task.advance(len(rows))
     found[:, :, 0] *= math.log(len(weight))
-    return _result(found.mean(0), draws, seed)
+    return _result(found.mean(0), draws, seed, different(own))
 
 
 def _long_enough(texts: Sequence[Tensor], steps: int, draws: int) -> list[int]:
@@ -182,7 +194,9 @@ def excess(
     return np.stack([np.stack(entropy), np.stack(loss)])
 
 
-def _result(found: Float[np.ndarray, "signals 2 texts k"], draws: int, seed: int) -> Mistakes:
+def _result(
+    found: Float[np.ndarray, "signals 2 texts k"], draws: int, seed: int, codes: int
+) -> Mistakes:
     ones = np.ones(found.shape[2])
 
     def interval(values: np.ndarray) -> Interval:
@@ -212,4 +226,5 @@ def _result(found: Float[np.ndarray, "signals 2 texts k"], draws: int, seed: int
         interval(losses[0] - losses[2]),
         interval(entropies[0] - entropies[1]),
         interval(entropies[0] - entropies[2]),
+        codes,
     )

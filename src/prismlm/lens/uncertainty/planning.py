@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+import torch
+
 from prismlm.errors import InputError, suggest
 from prismlm.lens.spectra.attention import attention_layers
 from prismlm.lens.spectra.passes import learned_positions
@@ -15,8 +17,9 @@ from prismlm.lens.uncertainty.attention import LEAST_LATER
 from prismlm.lens.uncertainty.hedging import AFTER, PROMPT, TOKENS
 from prismlm.lens.uncertainty.mistakes import DRAWS, STEPS
 from prismlm.lens.uncertainty.prefill import PASSES
+from prismlm.lens.uncertainty.recursion import cache_of
 from prismlm.lens.uncertainty.sample import Sample, check_sample, longer_than
-from prismlm.lens.uncertainty.signal import Signal, feedback_of
+from prismlm.lens.uncertainty.signal import Signal, feedback_of, reading
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -77,11 +80,6 @@ class InspectOptions:
                 f"after a step, {self.steps} after a mistake, {self.mistakes} mistakes: expected "
                 "at least 1 of each."
             )
-        if self.window >= self.tokens:
-            raise InputError(
-                f"{self.window} tokens after a step, of {self.tokens} that are written: expected "
-                f"1 to {self.tokens - 1}."
-            )
         if not 0 <= self.temperature < math.inf:
             raise InputError(f"a temperature of {self.temperature}: expected 0 or more.")
         if self.seed < 0:
@@ -110,22 +108,28 @@ def plan(
             )
     feedback_of(model)
     check_sample(model, sample)
-    planned: list[str] = []
+    asked = tuple(dict.fromkeys(checks or CHECKS))
+    if "hedging" in asked and options.window >= options.tokens:
+        raise InputError(
+            f"{options.window} tokens after a step, of {options.tokens} that are written: expected "
+            f"1 to {options.tokens - 1}."
+        )
+    missing = {"attention": _no_attention(model)} | dict.fromkeys(
+        ("prefill", "hedging"), _no_cache(model)
+    )
     left_out: dict[str, str] = {}
-    for check in dict.fromkeys(checks or CHECKS):
+    for check in asked:
         reason = _too_few(check, sample, options) or _too_long(model, check, options)
         if reason is not None and checks:
             raise InputError(reason)
-        # A family without attention is no fault of who asks.
-        if check == "attention":
-            reason = reason or _no_attention(model)
-        if reason is None:
-            planned.append(check)
-        else:
+        # What a family has not is no fault of who asks.
+        reason = reason or missing.get(check)
+        if reason is not None:
             left_out[check] = reason
-    if not planned and set(left_out) - {"attention"}:
+    planned = tuple(check for check in asked if check not in left_out)
+    if not planned and not all(missing.get(check) for check in left_out):
         raise InputError(f"no check can be done: {next(iter(left_out.values()))}")
-    return tuple(planned), left_out
+    return planned, left_out
 
 
 def _too_few(check: str, sample: Sample, options: InspectOptions) -> str | None:
@@ -149,6 +153,15 @@ def _too_long(model: PreTrainedModel, check: str, options: InspectOptions) -> st
         f"hedging writes {options.tokens} tokens after {PROMPT}, and the model has learned "
         f"{bound} positions: write fewer."
     )
+
+
+def _no_cache(model: PreTrainedModel) -> str | None:
+    with reading(model):
+        try:
+            cache_of(model(input_ids=torch.zeros(1, 1, dtype=torch.int64, device=model.device)))
+        except InputError as error:
+            return str(error)
+    return None
 
 
 def _no_attention(model: PreTrainedModel) -> str | None:

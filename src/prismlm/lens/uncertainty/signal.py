@@ -13,8 +13,8 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from prismlm.errors import InputError
-from prismlm.lens.spectra.passes import evaluating
 from prismlm.lens.uncertainty.sample import of_one_length
+from prismlm.models.evaluating import evaluating
 from prismlm.models.uncertainty import CODES, UncertaintyFeedback, uncertainty_of
 from prismlm.ops.uncertainty import NO_CODE, neutral_code, normalised_entropy, quantise
 from prismlm.progress import SILENT, Reporter

@@ -120,7 +120,8 @@ class UncertaintyFeedback(nn.Module):
                 f"the table has vectors of {embedding.weight.shape[1]}, and the input embeddings "
                 f"of {type(model).__name__} are {width} wide."
             )
-        self.register_buffer("seen", torch.zeros(embedding.levels, dtype=torch.bool))
+        seen = torch.zeros(embedding.levels, dtype=torch.bool, device=embedding.weight.device)
+        self.register_buffer("seen", seen)
         # Looked up in every call it would take longer than the sums of a decoding step.
         self._names = names_of(model)
         self._threads = Threads()
@@ -308,11 +309,22 @@ class UncertaintyFeedback(nn.Module):
         cache = next((output[name] for name in CACHES if output.get(name) is not None), call.cache)
         _check_cache(module, output)
         if module.training:
-            self.seen |= _occurring(codes, self.embedding.levels)
+            self.seen |= _occurring(codes, self.embedding.levels).to(self.seen.device)
         if cache is None and (module.training or not output.logits.shape[1]):
             state.earlier = None
             return output
-        following = quantise(self._of_last(output.logits, call), self.embedding.levels)
+        row = _of_last(output.logits, call)
+        if row is None and cache is None and (state.replayed or not state.goes_on):
+            return output
+        place = call.ids.shape[1] - 1
+        if row is None:
+            raise InputError(
+                f"the logits of this call are {list(output.logits.shape)} and have none of the "
+                f"last position, {place}, whose entropy is the code of the next token: have it "
+                "among logits_to_keep, or set use_cache=False."
+            )
+        share = normalised_entropy(row, first_position=place)[:, 0]
+        following = quantise(share, self.embedding.levels)
         if not call.plain:
             following = torch.where(call.text[:, -1], following, NO_CODE)
         if cache is not None:
@@ -320,23 +332,6 @@ class UncertaintyFeedback(nn.Module):
         elif state.goes_on and not state.replayed:
             state.earlier = Earlier(call, torch.cat([codes, following[:, None]], 1))
         return output
-
-    def _of_last(self, logits: Tensor, call: Call) -> Tensor:
-        """Return the share of entropy of the prediction at the last position."""
-        place, kept = call.ids.shape[1] - 1, call.kept
-        at = -1
-        if isinstance(kept, Tensor):
-            # Not a number of positions, but which.
-            found = [one for one, p in enumerate(kept.tolist()) if p in (place, -1)]
-            at = found[-1] if found else logits.shape[1]
-        if at >= logits.shape[1] or not logits.shape[1]:
-            raise InputError(
-                f"the logits of this call are {list(logits.shape)} and have none of the last "
-                f"position, {place}, whose entropy is the code of the next token: have it among "
-                "logits_to_keep, or set use_cache=False."
-            )
-        row = logits[:, at : at + 1 or None]
-        return normalised_entropy(row, first_position=place)[:, 0]
 
     def _checked(self, codes: Tensor, call: Call) -> Int64[Tensor, "B T"]:
         levels = self.embedding.levels
@@ -350,7 +345,19 @@ class UncertaintyFeedback(nn.Module):
                 f"{CODES} reach from {int(codes.min())} to {int(codes.max())}: expected "
                 f"{NO_CODE} (none) to {levels - 1}."
             )
-        return codes.long()
+        return codes.to(call.ids.device, torch.int64)
+
+
+def _of_last(logits: Tensor, call: Call) -> Tensor | None:
+    """Return the logits [B, 1, V] of the last position, or None if there are none of it."""
+    place, at = call.ids.shape[1] - 1, -1
+    if isinstance(call.kept, Tensor):
+        # Not a number of positions, but which.
+        found = [one for one, p in enumerate(call.kept.tolist()) if p in (place, -1)]
+        at = found[-1] if found else logits.shape[1]
+    if at >= logits.shape[1] or not logits.shape[1]:
+        return None
+    return logits[:, at : at + 1 or None]
 
 
 def _check_cache(module: nn.Module, output: Any) -> None:
@@ -366,7 +373,7 @@ def _check_cache(module: nn.Module, output: Any) -> None:
 
 def _occurring(codes: Int64[Tensor, "B T"], levels: int) -> Tensor:
     """Return bool [levels], which codes there are; in one graph, as indexing by a mask is not."""
-    places = torch.where(codes == NO_CODE, levels, codes).flatten().to(codes.device)
+    places = torch.where(codes == NO_CODE, levels, codes).flatten()
     found = torch.zeros(levels + 1, dtype=torch.bool, device=codes.device)
     return found.index_fill_(0, places, True)[:levels]
 

@@ -9,6 +9,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from prismlm.errors import InputError
+from prismlm.models.evaluating import evaluating
 
 PROBE = ((1, 1, 1), (1, 1, 0))
 NAMED_AT_MOST = 8
@@ -135,14 +136,9 @@ def check_causal(model: PreTrainedModel) -> None:
         return
     if weight.device.type == "meta":
         return
-    training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            probe = torch.tensor(PROBE, device=weight.device)
-            logits = model(input_ids=probe).logits[:, 0].float()
-    finally:
-        model.train(training)
+    with evaluating(model):
+        probe = torch.tensor(PROBE, device=weight.device)
+        logits = model(input_ids=probe).logits[:, 0].float()
     if not torch.allclose(logits[0], logits[1], rtol=1e-2, atol=1e-4):
         raise InputError(
             f"a {type(model).__name__} of type {config.model_type!r} is an encoder: its prediction "
