@@ -191,6 +191,12 @@ def test_logits_of_some_positions(model):
     for kept in (torch.tensor([1, 2]), torch.tensor([], dtype=torch.int64)):
         with pytest.raises(InputError, match="none of the last position, 4"):
             model(IDS, use_cache=True, logits_to_keep=kept)
+        # Without a cache, and with nothing that goes on, no next token needs a code.
+        output = model(IDS, use_cache=False, logits_to_keep=kept)
+        assert output.logits.shape[1] == len(kept)
+    feedback = uncertainty_of(model)
+    with feedback.continuing(), pytest.raises(InputError, match="none of the last position"):
+        model(IDS, use_cache=False, logits_to_keep=torch.tensor([1, 2]))
 
 
 @torch.no_grad()
@@ -254,6 +260,12 @@ def test_padding_of_a_decoder_with_a_static_cache():
     held = [codes_of(one.past_key_values).used for one in made]
     assert held[0][0, :4].tolist() == [-1, -1, -1, NEUTRAL]
     assert torch.equal(held[0], held[1])
+
+
+def test_the_table_and_what_it_counts_are_on_one_device():
+    model = build("llama").to("meta")
+    feedback = attach_uncertainty(model, 64)
+    assert {value.device.type for value in feedback.state_dict().values()} == {"meta"}
 
 
 @torch.no_grad()

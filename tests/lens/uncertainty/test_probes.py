@@ -5,7 +5,12 @@ import json
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    PreTrainedTokenizerFast,
+    RwkvConfig,
+    RwkvForCausalLM,
+)
 from uncertainty_models import LEVELS, make_fed_gpt2, make_fed_protot, random_texts, set_table
 
 from prismlm.errors import InputError
@@ -64,6 +69,11 @@ def test_texts_are_cut_to_one_length_and_compared_with_nothing_fed():
         assert -1 <= one.correlation <= 1
         assert 1 / 50 <= one.p <= one.q <= 1
         assert one.added.value == pytest.approx(one.correlation - one.without)
+    # Texts too short by themselves change nothing, however many they are.
+    several = [*texts, *random_texts(*[5] * 20)]
+    mixed = attention_probe(model, several, own_codes(model, several, Signal()), permutations=49)
+    assert (mixed.length, mixed.texts, mixed.left_out) == (24, 7, 21)
+    assert mixed.layers == found.layers
     # Cut off is as never read.
     alike = attention_probe(
         model,
@@ -215,6 +225,25 @@ def test_every_family_is_read(name, tokenizer):
         assert len(found.attention.layers) == 2
 
 
+def test_a_model_without_a_cache_is_read_without_what_needs_one(tokenizer):
+    torch.manual_seed(0)
+    config = RwkvConfig(
+        vocab_size=V, hidden_size=16, num_hidden_layers=2, attention_hidden_size=16,
+        intermediate_size=24,
+    )  # fmt: skip
+    model = RwkvForCausalLM(config).eval().requires_grad_(False)
+    attach_uncertainty(model, 64)
+    sample = Sample("some", tuple(random_texts(*[14] * 8, vocabulary=V)))
+    found = inspect_uncertainty(model, tokenizer, sample, options=FAST)
+    assert set(found.left_out) == {"attention", "prefill", "hedging"}
+    assert "carries no codes" in found.left_out["hedging"]
+    assert found.ablation is not None
+    assert found.mistakes.texts == 8
+    # Nothing is measured token by token, which it cannot do.
+    expected = estimate_inspection(model, sample, options=FAST)
+    assert (expected.checks, expected.steps) == (("ablation", "mistakes", "probe"), 0)
+
+
 def test_texts_that_do_not_do_are_named():
     model, _ = make_fed_gpt2()
     few = Sample("few", tuple(random_texts(20, 20, 20)))
@@ -243,6 +272,9 @@ def test_an_estimate_counts_passes():
     # Own codes in one pass more than the first, 3 + 5 and 1 + 3; token by token 20 + 12.
     assert (found.passes, found.steps) == (1 + 8 + 4, 32)
     assert found.seconds > 0
+    # Its prompts are of 10 tokens and of 6: two batches, and three signals.
+    written = estimate_inspection(model, sample, ["hedging"], FAST)
+    assert written.steps == 3 * FAST.tokens * 2
     true = estimate_inspection(
         model, sample, ["mistakes"], InspectOptions(signal=Signal("recursion"), mistakes=2)
     )

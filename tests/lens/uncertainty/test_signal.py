@@ -179,13 +179,16 @@ def test_reading_leaves_the_model_as_it_was():
     with torch.no_grad():
         before = model(ids, use_cache=False).uncertainty_codes
         assert not torch.equal(expected, before)
+        # A part that somebody has frozen stays as it is in a model that trains.
         model.train()
+        model.transformer.h[1].eval()
+        modes = [module.training for module in model.modules()]
         recursion(model, TEXTS)
         ablation(model, TEXTS, own_codes(model, TEXTS, Signal()))
-        assert model.training
+        assert [module.training for module in model.modules()] == modes
+        assert len(set(modes)) == 2
         assert not feedback.seen.any()
         model.eval()
-        # Nothing goes on from what was read.
         assert torch.equal(model(ids, use_cache=False).uncertainty_codes, before)
         assert torch.equal(before, own_codes(model, ids, Signal("passes", 1))[0][None])
 

@@ -53,6 +53,16 @@ def test_attention(correlation, q, added, said):
     assert said in AttentionProbe(9, 30, 20, 0, (early, late), 9).verdict
 
 
+def test_the_layer_that_is_named_is_one_that_is_counted():
+    layers = [
+        LayerAttention(number, 1, 1, 0, 1, 1, correlation, q, q, 0, NONE)
+        for number, (correlation, q) in enumerate([(0, 1), (0, 1), (0.5, 0.2), (0.2, 0.01)])
+    ]
+    verdict = AttentionProbe(9, 30, 20, 0, tuple(layers), 9).verdict
+    assert "1 of 2 later layers" in verdict
+    assert "at most with a rank correlation of +0.200, layer 3" in verdict
+
+
 @pytest.mark.parametrize(
     ("change", "shuffled", "hedges", "said"),
     [
@@ -74,6 +84,9 @@ def test_codes_that_are_all_the_same_are_no_negative_finding():
     layer = LayerAttention(0, 1, 1, 0, 1, 1, 0.0, 1.0, 1.0, 0, NONE)
     nothing = "Says nothing: all own codes are the same"
     assert AttentionProbe(9, 30, 20, 0, (layer,), 1).verdict.startswith(nothing)
+    once = AfterMistake("own", (0.1,), (0.5,), NONE, MORE, None)
+    recovery = Mistakes(9, 4, 0.1, (once,), NONE, NONE, NONE, NONE, 1)
+    assert recovery.verdict.startswith(nothing)
     nan = Interval(*[float("nan")] * 3)
     probed = (
         LayerProbe(0, 0.0, nan, nan, nan, nan, NONE),

@@ -159,9 +159,7 @@ def attention_probe(
     # Of texts that are long enough by themselves: short ones among them are left out.
     lengths = sorted(len(texts[number]) for number in longer_than(texts, LEAST_LATER + 2))
     length = lengths[(len(lengths) - 1) // 2] if lengths else 0
-    kept = (
-        [] if not lengths else [number for number, text in enumerate(texts) if len(text) >= length]
-    )
+    kept = longer_than(texts, length) if length else []
     places = length - 1 - LEAST_LATER
     if len(kept) < 4 or places < 1:
         raise InputError(
