@@ -184,10 +184,32 @@ def test_more_prototypes_per_token_than_prototypes(refused, copy):
     assert "192" in message
 
 
-def test_interrupt_writes_nothing(tiny_model, tmp_path):
-    page = tmp_path / "page.html"
-    process = forked.start("explain", tiny_model, TEXT, "--generate", 480, "--html", page)
-    time.sleep(0.3)
+SAYING_WHEN_LOADED = """
+import pathlib
+import prismlm.lens.language_model as module
+
+load = module.load
+
+def loaded(*arguments, **options):
+    found = load(*arguments, **options)
+    pathlib.Path({marker!r}).touch()
+    return found
+
+module.load = loaded
+"""
+
+
+def test_interrupt_writes_nothing(tiny_model, tmp_path, tmp_path_factory):
+    page, marker = tmp_path / "page.html", tmp_path_factory.mktemp("loaded") / "yes"
+    process = forked.start(
+        *("explain", tiny_model, TEXT, "--generate", 480, "--html", page),
+        code=SAYING_WHEN_LOADED.format(marker=str(marker)) + forked.COMMAND,
+    )
+    deadline = time.monotonic() + 60
+    while not marker.exists():
+        assert process.poll() is None, process.communicate(timeout=1)[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
     process.send_signal(signal.SIGINT)
     stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == 130, stderr
