@@ -202,7 +202,7 @@ def test_reaching_further_is_not_credited_to_the_ratio():
     assert (
         "The gap between the groups is narrower with ratio 1 than with ratio π: not shown" in page
     )
-    assert "Signal heads do not differ from uniform attention" in page
+    assert "By reach and entropy signal heads are near uniform attention" in page
     settings = {"steps": 750, "batch_size": 8, "data": {"length": 256}}
     few = page_of(*rows, runs=[{"settings": settings}])
     assert "trained for 750 steps, at most 1,536,000 tokens: 0.47% of the source's" in few

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Int64
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from prismlm.errors import InputError
 
@@ -49,38 +50,56 @@ class Call:
     kept: Any
 
 
-def names_of(model: nn.Module) -> tuple[str, ...]:
-    """Return the names of what a model's ``forward`` takes, in order."""
-    forward: Any = model.forward
-    return tuple(name for name in inspect.signature(forward).parameters if name != "self")
+@dataclass(frozen=True)
+class Forward:
+    """What every call of a model has in common; looked up anew it would cost more than the sums.
 
-
-def named(
-    model: nn.Module, names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> dict[str, Any]:
-    """Return all arguments of a call of ``model``, whose ``forward`` takes ``names``, by them.
-
-    Raises:
-        TypeError: there are more than it takes, or one of them twice.
+    Attributes:
+        model: the name of its class.
+        names: of what its ``forward`` takes, in order.
+        prefix: of the decoder's arguments.
+        placeholders: tokens that stand for what is no text.
     """
-    if not args:
-        return kwargs
-    twice = set(names[: len(args)]) & set(kwargs)
-    if len(args) > len(names) or twice:
-        said = f"{', '.join(sorted(twice))} given twice" if twice else f"{len(args)} arguments"
-        raise TypeError(f"{type(model).__name__}.forward: {said}; it takes {', '.join(names)}.")
-    return dict(zip(names, args, strict=False)) | kwargs
+
+    model: str
+    names: tuple[str, ...]
+    prefix: str
+    placeholders: tuple[int, ...]
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> Forward:
+        """Look it up."""
+        forward: Any = model.forward
+        config = model.config
+        names = tuple(name for name in inspect.signature(forward).parameters if name != "self")
+        held = {getattr(config, name, None) for name in PLACEHOLDERS} - {None}
+        prefix = "decoder_" if config.is_encoder_decoder else ""
+        return cls(type(model).__name__, names, prefix, tuple(held))
+
+    def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Return all arguments of a call by their names.
+
+        Raises:
+            TypeError: there are more than it takes, or one of them twice.
+        """
+        if not args:
+            return kwargs
+        names = self.names
+        twice = set(names[: len(args)]) & set(kwargs)
+        if len(args) > len(names) or twice:
+            said = f"{', '.join(sorted(twice))} given twice" if twice else f"{len(args)} arguments"
+            raise TypeError(f"{self.model}.forward: {said}; it takes {', '.join(names)}.")
+        return dict(zip(names, args, strict=False)) | kwargs
 
 
-def read_call(model: nn.Module, given: dict[str, Any]) -> Call:
+def read_call(model: nn.Module, forward: Forward, given: dict[str, Any]) -> Call:
     """Return what a call of ``model`` says, its arguments given by name.
 
     Raises:
         InputError: it has no token ids, so that nobody knows which positions are which, or none
             of the shape [B, T].
     """
-    config: Any = model.config
-    prefix = "decoder_" if config.is_encoder_decoder else ""
+    prefix = forward.prefix
     ids = given.get(f"{prefix}input_ids")
     if ids is None and prefix and given.get("labels") is not None:
         shifted: Any = model
@@ -99,11 +118,10 @@ def read_call(model: nn.Module, given: dict[str, Any]) -> Call:
     cache = next((given[name] for name in CACHES if given.get(name) is not None), None)
     mask = given.get(f"{prefix}attention_mask")
     text = real = _real(ids, mask, cache)
-    kept_for = {getattr(config, name, None) for name in PLACEHOLDERS} - {None}
-    for place in kept_for:
+    for place in forward.placeholders:
         text = text & (ids != place)
     starts = _starts(ids, given.get("position_ids"))
-    plain = mask is None and not kept_for and starts is None
+    plain = mask is None and not forward.placeholders and starts is None
     beside = _beside(given, SOURCES if prefix else ())
     return Call(ids, real, text, starts, plain, cache, beside, given.get("logits_to_keep"))
 

@@ -20,10 +20,9 @@ from prismlm.models.uncertainty.cache import carry, codes_of, copied, has_seen, 
 from prismlm.models.uncertainty.call import (
     CACHES,
     Call,
+    Forward,
     fed_back,
     first_pass_codes,
-    named,
-    names_of,
     read_call,
 )
 from prismlm.models.uncertainty.continued import Earlier, go_on
@@ -123,7 +122,7 @@ class UncertaintyFeedback(nn.Module):
         seen = torch.zeros(embedding.levels, dtype=torch.bool, device=embedding.weight.device)
         self.register_buffer("seen", seen)
         # Looked up in every call it would take longer than the sums of a decoding step.
-        self._names = names_of(model)
+        self._forward = Forward.of(model)
         self._threads = Threads()
         self._was_stateful = bool(model._is_stateful)
         # Assisted generation takes tokens back after several at once were looked at.
@@ -194,12 +193,12 @@ class UncertaintyFeedback(nn.Module):
     def _before(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        kwargs = dict(named(module, self._names, args, kwargs))
+        kwargs = dict(self._forward.named(args, kwargs))
         replayed = kwargs.pop(CODES, None)
         state = self._state
         # A call that was interrupted may have left something.
         state.end_call()
-        call = state.call = read_call(module, kwargs)
+        call = state.call = read_call(module, self._forward, kwargs)
         if module.training:
             # What rows of other weights were fed says nothing of these.
             state.earlier = None
@@ -357,7 +356,7 @@ def _of_last(logits: Tensor, call: Call) -> Tensor | None:
         at = found[-1] if found else logits.shape[1]
     if at >= logits.shape[1] or not logits.shape[1]:
         return None
-    return logits[:, at : at + 1 or None]
+    return logits if logits.shape[1] == 1 else logits[:, at : at + 1 or None]
 
 
 def _check_cache(module: nn.Module, output: Any) -> None:

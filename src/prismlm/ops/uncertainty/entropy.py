@@ -48,20 +48,18 @@ def normalised_entropy(
             f"logits are {list(logits.shape)}: expected [..., V] with at least 2 tokens to choose "
             "from."
         )
-    rows = logits.reshape(-1, vocabulary)
-    at_once = max(1, ELEMENTS // vocabulary)
     # A single row is a step of decoding, where each operation counts.
-    found = (
-        _negative_entropy(rows)
-        if len(rows) <= at_once
-        else torch.cat([_negative_entropy(some) for some in rows.split(at_once)])
-    )
-    shares = found.div_(-math.log(vocabulary)).clamp_(0, 1).view(logits.shape[:-1])
+    if logits.numel() <= max(ELEMENTS, vocabulary):
+        found = _negative_entropy(logits)
+    else:
+        parts = logits.reshape(-1, vocabulary).split(max(1, ELEMENTS // vocabulary))
+        found = torch.cat([_negative_entropy(rows) for rows in parts]).view(logits.shape[:-1])
+    shares = found.div_(-math.log(vocabulary)).clamp_(0, 1)
     _check_finite(shares, first_position)
     return shares
 
 
-def _negative_entropy(rows: Float[Tensor, "N V"]) -> Float[Tensor, " N"]:
+def _negative_entropy(rows: Float[Tensor, "*batch V"]) -> Float[Tensor, "*batch"]:
     """Return Σ_v p_v ln p_v of each row in nats."""
     dtype = torch.float64 if rows.dtype == torch.float64 else torch.float32
     # Never −∞, which times 0 is not a number; NaN stays.
