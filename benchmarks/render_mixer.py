@@ -10,7 +10,13 @@ from typing import Any
 
 from pages import RESULTS, measured_on, publish
 
-FILES = {"": "mixer.json", " --device cuda --out docs/results/mixer_cuda.json": "mixer_cuda.json"}
+FILES = {
+    " --throughput-rounds 2 --memory-share 0.9": "mixer.json",
+    # By itself, with nothing else in memory, so that Mamba's longest row has room.
+    " --parts throughput --threads 1 --rounds 2 --memory-share 0.9 "
+    "--out docs/results/mixer_throughput.json": "mixer_throughput.json",
+    " --device cuda --out docs/results/mixer_cuda.json": "mixer_cuda.json",
+}
 LONG, SHORT = 4096, 256
 THREADS = 2
 """What the script takes where nothing is said."""
@@ -68,8 +74,9 @@ def render(found: dict[str, dict[str, Any]]) -> str:
         "",
     ]
     for options, result in found.items():
+        alone = "--parts throughput" in options
         device = "On a GPU" if "cuda" in options else "On a CPU"
-        lines += [f"## {device}", ""]
+        lines += [f"## {device}{', forward passes alone' if alone else ''}", ""]
         kinds = list(
             dict.fromkeys(row["dtype"] for part in result["parts"].values() for row in part["rows"])
         )
@@ -78,7 +85,7 @@ def render(found: dict[str, dict[str, Any]]) -> str:
                 name: part | {"rows": [row for row in part["rows"] if row["dtype"] == kind]}
                 for name, part in result["parts"].items()
             }
-            lines += [f"### {kind}", "", *_targets(parts), *_runs(parts)]
+            lines += [f"### {kind}", "", *([] if alone else [*_targets(parts), *_runs(parts)])]
             for name, section in SECTIONS.items():
                 if parts.get(name, {}).get("rows"):
                     lines += [*section(parts[name]["rows"]), *_measured(name, parts[name]), ""]
