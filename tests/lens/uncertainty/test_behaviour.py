@@ -268,7 +268,7 @@ def test_recovery_is_the_first_step_back():
     # Two texts; means 2, 0.05, 1, 0.
     found[0, 1] = [[3, 0.1, 2, 0], [1, 0.0, 0, 0]]
     found[1, 1] = 1
-    result = _result(found, 1, 0)
+    result = _result(found, 1, 0, 30)
     assert [one.recovered_after for one in result.signals] == [2, None, 1]
     assert result.loss_against_zero.value == pytest.approx(3.05 - 4)
 

@@ -72,7 +72,7 @@ class Mistakes:
         loss_against_shuffled: − with shuffled codes.
         entropy_against_zero: mean entropy, likewise.
         entropy_against_shuffled: likewise.
-        codes: different ones, of the texts as they are.
+        codes: different ones that a draw fed, of the texts as they are and with the mistakes.
     """
 
     texts: int
@@ -144,20 +144,21 @@ def mistakes(
     pool = np.setdiff1d(np.arange(vocabulary or len(weight)), list(special))
     found = np.zeros((draws, len(SIGNALS), 2, len(rows), steps))
     still = [replay(model, rows, fed) for fed in (own, no_codes(rows))]
-    rng = np.random.default_rng(seed)
+    rng, codes_fed = np.random.default_rng(seed), 0
     with progress.task("Planting mistakes", draws * len(rows), "mistakes") as task:
         for draw in range(draws):
             places = [int(rng.integers(1, len(row) - steps)) for row in rows]
             planted = [plant(row, at, pool, rng) for row, at in zip(rows, places, strict=True)]
             theirs, mixed = own_codes(model, planted, signal), seed + 1 + draw
             intact = [*still, replay(model, rows, permuted(own, mixed))]
+            codes_fed = max(codes_fed, different((*own, *theirs)))
             fed = (theirs, no_codes(rows), permuted(theirs, mixed))
-            for number, codes_fed in enumerate(fed):
-                wrong = replay(model, planted, codes_fed)
+            for number, each in enumerate(fed):
+                wrong = replay(model, planted, each)
                 found[draw, number] = excess(wrong, intact[number], places, steps)
             task.advance(len(rows))
     found[:, :, 0] *= math.log(len(weight))
-    return _result(found.mean(0), draws, seed, different(own))
+    return _result(found.mean(0), draws, seed, codes_fed)
 
 
 def _long_enough(texts: Sequence[Tensor], steps: int, draws: int) -> list[int]:
