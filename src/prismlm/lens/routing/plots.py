@@ -145,7 +145,7 @@ def curves_figure(reading: TextReading, layer: int, channel: int) -> Figure:
         InputError: the text was not read in that layer, or there is no such channel.
     """
     curves = next((c for c in reading.curves if c.layer == layer), None)
-    if curves is None or not 0 <= channel < len(curves.decay):
+    if curves is None or not 0 <= channel < curves.write.shape[1]:
         raise InputError(f"the text was not read in layer {layer}, channel {channel}.")
     write, read, mass = (
         getattr(curves, name)[:, channel].numpy() for name in ("write", "read", "mass")
