@@ -1,5 +1,6 @@
 """What is drawn is what was found."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -200,3 +201,25 @@ def test_channels_are_counted_by_gates_whatever_the_length_of_the_text(corpus, t
     assert title.startswith(f"Layer 1, channel {CHANNELS - 1}: ")
     with pytest.raises(InputError, match=f"layer 1, channel {CHANNELS}"):
         curves_figure(reading, 1, CHANNELS)
+
+
+def test_gates_that_never_vary_have_a_line_at_zero_and_no_name(corpus, report):
+    # A group of one channel gives it everything.
+    still = channel_report(
+        make_model(len(corpus.tokenizer), num_groups=CHANNELS),
+        corpus.tokenizer,
+        Sequences(corpus, "all", 16),
+        options=OPTIONS,
+    )
+    assert all(layer.lags.correlation.isnan().all() for layer in still.layers)
+    figure = figures(still)["lags"]
+    assert [[line.get_xdata() for line in axes.lines] for axes in figure.axes] == [
+        [[0, 0]]
+    ] * LAYERS
+    assert not figure.legends
+    mixed = dataclasses.replace(report, layers=(still.layers[0], *report.layers[1:]))
+    figure = lag_figure(mixed)
+    assert [len(axes.lines) for axes in figure.axes] == [1, CHANNELS + 2, CHANNELS + 2]
+    (legend,) = figure.legends
+    names = [text.get_text() for text in legend.get_texts()]
+    assert names == ["shuffled", "a channel", "median of channels"]
