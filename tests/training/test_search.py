@@ -377,6 +377,14 @@ def test_the_estimate_counts_every_run_and_writes_nothing(toy):
     assert not recipe.out.exists()
 
 
+def test_the_estimate_is_of_the_least_and_greatest_choice_in_any_order(toy):
+    space = {"batch_size": [8, 32, 16], "optimizer.schedule": ["linear", "cosine"]}
+    found = estimate_search(build_recipe(with_search(toy | {"steps": 64}, space=space)))
+    # 64 steps of 4 rows are 32 of 8 and 8 of 32.
+    assert (found.first.steps, found.last.steps) == (32, 8)
+    assert found.memory_bytes == max(found.first.memory_bytes, found.last.memory_bytes)
+
+
 def written(settings, tmp_path):
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(settings))
