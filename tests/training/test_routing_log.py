@@ -12,7 +12,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from prismlm.errors import FormatError
+from prismlm.errors import DivergenceError, FormatError
 from prismlm.models.presets import build_config, build_model
 from prismlm.training import TrainingInterrupted, build_recipe, train
 from prismlm.training.layer_log import EVALUATED, PLACE, LayerLog
@@ -133,6 +133,20 @@ def test_at_the_start_the_rows_are_the_configuration(tiny_corpus, tmp_path):
             expected | dict.fromkeys(("tau_write", "tau_read"), temperature)
         ).items():
             assert row[name] == pytest.approx(value, rel=1e-5), name
+
+
+@pytest.mark.parametrize("ce", [math.nan, math.inf])
+def test_a_cross_entropy_that_is_not_finite_is_divergence_and_nothing_is_read(tmp_path, ce):
+    def measure(decoder):
+        raise AssertionError("read")
+
+    settings = {"columns": COLUMNS, "measure": measure, "corpus_tokens": 100}
+    log = LayerLog(tmp_path / "routing.csv", 0, **settings)
+    with pytest.raises(
+        DivergenceError, match=f"cross-entropy is {ce} after step 20. No checkpoint"
+    ):
+        log.add(torch.nn.Identity(), step=20, tokens=50, ce=ce, ce_tokens=11)
+    assert not list(tmp_path.iterdir())
 
 
 def test_decays_by_token_have_no_half_lives(tiny_corpus, tmp_path):
