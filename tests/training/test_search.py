@@ -137,7 +137,11 @@ def diverging(settings, *rates):
     )
 
 
-def test_a_trial_that_diverges_has_failed_and_the_search_goes_on(toy):
+@pytest.mark.parametrize("mode", ["channel", "token"])
+@pytest.mark.parametrize("every", [0, 1])
+def test_a_trial_that_diverges_has_failed_and_the_search_goes_on(toy, mode, every):
+    toy["model"]["decay_mode"] = mode
+    toy["evaluation"]["every"] = every
     # With this seed the first two draws are the first choice, and the third is the other.
     result = search(build_recipe(diverging(toy, 1e30, 3e-3) | {"seed": 3}))
     by_rate = {trial.values["optimizer.learning_rate"]: trial for trial in result.trials}
