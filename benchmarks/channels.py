@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,7 @@ from prismlm.lens.routing import (
 from prismlm.lens.routing.case_files import words_of
 from prismlm.lens.routing.chance import rank_sum_p
 from prismlm.lens.routing.inspection import EMERGES
+from prismlm.lens.routing.word_forms import continuing
 from prismlm.models.checkpoint import read_checkpoint
 
 CHANNELS_SHOWN = 10
@@ -232,7 +233,11 @@ def words_in(
     wanted |= {name: words_of(cases) for name, cases in sets.items()}
     tokenizer = loaded.tokenizer
     forms = {name: WordForms.of(tokenizer, words) for name, words in wanted.items()}
-    together = WordForms.of(tokenizer, [word for words in wanted.values() for word in words])
+    # Two concepts may have a word in common, and each counts its own.
+    together = WordForms(
+        {_word(name, w): form for name, own in forms.items() for w, form in own.forms.items()},
+        continuing(tokenizer),
+    )
     gates = token_gates(loaded.model, train, together, progress=ConsoleReporter())
     members = {c.name: [token.token_id for token in c.tokens] for c in concepts}
     probes: dict[str, tuple[Probe, ...]] = {}
@@ -255,6 +260,10 @@ def words_in(
     return {"model": loaded.name, "rows": rows}
 
 
+def _word(concept: str, word: str) -> str:
+    return f"{concept}: {word}"
+
+
 def _word_row(
     loaded: Loaded,
     gates: TokenGates,
@@ -264,8 +273,9 @@ def _word_row(
     settings: Settings,
 ) -> dict[str, Any]:
     row: dict[str, Any] = {"name": name, "found": None, "effect": None, "said": None}
+    own = replace(gates, words={word: gates.words[_word(name, word)] for word in forms.forms})
     try:
-        found = found_in(gates, loaded.tokenizer, forms, seed=settings.seed)
+        found = found_in(own, loaded.tokenizer, forms, seed=settings.seed)
         row["found"] = asdict(found.best) | {
             "occurrences": sum(found.words.values()),
             "others_mean": found.others_mean,

@@ -11,6 +11,10 @@ class InputError(PrismError, ValueError):
     """An argument, file or text that cannot be used as it is."""
 
 
+class NotFiniteError(InputError):
+    """A figure that is infinite or no number: weights that training has broken give such."""
+
+
 class FormatError(PrismError):
     """A corpus, model or lens directory that is incomplete, damaged or of another version."""
 

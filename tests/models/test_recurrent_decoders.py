@@ -317,8 +317,9 @@ def test_wrong_input_says_what_is_wrong(model):
         model(ids, past_key_values=DynamicCache())
     with pytest.raises(InputError, match="no mask over pairs"):
         model(ids, attention_mask=torch.ones(2, 1, 6, 6))
-    with pytest.raises(InputError, match="covers 4 of 6 positions"):
-        model(ids, attention_mask=torch.ones(2, 4))
+    for width in (4, 7):
+        with pytest.raises(InputError, match=rf"is \[2, {width}\]: expected \[2, 6\]\. A rec"):
+            model(ids, attention_mask=torch.ones(2, width))
     with pytest.raises(InputError, match="one form only"):
         model.generate(ids, cache_implementation="static", **options())
     for empty in (ids[:, :0], ids[:0]):
@@ -338,6 +339,24 @@ def test_wrong_input_says_what_is_wrong(model):
     cache.reset()
     assert cache.get_seq_length() == 0
     torch.testing.assert_close(model(ids, past_key_values=cache).logits, model(ids).logits)
+
+
+@torch.no_grad()
+def test_a_mask_is_over_what_comes_or_over_the_cache_too(model):
+    ids = tokens(2, 9)
+    whole = model(ids).logits
+    mask = torch.ones(2, 12, dtype=torch.int64)
+    empty = RecurrentCache(model.config.num_hidden_layers)
+    for wrong in (8, 10):
+        with pytest.raises(InputError, match=rf"is \[2, {wrong}\]: expected \[2, 9\]\."):
+            model(ids, attention_mask=mask[:, :wrong], past_key_values=empty)
+    cache = model(ids[:, :6], attention_mask=mask[:, :6], past_key_values=empty).past_key_values
+    for wrong in (1, 6, 10):
+        with pytest.raises(InputError, match=r"expected \[2, 3\], or \[2, 9\] with what is in the"):
+            model(ids[:, 6:], attention_mask=mask[:, :wrong], past_key_values=cache)
+    for width in (3, 9):
+        rest = {"attention_mask": mask[:, :width], "past_key_values": copy.deepcopy(cache)}
+        torch.testing.assert_close(model(ids[:, 6:], **rest).logits, whole[:, 6:], **CLOSE)
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from prismlm.errors import FormatError
+from prismlm.errors import DivergenceError, FormatError
 from prismlm.models.presets import build_config, build_model
 from prismlm.training import TrainingInterrupted, build_recipe, train
 from prismlm.training.layer_log import EVALUATED, PLACE, LayerLog
@@ -103,15 +103,16 @@ def test_what_the_last_rows_say_is_what_the_saved_model_holds(protot):
     assert second["read_gini"] != second["write_gini"]
 
 
-def test_at_the_start_the_rows_are_the_configuration(protot, tiny_corpus, tmp_path):
+def untrained(settings, corpus, directory):
+    """Return the rows that a model has before its training."""
     from prismlm.corpus import Corpus
     from prismlm.training.evaluation import HeldOut
 
-    corpus = Corpus.open(tiny_corpus)
-    model = build_model(build_config(PROTOT, len(corpus.tokenizer), corpus.eos_token_id))
-    heldout = HeldOut(corpus, 32, 0)
+    opened = Corpus.open(corpus)
+    model = build_model(build_config(settings, len(opened.tokenizer), opened.eos_token_id))
+    heldout = HeldOut(opened, 32, 0)
     log = LayerLog(
-        tmp_path / "routing.csv",
+        directory / "routing.csv",
         0,
         columns=COLUMNS,
         counts=("gate_tokens",),
@@ -119,7 +120,11 @@ def test_at_the_start_the_rows_are_the_configuration(protot, tiny_corpus, tmp_pa
         corpus_tokens=200,
     )
     log.add(model, step=1, tokens=50, ce=math.log(7), ce_tokens=11)
-    first, second = read(tmp_path)
+    return read(directory)
+
+
+def test_at_the_start_the_rows_are_the_configuration(tiny_corpus, tmp_path):
+    first, second = untrained(PROTOT, tiny_corpus, tmp_path)
     # −ln 2 / ln ¾ = 2.409 positions.
     expected = {"alpha": 0.5, "half_life_min": 2.409421, "half_life_median": 2.409421}
     expected |= {"epoch": 0.25, "perplexity": 7.0, "ce_tokens": 11}
@@ -128,6 +133,26 @@ def test_at_the_start_the_rows_are_the_configuration(protot, tiny_corpus, tmp_pa
             expected | dict.fromkeys(("tau_write", "tau_read"), temperature)
         ).items():
             assert row[name] == pytest.approx(value, rel=1e-5), name
+
+
+@pytest.mark.parametrize("ce", [math.nan, math.inf])
+def test_a_cross_entropy_that_is_not_finite_is_divergence_and_nothing_is_read(tmp_path, ce):
+    def measure(decoder):
+        raise AssertionError("read")
+
+    settings = {"columns": COLUMNS, "measure": measure, "corpus_tokens": 100}
+    log = LayerLog(tmp_path / "routing.csv", 0, **settings)
+    with pytest.raises(
+        DivergenceError, match=f"cross-entropy is {ce} after step 20. No checkpoint"
+    ):
+        log.add(torch.nn.Identity(), step=20, tokens=50, ce=ce, ce_tokens=11)
+    assert not list(tmp_path.iterdir())
+
+
+def test_decays_by_token_have_no_half_lives(tiny_corpus, tmp_path):
+    for row in untrained(PROTOT | {"decay_mode": "token"}, tiny_corpus, tmp_path):
+        missing = {name for name, value in row.items() if math.isnan(value)}
+        assert missing == {f"half_life_{name}" for name in ("min", "q25", "median", "q75", "max")}
 
 
 def test_no_rows_are_written_without_mixers_or_when_none_are_asked_for(settings, protot, tmp_path):

@@ -137,7 +137,11 @@ def diverging(settings, *rates):
     )
 
 
-def test_a_trial_that_diverges_has_failed_and_the_search_goes_on(toy):
+@pytest.mark.parametrize("mode", ["channel", "token"])
+@pytest.mark.parametrize("every", [0, 1])
+def test_a_trial_that_diverges_has_failed_and_the_search_goes_on(toy, mode, every):
+    toy["model"]["decay_mode"] = mode
+    toy["evaluation"]["every"] = every
     # With this seed the first two draws are the first choice, and the third is the other.
     result = search(build_recipe(diverging(toy, 1e30, 3e-3) | {"seed": 3}))
     by_rate = {trial.values["optimizer.learning_rate"]: trial for trial in result.trials}
@@ -375,6 +379,14 @@ def test_the_estimate_counts_every_run_and_writes_nothing(toy):
     assert expected.seconds == pytest.approx(6 * both / 2)
     assert expected.seconds_least <= expected.seconds <= expected.seconds_most
     assert not recipe.out.exists()
+
+
+def test_the_estimate_is_of_the_least_and_greatest_choice_in_any_order(toy):
+    space = {"batch_size": [8, 32, 16], "optimizer.schedule": ["linear", "cosine"]}
+    found = estimate_search(build_recipe(with_search(toy | {"steps": 64}, space=space)))
+    # 64 steps of 4 rows are 32 of 8 and 8 of 32.
+    assert (found.first.steps, found.last.steps) == (32, 8)
+    assert found.memory_bytes == max(found.first.memory_bytes, found.last.memory_bytes)
 
 
 def written(settings, tmp_path):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prismlm.cli.options import Json, Lens, Method, Model, Where, parse_places
+from prismlm.cli.options import Json, Lens, Method, Model, Where, check_outputs, parse_places
 from prismlm.errors import InputError, suggest
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def explain(
     texts = _texts(text, file, lines)
     column = by or "domain"
     _check(column, method, top, documents)
-    _check_outputs(html, parquet)
+    check_outputs(html, parquet)
     _span(tokens)
     heads = _heads(attention, as_json)
     from prismlm.lens.language_model import load
@@ -186,12 +186,6 @@ def _check(by: str, method: str, top: int, documents: int) -> None:
         )
     if top < 0 or documents < 0:
         raise InputError("--top and --documents must not be negative.")
-
-
-def _check_outputs(*paths: Path | None) -> None:
-    for path in paths:
-        if path is not None and path.is_dir():
-            raise InputError(f"{path} is a directory: give the name of a file to write.")
 
 
 def _span(tokens: str | None) -> slice:

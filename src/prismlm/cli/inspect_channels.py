@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from prismlm.cli.options import Json, Model
+from prismlm.cli.options import Json, Model, check_outputs
 from prismlm.errors import InputError, suggest
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ def channels(
     value heads; it has no channels.
     """
     _check(layer, channel, max_tokens, image)
+    check_outputs(html, directory=out)
     if out is not None:
         # Said before minutes of reading, not after.
         import prismlm.lens.routing.plots  # noqa: F401

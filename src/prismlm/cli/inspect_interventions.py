@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prismlm.cli.options import Json, parse_places
+from prismlm.cli.options import Json, check_outputs, parse_places
 from prismlm.errors import InputError, suggest
 
 if TYPE_CHECKING:
@@ -81,6 +81,7 @@ def interventions(
     _check_choice("--control-from", control_from, CONTROLS_FROM)
     chosen = parse_places("--channel", "CHANNEL", channel)
     _check(chosen, find, corpus, max_tokens)
+    check_outputs(directory=out)
     from prismlm.lens.routing.case_files import load_cases
     from prismlm.lens.routing.inspection import TableOptions
 

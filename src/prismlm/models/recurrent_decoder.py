@@ -169,7 +169,8 @@ class RecurrentModel(RecurrentPreTrainedModel):
         cache = self._cache_of_call(past_key_values, use_cache)
         if cache is not None:
             cache.claim(self.config.state_layout, len(embedded))
-        mask = _mask(attention_mask, embedded)
+        held = 0 if cache is None else cache.get_seq_length()
+        mask = _mask(attention_mask, embedded, held)
         starts = None
         if attention_mask is None and past_key_values is None:
             starts = _starts(position_ids, embedded)
@@ -259,19 +260,22 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, LanguageModelMixin, Generat
         )
 
 
-def _mask(attention_mask: Tensor | None, embedded: Tensor) -> Tensor | None:
-    """Return which of the positions at hand are tokens, or None if all are."""
+def _mask(attention_mask: Tensor | None, embedded: Tensor, held: int) -> Tensor | None:
+    """Return which of the positions at hand are tokens, or None if all are.
+
+    Args:
+        attention_mask: over them, or over the ``held`` positions in the cache and them.
+        embedded: [B, T, d].
+        held: positions that are in the cache.
+    """
     if attention_mask is None:
         return None
     batch, length = embedded.shape[:2]
-    if attention_mask.ndim != 2 or attention_mask.shape[0] != batch:
+    if attention_mask.shape not in ((batch, length), (batch, held + length)):
+        cached = f", or [{batch}, {held + length}] with what is in the cache" if held else ""
         raise InputError(
-            f"attention_mask is {list(attention_mask.shape)}: expected [{batch}, {length}], or "
-            "longer by what is in the cache. A recurrent model takes no mask over pairs."
-        )
-    if attention_mask.shape[1] < length:
-        raise InputError(
-            f"attention_mask covers {attention_mask.shape[1]} of {length} positions: expected all."
+            f"attention_mask is {list(attention_mask.shape)}: expected [{batch}, {length}]"
+            f"{cached}. A recurrent model takes no mask over pairs."
         )
     mask = attention_mask[:, -length:].bool()
     return None if bool(mask.all()) else mask

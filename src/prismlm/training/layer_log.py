@@ -11,11 +11,12 @@ from typing import Any
 from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from prismlm.errors import FormatError
+from prismlm.errors import DivergenceError, FormatError
 from prismlm.files import atomic_file
 from prismlm.training import checkpoints, distributed
 from prismlm.training.evaluation import perplexity
 from prismlm.training.setup import CHECKPOINTS
+from prismlm.training.trainer import REMEDY
 
 PLACE = ("step", "epoch", "layer")
 EVALUATED = ("ce", "perplexity", "ce_tokens")
@@ -82,7 +83,15 @@ class LayerLog:
             tokens: tokens trained on.
             ce: the model's cross-entropy on held-out text, in nats per token.
             ce_tokens: the predictions it is a mean over.
+
+        Raises:
+            DivergenceError: the cross-entropy is not finite; then nothing is measured or written.
         """
+        if not math.isfinite(ce):
+            raise DivergenceError(
+                f"the held-out cross-entropy is {ce} after step {step}. "
+                f"{checkpoints.last_good(self._checkpoints)} {REMEDY}"
+            )
         same = {"ce": ce, "perplexity": perplexity(ce), "ce_tokens": ce_tokens}
         place = {"step": step, "epoch": tokens / self._corpus_tokens}
         found: list[Row] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
@@ -35,8 +36,8 @@ def routing_log(prepared: Prepared, done: int) -> LayerLog | None:
     """Return the log of a run's routers; None for a model without prototype mixers.
 
     Columns: ``alpha``; ``tau_write`` and ``tau_read``, equal with shared routing; the figures of
-    :class:`GateUse` for both gates; quantiles of the channels' half-lives, in positions;
-    ``gate_tokens``, the held-out tokens behind the gates' figures.
+    :class:`GateUse` for both gates; quantiles of the channels' half-lives, in positions, or NaN
+    with decays by token; ``gate_tokens``, the held-out tokens behind the gates' figures.
 
     Args:
         prepared: the run; gates are read on ``evaluation.routing_tokens`` of its held-out text,
@@ -84,16 +85,22 @@ def _parameters(mixer: PrototypeMixer) -> Row:
     """Return a mixer's α, temperatures and half-lives; its parameters may be sharded."""
     write = parallel.full(mixer.log_write_temperature)
     read = None if mixer.shared_routing else mixer.log_read_temperature
-    lives = half_life(parallel.full(mixer.decay).cpu())
-    row = {
+    row: Row = {
         "alpha": parallel.full(mixer.alpha).float().mean().item(),
         "tau_write": write.float().exp().mean().item(),
         "tau_read": (write if read is None else parallel.full(read)).float().exp().mean().item(),
     }
+    return row | _half_lives(mixer)
+
+
+def _half_lives(mixer: PrototypeMixer) -> Row:
+    """Return quantiles over the channels; NaN with decays by token, as no channel then has one."""
+    names = [f"half_life_{name}" for name in QUANTILES]
+    if mixer.decay_map is not None:
+        return dict.fromkeys(names, math.nan)
+    lives = half_life(parallel.full(mixer.decay).cpu())
     places = torch.tensor(list(QUANTILES.values()), dtype=lives.dtype)
-    for name, value in zip(QUANTILES, lives.quantile(places).tolist(), strict=True):
-        row[f"half_life_{name}"] = value
-    return row
+    return dict(zip(names, lives.quantile(places).tolist(), strict=True))
 
 
 def _named(gate: str, use: GateUse) -> Row:

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 from transformers import TrainerCallback
 from transformers.trainer_callback import TrainerState
 
-from prismlm.errors import Interrupted
+from prismlm.errors import DivergenceError, Interrupted, NotFiniteError
 from prismlm.files import atomic_file
 from prismlm.lens.quality import HeadQuality, measure_quality
 from prismlm.models.quiet import quiet_transformers
@@ -29,7 +29,7 @@ from prismlm.training.routing_log import routing_log
 from prismlm.training.run_directory import begin, check_out, checkpoint_to_resume, exclusive
 from prismlm.training.setup import CHECKPOINTS, TENSORBOARD, Prepared, build_trainer, prepare
 from prismlm.training.spectra_log import spectra_log, write_spectra
-from prismlm.training.trainer import PrismTrainer
+from prismlm.training.trainer import REMEDY, PrismTrainer
 
 HISTORY_FILE = "training.jsonl"
 
@@ -108,7 +108,8 @@ def train(recipe: Recipe, *, resume: bool = False, progress: Reporter = SILENT) 
         prepared = prepare(recipe)
         distributed.on_main(lambda: begin(prepared))
         trainer, logs = _train(prepared, stop, progress)
-        quality = _final_quality(prepared, progress)
+        with _reporting_divergence(trainer, recipe.out):
+            quality = _final_quality(prepared, progress)
         for log in logs:
             log.add(
                 prepared.model.model,
@@ -156,12 +157,26 @@ def _train(
             state = checkpoint / "trainer_state.json"
             trainer.state = TrainerState.load_from_json(str(state))
         else:
-            trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+            with _reporting_divergence(trainer, out):
+                begun = None if checkpoint is None else str(checkpoint)
+                trainer.train(resume_from_checkpoint=begun)
         if stop.interrupted:
             newest = checkpoints.latest_checkpoint(out / CHECKPOINTS)
             assert newest is not None
             raise TrainingInterrupted(newest)
     return trainer, logs
+
+
+@contextmanager
+def _reporting_divergence(trainer: PrismTrainer, out: Path) -> Iterator[None]:
+    """Report figures that are not finite, of which no loss comes, as other losses that are not."""
+    try:
+        yield
+    except NotFiniteError as error:
+        raise DivergenceError(
+            f"a figure is not finite after step {trainer.state.global_step}: {error} "
+            f"{checkpoints.last_good(out / CHECKPOINTS)} {REMEDY}"
+        ) from error
 
 
 def _layer_logs(prepared: Prepared, done: int, trainer: PrismTrainer) -> list[LayerLog]:

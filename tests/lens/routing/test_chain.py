@@ -11,7 +11,7 @@ from routing_models import CHANNELS, LAYERS, WIDTH, make_llama, make_model, toke
 import prismlm
 from prismlm.errors import DecompositionError, InputError
 from prismlm.layers import PrototypeHead
-from prismlm.lens.routing import MaskRead, MaskWrite, half_lives, intervene
+from prismlm.lens.routing import MaskRead, MaskWrite, half_lives, intervene, read_channels
 from prismlm.lens.routing.chain import Used, chains
 from prismlm.lens.routing.residual_stream import decoder_of, read_direct_path
 from prismlm.ops.prototype_mixer import naive
@@ -133,6 +133,17 @@ def test_the_chain_names_the_largest_channels_and_tokens():
         assert all(s.token == f"word {s.position}" for s in use.tokens)
 
 
+@pytest.mark.parametrize("name", ["default", "decays by token"])
+def test_half_lives_are_those_of_the_decay_before_a_position(name):
+    model, head, ids = make_model(**SWITCHES[name]), make_head(), tokens(5)
+    path, alone = (read_direct_path(model, head, part) for part in (ids, ids[:1]))
+    for layer, curves in enumerate(read_channels(model, ids)):
+        decay = curves.decay.expand(5, CHANNELS).double()
+        for read, position, before in ((path, 0, 0), (path, 1, 0), (path, 4, 3), (alone, 0, 0)):
+            found = 0.5 ** (1 / read.half_lives(position, layer))
+            torch.testing.assert_close(found, decay[before], rtol=0, atol=1e-6)
+
+
 def test_a_masked_channel_has_no_part():
     model, head, ids = make_model(), make_head(), tokens(12)
     with intervene(model, MaskWrite(1, 2)):
@@ -245,3 +256,5 @@ def test_what_has_no_direct_path_is_refused():
     for wrong in (-1, 4):
         with pytest.raises(InputError, match=f"no position {wrong}"):
             path.parts(wrong, torch.tensor([0]))
+        with pytest.raises(InputError, match=f"no position {wrong}: the text has 4 tokens"):
+            path.half_lives(wrong, 0)

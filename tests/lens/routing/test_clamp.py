@@ -156,6 +156,10 @@ def test_passes_that_do_not_fit_are_refused(model, record):
             run(model, position_ids=packed)
         with pytest.raises(InputError, match="run the model, not a"):
             model.model.layers[0].mixer(torch.zeros(1, LENGTH, model.config.hidden_size))
+        with pytest.raises(InputError, match="give input_ids or inputs_embeds"):
+            model()
+        with pytest.raises(InputError, match=r"input_ids are \[14\]: expected \[B, T\]"):
+            model(B)
         # After an error the block goes on.
         assert torch.equal(run(model).routing[2].read, record.layers[2].read)
     with (

@@ -121,6 +121,9 @@ def test_a_word_ends_where_no_letter_follows():
 
     forms = WordForms.of(Letters(), ["girl"])
     assert forms.forms == {"girl": ((0,), (2,))}
+    # What two words have in common is the first one's.
+    assert WordForms.of(Letters(), ["girl", "Girl"]).forms == forms.forms
+    assert WordForms.of(Letters(), ["Girl", "girl"]).forms == {"Girl": ((2,),), "girl": ((0,),)}
     assert continuing(Letters()).tolist() == [False, True, False, True, False, False]
     assert whole_words(Letters()).tolist() == [True, False, True, False, False, False]
     ids = torch.tensor([[0, 1, 0, 4, 2], [0, 5, 2, 1, 0]])
@@ -132,6 +135,18 @@ def test_a_word_ends_where_no_letter_follows():
         WordForms.of(Letters(), ["boy"])
     with pytest.raises(InputError, match="no words to look for"):
         WordForms.of(Letters(), [])
+
+
+def test_an_occurrence_of_two_spellings_counts_once(corpus, model, sequences):
+    texts = [corpus.text(i) for i in range(len(corpus))]
+    there = sum(text.count(" Old ") for text in texts)
+    found = [
+        find_channels(model, corpus.tokenizer, words, sequences, shuffles=9, least=5)
+        for words in (["old"], ["old", "Old"])
+    ]
+    assert found[0].words == found[1].words == {"old": there}
+    assert found[0].ranked == found[1].ranked
+    assert there > 5
 
 
 def test_the_channel_of_a_word_is_found(corpus, planted, sequences, words):

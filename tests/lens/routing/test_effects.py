@@ -7,7 +7,7 @@ import statistics
 import pyarrow.parquet as pq
 import pytest
 import torch
-from routing_models import CHANNELS, LAYERS, make_model, tokens
+from routing_models import CHANNELS, LAYERS, make_corpus, make_model, tokens
 
 from prismlm.errors import InputError
 from prismlm.lens.routing import (
@@ -17,6 +17,8 @@ from prismlm.lens.routing import (
     MaskWrite,
     Probe,
     Reinitialise,
+    TableOptions,
+    concept_in_model,
     draw_controls,
     effects_on,
     intervene,
@@ -189,9 +191,34 @@ def test_what_cannot_be_measured_is_refused(model):
         effects_on(model, probes(), [(5, 0)])
 
 
-def test_cases_become_tokens(tmp_path):
-    from routing_models import make_corpus
+class Unread:
+    """Reports no task, and fails at the first."""
 
+    def task(self, description, total=None, unit="tokens"):
+        raise AssertionError(f"{description} before the question was checked")
+
+
+def test_a_corpus_is_not_read_for_what_cannot_be_asked(tmp_path):
+    corpus = make_corpus(tmp_path)
+    model = make_model(len(corpus.tokenizer))
+    for target, options, message in (
+        ("zzz", TableOptions(), "'zzz' after 'Old maps forgets letters' is"),
+        ("in", TableOptions(controls=6), "6 control channels for one channel: expected 1 to 5"),
+        ("in", TableOptions(controls=18, control_from="model"), "expected 1 to 17"),
+        ("in", TableOptions(control_from="all"), "not 'all'"),
+        ("in", TableOptions(minimum_probability=1.0), "between 0 and 1"),
+        ("in", TableOptions(seed=-1), "the seed -1"),
+        ("in", TableOptions(interventions=("mask",)), "no intervention 'mask'"),
+    ):
+        cases = [Case("c", "Old maps forgets letters", target)]
+        asked = {"corpus": corpus, "options": options, "progress": Unread()}
+        with pytest.raises(InputError, match=message):
+            concept_in_model(model, corpus.tokenizer, cases, **asked)
+    with pytest.raises(AssertionError, match="Reading write gates before"):
+        concept_in_model(model, corpus.tokenizer, cases, corpus=corpus, progress=Unread())
+
+
+def test_cases_become_tokens(tmp_path):
     corpus = make_corpus(tmp_path)
     model = make_model(len(corpus.tokenizer))
     context = "Old maps forgets letters"

@@ -16,8 +16,8 @@ GATE = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.5, 0.5]])
 UNEVEN = torch.tensor([[0.7, 0.1, 0.1, 0.1], [0.4, 0.4, 0.1, 0.1]])
 
 
-def use_of(*batches):
-    tally = UseTally()
+def use_of(*batches, groups=1):
+    tally = UseTally(groups)
     for batch in batches:
         tally.add(batch)
     return tally.result()
@@ -38,6 +38,14 @@ def test_figures_by_hand():
     assert use_of(UNEVEN[:1]) == use_of(UNEVEN[:1][:, [3, 1, 0, 2]])
 
 
+def test_groups_are_measured_one_by_one():
+    # Beside the group above stands one where each token uses a channel alone: G is 3/4 of tokens,
+    # and (5 − 2 (1 + ½)) / 4 = 1/2 of their mean ½ ½ 0 0; the largest are 1, and ½ of the mean.
+    both = torch.cat([UNEVEN, torch.eye(4)[:2]], 1)
+    close(use_of(both, groups=2), (0.375 + 0.75) / 2, (0.375 + 0.5) / 2, 0.775, 0.525)
+    assert use_of(both[:, [4, 5, 6, 7, 0, 1, 2, 3]], groups=2) == use_of(both, groups=2)
+
+
 def test_batches_do_not_matter():
     torch.manual_seed(0)
     gate = torch.randn(50, 7).softmax(-1)
@@ -52,10 +60,18 @@ def test_the_limits():
         UseTally().result()
 
 
-def test_over_a_corpus_tokens_weigh_alike_and_padding_nothing(tiny_corpus):
+@pytest.mark.parametrize("groups", [1, 2])
+def test_over_a_corpus_tokens_weigh_alike_and_padding_nothing(tiny_corpus, groups):
     corpus = Corpus.open(tiny_corpus)
     torch.manual_seed(0)
-    settings = {"preset": "protot-tiny", "hidden_size": 32, "num_channels": 8, "dropout": 0.5}
+    size = 8 // groups
+    settings = {
+        "preset": "protot-tiny",
+        "hidden_size": 32,
+        "num_channels": 8,
+        "num_groups": groups,
+        "dropout": 0.5,
+    }
     model = build_model(build_config(settings, len(corpus.tokenizer), corpus.eos_token_id))
     model.train()
     sequences = Sequences(corpus, length=48, max_tokens=2000)
@@ -70,6 +86,6 @@ def test_over_a_corpus_tokens_weigh_alike_and_padding_nothing(tiny_corpus):
             use: GateUse = getattr(layer, kind)
             assert layer.tokens == metrics.positions
             assert use.gini == pytest.approx(metrics.gini, rel=1e-6)
-            assert 1 / 8 <= use.top_channel_share <= use.top_share <= 1
+            assert 1 / size <= use.top_channel_share <= use.top_share <= 1
             assert use.use_gini <= use.gini
-            assert use.top_share == pytest.approx(metrics.sparsity_ratio / 8, rel=1e-5)
+            assert use.top_share == pytest.approx(metrics.sparsity_ratio / size, rel=1e-5)

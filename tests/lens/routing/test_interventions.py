@@ -268,6 +268,9 @@ def test_what_cannot_be_is_refused(model):
         MaskRead("0", 1)
     with pytest.raises(InputError, match="seed -1"):
         Reinitialise(0, 1, -1)
+    for seed in (0.5, "1"):
+        with pytest.raises(InputError, match=f"{seed!r} is not a seed: expected an integer"):
+            Reinitialise(0, 1, seed)
     all_but_one = [MaskWrite(1, k, renormalise=True) for k in range(CHANNELS - 1)]
     last = MaskWrite(1, CHANNELS - 1, renormalise=True)
     with (

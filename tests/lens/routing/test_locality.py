@@ -87,6 +87,10 @@ def test_quartiles_of_channels_that_decay_alike_are_refused():
         quartiles(torch.full((8,), 13.5), torch.rand(8))
     with pytest.raises(InputError, match="no unit"):
         quartiles(torch.arange(8.0), torch.full((8,), 0.5))
+    # The mean of three tenths is not .1 in float64.
+    scores = torch.tensor([0.1] * 3 + [0.2] * 6 + [0.0] * 3, dtype=torch.float64)
+    with pytest.raises(InputError, match="no unit"):
+        quartiles(torch.arange(12.0), scores)
 
 
 def test_repetition_by_hand():

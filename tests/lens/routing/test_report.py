@@ -61,15 +61,18 @@ def report(corpus, model, sequences):
     )
 
 
-def test_figures_are_those_of_the_functions(model, sequences, report):
+@pytest.mark.parametrize("groups", [1, 2])
+def test_figures_are_those_of_the_functions(corpus, sequences, groups):
+    model = make_model(len(corpus.tokenizer), num_groups=groups)
+    report = channel_report(model, corpus.tokenizer, sequences, options=OPTIONS)
     assert report.of == "channels"
     assert [layer.layer for layer in report.layers] == list(range(LAYERS))
     for kind in ("write", "read"):
         expected = measure(model, sequences, kind)
         assert tuple(layer.metrics[kind] for layer in report.layers) == expected
     metrics = report.layers[1].metrics["write"]
-    assert metrics.width == CHANNELS
-    assert metrics.entropy_share == pytest.approx(metrics.entropy / math.log(CHANNELS))
+    assert metrics.width == CHANNELS // groups
+    assert metrics.entropy_share == pytest.approx(metrics.entropy / math.log(CHANNELS // groups))
     ranked = rank_sequences(model, sequences, kept=4, tokens=7)
     lags = read_write_lags(model, sequences, max_lag=2, shuffles=9)
     for layer, lives in zip(report.layers, half_lives(model), strict=True):

@@ -236,7 +236,10 @@ def note_pass(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     """Note which positions a decoder is about to read: a forward pre-hook with keywords."""
     given: dict[str, Any] = dict(zip(_INPUTS, args, strict=False)) | kwargs
     inputs = given.get("input_ids")
-    inputs = given["inputs_embeds"] if inputs is None else inputs
+    inputs = given.get("inputs_embeds") if inputs is None else inputs
+    if inputs is None or inputs.ndim < 2:
+        # The decoder itself says what is wrong with them.
+        return
     past, mask, positions = (
         given.get(name) for name in ("past_key_values", "attention_mask", "position_ids")
     )

@@ -58,6 +58,7 @@ class DirectPath:
         embedding: what entered the first layer.
         mlps: what each layer's SwiGLU added.
         flows: what went through each layer's channels.
+        first_decays: each layer's decays at the first position, which the flow of one token lacks.
         outputs: each layer's map from what is read to the residual stream.
         hidden: h.
         normed: z as the last norm gives it.
@@ -70,6 +71,7 @@ class DirectPath:
     embedding: Float[Tensor, "T d"]
     mlps: tuple[Float[Tensor, "T d"], ...]
     flows: tuple[ChannelFlow, ...]
+    first_decays: tuple[Float[Tensor, " R"], ...]
     outputs: tuple[Float[Tensor, "d D"], ...]
     hidden: Float[Tensor, "T d"]
     normed: Float[Tensor, "T d"]
@@ -136,15 +138,26 @@ class DirectPath:
         return direction @ self.outputs[layer].double()
 
     def half_lives(self, position: int, layer: int) -> Float[Tensor, " R"]:
-        """Return −ln 2 / ln β, in positions, of the decay that a position saw; float64."""
+        """Return −ln 2 / ln β, in positions, of the decay that a position saw; float64.
+
+        The first position saw none, and has that of its own.
+
+        Raises:
+            InputError: there is no such position.
+        """
+        self._check_position(position)
+        if position == 0:
+            return half_life(self.first_decays[layer])
         sums = self.flows[layer].log_decay
-        last = max(position, 1)
-        return half_life((sums[last] - sums[last - 1]).exp())
+        return half_life((sums[position] - sums[position - 1]).exp())
+
+    def _check_position(self, position: int) -> None:
+        if not 0 <= position < len(self):
+            raise InputError(f"there is no position {position}: the text has {len(self)} tokens.")
 
     def _unit(self, position: int, prototypes: Tensor) -> Tensor:
         """Return τ p_i / (‖p_i‖ ‖z‖), whose product with z is the activation."""
-        if not 0 <= position < len(self):
-            raise InputError(f"there is no position {position}: the text has {len(self)} tokens.")
+        self._check_position(position)
         bank = self.head.prototypes.detach()
         chosen = bank[prototypes.to(bank.device)].double().cpu()
         state = self.states[position].double()

@@ -153,6 +153,28 @@ def effects_on(
     )
 
 
+def check_table(
+    model: PreTrainedModel,
+    *,
+    controls: int = 5,
+    control_from: ControlFrom = "layer",
+    interventions: Sequence[str] = INTERVENTIONS,
+    reinitialisations: int = 3,
+    minimum_probability: float = 0.01,
+    seed: int = 0,
+) -> None:
+    """Check what a table is measured by before the channel is known that it is of.
+
+    Raises:
+        InputError: as :func:`intervention_table`, but for targets, channels and probabilities.
+    """
+    _check_settings(interventions, reinitialisations, minimum_probability, seed)
+    _check_control_from(control_from)
+    sizes = [mixer.channels for mixer in mixers_of(model)]
+    others = (max(sizes) if control_from == "layer" else sum(sizes)) - 1
+    _check_controls(controls, others, "one channel", control_from)
+
+
 def draw_controls(
     model: PreTrainedModel,
     place: Channel,
@@ -170,19 +192,12 @@ def draw_controls(
     layer, channel = place
     check_layer(len(mixers), layer)
     check_channel(mixers[layer].channels, layer, channel)
-    if control_from not in ("layer", "model"):
-        raise InputError(
-            f"controls are drawn from the same 'layer' or the whole 'model', not {control_from!r}."
-        )
+    _check_control_from(control_from)
     layers = (layer,) if control_from == "layer" else range(len(mixers))
     barred = {place, *exclude}
     places = [(i, k) for i in layers for k in range(mixers[i].channels)]
     free = [candidate for candidate in places if candidate not in barred]
-    if not 1 <= count <= len(free):
-        raise InputError(
-            f"{count} control channels for channel {channel} of layer {layer}: expected 1 to "
-            f"{len(free)}, the channels of the {control_from} that are not measured themselves."
-        )
+    _check_controls(count, len(free), f"channel {channel} of layer {layer}", control_from)
     generator = np.random.default_rng([seed, layer, channel])
     picked = generator.choice(len(free), count, replace=False)
     return tuple(free[i] for i in sorted(picked.tolist()))
@@ -197,6 +212,21 @@ def _measured(
             runs.append(target_probabilities(model, probes))
     stacked = torch.stack(runs)
     return Measured(stacked.mean(0), stacked.std(0) if len(runs) > 1 else None)
+
+
+def _check_control_from(control_from: str) -> None:
+    if control_from not in ("layer", "model"):
+        raise InputError(
+            f"controls are drawn from the same 'layer' or the whole 'model', not {control_from!r}."
+        )
+
+
+def _check_controls(count: int, free: int, of: str, control_from: str) -> None:
+    if not 1 <= count <= free:
+        raise InputError(
+            f"{count} control channels for {of}: expected 1 to {free}, the channels of the "
+            f"{control_from} that are not measured themselves."
+        )
 
 
 def _check_settings(

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from prismlm.errors import InputError
 from prismlm.lens.corpus_reading import Sequences, check_tokenizer_of
-from prismlm.lens.routing.case_files import Case, words_of
+from prismlm.lens.routing.case_files import Case, probe_of, words_of
 from prismlm.lens.routing.concepts import FoundChannels, find_channels
 from prismlm.lens.routing.effect_table import Channel, EffectTable
-from prismlm.lens.routing.effects import INTERVENTIONS, ControlFrom, intervention_table
+from prismlm.lens.routing.effects import INTERVENTIONS, ControlFrom, check_table, effects_on
 from prismlm.lens.routing.token_gates import token_gates
 from prismlm.lens.routing.word_forms import WordForms
 from prismlm.progress import SILENT, Reporter
@@ -108,10 +108,15 @@ def concept_in_model(
         InputError: neither channels nor a corpus, a corpus of another tokenizer, or as
             :func:`find_channels` and :func:`intervention_table`.
     """
+    if not channels and corpus is None:
+        raise InputError("give channels, or a corpus to find one in.")
+    settings = dict(vars(options or TableOptions()))
+    first_token = settings.pop("first_token")
+    probes = [probe_of(tokenizer, case, first_token=first_token) for case in cases]
     found, difference, count = None, None, 0
-    if not channels:
-        if corpus is None:
-            raise InputError("give channels, or a corpus to find one in.")
+    if not channels and corpus is not None:
+        # Said before a corpus is read, not after.
+        check_table(model, **settings)
         check_tokenizer_of(corpus, tokenizer, name)
         train = Sequences(corpus, "train", max_tokens=max_tokens)
         found = find_channels(model, tokenizer, cases, train, progress=progress)
@@ -123,10 +128,7 @@ def concept_in_model(
             Sequences(corpus, "heldout", max_tokens=max_tokens),
             channels[0],
         )
-    settings = options or TableOptions()
-    table = intervention_table(
-        model, tokenizer, cases, channels, **vars(settings), progress=progress
-    )
+    table = effects_on(model, probes, channels, **settings, progress=progress)
     return ConceptInModel(name, found, difference, count, table)
 
 

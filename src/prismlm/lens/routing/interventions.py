@@ -38,7 +38,8 @@ class Reinitialise:
 
     def __post_init__(self) -> None:
         _check_place(self.layer, self.channel)
-        if operator.index(self.seed) < 0:
+        _check_integer(self.seed, "a seed")
+        if self.seed < 0:
             raise InputError(f"Reinitialise has the seed {self.seed}: expected 0 or more.")
 
 
@@ -96,10 +97,12 @@ Intervention = Reinitialise | MaskWrite | MaskRead | ClampRouting
 
 
 def _check_place(layer: object, channel: object) -> None:
-    for name, value in (("layer", layer), ("channel", channel)):
-        try:
-            operator.index(value)  # pyright: ignore[reportArgumentType]
-        except TypeError:
-            raise InputError(
-                f"{value!r} is not the number of a {name}: expected an integer of 0 or more."
-            ) from None
+    _check_integer(layer, "the number of a layer")
+    _check_integer(channel, "the number of a channel")
+
+
+def _check_integer(value: object, name: str) -> None:
+    try:
+        operator.index(value)  # pyright: ignore[reportArgumentType]
+    except TypeError:
+        raise InputError(f"{value!r} is not {name}: expected an integer of 0 or more.") from None

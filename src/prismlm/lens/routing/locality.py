@@ -134,10 +134,11 @@ def quartiles(half_life: Float[Tensor, " n"], scores: Float[Tensor, " n"]) -> Qu
             f"{len(first)} channels in the first quartile of half-lives and {len(last)} in the "
             "last: expected two or more of each. Channels that all decay alike have no quartiles."
         )
+    # Exact, where the sum of squares about a rounded mean is not.
+    if np.ptp(first) == 0 and np.ptp(last) == 0:
+        raise InputError("repetition is one figure in each outer quartile, so d has no unit.")
     squares = sum(((part - part.mean()) ** 2).sum() for part in (first, last))
     pooled = math.sqrt(squares / (len(first) + len(last) - 2))
-    if pooled == 0:
-        raise InputError("repetition is one figure in each outer quartile, so d has no unit.")
     return Quartiles(
         tuple(bounds.tolist()),
         tuple(len(part) for part in parts),

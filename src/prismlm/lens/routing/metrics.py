@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from prismlm.errors import InputError
+from prismlm.errors import InputError, NotFiniteError
 
 
 def sparsity_ratio(activations: Float[Tensor, "... P"]) -> Float[Tensor, "..."]:
@@ -53,7 +53,9 @@ def entropy(activations: Float[Tensor, "... P"]) -> Float[Tensor, "..."]:
 def _magnitudes(activations: Tensor) -> Tensor:
     magnitudes = activations.detach().double().abs()
     if not bool(torch.isfinite(magnitudes).all()):
-        raise InputError("an activation is not finite: the model's weights hold NaN or infinity.")
+        raise NotFiniteError(
+            "an activation is not finite: the model's weights hold NaN or infinity."
+        )
     if magnitudes.shape[-1] == 0 or not bool((magnitudes.sum(-1) > 0).all()):
         raise InputError(
             "a position has no activation at all, so it has no distribution over channels: leave "

@@ -145,7 +145,7 @@ def curves_figure(reading: TextReading, layer: int, channel: int) -> Figure:
         InputError: the text was not read in that layer, or there is no such channel.
     """
     curves = next((c for c in reading.curves if c.layer == layer), None)
-    if curves is None or not 0 <= channel < len(curves.decay):
+    if curves is None or not 0 <= channel < curves.write.shape[1]:
         raise InputError(f"the text was not read in layer {layer}, channel {channel}.")
     write, read, mass = (
         getattr(curves, name)[:, channel].numpy() for name in ("write", "read", "mass")
@@ -217,8 +217,13 @@ def lag_figure(report: ChannelReport) -> Figure:
         "lag in positions: above 0, a channel is read before it is written", fontsize=10
     )
     figure.supylabel("correlation of read and write", fontsize=10)
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper right", ncols=3, frameon=False, fontsize=9)
+    # A layer whose gates never vary has nothing to name.
+    named = (axes.get_legend_handles_labels() for axes in panels)
+    handles, labels = max(named, key=lambda pair: len(pair[1]))
+    if labels:
+        figure.legend(
+            handles, labels, loc="outside upper right", ncols=3, frameon=False, fontsize=9
+        )
     return figure
 
 
@@ -349,9 +354,15 @@ def _quartile_means(axes: Axes, found: Quartiles, lives: np.ndarray) -> None:
 
 
 def _lags(axes: Axes, found: LagCorrelation) -> None:
-    lags, correlation = found.lags.numpy(), found.correlation.numpy()
-    kept = ~np.isnan(correlation).any(1)
-    correlation = correlation[kept]
+    kept = np.flatnonzero(~np.isnan(found.correlation.numpy()).any(1))
+    if len(kept):
+        _lag_curves(axes, found, kept)
+    axes.axvline(0, color=GREY, linewidth=0.7, linestyle=":")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def _lag_curves(axes: Axes, found: LagCorrelation, kept: np.ndarray) -> None:
+    lags, correlation = found.lags.numpy(), found.correlation.numpy()[kept]
     mean = np.median(found.null_mean.numpy()[kept], 0)
     spread = 1.96 * np.median(found.null_deviation.numpy()[kept], 0)
     axes.fill_between(
@@ -361,5 +372,3 @@ def _lags(axes: Axes, found: LagCorrelation) -> None:
     channels[0].set_label("a channel")
     axes.plot(lags, np.median(correlation, 0), color=BLUE, linewidth=2.2, marker="o",
               markersize=4, label="median of channels")  # fmt: skip
-    axes.axvline(0, color=GREY, linewidth=0.7, linestyle=":")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -74,6 +74,10 @@ def read_direct_path(
             _flow(mixer, seen.inputs[layer], seen.gates[layer])
             for layer, mixer in enumerate(decoder.mixers)
         ),
+        first_decays=tuple(
+            mixer.decay_of(seen.inputs[layer][:, :1]).expand(1, 1, -1)[0, 0].cpu()
+            for layer, mixer in enumerate(decoder.mixers)
+        ),
         outputs=tuple(mixer.output_map.detach().cpu() for mixer in decoder.mixers),
         hidden=_kept(seen.hidden),
         normed=_kept(seen.normed),

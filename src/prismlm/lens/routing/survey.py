@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from prismlm.corpus.windows import WindowBatch
+    from prismlm.layers import PrototypeMixer
 
 
 class LayerSurvey(NamedTuple):
@@ -39,10 +40,10 @@ class LayerSurvey(NamedTuple):
 
 class _Tallies:
     def __init__(
-        self, vocabulary: int, channels: int, kept: int, tokens: int, lags: LagTally
+        self, vocabulary: int, mixer: PrototypeMixer, kept: int, tokens: int, lags: LagTally
     ) -> None:
-        self.write, self.read = LayerTally(vocabulary), LayerTally(vocabulary)
-        self.best, self.tokens = empty(channels, kept, tokens), tokens
+        self.write, self.read = (LayerTally(vocabulary, groups=mixer.groups) for _ in range(2))
+        self.best, self.tokens = empty(mixer.channels, kept, tokens), tokens
         self.lags = lags
 
     def add(self, batch: WindowBatch, write: Tensor, read: Tensor) -> None:
@@ -77,9 +78,8 @@ def survey(
     mixers = mixers_of(model)
     tallies: dict[int, _Tallies] = {}
     for layer in chosen_layers(len(mixers), layers):
-        channels = mixers[layer].channels
-        lags = LagTally(channels, max_lag, shuffles, seed)
-        tallies[layer] = _Tallies(model.config.vocab_size, channels, kept, tokens, lags)
+        lags = LagTally(mixers[layer].channels, max_lag, shuffles, seed)
+        tallies[layer] = _Tallies(model.config.vocab_size, mixers[layer], kept, tokens, lags)
     with progress.task("Reading channels", sequences.tokens) as task:
         for batch in sequences.batches():
             ids, mask = batch.input_ids.to(model.device), batch.attention_mask.to(model.device)

@@ -30,12 +30,15 @@ class WordForms:
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase, words: Iterable[str]) -> WordForms:
-        """Look up words.
+        """Look up words; a form that two of them have is the first one's, so that it counts once.
+
+        A word all of whose forms are others', as "Women" after "women", is left out.
 
         Raises:
             InputError: no words, or one without a token.
         """
         found: dict[str, tuple[tuple[int, ...], ...]] = {}
+        taken: set[tuple[int, ...]] = set()
         for word in words:
             bare = word.strip()
             spellings = dict.fromkeys((bare, bare[:1].upper() + bare[1:]))
@@ -43,7 +46,10 @@ class WordForms:
             forms = tuple(dict.fromkeys(tuple(ids) for ids in encoded if ids))  # pyright: ignore
             if not bare or not forms:
                 raise InputError(f"{word!r} is no word: the tokenizer makes no token of it.")
-            found[bare] = forms
+            own = tuple(form for form in forms if form not in taken)
+            if own:
+                found[bare] = own
+                taken.update(own)
         if not found:
             raise InputError("there are no words to look for: give at least one.")
         return cls(found, continuing(tokenizer))

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from prismlm.errors import InputError
+from prismlm.errors import InputError, NotFiniteError
 
 EMPTY_BELOW = 1e-30
 """The mass below which a channel reads as empty: near there float32 runs out of exponents."""
@@ -75,7 +75,8 @@ def check_arguments(
         )
     looks = decay.device.type == "cpu" and not torch.compiler.is_compiling()
     if looks and not bool(((decay > 0) & (decay < 1)).all()):
-        raise InputError(
+        kind = NotFiniteError if bool(decay.isnan().any()) else InputError
+        raise kind(
             f"decays must lie between 0 and 1, both excluded; got {decay.min().item():g} to "
             f"{decay.max().item():g}. Keep them there, for example by a sigmoid and a clamp."
         )

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from prismlm.training.estimate import TrainingEstimate, estimate
-from prismlm.training.hyperparameters.dimensions import Scalar
+from prismlm.training.hyperparameters.dimensions import Dimension, Scalar
 from prismlm.training.hyperparameters.runs import TRIALS
 from prismlm.training.hyperparameters.search import check_search, finished_trials
 from prismlm.training.hyperparameters.space import check_measured, check_space, recipe_of
@@ -25,12 +25,12 @@ class SearchEstimate:
         trials: of the whole search.
         trials_left: those that are not finished yet.
         runs: training runs left, every trial being as many as there are seeds.
-        first: one run with the first choice or the low end of every key.
-        last: one run with the last choice or the high end of every key.
+        first: one run with the least number of every key, or the first of choices that are none.
+        last: one run with the greatest number of every key, or the last of choices that are none.
         seconds: for all runs left, at the mean of both; evaluations and the sampler left out.
         seconds_least: at the quicker of both.
         seconds_most: at the slower of both.
-        memory_bytes: the most that a run takes.
+        memory_bytes: the most that either takes.
         disk_bytes: of one run while it lasts; its model is removed when it is measured.
     """
 
@@ -60,8 +60,9 @@ def estimate_search(recipe: Recipe, *, resume: bool = False) -> SearchEstimate:
     check_measured(recipe)
     check_search(recipe, resume=resume)
     dimensions = recipe.search.dimensions()
-    first = {key: dimension.ends[0] for key, dimension in dimensions.items()}
-    last = {key: dimension.ends[-1] for key, dimension in dimensions.items()}
+    first, last = (
+        {key: _extremes(dimension)[end] for key, dimension in dimensions.items()} for end in (0, 1)
+    )
     costs = [_estimate(recipe, first)]
     costly = any(not key.startswith(FREE_OF_COST) for key in dimensions)
     costs.append(_estimate(recipe, last) if costly else costs[0])
@@ -81,6 +82,15 @@ def estimate_search(recipe: Recipe, *, resume: bool = False) -> SearchEstimate:
         memory_bytes=max(cost.memory_bytes for cost in costs),
         disk_bytes=max(cost.disk_bytes for cost in costs),
     )
+
+
+def _extremes(dimension: Dimension) -> tuple[Scalar, Scalar]:
+    """Return the least and the greatest number; of other choices the first and the last."""
+    values = dimension.ends
+    numbers = [v for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)]
+    if len(numbers) < len(values):
+        return values[0], values[-1]
+    return min(numbers), max(numbers)
 
 
 def _estimate(recipe: Recipe, values: dict[str, Scalar]) -> TrainingEstimate:
