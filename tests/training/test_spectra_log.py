@@ -6,14 +6,16 @@ import math
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 from spectra_models import make_signal_noise
 
+import forked
 from prismlm.corpus import Corpus
 from prismlm.errors import FormatError
 from prismlm.lens.spectra import cross_terms, head_uses, layer_rates, read_states
 from prismlm.models.checkpoint import read_checkpoint
-from prismlm.training import TrainingInterrupted, build_recipe, train
+from prismlm.training import TrainingInterrupted, build_recipe, parallel, train
 from prismlm.training.evaluation import HeldOut
 from prismlm.training.layer_gradients import LayerGradients
 from prismlm.training.layer_log import EVALUATED, PLACE, LayerLog
@@ -153,6 +155,48 @@ def test_reading_takes_one_forward_pass_without_logits(signal_noise, tiny_corpus
     assert len(calls) == len(list(heldout.batches(9000))) > 1
     assert not logits
     assert all(math.isnan(row["gradient_norm"]) for row in rows)
+
+
+COMPILED = """
+import sys, yaml
+from functools import partial
+from prismlm.training import build_recipe, parallel, train
+graphs = []
+def backend(graph, example_inputs):
+    graphs.append(graph)
+    return graph.forward
+parallel.compile_blocks = partial(parallel.compile_blocks, backend=backend)
+train(build_recipe(yaml.safe_load(open(sys.argv[1]))))
+print(len(graphs))
+"""
+
+
+def test_a_compiled_model_is_read_as_one_that_is_not(signal_noise, tmp_path):
+    straight = train(build_recipe(signal_noise | {"out": str(tmp_path / "straight")})).directory
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump(signal_noise | {"compile": True}))
+    # A process of its own: the run-time type checks of the test run cannot be traced.
+    done = forked.run(recipe, code=COMPILED)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 0, "the blocks were compiled"
+    compiled = tmp_path / "model"
+    for one, other in zip(read(compiled), read(straight), strict=True):
+        assert one == pytest.approx(other, rel=1e-3)
+    report, expected = (
+        json.loads((out / "spectra.json").read_text()) for out in (compiled, straight)
+    )
+    for one, other in zip(report["rates"], expected["rates"], strict=True):
+        assert one["gain"] == pytest.approx(other["gain"], rel=1e-3)
+
+
+def test_blocks_are_compiled_again_after_a_reading():
+    model = make_signal_noise()
+    parallel.compile_blocks(model, "eager")
+    graphs = [block._compiled_call_impl for block in parallel.blocks(model)]
+    assert None not in graphs
+    with parallel.uncompiled(model):
+        assert all(module._compiled_call_impl is None for module in model.modules())
+    assert [block._compiled_call_impl for block in parallel.blocks(model)] == graphs
 
 
 def test_a_file_of_an_older_version_is_gone_on_with(tmp_path):

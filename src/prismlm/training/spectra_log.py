@@ -116,7 +116,7 @@ def write_spectra(prepared: Prepared) -> None:
         documents=min(DOCUMENTS, max(1, tokens // length)),
         seed=recipe.seed,
     )
-    with parallel.whole(decoder):
+    with parallel.whole(decoder), parallel.uncompiled(decoder):
         report = spectra_report(
             cast("PreTrainedModel", decoder),
             Sequences(prepared.corpus, "heldout", length, tokens),
@@ -146,7 +146,7 @@ def spectra_figures(
 
     def read(decoder: nn.Module) -> list[Row]:
         model = cast("PreTrainedModel", decoder)
-        with parallel.whole(decoder):
+        with parallel.whole(decoder), parallel.uncompiled(decoder):
             states, uses = read_states_and_heads(model, batches())
         terms = own_cross_terms(states, length=length).layers
         return [
