@@ -8,7 +8,7 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
-from spectra_models import make_signal_noise
+from spectra_models import make_batch, make_signal_noise, random_rows
 
 import forked
 from prismlm.corpus import Corpus
@@ -19,7 +19,7 @@ from prismlm.training import TrainingInterrupted, build_recipe, parallel, train
 from prismlm.training.evaluation import HeldOut
 from prismlm.training.layer_gradients import LayerGradients
 from prismlm.training.layer_log import EVALUATED, PLACE, LayerLog
-from prismlm.training.spectra_log import COLUMNS, spectra_figures
+from prismlm.training.spectra_log import COLUMNS, HEAD_FIGURES, spectra_figures
 from prismlm.training.trainer import PrismTrainer
 from runs import InterruptAfter
 
@@ -187,6 +187,31 @@ def test_a_compiled_model_is_read_as_one_that_is_not(signal_noise, tmp_path):
     )
     for one, other in zip(report["rates"], expected["rates"], strict=True):
         assert one["gain"] == pytest.approx(other["gain"], rel=1e-3)
+
+
+def test_short_rows_are_read_from_queries_that_see_all_of_them(signal_noise, tiny_corpus):
+    signal_noise["data"]["length"] = 8
+    out = train(build_recipe(signal_noise)).directory
+    model, _ = read_checkpoint(out)
+    heldout = HeldOut(Corpus.open(tiny_corpus), 8, 0)
+    uses = head_uses(model, heldout.batches(300), least_visible=8)
+    for row in read(out)[2:]:
+        noise = [u.entropy for u in uses.heads if (u.layer, u.group) == (row["layer"], "noise")]
+        assert row["noise_entropy"] == pytest.approx(sum(noise) / 4, rel=1e-5)
+        assert row["attention_tokens"] == uses.tokens
+
+
+def test_where_no_query_sees_enough_the_rest_of_the_row_is_there(signal_noise):
+    model = make_signal_noise()
+    batches = [make_batch(*random_rows(9, 12))]
+    gradients = LayerGradients(model.model.layers, build_recipe(signal_noise))
+    for length, nothing in ((12, False), (13, True), (32, True)):
+        for row in spectra_figures(lambda: batches, length, gradients)(model):
+            assert row["positions"] == 21
+            assert math.isfinite(row["rate"])
+            assert row["attention_tokens"] == (0 if nothing else 21)
+            heads = [row[f"{g}_{n}"] for g in ("signal", "noise") for n in HEAD_FIGURES]
+            assert all(math.isnan(value) == nothing for value in heads)
 
 
 def test_blocks_are_compiled_again_after_a_reading():
