@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from prismlm.errors import InputError
 from prismlm.layers.signal_noise_attention import SignalNoiseAttention, SignalNoiseOutput
+from prismlm.models.seam import is_unwatched
 from prismlm.ops.signal_noise_attention import attention_weights
 
 Group = Literal["signal", "noise", "attention"]
@@ -72,7 +73,7 @@ def reading_attention(
     """Call ``read(layer, weights)`` as each layer runs, with its weights [B, heads, T, S].
 
     Rows sum to 1, for noise heads too: λ is not in them. A Hugging Face model runs its eager
-    attention meanwhile, since the fused forms hold no weights.
+    attention meanwhile, since the fused forms hold no weights. Unwatched passes are not read.
 
     Args:
         model: a decoder.
@@ -111,6 +112,8 @@ def _eager(model: PreTrainedModel) -> Iterator[None]:
 
 def _hook(layer: int, read: Read) -> Callable[..., None]:
     def after(_module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
+        if is_unwatched():
+            return
         weights = output[1] if isinstance(output, tuple) and len(output) > 1 else None
         if not isinstance(weights, Tensor):
             raise InputError(
@@ -126,6 +129,8 @@ def _signal_noise_hook(layer: int, read: Read) -> Callable[..., None]:
     def after(
         module: nn.Module, _args: Any, kwargs: dict[str, Any], output: SignalNoiseOutput
     ) -> None:
+        if is_unwatched():
+            return
         assert isinstance(module, SignalNoiseAttention)
         past = kwargs.get("past")
         own = output.projections
