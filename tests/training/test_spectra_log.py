@@ -99,6 +99,37 @@ def test_a_resumed_run_has_the_rows_of_the_straight_one(signal_noise, tmp_path):
     assert read(recipe.out) == straight
 
 
+def test_resuming_what_is_complete_changes_no_row(signal_noise):
+    recipe = build_recipe(signal_noise)
+    straight = read(train(recipe).directory)
+    assert all(row["gradient_norm"] > 0 for row in straight)
+    for _ in range(2):
+        train(recipe, resume=True)
+        assert read(recipe.out) == straight
+
+
+def test_only_what_was_measured_again_replaces_what_was_there(tmp_path):
+    figures = [{"rate": 1.0, "gain": 2.0}, {"rate": 3.0, "gain": math.nan}]
+    log = LayerLog(
+        tmp_path / "spectra.csv",
+        0,
+        columns=("rate", "gain"),
+        measure=lambda _: figures,
+        corpus_tokens=100,
+    )
+    log.add(make_signal_noise(), step=20, tokens=100, ce=0.5, ce_tokens=40)
+    figures[:] = [{"rate": 5.0, "gain": math.nan}, {"rate": math.nan, "gain": 6.0}]
+    log.add(make_signal_noise(), step=20, tokens=100, ce=0.25, ce_tokens=40)
+    rows = read(tmp_path)
+    assert [(row["rate"], row["gain"], row["ce"]) for row in rows] == [
+        (5.0, 2.0, 0.25),
+        (3.0, 6.0, 0.25),
+    ]
+    figures[:] = [{"rate": 7.0, "gain": math.nan}]
+    log.add(make_signal_noise(), step=30, tokens=100, ce=0.25, ce_tokens=40)
+    assert math.isnan(read(tmp_path)[-1]["gain"])
+
+
 def test_at_the_end_the_rest_is_in_a_report(signal_noise):
     out = train(build_recipe(signal_noise)).directory
     report = json.loads((out / "spectra.json").read_text())
