@@ -5,7 +5,8 @@
 
 Writes one JSON file per model to docs/results/signal_noise_readings/. A model whose file is there
 is not read again. Heads, roles and the loss by length are read of every decoder that has them;
-rates and cross terms of those with signal and noise heads, trained and with random weights.
+rates and cross terms of those with signal and noise heads, trained and with random weights. Each
+seed of a model has random weights of its own beside it, drawn from that seed.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def main() -> None:
             elif not (given.models / name / "model.safetensors").is_file():
                 print(f"{given.models / name} holds no trained model: train it first")
             else:
-                row = {"variant": variant, "seed": seed} | read(given.models / name, corpus)
+                row = {"variant": variant, "seed": seed} | read(given.models / name, corpus, seed)
                 given.out.mkdir(parents=True, exist_ok=True)
                 write_json(result, row | {"environment": environment()})
                 print(f"wrote {result}", flush=True)
@@ -76,8 +77,11 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def read(directory: Path, corpus: Corpus) -> dict[str, Any]:
-    """Return what one model's instruments say, and its gradients' norm while it trained."""
+def read(directory: Path, corpus: Corpus, seed: int) -> dict[str, Any]:
+    """Return what one model's instruments say, and its gradients' norm while it trained.
+
+    The random weights beside it are drawn from ``seed``.
+    """
     model, tokenizer = read_checkpoint(directory)
     heldout = Sequences(corpus, "heldout", length=LENGTH, max_tokens=HEAD_TOKENS)
     heads = head_report(model, heldout, name=directory.name).to_dict()
@@ -98,18 +102,18 @@ def read(directory: Path, corpus: Corpus) -> dict[str, Any]:
     row: dict[str, Any] = {
         "heads": heads,
         "spectra": spectra,
-        "roles": roles(model, tokenizer),
+        "roles": roles(model, tokenizer, seed),
         "gradient": gradient_norms(directory),
         "corpus": describe(corpus),
     }
     if not plain:
-        row["untrained"] = untrained_rates(model, heldout)
+        row["untrained"] = untrained_rates(model, heldout, seed)
     return row
 
 
-def untrained_rates(model: PreTrainedModel, heldout: Sequences) -> dict[str, Any]:
+def untrained_rates(model: PreTrainedModel, heldout: Sequences, seed: int) -> dict[str, Any]:
     """Return rates and own cross terms of random weights with the model's configuration and λ."""
-    states = read_states(untrained(model), heldout.batches())
+    states = read_states(untrained(model, seed), heldout.batches())
     return finite(
         {
             "rates": [rates.to_dict() for rates in layer_rates(states)],
@@ -118,10 +122,12 @@ def untrained_rates(model: PreTrainedModel, heldout: Sequences) -> dict[str, Any
     )
 
 
-def roles(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+def roles(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, seed: int) -> dict[str, Any]:
     """Return how many heads look for each role, in the model and in random weights."""
     cases = load_role_cases()
-    found, control = (search_roles(one, tokenizer, cases) for one in (model, untrained(model)))
+    found, control = (
+        search_roles(one, tokenizer, cases) for one in (model, untrained(model, seed))
+    )
     random = control.counts()
     return {
         "sentences": len(cases),

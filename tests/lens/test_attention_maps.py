@@ -1,6 +1,8 @@
 """Attention maps of chosen heads, alone and in a trace."""
 
+import copy
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -157,6 +159,11 @@ def test_texts_that_have_no_map(model, tokenizer):
     )
     with pytest.raises(InputError, match=r"the model reads 6: shorten it by \d+ tokens"):
         read_maps(learned, tokenizer, TEXT, heads_of(learned))
+    broken = copy.deepcopy(model)
+    with torch.no_grad():
+        broken.model.layers[0].attention.projection.weight[0, 0] = math.inf
+    with pytest.raises(InputError, match=r"not finite.*Take a checkpoint from before"):
+        read_maps(broken, tokenizer, TEXT, heads_of(broken, layer=0, head=0))
     # One that rotates positions goes on.
     llama = make_llama(len(tokenizer))
     llama.config.max_position_embeddings = 6

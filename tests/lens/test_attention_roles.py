@@ -1,5 +1,6 @@
 """Heads that look for a role are found where they were put, and nowhere else."""
 
+import math
 import re
 
 import pytest
@@ -262,6 +263,9 @@ def test_ranks_are_seeded_and_draws_must_be_enough():
         score_roles(texts, weights, heads, draws=999)
     with pytest.raises(InputError, match="0 sentences"):
         score_roles([], [], heads)
+    weights[2][7, 3, 1] = math.nan
+    with pytest.raises(InputError, match=r"not finite.*Take a checkpoint from before"):
+        score_roles(texts, weights, heads, draws=1500)
 
 
 def test_a_model_is_searched(tokenizer):

@@ -1,5 +1,7 @@
 """Runs whose length is told in epochs, on some of the documents, at a rate for their rows."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -8,7 +10,13 @@ from prismlm.errors import InputError
 from prismlm.files import read_json
 from prismlm.training import TrainingInterrupted, build_recipe, estimate, train
 from prismlm.training.run_directory import RUN_FILE
-from prismlm.training.setup import chosen_documents, prepare, training_arguments
+from prismlm.training.setup import (
+    build_trainer,
+    chosen_documents,
+    prepare,
+    training_arguments,
+    with_steps,
+)
 from runs import InterruptAfter
 
 
@@ -41,6 +49,34 @@ def test_epochs_become_steps(epochs, tmp_path):
     assert train(cut, resume=True).ce == whole.ce
     with pytest.raises(InputError, match="epochs: 2 → 3"):
         train(build_recipe(epochs | {"epochs": 3, "out": str(tmp_path / "cut")}), resume=True)
+
+
+class Noted:
+    """The first ten rows, each with how often it was taken."""
+
+    def __init__(self, rows):
+        self.rows = rows
+        self.taken = [0] * 10
+
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, index):
+        self.taken[index] += 1
+        return self.rows[index]
+
+
+def test_every_epoch_takes_each_row_where_the_last_step_is_smaller(epochs, tmp_path):
+    recipe = build_recipe(epochs | {"epochs": 3, "batch_size": 1, "gradient_accumulation": 4})
+    prepared = prepare(recipe)
+    rows = Noted(prepared.rows)
+    # Steps of four, four and two rows.
+    prepared = replace(prepared, recipe=with_steps(recipe, rows), rows=rows)
+    assert prepared.recipe.steps == 3 * 3
+    trainer = build_trainer(prepared, tmp_path, [])
+    trainer.train()
+    assert trainer.state.global_step == 9
+    assert rows.taken == [3] * 10
 
 
 def test_prototypes_are_placed_before_the_last_step(epochs):

@@ -220,6 +220,35 @@ def test_a_checkpoint_of_another_run_is_refused_and_the_difference_named(setting
     assert train(recipe, resume=True).steps == 8
 
 
+def test_a_damaged_checkpoint_is_named_with_what_to_do(settings):
+    recipe = build_recipe(settings | {"steps": 8})
+    with pytest.raises(TrainingInterrupted) as stop:
+        train(recipe, progress=InterruptAfter(3))
+    checkpoint = stop.value.checkpoint
+    for name, damage in (
+        ("model.safetensors", lambda whole: whole[: len(whole) // 2]),
+        ("prismlm_training_state.pt", lambda whole: b""),
+        ("prismlm_training_state.pt", lambda whole: b"what is no state of anything"),
+        ("prismlm_training_state.pt", lambda whole: whole[: len(whole) // 2]),
+        ("trainer_state.json", lambda whole: whole[: len(whole) // 2]),
+        ("trainer_state.json", lambda whole: b"[]"),
+        ("optimizer.pt", lambda whole: whole[: len(whole) // 2]),
+        ("optimizer.pt", lambda whole: b"what is no state of anything"),
+        ("scheduler.pt", lambda whole: b""),
+        ("rng_state.pth", lambda whole: whole[: len(whole) // 2]),
+    ):
+        file = checkpoint / name
+        whole = file.read_bytes()
+        file.write_bytes(damage(whole))
+        with pytest.raises(FormatError) as error:
+            train(recipe, resume=True)
+        assert f"{checkpoint} cannot be resumed from (" in str(error.value), name
+        assert "(). Delete it" not in str(error.value)
+        assert "Delete it, and training resumes from the one before." in str(error.value)
+        file.write_bytes(whole)
+    assert train(recipe, resume=True).steps == 8
+
+
 def test_two_processes_cannot_write_to_one_directory(settings, tmp_path):
     settings["evaluation"]["every"] = 0
     process, path, checkpoints = start(settings, tmp_path, 200)

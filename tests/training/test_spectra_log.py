@@ -6,18 +6,20 @@ import math
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
-from spectra_models import make_signal_noise
+from spectra_models import make_batch, make_signal_noise, random_rows
 
+import forked
 from prismlm.corpus import Corpus
 from prismlm.errors import FormatError
 from prismlm.lens.spectra import cross_terms, head_uses, layer_rates, read_states
 from prismlm.models.checkpoint import read_checkpoint
-from prismlm.training import TrainingInterrupted, build_recipe, train
+from prismlm.training import TrainingInterrupted, build_recipe, parallel, train
 from prismlm.training.evaluation import HeldOut
 from prismlm.training.layer_gradients import LayerGradients
 from prismlm.training.layer_log import EVALUATED, PLACE, LayerLog
-from prismlm.training.spectra_log import COLUMNS, spectra_figures
+from prismlm.training.spectra_log import COLUMNS, HEAD_FIGURES, spectra_figures
 from prismlm.training.trainer import PrismTrainer
 from runs import InterruptAfter
 
@@ -97,6 +99,37 @@ def test_a_resumed_run_has_the_rows_of_the_straight_one(signal_noise, tmp_path):
     assert read(recipe.out) == straight
 
 
+def test_resuming_what_is_complete_changes_no_row(signal_noise):
+    recipe = build_recipe(signal_noise)
+    straight = read(train(recipe).directory)
+    assert all(row["gradient_norm"] > 0 for row in straight)
+    for _ in range(2):
+        train(recipe, resume=True)
+        assert read(recipe.out) == straight
+
+
+def test_only_what_was_measured_again_replaces_what_was_there(tmp_path):
+    figures = [{"rate": 1.0, "gain": 2.0}, {"rate": 3.0, "gain": math.nan}]
+    log = LayerLog(
+        tmp_path / "spectra.csv",
+        0,
+        columns=("rate", "gain"),
+        measure=lambda _: figures,
+        corpus_tokens=100,
+    )
+    log.add(make_signal_noise(), step=20, tokens=100, ce=0.5, ce_tokens=40)
+    figures[:] = [{"rate": 5.0, "gain": math.nan}, {"rate": math.nan, "gain": 6.0}]
+    log.add(make_signal_noise(), step=20, tokens=100, ce=0.25, ce_tokens=40)
+    rows = read(tmp_path)
+    assert [(row["rate"], row["gain"], row["ce"]) for row in rows] == [
+        (5.0, 2.0, 0.25),
+        (3.0, 6.0, 0.25),
+    ]
+    figures[:] = [{"rate": 7.0, "gain": math.nan}]
+    log.add(make_signal_noise(), step=30, tokens=100, ce=0.25, ce_tokens=40)
+    assert math.isnan(read(tmp_path)[-1]["gain"])
+
+
 def test_at_the_end_the_rest_is_in_a_report(signal_noise):
     out = train(build_recipe(signal_noise)).directory
     report = json.loads((out / "spectra.json").read_text())
@@ -153,6 +186,73 @@ def test_reading_takes_one_forward_pass_without_logits(signal_noise, tiny_corpus
     assert len(calls) == len(list(heldout.batches(9000))) > 1
     assert not logits
     assert all(math.isnan(row["gradient_norm"]) for row in rows)
+
+
+COMPILED = """
+import sys, yaml
+from functools import partial
+from prismlm.training import build_recipe, parallel, train
+graphs = []
+def backend(graph, example_inputs):
+    graphs.append(graph)
+    return graph.forward
+parallel.compile_blocks = partial(parallel.compile_blocks, backend=backend)
+train(build_recipe(yaml.safe_load(open(sys.argv[1]))))
+print(len(graphs))
+"""
+
+
+def test_a_compiled_model_is_read_as_one_that_is_not(signal_noise, tmp_path):
+    straight = train(build_recipe(signal_noise | {"out": str(tmp_path / "straight")})).directory
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump(signal_noise | {"compile": True}))
+    # A process of its own: the run-time type checks of the test run cannot be traced.
+    done = forked.run(recipe, code=COMPILED)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 0, "the blocks were compiled"
+    compiled = tmp_path / "model"
+    for one, other in zip(read(compiled), read(straight), strict=True):
+        assert one == pytest.approx(other, rel=1e-3)
+    report, expected = (
+        json.loads((out / "spectra.json").read_text()) for out in (compiled, straight)
+    )
+    for one, other in zip(report["rates"], expected["rates"], strict=True):
+        assert one["gain"] == pytest.approx(other["gain"], rel=1e-3)
+
+
+def test_short_rows_are_read_from_queries_that_see_all_of_them(signal_noise, tiny_corpus):
+    signal_noise["data"]["length"] = 8
+    out = train(build_recipe(signal_noise)).directory
+    model, _ = read_checkpoint(out)
+    heldout = HeldOut(Corpus.open(tiny_corpus), 8, 0)
+    uses = head_uses(model, heldout.batches(300), least_visible=8)
+    for row in read(out)[2:]:
+        noise = [u.entropy for u in uses.heads if (u.layer, u.group) == (row["layer"], "noise")]
+        assert row["noise_entropy"] == pytest.approx(sum(noise) / 4, rel=1e-5)
+        assert row["attention_tokens"] == uses.tokens
+
+
+def test_where_no_query_sees_enough_the_rest_of_the_row_is_there(signal_noise):
+    model = make_signal_noise()
+    batches = [make_batch(*random_rows(9, 12))]
+    gradients = LayerGradients(model.model.layers, build_recipe(signal_noise))
+    for length, nothing in ((12, False), (13, True), (32, True)):
+        for row in spectra_figures(lambda: batches, length, gradients)(model):
+            assert row["positions"] == 21
+            assert math.isfinite(row["rate"])
+            assert row["attention_tokens"] == (0 if nothing else 21)
+            heads = [row[f"{g}_{n}"] for g in ("signal", "noise") for n in HEAD_FIGURES]
+            assert all(math.isnan(value) == nothing for value in heads)
+
+
+def test_blocks_are_compiled_again_after_a_reading():
+    model = make_signal_noise()
+    parallel.compile_blocks(model, "eager")
+    graphs = [block._compiled_call_impl for block in parallel.blocks(model)]
+    assert None not in graphs
+    with parallel.uncompiled(model):
+        assert all(module._compiled_call_impl is None for module in model.modules())
+    assert [block._compiled_call_impl for block in parallel.blocks(model)] == graphs
 
 
 def test_a_file_of_an_older_version_is_gone_on_with(tmp_path):

@@ -7,9 +7,11 @@ before it is deleted: whatever bears the name ``checkpoint-N`` can be resumed fr
 from __future__ import annotations
 
 import os
+import pickle
 import re
 import shutil
 import uuid
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,8 +21,10 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
+from transformers.trainer_callback import TrainerState
 
-from prismlm.errors import DivergenceError, FormatError, PrismError
+from prismlm.errors import DivergenceError, FormatError, InputError, PrismError
 from prismlm.models.seam import LogitMap
 from prismlm.models.sidecar import Sidecar, base_of, save_sidecar
 from prismlm.models.uncertainty import save_uncertainty
@@ -33,6 +37,19 @@ STATE_FILE = "prismlm_training_state.pt"
 # Of one parameter: its float32 weight and AdamW's two moments.
 BYTES_PER_PARAMETER = 12
 _FAILED_WRITE = "PytorchStreamWriter|inline_container"
+# What torch, safetensors and transformers raise of files that are cut short or hold other bytes.
+_DAMAGED = (
+    AttributeError,
+    EOFError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    SafetensorError,
+    TypeError,
+    ValueError,
+    pickle.UnpicklingError,
+    zipfile.BadZipFile,
+)
 _NAME = re.compile(r"checkpoint-(\d+)")
 
 
@@ -85,8 +102,9 @@ def load_state(directory: Path, model: PrismForCausalLM) -> dict[str, Any]:
     Raises:
         FormatError: the checkpoint cannot be read or is of another model.
     """
-    try:
+    with reading(directory):
         state = torch.load(directory / STATE_FILE, map_location="cpu", weights_only=True)
+        meter, placed, uses = state["meter"], state["head_placed"], state.get("uses")
         backbone: PreTrainedModel = type(model.model).from_pretrained(
             directory, dtype=model.model.dtype, local_files_only=True
         )
@@ -94,15 +112,43 @@ def load_state(directory: Path, model: PrismForCausalLM) -> dict[str, Any]:
         model.prototype_head.load_state_dict(state["head"])
         if model.uncertainty is not None:
             model.uncertainty.load_state_dict(state["uncertainty"])
-    except (OSError, RuntimeError, KeyError) as error:
+    model.mark_placed(placed)
+    if model.usage is not None and uses is not None:
+        model.usage.load(uses)
+    return meter
+
+
+@contextmanager
+def reading(checkpoint: Path) -> Iterator[None]:
+    """Turn what damaged files raise into an error that says how to go on.
+
+    Raises:
+        FormatError: the checkpoint cannot be read in the block.
+    """
+    try:
+        yield
+    except InputError:
+        # A ValueError too, but of what was asked for.
+        raise
+    except (FormatError, *_DAMAGED) as error:
         raise FormatError(
-            f"the checkpoint {directory} cannot be resumed from ({error}). Delete it, and training "
-            "resumes from the one before."
+            f"the checkpoint {checkpoint} cannot be resumed from "
+            f"({str(error) or type(error).__name__}). Delete it, and training resumes from the one "
+            "before."
         ) from error
-    model.mark_placed(state["head_placed"])
-    if model.usage is not None and state.get("uses") is not None:
-        model.usage.load(state["uses"])
-    return state["meter"]
+
+
+def open_state(checkpoint: Path) -> None:
+    """Open what Trainer reads of a checkpoint, but for the numbers of its tensors.
+
+    Within :func:`reading`, so that a file that is damaged is told before anything is built.
+    """
+    TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
+    for name in (OPTIMIZER_NAME, SCHEDULER_NAME):
+        torch.load(checkpoint / name, map_location="cpu", mmap=True, weights_only=True)
+    # Their types are those of other packages, which torch.load asks to be named.
+    for file in checkpoint.glob("rng_state*.pth"):
+        zipfile.ZipFile(file).close()
 
 
 def step_of(checkpoint: Path) -> int:

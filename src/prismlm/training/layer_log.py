@@ -32,7 +32,8 @@ class LayerLog:
 
     A row is one layer after one step. A run that is resumed writes the rows after its checkpoint
     anew, so that the file is that of a run that was never interrupted. In rows that an older
-    version wrote, what it did not measure is NaN.
+    version wrote, what it did not measure is NaN. A row that is measured again keeps what cannot
+    be: gradients, in a run whose steps were all done.
 
     Columns: ``step``; ``epoch``, tokens trained on over tokens of the training text; ``layer``,
     from 0; what is measured; ``ce``, of the evaluation that the rows belong to, ``perplexity`` =
@@ -94,9 +95,11 @@ class LayerLog:
             )
         same = {"ce": ce, "perplexity": perplexity(ce), "ce_tokens": ce_tokens}
         place = {"step": step, "epoch": tokens / self._corpus_tokens}
+        before = {row["layer"]: row for row in self.rows if row["step"] == step}
         found: list[Row] = []
         for layer, own in enumerate(self._measure(decoder)):
             row = place | {"layer": layer} | own | same
+            row |= {name: v for name, v in before.get(layer, {}).items() if math.isnan(row[name])}
             found.append({name: row[name] for name in self.columns})
         self.rows = [row for row in self.rows if row["step"] != step] + found
         if distributed.is_main():

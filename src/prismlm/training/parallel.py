@@ -58,6 +58,22 @@ def compile_blocks(decoder: Any, backend: str = "inductor") -> None:
         block.compile(backend=backend)
 
 
+@contextmanager
+def uncompiled(decoder: nn.Module) -> Iterator[None]:
+    """Run what :func:`compile_blocks` compiled as it was before, so that hooks within it are seen.
+
+    A graph that exists knows nothing of hooks that are put into its block later.
+    """
+    compiled = [(m, m._compiled_call_impl) for m in decoder.modules() if m._compiled_call_impl]
+    for module, _ in compiled:
+        module._compiled_call_impl = None
+    try:
+        yield
+    finally:
+        for module, graph in compiled:
+            module._compiled_call_impl = graph
+
+
 def recompute_activations(decoder: Any) -> None:
     """Make a decoder compute its blocks' activations again in the backward pass."""
     settings = {"use_reentrant": False}

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from prismlm.errors import FormatError, InputError
+from prismlm.errors import InputError
 from prismlm.files import read_json, write_json
 from prismlm.locks import Held, locked
 from prismlm.models.sidecar import META_FILE
@@ -178,18 +178,14 @@ def checkpoint_to_resume(prepared: Prepared) -> Path | None:
     checkpoint = checkpoints.latest_checkpoint(prepared.recipe.out / CHECKPOINTS)
     if checkpoint is None:
         return None
-    try:
+    with checkpoints.reading(checkpoint):
         made = read_json(checkpoint / META_FILE)["provenance"]
         foreign = differences(made, prepared.recipe)
         if made["corpus"]["fingerprint"] != prepared.corpus.fingerprint:
             foreign.append(f"corpus: {made['corpus']['name']} → {prepared.corpus.name}")
         if made["steps"] != checkpoints.step_of(checkpoint):
             foreign.append(f"steps done: {made['steps']} → {checkpoints.step_of(checkpoint)}")
-    except (OSError, KeyError, TypeError, FormatError) as error:
-        raise FormatError(
-            f"the checkpoint {checkpoint} cannot be resumed from ({error}). Delete it, and "
-            "training resumes from the one before."
-        ) from error
+        checkpoints.open_state(checkpoint)
     if foreign:
         raise InputError(
             f"the checkpoint {checkpoint} is of another run than {prepared.recipe.out} "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,14 +109,17 @@ def prepare(recipe: Recipe) -> Prepared:
 def with_steps(recipe: Recipe, rows: PackedDataset) -> Recipe:
     """Return a recipe whose steps are known: those of its epochs, if it has none.
 
-    Rows that are left over where they do not fill a step are not seen in that epoch.
+    The last step of an epoch takes the micro-batches that are left. Rows that do not fill one in
+    every process are not seen in that epoch.
 
     Raises:
         InputError: prototypes would be placed after the last step.
     """
     if recipe.steps or recipe.epochs is None:
         return recipe
-    found = recipe.model_copy(update={"steps": recipe.epochs * (len(rows) // _rows_of(recipe))})
+    micro_batches = len(rows) // (recipe.batch_size * distributed.world_size())
+    steps = recipe.epochs * math.ceil(micro_batches / recipe.gradient_accumulation)
+    found = recipe.model_copy(update={"steps": steps})
     try:
         found.check_placing()
     except ValueError as error:

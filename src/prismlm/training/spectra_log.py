@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, cast
@@ -21,6 +22,7 @@ from prismlm.lens.spectra import (
     read_states_and_heads,
     spectra_report,
 )
+from prismlm.lens.spectra.head_use import LEAST_VISIBLE
 from prismlm.lens.spectra.length import DOCUMENTS
 from prismlm.models.signal_noise import SignalNoiseForCausalLM
 from prismlm.training import checkpoints, distributed, parallel
@@ -69,7 +71,8 @@ def spectra_log(prepared: Prepared, done: int, trainer: PrismTrainer) -> LayerLo
     rest of :class:`LayerRates`; K_SN, K_SS, K_NN and K_SN / √(K_SS K_NN) of the model's own
     rotations, with the content of this text; means over the heads of each group of figures of
     :class:`HeadUse`; the norm of the layer's gradient in the step before, unclipped; ``positions``
-    behind the rates and ``attention_tokens`` behind the heads.
+    behind the rates and ``attention_tokens`` behind the heads, whose queries see 16 tokens, or a
+    whole row if that is shorter. Where no document is that long, heads are NaN, of 0 tokens.
 
     Everything but the gradient comes from one forward pass over the text, without logits.
 
@@ -116,7 +119,7 @@ def write_spectra(prepared: Prepared) -> None:
         documents=min(DOCUMENTS, max(1, tokens // length)),
         seed=recipe.seed,
     )
-    with parallel.whole(decoder):
+    with parallel.whole(decoder), parallel.uncompiled(decoder):
         report = spectra_report(
             cast("PreTrainedModel", decoder),
             Sequences(prepared.corpus, "heldout", length, tokens),
@@ -140,14 +143,16 @@ def spectra_figures(
 
     Args:
         batches: the text.
-        length: tokens of a training row, over which cross terms are means.
+        length: tokens of a training row, at least 2, over which cross terms are means.
         gradients: of the step before.
     """
 
     def read(decoder: nn.Module) -> list[Row]:
         model = cast("PreTrainedModel", decoder)
-        with parallel.whole(decoder):
-            states, uses = read_states_and_heads(model, batches())
+        with parallel.whole(decoder), parallel.uncompiled(decoder):
+            states, uses = read_states_and_heads(
+                model, batches(), least_visible=min(LEAST_VISIBLE, length)
+            )
         terms = own_cross_terms(states, length=length).layers
         return [
             _rates(rates) | _terms(own) | _heads(uses, rates.layer) | {"gradient_norm": norm}
@@ -190,9 +195,13 @@ def _rates(layer: LayerRates) -> Row:
     }
 
 
-def _heads(uses: HeadUses, layer: int) -> Row:
+def _heads(uses: HeadUses | None, layer: int) -> Row:
+    groups = ("signal", "noise")
+    if uses is None:
+        nothing = {f"{group}_{name}": math.nan for group in groups for name in HEAD_FIGURES}
+        return nothing | {"attention_tokens": 0}
     row: Row = {"attention_tokens": uses.tokens}
-    for group in ("signal", "noise"):
+    for group in groups:
         heads = [use for use in uses.heads if (use.layer, use.group) == (layer, group)]
         for name in HEAD_FIGURES:
             row[f"{group}_{name}"] = statistics.fmean(getattr(use, name) for use in heads)

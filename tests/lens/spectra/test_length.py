@@ -100,6 +100,8 @@ def test_what_cannot_be_read_is_refused(corpus, tmp_path):
         token_losses(model, IDS[:, :1])
     with pytest.raises(InputError, match="at least 2 tokens and 1 document"):
         loss_against_length(model, corpus, length=1)
+    with pytest.raises(InputError, match="the seed is -1: expected a whole number from 0 on"):
+        loss_against_length(model, corpus, length=8, seed=-1)
     with pytest.raises(InputError, match=r"no document of .* has 100,000 tokens: the longest has"):
         loss_against_length(model, corpus, length=100_000)
     with pytest.raises(InputError, match="no split 'test'"):

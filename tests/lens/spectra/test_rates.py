@@ -199,9 +199,25 @@ def test_over_a_corpus(tiny_corpus):
     corpus = Corpus.open(tiny_corpus)
     model = make_signal_noise(len(corpus.tokenizer), dropout=0.5).train()
     sequences = Sequences(corpus, length=48, max_tokens=600)
-    for options, words in (({"distortion": 0.0}, "distortion"), ({"order": 0}, "order 0")):
-        with pytest.raises(InputError, match=words):
-            spectra_report(model, sequences, options=SpectraOptions(**options))
+    calls = []
+    handle = model.register_forward_pre_hook(lambda *_: calls.append(1))
+    inner = model.model.register_forward_pre_hook(lambda *_: calls.append(1))
+    for options, words in (
+        ({"distortion": 0.0}, "distortion"),
+        ({"order": 0}, "order 0"),
+        ({"seed": -1}, "the seed is -1"),
+        ({"context": 0}, "a context of 0 tokens"),
+        ({"context": 1}, "a context of 1 tokens"),
+        ({"documents": 0}, "0 documents"),
+    ):
+        for loss_only in (False, True):
+            with pytest.raises(InputError, match=words):
+                spectra_report(
+                    model, sequences, options=SpectraOptions(**options), loss_only=loss_only
+                )
+    assert not calls, "refused before anything is read"
+    handle.remove()
+    inner.remove()
     states = read_states(model, sequences.batches(), positions=300)
     assert model.training
     assert len(states[0].positions) == 300

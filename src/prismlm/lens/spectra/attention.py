@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from prismlm.errors import InputError
 from prismlm.layers.signal_noise_attention import SignalNoiseAttention, SignalNoiseOutput
+from prismlm.models.seam import is_unwatched
 from prismlm.ops.signal_noise_attention import attention_weights
 
 Group = Literal["signal", "noise", "attention"]
@@ -65,6 +66,15 @@ def head_groups(model: nn.Module) -> tuple[HeadGroup, ...]:
     return (HeadGroup("attention", 0, int(config.num_attention_heads)),)
 
 
+def check_finite(weights: Tensor) -> None:
+    """Raise InputError for attention weights, or sums of them, that are not finite."""
+    if not bool(torch.isfinite(weights).all()):
+        raise InputError(
+            "attention weights are not finite: the model's weights hold NaN or infinity. Take a "
+            "checkpoint from before its training went wrong."
+        )
+
+
 @contextmanager
 def reading_attention(
     model: PreTrainedModel, read: Read, *, layers: Sequence[int] | None = None
@@ -72,7 +82,7 @@ def reading_attention(
     """Call ``read(layer, weights)`` as each layer runs, with its weights [B, heads, T, S].
 
     Rows sum to 1, for noise heads too: λ is not in them. A Hugging Face model runs its eager
-    attention meanwhile, since the fused forms hold no weights.
+    attention meanwhile, since the fused forms hold no weights. Unwatched passes are not read.
 
     Args:
         model: a decoder.
@@ -111,6 +121,8 @@ def _eager(model: PreTrainedModel) -> Iterator[None]:
 
 def _hook(layer: int, read: Read) -> Callable[..., None]:
     def after(_module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
+        if is_unwatched():
+            return
         weights = output[1] if isinstance(output, tuple) and len(output) > 1 else None
         if not isinstance(weights, Tensor):
             raise InputError(
@@ -126,6 +138,8 @@ def _signal_noise_hook(layer: int, read: Read) -> Callable[..., None]:
     def after(
         module: nn.Module, _args: Any, kwargs: dict[str, Any], output: SignalNoiseOutput
     ) -> None:
+        if is_unwatched():
+            return
         assert isinstance(module, SignalNoiseAttention)
         past = kwargs.get("past")
         own = output.projections

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
-from prismlm.errors import InputError
+from prismlm.lens.spectra.attention import check_finite
 
 
 class AttentionTally:
@@ -73,11 +73,7 @@ class AttentionTally:
             start = int(own[0] - seen[0] + 1)
             self.first[head] += attention[:, start].sum(dtype=torch.float64).cpu()
         profile = _diagonals(summed).cpu()
-        if not bool(torch.isfinite(profile).all()):
-            raise InputError(
-                "attention weights are not finite: the model's weights hold NaN or infinity. Take "
-                "a checkpoint from before its training went wrong."
-            )
+        check_finite(profile)
         self.profile[head, : len(profile)] += profile
 
 

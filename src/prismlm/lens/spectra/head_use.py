@@ -203,6 +203,11 @@ class HeadReading:
         self._tokens = self._windows = 0
         self._chosen = self._visible = torch.empty(0)
 
+    @property
+    def queries(self) -> int:
+        """How many query positions saw enough so far."""
+        return self._uniform.queries
+
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Take in the attention weights of the layers during the block.
@@ -232,7 +237,7 @@ class HeadReading:
         Raises:
             InputError: no query saw enough.
         """
-        if not self._uniform.queries:
+        if not self.queries:
             raise InputError(
                 f"none of {self._tokens} tokens sees {self.least_visible} tokens of its window: "
                 "read longer texts in longer windows, or count queries that see fewer."
@@ -248,7 +253,7 @@ class HeadReading:
         return HeadUses(
             self._tokens,
             self._windows,
-            self._uniform.queries,
+            self.queries,
             self.least_visible,
             bins,
             uniform,

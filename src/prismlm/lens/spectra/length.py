@@ -104,13 +104,16 @@ def loss_against_length(
 
     Raises:
         InputError: a window that the model has no positions for, or that no document fills, a
-            trained length or a number of documents below 1, or losses that are not finite.
+            trained length below 2, a number of documents below 1, a seed below 0, or losses that
+            are not finite.
     """
     if length < 2 or documents < 1 or (trained_length is not None and trained_length < 2):
         raise InputError(
             f"windows of {length} tokens, trained on {trained_length}, {documents} documents: "
             "expected at least 2 tokens and 1 document."
         )
+    if seed < 0:
+        raise InputError(f"the seed is {seed}: expected a whole number from 0 on.")
     check_window(model, length)
     drawn = np.random.default_rng(seed).permutation(long_documents(corpus, split, length))
     starts = corpus.starts[drawn[:documents]].tolist()

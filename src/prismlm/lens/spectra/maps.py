@@ -13,6 +13,7 @@ from prismlm.errors import InputError, suggest
 from prismlm.lens.spectra.attention import (
     Group,
     attention_layers,
+    check_finite,
     head_groups,
     reading_attention,
 )
@@ -185,7 +186,8 @@ def read_maps(
 
     Raises:
         InputError: a text of less than two tokens or more than the model reads, a tokenizer that is
-            not a fast one, or a layer or head that the model does not have.
+            not a fast one, a layer or head that the model does not have, or weights that are not
+            finite.
     """
     from prismlm.lens.words import encode, worded
 
@@ -216,7 +218,7 @@ def read_weights(model: PreTrainedModel, ids: Tensor, heads: Sequence[Head]) -> 
     kept.
 
     Raises:
-        InputError: as :func:`read_maps`.
+        InputError: as :func:`read_maps`, but for the tokenizer.
     """
     _check_length(model, ids.shape[1])
     if not heads:
@@ -236,7 +238,9 @@ def read_weights(model: PreTrainedModel, ids: Tensor, heads: Sequence[Head]) -> 
 
     with evaluating(model), reading_attention(model, keep, layers=sorted(numbers)):
         model(input_ids=ids.to(model.device), use_cache=False)
-    return torch.stack([kept[one.layer, one.head] for one in heads])
+    read = torch.stack([kept[one.layer, one.head] for one in heads])
+    check_finite(read)
+    return read
 
 
 def _check_length(model: PreTrainedModel, tokens: int) -> None:

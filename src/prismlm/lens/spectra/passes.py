@@ -8,6 +8,8 @@ from torch import nn
 
 from prismlm.errors import InputError
 from prismlm.lens.corpus_reading import decoder_of
+from prismlm.models.seam import capture
+from prismlm.models.uncertainty import uncertainty_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -45,12 +47,20 @@ def check_window(model: nn.Module, length: int) -> None:
 def forward(model: PreTrainedModel, batch: WindowBatch) -> None:
     """Run a batch through the decoder, without logits, for what hooks see of it.
 
+    With uncertainty feedback the whole model runs, which adds its codes; its passes that only take
+    codes are unwatched, and form logits.
+
     Raises:
         InputError: the windows are longer than the model's positions.
     """
     check_window(model, batch.input_ids.shape[1])
-    decoder_of(model)(
-        input_ids=batch.input_ids.to(model.device),
-        attention_mask=batch.attention_mask.to(model.device).long(),
-        use_cache=False,
-    )
+    given: dict[str, Any] = {
+        "input_ids": batch.input_ids.to(model.device),
+        "attention_mask": batch.attention_mask.to(model.device).long(),
+        "use_cache": False,
+    }
+    if uncertainty_of(model) is None:
+        decoder_of(model)(**given)
+        return
+    with capture(model, logits=False):
+        model(**given)

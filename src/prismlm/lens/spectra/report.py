@@ -165,16 +165,16 @@ def spectra_report(
 
     Raises:
         InputError: as :func:`read_states`, :func:`layer_rates`, :func:`cross_terms` and
-            :func:`loss_against_length`.
+            :func:`loss_against_length`, or a seed below 0.
     """
     rates: tuple[LayerRates, ...] = ()
     terms: tuple[RatioTerms, ...] = ()
     positions = 0
+    # Said before minutes of reading, not after.
+    _check(options)
     if not loss_only:
-        # Said before minutes of reading, not after.
         signal_noise_layers(model)
         _check_text(sequences)
-        _check(options)
         states = read_states(
             model,
             sequences.batches(),
@@ -234,6 +234,15 @@ def _check(options: SpectraOptions) -> None:
         raise InputError(f"the distortion ε is {options.distortion}: expected a positive number.")
     if options.order < 1:
         raise InputError(f"denominators up to order {options.order}: expected at least 1.")
+    if options.seed < 0:
+        raise InputError(f"the seed is {options.seed}: expected a whole number from 0 on.")
+    if options.context is not None and options.context < 2:
+        raise InputError(
+            f"a context of {options.context} tokens: expected at least 2, or none given for twice "
+            "a training row."
+        )
+    if options.documents < 1:
+        raise InputError(f"the loss of {options.documents} documents: expected at least 1.")
 
 
 def _loss(
@@ -245,7 +254,9 @@ def _loss(
     wanted: bool,
 ) -> tuple[LossAgainstLength | None, str | None]:
     corpus = sequences.corpus
-    length = options.context or 2 * (options.trained_length or sequences.length)
+    length = options.context
+    if length is None:
+        length = 2 * (options.trained_length or sequences.length)
     if not wanted:
         try:
             check_window(model, length)

@@ -42,6 +42,7 @@ import torch
 from torch import Tensor
 
 from prismlm.errors import InputError
+from prismlm.lens.spectra.attention import check_finite
 from prismlm.lens.spectra.maps import Head, heads_of, read_weights
 from prismlm.lens.spectra.role_cases import (
     ROLES,
@@ -184,8 +185,8 @@ def search_roles(
         progress: told of sentences read.
 
     Raises:
-        InputError: the model has no attention, a sentence that cannot be measured, no sentence, or
-            too few draws for any head to be found.
+        InputError: the model has no attention, a sentence that cannot be measured, no sentence,
+            too few draws for any head to be found, or weights that are not finite.
     """
     heads = heads_of(model) if heads is None else heads
     check_draws(draws, len(heads), level)
@@ -241,11 +242,14 @@ def score_roles(
     """Score heads by weights that were read, each [heads, T, T]; see :func:`search_roles`.
 
     Raises:
-        InputError: no text, or too few draws.
+        InputError: no text, too few draws, or weights that are not finite: no draw comes up to
+            NaN, so that every head would be found.
     """
     if not texts or not heads:
         raise InputError(f"{len(texts)} sentences and {len(heads)} heads: expected at least 1.")
     draws = check_draws(draws, len(heads), level)
+    for one in weights:
+        check_finite(one)
     own = [one.double() for one in weights]
     usual = expected(own)
     generator = torch.Generator().manual_seed(seed)

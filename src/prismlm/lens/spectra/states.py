@@ -16,6 +16,7 @@ from prismlm.errors import InputError
 from prismlm.layers.signal_noise_attention import SignalNoiseAttention, SignalNoiseOutput
 from prismlm.lens.spectra.passes import forward
 from prismlm.models.evaluating import evaluating
+from prismlm.models.seam import is_unwatched
 from prismlm.progress import SILENT, Reporter
 
 if TYPE_CHECKING:
@@ -172,6 +173,8 @@ class StateReading:
         sample = self._samples[layer]
 
         def after(module: SignalNoiseAttention, args: Any, output: SignalNoiseOutput) -> None:
+            if is_unwatched():
+                return
             owned = self._owned
             if not len(sample.dictionary):
                 sample.noise_weight = float(args[1])
