@@ -72,7 +72,8 @@ class Forward:
         forward: Any = model.forward
         config = model.config
         names = tuple(name for name in inspect.signature(forward).parameters if name != "self")
-        held = {getattr(config, name, None) for name in PLACEHOLDERS} - {None}
+        said = {getattr(config, name, None) for name in PLACEHOLDERS}
+        held: set[int] = {token for token in said if token is not None}
         prefix = "decoder_" if config.is_encoder_decoder else ""
         return cls(type(model).__name__, names, prefix, tuple(held))
 

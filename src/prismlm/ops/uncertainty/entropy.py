@@ -52,8 +52,9 @@ def normalised_entropy(
     if logits.numel() <= max(ELEMENTS, vocabulary):
         found = _negative_entropy(logits)
     else:
-        parts = logits.reshape(-1, vocabulary).split(max(1, ELEMENTS // vocabulary))
-        found = torch.cat([_negative_entropy(rows) for rows in parts]).view(logits.shape[:-1])
+        rows, at_once = logits.reshape(-1, vocabulary), max(1, ELEMENTS // vocabulary)
+        parts = [rows[first : first + at_once] for first in range(0, len(rows), at_once)]
+        found = torch.cat(list(map(_negative_entropy, parts))).view(logits.shape[:-1])
     shares = found.div_(-math.log(vocabulary)).clamp_(0, 1)
     _check_finite(shares, first_position)
     return shares
