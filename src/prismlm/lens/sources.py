@@ -138,10 +138,8 @@ def document_number(lens: Lens, doc_id: str) -> int:
         InputError: no context is from it.
     """
     names = lens.documents.names
-    try:
+    if doc_id in names:
         return names.index(doc_id)
-    except ValueError:
-        pass
     if _in_corpus(lens, doc_id):
         raise InputError(
             f"the document {doc_id!r} is in the corpus, but none of its places is among the "

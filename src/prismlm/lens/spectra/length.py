@@ -107,13 +107,7 @@ def loss_against_length(
             trained length below 2, a number of documents below 1, a seed below 0, or losses that
             are not finite.
     """
-    if length < 2 or documents < 1 or (trained_length is not None and trained_length < 2):
-        raise InputError(
-            f"windows of {length} tokens, trained on {trained_length}, {documents} documents: "
-            "expected at least 2 tokens and 1 document."
-        )
-    if seed < 0:
-        raise InputError(f"the seed is {seed}: expected a whole number from 0 on.")
+    _check_numbers(length, trained_length, documents, seed)
     check_window(model, length)
     drawn = np.random.default_rng(seed).permutation(long_documents(corpus, split, length))
     starts = corpus.starts[drawn[:documents]].tolist()
@@ -136,6 +130,16 @@ def loss_against_length(
     beside = _means(torch.cat(short), edges) if control else None
     buckets = _buckets(_means(torch.cat(full), edges), beside, edges, trained_length)
     return LossAgainstLength(length, trained_length, len(rows), buckets)
+
+
+def _check_numbers(length: int, trained_length: int | None, documents: int, seed: int) -> None:
+    if length < 2 or documents < 1 or (trained_length is not None and trained_length < 2):
+        raise InputError(
+            f"windows of {length} tokens, trained on {trained_length}, {documents} documents: "
+            "expected at least 2 tokens and 1 document."
+        )
+    if seed < 0:
+        raise InputError(f"the seed is {seed}: expected a whole number from 0 on.")
 
 
 @torch.no_grad()
