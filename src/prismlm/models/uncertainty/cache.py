@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -15,21 +14,51 @@ from torch.overrides import TorchFunctionMode
 from prismlm.errors import InputError
 
 
-@dataclass
+PARTS = 64
+"""How many calls' codes are held apart at most."""
+
+
 class CachedCodes:
     """What was fed to the positions of a cache, and what the next one gets.
 
     Attributes:
-        used: of each position, oldest first.
         following: of the position after them.
         levels: of the codes.
         length: of the cache when they were added; None where it does not tell.
     """
 
-    used: Int64[Tensor, "B S"]
-    following: Int64[Tensor, " B"]
-    levels: int
-    length: int | None
+    def __init__(
+        self,
+        used: Int64[Tensor, "B S"],
+        following: Int64[Tensor, " B"],
+        levels: int,
+        length: int | None,
+    ) -> None:
+        self._parts = [used]
+        self.following = following
+        self.levels = levels
+        self.length = length
+
+    @property
+    def used(self) -> Int64[Tensor, "B S"]:
+        """Of each position, oldest first."""
+        if len(self._parts) > 1:
+            self._parts = [torch.cat(self._parts, 1)]
+        return self._parts[0]
+
+    @used.setter
+    def used(self, codes: Int64[Tensor, "B S"]) -> None:
+        self._parts = [codes]
+
+    def add(
+        self, used: Int64[Tensor, "B T"], following: Int64[Tensor, " B"], length: int | None
+    ) -> None:
+        """Add the codes of positions after these."""
+        # Joined at every step of decoding they would be copied whole for each new token.
+        self._parts.append(used)
+        if len(self._parts) > PARTS:
+            self._parts = [torch.cat(self._parts, 1)]
+        self.following, self.length = following, length
 
     def select(self, rows: Tensor) -> None:
         """Keep these rows, in this order."""
@@ -150,10 +179,15 @@ def carry(
     """Add the codes of new positions to a cache, which carries them from now on."""
     if not isinstance(cache, CarriesCodes):
         cache.__class__ = _carrying(type(cache))
-    held = cache.prismlm_codes
-    if held is not None:
+    held: CachedCodes | None = cache.prismlm_codes
+    if held is None:
+        cache.prismlm_codes = CachedCodes(used, following, levels, length_of(cache))
+    elif torch.compiler.is_compiling():
+        # A list that grows would be another graph for each length.
         used = torch.cat([held.used, used], 1)
-    cache.prismlm_codes = CachedCodes(used, following, levels, length_of(cache))
+        cache.prismlm_codes = CachedCodes(used, following, levels, None)
+    else:
+        held.add(used, following, length_of(cache))
 
 
 def length_of(cache: Any) -> int | None:

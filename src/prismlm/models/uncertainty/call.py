@@ -24,30 +24,56 @@ BESIDE = ("pixel_values", "image_", "video_", "input_features", "input_values")
 SOURCES = ("input_ids", "attention_mask", "inputs_embeds", "encoder_outputs")
 
 
-@dataclass
 class Call:
     """One call of a language model.
 
     Attributes:
         ids: the decoder's new tokens.
-        real: which of them are no padding.
-        text: which of them are text: real, and no place of an image.
         starts: which of them begin a sequence within their row, by position ids that do not go up
             by one, as in packed rows; None where nothing says so.
-        plain: whether the call says without a look at its tensors that all tokens are text.
+        plain: whether all tokens are text, as far as is known without looking at tensors of a GPU.
         cache: what was seen before, or None.
-        beside: sources and images.
+        beside: sources and images, of a call without a cache.
         kept: ``logits_to_keep``: of which positions there are to be logits.
     """
 
-    ids: Int64[Tensor, "B T"]
-    real: Bool[Tensor, "B T"]
-    text: Bool[Tensor, "B T"]
-    starts: Bool[Tensor, "B T"] | None
-    plain: bool
-    cache: Any
-    beside: Mapping[str, Tensor]
-    kept: Any
+    def __init__(
+        self,
+        ids: Int64[Tensor, "B T"],
+        mask: Any,
+        placeholders: tuple[int, ...],
+        *,
+        starts: Bool[Tensor, "B T"] | None,
+        cache: Any,
+        beside: Mapping[str, Tensor],
+        kept: Any,
+    ) -> None:
+        self.ids = ids
+        self.starts = starts
+        self.cache = cache
+        self.beside = beside
+        self.kept = kept
+        self.plain = starts is None and not placeholders and (mask is None or _seen(ids, mask))
+        self._placeholders = placeholders
+        self._real: Bool[Tensor, "B T"] | None = None if self.plain else _real(ids, mask, cache)
+        self._text: Bool[Tensor, "B T"] | None = None
+
+    @property
+    def real(self) -> Bool[Tensor, "B T"]:
+        """Which tokens are no padding."""
+        if self._real is None:
+            self._real = torch.ones_like(self.ids, dtype=torch.bool)
+        return self._real
+
+    @property
+    def text(self) -> Bool[Tensor, "B T"]:
+        """Which tokens are text: real, and no place of an image."""
+        if self._text is None:
+            text = self.real
+            for place in self._placeholders:
+                text = text & (self.ids != place)
+            self._text = text
+        return self._text
 
 
 @dataclass(frozen=True)
@@ -117,14 +143,22 @@ def read_call(model: nn.Module, forward: Forward, given: dict[str, Any]) -> Call
             "token, such as ids[None] for a single text."
         )
     cache = next((given[name] for name in CACHES if given.get(name) is not None), None)
-    mask = given.get(f"{prefix}attention_mask")
-    text = real = _real(ids, mask, cache)
-    for place in forward.placeholders:
-        text = text & (ids != place)
-    starts = _starts(ids, given.get("position_ids"))
-    plain = mask is None and not forward.placeholders and starts is None
-    beside = _beside(given, SOURCES if prefix else ())
-    return Call(ids, real, text, starts, plain, cache, beside, given.get("logits_to_keep"))
+    return Call(
+        ids,
+        given.get(f"{prefix}attention_mask"),
+        forward.placeholders,
+        starts=_starts(ids, given.get("position_ids")),
+        cache=cache,
+        beside=_beside(given, SOURCES if prefix else ()) if cache is None else {},
+        kept=given.get("logits_to_keep"),
+    )
+
+
+def _seen(ids: Tensor, mask: Any) -> bool:
+    """Say whether a mask shows at no cost that the one new token is no padding."""
+    if not isinstance(mask, Tensor) or mask.ndim != 2 or mask.device.type != "cpu":
+        return False
+    return ids.numel() == 1 and not torch.compiler.is_compiling() and bool(mask[0, -1])
 
 
 def _starts(ids: Tensor, places: Any) -> Bool[Tensor, "B T"] | None:

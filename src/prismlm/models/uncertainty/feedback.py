@@ -31,9 +31,8 @@ from prismlm.models.uncertainty.state import State, Threads
 from prismlm.ops.uncertainty import (
     NO_CODE,
     check_levels,
+    entropy_codes,
     neutral_code,
-    normalised_entropy,
-    quantise,
 )
 
 CODES = "uncertainty_codes"
@@ -252,7 +251,7 @@ class UncertaintyFeedback(nn.Module):
         forward: Any = self.model.forward
         with unwatched():
             logits: Tensor = forward(**own).logits
-        return quantise(normalised_entropy(logits), self.embedding.levels)
+        return entropy_codes(logits, self.embedding.levels)
 
     def _enter(
         self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -322,8 +321,7 @@ class UncertaintyFeedback(nn.Module):
                 f"last position, {place}, whose entropy is the code of the next token: have it "
                 "among logits_to_keep, or set use_cache=False."
             )
-        share = normalised_entropy(row, first_position=place)[:, 0]
-        following = quantise(share, self.embedding.levels)
+        following = entropy_codes(row, self.embedding.levels, first_position=place)[:, 0]
         if not call.plain:
             following = torch.where(call.text[:, -1], following, NO_CODE)
         if cache is not None:

@@ -3,6 +3,7 @@
 from prismlm.ops.uncertainty.embedding import NO_CODE, embed_codes
 from prismlm.ops.uncertainty.entropy import (
     check_levels,
+    entropy_codes,
     neutral_code,
     normalised_entropy,
     quantise,
@@ -13,6 +14,7 @@ __all__ = [
     "NO_CODE",
     "check_levels",
     "embed_codes",
+    "entropy_codes",
     "neutral_code",
     "normalised_entropy",
     "quantise",

@@ -40,6 +40,12 @@ def embed_codes(
             f"the table is {list(table.shape)} for {levels} levels: expected [K, d] with K from 2 "
             f"to {levels}."
         )
+    alone = codes.numel() == 1 and codes.device.type == "cpu" == table.device.type
+    if alone and rows == levels and not torch.compiler.is_compiling():
+        # A step of decoding: quicker looked at than looked up and masked.
+        code = int(codes)
+        if code >= 0:
+            return table[code].clone().view(*codes.shape, -1)
     known = (codes != NO_CODE)[..., None]
     held = codes.clamp_min(0)
     if rows == levels:
