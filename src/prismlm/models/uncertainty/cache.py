@@ -30,7 +30,7 @@ class CachedCodes:
     def __init__(
         self,
         used: Int64[Tensor, "B S"],
-        following: Int64[Tensor, " B"],
+        following: Int64[Tensor, "B 1"],
         levels: int,
         length: int | None,
     ) -> None:
@@ -51,7 +51,7 @@ class CachedCodes:
         self._parts = [codes]
 
     def add(
-        self, used: Int64[Tensor, "B T"], following: Int64[Tensor, " B"], length: int | None
+        self, used: Int64[Tensor, "B T"], following: Int64[Tensor, "B 1"], length: int | None
     ) -> None:
         """Add the codes of positions after these."""
         # Joined at every step of decoding they would be copied whole for each new token.
@@ -81,7 +81,7 @@ class CachedCodes:
         if kept < 0:
             return False
         if kept < self.used.shape[1]:
-            self.following = self.used[:, kept]
+            self.following = self.used[:, kept : kept + 1]
             self.used = self.used[:, :kept]
         self.length = length
         return True
@@ -174,7 +174,7 @@ def codes_of(cache: Any) -> CachedCodes | None:
 
 
 def carry(
-    cache: Any, used: Int64[Tensor, "B T"], following: Int64[Tensor, " B"], levels: int
+    cache: Any, used: Int64[Tensor, "B T"], following: Int64[Tensor, "B 1"], levels: int
 ) -> None:
     """Add the codes of new positions to a cache, which carries them from now on."""
     if not isinstance(cache, CarriesCodes):

@@ -206,7 +206,7 @@ def _beside(given: dict[str, Any], sources: tuple[str, ...]) -> dict[str, Tensor
 
 
 def first_pass_codes(
-    call: Call, start: Int64[Tensor, " B"], neutral: int, none: int
+    call: Call, start: Int64[Tensor, "B 1"], neutral: int, none: int
 ) -> Int64[Tensor, "B T"]:
     """Return ``start`` for the first new token, the neutral code for others, none for some.
 
@@ -214,11 +214,10 @@ def first_pass_codes(
     row of this call; the first new token has what was before it in ``start``.
     """
     if call.ids.shape[1] == 1:
-        codes = start[:, None]
-        return codes if call.plain else codes.masked_fill(~call.text, none)
+        return start if call.plain else start.masked_fill(~call.text, none)
     codes = torch.full_like(call.ids, neutral)
     codes[:, 1:].masked_fill_(~call.text[:, :-1], none)
-    codes[:, 0] = start
+    codes[:, :1] = start
     without = ~call.text if call.starts is None else ~call.text | call.starts
     return codes.masked_fill_(without, none)
 

@@ -102,6 +102,8 @@ class UncertaintyFeedback(nn.Module):
         self.embedding = embedding
         self.passes = int(passes)
         self.rearrange: Callable[[Tensor], Tensor] | None = None
+        # Modules look up what they hold by a slower way, which a decoding step would feel.
+        self._levels = embedding.levels
         self.places = {"decoder": decoder, "embeddings": embeddings}
         inner, inputs = decoder_of(model, **self.places)
         # In a tuple, so that the model's parameters are not this module's.
@@ -219,17 +221,16 @@ class UncertaintyFeedback(nn.Module):
 
     def _first_codes(self, call: Call) -> tuple[Int64[Tensor, "B T"], Bool[Tensor, "B T"] | None]:
         """Return codes to begin with, and which of them are to stay, if an earlier call had any."""
-        levels, rows = self.embedding.levels, len(call.ids)
-        neutral = neutral_code(levels)
+        levels, rows = self._levels, len(call.ids)
         held = None if call.cache is None else codes_of(call.cache)
         if held is not None:
             held.check(rows, levels, length_of(call.cache))
             start = held.following
         elif call.cache is not None and has_seen(call.cache):
-            start = call.ids.new_full((rows,), neutral)
+            start = call.ids.new_full((rows, 1), neutral_code(levels))
         else:
-            start = call.ids.new_full((rows,), NO_CODE)
-        codes = first_pass_codes(call, start, neutral, NO_CODE)
+            start = call.ids.new_full((rows, 1), NO_CODE)
+        codes = first_pass_codes(call, start, neutral_code(levels), NO_CODE)
         earlier = self._state.earlier
         if call.cache is not None or earlier is None:
             return codes, None
@@ -251,7 +252,7 @@ class UncertaintyFeedback(nn.Module):
         forward: Any = self.model.forward
         with unwatched():
             logits: Tensor = forward(**own).logits
-        return entropy_codes(logits, self.embedding.levels)
+        return entropy_codes(logits, self._levels)
 
     def _enter(
         self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -273,7 +274,8 @@ class UncertaintyFeedback(nn.Module):
     def _vectors(self, beside: Tensor) -> Tensor:
         codes = self._state.codes
         assert codes is not None
-        vectors = self.embedding(codes.to(self.embedding.weight.device)).to(beside)
+        embedding = self.embedding
+        vectors = embedding(codes.to(embedding.weight.device)).to(beside)
         if vectors.shape != beside.shape:
             raise InputError(
                 f"the vectors of the codes are {list(vectors.shape)}, and what comes from the "
@@ -307,7 +309,7 @@ class UncertaintyFeedback(nn.Module):
         cache = next((output[name] for name in CACHES if output.get(name) is not None), call.cache)
         _check_cache(module, output)
         if module.training:
-            self.seen |= _occurring(codes, self.embedding.levels).to(self.seen.device)
+            self.seen |= _occurring(codes, self._levels).to(self.seen.device)
         if cache is None and (module.training or not output.logits.shape[1]):
             state.earlier = None
             return output
@@ -321,17 +323,17 @@ class UncertaintyFeedback(nn.Module):
                 f"last position, {place}, whose entropy is the code of the next token: have it "
                 "among logits_to_keep, or set use_cache=False."
             )
-        following = entropy_codes(row, self.embedding.levels, first_position=place)[:, 0]
+        following = entropy_codes(row, self._levels, first_position=place)
         if not call.plain:
-            following = torch.where(call.text[:, -1], following, NO_CODE)
+            following = torch.where(call.text[:, -1:], following, NO_CODE)
         if cache is not None:
-            carry(cache, codes, following, self.embedding.levels)
+            carry(cache, codes, following, self._levels)
         elif state.goes_on and not state.replayed:
-            state.earlier = Earlier(call, torch.cat([codes, following[:, None]], 1))
+            state.earlier = Earlier(call, torch.cat([codes, following], 1))
         return output
 
     def _checked(self, codes: Tensor, call: Call) -> Int64[Tensor, "B T"]:
-        levels = self.embedding.levels
+        levels = self._levels
         if codes.shape != call.ids.shape or codes.is_floating_point():
             raise InputError(
                 f"{CODES} are {codes.dtype} {list(codes.shape)}: expected whole numbers "

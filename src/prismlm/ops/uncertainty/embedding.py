@@ -34,18 +34,14 @@ def embed_codes(
         InputError: fewer than two levels, or a table of fewer than 2 or more than ``levels`` rows.
     """
     check_levels(levels)
-    rows = len(table) if table.ndim == 2 else 0
+    rows = table.shape[0] if table.ndim == 2 else 0
     if not 2 <= rows <= levels:
         raise InputError(
             f"the table is {list(table.shape)} for {levels} levels: expected [K, d] with K from 2 "
             f"to {levels}."
         )
-    alone = codes.numel() == 1 and codes.device.type == "cpu" == table.device.type
-    if alone and rows == levels and not torch.compiler.is_compiling():
-        # A step of decoding: quicker looked at than looked up and masked.
-        code = int(codes)
-        if code >= 0:
-            return table[code].clone().view(*codes.shape, -1)
+    if rows == levels and _is_known(codes):
+        return torch.nn.functional.embedding(codes, table)
     known = (codes != NO_CODE)[..., None]
     held = codes.clamp_min(0)
     if rows == levels:
@@ -58,3 +54,10 @@ def embed_codes(
     share = ((scaled - below * (levels - 1)).to(exact) / (levels - 1)).to(table.dtype)[..., None]
     lower, upper = (torch.nn.functional.embedding(at, table) for at in (below, below + 1))
     return torch.lerp(lower, upper, share) * known
+
+
+def _is_known(codes: Tensor) -> bool:
+    """Say whether it is seen at no cost that there is a code: the one of a decoding step is."""
+    if not codes.is_cpu or codes.numel() != 1 or torch.compiler.is_compiling():
+        return False
+    return int(codes) != NO_CODE

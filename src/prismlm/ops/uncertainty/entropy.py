@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from numbers import Integral
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
@@ -20,6 +19,9 @@ ELEMENTS = 2**20
 """Logits that are looked at together, so that nothing of the size of all of them is made."""
 LEAST = -1e4
 """The least logarithm of a probability that is told apart; its exponential is 0 in float64 too."""
+
+PEAK = 2.0**8
+"""The largest logit up to which float32 has digits enough for the difference of two sums of it."""
 
 
 def normalised_entropy(
@@ -60,9 +62,9 @@ def entropy_codes(
 ) -> Int64[Tensor, "*batch"]:
     """Return the code of the entropy of each prediction, ⌊(levels − 1) H / ln V⌋.
 
-    The same as :func:`quantise` of :func:`normalised_entropy`, to the bit, and quicker for the one
-    prediction of a decoding step, after which a CPU finds nothing of this in its caches: there
-    every operation that is left out counts.
+    What :func:`quantise` makes of :func:`normalised_entropy`, but for rounding, and quicker for
+    the one prediction of a decoding step on a CPU, whose caches hold nothing of this after a pass
+    over all weights: there every operation and every buffer that is left out counts.
 
     Source: PRISMA, output side.
 
@@ -71,19 +73,28 @@ def entropy_codes(
     """
     check_levels(levels)
     vocabulary = _vocabulary(logits)
-    alone = logits.numel() == vocabulary and logits.device.type == "cpu"
-    if alone and logits.dtype == torch.float32 and not torch.compiler.is_compiling():
-        # Without gradient where there is one, and no context or view where there is none.
-        row = logits.detach() if logits.requires_grad else logits
-        logs = row.log_softmax(-1)
-        negative = float(logs.exp().mul_(logs).sum(-1))
-        # Not a number where a probability is 0, whose logarithm the other way has a floor for.
-        if negative == negative:
-            # In float32 step by step, as tensors would have it.
-            share = np.float32(negative) / np.float32(-math.log(vocabulary))
-            code = int(min(max(share, np.float32(0)), np.float32(1)) * np.float32(levels - 1))
-            return torch.full(logits.shape[:-1], code)
+    if logits.is_cpu and logits.numel() == vocabulary and not torch.compiler.is_compiling():
+        share = _share_of_one(logits)
+        if share is not None:
+            return torch.full(logits.shape[:-1], int(min(max(share, 0.0), 1.0) * (levels - 1)))
     return quantise(normalised_entropy(logits, first_position=first_position), levels)
+
+
+def _share_of_one(logits: Float[Tensor, "*batch V"]) -> float | None:
+    """Return H / ln V of a single prediction, or None where the longer way is to be gone.
+
+        H = ln Σ e^ℓ − Σ p ℓ,   ln Σ e^ℓ = max ℓ − ln max p
+
+    with one buffer of the size of V. The difference loses digits where logits are large, and
+    0 · −∞ is not a number.
+    """
+    row = (logits.detach() if logits.requires_grad else logits).flatten()
+    peak = float(row.max())
+    if row.dtype != torch.float32 or not abs(peak) <= PEAK:
+        return None
+    shares = row.softmax(0)
+    entropy = peak - math.log(float(shares.max())) - float(shares.dot(row))
+    return entropy / math.log(row.numel()) if entropy == entropy else None
 
 
 def _vocabulary(logits: Tensor) -> int:
@@ -146,6 +157,8 @@ def neutral_code(levels: int) -> int:
 
 def check_levels(levels: object) -> None:
     """Raise InputError for levels that are no whole number from 2 on."""
+    if type(levels) is int and levels > 1:
+        return
     if isinstance(levels, bool) or not isinstance(levels, Integral):
         raise InputError(
             f"levels of uncertainty are {levels!r}, a {type(levels).__name__}: expected a whole "
