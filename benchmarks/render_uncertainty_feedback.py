@@ -370,8 +370,10 @@ def _overhead(result: Row, where: str) -> list[str]:
         "one run; a ratio is to the same model without feedback, the median over rounds with its "
         "95 % interval over resampled rounds, which of fewer than six reaches from the least to "
         f"the most. Decoding: {shape['tokens']} tokens after "
-        f"{shape['prompt']}, {shape['decode_rounds']} rounds; prefill: {shape['batch']} × "
-        f"{shape['length']} tokens, {shape['rounds']} rounds, as of training steps.",
+        f"{shape['prompt']}, each a round; prefill: {shape['batch']} × {shape['length']} tokens, "
+        f"{shape['rounds']} rounds, as of training steps. *No feedback, again*: the control, the "
+        "same model timed a second time. *What one pass adds, alone*: the vectors of the codes, "
+        "their gradient, and clipping and AdamW of the table, timed in turn with the steps.",
         "",
         "| what | form | time | processor | without feedback, ms | peak MiB |",
         "|---|---|---|---|---|---|",
@@ -385,7 +387,7 @@ def _overhead(result: Row, where: str) -> list[str]:
             )
             took = result["milliseconds"][part]["no feedback"]
             peak = result["peak_mib"][part]
-            shown = "from the cache" if part == "decode" else form
+            shown = "from the cache" if (part, form) == ("decode", "one pass") else form
             lines.append(
                 f"| {names[part]} | {shown} | {cells} | {took:,.1f} | {peak[form]:,.0f} "
                 f"({peak['no feedback']:,.0f}) |"
@@ -434,6 +436,12 @@ def _judged(timed: dict[str, Row], names: dict[str, str]) -> list[str]:
             f"- {words} takes {more:+.1%} of processor time; goal of under {GOAL:.0%}: "
             f"**{reached}**{doubt}."
         )
+        if (alone := timed[part].get("what one pass adds, alone")) is not None:
+            share = alone["processor"]
+            lines.append(
+                f"  - What it adds takes {share['ratio']:.2%} ({share['low']:.2%} to "
+                f"{share['high']:.2%}) of such a step without feedback when it is timed alone."
+            )
     return lines
 
 

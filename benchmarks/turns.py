@@ -40,7 +40,10 @@ class Turns(NamedTuple):
 
 
 def in_turns(forms: Mapping[str, Callable[[], object]], rounds: int, device: str) -> Turns:
-    """Run every form once, then once a round; a form that a GPU has no room for drops out."""
+    """Run every form once, then once a round; a form that a GPU has no room for drops out.
+
+    Each round begins with another form, so that none is always the one after another.
+    """
     turns = Turns({}, {}, {}, {})
     for name, form in forms.items():
         try:
@@ -51,8 +54,9 @@ def in_turns(forms: Mapping[str, Callable[[], object]], rounds: int, device: str
     left = [name for name in forms if name in turns.first]
     for name in left:
         turns.elapsed[name], turns.processor[name] = [], []
-    for _ in range(rounds):
-        for name in left:
+    for first in range(rounds):
+        begin = first % max(1, len(left))
+        for name in left[begin:] + left[:begin]:
             elapsed, processor = time.perf_counter(), time.process_time()
             forms[name]()
             synchronise(device)

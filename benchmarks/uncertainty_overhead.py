@@ -4,12 +4,14 @@
     python benchmarks/uncertainty_overhead.py --device cuda --batch 8 --length 1024
 
 GPT-2 small with 65,536 levels, unless sizes say otherwise. Both have the same random weights, and
-take turns in one run. Writes
-docs/results/uncertainty_overhead.json, or uncertainty_overhead_cuda.json from a GPU; the page is
-that of ``render_uncertainty_feedback.py``. The optimizer goes over the whole table in every step,
-whose share of the time falls with the tokens of the step: steps of ``--batch`` and of
-``--large-batch`` rows are timed. Shares of floating point operations are counted for
-``--count-tokens`` in a step.
+take turns in one run: at every token in decoding, where the model without feedback is also timed
+against itself. Writes docs/results/uncertainty_overhead.json, or uncertainty_overhead_cuda.json
+from a GPU; the page is that of ``render_uncertainty_feedback.py``.
+
+The optimizer goes over the whole table in every step, whose share of the time falls with the
+tokens of the step: steps of ``--batch`` and of ``--large-batch`` rows are timed. What one pass adds
+to such a step is also timed by itself, in turn with the steps: it is shorter than what a step's
+time varies by. Shares of floating point operations are counted for ``--count-tokens`` in a step.
 """
 
 from __future__ import annotations
@@ -28,16 +30,18 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from environment import environment
 from prismlm.files import write_json
 from prismlm.models.uncertainty import UncertaintyFeedback, attach_uncertainty, uncertainty_of
+from prismlm.ops.uncertainty import NO_CODE, neutral_code
 from turns import Turns, in_turns, ratios
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 PLAIN, ONE, TWO = "no feedback", "one pass", "two passes"
+AGAIN, ADDED = "no feedback, again", "what one pass adds, alone"
 RATE = 1e-4
 # Of one logit: maximum, difference, exponential, sum; logarithm, product and sum of Σ P ln P.
 PER_LOGIT = 7
 # Of one parameter: two moments, their corrections, root, quotient and step; and clipping.
 PER_OPTIMISED = 14
-SHAPE = ("batch", "large_batch", "length", "prompt", "tokens", "rounds", "decode_rounds")
+SHAPE = ("batch", "large_batch", "length", "prompt", "tokens", "rounds")
 Figures = dict[str, Any]
 
 
@@ -53,8 +57,8 @@ def main() -> None:
     timed = {
         "decode": decode(plain, fed, ids[:1, : given.prompt], given),
         "prefill": prefill(plain, fed, ids, given),
-        "step": step(plain, fed, ids, given, (PLAIN, ONE, TWO)),
-        "large step": step(plain, fed, more, given, (PLAIN, ONE)),
+        "step": step(plain, fed, ids, given, (PLAIN, ONE, TWO, ADDED)),
+        "large step": step(plain, fed, more, given, (PLAIN, ONE, ADDED)),
     }
     where = environment()
     if given.device == "cuda":
@@ -93,10 +97,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--large-batch", type=int, default=8, help="rows of a larger step")
     parser.add_argument("--length", type=int, default=256, help="tokens of such a row")
     parser.add_argument("--prompt", type=int, default=64, help="tokens before the decoded ones")
-    parser.add_argument("--tokens", type=int, default=16, help="decoded in a round")
+    parser.add_argument("--tokens", type=int, default=600, help="decoded, each a round")
     parser.add_argument("--count-tokens", type=int, default=8192, help="of a step, for the counts")
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--decode-rounds", type=int, default=31)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--out", type=Path)
@@ -116,7 +119,7 @@ def pair(given: argparse.Namespace) -> tuple[GPT2LMHeadModel, GPT2LMHeadModel]:
         n_embd=given.width,
         n_layer=given.layers,
         n_head=max(1, given.width // 64),
-        n_positions=max(1024, given.length, given.prompt + given.tokens),
+        n_positions=max(1024, given.length, given.prompt + given.tokens + 1),
         embd_pdrop=0.0,
         attn_pdrop=0.0,
         resid_pdrop=0.0,
@@ -142,20 +145,17 @@ def decode(plain: nn.Module, fed: nn.Module, prompt: Tensor, given: argparse.Nam
     def decoding(model: Any) -> Callable[[], None]:
         model.eval()
         cache = model(prompt, use_cache=True).past_key_values
+        token = prompt[:, -1:]
 
         def run() -> None:
-            token = prompt[:, -1:]
-            for _ in range(given.tokens):
-                output = model(token, past_key_values=cache, use_cache=True)
-                token = output.logits[:, -1:].argmax(-1)
-            cache.crop(-given.tokens)
+            nonlocal token
+            output = model(token, past_key_values=cache, use_cache=True)
+            token = output.logits[:, -1:].argmax(-1)
 
         return run
 
-    turns = in_turns(
-        {PLAIN: decoding(plain), ONE: decoding(fed)}, given.decode_rounds, given.device
-    )
-    return figures_of(turns)
+    forms = {PLAIN: decoding(plain), AGAIN: decoding(plain), ONE: decoding(fed)}
+    return figures_of(in_turns(forms, given.tokens, given.device))
 
 
 @torch.no_grad()
@@ -183,7 +183,11 @@ def step(
     given: argparse.Namespace,
     names: tuple[str, ...],
 ) -> Figures:
-    """Time a training step: loss, backward pass, clipping and AdamW, of the table too."""
+    """Time a training step: loss, backward pass, clipping and AdamW, of the table too.
+
+    What one pass adds: the vectors of the codes, their gradient, and clipping and AdamW of the
+    table.
+    """
     feedback = feedback_of(fed)
     # Fused, as the training of this package has it.
     model_optimizer = torch.optim.AdamW(plain.parameters(), lr=RATE, fused=True)
@@ -191,22 +195,38 @@ def step(
         feedback.parameters(), lr=RATE, weight_decay=0.0, fused=True
     )
 
+    def update(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
     def training(model: Any, passes: int) -> Callable[[], None]:
         def run() -> None:
             model.train()
-            parts: list[tuple[nn.Module, torch.optim.Optimizer]] = [(plain, model_optimizer)]
             if model is fed:
                 feedback.passes = passes
-                parts.append((feedback, table_optimizer))
             model(ids, labels=ids, use_cache=False).loss.backward()
-            for module, optimizer in parts:
-                nn.utils.clip_grad_norm_(module.parameters(), 1.0)
-                optimizer.step()
-                optimizer.zero_grad(set_to_none=True)
+            update(plain, model_optimizer)
+            if model is fed:
+                update(feedback, table_optimizer)
 
         return run
 
-    forms = {PLAIN: training(plain, 1), ONE: training(fed, 1), TWO: training(fed, 2)}
+    beside = torch.zeros(*ids.shape, given.width, device=given.device, requires_grad=True)
+    gradient = torch.ones_like(beside)
+
+    def added() -> None:
+        codes = torch.full_like(ids, neutral_code(given.levels))
+        codes[:, 0] = NO_CODE
+        (beside + feedback.embedding(codes)).backward(gradient)
+        update(feedback, table_optimizer)
+
+    forms = {
+        PLAIN: training(plain, 1),
+        ONE: training(fed, 1),
+        TWO: training(fed, 2),
+        ADDED: added,
+    }
     chosen = {name: forms[name] for name in names}
     # What AdamW keeps is made in the first step, and is no part of another's peak.
     for form in chosen.values():
@@ -262,7 +282,7 @@ def counted(model: GPT2LMHeadModel, table: Tensor, given: argparse.Namespace) ->
     entropy = PER_LOGIT * vocabulary
     reach = given.layers * width
     forward = 2 * multiplied + 4 * reach * given.length
-    token = 2 * multiplied + 4 * reach * (given.prompt + given.tokens)
+    token = 2 * multiplied + 4 * reach * (given.prompt + given.tokens / 2)
     beside = 2 * width + PER_OPTIMISED * table.numel() / given.count_tokens
     return {
         "tokens_of_a_step": given.count_tokens,
@@ -278,7 +298,7 @@ def show(result: Figures, out: Path) -> None:
         for name, clocks in forms.items():
             found = clocks["elapsed"]
             print(
-                f"{part}, {name}: {found['ratio']:.4f} × without "
+                f"{part}, {name}: {found['ratio']:.4f} × {PLAIN} "
                 f"({found['low']:.4f} to {found['high']:.4f})"
             )
     memory = result["memory"]

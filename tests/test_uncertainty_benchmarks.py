@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import pytest
 import torch
@@ -216,18 +217,21 @@ def test_the_page_says_what_the_checks_say():
 def overhead(tmp_path, monkeypatch):
     out = tmp_path / "results" / "uncertainty_overhead.json"
     words = ["--width", 32, "--layers", 2, "--vocabulary", 300, "--levels", 128, "--rounds", 3]
-    words += ["--large-batch", 2, "--decode-rounds", 3]
-    words += ["--length", 24, "--prompt", 8, "--tokens", 4, "--threads", 1, "--out", out]
+    words += ["--large-batch", 2]
+    words += ["--length", 24, "--prompt", 8, "--tokens", 8, "--threads", 1, "--out", out]
     run(uncertainty_overhead, monkeypatch, *words)
     return out
 
 
 def test_the_overhead_is_timed_counted_and_rendered(overhead, monkeypatch, capsys):
     result = json.loads(overhead.read_text(encoding="utf-8"))
-    assert set(result["timed"]["step"]) == set(result["timed"]["prefill"]) == {
-        "one pass", "two passes"
-    }  # fmt: skip
-    assert set(result["timed"]["decode"]) == set(result["timed"]["large step"]) == {"one pass"}
+    alone = "what one pass adds, alone"
+    assert {part: set(forms) for part, forms in result["timed"].items()} == {
+        "decode": {"no feedback, again", "one pass"},
+        "prefill": {"one pass", "two passes"},
+        "step": {"one pass", "two passes", alone},
+        "large step": {"one pass", alone},
+    }
     assert result["memory"]["table"] == {
         "weights": 4 * 128 * 32, "gradients": 4 * 128 * 32, "optimizer": 8 * 128 * 32
     }  # fmt: skip
@@ -244,6 +248,14 @@ def test_the_overhead_is_timed_counted_and_rendered(overhead, monkeypatch, capsy
     page = (overhead.parent / "uncertainty_feedback.md").read_text(encoding="utf-8")
     shown = f"{found['ratio']:.4f} ({found['low']:.4f} to {found['high']:.4f})"
     assert f"| training step of 24 tokens | two passes | {shown} |" in page
+    found = result["timed"]["decode"]["no feedback, again"]["processor"]
+    shown = f"{found['ratio']:.4f} ({found['low']:.4f} to {found['high']:.4f})"
+    assert re.search(
+        rf"^\| decoding \| no feedback, again \| [^|]+ \| {re.escape(shown)}", page, re.M
+    )
+    found = result["timed"]["large step"][alone]["processor"]
+    shown = f"  - What it adds takes {found['ratio']:.2%} ({found['low']:.2%} to"
+    assert shown in page
     for part, tokens in (("step", 24), ("large step", 48)):
         more = result["timed"][part]["one pass"]["processor"]["ratio"] - 1
         reached = "reached" if more < 0.01 else "missed"

@@ -13,7 +13,6 @@ from torch.overrides import TorchFunctionMode
 
 from prismlm.errors import InputError
 
-
 PARTS = 64
 """How many calls' codes are held apart at most."""
 
