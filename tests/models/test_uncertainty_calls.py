@@ -10,7 +10,7 @@ from transformers import DynamicCache, RwkvConfig, RwkvForCausalLM
 
 from prismlm.errors import InputError
 from prismlm.models.uncertainty import attach_uncertainty, uncertainty_of
-from prismlm.models.uncertainty.cache import codes_of
+from prismlm.models.uncertainty.cache import PARTS, codes_of
 from uncertain_families import IMAGE, V, build
 
 IDS = torch.tensor([[1, 4, 5, 6, 7], [1, 7, 6, 5, 4]])
@@ -62,14 +62,14 @@ def test_rows_that_only_their_sources_or_images_tell_apart(name):
     longer = torch.cat([ids, torch.full((3, 1), 3)], 1)
     prompt = model(**{named: ids}, **beside, use_cache=True)
     following = codes_of(prompt.past_key_values).following
-    assert len(set(following.tolist())) > 1
+    assert len(set(following.flatten().tolist())) > 1
     order = [2, 0, 1]
     moved = {key: value[order] for key, value in beside.items()}
     for rows, given in (([0, 1, 2], beside), (order, moved)):
         with feedback.continuing():
             model(**{named: ids}, **beside, use_cache=False)
             found = model(**{named: longer}, **given, use_cache=False).uncertainty_codes
-        assert torch.equal(found[:, -1], following[rows])
+        assert torch.equal(found[:, -1:], following[rows])
     if name != "llava":
         return
     # Two images in the first row alone: nobody knows whose image is whose.
@@ -225,6 +225,47 @@ def test_a_cache_of_other_levels_or_that_went_on_without_feedback(model):
     # What was there before the feedback has no codes to go on with.
     cache.crop(-4)
     assert model(last, past_key_values=cache).uncertainty_codes.tolist() == [[NEUTRAL]] * 2
+
+
+@torch.no_grad()
+def test_a_long_row_token_by_token_keeps_every_code(model):
+    attach_uncertainty(model, 64)
+    steps = 2 * PARTS + 7
+    ids = torch.randint(2, V, (1, steps), generator=torch.Generator().manual_seed(1))
+    cache, fed = DynamicCache(config=model.config), []
+    for at in range(steps):
+        output = model(ids[:, at : at + 1], past_key_values=cache)
+        fed.append(output.uncertainty_codes)
+    used = torch.cat(fed, 1)
+    assert used[0, 0] == -1
+    assert len(set(used[0].tolist())) > 2
+    assert torch.equal(codes_of(cache).used, used)
+    again = model(ids, uncertainty_codes=used, use_cache=False)
+    torch.testing.assert_close(again.logits[:, -1:], output.logits, atol=1e-5, rtol=1e-5)
+    # Cut within what was held apart, it goes on with what it was fed there.
+    for kept in (steps - 3, PARTS, 5):
+        cache.crop(kept - cache.get_seq_length())
+        assert torch.equal(codes_of(cache).used, used[:, :kept])
+        output = model(ids[:, kept : kept + 1], past_key_values=cache)
+        assert torch.equal(output.uncertainty_codes, used[:, kept : kept + 1])
+    cache.batch_repeat_interleave(2)
+    assert torch.equal(codes_of(cache).used, used[:, :6].repeat(2, 1))
+
+
+@torch.no_grad()
+def test_the_mask_of_one_token(model):
+    """Seen at once in a single row: all ones are no mask, and padding has no code."""
+    attach_uncertainty(model, 64)
+    ones, padded = torch.ones(1, 6, dtype=torch.int64), torch.tensor([[1, 1, 1, 1, 1, 0]])
+    codes = {}
+    for name, mask in (("none", None), ("ones", ones), ("padded", padded)):
+        cache = model(IDS[:1], use_cache=True).past_key_values
+        output = model(IDS[:1, :1], past_key_values=cache, attention_mask=mask)
+        codes[name] = (output.uncertainty_codes, codes_of(cache).following)
+    assert torch.equal(codes["none"][0], codes["ones"][0])
+    assert torch.equal(codes["none"][1], codes["ones"][1])
+    assert (codes["none"][0] >= 0).all()
+    assert [code.tolist() for code in codes["padded"]] == [[[-1]], [[-1]]]
 
 
 def test_a_cache_with_a_gradient_and_one_that_is_pickled(model):

@@ -13,6 +13,7 @@ from prismlm.ops.uncertainty import (
     check_levels,
     embed_codes,
     entropy,
+    entropy_codes,
     naive,
     neutral_code,
     normalised_entropy,
@@ -83,6 +84,43 @@ def test_codes_are_rounded_down_from_nothing_to_all_levels():
     assert neutral_code(3) == 1
 
 
+def codes_by_hand(logits, levels):
+    return (naive.normalised_entropy(logits) * (levels - 1)).floor().long()
+
+
+def test_codes_of_predictions_by_hand():
+    uneven = torch.tensor([math.log(3), 0.0])
+    # 0.811278 of 1,000 and of 4; single predictions of every shape, and several.
+    assert entropy_codes(uneven, 1001).item() == 811
+    assert entropy_codes(uneven[None, None], 5).tolist() == [[3]]
+    assert entropy_codes(torch.stack([uneven, torch.zeros(2)]), 5).tolist() == [3, 4]
+    assert entropy_codes(torch.zeros(1, 1, 8), 65536).tolist() == [[65535]]
+    assert entropy_codes(torch.tensor([[[90.0, 0, 0]]]), 65536).tolist() == [[0]]
+    # ln 2 of ln 4: without those that cannot come.
+    assert entropy_codes(torch.tensor([[0.0, -math.inf, -math.inf, 0.0]]), 1000).item() == 499
+
+
+@given(
+    st.integers(2, 400),
+    st.floats(0.01, 60),
+    st.floats(-1e5, 1e5),
+    st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
+    st.integers(0, 2**31),
+)
+def test_the_code_of_one_prediction_is_that_of_its_share(vocabulary, scale, moved, dtype, seed):
+    generator = torch.Generator().manual_seed(seed)
+    logits = (scale * torch.randn(1, 1, vocabulary, generator=generator) + moved).to(dtype)
+    before = logits.clone()
+    alone = entropy_codes(logits.requires_grad_(), 4096)
+    assert alone.shape == (1, 1)
+    assert alone.dtype == torch.int64
+    assert torch.equal(logits, before)
+    # Beside another row, the longer way.
+    both = entropy_codes(torch.cat([logits, logits]), 4096)
+    assert abs(int(alone) - int(both[0])) <= 1
+    assert abs(int(alone) - int(codes_by_hand(logits.detach(), 4096))) <= 1
+
+
 def test_vectors_by_hand():
     table = torch.tensor([[0.0, 1], [4, 5], [8, 1]])
     codes = torch.tensor([0, 1, 2, 3, 4, NO_CODE])
@@ -90,6 +128,8 @@ def test_vectors_by_hand():
     expected = [[0, 1], [2, 3], [4, 5], [6, 3], [8, 1], [0, 0]]
     assert embed_codes(codes, table, 5).tolist() == expected
     assert embed_codes(torch.tensor([2, 0, NO_CODE]), table, 3).tolist() == [[8, 1], [0, 1], [0, 0]]
+    for code, vector in ((2, [8, 1]), (0, [0, 1]), (NO_CODE, [0, 0])):
+        assert embed_codes(torch.tensor([[code]]), table, 3).tolist() == [[vector]]
 
 
 @given(st.integers(2, 70), st.data())
@@ -125,6 +165,14 @@ def test_neighbours_of_16_bits_are_told_apart():
         ),
         (lambda: normalised_entropy(torch.full((1, 3), -math.inf)), "nothing but −∞"),
         (lambda: quantise(torch.zeros(2), 1), "1 levels"),
+        (lambda: entropy_codes(torch.zeros(1, 4), 1), "1 levels"),
+        (lambda: entropy_codes(torch.zeros(1, 1), 4), "at least 2 tokens"),
+        (
+            lambda: entropy_codes(torch.tensor([[[0.0, math.nan]]]), 4, first_position=5),
+            "row 0, position 5; 1 of 1",
+        ),
+        (lambda: entropy_codes(torch.tensor([math.inf, 1.0]), 4), r"NaN or \+∞"),
+        (lambda: entropy_codes(torch.full((1, 3), -math.inf), 4), "nothing but −∞"),
         (lambda: check_levels(256.0), "256.0, a float: expected a whole number"),
         (lambda: check_levels(True), "True, a bool: expected a whole number"),
         (lambda: check_levels("64"), "'64', a str: expected a whole number"),
