@@ -88,9 +88,11 @@ def _share_of_one(logits: Float[Tensor, "*batch V"]) -> float | None:
     with one buffer of the size of V. The difference loses digits where logits are large, and
     0 · −∞ is not a number.
     """
-    row = (logits.detach() if logits.requires_grad else logits).flatten()
+    if logits.dtype == torch.float64:
+        return None
+    row = (logits.detach() if logits.requires_grad else logits).flatten().float()
     peak = float(row.max())
-    if row.dtype != torch.float32 or not abs(peak) <= PEAK:
+    if not abs(peak) <= PEAK:
         return None
     shares = row.softmax(0)
     entropy = peak - math.log(float(shares.max())) - float(shares.dot(row))
