@@ -392,7 +392,9 @@ def _overhead(result: Row, where: str) -> list[str]:
                 f"| {names[part]} | {shown} | {cells} | {took:,.1f} | {peak[form]:,.0f} "
                 f"({peak['no feedback']:,.0f}) |"
             )
-    lines += ["", *_judged(result["timed"], names)]
+    tokens = {"step": shape["batch"], "large step": shape["large_batch"]}
+    tokens = {part: rows * shape["length"] for part, rows in tokens.items()}
+    lines += ["", *_judged(result["timed"], names, tokens)]
     table, own = (sum(result["memory"][name].values()) / 2**20 for name in ("table", "model"))
     lines += [
         "",
@@ -421,7 +423,7 @@ def _names(shape: Row) -> dict[str, str]:
     }
 
 
-def _judged(timed: dict[str, Row], names: dict[str, str]) -> list[str]:
+def _judged(timed: dict[str, Row], names: dict[str, str], tokens: dict[str, int]) -> list[str]:
     """Return whether decoding and one pass of training cost less than the goal, as measured."""
     lines: list[str] = []
     for part in ("decode", "step", "large step"):
@@ -438,9 +440,12 @@ def _judged(timed: dict[str, Row], names: dict[str, str]) -> list[str]:
         )
         if (alone := timed[part].get("what one pass adds, alone")) is not None:
             share = alone["processor"]
+            # To two digits.
+            long = float(f"{share['ratio'] / GOAL * tokens[part]:.2g}")
             lines.append(
                 f"  - What it adds takes {share['ratio']:.2%} ({share['low']:.2%} to "
-                f"{share['high']:.2%}) of such a step without feedback when it is timed alone."
+                f"{share['high']:.2%}) of such a step without feedback when it is timed alone; it "
+                f"would be {GOAL:.0%} of a step of {long:,.0f} tokens."
             )
     return lines
 

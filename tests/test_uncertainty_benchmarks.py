@@ -256,6 +256,8 @@ def test_the_overhead_is_timed_counted_and_rendered(overhead, monkeypatch, capsy
     found = result["timed"]["large step"][alone]["processor"]
     shown = f"  - What it adds takes {found['ratio']:.2%} ({found['low']:.2%} to"
     assert shown in page
+    tokens = float(format(found["ratio"] * 48 / 0.01, ".2g"))
+    assert f"it would be 1% of a step of {tokens:,.0f} tokens." in page
     for part, tokens in (("step", 24), ("large step", 48)):
         more = result["timed"][part]["one pass"]["processor"]["ratio"] - 1
         reached = "reached" if more < 0.01 else "missed"
