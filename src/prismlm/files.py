@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,9 +14,28 @@ from typing import Any
 
 from prismlm.errors import FormatError
 
+PRIVATE = stat.S_IRUSR | stat.S_IWUSR
+
 
 def _temporary_sibling(path: Path) -> Path:
     return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+
+
+def share(path: Path) -> None:
+    """Give a file, or those of a directory, that its owner alone may read the usual permissions.
+
+    safetensors from 0.8 on makes files so, whatever the umask: nobody else could open a model that
+    lies in a shared folder. Where the umask says the same, nothing changes.
+    """
+    for file in list(path.iterdir()) if path.is_dir() else [path]:
+        if file.is_file() and stat.S_IMODE(file.stat().st_mode) == PRIVATE:
+            # The umask can only be read by setting it, which other threads would notice.
+            probe = _temporary_sibling(file)
+            probe.touch()
+            try:
+                file.chmod(stat.S_IMODE(probe.stat().st_mode))
+            finally:
+                probe.unlink()
 
 
 @contextmanager
@@ -29,6 +49,7 @@ def atomic_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     temporary = _temporary_sibling(target)
     try:
         yield temporary
+        share(temporary)
         os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)

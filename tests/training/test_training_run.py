@@ -1,5 +1,6 @@
 import json
 import signal
+import stat
 import time
 from pathlib import Path
 
@@ -49,6 +50,11 @@ def test_the_result_is_a_model_directory_with_its_history(settings, tmp_path):
     assert {"eval_prototype_only_ce", "eval_fvu", "eval_in_use"} <= evaluations[20].keys()
     losses = [row["loss"] for row in rows if "loss" in row]
     assert losses[-1] < losses[0]
+    # What safetensors would leave to the owner alone is as open as the rest.
+    files = [path for path in recipe.out.iterdir() if path.is_file()]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {
+        stat.S_IMODE(result.history_file.stat().st_mode)
+    }
     # Finished runs can be resumed too: nothing is left to do but the figures.
     again = train(recipe, resume=True)
     assert again.quality == result.quality

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
+from prismlm.files import share
 from prismlm.layers import PrototypeHead
 from prismlm.lens import layout
 from prismlm.lens.signatures import top_signatures
@@ -90,7 +91,9 @@ def _texts(
 
 def write_contexts(directory: Path, kept: Contexts) -> None:
     """Write ``contexts.safetensors``: unit states in bf16, row for row with the index."""
-    save_file({"states": kept.state.contiguous()}, str(directory / layout.CONTEXTS_FILE))
+    path = directory / layout.CONTEXTS_FILE
+    save_file({"states": kept.state.contiguous()}, str(path))
+    share(path)
 
 
 def write_prototypes(

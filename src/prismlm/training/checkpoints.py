@@ -25,6 +25,7 @@ from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_N
 from transformers.trainer_callback import TrainerState
 
 from prismlm.errors import DivergenceError, FormatError, InputError, PrismError
+from prismlm.files import share
 from prismlm.models.seam import LogitMap
 from prismlm.models.sidecar import Sidecar, base_of, save_sidecar
 from prismlm.models.uncertainty import save_uncertainty
@@ -67,6 +68,7 @@ def write_model(
     """
     model.model.save_pretrained(directory, state_dict=weights)
     tokenizer.save_pretrained(directory)
+    share(directory)
     if model.uncertainty is not None:
         save_uncertainty(directory, model.uncertainty)
     logit_map = LogitMap.of(model.model)
