@@ -43,6 +43,30 @@ def test_json_is_the_trace(printed, tiny_model):
     assert printed == expected
 
 
+@pytest.mark.parametrize(
+    ("trained", "split", "told", "above"),
+    [
+        (True, "train", "yes", None),
+        (True, "heldout", "no, held out", "held out when it was trained"),
+        (True, "all", "yes, but for those held out", None),
+        (False, "heldout", "no", "not what it was trained on"),
+        (None, "train", "not known", None),
+    ],
+)
+def test_what_was_held_out_is_not_called_trained_on(copy, prism, trained, split, told, above):
+    meta = copy / "lens" / "sample" / "meta.json"
+    changed = json.loads(meta.read_text()) | {"trained_on": trained, "split": split}
+    meta.write_text(json.dumps(changed))
+    page = copy.parent / "report.html"
+    shown = prism("explain", copy, TEXT, "--html", page).stdout.split("\n\n")[0]
+    assert ("trained" in shown) == (above is not None)
+    assert above is None or above in " ".join(shown.split())
+    fact = f"<dt>trained on it</dt><dd>{told}</dd>"
+    assert (fact in page.read_text(encoding="utf-8")) == (trained is not None)
+    assert f"model trained on them: {told}\n" in prism("inspect", copy).stdout
+    assert json.loads(prism("inspect", copy, "--json").stdout)["split"] == split
+
+
 def test_json_fields(printed):
     assert set(printed) == {"model", "lens", "positions", "sources", "documents"}
     assert all(set(step) == POSITION for step in printed["positions"])

@@ -82,12 +82,12 @@ def _print(found: LensInspection, path: str) -> None:
     from rich.text import Text
 
     from prismlm.cli.format import count
+    from prismlm.lens.layout import told_training
 
-    known = {True: "yes", False: "no", None: "not known"}[found.trained_on]
     console = Console(highlight=False)
     console.print(
         f"{count(found.tokens)} tokens of {count(found.documents)} documents · "
-        f"model trained on them: {known}"
+        f"model trained on them: {told_training(found.trained_on, found.split)}"
     )
     console.print(
         f"{found.prototypes:,} prototypes · {found.with_contexts:,} with contexts · "

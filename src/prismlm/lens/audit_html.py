@@ -9,6 +9,7 @@ from typing import Any
 
 from prismlm.lens.html import CAVEAT
 from prismlm.lens.html_data import safe_link
+from prismlm.lens.layout import told_training
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 BARS = 12
@@ -46,12 +47,11 @@ def audit_page(summary: dict[str, Any]) -> str:
 
 def _header(summary: dict[str, Any]) -> str:
     corpus = summary["corpus"]
-    trained = {True: "yes", False: "no", None: "not known"}[corpus["trained_on"]]
     facts = [
         ("model", summary["model"]),
         ("lens", summary["lens"]),
         ("corpus", f"{corpus['tokens']:,} tokens, {corpus['documents']:,} documents"),
-        ("trained on it", trained),
+        ("trained on it", told_training(corpus["trained_on"], corpus["split"])),
         ("shares of", METHODS[summary["method"]]),
         ("windows", f"{summary['window']} tokens every {summary['stride']}"),
     ]

@@ -54,6 +54,7 @@ class LensInspection:
     Attributes:
         tokens: predictions read.
         documents: documents read.
+        split: of which split of the corpus.
         trained_on: whether the model was trained on this corpus, if known.
         prototypes: K.
         with_contexts: prototypes that have a context.
@@ -71,6 +72,7 @@ class LensInspection:
 
     tokens: int
     documents: int
+    split: str
     trained_on: bool | None
     prototypes: int
     with_contexts: int
@@ -110,6 +112,7 @@ def inspect_lens(lens: Lens) -> LensInspection:
     return LensInspection(
         tokens=lens.meta.tokens,
         documents=lens.meta.documents,
+        split=lens.meta.split,
         trained_on=lens.meta.trained_on,
         prototypes=lens.num_prototypes,
         with_contexts=int((spread.documents > 0).sum()),

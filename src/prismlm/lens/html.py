@@ -12,6 +12,7 @@ from typing import Any
 
 from prismlm.files import atomic_file
 from prismlm.lens.html_data import has_feedback, hue, trace_data, visible
+from prismlm.lens.layout import told_training
 from prismlm.lens.trace import Step, Trace
 
 CAVEAT = (
@@ -92,7 +93,7 @@ def _header(trace: Trace) -> str:
         facts.append(("lens", trace.lens.name))
         facts.append(("corpus", f"{meta.tokens:,} tokens, {meta.documents:,} documents"))
         if meta.trained_on is not None:
-            facts.append(("trained on it", "yes" if meta.trained_on else "no"))
+            facts.append(("trained on it", told_training(meta.trained_on, meta.split)))
     items = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in facts)
     return f'<header class="p-head"><dl>{items}</dl></header>'
 

@@ -120,6 +120,15 @@ class LensMeta:
     files: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
 
 
+def told_training(trained_on: bool | None, split: str) -> str:
+    """Say whether a model was trained on the documents of its lens: which is not on every split."""
+    if trained_on is None:
+        return "not known"
+    if not trained_on:
+        return "no"
+    return {"train": "yes", "heldout": "no, held out"}.get(split, "yes, but for those held out")
+
+
 def prototypes_fingerprint(head: PrototypeHead) -> str:
     """Fingerprint everything that decides routing: the bank, k and τ."""
     return fingerprints.of_json(
