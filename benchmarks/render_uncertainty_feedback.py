@@ -427,27 +427,35 @@ def _judged(timed: dict[str, Row], names: dict[str, str], tokens: dict[str, int]
     """Return whether decoding and one pass of training cost less than the goal, as measured."""
     lines: list[str] = []
     for part in ("decode", "step", "large step"):
-        found = timed[part]["one pass"]["processor"]
-        more = found["ratio"] - 1
+        found = _less_one(timed[part]["one pass"]["processor"])
+        settled = not found["low"] < GOAL <= found["high"]
         words = "Decoding" if part == "decode" else f"One pass in a {names[part]}"
-        reached = "reached" if more < GOAL else "missed"
-        doubt = ""
-        if found["low"] - 1 < GOAL <= found["high"] - 1:
-            doubt = ", which its interval does not settle"
-        lines.append(
-            f"- {words} takes {more:+.1%} of processor time; goal of under {GOAL:.0%}: "
-            f"**{reached}**{doubt}."
+        alone = timed[part].get("what one pass adds, alone")
+        line = (
+            f"- {words} takes {found['ratio']:+.1%} of processor time ({found['low']:+.1%} to "
+            f"{found['high']:+.1%}); goal of under {GOAL:.0%}: "
         )
-        if (alone := timed[part].get("what one pass adds, alone")) is not None:
+        if settled or alone is None:
+            line += f"{_answer(found['ratio'])}{'' if settled else ', by the median alone'}."
+        else:
             share = alone["processor"]
             # To two digits.
             long = float(f"{share['ratio'] / GOAL * tokens[part]:.2g}")
-            lines.append(
-                f"  - What it adds takes {share['ratio']:.2%} ({share['low']:.2%} to "
-                f"{share['high']:.2%}) of such a step without feedback when it is timed alone; it "
+            line += (
+                f"not settled so. What it adds takes {share['ratio']:.2%} ({share['low']:.2%} to "
+                f"{share['high']:.2%}) of such a step, timed alone: {_answer(share['ratio'])}. It "
                 f"would be {GOAL:.0%} of a step of {long:,.0f} tokens."
             )
+        lines.append(line)
     return lines
+
+
+def _less_one(ratio: Row) -> Row:
+    return {name: value - 1 for name, value in ratio.items()}
+
+
+def _answer(more: float) -> str:
+    return f"**{'reached' if more < GOAL else 'missed'}**"
 
 
 def _first(found: dict[int, Row]) -> Row:
