@@ -373,7 +373,8 @@ def _overhead(result: Row, where: str) -> list[str]:
         f"{shape['prompt']}, each a round; prefill: {shape['batch']} × {shape['length']} tokens, "
         f"{shape['rounds']} rounds, as of training steps. *No feedback, again*: the control, the "
         "same model timed a second time. *What one pass adds, alone*: the vectors of the codes, "
-        "their gradient, and clipping and AdamW of the table, timed in turn with the steps.",
+        "their gradient, and clipping and AdamW of the table, timed in turn with the steps; what "
+        "the hooks read of a call is not in it.",
         "",
         "| what | form | time | processor | without feedback, ms | peak MiB |",
         "|---|---|---|---|---|---|",

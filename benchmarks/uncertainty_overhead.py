@@ -183,22 +183,13 @@ def step(
     given: argparse.Namespace,
     names: tuple[str, ...],
 ) -> Figures:
-    """Time a training step: loss, backward pass, clipping and AdamW, of the table too.
-
-    What one pass adds: the vectors of the codes, their gradient, and clipping and AdamW of the
-    table.
-    """
+    """Time a training step: loss, backward pass, clipping and AdamW, of the table too."""
     feedback = feedback_of(fed)
     # Fused, as the training of this package has it.
     model_optimizer = torch.optim.AdamW(plain.parameters(), lr=RATE, fused=True)
     table_optimizer = torch.optim.AdamW(
         feedback.parameters(), lr=RATE, weight_decay=0.0, fused=True
     )
-
-    def update(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        nn.utils.clip_grad_norm_(module.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
 
     def training(model: Any, passes: int) -> Callable[[], None]:
         def run() -> None:
@@ -212,20 +203,11 @@ def step(
 
         return run
 
-    beside = torch.zeros(*ids.shape, given.width, device=given.device, requires_grad=True)
-    gradient = torch.ones_like(beside)
-
-    def added() -> None:
-        codes = torch.full_like(ids, neutral_code(given.levels))
-        codes[:, 0] = NO_CODE
-        (beside + feedback.embedding(codes)).backward(gradient)
-        update(feedback, table_optimizer)
-
     forms = {
         PLAIN: training(plain, 1),
         ONE: training(fed, 1),
         TWO: training(fed, 2),
-        ADDED: added,
+        ADDED: addition(feedback, table_optimizer, ids, given),
     }
     chosen = {name: forms[name] for name in names}
     # What AdamW keeps is made in the first step, and is no part of another's peak.
@@ -237,6 +219,35 @@ def step(
         "table": held_bytes(feedback, table_optimizer),
     }
     return figures_of(turns) | {"memory": held}
+
+
+def update(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Clip the gradients, take a step and forget them."""
+    nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+
+def addition(
+    feedback: UncertaintyFeedback,
+    optimizer: torch.optim.Optimizer,
+    ids: Tensor,
+    given: argparse.Namespace,
+) -> Callable[[], None]:
+    """Return what one pass adds to a step, but for what its hooks read of the call.
+
+    The vectors of the codes, their gradient, and clipping and AdamW of the table.
+    """
+    beside = torch.zeros(*ids.shape, given.width, device=given.device, requires_grad=True)
+    gradient = torch.ones_like(beside)
+
+    def run() -> None:
+        codes = torch.full_like(ids, neutral_code(given.levels))
+        codes[:, 0] = NO_CODE
+        (beside + feedback.embedding(codes)).backward(gradient)
+        update(feedback, optimizer)
+
+    return run
 
 
 def held_bytes(module: nn.Module, optimizer: torch.optim.Optimizer) -> Figures:
