@@ -47,7 +47,7 @@ def unchecked() -> Iterator[None]:
 def pytest_configure(config: pytest.Config) -> None:
     # The processes that tests are spread over report to the one that writes.
     if config.getoption("--write-uncertainty-matrix") and not hasattr(config, "workerinput"):
-        from uncertainty_matrix import MatrixWriter
+        from tests.helpers.uncertainty_matrix import MatrixWriter
 
         config.pluginmanager.register(MatrixWriter())
 
@@ -81,7 +81,7 @@ def made_once(tmp_path_factory: pytest.TempPathFactory, name: str, make: Making)
 @pytest.fixture(scope="session")
 def tiny_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A corpus directory of some hundred documents of the bundled sample."""
-    from tiny import build_tiny_corpus
+    from tests.helpers.tiny import build_tiny_corpus
 
     return made_once(tmp_path_factory, "corpus", build_tiny_corpus)
 
@@ -90,7 +90,7 @@ def tiny_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny_model(tiny_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model directory with a head and a lens of `tiny_corpus`. Copy it to change it."""
     from prismlm.corpus import Corpus
-    from tiny import train_tiny_model
+    from tests.helpers.tiny import train_tiny_model
 
     def trained(directory: Path) -> Path:
         return train_tiny_model(Corpus.open(tiny_corpus), directory / "tiny")

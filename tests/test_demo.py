@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-import forked
 import prismlm
 from prismlm.cli.app import app
 from prismlm.demo import PROMPTS, QUICK, DemoSize, run_demo
 from prismlm.demo_estimate import estimate_demo
 from prismlm.errors import InputError
+from tests.helpers import forked
 
 TINY = DemoSize(
     "demo-quick.yaml",

@@ -9,25 +9,29 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from prismlm.lens.edits import Ablate, Clamp, Group, Scale
-    from prismlm.lens.language_model import PrismLM, load
-    from prismlm.lens.trace import Trace
-    from prismlm.models.uncertainty import attach_uncertainty, load_uncertainty, save_uncertainty
+    from prismlm.edits.values import Ablate, Clamp, Group, Scale
+    from prismlm.explain.language_model import PrismLM, load
+    from prismlm.explain.trace import Trace
+    from prismlm.models.uncertainty_feedback import (
+        attach_uncertainty,
+        load_uncertainty,
+        save_uncertainty,
+    )
 
 __version__ = "0.1.0"
 
 # Names are imported when they are first used: PyTorch and transformers take seconds to load.
 _HOMES = {
-    "Ablate": "prismlm.lens.edits",
-    "Clamp": "prismlm.lens.edits",
-    "Group": "prismlm.lens.edits",
-    "PrismLM": "prismlm.lens.language_model",
-    "Scale": "prismlm.lens.edits",
-    "Trace": "prismlm.lens.trace",
-    "attach_uncertainty": "prismlm.models.uncertainty",
-    "load": "prismlm.lens.language_model",
-    "load_uncertainty": "prismlm.models.uncertainty",
-    "save_uncertainty": "prismlm.models.uncertainty",
+    "Ablate": "prismlm.edits.values",
+    "Clamp": "prismlm.edits.values",
+    "Group": "prismlm.edits.values",
+    "PrismLM": "prismlm.explain.language_model",
+    "Scale": "prismlm.edits.values",
+    "Trace": "prismlm.explain.trace",
+    "attach_uncertainty": "prismlm.models.uncertainty_feedback",
+    "load": "prismlm.explain.language_model",
+    "load_uncertainty": "prismlm.models.uncertainty_feedback",
+    "save_uncertainty": "prismlm.models.uncertainty_feedback",
 }
 
 __all__ = [

@@ -108,7 +108,7 @@ def run_demo(out: Path, size: DemoSize = FULL, *, progress: Reporter = SILENT) -
         _index(corpus, model, model / "lens" / "sample", size, progress)
     traces = _explain(model, progress)
     report = out / REPORT_FILE
-    from prismlm.lens.html import page
+    from prismlm.pages.trace import page
 
     with atomic_file(report) as temporary:
         temporary.write_text(page(list(traces.values()), title="prismlm demo"), encoding="utf-8")
@@ -206,7 +206,7 @@ def recipe(corpus: Path, model: Path, size: DemoSize) -> Recipe:
 
 def _index(corpus: Path, model: Path, lens: Path, size: DemoSize, progress: Reporter) -> None:
     from prismlm.corpus import Corpus
-    from prismlm.lens.index import IndexOptions, build_index
+    from prismlm.index.build import IndexOptions, build_index
 
     lm = prismlm.load(model)
     window = recipe(corpus, model, size).data.length

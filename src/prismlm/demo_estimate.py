@@ -11,7 +11,7 @@ import prismlm.demo as demo
 from prismlm.demo import FULL, DemoSize
 
 if TYPE_CHECKING:
-    from prismlm.lens.index_estimate import IndexEstimate
+    from prismlm.index.estimate import IndexEstimate
     from prismlm.training import Recipe, TrainingEstimate
 
 # One in so many documents is enough to measure on.
@@ -131,8 +131,8 @@ def _model(training: TrainingEstimate | None, model: Path) -> DemoPart:
 
 
 def _index(recipe: Recipe, size: DemoSize) -> IndexEstimate:
-    from prismlm.lens.index import IndexOptions
-    from prismlm.lens.index_estimate import estimate_index
+    from prismlm.index.build import IndexOptions
+    from prismlm.index.estimate import estimate_index
     from prismlm.training.setup import prepare
 
     prepared = prepare(recipe)

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-import forked
-from forked import PYTHONPATH
+from tests.helpers import forked
+from tests.helpers.forked import PYTHONPATH
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 

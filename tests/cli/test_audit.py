@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from rich.cells import cell_len
 
-import forked
+from tests.helpers import forked
 
 TEXTS = [
     {"id": "law", "text": "The court ruled that the contract was void and dismissed the appeal."},

@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import prismlm
-from forked import SOURCES
 from prismlm.corpus import Corpus
+from tests.helpers.forked import SOURCES
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": SOURCES, "COLUMNS": "100"}
 COMMAND = [sys.executable, "-m", "prismlm"]

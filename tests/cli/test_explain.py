@@ -12,8 +12,8 @@ import pytest
 from rich.cells import cell_len
 from safetensors.torch import load_file, save_file
 
-import forked
 import prismlm
+from tests.helpers import forked
 
 TEXT = "The proof relies on the theory of groups."
 POSITION = {
@@ -210,7 +210,7 @@ def test_more_prototypes_per_token_than_prototypes(refused, copy):
 
 SAYING_WHEN_LOADED = """
 import pathlib
-import prismlm.lens.language_model as module
+import prismlm.explain.language_model as module
 
 load = module.load
 

@@ -7,12 +7,12 @@ import subprocess
 
 import pyarrow.parquet as pq
 import pytest
-from chain_models import TEXT, chain_model
 from rich.cells import cell_len
 
 import prismlm
-from prismlm.lens.html import page
-from prismlm.lens.html_data import trace_data
+from prismlm.pages.trace import page
+from prismlm.pages.trace_data import trace_data
+from tests.helpers.chain_models import TEXT, chain_model
 
 
 @pytest.fixture(scope="module")

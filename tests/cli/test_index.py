@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.torch import load_file, save_file
 
-import forked
 import prismlm
-from forked import SOURCES
-from prismlm.lens.layout import read_meta
+from prismlm.index.layout import read_meta
+from tests.helpers import forked
+from tests.helpers.forked import SOURCES
 
 
 @pytest.fixture
@@ -94,8 +94,8 @@ def test_dry_run_writes_nothing(prism, tiny_model, tiny_corpus):
 
 def test_estimated_disk_is_near_the_truth(tiny_model, tiny_corpus):
     from prismlm.corpus import Corpus
-    from prismlm.lens.index import IndexOptions
-    from prismlm.lens.index_estimate import estimate_index
+    from prismlm.index.build import IndexOptions
+    from prismlm.index.estimate import estimate_index
 
     lm = prismlm.load(tiny_model)
     options = IndexOptions(contexts=8, window=128, stride=96)

@@ -11,9 +11,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-import forked
 from prismlm.corpus import Corpus
-from prismlm.lens.layout import read_meta
+from prismlm.index.layout import read_meta
+from tests.helpers import forked
 
 pytest.importorskip("datasets")
 

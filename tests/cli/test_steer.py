@@ -8,9 +8,9 @@ from safetensors.torch import load_file, save_file
 
 import prismlm
 from prismlm.corpus import Corpus
-from prismlm.lens.steering import steer
-from prismlm.lens.steering_cost import perplexity_cost
-from prismlm.lens.steering_effects import measure_effects
+from prismlm.edits.steering import steer
+from prismlm.edits.steering_cost import perplexity_cost
+from prismlm.edits.steering_effects import measure_effects
 
 TEXT = "The patient was given a dose of the drug, and the court"
 TOKEN = {

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from records import RECORDS, write_jsonl
 
 from prismlm.corpus import Corpus, build_corpus
+from tests.helpers.records import RECORDS, write_jsonl
 
 
 @pytest.fixture(scope="session")

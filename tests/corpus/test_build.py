@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from records import RECORDS, write_jsonl
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from prismlm.corpus import Corpus, Document, build_corpus, estimate_build
 from prismlm.corpus.build import training_texts
 from prismlm.errors import InputError
+from tests.helpers.records import RECORDS, write_jsonl
 
 
 def _bytes_of(directory: Path) -> dict[str, bytes]:

@@ -10,17 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import forked
-from prismlm.corpus import (
-    Columns,
-    Corpus,
-    HubDataset,
-    build_corpus,
-    resumable,
-    stream_corpus,
-)
+from prismlm.corpus import Columns, Corpus, HubDataset, build_corpus, resumable, stream_corpus
 from prismlm.corpus.tokenizer import load_tokenizer, train_tokenizer
 from prismlm.errors import FormatError, InputError, Interrupted
+from tests.helpers import forked
 
 pytest.importorskip("datasets")
 SHARD = 4000

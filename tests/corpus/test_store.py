@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from records import RECORDS
 
 from prismlm.corpus import Corpus
 from prismlm.errors import FormatError, InputError
 from prismlm.files import read_json, write_json
+from tests.helpers.records import RECORDS
 
 
 def test_metadata_by_document(corpus: Corpus) -> None:

@@ -6,7 +6,7 @@ from prismlm.corpus import Corpus
 from prismlm.errors import InputError
 from prismlm.eval.domain_prompts import against_controls, prompt_evidence
 from prismlm.eval.domain_share import DocumentEvidence
-from prismlm.lens.directory import GroupWeights
+from prismlm.index.lens import GroupWeights
 
 
 def test_a_prompt_is_read_as_explain_reads_it(tiny_model, tiny_corpus):

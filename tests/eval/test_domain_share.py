@@ -11,7 +11,7 @@ from prismlm.eval.domain_share import (
     paired_difference,
     shuffled,
 )
-from prismlm.lens.directory import GroupWeights
+from prismlm.index.lens import GroupWeights
 
 WEIGHTS = GroupWeights(["law", "medicine"], np.array([[1.0, 0.0], [0.25, 0.75], [0.0, 0.0]]))
 

@@ -7,13 +7,7 @@ from prismlm.corpus.documents import Document
 from prismlm.corpus.layout import is_held_out
 from prismlm.corpus.read import read_documents
 from prismlm.errors import InputError
-from prismlm.eval.planted_facts import (
-    WORDINGS,
-    chance_recall,
-    invent_facts,
-    plant,
-    recall,
-)
+from prismlm.eval.planted_facts import WORDINGS, chance_recall, invent_facts, plant, recall
 
 SENTENCE = "This is sentence number {} of the document called {}, and it is plain prose."
 

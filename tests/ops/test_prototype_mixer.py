@@ -7,10 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefix_rows import by_token, inputs, recurrence, relative_error, state_of
 from prismlm.errors import InputError
 from prismlm.ops.prototype_mixer import PrefixState, chunked, naive
 from prismlm.ops.prototype_mixer.state import check_arguments
+from tests.helpers.prefix_rows import by_token, inputs, recurrence, relative_error, state_of
 
 FORMS = [naive, chunked]
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from prefix_rows import inputs, recurrence
 from prismlm.ops.prototype_mixer import chunked
+from tests.helpers.prefix_rows import inputs, recurrence
 
 DECAYS = [0.001, 0.1, 0.9, 0.99, 0.999, 0.9999]
 

@@ -3,11 +3,11 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from two_processes import gradients_of
 
 from prismlm.training import LossWeights
 from prismlm.training.step import Step, paired_cosines
-from tiny_head import batch, make
+from tests.helpers.tiny_head import batch, make
+from tests.helpers.two_processes import gradients_of
 
 WEIGHTS = LossWeights(
     prototype_pull=0.8,

@@ -8,7 +8,7 @@ from prismlm.errors import InputError
 from prismlm.models.presets import build_config, build_model
 from prismlm.training import TrainingInterrupted, build_recipe, train
 from prismlm.training.block_dropout import add_dropout
-from runs import InterruptAfter
+from tests.helpers.runs import InterruptAfter
 
 LLAMA = {
     "model_type": "llama",

@@ -9,7 +9,7 @@ from prismlm.errors import InputError
 from prismlm.training import LossWeights, build_recipe
 from prismlm.training.parallel import blocks, compile_blocks, recompute_activations
 from prismlm.training.setup import build_trainer, prepare
-from tiny_head import batch, make
+from tests.helpers.tiny_head import batch, make
 
 WEIGHTS = LossWeights(0.5, 0.5, 0.5, 0.5, 0.5, 0.5)
 

@@ -13,13 +13,13 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
-from test_accumulation import WEIGHTS, assert_same, split, uneven_rows
-from two_processes import gradients_of
 
 from prismlm.errors import InputError
 from prismlm.training import build_recipe, train
 from prismlm.training.checkpoints import latest_checkpoint, step_of
-from tiny_head import make
+from tests.helpers.tiny_head import make
+from tests.helpers.two_processes import gradients_of
+from tests.training.test_accumulation import WEIGHTS, assert_same, split, uneven_rows
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 RATES = {"learning_rate", "epoch", "step", "tokens", "loss_scale", "eval_tokens"}
@@ -100,7 +100,7 @@ def launched(tiny_corpus, tmp_path_factory):
     runs = runs_of(tiny_corpus, directory)
     jobs = pickle.dumps({"gradients": gradients, "runs": runs})
     (directory / "jobs.pickle").write_bytes(jobs)
-    worker = Path(__file__).with_name("two_processes.py")
+    worker = Path(__file__).parents[1] / "helpers" / "two_processes.py"
     done = subprocess.run(
         [*TORCHRUN, str(worker), str(directory)], capture_output=True, text=True, timeout=300
     )

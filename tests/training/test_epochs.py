@@ -17,7 +17,7 @@ from prismlm.training.setup import (
     training_arguments,
     with_steps,
 )
-from runs import InterruptAfter
+from tests.helpers.runs import InterruptAfter
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import torch
 from prismlm.errors import InputError
 from prismlm.models.seam import capture
 from prismlm.training.initialise import place_prototypes, sample_states
-from tiny_head import VOCABULARY, make
+from tests.helpers.tiny_head import VOCABULARY, make
 
 
 def rows(count, length=10, valid=10):

@@ -9,21 +9,21 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
-from test_accumulation import WEIGHTS, uneven_rows
-from test_distributed import (
+
+from prismlm.training import build_recipe, train
+from prismlm.training.parallel import blocks, recompute_activations
+from prismlm.training.shuffled_signal import ShuffledSignal
+from tests.helpers import forked
+from tests.helpers.tiny_head import make
+from tests.helpers.two_processes import gradients_of
+from tests.training.test_accumulation import WEIGHTS, uneven_rows
+from tests.training.test_distributed import (
     ONE_PASS,
     TWO_PASSES,
     assert_same_history,
     base_settings,
     command,
 )
-from two_processes import gradients_of
-
-import forked
-from prismlm.training import build_recipe, train
-from prismlm.training.parallel import blocks, recompute_activations
-from prismlm.training.shuffled_signal import ShuffledSignal
-from tiny_head import make
 
 FAMILIES = {
     "protot": {"preset": "protot-tiny", "num_channels": 6, "num_hidden_layers": 3},
@@ -113,7 +113,7 @@ def launched(tiny_corpus, tmp_path_factory):
     jobs = {"gradients": {}, "spread": jobs_of_gradients(), "runs": runs}
     jobs["shuffled"] = {"codes": CODES.split(2)}
     (directory / "jobs.pickle").write_bytes(pickle.dumps(jobs))
-    worker = Path(__file__).with_name("two_processes.py")
+    worker = Path(__file__).parents[1] / "helpers" / "two_processes.py"
     done = forked.run_script(worker, directory)
     assert done.returncode == 0, done.stderr
     results = [pickle.loads((directory / f"rank-{i}.pickle").read_bytes()) for i in (0, 1)]

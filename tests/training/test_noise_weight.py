@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 from prismlm.errors import InputError
 from prismlm.training import TrainingInterrupted, build_recipe, train
 from prismlm.training.noise_weight import noise_weight_at
-from runs import InterruptAfter
+from tests.helpers.runs import InterruptAfter
 
 SIGNAL_NOISE = {
     "model_type": "prismlm_signal_noise",

@@ -15,7 +15,7 @@ from prismlm.training.objective import (
     sample_positions,
     select,
 )
-from tiny_head import batch, make
+from tests.helpers.tiny_head import batch, make
 
 CPU = torch.device("cpu")
 BOTH = LossWeights(0.0, 0.0, 0.0, 0.0, 1.0, 1.0)

@@ -5,7 +5,7 @@ from prismlm.errors import InputError
 from prismlm.models.presets import build_config, build_model
 from prismlm.training import LossWeights
 from prismlm.training.isolation import check_isolation, keeps_documents_apart
-from tiny_head import VOCABULARY, batch, make
+from tests.helpers.tiny_head import VOCABULARY, batch, make
 
 JAMBA = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
 

@@ -5,7 +5,7 @@ import torch
 
 import prismlm
 from prismlm.corpus import Corpus
-from prismlm.lens.index import IndexOptions, build_index
+from prismlm.index.build import IndexOptions, build_index
 from prismlm.models.seam import capture
 from prismlm.training import build_recipe, estimate, train
 from prismlm.training.arithmetic import size_of

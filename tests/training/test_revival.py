@@ -4,7 +4,7 @@ import torch
 from prismlm.layers import PrototypeHead
 from prismlm.training import TrainingInterrupted, build_recipe, train
 from prismlm.training.revival import ReviveUnused, Usage, revive
-from runs import InterruptAfter, assert_same_run, curve
+from tests.helpers.runs import InterruptAfter, assert_same_run, curve
 
 
 def head_of(prototypes, per_token=1):

@@ -18,14 +18,14 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from typer.testing import CliRunner
 
-import forked
 from prismlm.cli.app import app
 from prismlm.errors import FormatError, InputError, PrismError
 from prismlm.training import PrismForCausalLM, TrainingInterrupted, build_recipe, train
 from prismlm.training.checkpoints import latest_checkpoint, list_checkpoints, step_of
 from prismlm.training.recipe import Recipe
 from prismlm.training.run_directory import FREE_TO_CHANGE, check_out, exclusive
-from runs import InterruptAfter, assert_same_run, curve, start
+from tests.helpers import forked
+from tests.helpers.runs import InterruptAfter, assert_same_run, curve, start
 
 
 @contextmanager

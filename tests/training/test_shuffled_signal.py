@@ -5,11 +5,11 @@ import torch
 from safetensors.torch import load_file
 
 from prismlm.errors import InputError
-from prismlm.ops.uncertainty import shuffle_codes
+from prismlm.ops.uncertainty_feedback import shuffle_codes
 from prismlm.training import TrainingInterrupted, build_recipe, train
 from prismlm.training.setup import prepare
 from prismlm.training.shuffled_signal import ShuffledSignal, shuffled_signal_callbacks
-from runs import InterruptAfter
+from tests.helpers.runs import InterruptAfter
 
 TABLE = "uncertainty_feedback.safetensors"
 CODES = torch.tensor([[-1, 3, 4, 5, 6], [-1, -1, 7, 7, 9]])

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from two_processes import gradients_of
 
 import prismlm
 from prismlm.layers import PrototypeHead
 from prismlm.models.presets import build_config, build_model
 from prismlm.training import PrismForCausalLM, build_recipe, train
-from tiny_head import PULLS, VOCABULARY, batch
+from tests.helpers.tiny_head import PULLS, VOCABULARY, batch
+from tests.helpers.two_processes import gradients_of
 
 SIZES = {
     "model_type": "prismlm_signal_noise",

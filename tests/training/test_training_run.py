@@ -10,12 +10,12 @@ import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-import forked
 from prismlm.errors import InputError
 from prismlm.models.sidecar import load_sidecar
 from prismlm.training import TrainingInterrupted, build_recipe, estimate, train
 from prismlm.training.checkpoints import latest_checkpoint, step_of
-from runs import InterruptAfter, assert_same_run, curve, start
+from tests.helpers import forked
+from tests.helpers.runs import InterruptAfter, assert_same_run, curve, start
 
 
 @pytest.mark.parametrize("stop_at", [3, 15])

@@ -17,11 +17,11 @@ from prismlm.cli import (
     explain,
     generate,
     index,
-    inspect,
     sources,
     steer,
     train,
 )
+from prismlm.cli.inspect import group as inspect
 from prismlm.cli.options import is_first_process
 from prismlm.errors import InputError, Interrupted, PrismError
 

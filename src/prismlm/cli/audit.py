@@ -13,7 +13,7 @@ from prismlm.errors import InputError
 
 if TYPE_CHECKING:
     from prismlm.corpus.read import DocumentReader
-    from prismlm.lens.audit import Audit
+    from prismlm.explain.audit import Audit
 
 SHARES_SHOWN = 12
 RowsFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Write one row per text.")]
@@ -55,12 +55,12 @@ def audit(
     from prismlm.cli.signals import orderly_end
     from prismlm.corpus.documents import Columns
     from prismlm.corpus.read import DocumentReader
-    from prismlm.lens.audit import Audit
-    from prismlm.lens.audit_files import check_file
-    from prismlm.lens.language_model import load
-    from prismlm.lens.shares import check_by, check_method
-    from prismlm.lens.texts import text_options
-    from prismlm.lens.where import parse_where
+    from prismlm.explain.audit import Audit
+    from prismlm.explain.audit_files import check_file
+    from prismlm.explain.language_model import load
+    from prismlm.explain.shares import check_by, check_method
+    from prismlm.explain.texts import text_options
+    from prismlm.index.where import parse_where
 
     check_by(by)
     check_method(method)
@@ -92,9 +92,9 @@ def _run(
     audit: Audit, reader: DocumentReader, paths: list[Path], html: Path | None
 ) -> dict[str, Any]:
     from prismlm.cli.progress import ConsoleReporter
-    from prismlm.lens.audit import audit_identity
-    from prismlm.lens.audit_files import audit_files
-    from prismlm.lens.audit_html import audit_page
+    from prismlm.explain.audit import audit_identity
+    from prismlm.explain.audit_files import audit_files
+    from prismlm.pages.audit import audit_page
 
     pages = [] if html is None else [html]
     identity = audit_identity(audit.lens, audit.options.method)
@@ -118,7 +118,7 @@ def _estimate(audit: Audit, reader: DocumentReader, *, as_json: bool) -> None:
     from dataclasses import asdict
 
     from prismlm.cli.format import count, duration, size
-    from prismlm.lens.audit_estimate import estimate_audit
+    from prismlm.explain.audit_estimate import estimate_audit
 
     estimate = estimate_audit(audit, reader)
     if as_json:
@@ -142,8 +142,9 @@ def _print_json(value: dict[str, Any]) -> None:
 
 
 def _print(audit: Audit, summary: dict[str, Any], by: str, documents: int) -> None:
-    from prismlm.cli.reading import console_for_reading, print_documents, print_shares
-    from prismlm.lens.html import CAVEAT
+    from prismlm.cli.output import console_for_reading
+    from prismlm.cli.printing.trace import print_documents, print_shares
+    from prismlm.pages.trace import CAVEAT
 
     console = console_for_reading()
     ce, explained = summary["ce"], summary["explained_share"]

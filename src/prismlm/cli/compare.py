@@ -33,10 +33,10 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Compare two models: losses and sources on the same texts, and which prototypes correspond."""
-    from prismlm.lens.audit_files import check_file
-    from prismlm.lens.compare import check_comparable, compare_prototypes, compare_texts
-    from prismlm.lens.language_model import load
-    from prismlm.lens.texts import text_options
+    from prismlm.explain.audit_files import check_file
+    from prismlm.explain.compare import check_comparable, compare_prototypes, compare_texts
+    from prismlm.explain.language_model import load
+    from prismlm.explain.texts import text_options
 
     if by not in ("source", "domain", "license"):
         raise InputError(f"shares are compared by source, domain or license; not by {by!r}.")
@@ -83,7 +83,7 @@ def _print(value: dict[str, Any], by: str, top: int) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from prismlm.cli.reading import console_for_reading, plain
+    from prismlm.cli.output import console_for_reading, plain
 
     console = console_for_reading()
     for side in ("a", "b"):
@@ -117,7 +117,7 @@ def _print_prototypes(value: dict[str, Any]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from prismlm.cli.reading import console_for_reading, plain
+    from prismlm.cli.output import console_for_reading, plain
 
     console = console_for_reading()
     signature, contexts = value["by_signature"], value["by_contexts"]

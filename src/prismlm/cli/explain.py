@@ -13,7 +13,7 @@ from prismlm.cli.options import Json, Lens, Method, Model, Where, check_outputs,
 from prismlm.errors import InputError, suggest
 
 if TYPE_CHECKING:
-    from prismlm.lens.trace import Trace
+    from prismlm.explain.trace import Trace
 
 BY = ["document", "source", "domain", "license"]
 METHODS = ["evidence", "source"]
@@ -72,8 +72,8 @@ def explain(
     check_outputs(html, parquet)
     _span(tokens)
     heads = _heads(attention, as_json)
-    from prismlm.lens.language_model import load
-    from prismlm.lens.where import parse_where
+    from prismlm.explain.language_model import load
+    from prismlm.index.where import parse_where
 
     conditions = parse_where(where or [])
     lm = load(model, lens=lens)
@@ -92,7 +92,7 @@ def explain(
         value = values[0] if len(values) == 1 else {"texts": values}
         typer.echo(json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False))
         return
-    from prismlm.cli.reading import print_trace
+    from prismlm.cli.printing.trace import print_trace
 
     for trace in chosen:
         all_shown = tokens is not None
@@ -111,8 +111,8 @@ def _heads(attention: list[str] | None, as_json: bool) -> list[tuple[int, int]]:
 
 
 def _write(traces: list[Trace], html: Path | None, parquet: Path | None) -> None:
-    from prismlm.lens.html import write_page
-    from prismlm.lens.trace import write_parquet
+    from prismlm.explain.trace import write_parquet
+    from prismlm.pages.trace import write_page
 
     if html is not None:
         write_page(traces, html)

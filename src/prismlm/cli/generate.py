@@ -19,11 +19,12 @@ def generate(
     as_json: Json = False,
 ) -> None:
     """Print a prompt with what the model writes after it; stops at the end of a document."""
-    from prismlm.lens.language_model import PrismLM, load_checkpoint
+    from prismlm.index.opened_model import OpenedModel
+    from prismlm.models.checkpoint import load_checkpoint
 
     loaded, tokenizer, sidecar = load_checkpoint(model)
     # Writing needs no lens, so one that is stale or one of several is no reason to refuse.
-    lm = PrismLM(model, loaded, tokenizer, sidecar.head, sidecar.logit_map, None)
+    lm = OpenedModel(model, loaded, tokenizer, sidecar.head, sidecar.logit_map, None)
     text = lm.generate(prompt, tokens=tokens, temperature=temperature, seed=seed)
     if as_json:
         value = {"model": str(model), "prompt": prompt, "text": text}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from pathlib import Path
@@ -13,14 +12,15 @@ import typer
 from prismlm.cli import dataset_options as data
 from prismlm.cli.corpus import dataset_of
 from prismlm.cli.options import DryRun, Json, Model, Stride, is_first_process
+from prismlm.cli.output import print_json, print_rows
 from prismlm.errors import InputError, suggest
 
 if TYPE_CHECKING:
     from prismlm.cli.index_source import Source
     from prismlm.corpus import Columns, Corpus, HubDataset
     from prismlm.corpus.store import Split
-    from prismlm.lens.index import IndexOptions, Shard
-    from prismlm.lens.language_model import Checkpoint
+    from prismlm.index.build import IndexOptions, Shard
+    from prismlm.models.checkpoint import Checkpoint
 
 SPLITS = ["train", "heldout", "all"]
 LONGEST_DEFAULT_WINDOW = 1024
@@ -114,7 +114,7 @@ class Options(NamedTuple):
 
     def resolve(self, checkpoint: Checkpoint) -> IndexOptions:
         """Return the options for a model: its window and stride where none were named."""
-        from prismlm.lens.index import IndexOptions
+        from prismlm.index.build import IndexOptions
 
         width = _window(checkpoint) if self.window is None else self.window
         return IndexOptions(
@@ -149,8 +149,9 @@ def _source(
 
 def _run(job: _Job, source: Source, asked: Options, *, dry_run: bool, as_json: bool) -> None:
     from prismlm.cli.progress import ConsoleReporter
-    from prismlm.lens.index import check_lens, check_window, index_shard
-    from prismlm.lens.language_model import load_checkpoint, tokenizer_fingerprint
+    from prismlm.corpus.tokenizer import tokenizer_fingerprint
+    from prismlm.index.build import check_lens, check_window, index_shard
+    from prismlm.models.checkpoint import load_checkpoint
     from prismlm.progress import SILENT
 
     check_lens(job.out, overwrite=job.overwrite)
@@ -184,7 +185,7 @@ def _run(job: _Job, source: Source, asked: Options, *, dry_run: bool, as_json: b
 
 def _shard(shard: str | None) -> Shard:
     """Return which part to read: one that is named, one of torchrun's, or all."""
-    from prismlm.lens.index import Shard
+    from prismlm.index.build import Shard
 
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     if shard is None:
@@ -232,14 +233,14 @@ def _trained_on(checkpoint: Checkpoint, corpus: Corpus) -> bool | None:
 
 
 def _report(out: Path, seconds: float, *, as_json: bool) -> None:
-    from prismlm.lens.layout import lens_summary
+    from prismlm.index.layout import lens_summary
 
     summary = {"lens": str(out), **lens_summary(out), "seconds": round(seconds, 1)}
     print_json(summary) if as_json else _print_summary(summary)
 
 
 def _report_part(out: Path, part: Shard, *, as_json: bool) -> None:
-    from prismlm.lens.index_state import Partial
+    from prismlm.index.state import Partial
 
     done = [number + 1 for number in Partial(out).complete(part.count)]
     left = sorted(set(range(1, part.count + 1)) - set(done))
@@ -252,14 +253,9 @@ def _report_part(out: Path, part: Shard, *, as_json: bool) -> None:
     )
 
 
-def print_json(value: dict[str, Any]) -> None:
-    """Print one JSON document."""
-    typer.echo(json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False))
-
-
 def _print_summary(summary: dict[str, Any]) -> None:
     from prismlm.cli.format import count, duration
-    from prismlm.lens.mass import LARGEST_GROUPS
+    from prismlm.index.mass import LARGEST_GROUPS
 
     prototypes = summary["prototypes"]
     rows = [
@@ -274,19 +270,3 @@ def _print_summary(summary: dict[str, Any]) -> None:
         share = f"{summary['summed_share']:.1%} of uses"
         rows.insert(2, ("sources summed", f"{share}, as (other): more than {LARGEST_GROUPS:,}"))
     print_rows(rows, last=summary["lens"])
-
-
-def print_rows(rows: list[tuple[str, str]], last: str) -> None:
-    """Print names and amounts, and a last line."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim")
-    table.add_column(justify="right")
-    for row in rows:
-        table.add_row(*row)
-    console = Console(highlight=False)
-    console.print(table)
-    console.print(Text(last, style="dim"), soft_wrap=True)

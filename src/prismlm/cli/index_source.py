@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from prismlm.cli.corpus import print_amounts, stream_amounts
 from prismlm.cli.format import count, duration, size
-from prismlm.cli.index import print_json, print_rows
+from prismlm.cli.output import print_json, print_rows
 from prismlm.cli.signals import orderly_end
 from prismlm.corpus.datasets import HubDataset
 from prismlm.corpus.documents import Columns
@@ -17,9 +17,9 @@ from prismlm.corpus.store import Corpus
 from prismlm.corpus.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
-    from prismlm.lens.dataset_estimate import DatasetIndexEstimate
-    from prismlm.lens.index import IndexOptions
-    from prismlm.lens.language_model import Checkpoint
+    from prismlm.index.build import IndexOptions
+    from prismlm.index.dataset_estimate import DatasetIndexEstimate
+    from prismlm.models.checkpoint import Checkpoint
     from prismlm.progress import Reporter
 
 CORPORA = "corpora"
@@ -83,7 +83,7 @@ class DatasetSource:
 
     def estimate(self, checkpoint: Checkpoint, options: IndexOptions, *, as_json: bool) -> None:
         """Print what building it, if it is not there, and an index of it would cost."""
-        from prismlm.lens.dataset_estimate import estimate_dataset_index
+        from prismlm.index.dataset_estimate import estimate_dataset_index
 
         tokenizer = load_tokenizer(self._model)
         there = existing_corpus(
@@ -106,7 +106,7 @@ class DatasetSource:
 def _estimate(
     checkpoint: Checkpoint, corpus: Corpus, options: IndexOptions, *, as_json: bool
 ) -> None:
-    from prismlm.lens.index_estimate import estimate_index
+    from prismlm.index.estimate import estimate_index
 
     estimate = estimate_index(checkpoint.model, checkpoint.sidecar.head, corpus, options)
     if as_json:

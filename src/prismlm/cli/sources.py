@@ -13,7 +13,7 @@ from prismlm.cli.options import Json, Lens, Model
 from prismlm.errors import InputError
 
 if TYPE_CHECKING:
-    from prismlm.lens.sources import DocumentSources, TextUse
+    from prismlm.explain.sources import DocumentSources, TextUse
 
 
 def sources(
@@ -35,9 +35,9 @@ def sources(
         raise InputError("expected texts (--file) or an audit (--audit), got both.")
     if top < 1:
         raise InputError(f"--top is {top}: expected at least 1.")
-    from prismlm.lens.language_model import load
-    from prismlm.lens.sources import audited_texts_that_rely, document_sources, texts_that_rely
-    from prismlm.lens.texts import text_options
+    from prismlm.explain.language_model import load
+    from prismlm.explain.sources import audited_texts_that_rely, document_sources, texts_that_rely
+    from prismlm.explain.texts import text_options
 
     lm = load(model, lens=lens)
     if lm.lens is None:
@@ -65,7 +65,7 @@ def _print(found: DocumentSources, texts: list[TextUse] | None, top: int) -> Non
     from rich.table import Table
     from rich.text import Text
 
-    from prismlm.cli.reading import console_for_reading, plain
+    from prismlm.cli.output import console_for_reading, plain
 
     console = console_for_reading()
     console.print(Text(plain(found.title or found.doc_id), style="bold"))

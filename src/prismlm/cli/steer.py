@@ -13,11 +13,11 @@ from prismlm.cli.options import Json, Lens, Model
 from prismlm.errors import FormatError, InputError, suggest
 
 if TYPE_CHECKING:
-    from prismlm.lens.edits import Edit, Only
-    from prismlm.lens.language_model import PrismLM
-    from prismlm.lens.steering import Steering
-    from prismlm.lens.steering_cost import Cost
-    from prismlm.lens.steering_effects import Effects
+    from prismlm.edits.steering import Steering
+    from prismlm.edits.steering_cost import Cost
+    from prismlm.edits.steering_effects import Effects
+    from prismlm.edits.values import Edit, Only
+    from prismlm.explain.language_model import PrismLM
 
 KINDS = ["clamp", "scale", "ablate"]
 PARTS = ["prototypes", "residual"]
@@ -101,7 +101,7 @@ def steer(
         prototype, category, document, only, _Options(strength, edit, target, measure, cap)
     )
     prompts = [] if file is None else _prompts(file)
-    from prismlm.lens.language_model import load
+    from prismlm.explain.language_model import load
 
     lm = load(model, lens=lens)
     how: dict[str, Any] = {"only": cast("Only | None", only), "seed": seed}
@@ -115,7 +115,7 @@ def steer(
         value = head | asked | result.to_dict() | spent
         typer.echo(json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False))
     else:
-        from prismlm.cli.steer_reading import print_steering
+        from prismlm.cli.printing.steering import print_steering
 
         print_steering(_describe(edits), only, result, cost, note)
 
@@ -129,11 +129,11 @@ def _result(
     sampling: dict[str, Any],
 ) -> Steering | Effects:
     if prompt is not None:
-        from prismlm.lens.steering import steer as write
+        from prismlm.edits.steering import steer as write
 
         return write(lm, prompt, edits, **how, **sampling)
     from prismlm.cli.progress import ConsoleReporter
-    from prismlm.lens.steering_effects import measure_effects
+    from prismlm.edits.steering_effects import measure_effects
 
     draws = sampling["draws"]
     return measure_effects(lm, prompts, edits, **how, draws=draws, progress=ConsoleReporter())
@@ -182,7 +182,7 @@ def _edits(
 def _edit(
     prototype: int | None, category: str | None, document: str | None, options: _Options
 ) -> Edit:
-    from prismlm.lens.edits import Ablate, Clamp, Group, Scale
+    from prismlm.edits.values import Ablate, Clamp, Group, Scale
 
     kind, strength = options.kind, options.strength
     if kind not in KINDS:
@@ -242,7 +242,7 @@ def _cost(
     if tokens == 0:
         return None, "not asked for."
     from prismlm.cli.progress import ConsoleReporter
-    from prismlm.lens.steering_cost import corpus_of, perplexity_cost
+    from prismlm.edits.steering_cost import corpus_of, perplexity_cost
 
     try:
         found, note = corpus_of(lm, corpus)

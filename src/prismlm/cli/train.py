@@ -70,8 +70,8 @@ def _train(recipe: Recipe, *, resume: bool, as_json: bool) -> None:
 
 
 def _search(recipe: Recipe, *, resume: bool, as_json: bool) -> None:
+    from prismlm.cli.printing.search import print_search, trial_line
     from prismlm.cli.progress import ConsoleReporter
-    from prismlm.cli.search import print_search, trial_line
     from prismlm.training import search
 
     result = search(
@@ -84,7 +84,7 @@ def _search(recipe: Recipe, *, resume: bool, as_json: bool) -> None:
 
 
 def _estimate(recipe: Recipe, *, search: bool, resume: bool, as_json: bool) -> None:
-    from prismlm.cli.search import print_search_estimate
+    from prismlm.cli.printing.search import print_search_estimate
     from prismlm.training import estimate, estimate_search
 
     if search:

@@ -13,7 +13,9 @@ from prismlm.errors import InputError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-    from transformers import PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+    from prismlm.corpus.store import Corpus
 
 END_OF_TEXT = "<|endoftext|>"
 SMALLEST_VOCABULARY = 257  # every byte and the end of text
@@ -140,3 +142,21 @@ def text_encoder(backend: Tokenizer, eos_token: str) -> Tokenizer:
     encoder.add_special_tokens([AddedToken(eos_token, special=True, normalized=False)])
     encoder.encode_special_tokens = True
     return encoder
+
+
+def check_tokenizer_of(corpus: Corpus, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+    """Raise InputError unless a corpus holds the tokens of this tokenizer."""
+    if corpus.meta["tokenizer"]["fingerprint"] != tokenizer_fingerprint(tokenizer):
+        raise InputError(
+            f"the corpus {corpus.name} holds the tokens of another tokenizer than that of the "
+            f"model{f' {name}' if name else ''}. Build it again with that one: prismlm corpus "
+            "build IN --out DIR --tokenizer MODEL."
+        )
+
+
+def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """Return the fingerprint of a model's tokenizer, or None if it is not one a corpus can have."""
+    from transformers import PreTrainedTokenizerFast
+
+    fast = isinstance(tokenizer, PreTrainedTokenizerFast)
+    return fingerprint(tokenizer) if fast else None

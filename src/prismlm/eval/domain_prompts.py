@@ -20,9 +20,9 @@ from prismlm.eval.domain_share import (
     paired_difference,
     shuffled,
 )
+from prismlm.explain.prediction import evidence_table, read_tokens
+from prismlm.index.lens import GroupWeights
 from prismlm.layers import PrototypeHead
-from prismlm.lens.directory import GroupWeights
-from prismlm.lens.explain import evidence_table, read_tokens
 from prismlm.models.seam import LogitMap
 from prismlm.models.sidecar import weight_of
 

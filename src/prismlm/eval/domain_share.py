@@ -16,8 +16,8 @@ import torch
 from transformers import PreTrainedModel
 
 from prismlm.errors import InputError
+from prismlm.index.lens import GroupWeights
 from prismlm.layers import PrototypeHead
-from prismlm.lens.directory import GroupWeights
 from prismlm.models.seam import LogitMap, capture
 from prismlm.models.sidecar import weight_of
 from prismlm.ops.decomposition import decompose

@@ -1,12 +1,7 @@
 """Modules: explicit keyword arguments in, output and evidence out."""
 
 from prismlm.layers.prototype_head import HeadLosses, HeadOutput, PrototypeHead
-from prismlm.layers.prototype_mixer import (
-    MixerEvidence,
-    MixerOutput,
-    MixerState,
-    PrototypeMixer,
-)
+from prismlm.layers.prototype_mixer import MixerEvidence, MixerOutput, MixerState, PrototypeMixer
 
 __all__ = [
     "HeadLosses",

@@ -3,4 +3,4 @@
 Importing this package makes Hugging Face's Auto classes know prismlm's model types.
 """
 
-from prismlm.models import registration as registration
+from prismlm.models.decoders import registration as registration

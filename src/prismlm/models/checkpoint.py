@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -15,7 +16,9 @@ from transformers import (
 
 from prismlm.errors import FormatError, InputError
 from prismlm.models.quiet import quiet_transformers
-from prismlm.models.uncertainty import has_uncertainty, load_uncertainty
+from prismlm.models.seam import verify_logit_map
+from prismlm.models.sidecar import Sidecar, has_sidecar, load_sidecar
+from prismlm.models.uncertainty_feedback import has_uncertainty, load_uncertainty
 
 
 def read_checkpoint(
@@ -48,3 +51,38 @@ def read_checkpoint(
     if has_uncertainty(directory):
         load_uncertainty(directory, model)
     return model, tokenizer
+
+
+class Checkpoint(NamedTuple):
+    """A model directory opened without a lens: what an index is built from.
+
+    Attributes:
+        model: the plain Hugging Face model, in evaluation mode.
+        tokenizer: its tokenizer.
+        sidecar: its head, logit map and provenance.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    sidecar: Sidecar
+
+
+def load_checkpoint(path: Path | str, *, device: str = "cpu") -> Checkpoint:
+    """Open a model directory with its head, whatever state its lenses are in.
+
+    Raises:
+        InputError: no such directory.
+        FormatError: no head, a damaged file, or files that do not belong together.
+    """
+    directory = Path(path)
+    if not directory.is_dir():
+        raise InputError(
+            f"{directory} is not a directory. Expected a model directory; `prismlm demo` makes one."
+        )
+    if not has_sidecar(directory):
+        load_sidecar(directory)  # raises, saying what is missing
+    model, tokenizer = read_checkpoint(directory, device=device)
+    sidecar = load_sidecar(directory, model)
+    verify_logit_map(model, sidecar.logit_map)
+    sidecar.head.to(device)
+    return Checkpoint(model, tokenizer, sidecar)

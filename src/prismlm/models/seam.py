@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float
@@ -14,6 +14,9 @@ from torch import Tensor, nn
 
 from prismlm.errors import FormatError, InputError
 from prismlm.models.evaluating import evaluating
+
+if TYPE_CHECKING:
+    pass
 
 PROBE_SHAPE = (2, 8)
 
@@ -178,3 +181,8 @@ def verify_logit_map(model: nn.Module, logit_map: LogitMap) -> float:
             "this model applies after its output embedding."
         )
     return error
+
+
+def decoder_of(model: nn.Module) -> nn.Module:
+    """Return the part of a language model that comes before its output embedding."""
+    return getattr(model, "base_model", model)

@@ -1,14 +1,14 @@
 """Training a backbone together with a prototype head; the only importer of Trainer."""
 
 from prismlm.training.estimate import TrainingEstimate, estimate
-from prismlm.training.hyperparameters.estimate import SearchEstimate, estimate_search
-from prismlm.training.hyperparameters.result import SearchResult, TrialResult
-from prismlm.training.hyperparameters.search import search
 from prismlm.training.model import PrismForCausalLM, PrismOutput
 from prismlm.training.objective import LossWeights
 from prismlm.training.recipe import Recipe
 from prismlm.training.recipe_file import build_recipe, load_recipe
 from prismlm.training.run import TrainingInterrupted, TrainingResult, train
+from prismlm.training.search.estimate import SearchEstimate, estimate_search
+from prismlm.training.search.result import SearchResult, TrialResult
+from prismlm.training.search.search import search
 from prismlm.training.trainer import PrismTrainer
 
 __all__ = [

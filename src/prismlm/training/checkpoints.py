@@ -28,7 +28,7 @@ from prismlm.errors import DivergenceError, FormatError, InputError, PrismError
 from prismlm.files import share
 from prismlm.models.seam import LogitMap
 from prismlm.models.sidecar import Sidecar, base_of, save_sidecar
-from prismlm.models.uncertainty import save_uncertainty
+from prismlm.models.uncertainty_feedback import save_uncertainty
 from prismlm.training import parallel
 
 if TYPE_CHECKING:

@@ -12,15 +12,9 @@ from transformers.utils.generic import ModelOutput
 from prismlm.errors import InputError
 from prismlm.layers import PrototypeHead
 from prismlm.models.seam import Captured, LogitMap, capture, output_embedding
-from prismlm.models.uncertainty import uncertainty_of
+from prismlm.models.uncertainty_feedback import uncertainty_of
 from prismlm.ops.prototype_head import Routing
-from prismlm.training.objective import (
-    LossWeights,
-    OutputMap,
-    head_losses,
-    sample_positions,
-    select,
-)
+from prismlm.training.objective import LossWeights, OutputMap, head_losses, sample_positions, select
 from prismlm.training.revival import Usage
 from prismlm.training.step import Step
 

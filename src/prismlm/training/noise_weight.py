@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from prismlm.errors import InputError
-from prismlm.models.signal_noise import SignalNoiseForCausalLM
+from prismlm.models.decoders.signal_noise import SignalNoiseForCausalLM
 from prismlm.training.recipe import NoiseWeightRecipe, Recipe
 
 

@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
 
-from prismlm.errors import InputError, suggest
+from prismlm.errors import InputError
 from prismlm.training.recipe import Recipe
-
-# The tokenizer decides these.
-FROM_CORPUS = ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")
+from prismlm.training.recipe_values import describe, recipe_from
+from prismlm.training.search.space import check_space
 
 
 def load_recipe(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> Recipe:
@@ -33,7 +31,7 @@ def load_recipe(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> 
     settings = _parse(text, str(file))
     if not isinstance(settings, dict):
         raise InputError(
-            f"{file} holds {_describe(settings)}; expected keys such as corpus, out, model, steps."
+            f"{file} holds {describe(settings)}; expected keys such as corpus, out, model, steps."
         )
     origin: dict[str, str] = {}
     for override in overrides:
@@ -49,17 +47,10 @@ def build_recipe(
     Raises:
         InputError: as :func:`load_recipe`.
     """
-    try:
-        recipe = Recipe.model_validate(settings)
-    except ValidationError as error:
-        messages = [_explain(item, source, origin or {}) for item in error.errors()]
-        raise InputError("\n".join(dict.fromkeys(messages))) from None
-    _check_model(recipe, source, origin or {})
+    origin = origin or {}
+    recipe = recipe_from(settings, source, origin)
     if "search" in recipe.model_fields_set:
-        # It builds recipes of its own.
-        from prismlm.training.hyperparameters.space import check_space
-
-        where = next((o for k, o in (origin or {}).items() if k.startswith("search.")), source)
+        where = next((o for k, o in origin.items() if k.startswith("search.")), source)
         check_space(recipe, where)
     return recipe
 
@@ -114,72 +105,3 @@ def _override(settings: dict[str, Any], override: str) -> str:
             raise InputError(f"--set {override}: {path} is a single value, not a section.")
     here[name] = _parse(text, f"--set {override}")
     return key
-
-
-def _explain(item: Any, source: str, origin: dict[str, str]) -> str:
-    """Turn one of pydantic's findings into a sentence that names file, key and remedy."""
-    location = [str(part) for part in item["loc"]]
-    key = ".".join(location)
-    where = next((o for k, o in origin.items() if key == k or key.startswith(k + ".")), source)
-    section = _section(location[:-1])
-    known = list(section.model_fields)
-    if item["type"] == "extra_forbidden":
-        inside = f" in {'.'.join(location[:-1])}" if location[1:] else ""
-        return (
-            f"{where}: there is no setting {key!r}.{suggest(location[-1], known)} "
-            f"Known{inside}: {', '.join(known)}."
-        )
-    field = section.model_fields.get(location[-1]) if location else None
-    meaning = f" ({field.description})" if field is not None and field.description else ""
-    if item["type"] == "missing":
-        return f"{where}: {key} is missing{meaning}. Add it."
-    if item["type"] == "value_error":
-        return f"{where}: {key + ': ' if key else ''}{item['ctx']['error']}."
-    wanted = item["msg"].replace("Input should be", "expected")
-    return f"{where}: {key} is {_describe(item['input'])}; {wanted}{meaning}."
-
-
-def _section(path: list[str]) -> type[BaseModel]:
-    section: type[BaseModel] = Recipe
-    for name in path:
-        field = section.model_fields.get(name)
-        annotation = None if field is None else field.annotation
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
-            break
-        section = annotation
-    return section
-
-
-def _describe(value: Any) -> str:
-    if isinstance(value, dict):
-        return "a section"
-    return "nothing" if value is None else repr(value)
-
-
-def _check_model(recipe: Recipe, source: str, origin: dict[str, str]) -> None:
-    """Build the model without weights, so that a wrong key fails now and not after packing."""
-    import torch
-
-    from prismlm.models.presets import build_config, build_model
-
-    where = next((o for k, o in origin.items() if k.split(".")[0] == "model"), source)
-    for key in FROM_CORPUS:
-        if key in recipe.model:
-            raise InputError(
-                f"{where}: model.{key} comes from the corpus's tokenizer. Leave it out."
-            )
-    try:
-        config = build_config(dict(recipe.model), vocab_size=64, eos_token_id=0)
-        with torch.device("meta"):
-            build_model(config)
-    except InputError as error:
-        raise InputError(f"{where}: model: {error}") from error
-    except Exception as error:
-        # Configuration classes of other families raise whatever they like.
-        raise InputError(f"{where}: model cannot be built from {recipe.model}: {error}") from error
-    positions = getattr(config, "max_position_embeddings", None)
-    if isinstance(positions, int) and recipe.data.length > positions:
-        raise InputError(
-            f"{source}: data.length is {recipe.data.length}, and the model has positions for "
-            f"{positions} tokens. Lower it, or raise model.max_position_embeddings."
-        )

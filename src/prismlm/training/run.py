@@ -15,20 +15,20 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import TrainerState
 
 from prismlm.errors import DivergenceError, Interrupted, NotFiniteError
+from prismlm.explain.quality import HeadQuality, measure_quality
 from prismlm.files import atomic_file
-from prismlm.lens.quality import HeadQuality, measure_quality
 from prismlm.models.quiet import quiet_transformers
 from prismlm.models.seam import LogitMap
 from prismlm.models.sidecar import HEAD_FILE, META_FILE
 from prismlm.progress import SILENT, Reporter
 from prismlm.training import checkpoints, distributed, parallel
 from prismlm.training.callbacks import ReportProgress, StopOnInterrupt, tensorboard_callback
-from prismlm.training.layer_log import LayerLog, LogLayers
+from prismlm.training.logs.channels import routing_log
+from prismlm.training.logs.heads import spectra_log, write_spectra
+from prismlm.training.logs.layers import LayerLog, LogLayers
 from prismlm.training.recipe import Recipe
-from prismlm.training.routing_log import routing_log
 from prismlm.training.run_directory import begin, check_out, checkpoint_to_resume, exclusive
 from prismlm.training.setup import CHECKPOINTS, TENSORBOARD, Prepared, build_trainer, prepare
-from prismlm.training.spectra_log import spectra_log, write_spectra
 from prismlm.training.trainer import REMEDY, PrismTrainer
 
 HISTORY_FILE = "training.jsonl"

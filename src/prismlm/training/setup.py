@@ -21,7 +21,7 @@ from prismlm.errors import InputError
 from prismlm.layers import PrototypeHead
 from prismlm.models.presets import build_config, build_model
 from prismlm.models.sidecar import weight_of
-from prismlm.models.uncertainty import attach_uncertainty
+from prismlm.models.uncertainty_feedback import attach_uncertainty
 from prismlm.training import distributed, parallel
 from prismlm.training.block_dropout import add_dropout
 from prismlm.training.callbacks import EvaluateEvery, HeadSchedule

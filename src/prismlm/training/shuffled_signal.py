@@ -10,8 +10,8 @@ from jaxtyping import Int64
 from torch import Tensor
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from prismlm.models.uncertainty import UncertaintyFeedback
-from prismlm.ops.uncertainty import shuffle_codes
+from prismlm.models.uncertainty_feedback import UncertaintyFeedback
+from prismlm.ops.uncertainty_feedback import shuffle_codes
 from prismlm.training import distributed
 from prismlm.training.recipe import Recipe
 

@@ -18,7 +18,7 @@ from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 from transformers.trainer_callback import PrinterCallback
 
 from prismlm.errors import DivergenceError, InputError
-from prismlm.lens.quality import measure_quality
+from prismlm.explain.quality import measure_quality
 from prismlm.models.seam import LogitMap
 from prismlm.training import checkpoints, distributed, parallel
 from prismlm.training.evaluation import HeldOut

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from prismlm.errors import InputError
-from prismlm.ops.experts.routing import probabilities, route
+from prismlm.ops.experts.choice import probabilities, route
 
 
 def load_balancing_loss(

@@ -10,8 +10,8 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
+from prismlm.ops.experts.choice import ExpertRoutes
 from prismlm.ops.experts.linear import grouped_linear
-from prismlm.ops.experts.routing import ExpertRoutes
 
 
 def mix(

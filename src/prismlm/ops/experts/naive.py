@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from prismlm.ops.experts.routing import ExpertRoutes, check_numbers
+from prismlm.ops.experts.choice import ExpertRoutes, check_numbers
 
 
 def route(router_logits: Float[Tensor, "N E"], chosen: int) -> ExpertRoutes:

@@ -8,12 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from prismlm.ops.prototype_head.routing import (
-    Routing,
-    check_arguments,
-    inverse_norms,
-    score_dtype,
-)
+from prismlm.ops.prototype_head.routing import Routing, check_arguments, inverse_norms, score_dtype
 
 
 def route(

@@ -46,7 +46,7 @@ def check_noise_weight(noise_weight: float | Tensor) -> None:
     """Raise InputError for a number λ outside of [0, 1], or a tensor of more than one.
 
     The value of a tensor is not looked at, which would wait for the device at every call: whoever
-    sets it checks it, as :meth:`~prismlm.models.signal_noise.SignalNoiseModel.set_noise_weight`.
+    sets it checks it, as ``SignalNoiseModel.set_noise_weight`` does.
     """
     if isinstance(noise_weight, Tensor):
         if noise_weight.numel() != 1:

@@ -1,0 +1,1 @@
+"""Scripts behind docs/results/: see README.md."""

@@ -1,0 +1,143 @@
+"""Plant invented facts in the bundled sample, train on it and index it: what attribution.py asks.
+
+    python -m benchmarks.attribution.planted_model planted
+    python -m benchmarks.attribution.measure planted
+
+A part that is there already is kept, so a stopped run goes on from its last whole part, training
+from its last checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from prismlm.cli.progress import ConsoleReporter
+from prismlm.corpus import Corpus, build_corpus, pack, sample_path
+from prismlm.corpus.layout import is_held_out
+from prismlm.corpus.read import read_documents
+from prismlm.eval.planted_facts import COPIES, invent_facts, plant
+from prismlm.files import atomic_file, read_json, write_json
+from prismlm.index.build import IndexOptions, build_index
+from prismlm.models.checkpoint import load_checkpoint
+from prismlm.models.sidecar import has_sidecar
+from prismlm.progress import Reporter
+from prismlm.training import Recipe, load_recipe, train
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "laptop.yaml"
+# As the demo has them: with so few tokens, more steps learn more than larger ones.
+SETTINGS = ("batch_size=4", "optimizer.learning_rate=2e-3", "evaluation.every=1000")
+HELDOUT_FRACTION = 0.05
+FACTS_FILE = "facts.json"
+
+
+def main() -> None:
+    """Build what is missing."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--facts", type=int, default=32, help="for each number of documents")
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--every", type=int, default=1, help="one in so many real documents")
+    arguments = parser.parse_args()
+    progress = ConsoleReporter()
+    out = arguments.out
+    real = out / "real.parquet"
+    if not (out / FACTS_FILE).exists():
+        thin_out(sample_path(), real, arguments.every)
+        options = {key: value for key, value in vars(arguments).items() if key != "out"}
+        plant_facts(out, real, arguments.facts, arguments.seed, options=options)
+    if not (out / "corpus").exists():
+        sources = [real, out / "planted.parquet"]
+        fraction = HELDOUT_FRACTION
+        build_corpus(
+            sources, out / "corpus", vocab_size=4096, heldout_fraction=fraction, progress=progress
+        )
+    if not has_sidecar(out / "model"):
+        recipe = planted_recipe(out, arguments.epochs, arguments.seed)
+        train(recipe, resume=(out / "model").exists(), progress=progress)
+    if not (out / "model" / "lens" / "planted").exists():
+        index(out, progress)
+
+
+def thin_out(source: Path, target: Path, every: int) -> None:
+    """Write one in so many documents of a Parquet file."""
+    table = pq.read_table(source)
+    with atomic_file(target) as temporary:
+        pq.write_table(table.take(list(range(0, len(table), every))), temporary)
+
+
+def plant_facts(
+    out: Path,
+    source: Path,
+    per_level: int,
+    seed: int,
+    *,
+    copies: Sequence[int] = COPIES,
+    options: dict[str, int] | None = None,
+) -> None:
+    """Write the planted documents, and what each fact is and where it stands.
+
+    Args:
+        out: ``planted.parquet`` and ``facts.json`` are written here.
+        source: the real documents.
+        per_level: facts for each number of copies.
+        seed: of facts and places.
+        copies: how many documents the facts of each level are written into.
+        options: of the command line, noted for the page.
+    """
+    real = list(read_documents(source))
+    facts = invent_facts(per_level, seed, known=(host.text for host in real), copies=copies)
+    training = [host for host in real if not is_held_out(host.doc_id, HELDOUT_FRACTION)]
+    planted = plant(facts, training, seed, heldout_fraction=HELDOUT_FRACTION)
+    columns = {"id": "doc_id"} | {name: name for name in ("text", "source", "domain", "license")}
+    table = pa.table(
+        {
+            column: [getattr(item.document, attribute) for item in planted]
+            for column, attribute in columns.items()
+        }
+    )
+    with atomic_file(out / "planted.parquet") as temporary:
+        pq.write_table(table, temporary)
+    places: list[list[dict[str, str]]] = [[] for _ in facts]
+    for item in planted:
+        places[item.fact].append({"doc_id": item.document.doc_id, "prefix": item.prefix})
+    described: list[dict[str, Any]] = [
+        {**asdict(fact), "prompt": fact.prompt, "documents": place}
+        for fact, place in zip(facts, places, strict=True)
+    ]
+    write_json(out / FACTS_FILE, {"options": options or {}, "facts": described})
+
+
+def planted_recipe(out: Path, epochs: int, seed: int) -> Recipe:
+    """Return the laptop's recipe, with as many steps as the epochs take."""
+    base = [f"corpus={out / 'corpus'}", f"out={out / 'model'}", f"seed={seed}", *SETTINGS]
+    recipe = load_recipe(RECIPE, base)
+    corpus = Corpus.open(out / "corpus")
+    rows = len(pack(corpus, corpus.split("train"), recipe.data.length, seed))
+    return load_recipe(RECIPE, [*base, f"steps={-(-rows // recipe.batch_size) * epochs}"])
+
+
+def index(out: Path, progress: Reporter) -> None:
+    """Index the training text, with as many contexts for a prototype as by default."""
+    checkpoint = load_checkpoint(out / "model")
+    window = int(read_json(out / "model" / "training.json")["recipe"]["data"]["length"])
+    build_index(
+        checkpoint.model,
+        checkpoint.sidecar.head,
+        Corpus.open(out / "corpus"),
+        out / "model" / "lens" / "planted",
+        IndexOptions(window=window, stride=window * 3 // 4),
+        trained_on=True,
+        progress=progress,
+    )
+
+
+if __name__ == "__main__":
+    main()

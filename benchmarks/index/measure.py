@@ -1,0 +1,209 @@
+"""Time an index beside the forward passes that it makes, and measure how it grows.
+
+    python -m benchmarks.index.measure ratio MODEL CORPUS
+    python -m benchmarks.index.measure growth CORPUS
+
+``ratio`` makes every forward pass of an index three times in turns, each in one process: alone as
+the index makes it, alone with the logits that a plain call of the model also computes, and with all
+that the index does with it. ``growth`` indexes ever larger corpora, all cut from one, with a small
+untrained model, each in a process of its own. Both write docs/results/index.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import resource
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.shared.environment import environment
+from prismlm.allocator import keep_freed_memory
+from prismlm.corpus import Corpus
+from prismlm.corpus.blocks import block_passes
+from prismlm.files import read_json, write_json
+from prismlm.index import scan as index_scan
+from prismlm.index.build import IndexOptions, build_index, reading_of
+from prismlm.layers import PrototypeHead
+from prismlm.models.checkpoint import load_checkpoint
+from prismlm.models.presets import build_config, build_model
+from prismlm.models.seam import capture
+
+RESULT = Path(__file__).parents[2] / "docs" / "results" / "index.json"
+WARM_UP = 5
+RESAMPLES = 2000
+PROTOTYPES, PER_TOKEN, CONTEXTS = 256, 8, 16
+
+
+def main() -> None:
+    """Run one of the two and add its figures to the result."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    ratio = commands.add_parser("ratio")
+    ratio.add_argument("model", type=Path)
+    ratio.add_argument("corpus", type=Path)
+    ratio.add_argument(
+        "--tokens", type=int, help="stop after so many; the whole corpus if not given"
+    )
+    growth = commands.add_parser("growth")
+    growth.add_argument("corpus", type=Path)
+    growth.add_argument("--tokens", type=int, nargs="*", default=[10**5, 10**6, 10**7])
+    arguments = parser.parse_args()
+    if arguments.command == "ratio":
+        found = measure_ratio(arguments.model, arguments.corpus, arguments.tokens)
+    else:
+        found = measure_growth(arguments.corpus, arguments.tokens)
+    before: dict[str, Any] = read_json(RESULT) if RESULT.exists() else {}
+    # The two may be measured at different times, so that each has its own.
+    where = before.get("environment", {}) | {arguments.command: environment()}
+    write_json(RESULT, before | {"environment": where, arguments.command: found})
+    print(found)
+
+
+def measure_ratio(model: Path, corpus: Path, tokens: int | None) -> dict[str, Any]:
+    """Return the time of an index over that of its forward passes."""
+    checkpoint = load_checkpoint(model)
+    plain, head = checkpoint.model, checkpoint.sidecar.head
+    text = Corpus.open(corpus)
+    reading = reading_of(plain, head, text, IndexOptions(contexts=64, window=256, stride=192))
+    scan = index_scan.Scan.empty(head.num_prototypes, 64, head.width, reading.plan.count, 0)
+    seconds: list[tuple[float, float, float]] = []
+    keep_freed_memory()
+    with torch.inference_mode():
+        while scan.slot < reading.plan.count and not (tokens and scan.tokens >= tokens):
+            block = reading.block(scan.slot)
+            for batch, key in block_passes(block, text, text.eos_token_id):
+                inputs = {"input_ids": batch.input_ids, "use_cache": False}
+                inputs["attention_mask"] = batch.attention_mask.long()
+                began = time.process_time()
+                with capture(plain, logits=False):
+                    plain(**inputs)
+                alone = time.process_time()
+                plain(**inputs)
+                with_logits = time.process_time()
+                scan.tokens += index_scan._scan_pass(
+                    scan, reading, batch, block.keys, torch.from_numpy(key)
+                )
+                indexed = time.process_time()
+                seconds.append((alone - began, with_logits - alone, indexed - with_logits))
+            scan.finish_block(reading.plan)
+    began = time.process_time()
+    scan.settle()
+    settling = time.process_time() - began
+    times = np.array(seconds[WARM_UP:])
+    times[-1, 2] += settling
+    return {
+        "prototypes": head.num_prototypes,
+        "width": head.width,
+        "tokens": scan.tokens,
+        "passes": len(times),
+        "threads": torch.get_num_threads(),
+        "seconds_forward": float(times[:, 0].sum()),
+        "seconds_forward_with_logits": float(times[:, 1].sum()),
+        "seconds_index": float(times[:, 2].sum()),
+        "ratio": _ratio(times[:, 2], times[:, 0]),
+        "ratio_with_logits": _ratio(times[:, 2], times[:, 1]),
+        "ratio_last_half": _ratio(times[len(times) // 2 :, 2], times[len(times) // 2 :, 0]),
+    }
+
+
+def _ratio(index: np.ndarray, forward: np.ndarray) -> dict[str, float]:
+    """Return the ratio of the sums with a 95 % interval over resampled passes."""
+    drawn = np.random.default_rng(0).integers(len(index), size=(RESAMPLES, len(index)))
+    low, high = np.quantile(index[drawn].sum(1) / forward[drawn].sum(1), [0.025, 0.975])
+    return {"ratio": float(index.sum() / forward.sum()), "low": float(low), "high": float(high)}
+
+
+def measure_growth(source: Path, sizes: list[int]) -> list[dict[str, Any]]:
+    """Return time, memory and disk of indexes of growing corpora."""
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as directory:
+        work = Path(directory)
+        corpus = Corpus.open(source)
+        for size in sizes:
+            part = work / "part"
+            _cut(corpus, part, size)
+            context = multiprocessing.get_context("spawn")
+            queue = context.Queue()
+            child = context.Process(target=_index_part, args=(part, work / "lens", queue))
+            child.start()
+            rows.append(queue.get())
+            child.join()
+            print(rows[-1])
+            shutil.rmtree(part)
+            shutil.rmtree(work / "lens")
+    return rows
+
+
+def _cut(corpus: Corpus, out: Path, tokens: int) -> None:
+    """Write the first documents of a corpus, and as often anew as it takes, as a corpus."""
+    from prismlm.corpus import layout
+    from prismlm.corpus.documents import Document
+    from prismlm.corpus.writer import CorpusWriter
+
+    out.mkdir()
+    shutil.copytree(corpus.path / layout.TOKENIZER_DIRECTORY, out / layout.TOKENIZER_DIRECTORY)
+    step = max(1, corpus.num_tokens // tokens)
+    written = turn = 0
+    with CorpusWriter(
+        out,
+        dtype=np.dtype(corpus.meta["dtype"]),
+        eos_token_id=corpus.eos_token_id,
+        shard_tokens=2**27,
+        heldout_fraction=0.0,
+    ) as writer:
+        while written < tokens:
+            for index in range(0, len(corpus), step):
+                ids = corpus.tokens(int(corpus.starts[index]), int(corpus.lengths[index]))
+                source = corpus.column("source")[index]
+                name = f"{corpus.doc_ids[index]}-{turn}"
+                writer.add(Document(name, corpus.text(index), source), ids[:-1].tolist())
+                written += len(ids)
+                if written >= tokens:
+                    break
+            turn += 1
+        contents = writer.finish()
+    contents["counts"]["skipped"] = 0
+    kept = ("format", "version", "dtype", "tokenizer")
+    meta = {key: corpus.meta[key] for key in kept}
+    meta["split"] = {"rule": layout.SPLIT_RULE, "heldout_fraction": 0.0}
+    write_json(out / layout.META_FILE, meta | contents)
+
+
+def _index_part(path: Path, out: Path, queue: Any) -> None:
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    corpus = Corpus.open(path)
+    changes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
+    changes |= {"num_attention_heads": 2, "num_key_value_heads": 2}
+    config = build_config(
+        {"preset": "llama-tiny", **changes}, len(corpus.tokenizer), corpus.eos_token_id
+    )
+    model = build_model(config).eval()
+    head = PrototypeHead(config.hidden_size, PROTOTYPES, PER_TOKEN)
+    head.reset_parameters()
+    options = IndexOptions(contexts=CONTEXTS, window=256, stride=192)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    began, wall = time.process_time(), time.perf_counter()
+    build_index(model, head, corpus, out, options)
+    queue.put(
+        {
+            "tokens": corpus.num_tokens,
+            "documents": len(corpus),
+            "cpu_seconds": time.process_time() - began,
+            "seconds": time.perf_counter() - wall,
+            "memory_bytes_before": before * 1024,
+            "memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            "disk_bytes": sum(path.stat().st_size for path in out.iterdir()),
+        }
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""Write docs/results/index.md from index.json; ``--check`` only compares the two."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from benchmarks.shared.pages import RESULTS, measured_on, publish
+
+TARGET = 1.3
+EXTRAPOLATED = {"10⁹": 10**9, "10¹²": 10**12}
+DAY = 86_400
+MIB = 2**20
+
+
+def main() -> int:
+    """Render, or say whether the page is up to date."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true")
+    arguments = parser.parse_args()
+    result = json.loads((RESULTS / "index.json").read_text(encoding="utf-8"))
+    return publish({RESULTS / "index.md": render(result)}, check=arguments.check)
+
+
+def render(result: dict[str, Any]) -> str:
+    """Return the page."""
+    where = result.get("environment", {})
+    lines = [
+        "# The index: its time, and how it grows",
+        "",
+        "Generated from `index.json` by `python -m benchmarks.index.render`; the JSON by",
+        "",
+        "    prismlm demo --no-serve --out prismlm-demo",
+        "    python -m benchmarks.index.measure ratio prismlm-demo/model prismlm-demo/corpus",
+        "    python -m benchmarks.index.measure growth prismlm-demo/corpus",
+        "",
+        *_ratio(result["ratio"], where.get("ratio")),
+        *_growth(result.get("growth", []), where.get("growth")),
+    ]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _ratio(found: dict[str, Any], where: dict[str, Any] | None) -> list[str]:
+    rows = (
+        ("the forward passes that the index makes, without logits", found["ratio"]),
+        ("… in the second half of the run", found["ratio_last_half"]),
+        ("plain calls of the model, with logits", found["ratio_with_logits"]),
+    )
+    met = found["ratio"]["ratio"] <= TARGET
+    return [
+        "## Beside its own forward passes",
+        "",
+        f"The demo's model, width {found['width']}, K = {found['prototypes']:,}, L = 64, window "
+        f"256, stride 192; {found['tokens']:,} tokens in {found['passes']:,} passes, each made "
+        f"alone, alone with logits, and with all that the index does, in turns. CPU seconds, "
+        f"{found['threads']} thread(s); intervals are 95 % over resampled passes.",
+        "",
+        "| time of the index over that of | ratio | interval |",
+        "|---|---|---|",
+        *(f"| {name} | {r['ratio']:.2f} | {r['low']:.2f} to {r['high']:.2f} |" for name, r in rows),
+        "",
+        f"Target: at most {TARGET} × the same passes: {'met' if met else '**missed**'}. The first "
+        "row is the strict reading. The product with all prototypes and the exact choice of "
+        "the nearest weigh much beside a model this small, and less beside a larger one.",
+        "",
+        measured_on(where),
+        "",
+    ]
+
+
+def _growth(rows: list[dict[str, Any]], where: dict[str, Any] | None) -> list[str]:
+    if not rows:
+        return ["## Growth", "", "Not measured yet."]
+    last = rows[-1]
+    speed = last["tokens"] / last["cpu_seconds"]
+    lines = [
+        "## Growth",
+        "",
+        "Corpora of growing size, cut from one and repeated under new document names, each "
+        "indexed in a process of its own by an untrained model of one layer (width 32, K = 256, "
+        "L = 16), so that the index and not the model is what is measured. Memory is what the "
+        "process took beyond what it had before.",
+        "",
+        "| tokens | documents | CPU seconds | tokens a CPU second | memory, MiB | lens on disk, "
+        "MiB |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        memory = (row["memory_bytes"] - row["memory_bytes_before"]) / MIB
+        lines.append(
+            f"| {row['tokens']:,} | {row['documents']:,} | {row['cpu_seconds']:.1f} | "
+            f"{row['tokens'] / row['cpu_seconds']:,.0f} | {memory:.0f} | "
+            f"{row['disk_bytes'] / MIB:.1f} |"
+        )
+    lines += [
+        "",
+        f"At the last row's {speed:,.0f} tokens a CPU second, time being linear in tokens: "
+        + "; ".join(
+            f"{name} tokens take {name} / {speed:,.0f} s = {tokens / speed / DAY:,.2f} CPU days"
+            for name, tokens in EXTRAPOLATED.items()
+        )
+        + ". Divide by the number of shards. For another model, put its own tokens a second in the "
+        "place of this one: `prismlm index --dry-run` measures it.",
+        "",
+        measured_on(where),
+    ]
+    return lines
+
+
+if __name__ == "__main__":
+    sys.exit(main())

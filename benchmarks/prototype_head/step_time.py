@@ -1,0 +1,137 @@
+"""Time training steps with and without the prototype head, in turns, in one run.
+
+    prismlm corpus build sample --out corpus --vocab-size 4096
+    python -m benchmarks.prototype_head.step_time corpus
+
+Every second step of the same run leaves the head out, so that both kinds meet the same noise; the
+ratio is that of neighbouring steps. Writes docs/results/prototype_head/step-time-MODEL-N.json, N
+threads. Another model: --set model.preset=llama-small.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from benchmarks.prototype_head.head_bank import merged
+from benchmarks.prototype_head.measure import RECIPES, RESULTS, recipes
+from benchmarks.shared.environment import environment
+from prismlm.files import write_json
+from prismlm.training import build_recipe
+from prismlm.training.initialise import place_prototypes
+from prismlm.training.setup import build_trainer, prepare
+
+WARM_UP = 10
+NAMES = [
+    "default",
+    "default-quarter",
+    "default-eighth",
+    "default-all",
+    "light",
+    "light-kl",
+]
+RESAMPLES = 2000
+
+
+class Turns(TrainerCallback):
+    """Leaves the head out of every second step, and times all of them."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self._began = 0.0
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Switch, and start the clock."""
+        model = kwargs["model"]
+        model.mark_placed(state.global_step % 2 == 1)
+        model.step = state.global_step // 2
+        self._began = _now()
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Stop the clock."""
+        self.seconds.append(_now() - self._began)
+
+
+def main() -> None:
+    """Time every recipe."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("corpus", type=Path)
+    parser.add_argument("--steps", type=int, default=160)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--recipes", type=Path, default=RECIPES, help="where the recipes are")
+    parser.add_argument("--set", nargs="*", default=[], help="KEY=VALUE, as of prismlm train")
+    parser.add_argument("--only", nargs="*", default=NAMES, help="names of recipes")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    found = recipes(arguments.recipes, arguments.set)
+    timed = {
+        name: time_recipe(found[name], arguments.corpus, arguments.steps)
+        for name in NAMES
+        if name in found and name in arguments.only
+    }
+    for name, figures in timed.items():
+        print(
+            f"{name:24s} {figures['ratio']:.3f} × plain "
+            f"({figures['low']:.3f} to {figures['high']:.3f})"
+        )
+    preset = found["default"]["model"]["preset"]
+    write_json(
+        arguments.out / f"step-time-{preset}-{arguments.threads}.json",
+        {
+            "environment": environment(),
+            "preset": preset,
+            "steps": arguments.steps,
+            "recipes": timed,
+        },
+    )
+
+
+def time_recipe(settings: dict[str, Any], corpus: Path, steps: int) -> dict[str, float]:
+    """Return the median ratio of a step with the head to its neighbour, and its 95 % interval."""
+    with tempfile.TemporaryDirectory() as directory:
+        changes = {
+            "corpus": str(corpus),
+            "steps": 2 * (steps + WARM_UP),
+            "head": {"enabled": False, "initialise_at_step": 0},
+            "logging": {"tensorboard": False},
+            "checkpoint": {"every": 10 * steps},
+        }
+        prepared = prepare(build_recipe(merged(settings, changes)))
+        turns = Turns()
+        trainer = build_trainer(prepared, Path(directory), [turns])
+        generator = torch.Generator().manual_seed(0)
+        place_prototypes(prepared.model, prepared.rows, generator)
+        trainer.train()
+    seconds = np.array(turns.seconds).reshape(-1, 2)[WARM_UP:]
+    ratios = seconds[:, 1] / seconds[:, 0]
+    drawn = np.random.default_rng(0).choice(ratios, (RESAMPLES, len(ratios)))
+    low, high = np.quantile(np.median(drawn, axis=1), [0.025, 0.975])
+    return {
+        "ratio": float(np.median(ratios)),
+        "low": float(low),
+        "high": float(high),
+        "plain_ms": float(1000 * np.median(seconds[:, 0])),
+        "head_ms": float(1000 * np.median(seconds[:, 1])),
+    }
+
+
+def _now() -> float:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""What scripts that time things in parts share: their options, and writing each part.
+
+Imported by ``mixer.py`` and ``signal_noise_attention.py``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.prototype_head.route import machine
+from benchmarks.shared.environment import environment
+from prismlm.allocator import keep_freed_memory
+from prismlm.files import read_json, write_json
+
+
+def parts_parser(
+    description: str | None, parts: Iterable[str], *, rounds: int, out: Path
+) -> argparse.ArgumentParser:
+    """Return a parser of device, parts, sizes, rounds, threads, dtypes and the file."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawTextHelpFormatter
+    )
+    names = list(parts)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--parts", nargs="+", choices=names, default=names)
+    parser.add_argument("--quick", action="store_true", help="small sizes, to see that it runs")
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--threads", type=int, default=2, help="on a CPU")
+    parser.add_argument(
+        "--dtypes",
+        nargs="+",
+        choices=["float32", "bfloat16"],
+        help="bfloat16: autocast in training",
+    )
+    parser.add_argument("--out", type=Path, default=out)
+    return parser
+
+
+def rounds_of(part: str, given: argparse.Namespace) -> int:
+    """Return the rounds of a part, which may have an option of its own."""
+    return getattr(given, f"{part}_rounds", None) or given.rounds
+
+
+def run_parts(
+    given: argparse.Namespace,
+    rows_of: Callable[[str, str], Iterable[dict[str, Any]]],
+    **how: object,
+) -> None:
+    """Run the parts, and write each as soon as it is there; the file's others stay.
+
+    Args:
+        given: what :func:`parts_parser` read.
+        rows_of: returns the rows of a part in a dtype.
+        how: what else is noted of each part.
+    """
+    began = time.strftime("%Y-%m-%d %H:%M:%S")
+    if given.device == "cpu":
+        torch.set_num_threads(given.threads)
+        keep_freed_memory()
+    dtypes = given.dtypes or {"cpu": ["float32"], "cuda": ["float32", "bfloat16"]}[given.device]
+    result = read_json(given.out) if given.out.is_file() else {"parts": {}}
+    for part in given.parts:
+        load = os.getloadavg()[0]
+        rows = [row | {"dtype": dtype} for dtype in dtypes for row in rows_of(part, dtype)]
+        where = environment() | machine(given.device)
+        where |= {"load_before": round(load, 2), "load_after": round(os.getloadavg()[0], 2)}
+        noted = {"environment": where, "run_began": began, "rounds": rounds_of(part, given)}
+        noted |= {**how, "rows": rows}
+        result["parts"][part] = noted
+        given.out.parent.mkdir(parents=True, exist_ok=True)
+        write_json(given.out, result)

@@ -1,0 +1,150 @@
+"""Forms of one thing timed in turns, and what keeps a form that is too large from being run.
+
+Imported by ``mixer.py``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from benchmarks.prototype_head.route import resident
+
+RESAMPLES = 2000
+SHARE_OF_MEMORY = 0.7
+GROWTH = 4.0
+"""By how much time and memory grow where a row doubles, as long as one length is known only."""
+
+
+class Cost(NamedTuple):
+    """What one call took."""
+
+    seconds: float
+    mib: float
+
+
+class Turns(NamedTuple):
+    """Seconds of every form in every round, and the cost of its first call, the warm-up."""
+
+    elapsed: dict[str, list[float]]
+    processor: dict[str, list[float]]
+    first: dict[str, Cost]
+    failed: dict[str, str]
+
+
+def in_turns(forms: Mapping[str, Callable[[], object]], rounds: int, device: str) -> Turns:
+    """Run every form once, then once a round; a form that a GPU has no room for drops out.
+
+    Each round begins with another form, so that none is always the one after another.
+    """
+    turns = Turns({}, {}, {}, {})
+    for name, form in forms.items():
+        try:
+            turns.first[name] = cost(form, device)
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            turns.failed[name] = "does not fit into the memory"
+    left = [name for name in forms if name in turns.first]
+    for name in left:
+        turns.elapsed[name], turns.processor[name] = [], []
+    for first in range(rounds):
+        begin = first % max(1, len(left))
+        for name in left[begin:] + left[:begin]:
+            elapsed, processor = time.perf_counter(), time.process_time()
+            forms[name]()
+            synchronise(device)
+            turns.elapsed[name].append(time.perf_counter() - elapsed)
+            turns.processor[name].append(time.process_time() - processor)
+    return turns
+
+
+def cost(form: Callable[[], object], device: str) -> Cost:
+    """Return the time of a call and its peak of memory beyond what was held before.
+
+    On a CPU of the resident set (Linux only), after freed memory went back to the system.
+    """
+    if device == "cuda":
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+    else:
+        if platform.libc_ver()[0] == "glibc":
+            ctypes.CDLL(None).malloc_trim(0)
+        before = resident("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5")  # forgets the peak so far
+    began = time.perf_counter()
+    form()
+    synchronise(device)
+    seconds = time.perf_counter() - began
+    if device == "cuda":
+        return Cost(seconds, (torch.cuda.max_memory_allocated() - before) / 2**20)
+    return Cost(seconds, (resident("VmHWM") - before) / 1024)
+
+
+def synchronise(device: str) -> None:
+    """Wait until a GPU has done what it was asked for."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def free_mib(device: str) -> float:
+    """Return how much memory there is left."""
+    if device == "cuda":
+        return torch.cuda.mem_get_info()[0] / 2**20
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable")) / 1024
+
+
+def too_large(mib: float, device: str, share: float = SHARE_OF_MEMORY) -> str | None:
+    """Return why it is not run, or None: it may take that share of what is free."""
+    free = free_mib(device)
+    if mib <= share * free:
+        return None
+    return f"would need about {mib:,.0f} MiB of the {free:,.0f} MiB that were free"
+
+
+def forecast(costs: list[Cost]) -> Cost | None:
+    """Return what the double length will take, from what each doubling so far did.
+
+    With one length known a quadratic is supposed, and never less than a doubling.
+    """
+    if not costs:
+        return None
+    if len(costs) == 1:
+        return Cost(GROWTH * costs[0].seconds, GROWTH * costs[0].mib)
+    before, last = costs[-2:]
+    grown = (max(2.0, b / a) if a > 0 else GROWTH for a, b in zip(before, last, strict=True))
+    return Cost(*(value * factor for value, factor in zip(last, grown, strict=True)))
+
+
+def ratios(over: list[float], under: list[float]) -> dict[str, float]:
+    """Return the median of over / under by rounds, and its 95 % interval over resampled rounds."""
+    found = np.array(over) / np.array(under)
+    drawn = np.random.default_rng(0).choice(found, (RESAMPLES, len(found)))
+    low, high = np.quantile(np.median(drawn, axis=1), [0.025, 0.975])
+    return {
+        "ratio": round(float(np.median(found)), 4),
+        "low": round(float(low), 4),
+        "high": round(float(high), 4),
+    }
+
+
+def against(turns: Turns, name: str) -> dict[str, dict[str, dict[str, float]]]:
+    """Return every other form's times over those of ``name``: by the clock, and of processor."""
+    clocks = {"elapsed": turns.elapsed, "processor": turns.processor}
+    return {
+        clock: {other: ratios(t, seconds[name]) for other, t in seconds.items() if other != name}
+        for clock, seconds in clocks.items()
+        if name in seconds
+    }
+
+
+def milliseconds(turns: Turns) -> dict[str, float]:
+    """Return the median of every form."""
+    return {name: round(1e3 * float(np.median(t)), 3) for name, t in turns.elapsed.items()}

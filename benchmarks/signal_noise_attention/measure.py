@@ -1,0 +1,201 @@
+"""Train decoders of signal/noise attention and GPT-2 of a laptop's size on stories.
+
+    python -m benchmarks.signal_noise_attention.measure stories corpus TEXTS.parquet …
+    python -m benchmarks.signal_noise_attention.measure stories describe
+    python -m benchmarks.signal_noise_attention.measure stories train --seed 0        # and 1, 2
+    python -m benchmarks.signal_noise_attention.measure stories rates --seed 0
+    python -m benchmarks.signal_noise_attention.render
+
+The source trains on TinyStories; any stories will do, and the page names the corpus. Every model
+sees the same rows in the same order, documents kept apart, for as many steps, with the same peak
+rate, warmed up over 5 % of the steps (the source's 1,000 of 20,000) and falling along a cosine.
+
+One JSON file per run in docs/results/signal_noise_attention/. A run whose file is there is not run
+again, and one that was cut short goes on from its last checkpoint in ``--work``, where the trained
+models stay.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from benchmarks.prototype_mixer.measure import Settings, measure
+from prismlm.corpus import Corpus, build_corpus
+from prismlm.files import write_json
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results" / "signal_noise_attention"
+DESCRIBED = RESULTS.with_name("stories.json")
+PARTS = ["corpus", "describe", "train", "rates"]
+VOCABULARY = 4096
+HELD_OUT = 0.05
+GOLDEN = (1 + math.sqrt(5)) / 2
+RATE = 2e-3
+FACTORS = (0.5, 2.0)
+STEPS, LENGTH, ROWS = 750, 256, 8
+OWN: Settings = {"preset": "signal-noise-laptop"}
+LAMBDA: Settings = {"initial": 0.01, "final": 0.1}
+
+
+class Variant(NamedTuple):
+    """A model, and λ while it trains; None for a model without noise heads."""
+
+    model: Settings
+    noise_weight: Settings | None = LAMBDA
+
+
+DEFAULT = "ratio π"
+VARIANTS: dict[str, Variant] = {
+    DEFAULT: Variant(OWN),
+    "ratio 3": Variant(OWN | {"frequency_ratio": 3.0}),
+    "ratio 22/7": Variant(OWN | {"frequency_ratio": 22 / 7}),
+    "golden ratio": Variant(OWN | {"frequency_ratio": GOLDEN}),
+    "ratio 2": Variant(OWN | {"frequency_ratio": 2.0}),
+    "ratio 1": Variant(OWN | {"frequency_ratio": 1.0}),
+    "angles times π": Variant(OWN | {"frequency_scaling": "angle"}),
+    "λ = 0": Variant(OWN, {"initial": 0.0, "final": 0.0}),
+    "λ = 0.1": Variant(OWN, {"initial": 0.1, "final": 0.1}),
+    "λ to 1": Variant(OWN, {"initial": 0.01, "final": 1.0}),
+    "R = 1": Variant(OWN | {"expansion": 1}),
+    "R = 4": Variant(OWN | {"expansion": 4}),
+    "R = 2, untied": Variant(OWN | {"tied_output": False}),
+    "scores over √d": Variant(OWN | {"scale_by_width": True}),
+    "sparse-coding MLP": Variant(OWN | {"mlp": "sparse_coding"}),
+    "4 experts, 2 a token": Variant(
+        OWN | {"mlp": "experts", "num_local_experts": 4, "num_experts_per_tok": 2}
+    ),
+    "GPT-2": Variant({"preset": "gpt2-laptop", "n_positions": 2 * LENGTH}, None),
+    "LLaMA": Variant({"preset": "llama-laptop"}, None),
+}
+RATED = (DEFAULT, "R = 4", "GPT-2", "LLaMA")
+
+
+class Run(NamedTuple):
+    """One model to train."""
+
+    variant: str
+    factor: float = 1.0
+
+    @property
+    def slug(self) -> str:
+        """A name for its files."""
+        spelled = {"π": "pi", "λ": "lambda", "√": "root-", "=": ""}
+        words = "".join(spelled.get(letter, letter) for letter in self.variant)
+        words += f" rate times {self.factor:g}" if self.factor != 1 else ""
+        plain = "".join(letter if letter.isalnum() else " " for letter in words.lower())
+        return "-".join(plain.split())
+
+
+def main() -> None:
+    """Build the corpus, or make every run of a part that has no result yet."""
+    given = arguments()
+    if given.part == "corpus":
+        corpus = build_corpus(
+            given.texts, given.corpus, vocab_size=VOCABULARY, heldout_fraction=HELD_OUT
+        )
+        print(f"wrote {given.corpus}: {len(corpus.doc_ids)} documents")
+        return
+    described = describe(Corpus.open(given.corpus))
+    if given.part == "describe":
+        out = given.out / DESCRIBED.name if given.out != RESULTS else DESCRIBED
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_json(out, described)
+        print(f"wrote {out}")
+        return
+    torch.set_num_threads(given.threads)
+    for run in runs(given.part):
+        result = given.out / f"{run.slug}-{given.seed}.json"
+        if given.only and run.variant not in given.only:
+            continue
+        if result.is_file():
+            print(f"{result.name} is there")
+            continue
+        settings = recipe_of(run, given.corpus, given.seed, given.steps)
+        measure(
+            run._asdict() | {"corpus": described},
+            settings,
+            given.work / f"{run.slug}-{given.seed}",
+            result,
+        )
+
+
+def arguments() -> argparse.Namespace:
+    """Return what the command line says."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("corpus", type=Path)
+    parser.add_argument("part", choices=PARTS)
+    parser.add_argument("texts", type=Path, nargs="*", help="what the corpus is built from")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", nargs="*", help="variants")
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--work", type=Path, default=Path("signal-noise-runs"))
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    given = parser.parse_args()
+    if (given.part == "corpus") != bool(given.texts):
+        parser.error("texts are given to build the corpus from, and only then")
+    return given
+
+
+def describe(corpus: Corpus) -> dict[str, Any]:
+    """Return what a corpus is of: counts, fingerprint, and sources with their licences.
+
+    Sources are counted by the first part of their name, up to a slash.
+    """
+    sources: dict[str, dict[str, Any]] = {}
+    columns = (corpus.column("source"), corpus.column("license"), corpus.lengths.tolist())
+    for source, terms, tokens in zip(*columns, strict=True):
+        name = (source or "unknown").split("/")[0]
+        found = sources.setdefault(
+            name, {"source": name, "documents": 0, "tokens": 0, "licenses": set()}
+        )
+        found["documents"] += 1
+        found["tokens"] += tokens
+        found["licenses"].add(terms or "unknown")
+    return {
+        "name": corpus.name,
+        "fingerprint": corpus.fingerprint,
+        "documents": len(corpus),
+        "tokens": corpus.num_tokens,
+        "heldout": corpus.meta["heldout"],
+        "sources": [
+            found | {"licenses": sorted(found["licenses"])}
+            for found in sorted(sources.values(), key=lambda found: -found["tokens"])
+        ],
+    }
+
+
+def runs(part: str) -> list[Run]:
+    """Return the runs of a part."""
+    if part == "train":
+        return [Run(name) for name in VARIANTS]
+    return [Run(name, factor) for name in RATED for factor in FACTORS]
+
+
+def recipe_of(run: Run, corpus: Path, seed: int, steps: int = STEPS) -> dict[str, Any]:
+    """Return the recipe of a run, but for where it is written."""
+    variant = VARIANTS[run.variant]
+    return {
+        "corpus": str(corpus),
+        "seed": seed,
+        "model": variant.model,
+        "head": {"enabled": False},
+        "noise_weight": variant.noise_weight,
+        "data": {"length": LENGTH},
+        "optimizer": {"learning_rate": RATE * run.factor},
+        "steps": steps,
+        "batch_size": ROWS,
+        "evaluation": {"every": 0, "final_tokens": 200_000},
+        "checkpoint": {"every": 250, "keep": 1},
+        "logging": {"tensorboard": False},
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""Read what `signal_noise_training.py` trained: heads, coding rates, cross terms, loss by length.
+
+    python -m benchmarks.signal_noise_attention.read stories signal-noise-runs
+    python -m benchmarks.signal_noise_attention.render
+
+Writes one JSON file per model to docs/results/signal_noise_readings/. A model whose file is there
+is not read again. Heads, roles and the loss by length are read of every decoder that has them;
+rates and cross terms of those with signal and noise heads, trained and with random weights. Each
+seed of a model has random weights of its own beside it, drawn from that seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from benchmarks.shared.environment import environment
+from benchmarks.signal_noise_attention.measure import LENGTH, VARIANTS, Run, describe
+from prismlm.corpus import Corpus
+from prismlm.corpus.sequences import Sequences
+from prismlm.files import finite, write_json
+from prismlm.instruments.heads import (
+    SpectraOptions,
+    head_report,
+    layer_rates,
+    own_cross_terms,
+    read_states,
+    spectra_report,
+)
+from prismlm.instruments.heads.role_cases import load_role_cases
+from prismlm.instruments.heads.roles import score_to_dict, search_roles, untrained
+from prismlm.models.checkpoint import read_checkpoint
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results" / "signal_noise_readings"
+HEAD_TOKENS = 100_000
+LATER = 0.75
+"""The share of all steps after which the gradient's norm is averaged."""
+
+
+def main() -> None:
+    """Read every model that has no file yet."""
+    given = arguments()
+    torch.set_num_threads(given.threads)
+    corpus = Corpus.open(given.corpus)
+    for variant in VARIANTS:
+        for seed in given.seeds:
+            name = f"{Run(variant).slug}-{seed}"
+            result = given.out / f"{name}.json"
+            if result.is_file():
+                print(f"{result.name} is there")
+            elif not (given.models / name / "model.safetensors").is_file():
+                print(f"{given.models / name} holds no trained model: train it first")
+            else:
+                row = {"variant": variant, "seed": seed} | read(given.models / name, corpus, seed)
+                given.out.mkdir(parents=True, exist_ok=True)
+                write_json(result, row | {"environment": environment()})
+                print(f"wrote {result}", flush=True)
+
+
+def arguments() -> argparse.Namespace:
+    """Return what the command line says."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("corpus", type=Path)
+    parser.add_argument("models", type=Path, help="--work of the training script")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    return parser.parse_args()
+
+
+def read(directory: Path, corpus: Corpus, seed: int) -> dict[str, Any]:
+    """Return what one model's instruments say, and its gradients' norm while it trained.
+
+    The random weights beside it are drawn from ``seed``.
+    """
+    model, tokenizer = read_checkpoint(directory)
+    heldout = Sequences(corpus, "heldout", length=LENGTH, max_tokens=HEAD_TOKENS)
+    heads = head_report(model, heldout, name=directory.name).to_dict()
+    options = SpectraOptions(context=None, trained_length=LENGTH)
+    plain = model.config.model_type != "prismlm_signal_noise"
+    learned = model.config.model_type == "gpt2"
+    # Learned positions end where they end, and beyond the trained length they are as drawn.
+    spectra = (
+        {}
+        if learned
+        else spectra_report(
+            model, heldout, name=directory.name, options=options, loss_only=plain
+        ).to_dict()
+    )
+    for report in (heads, spectra):
+        if report:
+            report["corpus"]["path"] = corpus.name
+    row: dict[str, Any] = {
+        "heads": heads,
+        "spectra": spectra,
+        "roles": roles(model, tokenizer, seed),
+        "gradient": gradient_norms(directory),
+        "corpus": describe(corpus),
+    }
+    if not plain:
+        row["untrained"] = untrained_rates(model, heldout, seed)
+    return row
+
+
+def untrained_rates(model: PreTrainedModel, heldout: Sequences, seed: int) -> dict[str, Any]:
+    """Return rates and own cross terms of random weights with the model's configuration and λ."""
+    states = read_states(untrained(model, seed), heldout.batches())
+    return finite(
+        {
+            "rates": [rates.to_dict() for rates in layer_rates(states)],
+            "cross_terms": [own_cross_terms(states, length=LENGTH).to_dict()],
+        }
+    )
+
+
+def roles(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, seed: int) -> dict[str, Any]:
+    """Return how many heads look for each role, in the model and in random weights."""
+    cases = load_role_cases()
+    found, control = (
+        search_roles(one, tokenizer, cases) for one in (model, untrained(model, seed))
+    )
+    random = control.counts()
+    return {
+        "sentences": len(cases),
+        "heads": found.heads,
+        "draws": found.draws,
+        "seed": found.seed,
+        "level": found.level,
+        "roles": [
+            {
+                "role": finding.role,
+                "sentences": finding.sentences,
+                "words": finding.words,
+                "found": len(finding.found),
+                "untrained": random[finding.role],
+                "best": score_to_dict(finding.scores[0]) if finding.scores else None,
+            }
+            for finding in found.findings
+        ],
+    }
+
+
+def gradient_norms(directory: Path) -> dict[str, float]:
+    """Return the norm of the gradient before clipping, late in training: mean and greatest."""
+    lines = (directory / "training.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [row for row in map(json.loads, lines) if "grad_norm" in row]
+    last = rows[-1]["step"]
+    late = [row["grad_norm"] for row in rows if row["step"] > LATER * last]
+    return {"mean": statistics.fmean(late), "greatest": max(late), "from_step": LATER * last}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""Train decoders of a laptop's size with and without uncertainty feedback, on stories.
+
+    python -m benchmarks.signal_noise_attention.measure stories corpus TEXTS.parquet …
+    python -m benchmarks.uncertainty_feedback.measure stories train --seed 0        # and 1, 2
+    python -m benchmarks.uncertainty_feedback.measure stories levels --seed 0       # and 1, 2
+    python -m benchmarks.uncertainty_feedback.render
+
+Every model sees the same rows in the same order for as many steps, with the same peak rate, and
+begins with the weights of the same seed: those of ``signal_noise_training.py``, so that the runs
+without feedback can be compared with the ones there. The control is trained with the table and
+the codes of two passes, but permuted over all positions of a batch.
+
+One JSON file per run in docs/results/uncertainty_feedback/. A run whose file is there is not run
+again, and one that was cut short goes on from its last checkpoint in ``--work``, where the trained
+models stay, those of 65,536 levels with 200 MB each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from benchmarks.prototype_mixer.measure import Settings, measure
+from benchmarks.signal_noise_attention.measure import LENGTH, RATE, ROWS, STEPS
+from benchmarks.uncertainty_feedback.validation import validate
+from prismlm.corpus import Corpus
+from prismlm.files import write_json
+from prismlm.models.checkpoint import read_checkpoint
+from prismlm.models.uncertainty_feedback import uncertainty_of
+from prismlm.training import build_recipe
+from prismlm.training.run import HISTORY_FILE
+from prismlm.training.setup import prepare
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results" / "uncertainty_feedback"
+BACKBONES: dict[str, Settings] = {
+    "LLaMA": {"preset": "llama-laptop"},
+    "ProtoT": {"preset": "protot-laptop"},
+}
+LEVELS = 65536
+INTERPOLATED = 64
+"""Rows of the tables between whose rows codes are interpolated."""
+
+
+class Arm(NamedTuple):
+    """A model, and what it is fed back; None for nothing."""
+
+    backbone: str
+    uncertainty: Settings | None
+
+
+def fed(levels: int = LEVELS, **more: Any) -> Settings:
+    """Return the section ``uncertainty`` of a recipe with two passes."""
+    return {"enabled": True, "levels": levels, "passes": 2} | more
+
+
+def interpolated(levels: int, **more: Any) -> Settings:
+    """Return the same with fewer rows than levels."""
+    return fed(levels, rows=INTERPOLATED, **more)
+
+
+TRAIN: dict[str, Arm] = {
+    "no feedback": Arm("LLaMA", None),
+    "two passes": Arm("LLaMA", fed()),
+    "shuffled": Arm("LLaMA", fed(signal="shuffled")),
+    "one pass": Arm("LLaMA", fed(passes=1)),
+    "ProtoT, no feedback": Arm("ProtoT", None),
+    "ProtoT, two passes": Arm("ProtoT", fed()),
+    "ProtoT, shuffled": Arm("ProtoT", fed(signal="shuffled")),
+}
+SWEEP: dict[str, Arm] = {
+    "65,536 levels, interpolated": Arm("LLaMA", interpolated(LEVELS)),
+    "interpolated, shuffled": Arm("LLaMA", interpolated(LEVELS, signal="shuffled")),
+    "interpolated, from zero": Arm("LLaMA", interpolated(LEVELS, deviation=0.0)),
+    "interpolated, from zero, shuffled": Arm(
+        "LLaMA", interpolated(LEVELS, deviation=0.0, signal="shuffled")
+    ),
+    "4,096 levels": Arm("LLaMA", fed(4096)),
+    "4,096 levels, interpolated": Arm("LLaMA", interpolated(4096)),
+    "256 levels": Arm("LLaMA", fed(256)),
+    "256 levels, interpolated": Arm("LLaMA", interpolated(256)),
+}
+PARTS = {"train": TRAIN, "levels": SWEEP}
+
+
+def slug(arm: str) -> str:
+    """Return a name for the files of an arm."""
+    plain = "".join(letter if letter.isalnum() else " " for letter in arm.lower().replace(",", ""))
+    return "-".join(plain.split())
+
+
+def main() -> None:
+    """Make every run of a part that has no result yet."""
+    given = arguments()
+    torch.set_num_threads(given.threads)
+    for name, arm in PARTS[given.part].items():
+        result = given.out / f"{slug(name)}-{given.seed}.json"
+        if given.only and name not in given.only:
+            continue
+        if result.is_file():
+            print(f"{result.name} is there")
+            continue
+        settings = recipe_of(arm, given.corpus, given.seed, given.steps)
+        run(name, arm, settings, given.work / f"{slug(name)}-{given.seed}", result)
+
+
+def arguments() -> argparse.Namespace:
+    """Return what the command line says."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("corpus", type=Path)
+    parser.add_argument("part", choices=PARTS)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", nargs="*", help=f"of {', '.join([*TRAIN, *SWEEP])!r}")
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--work", type=Path, default=Path("uncertainty-runs"))
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    return parser.parse_args()
+
+
+def recipe_of(arm: Arm, corpus: Path, seed: int, steps: int = STEPS) -> Settings:
+    """Return the recipe of a run, but for where it is written."""
+    feedback = {} if arm.uncertainty is None else {"uncertainty": arm.uncertainty}
+    return {
+        "corpus": str(corpus),
+        "seed": seed,
+        "model": BACKBONES[arm.backbone],
+        "head": {"enabled": False},
+        "data": {"length": LENGTH},
+        "optimizer": {"learning_rate": RATE},
+        "steps": steps,
+        "batch_size": ROWS,
+        "evaluation": {"every": 0, "final_tokens": 200_000},
+        "checkpoint": {"every": 250, "keep": 1},
+        "logging": {"tensorboard": False},
+    } | feedback
+
+
+def run(name: str, arm: Arm, settings: Settings, work: Path, result: Path) -> None:
+    """Train, validate by signal, and write the figures."""
+    # Kept until the model is validated, so that training is not measured again.
+    measured = work.with_name(f"{work.name}.json")
+    if not measured.is_file():
+        measure({"arm": name, "backbone": arm.backbone}, settings, work, measured)
+    row = json.loads(measured.read_text(encoding="utf-8"))
+    model, _ = read_checkpoint(work)
+    if uncertainty_of(model) is not None:
+        row["table"] = table_of(model, settings, work)
+    row["validation"] = validate(model, Corpus.open(Path(settings["corpus"])), LENGTH)
+    write_json(result, row)
+    losses = row["validation"]["all"]["losses"]
+    print(f"{result.name}: {', '.join(f'{k} {v:.4f}' for k, v in losses.items())}", flush=True)
+
+
+def table_of(model: Any, settings: Settings, work: Path) -> Settings:
+    """Return the size of a trained table, which of its codes were fed and which rows moved."""
+    feedback = uncertainty_of(model)
+    assert feedback is not None
+    table = feedback.embedding.weight
+    begun = prepare(build_recipe(settings | {"out": str(work)})).model.uncertainty
+    assert begun is not None
+    lines = (work / HISTORY_FILE).read_text(encoding="utf-8").splitlines()
+    logs = [json.loads(line) for line in lines]
+    return {
+        "rows": len(table),
+        "parameters": table.numel(),
+        "codes_seen": max(log.get("uncertainty_codes_seen", 0) for log in logs),
+        "rows_moved": int((table != begun.embedding.weight).any(1).sum()),
+    }
+
+
+if __name__ == "__main__":
+    main()

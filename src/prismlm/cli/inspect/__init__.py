@@ -1,0 +1,1 @@
+"""prismlm inspect: one file for each thing that can be inspected."""

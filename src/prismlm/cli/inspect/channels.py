@@ -1,0 +1,209 @@
+"""prismlm inspect channels: what the channels of prototype mixers carry."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from prismlm.cli.options import Json, Model, check_outputs
+from prismlm.errors import InputError, suggest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from prismlm.corpus import Corpus
+    from prismlm.instruments.channels.report import ChannelReport
+
+FORMATS = ["svg", "png"]
+DOTS_PER_INCH = 160
+CorpusToRead = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="The corpus to read; else what the model was trained on, or none with --text.",
+    ),
+]
+SecondModel = Annotated[
+    Path | None,
+    typer.Option(metavar="MODEL", help="Metrics of a second model on the same text."),
+]
+
+
+def channels(
+    model: Model,
+    corpus: CorpusToRead = None,
+    split: Annotated[
+        str, typer.Option(metavar="SPLIT", help="Documents to read: train, heldout or all.")
+    ] = "heldout",
+    max_tokens: Annotated[
+        int, typer.Option(metavar="N", help="Tokens to read, from all over the corpus; 0 for all.")
+    ] = 100_000,
+    layer: Annotated[int | None, typer.Option(metavar="N", help="Only this layer.")] = None,
+    channel: Annotated[
+        int | None, typer.Option(metavar="K", help="Only this channel of --layer, in full.")
+    ] = None,
+    text: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Show what this text writes and reads.")
+    ] = None,
+    top: Annotated[int, typer.Option(metavar="N", help="Sequences kept of each channel.")] = 10,
+    beside: SecondModel = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write plots; needs the extra plot.")
+    ] = None,
+    image: Annotated[
+        str, typer.Option("--format", metavar="FORMAT", help="Of the plots: svg or png.")
+    ] = "svg",
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a self-contained page.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show what the channels of prototype mixers carry: figures, half-lives, tokens, sequences.
+
+    Of a model whose layers are built as LLaMA's it shows the same figures of the norms of its
+    value heads; it has no channels.
+    """
+    _check(layer, channel, max_tokens, image)
+    check_outputs(html, directory=out)
+    if out is not None:
+        # Said before minutes of reading, not after.
+        import prismlm.pages.channel_plots  # noqa: F401
+    asked = _Asked(layer, channel, text, top, split, max_tokens or None)
+    found = _read(model, corpus, beside, asked, page=html is not None)
+    if html is not None:
+        from prismlm.pages.channels import write_page
+
+        write_page(found.report, found.model, found.corpus, html)
+        typer.echo(f"wrote {html}", err=True)
+    if out is not None:
+        _draw(found, asked, out, image)
+    if as_json:
+        value = json.dumps(_value(found, channel), ensure_ascii=False, indent=2, allow_nan=False)
+        typer.echo(value)
+        return
+    from prismlm.cli.printing.channels import print_report
+
+    print_report(found.report, found.beside, layer=layer, channel=channel)
+
+
+class _Asked(NamedTuple):
+    layer: int | None
+    channel: int | None
+    text: str | None
+    top: int
+    split: str
+    max_tokens: int | None
+
+
+class _Found(NamedTuple):
+    report: ChannelReport
+    beside: ChannelReport | None
+    model: PreTrainedModel
+    corpus: Corpus | None
+
+
+def _check(layer: int | None, channel: int | None, max_tokens: int, image: str) -> None:
+    if channel is not None and layer is None:
+        raise InputError("--channel needs the --layer that it is in.")
+    if max_tokens < 0:
+        raise InputError(f"--max-tokens is {max_tokens}: expected at least 1, or 0 for all.")
+    if image not in FORMATS:
+        raise InputError(
+            f"there is no format {image!r}: expected {' or '.join(FORMATS)}."
+            f"{suggest(image, FORMATS)}"
+        )
+
+
+def _read(
+    path: Path, corpus: Path | None, beside: Path | None, asked: _Asked, *, page: bool
+) -> _Found:
+    from prismlm.corpus import Corpus
+    from prismlm.index.training_corpus import training_corpus
+    from prismlm.models.checkpoint import read_checkpoint
+    from prismlm.models.decoders.mixers import check_channel, check_layer, mixers_of
+
+    model, tokenizer = read_checkpoint(path)
+    if page or asked.channel is not None:
+        mixers = mixers_of(model)
+        if asked.layer is not None and asked.channel is not None:
+            check_layer(len(mixers), asked.layer)
+            check_channel(mixers[asked.layer].channels, asked.layer, asked.channel)
+    opened = None
+    if corpus is not None:
+        opened = Corpus.open(corpus)
+    elif asked.text is None or beside is not None:
+        opened = training_corpus(path)
+    report = _report(path, model, tokenizer, opened, asked, text=asked.text)
+    other = None
+    if beside is not None:
+        second, its_tokenizer = read_checkpoint(beside)
+        # Of another depth it has other layers.
+        everything = asked._replace(layer=None)
+        other = _report(beside, second, its_tokenizer, opened, everything, text=None)
+    return _Found(report, other, model, opened)
+
+
+def _report(
+    path: Path,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    corpus: Corpus | None,
+    asked: _Asked,
+    *,
+    text: str | None,
+) -> ChannelReport:
+    from typing import cast
+
+    from prismlm.cli.progress import ConsoleReporter
+    from prismlm.corpus.sequences import Sequences
+    from prismlm.corpus.store import Split
+    from prismlm.instruments.channels.build_report import ReportOptions, channel_report
+
+    sequences = None
+    if corpus is not None:
+        sequences = Sequences(corpus, cast("Split", asked.split), max_tokens=asked.max_tokens)
+    layers = None if asked.layer is None else (asked.layer,)
+    return channel_report(
+        model,
+        tokenizer,
+        sequences,
+        text=text,
+        name=path.resolve().name,
+        options=ReportOptions(layers=layers, kept=asked.top),
+        progress=ConsoleReporter(),
+    )
+
+
+def _draw(found: _Found, asked: _Asked, out: Path, image: str) -> None:
+    from prismlm.files import atomic_file
+    from prismlm.pages.channel_plots import figures
+
+    curve = None
+    if asked.layer is not None and asked.channel is not None:
+        curve = (asked.layer, asked.channel)
+    for name, figure in figures(found.report, found.beside, curve).items():
+        path = out / f"{name}.{image}"
+        with atomic_file(path) as temporary:
+            # No date in it: the same report is the same file but for ids.
+            metadata: dict[str, Any] = {"Date": None} if image == "svg" else {}
+            figure.savefig(temporary, format=image, dpi=DOTS_PER_INCH, metadata=metadata)
+        typer.echo(f"wrote {path}", err=True)
+
+
+def _value(found: _Found, channel: int | None) -> dict[str, Any]:
+    value = found.report.to_dict()
+    if channel is not None:
+        for layer in value["layers"]:
+            layer["channels"] = [c for c in layer["channels"] if c["channel"] == channel]
+    value["beside"] = None
+    if found.beside is not None:
+        other = found.beside.to_dict()
+        layers = [
+            {key: layer[key] for key in ("layer", "shared_routing", "metrics")}
+            for layer in other["layers"]
+        ]
+        value["beside"] = {"model": other["model"], "of": other["of"], "layers": layers}
+    return value

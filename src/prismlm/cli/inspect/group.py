@@ -1,0 +1,48 @@
+"""prismlm inspect: how far a lens converged and how varied it is; what channels and heads do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from prismlm.cli.inspect.attention import attention
+from prismlm.cli.inspect.channels import channels
+from prismlm.cli.inspect.heads import heads, spectra
+from prismlm.cli.inspect.index import index
+from prismlm.cli.inspect.interventions import interventions
+from prismlm.cli.inspect.uncertainty_feedback import uncertainty
+
+DEFAULT = "index"
+
+
+class ModelFirst(TyperGroup):
+    """Takes a first argument that is no command for the MODEL of ``inspect index``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put the default command before a model."""
+        if args and args[0] not in self.commands and args[0] != "--help":
+            args = [DEFAULT, *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=ModelFirst,
+    no_args_is_help=True,
+    help="Measure what a lens holds: `prismlm inspect MODEL`; or what channels and heads do.",
+)
+
+
+@app.callback()
+def _group() -> None:
+    pass
+
+
+app.command()(attention)
+app.command()(channels)
+app.command()(interventions)
+app.command()(heads)
+app.command()(spectra)
+app.command()(uncertainty)
+app.command(name=DEFAULT)(index)

@@ -1,0 +1,169 @@
+"""prismlm inspect interventions: what a model does without a channel, beside control channels."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from prismlm.cli.options import Json, check_outputs, parse_places
+from prismlm.errors import InputError, suggest
+
+if TYPE_CHECKING:
+    from prismlm.instruments.channels.case_files import Case
+    from prismlm.instruments.channels.effect_table import By
+    from prismlm.instruments.channels.inspection import ConceptInModel, TableOptions
+
+BY = ["relative", "points"]
+CONTROLS_FROM = ["layer", "model"]
+Models = Annotated[
+    list[Path], typer.Argument(metavar="MODEL...", help="Model directories, such as seeds.")
+]
+CasesFile = Annotated[
+    str,
+    typer.Option(
+        "--cases",
+        metavar="NAME|FILE",
+        help="covid, men, mental_health, new_zealand or women; or JSON lines of one's own.",
+    ),
+]
+Places = Annotated[
+    list[str] | None, typer.Option(metavar="L:K", help="Channel K of layer L; may be repeated.")
+]
+Find = Annotated[
+    bool, typer.Option("--find", help="Find it, by what writes at the cases' targets.")
+]
+Controls = Annotated[
+    int, typer.Option(metavar="N", help="Control channels drawn beside each channel.")
+]
+ControlFromWhere = Annotated[
+    str, typer.Option(metavar="WHERE", help="Drawn from the same layer, or the whole model.")
+]
+Reinitialisations = Annotated[
+    int, typer.Option(metavar="N", help="Random prototypes drawn for each channel.")
+]
+FirstToken = Annotated[
+    bool, typer.Option("--first-token", help="Of a target of several tokens, the first.")
+]
+
+
+def interventions(
+    models: Models,
+    cases: CasesFile,
+    channel: Places = None,
+    find: Find = False,
+    corpus: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The corpus that --find reads.")
+    ] = None,
+    max_tokens: Annotated[
+        int, typer.Option(metavar="N", help="Tokens that --find reads of a split; 0 for all.")
+    ] = 500_000,
+    controls: Controls = 5,
+    control_from: ControlFromWhere = "layer",
+    by: Annotated[
+        str, typer.Option(metavar="UNIT", help="Changes: relative, in %, or points.")
+    ] = "relative",
+    minimum: Annotated[
+        float, typer.Option(metavar="P", help="Leave out cases whose target is less probable.")
+    ] = 0.01,
+    reinitialisations: Reinitialisations = 3,
+    first_token: FirstToken = False,
+    seed: Annotated[int, typer.Option(metavar="S", help="Of controls and random prototypes.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write JSON, Markdown and Parquet.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Disturb a channel and show what becomes of words, beside channels drawn as controls."""
+    _check_choice("--by", by, BY)
+    _check_choice("--control-from", control_from, CONTROLS_FROM)
+    chosen = parse_places("--channel", "CHANNEL", channel)
+    _check(chosen, find, corpus, max_tokens)
+    check_outputs(directory=out)
+    from prismlm.instruments.channels.case_files import load_cases
+    from prismlm.instruments.channels.inspection import TableOptions
+
+    loaded = load_cases(cases)
+    options = TableOptions(
+        controls=controls,
+        control_from="layer" if control_from == "layer" else "model",
+        reinitialisations=reinitialisations,
+        minimum_probability=minimum,
+        first_token=first_token,
+        seed=seed,
+    )
+    found = _measured(models, loaded, chosen, corpus, max_tokens, options)
+    unit: By = "relative" if by == "relative" else "points"
+    value = {"cases": cases, "models": [item.to_dict() for item in found]}
+    if out is not None:
+        _write(out, found, value, unit)
+    if as_json:
+        typer.echo(json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False))
+        return
+    from prismlm.cli.printing.interventions import print_concepts
+
+    print_concepts(found, unit)
+
+
+def _check(places: list[tuple[int, int]], find: bool, corpus: Path | None, max_tokens: int) -> None:
+    if bool(places) == find:
+        raise InputError("expected either channels (--channel L:K) or --find.")
+    if find and corpus is None:
+        raise InputError("--find needs the text to find channels in: --corpus DIR.")
+    if max_tokens < 0:
+        raise InputError(f"--max-tokens is {max_tokens}: expected at least 1, or 0 for all.")
+
+
+def _measured(
+    models: list[Path],
+    cases: tuple[Case, ...],
+    places: list[tuple[int, int]],
+    corpus: Path | None,
+    max_tokens: int,
+    options: TableOptions,
+) -> list[ConceptInModel]:
+    from prismlm.cli.progress import ConsoleReporter
+    from prismlm.corpus import Corpus
+    from prismlm.instruments.channels.inspection import concept_in_model
+    from prismlm.models.checkpoint import read_checkpoint
+
+    opened = None if corpus is None else Corpus.open(corpus)
+    found: list[ConceptInModel] = []
+    for path in models:
+        model, tokenizer = read_checkpoint(path)
+        found.append(
+            concept_in_model(
+                model,
+                tokenizer,
+                cases,
+                name=str(path),
+                channels=places,
+                corpus=opened,
+                max_tokens=max_tokens or None,
+                options=options,
+                progress=ConsoleReporter(),
+            )
+        )
+    return found
+
+
+def _write(out: Path, found: list[ConceptInModel], value: dict[str, Any], by: By) -> None:
+    from prismlm.files import atomic_file, write_json
+
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(out / "interventions.json", value)
+    for number, item in enumerate(found):
+        stem = f"{number}-{Path(item.name).resolve().name}"
+        item.table.to_parquet(out / f"{stem}.parquet")
+        with atomic_file(out / f"{stem}.md") as temporary:
+            temporary.write_text(item.table.to_markdown(by), encoding="utf-8")
+    typer.echo(f"wrote {out}", err=True)
+
+
+def _check_choice(option: str, value: str, known: list[str]) -> None:
+    if value not in known:
+        raise InputError(
+            f"{option} is {value!r}: expected {' or '.join(known)}.{suggest(value, known)}"
+        )

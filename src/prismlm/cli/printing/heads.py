@@ -1,0 +1,175 @@
+"""Heads on a terminal: what each looks at, and signal heads beside noise heads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from prismlm.cli.format import count
+from prismlm.cli.output import console_for_reading, plain
+from prismlm.corpus.sequences import CorpusRead
+from prismlm.instruments.channels.wording import signed
+from prismlm.instruments.heads import AcrossModels, Comparison, HeadFigures, HeadReport
+
+BLOCKS = " ▁▂▃▄▅▆▇█"
+SIGNIFICANT = 0.05
+SMALLEST_SHARE = 0.005
+# Columns of the heads' table without its spectrum, with the gaps between them.
+TAKEN = 5 + 4 + 9 + 8 + 6 + 7 + 7 + 5 + 5 + 5 + 10 * 2
+NAMES = {
+    "distance": "mean distance",
+    "distance_beyond_self": "… beyond self",
+    "entropy": "entropy, nats",
+    "relative_entropy": "… of ln visible",
+    "self_share": "share on self",
+    "near_share": "share on 4 before",
+    "first_share": "share on first",
+}
+LARGER = {
+    "distance": "{} heads reach further",
+    "distance_beyond_self": "{} heads reach further",
+    "entropy": "{} heads spread wider",
+    "relative_entropy": "{} heads spread wider",
+    "self_share": "{} heads see self more",
+    "near_share": "{} heads see near more",
+    "first_share": "{} heads see first more",
+}
+
+
+def print_heads(report: HeadReport, *, table: bool) -> None:
+    """Print what each head does, and how signal heads differ from noise heads."""
+    console = console_for_reading()
+    print_header(console, report.model, report.corpus)
+    if table:
+        _print_heads(console, report)
+    if report.comparison is None:
+        console.print("Its heads are of one kind, so there are no groups to compare.\n")
+        return
+    _print_comparison(console, report.comparison)
+
+
+def print_across(found: Sequence[AcrossModels]) -> None:
+    """Print each model's effects, and how many agree in sign."""
+    console = console_for_reading()
+    models = len(found[0].effects)
+    console.print(Text(f"Signal against noise heads in {models} models", style="bold"))
+    table = table_of("figure", "Cliff's δ of each model", "*above 0", "*below 0", "*sign test p")
+    for one in found:
+        table.add_row(
+            NAMES[one.measure],
+            "  ".join(signed(effect, 2) for effect in one.effects),
+            str(one.positive),
+            str(one.negative),
+            _p(one.p),
+        )
+    console.print(table)
+    least = 2 / 2**models
+    console.print(f"[dim]{models} models: p cannot be below {least:.2g}, whatever they show[/]\n")
+
+
+def print_header(console: Console, model: str, corpus: CorpusRead) -> None:
+    """Print the model's name and what was read."""
+    parts = [Text(plain(model), style="bold")]
+    if corpus.positions:
+        parts.append(Text(f"{count(corpus.positions)} tokens of {plain(corpus.name)}"))
+    else:
+        parts.append(Text(plain(corpus.name)))
+    parts.append(Text(f"{corpus.split}, windows of {corpus.length:,}"))
+    console.print(Text(" · ", style="dim").join(parts))
+    console.print()
+
+
+def _print_heads(console: Console, report: HeadReport) -> None:
+    uses = report.uses
+    spectrum = console.width >= TAKEN + len(uses.bins)
+    table = table_of(
+        "*layer", "*head", "group", "*distance", "*beyond", "*entropy", "*of ln n", "*self",
+        "*near", "*first", *(["spectrum"] if spectrum else []),
+    )  # fmt: skip
+    _add(table, ["", "", "uniform"], uses.uniform, spectrum=spectrum)
+    last = None
+    for head in uses.heads:
+        if head.layer != last:
+            table.add_section()
+        shown = str(head.layer) if head.layer != last else ""
+        last = head.layer
+        _add(table, [shown, str(head.head), head.group], head, spectrum=spectrum)
+    console.print(table)
+    bins = " ".join(str(low) if low == high else f"{low}–{high}" for low, high in uses.bins)
+    console.print(
+        f"[dim]Means over {count(uses.queries)} queries that see at least {uses.least_visible} "
+        "tokens of their window, n: distance in positions, and beyond self; entropy in nats and "
+        "relative to ln n; shares on self, on the 4 tokens before and on the window's first. "
+        f"uniform: attention alike to all that is seen. Spectrum: shares by distance {bins}, "
+        "relative to the largest.[/]\n"
+    )
+
+
+def _add(table: Table, start: list[str], figures: HeadFigures, *, spectrum: bool) -> None:
+    table.add_row(
+        *start,
+        f"{figures.distance:.1f}",
+        f"{figures.distance_beyond_self:.1f}",
+        f"{figures.entropy:.2f}",
+        f"{figures.relative_entropy:.2f}",
+        f"{figures.self_share:.2f}",
+        f"{figures.near_share:.2f}",
+        f"{figures.first_share:.2f}",
+        *([Text(_blocks(figures.spectrum), "cyan")] if spectrum else []),
+        style="dim" if start[2] == "uniform" else None,
+    )
+
+
+def _blocks(shares: Sequence[float]) -> str:
+    top = max(shares)
+    return "".join(
+        BLOCKS[0] if share < SMALLEST_SHARE else BLOCKS[max(1, round(8 * share / top))]
+        for share in shares
+    )
+
+
+def _print_comparison(console: Console, comparison: Sequence[Comparison]) -> None:
+    console.print(Text("Signal against noise heads", style="bold"))
+    table = table_of("figure", "*signal", "*noise", "*Cliff's δ", "*p", "*layers", "in words")
+    for one in comparison:
+        digits = 1 if one.measure.startswith("distance") else 3
+        table.add_row(
+            NAMES[one.measure],
+            f"{one.signal_median:.{digits}f}",
+            f"{one.noise_median:.{digits}f}",
+            signed(one.effect, 2),
+            _p(one.p),
+            f"{one.layers_above}:{one.layers_below}",
+            _in_words(one),
+        )
+    console.print(table)
+    first = comparison[0]
+    console.print(
+        f"[dim]Medians over {first.signal_heads} + {first.noise_heads} heads in each of "
+        f"{len(first.layers)} layers. δ above 0: larger in signal heads. p exact, of ranks and "
+        f"permutations within layers, {len(comparison)} figures and none corrected for that. "
+        "layers: with δ above and below 0. These are heads of one model, not independent runs: "
+        "what holds of the design takes several models.[/]\n"
+    )
+
+
+def _in_words(one: Comparison) -> str:
+    if one.p >= SIGNIFICANT or not one.effect:
+        return "no clear difference"
+    return LARGER[one.measure].format("signal" if one.effect > 0 else "noise")
+
+
+def _p(value: float) -> str:
+    return "<1e-4" if value < 1e-4 else f"{value:.2g}"
+
+
+def table_of(*headings: str, gap: int = 2) -> Table:
+    """Return a table; columns whose heading starts with * are of numbers."""
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, gap, 0, 0))
+    for heading in headings:
+        name, justify = heading.lstrip("*"), "right" if heading.startswith("*") else "left"
+        table.add_column(name, justify=justify, no_wrap=True, min_width=len(name))
+    return table

@@ -1,0 +1,169 @@
+"""A steering on a terminal: the text, a table of its tokens or of effects, and the cost."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from prismlm.cli.format import count
+from prismlm.edits.steering import Leading, SteeredToken, Steering
+from prismlm.edits.steering_cost import Cost
+from prismlm.edits.steering_effects import Effect, Effects
+from prismlm.pages.trace_data import visible
+
+WIDTH_WHERE_PIPED = 100
+TOKEN_WIDTH = 16
+MEASURED = {
+    "signature": "signature's top tokens, Δ log p",
+    "text": "text's own next token, Δ log p",
+    "divergence": "KL (before ‖ after)",
+}
+
+
+def print_steering(
+    edit: dict[str, Any] | None,
+    only: str | None,
+    result: Steering | Effects,
+    cost: Cost | None,
+    note: str,
+) -> None:
+    """Print what an edit did; a pipe gets the same text without colour, 100 columns wide."""
+    console = Console(highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console = Console(highlight=False, width=WIDTH_WHERE_PIPED)
+    console.print(Text(_described(edit, only), style="bold"))
+    console.print()
+    if isinstance(result, Steering):
+        _print_text(console, result)
+    else:
+        _print_effects(console, result)
+    console.print()
+    _print_cost(console, cost, note)
+
+
+def _described(edit: dict[str, Any] | None, only: str | None) -> str:
+    words = [] if only is None else [f"{only} only"]
+    if edit is not None:
+        values = (f"{name} {value}" for name, value in edit.items() if name != "kind")
+        words.insert(0, " ".join([edit["kind"], *values]))
+    return ", ".join(words)
+
+
+def _print_text(console: Console, steering: Steering) -> None:
+    console.print(Text("with     ", "dim").append(_plain(steering.text), "default"))
+    if steering.unedited != steering.text:
+        console.print(Text("without  ", "dim").append(_plain(steering.unedited), "default"))
+    console.print()
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    table.add_column("token", no_wrap=True)
+    for heading in ("before", "after", "control"):
+        table.add_column(heading, no_wrap=True, justify="right")
+    table.add_column("leads before → after")
+    for token in steering.tokens:
+        table.add_row(
+            Text(_fit(visible(_plain(token.token)), TOKEN_WIDTH), style="bold"),
+            f"{token.before:.1%}",
+            _after(token),
+            "–" if token.control is None else f"{token.control:.1%}",
+            _leads(token),
+        )
+    console.print(table)
+    if not steering.tokens:
+        console.print("[dim]The document ends here: nothing was written.[/]")
+    if steering.draws:
+        console.print(
+            f"[dim]control: the same change of activation on random prototypes of equal "
+            f"activation, mean of {steering.draws} draws[/]"
+        )
+    left = sum(token.left for token in steering.tokens)
+    if left:
+        console.print(
+            f"[yellow]The clamp is undefined at {left} of {len(steering.tokens)} tokens (marked ·) "
+            "and left out there: the prototype's signature is not positive.[/]"
+        )
+
+
+def _after(token: SteeredToken) -> Text:
+    change = token.after - token.before
+    style = "green" if change > 0.005 else "red" if change < -0.005 else "default"
+    mark = " ·" if token.left else ""
+    return Text(f"{token.after:.1%} ({change:+.1%}){mark}", style)
+
+
+def _leads(token: SteeredToken) -> Text:
+    before, after = _leader(token.leading_before), _leader(token.leading_after)
+    return Text(before) if before == after else Text(f"{before} → ", "dim").append(after, "default")
+
+
+def _leader(leading: Leading | None) -> str:
+    if leading is None:
+        return "–"
+    if leading.category is not None:
+        return _plain(leading.category)
+    name = " · ".join(_plain(leading.name).split(" · ")[:2]) if leading.name else "prototype"
+    return f"{name} #{leading.prototype}"
+
+
+def _print_effects(console: Console, effects: Effects) -> None:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    table.add_column("nats per prediction")
+    for heading in ("prompts", "edit (95 %)", "control", "difference (95 %)", "d"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for name, effect in effects.measures.items():
+        table.add_row(
+            MEASURED[name],
+            str(effect.prompts),
+            _with_interval(effect.edit, effect.edit_interval),
+            "–" if effect.control is None else f"{effect.control:+.3f}",
+            _with_interval(effect.difference, effect.difference_interval),
+            _d(effect),
+        )
+    console.print(table)
+    if effects.signature_tokens:
+        tokens = " ".join(visible(_plain(token)) for token in effects.signature_tokens)
+        console.print(Text(f"signature's top tokens: {tokens}", "dim"))
+    control = f"control: mean of {effects.draws} draws" if effects.draws else "without a control"
+    console.print(
+        Text(
+            f"{effects.changed:.0%} of {count(effects.predictions)} predictions changed, "
+            f"{effects.left:.0%} left because the clamp is undefined there, {effects.capped:.0%} "
+            f"held at the cap; {control}",
+            "dim",
+        )
+    )
+
+
+def _d(effect: Effect) -> str:
+    return "–" if effect.d is None else f"{effect.d:+.2f}"
+
+
+def _with_interval(value: float | None, interval: tuple[float, float] | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:+.3f}" + (f" ({interval[0]:+.3f} to {interval[1]:+.3f})" if interval else "")
+
+
+def _print_cost(console: Console, cost: Cost | None, note: str) -> None:
+    if cost is None:
+        console.print(Text(f"cost on held-out text: {note}", "dim"))
+        return
+    control = "" if cost.control is None else f", control {cost.control:.2f}"
+    left = f", the clamp undefined at {cost.left:.0%}" if cost.left else ""
+    console.print(
+        f"perplexity on held-out text: {cost.perplexity:.2f} → {cost.edited:.2f}{control} "
+        f"({count(cost.tokens)} tokens of {cost.corpus}, {cost.changed:.0%} changed{left})"
+    )
+
+
+def _fit(text: str, width: int) -> str:
+    return text if cell_len(text) <= width else set_cell_size(text, width - 1) + "…"
+
+
+def _plain(text: str) -> str:
+    """Return a text without what a terminal would obey."""
+    return "".join(c if c.isprintable() or c == "\n" else "�" for c in text)

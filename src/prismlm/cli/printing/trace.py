@@ -1,0 +1,228 @@
+"""A trace on a terminal: coloured tokens, a table of predictions, shares and documents."""
+
+from __future__ import annotations
+
+import colorsys
+import re
+from collections.abc import Sequence
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+
+from prismlm.cli.format import count
+from prismlm.cli.output import (
+    NARROW_TOKEN_WIDTH,
+    TOKEN_WIDTH,
+    WIDTH_WHERE_PIPED,
+    bar,
+    console_for_reading,
+    fit,
+    plain,
+)
+from prismlm.explain.shares import DocumentShare, Method, Sources
+from prismlm.explain.trace import PrototypeUse, Step, Trace
+from prismlm.index.where import Where
+from prismlm.pages.trace import CAVEAT
+from prismlm.pages.trace_data import hue, visible
+
+PREDICTIONS_SHOWN = 12
+SHARES_SHOWN = 10
+# The heading of the column of what uncertainty feedback gave.
+FED_BACK_WIDTH = 8
+PLACE_WIDTH = 320
+
+
+def print_trace(
+    trace: Trace,
+    *,
+    by: str,
+    top: int,
+    documents: int,
+    all_shown: bool,
+    method: Method = "evidence",
+    where: Where | None = None,
+) -> None:
+    """Print a trace; a pipe gets the same text without colour, 100 columns wide."""
+    console = console_for_reading()
+    _print_header(console, trace)
+    console.print(_tokens(trace))
+    console.print()
+    steps = trace.steps if all_shown else trace.steps[-PREDICTIONS_SHOWN:]
+    _print_predictions(console, steps, top)
+    if len(steps) < len(trace):
+        console.print(
+            f"[dim]The last {len(steps)} of {len(trace)} predictions; others with --tokens A:B, "
+            "all with --tokens 0:[/]"
+        )
+    console.print()
+    if any(step.chains is not None for step in steps):
+        from prismlm.cli.printing.chains import print_chains
+
+        print_chains(console, steps)
+    if trace.lens is None:
+        console.print("[dim]No lens, so no training text: build one with prismlm index.[/]")
+        return
+    print_shares(console, trace.sources(by, method=method, where=where))
+    if documents:
+        print_documents(console, trace.documents(documents, method=method, where=where))
+    console.print(Text(CAVEAT, style="dim"))
+
+
+def _print_header(console: Console, trace: Trace) -> None:
+    parts = [Text(trace.model, style="bold")]
+    if trace.lens is not None:
+        meta = trace.lens.meta
+        parts.append(Text(f"lens {trace.lens.name}"))
+        parts.append(Text(f"{count(meta.tokens)} tokens of {count(meta.documents)} documents"))
+        if meta.trained_on is False:
+            parts.append(Text("not what it was trained on", style="yellow"))
+        elif meta.trained_on and meta.split == "heldout":
+            parts.append(Text("held out when it was trained", style="yellow"))
+    console.print(Text(" · ", style="dim").join(parts))
+    console.print()
+
+
+def _colour(use: PrototypeUse | None, lightness: float = 0.72) -> str:
+    if use is None:
+        return "default"
+    r, g, b = (round(255 * x) for x in colorsys.hls_to_rgb(hue(use) / 360, lightness, 0.6))
+    return f"#{r:02x}{g:02x}{b:02x}"
+
+
+def _leading(step: Step) -> PrototypeUse | None:
+    return max(step.prototypes, key=lambda use: use.evidence, default=None)
+
+
+def _tokens(trace: Trace) -> Text:
+    text = Text()
+    for step in trace.steps:
+        shown = plain(step.token).replace("\n", "↵\n")
+        leading = _leading(step)
+        text.append(
+            shown,
+            Style(color="#1b1a17", bgcolor=_colour(leading)) if leading is not None else Style(),
+        )
+    last = trace.steps[-1]
+    if last.target_from != "text":
+        text.append(" → ", "dim")
+        text.append(visible(plain(last.target)), "italic")
+    return text
+
+
+def _print_predictions(console: Console, steps: Sequence[Step], top: int) -> None:
+    longest = TOKEN_WIDTH if console.width >= WIDTH_WHERE_PIPED else NARROW_TOKEN_WIDTH
+    tokens = [fit(visible(plain(step.token)), longest) for step in steps]
+    targets = [fit(visible(plain(step.target)), longest) for step in steps]
+    fed_back = any(step.uncertainty is not None for step in steps)
+    widths = [max(5, *map(cell_len, tokens)), max(6, *map(cell_len, targets)), 5, 10, 6]
+    widths += [FED_BACK_WIDTH] if fed_back else []
+    # One to spare: rich 13.9 squeezes a column where the edge's padding would not fit as well.
+    room = max(12, console.width - sum(widths) - 2 * len(widths) - 1)
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    for heading, width in zip(("token", "target", "prob.", "explained"), widths, strict=False):
+        justify = "right" if heading == "prob." else "left"
+        table.add_column(heading, no_wrap=True, width=width, justify=justify)
+    if fed_back:
+        table.add_column("fed back", no_wrap=True, width=FED_BACK_WIDTH, justify="right")
+    table.add_column("logits of prototypes", no_wrap=True, width=room)
+    table.add_column("resid.", no_wrap=True, width=6, justify="right")
+    for step, token, target in zip(steps, tokens, targets, strict=True):
+        share = Text(bar(step.explained_share, 4), style="cyan")
+        share.append(f" {step.explained_share:>4.0%}", style="default")
+        table.add_row(
+            Text(token),
+            Text(target, style="bold"),
+            _percent(step.probability),
+            share,
+            *([_fed_back(step)] if fed_back else []),
+            _prototypes(step, top, room),
+            f"{step.residual:+.2f}",
+        )
+    console.print(table)
+
+
+def _fed_back(step: Step) -> str:
+    return "–" if step.uncertainty is None else f"{step.uncertainty:.0%}"
+
+
+def _prototypes(step: Step, top: int, room: int) -> Text:
+    """Return as many of the first ``top`` prototypes as fit, and how many there are beside."""
+    shown = Text()
+    for number, use in enumerate(step.prototypes[:top]):
+        name = (plain(use.name) if use.name else "prototype").split(" · ")
+        item = Text("  " if number else "").append(f"{use.contribution:+.2f} ")
+        item.append(fit(" · ".join(name[: 1 if room < 60 else 2]), 24), _colour(use, 0.6))
+        item.append(f" #{use.id}", "dim")
+        left = len(step.prototypes) - number - 1
+        if shown and shown.cell_len + item.cell_len + (5 if left else 0) > room:
+            return shown.append(f"  +{left + 1}", "dim")
+        shown.append_text(item)
+    left = len(step.prototypes) - top
+    return shown.append(f"  +{left}", "dim") if left > 0 else shown
+
+
+def print_shares(console: Console, sources: Sources) -> None:
+    """Print shares as bars."""
+    console.print(Text("Where it comes from", style="bold").append(f"  by {sources.by}", "dim"))
+    shown, others = sources.items[:SHARES_SHOWN], sources.items[SHARES_SHOWN:]
+    rows = [(item.key, item.share, "cyan") for item in shown]
+    if others:
+        rows.append((f"{len(others)} more", sum(item.share for item in others), "blue"))
+    if sources.where:
+        rows.append(("elsewhere", sources.elsewhere, "blue"))
+    rows.append(("unattributed", sources.unattributed, "bright_black"))
+    widest = max([share for _, share, _ in rows] + [1e-9])
+    room = max(10, console.width - 24 - 10)
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column(no_wrap=True, overflow="ellipsis", max_width=min(40, console.width // 2))
+    table.add_column(no_wrap=True, justify="right")
+    table.add_column(no_wrap=True)
+    for key, share, style in rows:
+        drawn = bar(share / widest, min(36, room, console.width // 3))
+        table.add_row(Text(plain(key)), f"{share:.1%}", Text(drawn.rstrip(), style=style))
+    console.print(table)
+    console.print()
+
+
+def print_documents(console: Console, documents: list[DocumentShare]) -> None:
+    """Print documents with their shares and places."""
+    if not documents:
+        return
+    console.print("[bold]Documents[/]")
+    for document in documents:
+        head = Text(f"{document.share:>6.1%}  ", style="bold")
+        head.append(plain(document.doc_id))
+        facts = [document.source, document.license or "licence unknown"]
+        head.append("  " + " · ".join(plain(fact) for fact in facts if fact), "dim")
+        head.truncate(console.width, overflow="ellipsis")
+        console.print(head, no_wrap=True)
+        if document.token is not None:
+            for line in _place(document, console.width - 8).wrap(console, console.width - 8):
+                line.rstrip()
+                console.print(Text(" " * 8).append_text(line))
+    console.print()
+
+
+def _place(document: DocumentShare, width: int) -> Text:
+    room = min(PLACE_WIDTH, 2 * width)
+    token = visible(plain(document.token or "")).replace("·", " ")
+    before, after = _flat(document.before), _flat(document.after)
+    side = max(10, (room - cell_len(token) - 2) // 2)
+    place = Text("…").append(before[-side:].lstrip())
+    inner = token.lstrip(" ")
+    if inner != token:
+        place.append(" ")
+    # Brackets say where the place is wherever there is no colour.
+    place.append(f"[{inner or '␣'}]", "bold reverse").append(after[:side].rstrip()).append("…")
+    return place
+
+
+def _flat(text: str | None) -> str:
+    return re.sub(r"[ \t]*\n\s*", " ↵ ", plain(text or "")).replace("\t", " ")
+
+
+def _percent(share: float) -> str:
+    return f"{share:.1%}" if share >= 0.0005 else "<0.1%"

@@ -1,0 +1,95 @@
+"""The sequences of a corpus that a model is run over, and what was read of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from prismlm.corpus.blocks import BlockPlan, block_passes, read_block, split_counts
+from prismlm.errors import InputError, suggest
+
+if TYPE_CHECKING:
+    from prismlm.corpus.store import Corpus, Split
+    from prismlm.corpus.windows import WindowBatch
+
+SPLITS = ("train", "heldout", "all")
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Which sequences of a corpus are read: its documents, cut every ``length`` tokens.
+
+    Blocks of documents are read in an order that lies evenly over the corpus, so that the first
+    ``max_tokens`` do too. Memory is set by one block.
+
+    Attributes:
+        corpus: the text.
+        split: which documents.
+        length: the most tokens of a sequence; the last of a document may be shorter.
+        max_tokens: after which to stop, or None for all.
+
+    Raises:
+        InputError: an unknown split, or a length or a number of tokens below 1.
+    """
+
+    corpus: Corpus
+    split: Split = "heldout"
+    length: int = 256
+    max_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.split not in SPLITS:
+            raise InputError(
+                f"there is no split {self.split!r}: expected {', '.join(SPLITS)}."
+                f"{suggest(self.split, list(SPLITS))}"
+            )
+        if self.length < 1:
+            raise InputError(f"sequences of {self.length} tokens: expected at least 1.")
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise InputError(f"max_tokens is {self.max_tokens}: expected at least 1, or None.")
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens are read; what the last batch goes beyond ``max_tokens`` not counted."""
+        there = split_counts(self.corpus, self.split)[1]
+        return there if self.max_tokens is None else min(there, self.max_tokens)
+
+    def batches(self) -> Iterator[WindowBatch]:
+        """Yield the sequences in batches, each a function of its block alone.
+
+        Raises:
+            InputError: the split has no documents.
+            FormatError: the corpus is damaged.
+        """
+        plan, read = BlockPlan.of(self.corpus.num_tokens), 0
+        for slot in range(plan.count):
+            block = read_block(
+                self.corpus, plan, plan.block(slot), self.split, self.length, self.length
+            )
+            for batch, _ in block_passes(block, self.corpus, self.corpus.eos_token_id):
+                if self.max_tokens is not None and read >= self.max_tokens:
+                    return
+                yield batch
+                read += int(batch.owned.sum())
+        if not read:
+            raise InputError(f"the corpus {self.corpus.name} has no documents in {self.split!r}.")
+
+
+@dataclass(frozen=True)
+class CorpusRead:
+    """What was read.
+
+    Attributes:
+        path: the corpus directory.
+        name: its name.
+        split: which documents.
+        length: the most tokens of a sequence.
+        positions: tokens read.
+    """
+
+    path: str
+    name: str
+    split: str
+    length: int
+    positions: int

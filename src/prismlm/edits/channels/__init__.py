@@ -1,0 +1,1 @@
+"""Interventions on the channels of prototype mixers, as values and in their scope."""

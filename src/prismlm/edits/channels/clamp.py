@@ -1,0 +1,263 @@
+"""Clamping the routing of one text onto another: gates that were recorded, in place of own ones.
+
+While a clamp holds, position i of a pass writes and reads by the gates that position
+``alignment[i]`` of the recorded text had; values stay those of the text that is read.
+
+A gate does not know its position, so the decoder's own inputs say it: how much its cache has seen,
+and how many positions come now.
+
+Source: ProtoT, §5.2, "Prototype clamping".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor, nn
+
+from prismlm.errors import InputError, suggest
+from prismlm.layers import MixerEvidence, PrototypeMixer
+from prismlm.models.decoders.mixers import routing_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+GateName = Literal["both", "write", "read"]
+GATE_NAMES = ("both", "write", "read")
+OWN = -1
+_INPUTS = (
+    "input_ids",
+    "attention_mask",
+    "position_ids",
+    "past_key_values",
+    "inputs_embeds",
+    "use_cache",
+)
+
+
+@dataclass(frozen=True, eq=False)
+class RoutingRecord:
+    """The gates of one text, in every layer.
+
+    Attributes:
+        input_ids: of the text, int64 [T].
+        layers: write and read gates of each layer, [1, T, R].
+    """
+
+    input_ids: Int64[Tensor, " T"]
+    layers: tuple[MixerEvidence, ...]
+
+
+def record_routing(model: PreTrainedModel, input_ids: Int64[Tensor, " T"]) -> RoutingRecord:
+    """Return the gates of one sequence, with what interventions hold, for :class:`ClampRouting`.
+
+    Raises:
+        InputError: no prototype mixer, or not one sequence of tokens.
+    """
+    if input_ids.ndim != 1 or not input_ids.numel():
+        raise InputError(
+            f"input_ids are {list(input_ids.shape)}: expected [T], one sequence of at least one "
+            "token."
+        )
+    return RoutingRecord(input_ids, routing_of(model, input_ids[None]))
+
+
+@dataclass(frozen=True, eq=False)
+class ClampRouting:
+    """Give positions the gates that another text had.
+
+        write_i = recorded write_a(i),   read_i = recorded read_a(i),   a(i) ≥ 0
+
+    Without an alignment a(i) = i, and the text must have as many tokens as the recorded one: a pass
+    that runs over its end is refused, and so is a shorter one that keeps no cache to go on with.
+    Positions after it, those that are generated, have their own gates. An alignment says a(i) for
+    its positions; those after it have their own.
+
+    Every row of a batch is clamped alike. Padding and packed rows are refused: a position in the
+    row would not be one in the text.
+
+    A layer with shared routing has one gate. It is clamped whichever of both is asked for, and
+    stays shared.
+
+    Attributes:
+        record: what :func:`record_routing` gave.
+        layers: which, or None for all.
+        gates: ``"both"``, ``"write"`` or ``"read"``.
+        alignment: a(i), a position of the recorded text or −1 for the own gate; or None.
+
+    Raises:
+        InputError: an unknown gate, or an alignment to positions that were not recorded.
+    """
+
+    record: RoutingRecord
+    layers: tuple[int, ...] | None = None
+    gates: GateName = "both"
+    alignment: Sequence[int] | Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.gates not in GATE_NAMES:
+            raise InputError(
+                f"there is no gate {self.gates!r} to clamp: expected {', '.join(GATE_NAMES)}."
+                f"{suggest(str(self.gates), list(GATE_NAMES))}"
+            )
+        recorded = len(self.record.input_ids)
+        sources = self.sources()
+        if sources.ndim != 1 or not sources.numel():
+            raise InputError(
+                f"an alignment of shape {list(sources.shape)}: expected [T], at least one position."
+            )
+        if sources.is_floating_point():
+            raise InputError("an alignment holds positions: expected integers.")
+        if not OWN <= int(sources.min()) <= int(sources.max()) < recorded:
+            raise InputError(
+                f"an alignment with positions {int(sources.min())} to {int(sources.max())}: the "
+                f"recorded text has 0 to {recorded - 1}, and −1 leaves a position its own gates."
+            )
+
+    def sources(self) -> Int64[Tensor, " T"]:
+        """Return a(i) of each position that the clamp speaks of."""
+        if self.alignment is None:
+            return torch.arange(len(self.record.input_ids))
+        return torch.as_tensor(self.alignment)
+
+
+class LayerClamp(NamedTuple):
+    """A clamp of one layer.
+
+    Attributes:
+        write, read: recorded gates, [T', R], or None for the own gate.
+        sources: a(i), [T].
+        whole: whether passes must fit the recorded text.
+    """
+
+    write: Tensor | None
+    read: Tensor | None
+    sources: Tensor
+    whole: bool
+
+
+class Pass(NamedTuple):
+    """Which positions a decoder is about to read.
+
+    Attributes:
+        first: how many came before.
+        length: how many come.
+        goes_on: whether a cache is kept.
+        obstacle: why positions in the row are not positions in a text, or None.
+    """
+
+    first: int
+    length: int
+    goes_on: bool
+    obstacle: str | None
+
+
+_pass: ContextVar[Pass | None] = ContextVar("prismlm_clamped_pass", default=None)
+
+
+def layer_clamp(clamp: ClampRouting, layer: int, mixer: PrototypeMixer) -> LayerClamp:
+    """Return what a clamp is in one layer.
+
+    Raises:
+        InputError: the record is of a model with other channels.
+    """
+    write, read = (gate[0] for gate in clamp.record.layers[layer])
+    if write.shape[1] != mixer.channels:
+        raise InputError(
+            f"layer {layer} has {mixer.channels} channels and the recorded routing "
+            f"{write.shape[1]}: record it with the model that it is clamped onto."
+        )
+    gates = "both" if mixer.shared_routing else clamp.gates
+    # One tensor for both keeps shared routing shared.
+    if clamp.record.layers[layer].write is clamp.record.layers[layer].read:
+        read = write
+    return LayerClamp(
+        None if gates == "read" else write,
+        None if gates == "write" else read,
+        clamp.sources(),
+        clamp.alignment is None,
+    )
+
+
+def clamped(evidence: MixerEvidence, clamp: LayerClamp) -> MixerEvidence:
+    """Return the gates of the pass under way with the clamp's in their places.
+
+    Raises:
+        InputError: the pass does not fit the clamp.
+    """
+    span = _pass.get()
+    if span is None:
+        raise InputError(
+            "routing is clamped by position, and only the decoder knows that: run the model, not a "
+            "layer of it."
+        )
+    _check(span, clamp)
+    own = torch.full((span.length,), OWN)
+    known = clamp.sources[span.first : span.first + span.length]
+    own[: len(known)] = known
+    sources = own.to(evidence.write.device)
+    write = _replaced(evidence.write, clamp.write, sources)
+    if clamp.write is clamp.read and evidence.write is evidence.read:
+        return MixerEvidence(write, write)
+    return MixerEvidence(write, _replaced(evidence.read, clamp.read, sources))
+
+
+def _replaced(gate: Tensor, recorded: Tensor | None, sources: Tensor) -> Tensor:
+    if recorded is None:
+        return gate
+    taken = recorded.to(gate)[sources.clamp(min=0)]
+    return torch.where((sources >= 0)[:, None], taken, gate)
+
+
+def _check(span: Pass, clamp: LayerClamp) -> None:
+    if span.obstacle is not None:
+        raise InputError(f"routing cannot be clamped onto {span.obstacle}.")
+    last, length = span.first + span.length, len(clamp.sources)
+    if not clamp.whole or span.first >= length or last == length:
+        return
+    if last > length:
+        raise InputError(
+            f"a pass reads positions {span.first} to {last - 1} and the recorded text has {length} "
+            "tokens: texts must have equally many, or the clamp needs an alignment."
+        )
+    if not span.goes_on:
+        raise InputError(
+            f"a pass reads {last} positions and the recorded text has {length} tokens: texts must "
+            "have equally many, or the clamp needs an alignment."
+        )
+
+
+def note_pass(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Note which positions a decoder is about to read: a forward pre-hook with keywords."""
+    given: dict[str, Any] = dict(zip(_INPUTS, args, strict=False)) | kwargs
+    inputs = given.get("input_ids")
+    inputs = given.get("inputs_embeds") if inputs is None else inputs
+    if inputs is None or inputs.ndim < 2:
+        # The decoder itself says what is wrong with them.
+        return
+    past, mask, positions = (
+        given.get(name) for name in ("past_key_values", "attention_mask", "position_ids")
+    )
+    use_cache = given.get("use_cache")
+    goes_on = module.config.use_cache if use_cache is None else use_cache  # pyright: ignore
+    packed = positions is not None and bool((positions.diff(dim=-1) != 1).any())
+    obstacle = None
+    if mask is not None and not bool(mask.all()):
+        obstacle = (
+            "a batch with padding: a position in the row would not be one in the text. Give rows "
+            "of one length, or one row"
+        )
+    elif packed and past is None and mask is None:
+        obstacle = "rows that hold several sequences: give one sequence a row"
+    first = 0 if past is None else int(past.get_seq_length())
+    _pass.set(Pass(first, inputs.shape[1], past is not None or bool(goes_on), obstacle))
+
+
+def forget_pass(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    """Note that a decoder has read: a forward hook."""
+    _pass.set(None)

@@ -1,0 +1,269 @@
+"""Where interventions hold: inside one ``with`` block, for the thread or task that entered it.
+
+Hooks on a mixer's gates carry them out; for clamps, one on the decoder says the positions. The
+interventions themselves are a context variable, so threads and asyncio tasks that share a model
+each see their own; hooks stand only while at least one block is open, and do nothing for those
+outside of one. A model that was compiled before does not see hooks: intervene on the plain one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from prismlm.edits.channels.clamp import (
+    ClampRouting,
+    LayerClamp,
+    clamped,
+    forget_pass,
+    layer_clamp,
+    note_pass,
+)
+from prismlm.edits.channels.interventions import Intervention, MaskRead, MaskWrite, Reinitialise
+from prismlm.edits.standing_hooks import Handles, StandingHooks
+from prismlm.errors import InputError
+from prismlm.layers import MixerEvidence, PrototypeMixer
+from prismlm.layers.prototype_mixer import GateInputs, initial_prototypes
+from prismlm.models.decoders.mixers import check_channel, check_layer, chosen_layers, mixers_of
+from prismlm.models.decoders.recurrent_decoder import RecurrentModel
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What is done to one layer's gates.
+
+    Attributes:
+        channels: R.
+        groups: G.
+        prototypes: those drawn anew, by channel.
+        write_excluded, read_excluded: channels with the score −∞.
+        write_zero, read_zero: channels whose gate is set to zero.
+        clamps: recorded gates, in the order in which they take the place of the model's own.
+    """
+
+    channels: int
+    groups: int
+    prototypes: Mapping[int, Tensor] = field(default_factory=dict[int, Tensor])
+    write_excluded: frozenset[int] = frozenset()
+    read_excluded: frozenset[int] = frozenset()
+    write_zero: frozenset[int] = frozenset()
+    read_zero: frozenset[int] = frozenset()
+    clamps: tuple[LayerClamp, ...] = ()
+
+    def then(self, inner: _Plan) -> _Plan:
+        """Return the plan of both, with ``inner``'s draw where both draw one channel anew."""
+        return _Plan(
+            self.channels,
+            self.groups,
+            {**self.prototypes, **inner.prototypes},
+            self.write_excluded | inner.write_excluded,
+            self.read_excluded | inner.read_excluded,
+            self.write_zero | inner.write_zero,
+            self.read_zero | inner.read_zero,
+            self.clamps + inner.clamps,
+        )
+
+
+Plans = Mapping[nn.Module, _Plan]
+_NONE: Plans = {}
+_plans: ContextVar[Plans] = ContextVar("prismlm_interventions", default=_NONE)
+_standing = StandingHooks()
+
+
+@contextmanager
+def intervene(model: nn.Module, *interventions: Intervention) -> Iterator[None]:
+    """Apply interventions to every forward pass of ``model`` in this block and context.
+
+        with intervene(model, MaskWrite(layer=9, channel=7)):
+            model.generate(ids)
+
+    It holds with and without a cache, in batches and beams; the gates that the model returns are
+    those after it. Blocks nest. A thread started inside the block has a context of its own and sees
+    none of it. No intervention changes no bit.
+
+    In one layer the order is: prototypes drawn anew and scores of −∞, then clamps, the last given
+    last, then gates set to zero.
+
+    Source: ProtoT, A.3; for clamps §5.2.
+
+    Raises:
+        InputError: the model has no prototype mixer, there is no such layer or channel, what is
+            given is not an intervention, no channel of a group is left to share its gate, or a gate
+            is both clamped and renormalised. Inside the block: a pass that a clamp does not fit.
+    """
+    own = _planned(model, interventions)
+    outer = _plans.get()
+    combined = {
+        gates: outer[gates].then(plan) if gates in outer else plan for gates, plan in own.items()
+    }
+    for plan in combined.values():
+        _check(plan)
+    hooked = [*own, *_decoders(model, own.values())]
+    token = _plans.set({**outer, **combined})
+    for module in hooked:
+        _standing.stand(module, partial(_hooks, module))
+    try:
+        yield
+    finally:
+        for module in hooked:
+            _standing.step_down(module)
+        _plans.reset(token)
+
+
+def interventions_hold() -> bool:
+    """Return whether any intervention holds in this thread or task."""
+    return bool(_plans.get())
+
+
+def _planned(model: nn.Module, interventions: Iterable[Intervention]) -> dict[nn.Module, _Plan]:
+    mixers = mixers_of(model)
+    plans: dict[nn.Module, _Plan] = {}
+    for intervention in interventions:
+        for layer, plan in _plans_of(intervention, mixers):
+            gates = mixers[layer].gates
+            held = plans.get(gates)
+            plans[gates] = plan if held is None else held.then(plan)
+    return plans
+
+
+def _plans_of(
+    intervention: Intervention, mixers: tuple[PrototypeMixer, ...]
+) -> Iterator[tuple[int, _Plan]]:
+    """Yield an intervention's layers with what it does there."""
+    if isinstance(intervention, ClampRouting):
+        recorded = len(intervention.record.layers)
+        if recorded != len(mixers):
+            raise InputError(
+                f"the model has {len(mixers)} layers and the recorded routing {recorded}: record "
+                "it with the model that it is clamped onto."
+            )
+        for layer in chosen_layers(len(mixers), intervention.layers):
+            clamp = layer_clamp(intervention, layer, mixers[layer])
+            yield layer, _Plan(mixers[layer].channels, mixers[layer].groups, clamps=(clamp,))
+        return
+    if not isinstance(intervention, (Reinitialise, MaskWrite, MaskRead)):
+        raise InputError(
+            f"{intervention!r} is not an intervention: expected Reinitialise, MaskWrite, MaskRead "
+            "or ClampRouting."
+        )
+    check_layer(len(mixers), intervention.layer)
+    mixer = mixers[intervention.layer]
+    check_channel(mixer.channels, intervention.layer, intervention.channel)
+    yield intervention.layer, _plan_of(intervention, mixer)
+
+
+def _plan_of(intervention: Reinitialise | MaskWrite | MaskRead, mixer: PrototypeMixer) -> _Plan:
+    members, none = frozenset([intervention.channel]), frozenset[int]()
+    if isinstance(intervention, Reinitialise):
+        drawn = {intervention.channel: _drawn(intervention, mixer)}
+        return _Plan(mixer.channels, mixer.groups, drawn)
+    # In the order of the fields: −∞ in the write and the read gate, then zero in both.
+    place = 2 * (not intervention.renormalise) + isinstance(intervention, MaskRead)
+    excluded_write, excluded_read, zero_write, zero_read = (
+        members if i == place else none for i in range(4)
+    )
+    return _Plan(
+        mixer.channels,
+        mixer.groups,
+        write_excluded=excluded_write,
+        read_excluded=excluded_read,
+        write_zero=zero_write,
+        read_zero=zero_read,
+    )
+
+
+def _decoders(model: nn.Module, plans: Iterable[_Plan]) -> tuple[nn.Module, ...]:
+    """Return what says positions, if a clamp asks for them."""
+    if not any(plan.clamps for plan in plans):
+        return ()
+    found = tuple(module for module in model.modules() if isinstance(module, RecurrentModel))
+    if not found:
+        raise InputError(
+            "routing is clamped by position, and only a decoder knows that: give the model, not a "
+            "layer of it."
+        )
+    return found
+
+
+def _drawn(intervention: Reinitialise, mixer: PrototypeMixer) -> Tensor:
+    parts = [intervention.seed, intervention.layer, intervention.channel]
+    seed = int(np.random.SeedSequence(parts).generate_state(1)[0])
+    generator = torch.Generator().manual_seed(seed)
+    return initial_prototypes(1, mixer.prototypes.shape[1], generator)[0]
+
+
+def _check(plan: _Plan) -> None:
+    size = plan.channels // plan.groups
+    for name, excluded in (("write", plan.write_excluded), ("read", plan.read_excluded)):
+        for first in range(0, plan.channels, size):
+            if excluded.issuperset(range(first, first + size)):
+                of = "" if plan.groups == 1 else f" of group {first // size}"
+                raise InputError(
+                    f"all {size} channels{of} of a {name} gate are excluded from its softmax, so "
+                    "that none is left to share it: leave one out, or mask without renormalise."
+                )
+        if excluded and any(getattr(clamp, name) is not None for clamp in plan.clamps):
+            raise InputError(
+                f"a {name} gate is clamped, which leaves it no softmax to exclude channel "
+                f"{min(excluded)} from: mask without renormalise, or do not clamp its layer."
+            )
+
+
+def _hooks(module: nn.Module) -> Handles:
+    if isinstance(module, RecurrentModel):
+        return (
+            module.register_forward_pre_hook(note_pass, with_kwargs=True),
+            module.register_forward_hook(forget_pass, always_call=True),
+        )
+    return (module.register_forward_pre_hook(_before), module.register_forward_hook(_after))
+
+
+def _before(module: nn.Module, args: tuple[Any, ...]) -> tuple[GateInputs] | None:
+    plan = _plans.get().get(module)
+    if plan is None:
+        return None
+    inputs: GateInputs = args[0]
+    device = inputs.prototypes.device
+    if plan.prototypes:
+        places = torch.tensor(list(plan.prototypes), device=device)
+        rows = torch.stack(list(plan.prototypes.values())).to(inputs.prototypes)
+        inputs = inputs._replace(prototypes=inputs.prototypes.index_copy(0, places, rows))
+    write = _flags(plan.write_excluded, plan.channels, device)
+    # One tensor for both keeps shared routing shared.
+    same = plan.read_excluded == plan.write_excluded
+    read = write if same else _flags(plan.read_excluded, plan.channels, device)
+    return (inputs._replace(write_excluded=write, read_excluded=read),)
+
+
+def _after(
+    module: nn.Module, args: tuple[Any, ...], evidence: MixerEvidence
+) -> MixerEvidence | None:
+    plan = _plans.get().get(module)
+    if plan is None or not (plan.write_zero or plan.read_zero or plan.clamps):
+        return None
+    for clamp in plan.clamps:
+        evidence = clamped(evidence, clamp)
+    if not (plan.write_zero or plan.read_zero):
+        return evidence
+    zeros = (plan.write_zero, plan.read_zero)
+    gates = [
+        gate if not zero else gate.index_fill(-1, torch.tensor(sorted(zero), device=gate.device), 0)
+        for gate, zero in zip(evidence, zeros, strict=True)
+    ]
+    return MixerEvidence(*gates)
+
+
+def _flags(channels: frozenset[int], count: int, device: torch.device) -> Tensor | None:
+    if not channels:
+        return None
+    flags = torch.zeros(count, dtype=torch.bool, device=device)
+    flags[list(channels)] = True
+    return flags

@@ -1,0 +1,80 @@
+"""Where edits hold: inside one ``with`` block, for the thread or task that entered it.
+
+A forward pre-hook on the output embedding edits z. The edits themselves are a context variable, so
+threads and asyncio tasks that share a loaded model each see their own; the hook stands only while
+at least one block is open, and does nothing for those outside of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from torch import Tensor, nn
+
+from prismlm.edits.plan import Plan
+from prismlm.edits.standing_hooks import Handles, StandingHooks
+
+_plans: ContextVar[tuple[Plan, ...]] = ContextVar("prismlm_edits", default=())
+_mask: ContextVar[Tensor | None] = ContextVar("prismlm_edits_mask", default=None)
+_standing = StandingHooks()
+
+
+@contextmanager
+def applied(model: nn.Module, plan: Plan) -> Iterator[None]:
+    """Apply a plan to every forward pass of ``model`` in this block and context.
+
+    Blocks nest: edits of the outer act first. A thread started inside the block has a context of
+    its own and is not edited, unless it was given a copy of this one.
+
+    Raises:
+        InputError: the plan and one that holds already exclude one another.
+    """
+    outer = _plans.get()
+    held = [p for p in outer if p.embedding is plan.embedding]
+    combined = held[0].then(plan) if held else plan
+    token = _plans.set((*(p for p in outer if p not in held), combined))
+    _standing.stand(plan.embedding, lambda: _hooks(model, plan.embedding))
+    try:
+        yield
+    finally:
+        _standing.step_down(plan.embedding)
+        _plans.reset(token)
+
+
+def edits_hold() -> bool:
+    """Return whether any edit holds in this thread or task."""
+    return bool(_plans.get())
+
+
+def _hooks(model: nn.Module, embedding: nn.Module) -> Handles:
+    return (
+        model.register_forward_pre_hook(_note_mask, with_kwargs=True),
+        embedding.register_forward_pre_hook(_edit),
+    )
+
+
+def _note_mask(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
+) -> None:
+    # A hook that another thread removes during the call may still be called, without keywords.
+    kwargs = kwargs or {}
+    mask = kwargs.get("attention_mask")
+    # Chosen positions come without saying which row of the mask is whose.
+    chosen = isinstance(kwargs.get("logits_to_keep"), Tensor)
+    _mask.set(mask if isinstance(mask, Tensor) and mask.ndim == 2 and not chosen else None)
+
+
+def _edit(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    plan = next((p for p in _plans.get() if p.embedding is module), None)
+    if plan is None:
+        return None
+    z, mask = args[0], _mask.get()
+    padding = None
+    if mask is not None and z.ndim == 3 and len(mask) == len(z) and mask.shape[1] >= z.shape[1]:
+        # The last states belong to the last columns: earlier ones are in the cache or not asked.
+        padding = mask[:, mask.shape[1] - z.shape[1] :] == 0
+    edited = plan.apply(z, padding)
+    return None if edited is z else (edited, *args[1:])

@@ -1,0 +1,261 @@
+"""One text written under edits: what each token's probability was, became, and would have become.
+
+The model writes with the edit. Its text is then read once: an edit acts after the last layer, so
+the states of the same tokens are the same with and without it, and probabilities before, after and
+under the control come from one forward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from prismlm.edits.plan import Changes, Plan, plan_for
+from prismlm.edits.scope import applied
+from prismlm.edits.steering_control import control_orders, control_state
+from prismlm.edits.values import Clamp, Edit, Only
+from prismlm.errors import InputError
+from prismlm.index.lens import Lens
+from prismlm.index.opened_model import OpenedModel
+from prismlm.models.seam import capture
+from prismlm.models.sidecar import weight_of
+
+
+@dataclass(frozen=True)
+class Leading:
+    """What carries most of a token's evidence.
+
+    Attributes:
+        category: the category whose prototypes have the most evidence together, or None where no
+            prototype in use has one.
+        prototype: the one with the most evidence.
+        name: its name, or None without a lens.
+    """
+
+    category: str | None
+    prototype: int
+    name: str | None
+
+
+@dataclass(frozen=True)
+class SteeredToken:
+    """One token of the text and what the edit does to the prediction of it.
+
+    Attributes:
+        position: of the token, from 0.
+        token, token_id: the token.
+        before, after: its probability without and with the edit.
+        control: its probability under the control, the mean over draws; None without a control.
+        leading_before, leading_after: what leads it; None where no prototype is in use.
+        changed: Σ |α′ − α| over the edited prototypes.
+        left: a clamp is undefined here and was left out.
+        capped: a clamp met its cap.
+    """
+
+    position: int
+    token: str
+    token_id: int
+    before: float
+    after: float
+    control: float | None
+    leading_before: Leading | None
+    leading_after: Leading | None
+    changed: float
+    left: bool
+    capped: bool
+
+
+@dataclass(frozen=True)
+class Steering:
+    """A text written under edits, beside the text without them.
+
+    Attributes:
+        prompt: what it starts with.
+        text: prompt and continuation under the edits.
+        unedited: prompt and continuation without them.
+        tokens: those written, or those of the prompt where none were asked for.
+        draws: random controls that ``control`` is the mean of; 0 without a control.
+    """
+
+    prompt: str
+    text: str
+    unedited: str
+    tokens: tuple[SteeredToken, ...]
+    draws: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields of ``prismlm steer --json``."""
+        return asdict(self) | {"tokens": [asdict(token) for token in self.tokens]}
+
+
+class Reading(NamedTuple):
+    """States of one sequence with and without an edit; T predictions.
+
+    Attributes:
+        z: unedited states, [T, d].
+        changes: of activations.
+        before, after: log-probabilities, [T, V].
+        control: log-probabilities of each draw, [T, V] each.
+    """
+
+    z: Tensor
+    changes: Changes
+    before: Tensor
+    after: Tensor
+    control: list[Tensor]
+
+
+@torch.no_grad()
+def steer(
+    lm: OpenedModel,
+    prompt: str,
+    edits: Sequence[Edit],
+    *,
+    only: Only | None = None,
+    generate: int = 20,
+    temperature: float = 0.0,
+    seed: int = 0,
+    draws: int = 8,
+) -> Steering:
+    """Write a continuation under edits and say what they did to every token of it.
+
+    A clamp must be defined where the prompt ends; further on, positions where it is not are left
+    as they are and marked.
+
+    Args:
+        lm: the model.
+        prompt: at least one token; at least two with ``generate=0``.
+        edits: what to change.
+        only: as for :meth:`PrismLM.edit`; there is no control for it.
+        generate: tokens to write; 0 reads the prompt's own.
+        temperature: 0 takes the top token; otherwise sampling from softmax(logits / T).
+        seed: of the sampling and of the control.
+        draws: random controls; 0 for none.
+
+    Raises:
+        InputError: nothing to do, an empty or over-long prompt, an edit that does not fit the
+            model, or a clamp that is undefined where the prompt ends.
+    """
+    plan = strict = check_something(plan_for(lm, edits, only), draws)
+    ids = lm.encode(prompt, generate)
+    if generate == 0 and ids.shape[1] < 2:
+        raise InputError(
+            "the prompt is one token, so it holds no prediction to show: give more tokens to "
+            "generate, or a longer prompt."
+        )
+    length = ids.shape[1]
+    if any(isinstance(edit, Clamp) for edit in edits):
+        strict.apply(_states(lm, ids)[length - 1 :])
+        plan = strict.leaving_undefined()
+    unedited = lm.write(ids, generate, temperature, seed)
+    with applied(lm.model, plan):
+        ids = lm.write(ids, generate, temperature, seed)
+    first = length - 1 if generate else 0
+    mean = weight_of(lm.model).mean(0, dtype=torch.float32)
+    orders = control_orders(lm.head.num_prototypes, 0 if only else draws, seed)
+    reading = read(lm, plan, ids, orders)
+    return Steering(
+        prompt=prompt,
+        text=_decode(lm, ids),
+        unedited=_decode(lm, unedited),
+        tokens=tuple(
+            _token(lm, plan, reading, ids, t, mean) for t in range(first, ids.shape[1] - 1)
+        ),
+        draws=len(orders),
+    )
+
+
+def check_something(plan: Plan, draws: int) -> Plan:
+    """Return the plan.
+
+    Raises:
+        InputError: it edits nothing, or a negative number of draws.
+    """
+    if not (plan.edits or plan.only):
+        raise InputError("there is no edit: give at least one, such as prismlm.Ablate(412).")
+    if draws < 0:
+        raise InputError(f"{draws} draws of the control: expected 0 or more.")
+    return plan
+
+
+def read(lm: OpenedModel, plan: Plan, ids: Tensor, orders: Sequence[Tensor]) -> Reading:
+    """Run the model once over ``ids`` [1, T] and return its predictions with and without a plan."""
+    z = _states(lm, ids)
+    changes = plan.changes(z)
+    return Reading(
+        z,
+        changes,
+        log_probabilities(lm, plan, z),
+        log_probabilities(lm, plan, plan.edited(z, changes)),
+        [log_probabilities(lm, plan, control_state(plan, z, changes, o)) for o in orders],
+    )
+
+
+def log_probabilities(lm: OpenedModel, plan: Plan, z: Tensor) -> Tensor:
+    """Return the model's own log-probabilities [N, V] from states [N, d], in float32."""
+    return lm.logit_map(plan.embedding.forward(z).float()).log_softmax(-1)
+
+
+def _states(lm: OpenedModel, ids: Tensor) -> Tensor:
+    with capture(lm.model, logits=False) as seen:
+        lm.model(input_ids=ids, use_cache=False)
+    return seen.z[0]
+
+
+def _token(
+    lm: OpenedModel, plan: Plan, reading: Reading, ids: Tensor, t: int, mean: Tensor
+) -> SteeredToken:
+    token = int(ids[0, t + 1])
+    row = weight_of(lm.model)[token].float() - mean
+    changes = reading.changes
+    routing = changes.routing
+    active = dict(zip(routing.indices[t].tolist(), routing.activations[t].tolist(), strict=True))
+    edited = dict(zip(plan.prototypes.tolist(), changes.after[t].tolist(), strict=True))
+    after = {} if plan.only == "residual" else active | edited
+    controls = [float(draw[t, token].exp()) for draw in reading.control]
+    return SteeredToken(
+        position=t + 1,
+        token=str(lm.tokenizer.decode([token], clean_up_tokenization_spaces=False)),
+        token_id=token,
+        before=float(reading.before[t, token].exp()),
+        after=float(reading.after[t, token].exp()),
+        control=sum(controls) / len(controls) if controls else None,
+        leading_before=_leading(lm, active, row),
+        leading_after=_leading(lm, after, row),
+        changed=float(changes.difference[t].abs().sum()),
+        left=bool(changes.left[t]),
+        capped=bool(changes.capped[t]),
+    )
+
+
+def _leading(lm: OpenedModel, activations: dict[int, float], row: Tensor) -> Leading | None:
+    """Return what leads a token v, by evidence: α (W_v − W̄)·p; ``row`` is W_v − W̄."""
+    used = {i: a for i, a in activations.items() if a > 0}
+    if not used:
+        return None
+    ids = list(used)
+    strength = torch.tensor(list(used.values()), device=row.device)
+    evidence = (strength * (lm.head.prototypes[ids].float() @ row)).tolist()
+    best = max(zip(evidence, ids, strict=True))[1]
+    lens = lm.lens
+    name = None if lens is None else lens.names[best]
+    return Leading(_leading_category(lens, ids, evidence), best, name)
+
+
+def _leading_category(lens: Lens | None, ids: list[int], evidence: list[float]) -> str | None:
+    if lens is None:
+        return None
+    sums: dict[str, float] = {}
+    for prototype, e in zip(ids, evidence, strict=True):
+        category = lens.categories[prototype]
+        if category is not None:
+            sums[category] = sums.get(category, 0.0) + e
+    return max(sums, key=lambda category: sums[category], default=None)
+
+
+def _decode(lm: OpenedModel, ids: Tensor) -> str:
+    return str(lm.tokenizer.decode(ids[0].tolist(), skip_special_tokens=True))

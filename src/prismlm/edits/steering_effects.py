@@ -1,0 +1,201 @@
+"""How large the effect of an edit is over many prompts, beside that of its control."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from prismlm.edits.plan import Plan, plan_for
+from prismlm.edits.steering import Reading, check_something, read
+from prismlm.edits.steering_control import control_orders
+from prismlm.edits.values import Edit, Only
+from prismlm.errors import InputError
+from prismlm.index.opened_model import OpenedModel
+from prismlm.models.sidecar import weight_of
+from prismlm.progress import SILENT, Reporter
+
+SIGNATURE_TOKENS = 10
+BOOTSTRAP_SAMPLES = 10_000
+MEASURES = ("signature", "text", "divergence")
+
+
+@dataclass(frozen=True)
+class Effect:
+    """One measure over n prompts: mean of the edit, of its control, and of their difference.
+
+    Attributes:
+        prompts: n.
+        edit, control, difference: means over prompts, in nats; control and difference are None
+            without a control.
+        edit_interval, difference_interval: 2.5th and 97.5th percentile of a bootstrap over
+            prompts; None for fewer than two.
+        d: the difference divided by its standard deviation over prompts (Cohen's d of paired
+            differences); None for fewer than two prompts or no spread.
+    """
+
+    prompts: int
+    edit: float
+    edit_interval: tuple[float, float] | None
+    control: float | None
+    difference: float | None
+    difference_interval: tuple[float, float] | None
+    d: float | None
+
+
+@dataclass(frozen=True)
+class Effects:
+    """Effects of edits over prompts.
+
+    Attributes:
+        measures: by name: ``signature``, the change of the log-probability that the next token is
+            one of the edited prototypes' ten top signature tokens, if any is edited; ``text``, the
+            change of the log-probability of the prompt's own next token; ``divergence``,
+            KL(before ‖ after). Each is a mean over the predictions of a prompt.
+        signature_tokens: the ten tokens; none without an edit.
+        predictions: of all prompts.
+        changed, left, capped: share of predictions that the edit changes, where a clamp is
+            undefined and was left out, and where one met its cap.
+        draws: random controls per prompt.
+    """
+
+    measures: dict[str, Effect]
+    signature_tokens: tuple[str, ...]
+    predictions: int
+    changed: float
+    left: float
+    capped: float
+    draws: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields of ``prismlm steer --file --json``."""
+        return asdict(self)
+
+
+@torch.no_grad()
+def measure_effects(
+    lm: OpenedModel,
+    prompts: Sequence[str],
+    edits: Sequence[Edit],
+    *,
+    only: Only | None = None,
+    seed: int = 0,
+    draws: int = 8,
+    progress: Reporter = SILENT,
+) -> Effects:
+    """Measure what edits do to the predictions along each prompt, beside the control.
+
+    Raises:
+        InputError: no prompts, one that is empty or over-long, an edit that does not fit the
+            model, or a clamp that is undefined at every prediction.
+    """
+    if not prompts:
+        raise InputError("there are no prompts: expected at least one.")
+    plan = check_something(plan_for(lm, edits, only), draws).leaving_undefined()
+    ids = [_encode(lm, number, prompt) for number, prompt in enumerate(prompts, start=1)]
+    tokens = signature_tokens(lm, plan)
+    orders = control_orders(lm.head.num_prototypes, 0 if only else draws, seed)
+    # Without an edit no prototype is edited, and so there is no signature to raise.
+    measures = MEASURES if plan.edits else MEASURES[1:]
+    values: dict[str, list[tuple[float, float | None]]] = {name: [] for name in measures}
+    counts = np.zeros(4)
+    with progress.task("Reading prompts", len(ids), "prompts") as task:
+        for sequence in ids:
+            reading = read(lm, plan, sequence, orders)
+            counts += _counts(reading, only is not None)
+            for name in measures:
+                before_after = [
+                    _measure(name, reading.before, after, sequence, tokens)
+                    for after in (reading.after, *reading.control)
+                ]
+                if len(sequence[0]) > 1 or name != "text":
+                    controls = before_after[1:]
+                    mean = float(np.mean(controls)) if controls else None
+                    values[name].append((before_after[0], mean))
+            task.advance()
+    if counts[2] == counts[0]:
+        raise InputError(
+            "the clamp is undefined at every prediction of these prompts: its signature there is "
+            "zero or negative. Take the signature's top token as the target, or another prototype."
+        )
+    decoded = tuple(str(lm.tokenizer.decode([t])) for t in tokens.tolist())
+    return Effects(
+        {name: summarise(pairs) for name, pairs in values.items() if pairs},
+        decoded if plan.edits else (),
+        predictions=int(counts[0]),
+        changed=float(counts[1] / counts[0]),
+        left=float(counts[2] / counts[0]),
+        capped=float(counts[3] / counts[0]),
+        draws=len(orders),
+    )
+
+
+def signature_tokens(lm: OpenedModel, plan: Plan, count: int = SIGNATURE_TOKENS) -> Tensor:
+    """Return the tokens that W raises most at the sum of the edited prototypes, int64 [count]."""
+    weight = weight_of(lm.model)
+    total = lm.head.prototypes[plan.prototypes].sum(0)
+    return (weight.float() @ total).topk(min(count, len(weight))).indices
+
+
+def summarise(pairs: Sequence[tuple[float, float | None]], seed: int = 0) -> Effect:
+    """Return means, bootstrap intervals and d of (edit, control) values, one pair per prompt."""
+    edit = np.array([pair[0] for pair in pairs])
+    control = [pair[1] for pair in pairs if pair[1] is not None]
+    if not control:
+        return Effect(len(edit), float(edit.mean()), bootstrap(edit, seed), None, None, None, None)
+    difference = edit - np.array(control)
+    spread = float(difference.std(ddof=1)) if len(edit) > 1 else 0.0
+    mean = float(difference.mean())
+    return Effect(
+        prompts=len(edit),
+        edit=float(edit.mean()),
+        edit_interval=bootstrap(edit, seed),
+        control=float(np.mean(control)),
+        difference=mean,
+        difference_interval=bootstrap(difference, seed),
+        d=mean / spread if spread > 0 else None,
+    )
+
+
+def bootstrap(values: np.ndarray, seed: int = 0) -> tuple[float, float] | None:
+    """Return the 2.5th and 97.5th percentile of the mean, values drawn with replacement."""
+    if len(values) < 2:
+        return None
+    generator = np.random.default_rng(seed)
+    means = [
+        values[generator.integers(len(values), size=(1000, len(values)))].mean(1)
+        for _ in range(BOOTSTRAP_SAMPLES // 1000)
+    ]
+    low, high = np.percentile(np.concatenate(means), [2.5, 97.5])
+    return float(low), float(high)
+
+
+def _encode(lm: OpenedModel, number: int, prompt: str) -> Tensor:
+    try:
+        return lm.encode(prompt)
+    except InputError as error:
+        raise InputError(f"prompt {number}: {error}") from None
+
+
+def _counts(reading: Reading, everywhere: bool) -> np.ndarray:
+    changes = reading.changes
+    total = len(reading.z)
+    changed = total if everywhere else int(changes.touched.sum())
+    return np.array([total, changed, int(changes.left.sum()), int(changes.capped.sum())])
+
+
+def _measure(name: str, before: Tensor, after: Tensor, ids: Tensor, tokens: Tensor) -> float:
+    """Return one measure of one sequence, the mean over its predictions; NaN if it has none."""
+    if name == "signature":
+        change = after[:, tokens].logsumexp(1) - before[:, tokens].logsumexp(1)
+    elif name == "divergence":
+        change = F.kl_div(after, before, reduction="none", log_target=True).sum(1)
+    else:
+        targets = ids[0, 1:, None]
+        change = (after - before)[:-1].gather(1, targets)[:, 0]
+    return float(change.double().mean())

@@ -1,0 +1,225 @@
+"""Edits of what a prediction is made of, as values: scale, ablate, clamp, and act on a group.
+
+An edit gives prototypes another activation α′ and leaves the rest of the state as it is:
+
+    z′ = z + Σ_i (α′_i − α_i) p_i        logits = W z′
+
+so that a contribution changes by exactly scale · (α′_i − α_i) W p_i. Activations of other
+prototypes stay as they were routed. :meth:`prismlm.PrismLM.edit` applies edits.
+Source: PRISM: Training Data Prototypes for Language Models (Guide Labs, 2025), the two demos of
+interventions; docs/edits.md says where it leaves things open.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import pyarrow.compute as pc
+
+from prismlm.errors import InputError, suggest
+from prismlm.index.lens import Lens
+
+CATEGORIES_LISTED = 20
+GROUP_REACH = 16
+
+Only = Literal["prototypes", "residual"]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """α′ = factor · α wherever the prototype is active.
+
+    Attributes:
+        prototype: its number.
+        factor: 0 removes the contribution, 1 changes nothing, 2 doubles it; not negative.
+
+    Raises:
+        InputError: a factor that is negative or not finite.
+    """
+
+    prototype: int
+    factor: float
+
+    def __post_init__(self) -> None:
+        _check_number(self.prototype)
+        if not (math.isfinite(self.factor) and self.factor >= 0):
+            raise InputError(
+                f"Scale has the factor {self.factor}: expected a finite number of 0 or more, since "
+                "activations are not negative."
+            )
+
+
+@dataclass(frozen=True)
+class Ablate:
+    """α′ = 0: the prototype's contribution is taken out of every logit.
+
+    Attributes:
+        prototype: its number.
+    """
+
+    prototype: int
+
+    def __post_init__(self) -> None:
+        _check_number(self.prototype)
+
+
+@dataclass(frozen=True)
+class Clamp:
+    """Hold a prototype's contribution to the target at a fraction of the unedited top logit.
+
+        α′ = min(max(fraction · ℓ[top] / (scale · (W p)[v]), 0), cap)
+
+    at every position, whether the prototype is active there or not. ℓ are the unedited logits
+    before any soft-cap, top their largest, v the target. With ``measure="evidence"`` both sides
+    are taken minus their mean over the vocabulary, to which a softmax is blind: some models' top
+    logits are negative, and a fraction of those means nothing.
+
+    Attributes:
+        prototype: its number.
+        fraction: 0 < fraction ≤ 1.
+        target: ``"top"``, the unedited top token of each position, or ``"signature"``, the token
+            that W p raises most, the same at every position.
+        cap: the largest α′; None is k · τ, more than all prototypes of a position have together.
+        measure: ``"logit"`` or ``"evidence"``.
+        undefined: what to do at a position where (W p)[v] or the top logit is zero or negative, so
+            that no α′ ≥ 0 gives such a contribution: ``"error"``, or ``"leave"`` it as it is.
+
+    Raises:
+        InputError: a fraction, cap or choice outside these.
+    """
+
+    prototype: int
+    fraction: float
+    target: Literal["top", "signature"] = "top"
+    cap: float | None = None
+    measure: Literal["logit", "evidence"] = "logit"
+    undefined: Literal["error", "leave"] = "error"
+
+    def __post_init__(self) -> None:
+        _check_number(self.prototype)
+        if not 0 < self.fraction <= 1:
+            raise InputError(
+                f"Clamp has the fraction {self.fraction}: expected more than 0 and at most 1, a "
+                "fraction of the unedited top logit. To take a prototype out, use Ablate."
+            )
+        if self.cap is not None and not (math.isfinite(self.cap) and self.cap > 0):
+            raise InputError(f"Clamp has the cap {self.cap}: expected a positive number, or None.")
+        _check_choice("target", self.target, ["top", "signature"])
+        _check_choice("measure", self.measure, ["logit", "evidence"])
+        _check_choice("undefined", self.undefined, ["error", "leave"])
+
+
+@dataclass(frozen=True)
+class Group:
+    """Add or subtract a fraction of what a set of prototypes contributes together.
+
+        z′ = z + strength · Σ_{i in set, among the 16 most active of the position} α_i p_i
+
+    which is their signatures τ W p_i, weighted by their cosines and added up, times the strength.
+
+    Attributes:
+        strength: −1 (−100 %, removed) to +1 (+100 %, doubled).
+        category: all prototypes that the lens gives this category, or
+        prototypes: these, or
+        document: those whose kept contexts in the lens are in this document.
+
+    Raises:
+        InputError: a strength outside −1 … 1, or not exactly one of the three ways to name a set.
+    """
+
+    strength: float
+    category: str | None = None
+    prototypes: frozenset[int] | None = None
+    document: str | None = None
+
+    def __post_init__(self) -> None:
+        if not -1 <= self.strength <= 1:
+            raise InputError(
+                f"Group has the strength {self.strength}: expected −1 (−100 %) to 1 (+100 %)."
+            )
+        if sum(x is not None for x in (self.category, self.prototypes, self.document)) != 1:
+            raise InputError("Group needs exactly one of category, prototypes and document.")
+        if self.prototypes is not None:
+            members = frozenset(self.prototypes)
+            if not members:
+                raise InputError("Group names no prototypes: give at least one.")
+            for prototype in members:
+                _check_number(prototype)
+            object.__setattr__(self, "prototypes", members)
+
+
+Edit = Scale | Ablate | Clamp | Group
+
+
+def members_of(edit: Edit, num_prototypes: int, lens: Lens | None) -> list[int]:
+    """Return the prototypes an edit acts on, ascending.
+
+    Raises:
+        InputError: an unknown prototype, category or document, or no lens to look those up in.
+    """
+    if not isinstance(edit, Group):
+        return _known([edit.prototype], num_prototypes)
+    if edit.prototypes is not None:
+        return _known(edit.prototypes, num_prototypes)
+    what = "category" if edit.category is not None else "document"
+    if lens is None:
+        raise InputError(
+            f"the model has no lens, so there is no {what} {edit.category or edit.document!r}. "
+            "Build one with `prismlm index`, or name prototypes by number."
+        )
+    return _in_category(edit.category, lens) if edit.category else _of_document(edit.document, lens)
+
+
+def _in_category(category: str, lens: Lens) -> list[int]:
+    members = [i for i, name in enumerate(lens.categories) if name == category]
+    if members:
+        return members
+    known = sorted({name for name in lens.categories if name is not None})
+    if not known:
+        raise InputError(
+            f"there is no category {category!r}: the lens {lens.name} has no categories yet. "
+            "Name prototypes by number, or fill the column category of its prototypes.parquet."
+        )
+    listed = ", ".join(known[:CATEGORIES_LISTED])
+    more = f" and {len(known) - CATEGORIES_LISTED} more" if len(known) > CATEGORIES_LISTED else ""
+    raise InputError(
+        f"there is no category {category!r} in the lens {lens.name}; it has {listed}{more}."
+        f"{suggest(category, known)}"
+    )
+
+
+def _of_document(document: str | None, lens: Lens) -> list[int]:
+    rows = lens.index.filter(pc.field("doc_id") == document)
+    if not rows.num_rows:
+        raise InputError(
+            f"there is no document {document!r} among the contexts of the lens {lens.name}: no "
+            "prototype stands for a place in it, or its id is another."
+        )
+    return sorted(set(rows["prototype"].to_pylist()))
+
+
+def _known(prototypes: Iterable[int], count: int) -> list[int]:
+    for prototype in prototypes:
+        if not 0 <= prototype < count:
+            raise InputError(f"there is no prototype {prototype}: expected 0 to {count - 1}.")
+    return sorted(prototypes)
+
+
+def _check_number(prototype: object) -> None:
+    try:
+        operator.index(prototype)  # pyright: ignore[reportArgumentType]
+    except TypeError:
+        raise InputError(
+            f"{prototype!r} is not the number of a prototype: expected an integer of 0 or more."
+        ) from None
+
+
+def _check_choice(name: str, value: str, known: list[str]) -> None:
+    if value not in known:
+        raise InputError(
+            f"there is no {name} {value!r}: expected {' or '.join(known)}.{suggest(value, known)}"
+        )

@@ -1,0 +1,257 @@
+"""Attention maps: which earlier tokens of one text each of a few heads looks at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from prismlm.errors import InputError, suggest
+from prismlm.models.attention import (
+    Group,
+    attention_layers,
+    check_finite,
+    head_groups,
+    reading_attention,
+)
+from prismlm.models.evaluating import evaluating
+from prismlm.models.positions import learned_positions
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+STRONGEST = 5
+
+
+class Head(NamedTuple):
+    """One attention head.
+
+    Attributes:
+        layer: from 0.
+        head: its number in the layer, as on the second axis of the layer's weights.
+        group: its kind, ``attention`` where a layer has only one.
+        number: its number in its group.
+    """
+
+    layer: int
+    head: int
+    group: Group
+    number: int
+
+    @property
+    def title(self) -> str:
+        """The head in words: ``layer 6 · signal head 2``."""
+        kind = "" if self.group == "attention" else f"{self.group} "
+        return f"layer {self.layer} · {kind}head {self.number}"
+
+
+class Link(NamedTuple):
+    """What one token gives to an earlier one, by their positions."""
+
+    source: int
+    target: int
+    weight: float
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionMap:
+    """The attention of one head along a text of T tokens.
+
+    Attributes:
+        head: whose it is.
+        tokens: the T tokens as text.
+        positions: of the R tokens whose attention the rows are: all T, or those of a slice.
+        weights: float32 [R, T] on the CPU; a row sums to 1 and is 0 after its own position. Those
+            of a noise head sum to 1 too: λ is not in them.
+    """
+
+    head: Head
+    tokens: tuple[str, ...]
+    positions: tuple[int, ...]
+    weights: Tensor
+
+    def __getitem__(self, key: slice) -> AttentionMap:
+        """Return the map of some rows; its columns remain all tokens."""
+        return replace(self, positions=self.positions[key], weights=self.weights[key])
+
+    def strongest(self, count: int = STRONGEST) -> tuple[Link, ...]:
+        """Return the largest weights on other tokens, largest first.
+
+        The second token can only choose between itself and the first, so it is often among them.
+        """
+        rows = torch.tensor(self.positions, dtype=torch.int64)
+        others = torch.arange(len(self.tokens)) < rows[:, None]
+        ranked = torch.where(others, self.weights, -1.0).flatten().argsort(descending=True)
+        places = ranked[: min(count, int(others.sum()))].tolist()
+        columns = len(self.tokens)
+        return tuple(
+            Link(
+                self.positions[place // columns],
+                place % columns,
+                float(self.weights.view(-1)[place]),
+            )
+            for place in places
+        )
+
+    def on_itself(self) -> float:
+        """Return the mean weight of a token on itself; NaN for a map of the first row alone.
+
+        The first token has nothing else to look at, so it does not count.
+        """
+        own = [float(row[t]) for t, row in zip(self.positions, self.weights, strict=True) if t]
+        return sum(own) / len(own) if own else float("nan")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the entry of ``prismlm explain --json --attention``."""
+        return {
+            "layer": self.head.layer,
+            "head": self.head.head,
+            "group": self.head.group,
+            "group_head": self.head.number,
+            "tokens": list(self.tokens),
+            "positions": list(self.positions),
+            "weights": self.weights.tolist(),
+        }
+
+
+def heads_of(
+    model: PreTrainedModel,
+    *,
+    layer: int | None = None,
+    head: int | None = None,
+    group: str | None = None,
+) -> tuple[Head, ...]:
+    """Return the heads of a model that are asked for, by layer and number.
+
+    Args:
+        model: a decoder with attention.
+        layer: only this one, from 0.
+        head: only this one of each layer; with ``group``, counted in it.
+        group: only ``signal`` or ``noise`` heads.
+
+    Raises:
+        InputError: the model has no attention, or not that layer, group or head.
+    """
+    depth, groups = len(attention_layers(model)), head_groups(model)
+    if layer is not None and not 0 <= layer < depth:
+        raise InputError(f"there is no layer {layer}: the model's layers are 0 to {depth - 1}.")
+    names = [g.name for g in groups]
+    if group is not None:
+        groups = tuple(g for g in groups if g.name == group)
+        if not groups:
+            raise InputError(
+                f"there is no group {group!r}: the model's heads are {' and '.join(names)} heads."
+                f"{suggest(group, [*names])}"
+            )
+    found = [Head(0, n, g.name, n - g.start) for g in groups for n in range(g.start, g.stop)]
+    if head is not None:
+        of = "" if group is None else f" {group}"
+        if not 0 <= head < len(found):
+            raise InputError(
+                f"there is no{of} head {head}: the{of} heads of a layer are 0 to {len(found) - 1}."
+            )
+        found = [found[head]]
+    layers = range(depth) if layer is None else (layer,)
+    return tuple(one._replace(layer=number) for number in layers for one in found)
+
+
+def heads_at(model: PreTrainedModel, places: Sequence[tuple[int, int]]) -> tuple[Head, ...]:
+    """Return the heads at (layer, head), each once, in the order given.
+
+    Raises:
+        InputError: no place, or as :func:`heads_of`.
+    """
+    if not places:
+        raise InputError("no head was asked for: give (layer, head) of at least one.")
+    return tuple(
+        one
+        for layer, head in dict.fromkeys(places)
+        for one in heads_of(model, layer=layer, head=head)
+    )
+
+
+def read_maps(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    text: str,
+    heads: Sequence[Head],
+) -> tuple[AttentionMap, ...]:
+    """Return what ``heads`` look at along ``text``, in the order given.
+
+    A token shows all of each character that it touches; one that holds only more bytes of the
+    character before it is ``″``.
+
+    Raises:
+        InputError: a text of less than two tokens or more than the model reads, a tokenizer that is
+            not a fast one, a layer or head that the model does not have, or weights that are not
+            finite.
+    """
+    from prismlm.corpus.words import encode, worded
+
+    ids, spans = encode(tokenizer, text)
+    return maps_of(model, torch.tensor([ids]), worded(text, spans).tokens, heads)
+
+
+def maps_of(
+    model: PreTrainedModel, ids: Tensor, tokens: Sequence[str], heads: Sequence[Head]
+) -> tuple[AttentionMap, ...]:
+    """Return what ``heads`` look at along ``ids`` [1, T], whose text is ``tokens``.
+
+    Raises:
+        InputError: as :func:`read_maps`.
+    """
+    weights = read_weights(model, ids, heads)
+    positions = tuple(range(ids.shape[1]))
+    return tuple(
+        AttentionMap(head, tuple(tokens), positions, own)
+        for head, own in zip(heads, weights, strict=True)
+    )
+
+
+def read_weights(model: PreTrainedModel, ids: Tensor, heads: Sequence[Head]) -> Tensor:
+    """Return the weights of ``heads`` along ``ids`` [1, T]: float32 [heads, T, T] on the CPU.
+
+    One forward pass, without dropout; only the layers asked for are read, and only their heads are
+    kept.
+
+    Raises:
+        InputError: as :func:`read_maps`, but for the tokenizer.
+    """
+    _check_length(model, ids.shape[1])
+    if not heads:
+        raise InputError("no head was asked for: give at least one.")
+    known = {(one.layer, one.head) for one in heads_of(model)}
+    numbers: dict[int, set[int]] = {}
+    for one in heads:
+        if (one.layer, one.head) not in known:
+            # A head of another model; this says what there is.
+            heads_of(model, layer=one.layer, head=one.head)
+        numbers.setdefault(one.layer, set()).add(one.head)
+    kept: dict[tuple[int, int], Tensor] = {}
+
+    def keep(layer: int, weights: Tensor) -> None:
+        for number in numbers[layer]:
+            kept[layer, number] = weights[0, number].float().cpu().clone()
+
+    with evaluating(model), reading_attention(model, keep, layers=sorted(numbers)):
+        model(input_ids=ids.to(model.device), use_cache=False)
+    read = torch.stack([kept[one.layer, one.head] for one in heads])
+    check_finite(read)
+    return read
+
+
+def _check_length(model: PreTrainedModel, tokens: int) -> None:
+    if tokens < 2:
+        raise InputError(
+            f"the text has {tokens} {'token' if tokens == 1 else 'tokens'}, and a map needs at "
+            "least 2: a first token has nothing but itself to attend to. Give a longer text."
+        )
+    longest = learned_positions(model)
+    if longest is not None and tokens > longest:
+        raise InputError(
+            f"the text has {tokens} tokens, and the model reads {longest}: shorten it by "
+            f"{tokens - longest} tokens."
+        )

@@ -1,0 +1,257 @@
+"""What a model's predictions over many texts rely on: one row per text, and sums over all."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from prismlm.errors import InputError
+from prismlm.explain.attribution import Attribution, Sums
+from prismlm.explain.shares import DocumentShare, Method, Sources
+from prismlm.explain.texts import TextOptions, TextReading, read_texts
+from prismlm.index.layout import GROUP_COLUMNS
+from prismlm.index.lens import Lens
+from prismlm.index.where import Conditions, Where, normalised
+
+if TYPE_CHECKING:
+    from prismlm.corpus.documents import Document
+    from prismlm.explain.language_model import PrismLM
+
+KEYS_KEPT = 20  # of each column and text; the rest is summed as "others"
+TEXTS_LISTED = 20
+DOCUMENTS_LISTED = 20
+OPENING = 120  # characters of a text that say which it is
+# Explained shares are counted in bins of 0.001, so that their median needs no list of all.
+BINS_FROM, BINS_TO, BINS = -1.0, 3.0, 4000
+
+
+@dataclass(frozen=True)
+class AuditedText:
+    """One text of an audit.
+
+    Attributes:
+        text_id: its id, or file and row.
+        opening: its first characters.
+        tokens, predictions: how many; each token but the first is predicted.
+        ce: mean −log p of its tokens; None for a text of one token.
+        explained_share: median over positions, for the model's top token.
+        shares: by source, domain and license; None for a text of one token.
+        documents: those with the largest shares.
+    """
+
+    text_id: str
+    opening: str
+    tokens: int
+    predictions: int
+    ce: float | None
+    explained_share: float | None
+    shares: dict[str, Sources] | None
+    documents: list[DocumentShare]
+
+    @property
+    def unattributed(self) -> float | None:
+        """The share that no training text stands behind."""
+        return None if self.shares is None else self.shares["source"].unattributed
+
+    @property
+    def elsewhere(self) -> float | None:
+        """The share of text that does not match the filter."""
+        return None if self.shares is None else self.shares["source"].elsewhere
+
+    @property
+    def matching(self) -> float | None:
+        """The share of text that matches the filter; of all text, without one."""
+        if self.shares is None:
+            return None
+        return sum(item.share for item in self.shares["source"].items)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the row of the report."""
+        row: dict[str, Any] = {
+            "text_id": self.text_id,
+            "opening": self.opening,
+            "tokens": self.tokens,
+            "predictions": self.predictions,
+            "ce": self.ce,
+            "explained_share": self.explained_share,
+            "unattributed": self.unattributed,
+            "elsewhere": self.elsewhere,
+        }
+        for column in GROUP_COLUMNS:
+            items = () if self.shares is None else self.shares[column].items
+            row[f"by_{column}"] = [
+                {"key": item.key, "share": item.share} for item in items[:KEYS_KEPT]
+            ]
+            row[f"other_{column}"] = sum(item.share for item in items[KEYS_KEPT:])
+        row["documents"] = [
+            {
+                key: getattr(document, key)
+                for key in ("doc_id", "share", "source", "domain", "license", "title", "position")
+            }
+            for document in self.documents
+        ]
+        return row
+
+
+class Audit:
+    """The sums over all texts; its size depends on the lens and not on how many texts there are.
+
+    Attributes:
+        texts: how many were read.
+        tokens, predictions: over all texts.
+    """
+
+    def __init__(
+        self, lm: PrismLM, options: TextOptions, where: Where | None = None, documents: int = 10
+    ) -> None:
+        if lm.lens is None:
+            raise InputError(
+                f"{lm.path} has no lens, so there is no training text to point to. Build one with "
+                f"`prismlm index {lm.path} --corpus DIR`."
+            )
+        self.model, self.lens, self.options = str(lm.path), lm.lens, options
+        self.where: Conditions = normalised(where)
+        self.documents_kept = documents
+        if self.where:
+            self.lens.matching("mass", self.where)  # refuses what does not occur, before the work
+        self.texts = self.tokens = self.predictions = 0
+        self._lm = lm
+        self._loss = self._beside = 0.0
+        self._explained = np.zeros(BINS, dtype=np.int64)
+        self._prototypes = np.zeros(self.lens.num_prototypes)
+        self._contexts = np.zeros(self.lens.index.num_rows)
+        self._least_attributed = _Largest(TEXTS_LISTED)
+        self._most_matching = _Largest(TEXTS_LISTED)
+
+    def read(self, documents: Iterable[Document]) -> Iterator[AuditedText]:
+        """Yield one row per text, in order; afterwards, and on the way, the sums hold them.
+
+        Raises:
+            DecompositionError: the parts of a logit do not sum to the model's own.
+        """
+        for reading in read_texts(self._lm, documents, self.options):
+            yield self._add(reading)
+
+    def attribution(self) -> Attribution:
+        """Return what the predictions of all texts so far rely on."""
+        prototypes, contexts = (np.flatnonzero(a) for a in (self._prototypes, self._contexts))
+        return Attribution(
+            self.lens,
+            self.options.method,
+            Sums(prototypes, self._prototypes[prototypes]),
+            Sums(contexts, self._contexts[contexts]),
+            self._beside,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the summary: shares of all predictions, documents and the texts that stand out."""
+        whole = self.attribution()
+        meta = self.lens.meta
+        documents = whole.documents(DOCUMENTS_LISTED, dict(self.where))
+        return {
+            "model": self.model,
+            "lens": str(self.lens.path),
+            "corpus": {
+                "name": meta.corpus_name,
+                "fingerprint": meta.corpus,
+                "split": meta.split,
+                "documents": meta.documents,
+                "tokens": meta.tokens,
+                "trained_on": meta.trained_on,
+            },
+            "method": self.options.method,
+            "where": {column: list(values) for column, values in self.where},
+            "window": self.options.window,
+            "stride": self.options.stride,
+            "texts": self.texts,
+            "tokens": self.tokens,
+            "predictions": self.predictions,
+            "ce": self._loss / self.predictions if self.predictions else None,
+            "explained_share": self._median_explained(),
+            "shares": {by: whole.sources(by, dict(self.where)).to_dict() for by in GROUP_COLUMNS},
+            "documents": [
+                document.to_dict() | {"title": document.title, "url": document.url}
+                for document in documents
+            ],
+            "least_attributed": self._least_attributed.listed(),
+            "most_matching": self._most_matching.listed(),
+        }
+
+    def _add(self, reading: TextReading) -> AuditedText:
+        found, count = reading.attribution, len(reading.losses)
+        row = AuditedText(
+            text_id=reading.document.doc_id,
+            opening=reading.document.text[:OPENING],
+            tokens=reading.tokens,
+            predictions=count,
+            ce=float(reading.losses.mean(dtype=np.float64)) if count else None,
+            explained_share=float(np.median(reading.explained)) if count else None,
+            shares=found and {by: found.sources(by, dict(self.where)) for by in GROUP_COLUMNS},
+            documents=found.documents(self.documents_kept, dict(self.where)) if found else [],
+        )
+        self.texts += 1
+        self.tokens += reading.tokens
+        self.predictions += count
+        if found is None:
+            return row
+        self._loss += float(reading.losses.sum(dtype=np.float64))
+        self._beside += found.beside
+        assert found.contexts is not None
+        self._prototypes[found.prototypes.ids] += found.prototypes.values
+        self._contexts[found.contexts.ids] += found.contexts.values
+        place = (np.nan_to_num(reading.explained) - BINS_FROM) * (BINS / (BINS_TO - BINS_FROM))
+        np.add.at(self._explained, place.clip(0, BINS - 1).astype(np.int64), 1)
+        self._least_attributed.add(row.unattributed or 0.0, row, "")
+        if self.where:
+            self._most_matching.add(row.matching or 0.0, row, "")
+        else:
+            assert row.shares is not None
+            for item in row.shares["source"].items[:1]:
+                self._most_matching.add(item.share, row, item.key)
+        return row
+
+    def _median_explained(self) -> float | None:
+        total = int(self._explained.sum())
+        if not total:
+            return None
+        middle = int(np.searchsorted(np.cumsum(self._explained), (total + 1) // 2))
+        return BINS_FROM + (middle + 0.5) * (BINS_TO - BINS_FROM) / BINS
+
+
+class _Largest:
+    """The texts with the largest amounts, and no others."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._heap: list[tuple[float, int, dict[str, Any]]] = []
+        self._seen = 0
+
+    def add(self, amount: float, row: AuditedText, key: str) -> None:
+        # Earlier texts win ties, so that the order of the list is that of the texts.
+        self._seen += 1
+        entry = {"text_id": row.text_id, "opening": row.opening, "share": amount}
+        if key:
+            entry["key"] = key
+        item = (amount, -self._seen, entry)
+        if len(self._heap) < self.count:
+            heapq.heappush(self._heap, item)
+        elif item > self._heap[0]:
+            heapq.heapreplace(self._heap, item)
+
+    def listed(self) -> list[dict[str, Any]]:
+        return [entry for _, _, entry in sorted(self._heap, reverse=True)]
+
+
+def audit_identity(lens: Lens, method: Method) -> dict[str, str]:
+    """Return what ties an audit's file to the model and lens it was made with."""
+    meta = lens.meta
+    return {
+        "weight": meta.weight,
+        "prototypes": meta.prototypes,
+        "corpus": meta.corpus,
+        "method": method,
+    }

@@ -1,0 +1,231 @@
+"""Writing an audit as it goes: Parquet, JSON lines and CSV, all complete or none there."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from prismlm.errors import FormatError, InputError, PrismError
+from prismlm.files import atomic_file
+from prismlm.index.layout import GROUP_COLUMNS
+from prismlm.locks import writing
+
+ROWS_AT_ONCE = 256
+IDENTITY_KEY = b"prismlm.audit"
+_SHARES = pa.list_(pa.struct([("key", pa.string()), ("share", pa.float64())]))
+_DOCUMENTS = pa.list_(
+    pa.struct(
+        [
+            ("doc_id", pa.string()),
+            ("share", pa.float64()),
+            ("source", pa.string()),
+            ("domain", pa.string()),
+            ("license", pa.string()),
+            ("title", pa.string()),
+            ("position", pa.int64()),
+        ]
+    )
+)
+SCHEMA = pa.schema(
+    [
+        ("text_id", pa.string()),
+        ("opening", pa.string()),
+        ("tokens", pa.int64()),
+        ("predictions", pa.int64()),
+        ("ce", pa.float64()),
+        ("explained_share", pa.float64()),
+        ("unattributed", pa.float64()),
+        ("elsewhere", pa.float64()),
+        *[
+            field
+            for column in GROUP_COLUMNS
+            for field in ((f"by_{column}", _SHARES), (f"other_{column}", pa.float64()))
+        ],
+        ("documents", _DOCUMENTS),
+    ]
+)
+CSV_COLUMNS = [
+    *SCHEMA.names[:8],
+    *[f"{rank}_{c}{part}" for c in GROUP_COLUMNS for rank in ("top",) for part in ("", "_share")],
+    "top_document",
+    "top_document_share",
+]
+
+
+class RowWriter(Protocol):
+    """Takes rows of an audit."""
+
+    def write(self, rows: list[dict[str, Any]]) -> None:
+        """Write some rows."""
+        ...
+
+    def close(self) -> None:
+        """Write what is left."""
+        ...
+
+
+class _Parquet:
+    def __init__(self, path: Path, identity: dict[str, str]) -> None:
+        metadata = {IDENTITY_KEY: json.dumps(identity).encode()}
+        self._writer = pq.ParquetWriter(path, SCHEMA.with_metadata(metadata), compression="zstd")
+
+    def write(self, rows: list[dict[str, Any]]) -> None:
+        self._writer.write_table(pa.Table.from_pylist(rows, schema=SCHEMA))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _JsonLines:
+    def __init__(self, path: Path, identity: dict[str, str]) -> None:
+        self._file = path.open("w", encoding="utf-8")
+
+    def write(self, rows: list[dict[str, Any]]) -> None:
+        for row in rows:
+            self._file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class _Csv:
+    def __init__(self, path: Path, identity: dict[str, str]) -> None:
+        self._file = path.open("w", encoding="utf-8", newline="")
+        self._writer = csv.DictWriter(self._file, CSV_COLUMNS)
+        self._writer.writeheader()
+
+    def write(self, rows: list[dict[str, Any]]) -> None:
+        self._writer.writerows(_flat(row) for row in rows)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+FORMATS = {".parquet": _Parquet, ".jsonl": _JsonLines, ".csv": _Csv}
+
+
+def _flat(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row for a spreadsheet: the largest share of each kind."""
+    flat = {name: row[name] for name in SCHEMA.names[:8]}
+    for column in GROUP_COLUMNS:
+        first = row[f"by_{column}"][:1] or [{"key": None, "share": None}]
+        flat |= {f"top_{column}": first[0]["key"], f"top_{column}_share": first[0]["share"]}
+    document = row["documents"][:1] or [{"doc_id": None, "share": None}]
+    flat |= {"top_document": document[0]["doc_id"], "top_document_share": document[0]["share"]}
+    return {name: _cell(value) for name, value in flat.items()}
+
+
+def _cell(value: Any) -> Any:
+    # A spreadsheet runs text that starts like a formula; a quote before it makes it text.
+    if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
+        return f"'{value}"
+    return value
+
+
+class Rows:
+    """Hands rows to all writers, some hundred at a time."""
+
+    def __init__(self, writers: Sequence[RowWriter]) -> None:
+        self._writers = writers
+        self._rows: list[dict[str, Any]] = []
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Take one row."""
+        self._rows.append(row)
+        if len(self._rows) >= ROWS_AT_ONCE:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the rows that are held."""
+        for writer in self._writers if self._rows else ():
+            writer.write(self._rows)
+        self._rows = []
+
+
+@contextmanager
+def audit_files(
+    paths: Sequence[Path], pages: Sequence[Path], identity: dict[str, str]
+) -> Iterator[tuple[Rows, list[Path]]]:
+    """Open files for rows, and temporary paths for pages; all get their names at the end.
+
+    If the block fails, Ctrl-C among it, none of them is there and those from before are as they
+    were. While it runs, no other process can write them.
+
+    Args:
+        paths: of rows; the extension says the format: .parquet, .jsonl or .csv.
+        pages: of files that the block itself writes.
+        identity: what the rows were made with.
+
+    Raises:
+        InputError: another process writes one of them, or a directory stands there.
+        PrismError: the disk is full, or a file cannot be written.
+    """
+    with ExitStack() as stack:
+        try:
+            for path in (*paths, *pages):
+                check_file(path)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(writing(path))
+            temporary = [stack.enter_context(atomic_file(path)) for path in pages]
+            files = [stack.enter_context(atomic_file(path)) for path in paths]
+            with ExitStack() as writers:
+                opened: list[RowWriter] = []
+                for path, file in zip(paths, files, strict=True):
+                    opened.append(FORMATS[path.suffix.lower()](file, identity))
+                    writers.callback(opened[-1].close)
+                rows = Rows(opened)
+                yield rows, temporary
+                rows.flush()
+        except OSError as error:
+            names = ", ".join(str(path) for path in (*paths, *pages))
+            raise PrismError(
+                f"the report cannot be written ({error.strerror or error}): {names}. Nothing of it "
+                "was left behind. Free some space, or write elsewhere."
+            ) from error
+
+
+def check_file(path: Path, formats: Sequence[str] = ()) -> None:
+    """Check the name of a file to write.
+
+    Raises:
+        InputError: a directory stands there, or the extension is none of ``formats``.
+    """
+    if path.is_dir():
+        raise InputError(f"{path} is a directory: give the name of a file to write.")
+    if formats and path.suffix.lower() not in formats:
+        raise InputError(f"{path}: expected a name that ends with {' or '.join(formats)}.")
+
+
+def read_audit(path: Path) -> tuple[dict[str, str], Iterator[dict[str, Any]]]:
+    """Return what an audit's Parquet was made with, and its rows as a stream.
+
+    Raises:
+        InputError: there is no such file.
+        FormatError: it is damaged, or not an audit.
+    """
+    if not path.is_file():
+        raise InputError(f"{path} is not a file: expected the Parquet of `prismlm audit`.")
+    try:
+        metadata = pq.read_schema(path).metadata or {}
+        identity = json.loads(metadata[IDENTITY_KEY]) if IDENTITY_KEY in metadata else None
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise FormatError(f"{path} cannot be read ({error}). Run the audit again.") from error
+    if identity is None:
+        raise FormatError(f"{path} was not written by `prismlm audit`: expected its Parquet.")
+    return identity, _rows(path)
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(ROWS_AT_ONCE):
+                yield from batch.to_pylist()
+    except (pa.ArrowException, OSError) as error:
+        raise FormatError(f"{path} cannot be read ({error}). Run the audit again.") from error

@@ -1,0 +1,233 @@
+"""Token → channel → prototype: which earlier tokens a prototype's activation came from, directly.
+
+Each part is exact, and the parts sum to the activation. They are direct: what a channel gave to
+later layers and SwiGLUs, and reached the head through them, counts as theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor, nn
+
+from prismlm.edits.channels.scope import interventions_hold
+from prismlm.edits.scope import edits_hold
+from prismlm.errors import DecompositionError
+from prismlm.explain.direct_path import ActivationParts, DirectPath
+from prismlm.explain.residual_stream import decoder_of, read_direct_path
+from prismlm.layers import PrototypeHead
+
+CHANNELS_KEPT = 3
+TOKENS_KEPT = 3
+TOLERANCE = 1e-3
+# Half-precision models round the residual stream at every sum; parts are computed in float64.
+LOW_PRECISION_TOLERANCE = 2e-2
+
+
+class ChannelSource(NamedTuple):
+    """What one earlier token gave to a prototype through one channel.
+
+    Attributes:
+        position: of the token, from 0.
+        token: as it stands in the text.
+        part: of the channel's ``activation_part``.
+    """
+
+    position: int
+    token: str
+    part: float
+
+
+class ChannelUse(NamedTuple):
+    """What one channel added directly to a prototype's activation.
+
+    Attributes:
+        layer, channel: from 0.
+        half_life: −ln 2 / ln β, in positions, of the decay at the position explained.
+        activation_part: may be negative.
+        contribution: the same part of the prototype's contribution to the target's logit.
+        share: activation_part / activation. Shares of all parts sum to 1; one may be below 0 or
+            above 1.
+        tokens: those with the largest parts, either way; all of them sum to ``activation_part``.
+    """
+
+    layer: int
+    channel: int
+    half_life: float
+    activation_part: float
+    contribution: float
+    share: float
+    tokens: tuple[ChannelSource, ...]
+
+
+class PrototypeChain(NamedTuple):
+    """The direct parts of one prototype's activation at one position.
+
+        activation = embedding + Σ mlps + Σ mixers + edit
+
+    Attributes:
+        prototype: its number.
+        activation: the model's own, τ cos(z, p).
+        embedding: the part of the embedding of the token just read.
+        mlps: the part of each layer's SwiGLU.
+        mixers: the part of each layer's mixer, which is the sum over its channels.
+        edit: the part that an edit of the hidden state added.
+        channels: those with the largest parts, either way, of all layers.
+    """
+
+    prototype: int
+    activation: float
+    embedding: float
+    mlps: tuple[float, ...]
+    mixers: tuple[float, ...]
+    edit: float
+    channels: tuple[ChannelUse, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, as ``prismlm explain --json`` prints them."""
+        channels = [
+            use._asdict() | {"tokens": [source._asdict() for source in use.tokens]}
+            for use in self.channels
+        ]
+        return self._asdict() | {
+            "mlps": list(self.mlps),
+            "mixers": list(self.mixers),
+            "channels": channels,
+        }
+
+
+class Used(NamedTuple):
+    """The model's own figures of the prototypes to split.
+
+    Attributes:
+        prototypes: their numbers.
+        activations: τ cos(z, p_i) > 0.
+        contributions: to the target's logit.
+    """
+
+    prototypes: Int64[Tensor, " C"]
+    activations: Sequence[float]
+    contributions: Sequence[float]
+
+
+def later(
+    model: nn.Module, head: PrototypeHead, input_ids: Int64[Tensor, " T"]
+) -> Callable[[], DirectPath] | None:
+    """Return what gives the direct path of a text when it is first asked for.
+
+    Where an edit or an intervention holds now, the model is run now: later it may hold no more.
+
+    Returns:
+        None for a model that has no prototype mixers in all of its layers.
+    """
+    if decoder_of(model) is None:
+        return None
+    read = cache(lambda: read_direct_path(model, head, input_ids))
+    if edits_hold() or interventions_hold():
+        read()
+    return read
+
+
+def chains(
+    path: DirectPath,
+    position: int,
+    used: Used,
+    tokens: Sequence[str],
+    *,
+    channels_kept: int = CHANNELS_KEPT,
+    tokens_kept: int = TOKENS_KEPT,
+) -> tuple[PrototypeChain, ...]:
+    """Split the activations of some prototypes at one position, and check the sums.
+
+    Every part is computed by itself, none by subtraction. Their sum is compared with the model's
+    own activation, and the sum over tokens with the part of each channel that is kept.
+
+    Args:
+        path: of the text.
+        position: of the token after which the prediction is made.
+        used: the prototypes, with the model's own figures.
+        tokens: the text's, decoded one by one.
+        channels_kept: how many of all layers' channels are split over tokens for each prototype.
+        tokens_kept: how many tokens are named for each channel.
+
+    Raises:
+        InputError: there is no such position.
+        DecompositionError: the parts of an activation differ from it by more than 1e-3 τ, or
+            2e-2 τ for models in half precision.
+    """
+    parts = path.parts(position, used.prototypes)
+    own = torch.tensor(used.activations, dtype=torch.float64)
+    _check(path, position, parts.total, own)
+    flat = parts.channels.flatten(1)
+    kept = flat.abs().topk(min(channels_kept, flat.shape[1])).indices
+    sources = _sources(path, position, used.prototypes, kept, parts)
+    count = parts.channels.shape[2]
+    found: list[PrototypeChain] = []
+    for c, (prototype, activation, contribution) in enumerate(
+        zip(used.prototypes.tolist(), used.activations, used.contributions, strict=True)
+    ):
+        uses: list[ChannelUse] = []
+        for place, given in zip(kept[c].tolist(), sources[c], strict=True):
+            layer, channel = divmod(place, count)
+            part = float(flat[c, place])
+            if not part:
+                continue
+            share = part / activation
+            largest = given.abs().topk(min(tokens_kept, len(given))).indices
+            named = tuple(
+                ChannelSource(s, tokens[s], float(given[s]))
+                for s in (int(place) for place in largest)
+            )
+            life = float(path.half_lives(position, layer)[channel])
+            uses.append(ChannelUse(layer, channel, life, part, contribution * share, share, named))
+        found.append(_chain(prototype, activation, c, parts, tuple(uses)))
+    return tuple(found)
+
+
+def _chain(
+    prototype: int, activation: float, c: int, parts: ActivationParts, uses: tuple[ChannelUse, ...]
+) -> PrototypeChain:
+    return PrototypeChain(
+        prototype,
+        activation,
+        float(parts.embedding[c]),
+        tuple(parts.mlps[c].tolist()),
+        tuple(parts.channels[c].sum(1).tolist()),
+        float(parts.edit[c]),
+        uses,
+    )
+
+
+def _sources(
+    path: DirectPath, position: int, prototypes: Tensor, kept: Tensor, parts: ActivationParts
+) -> list[list[Tensor]]:
+    """Return the tokens' parts of the kept channels, each a tensor of one number a token."""
+    found = [[torch.empty(0)] * kept.shape[1] for _ in range(len(kept))]
+    count = parts.channels.shape[2]
+    for layer in range(len(path.flows)):
+        rows, columns = (kept // count == layer).nonzero(as_tuple=True)
+        if not len(rows):
+            continue
+        channels = kept[rows, columns] % count
+        given = path.token_parts(position, prototypes[rows], layer, channels)
+        _check(path, position, given.sum(1), parts.channels[rows, layer, channels])
+        for row, column, one in zip(rows.tolist(), columns.tolist(), given, strict=True):
+            found[row][column] = one
+    return found
+
+
+def _check(path: DirectPath, position: int, total: Tensor, own: Tensor) -> None:
+    exact = path.embedding.dtype in (torch.float32, torch.float64)
+    allowed = path.scale * (TOLERANCE if exact else LOW_PRECISION_TOLERANCE)
+    error = (total - own).abs()
+    if not bool((error <= allowed).all()):
+        worst = int(torch.nan_to_num(error, nan=torch.inf).argmax())
+        raise DecompositionError(
+            f"at position {position} the direct parts of an activation sum to "
+            f"{float(total[worst]):.6g} and the model's own is {float(own[worst]):.6g}: the model "
+            "was changed since the text was explained, or its weights are not finite."
+        )

@@ -1,0 +1,257 @@
+"""Two models of one tokenizer side by side: losses, sources, and which prototypes correspond."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import tee
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from prismlm.errors import InputError
+from prismlm.explain.attribution import Attribution, merge
+from prismlm.explain.texts import TextOptions, read_texts
+from prismlm.index.layout import GROUP_COLUMNS
+from prismlm.index.lens import Lens
+from prismlm.models.sidecar import weight_of
+
+if TYPE_CHECKING:
+    from prismlm.corpus.documents import Document
+    from prismlm.explain.language_model import PrismLM
+
+TILE = 1024
+PAIRS_LISTED = 20
+
+
+@dataclass(frozen=True)
+class Matches:
+    """For every prototype of A, its counterpart in B.
+
+    Attributes:
+        best: the most similar prototype of B; −1 where none has anything in common, int64 [K_A].
+        similarity: how similar, float64 [K_A].
+        mutual: whether A's prototype is in turn the most similar to it, bool [K_A].
+    """
+
+    best: np.ndarray
+    similarity: np.ndarray
+    mutual: np.ndarray
+
+
+def check_comparable(a: PrismLM, b: PrismLM) -> None:
+    """Check that two models read the same tokens.
+
+    Raises:
+        InputError: their tokenizers differ.
+    """
+    from prismlm.corpus.tokenizer import fingerprint
+
+    if fingerprint(a.tokenizer) != fingerprint(b.tokenizer):  # pyright: ignore[reportArgumentType]
+        raise InputError(
+            f"{a.path} and {b.path} have different tokenizers, so neither losses per token nor "
+            "signatures can be compared. Compare models of one tokenizer, or two checkpoints."
+        )
+
+
+def compare_texts(
+    a: PrismLM, b: PrismLM, documents: Iterable[Document], options: TextOptions
+) -> dict[str, Any]:
+    """Read the same texts with both models, window by window.
+
+    Returns:
+        ``texts, predictions, ce {a, b, difference}``, the mean over texts of the difference with
+        its standard error, and ``shares`` by source, domain and license where both have a lens.
+    """
+    left, right = tee(documents)
+    options = replace(options, contexts=False)
+    losses, moments, texts, predictions = np.zeros(2), np.zeros(2), 0, 0
+    sums: list[Attribution | None] = [None, None]
+    for pair in zip(read_texts(a, left, options), read_texts(b, right, options), strict=True):
+        texts += 1
+        count = len(pair[0].losses)
+        if not count:
+            continue
+        predictions += count
+        totals = [reading.losses.sum(dtype=np.float64) for reading in pair]
+        losses += totals
+        difference = (totals[1] - totals[0]) / count
+        moments += difference, difference**2
+        for side, reading in enumerate(pair):
+            if reading.attribution is not None:
+                before = sums[side]
+                sums[side] = merge([reading.attribution] + ([before] if before else []))
+    if not predictions:
+        raise InputError("the texts hold nothing to predict: expected at least one of two tokens.")
+    ce = losses / predictions
+    return {
+        "texts": texts,
+        "predictions": predictions,
+        "ce": {"a": ce[0], "b": ce[1], "difference": ce[1] - ce[0]},
+        "ce_difference_per_text": _mean(moments, texts),
+        "shares": None if sums[0] is None or sums[1] is None else _shares(sums[0], sums[1]),
+    }
+
+
+def _mean(moments: np.ndarray, count: int) -> dict[str, float | None]:
+    mean = moments[0] / count
+    variance = max(0.0, moments[1] / count - mean**2) * count / max(1, count - 1)
+    return {"mean": mean, "standard_error": (variance / count) ** 0.5 if count > 1 else None}
+
+
+def _shares(of_a: Attribution, of_b: Attribution) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for by in GROUP_COLUMNS:
+        a, b = of_a.sources(by), of_b.sources(by)
+        left, right = ({item.key: item.share for item in side.items} for side in (a, b))
+        keys = sorted(left | right, key=lambda key: -(left.get(key, 0.0) + right.get(key, 0.0)))
+        found[by] = {
+            "items": [
+                {
+                    "key": key,
+                    "a": left.get(key, 0.0),
+                    "b": right.get(key, 0.0),
+                    "difference": right.get(key, 0.0) - left.get(key, 0.0),
+                }
+                for key in keys
+            ],
+            "unattributed": {"a": a.unattributed, "b": b.unattributed},
+        }
+    return found
+
+
+def signature_matches(
+    prototypes_a: Tensor, weight_a: Tensor, prototypes_b: Tensor, weight_b: Tensor
+) -> Matches:
+    """Match prototypes by the cosine of their centred signatures (W − W̄) p over the vocabulary.
+
+    With G = (W_a − W̄_a)ᵀ(W_b − W̄_b), the products of signatures are p_aᵀ G p_b, so that no
+    vector over the vocabulary is formed. Widths may differ; the vocabularies must not.
+    """
+    a, b = (w.double() - w.double().mean(0) for w in (weight_a, weight_b))
+    left = _unit(prototypes_a.double(), a.T @ a) @ (a.T @ b)
+    right = _unit(prototypes_b.double(), b.T @ b)
+    best: list[Tensor] = []
+    similarity: list[Tensor] = []
+    back = torch.full((len(right),), -torch.inf, dtype=torch.float64)
+    back_to = torch.full((len(right),), -1)
+    for first in range(0, len(left), TILE):
+        cosines = left[first : first + TILE] @ right.T
+        value, column = cosines.max(1)
+        best.append(column)
+        similarity.append(value)
+        column_value, row = cosines.max(0)
+        better = column_value > back
+        back = torch.where(better, column_value, back)
+        back_to = torch.where(better, row + first, back_to)
+    chosen = torch.cat(best)
+    mutual = back_to[chosen] == torch.arange(len(left))
+    return Matches(chosen.numpy(), torch.cat(similarity).numpy(), mutual.numpy())
+
+
+def _unit(prototypes: Tensor, gram: Tensor) -> Tensor:
+    """Return prototypes scaled so that their signatures have length 1."""
+    squared = ((prototypes @ gram) * prototypes).sum(1, keepdim=True)
+    return prototypes / squared.clamp_min(1e-300).sqrt()
+
+
+def context_matches(a: Lens, b: Lens) -> Matches:
+    """Match prototypes by the Jaccard similarity of the documents among their contexts.
+
+    Raises:
+        InputError: the lenses are of different corpora.
+    """
+    if a.meta.corpus != b.meta.corpus:
+        raise InputError(
+            f"the lenses {a.path} and {b.path} are of different corpora ({a.meta.corpus_name}, "
+            f"{b.meta.corpus_name}), so their contexts cannot be compared. Index one corpus with "
+            "both models."
+        )
+    number = {name: n for n, name in enumerate(b.documents.names)}
+    to_b = np.array([number.get(name, -1) for name in a.documents.names], dtype=np.int64)
+    order = np.argsort(b.documents.codes, kind="stable")
+    first = np.searchsorted(b.documents.codes[order], np.arange(len(number) + 1))
+    owner = b.index["prototype"].to_numpy()[order]
+    sizes_a, sizes_b = np.diff(a.first_rows), np.diff(b.first_rows)
+    best = np.full(a.num_prototypes, -1)
+    similarity = np.zeros(a.num_prototypes)
+    back, back_to = np.zeros(b.num_prototypes), np.full(b.num_prototypes, -1)
+    for i in range(a.num_prototypes):
+        shared = to_b[a.documents.codes[a.rows_of(i)]]
+        owners = [owner[first[d] : first[d + 1]] for d in shared[shared >= 0].tolist()]
+        if not owners:
+            continue
+        common = np.bincount(np.concatenate(owners), minlength=b.num_prototypes)
+        jaccard = common / (sizes_a[i] + sizes_b - common)
+        best[i] = int(jaccard.argmax())
+        similarity[i] = jaccard[best[i]]
+        better = jaccard > back
+        back[better], back_to[better] = jaccard[better], i
+    mutual = (best >= 0) & (back_to[best] == np.arange(a.num_prototypes))
+    return Matches(best, similarity, mutual)
+
+
+def compare_prototypes(a: PrismLM, b: PrismLM) -> dict[str, Any]:
+    """Say how many prototypes of A have a counterpart in B, beside what chance gives.
+
+    Chance is the same search after the rows of B's output embedding, its tokens, are shuffled.
+
+    Returns:
+        ``by_signature`` with ``pairs``, and ``by_contexts`` where both have a lens of one corpus.
+    """
+    weight_a, weight_b = weight_of(a.model).cpu(), weight_of(b.model).cpu()
+    tokens = min(len(weight_a), len(weight_b))
+    weight_a, weight_b = weight_a[:tokens], weight_b[:tokens]
+    banks = [lm.head.prototypes.detach().cpu() for lm in (a, b)]
+    found = signature_matches(banks[0], weight_a, banks[1], weight_b)
+    order = torch.randperm(tokens, generator=torch.Generator().manual_seed(0))
+    chance = signature_matches(banks[0], weight_a, banks[1], weight_b[order])
+    by_contexts = None
+    contexts: Matches | None = None
+    if a.lens is not None and b.lens is not None and a.lens.meta.corpus == b.lens.meta.corpus:
+        contexts = context_matches(a.lens, b.lens)
+        both = (contexts.best >= 0) & (contexts.best == found.best)
+        by_contexts = _figures(contexts) | {
+            "same_as_by_signature": float(both[contexts.best >= 0].mean())
+            if (contexts.best >= 0).any()
+            else 0.0
+        }
+    return {
+        "prototypes": {"a": len(banks[0]), "b": len(banks[1])},
+        "by_signature": _figures(found) | {"chance": _figures(chance)},
+        "by_contexts": by_contexts,
+        "pairs": match_rows(a, b, found, contexts),
+    }
+
+
+def _figures(matches: Matches) -> dict[str, float]:
+    return {
+        "median": float(np.median(matches.similarity)),
+        "mutual": float(matches.mutual.mean()),
+    }
+
+
+def match_rows(
+    a: PrismLM, b: PrismLM, signatures: Matches, contexts: Matches | None
+) -> list[dict[str, Any]]:
+    """Return one row per prototype of A, the most similar pairs first."""
+    rows: list[dict[str, Any]] = []
+    for i in np.argsort(-signatures.similarity, kind="stable").tolist():
+        j = int(signatures.best[i])
+        row: dict[str, Any] = {
+            "a": i,
+            "b": j,
+            "a_name": None if a.lens is None else a.lens.names[i],
+            "b_name": None if b.lens is None else b.lens.names[j],
+            "cosine": float(signatures.similarity[i]),
+            "mutual": bool(signatures.mutual[i]),
+            "b_by_contexts": None,
+            "jaccard": None,
+        }
+        if contexts is not None and contexts.best[i] >= 0:
+            row["b_by_contexts"] = int(contexts.best[i])
+            row["jaccard"] = float(contexts.similarity[i])
+        rows.append(row)
+    return rows

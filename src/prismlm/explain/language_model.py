@@ -1,0 +1,129 @@
+"""A model with its prototype head and lens, ready to be asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+from prismlm.corpus.tokenizer import tokenizer_fingerprint
+from prismlm.edits.plan import plan_for
+from prismlm.edits.scope import applied
+from prismlm.edits.values import Edit, Only
+from prismlm.explain.prediction import (
+    build_steps,
+    decoded,
+    direct_path,
+    evidence_table,
+    read_tokens,
+    record,
+)
+from prismlm.explain.trace import Trace
+from prismlm.index.layout import find_lens
+from prismlm.index.lens import Lens
+from prismlm.index.opened_model import OpenedModel
+from prismlm.models.checkpoint import load_checkpoint
+
+
+@dataclass(frozen=True)
+class PrismLM(OpenedModel):
+    """A Hugging Face model that can be asked what each of its predictions relies on."""
+
+    def explain(
+        self,
+        text: str,
+        *,
+        generate: int = 0,
+        temperature: float = 0.0,
+        seed: int = 0,
+        attention: Sequence[tuple[int, int]] = (),
+    ) -> Trace:
+        """Split every prediction along ``text``, and along what the model goes on to write.
+
+        Entry t explains the prediction made after reading token t. Its target is the next token;
+        without ``generate``, the last target is the model's top token.
+
+        Args:
+            text: at least one token, and no more than the model reads.
+            generate: how many tokens to add and explain.
+            temperature: 0 takes the top token; otherwise sampling from softmax(logits / T).
+            seed: of the sampling.
+            attention: (layer, head) of each head whose attention ``trace.attention`` is to hold,
+                along all that is explained; it takes one more forward pass.
+
+        Raises:
+            InputError: empty or over-long text; a head that the model does not have, or attention
+                along a single token.
+            DecompositionError: parts that do not sum to the model's logit.
+        """
+        from prismlm.explain.attention_maps import heads_at, maps_of
+
+        prompt = self.encode(text, generate)
+        heads = heads_at(self.model, attention) if attention else ()
+        with record(self.model) as recorded:
+            ids = self.write(prompt, generate, temperature, seed, all_logits=True)
+        steps = ids.shape[1] - (1 if ids.shape[1] > prompt.shape[1] else 0)
+        reading = read_tokens(self.model, self.head, self.logit_map, ids, steps, recorded)
+        path = direct_path(self.model, self.head, ids)
+        maps = None
+        if heads:
+            read = ids[:, :steps]
+            maps = maps_of(self.model, read, decoded(self.tokenizer, read[0].tolist()), heads)
+        return Trace(
+            str(self.path),
+            build_steps(reading, ids[0].tolist(), prompt.shape[1], self.tokenizer, self.lens, path),
+            evidence_table(reading),
+            self.lens,
+            reading.rounding,
+            maps,
+        )
+
+    def edit(self, *edits: Edit, only: Only | None = None) -> AbstractContextManager[None]:
+        """Return a context in which the model predicts from edited states.
+
+            with lm.edit(prismlm.Ablate(prototype=412)):
+                lm.generate("Aspirin reduces")
+
+        It holds for every forward pass of ``lm.model``, with or without a cache, in batches and
+        beams, in the thread or task that entered it and in no other. Blocks nest, and edits act in
+        the order they are given, the outer block's first. No edits change no bit.
+
+        Args:
+            edits: what to change.
+            only: ``"prototypes"`` predicts from the (edited) mixture alone, z′ = ẑ′;
+                ``"residual"`` from the residual alone, z′ = r.
+
+        Raises:
+            InputError: an unknown prototype, category or document, or edits that exclude one
+                another. Inside the block: a clamp that is undefined at a position.
+        """
+        return applied(self.model, plan_for(self, edits, only))
+
+
+def load(path: Path | str, *, lens: Path | str | None = None, device: str = "cpu") -> PrismLM:
+    """Open a model directory with its head and lens.
+
+    Args:
+        path: a directory with ``prismlm.json`` beside a Hugging Face checkpoint.
+        lens: the lens to use; by default the only one under ``lens/``.
+        device: where to run.
+
+    Raises:
+        InputError: no such directory, or several lenses and none named.
+        FormatError: no head, a damaged file, or files that do not belong together.
+        StaleLensError: the lens was built for other weights.
+    """
+    directory = Path(path)
+    model, tokenizer, sidecar = load_checkpoint(directory, device=device)
+    found = find_lens(directory, lens)
+    return PrismLM(
+        path=directory,
+        model=model,
+        tokenizer=tokenizer,
+        head=sidecar.head,
+        logit_map=sidecar.logit_map,
+        lens=None
+        if found is None
+        else Lens.open(found, model, sidecar.head, tokenizer_fingerprint(tokenizer)),
+    )

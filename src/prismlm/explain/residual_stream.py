@@ -1,0 +1,163 @@
+"""One forward pass, watched: what embedding, mixers and SwiGLUs add to the residual stream."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor, nn
+
+from prismlm.errors import InputError
+from prismlm.explain.direct_path import DirectPath
+from prismlm.layers import MixerEvidence, PrototypeHead, PrototypeMixer
+from prismlm.models.decoders.recurrent_decoder import RecurrentBlock, RecurrentModel
+from prismlm.models.seam import capture
+from prismlm.ops.channel_parts import ChannelFlow
+
+
+class MixerDecoder(NamedTuple):
+    """The modules of a decoder of prototype mixers that the residual stream is read from.
+
+    Attributes:
+        blocks: its layers, first to last.
+        mixers: theirs.
+        norm: the last one.
+    """
+
+    blocks: tuple[RecurrentBlock, ...]
+    mixers: tuple[PrototypeMixer, ...]
+    norm: nn.RMSNorm
+
+
+def decoder_of(model: nn.Module) -> MixerDecoder | None:
+    """Return the decoder in a model, or None unless all of its layers have prototype mixers."""
+    decoder = next((part for part in model.modules() if isinstance(part, RecurrentModel)), None)
+    if decoder is None:
+        return None
+    blocks = tuple(block for block in decoder.layers if isinstance(block, RecurrentBlock))
+    mixers = tuple(block.mixer for block in blocks if isinstance(block.mixer, PrototypeMixer))
+    whole = mixers and len(mixers) == len(decoder.layers)
+    return MixerDecoder(blocks, mixers, decoder.norm) if whole else None
+
+
+@torch.no_grad()
+def read_direct_path(
+    model: nn.Module, head: PrototypeHead, input_ids: Int64[Tensor, " T"]
+) -> DirectPath:
+    """Run a model once over one sequence, and keep what its last hidden states are the sum of.
+
+    Edits and interventions that hold are seen. What is kept grows with T, and not with T².
+
+    Raises:
+        InputError: the model has no prototype mixers, or not one sequence of tokens.
+    """
+    decoder = decoder_of(model)
+    if decoder is None:
+        raise InputError(
+            f"{type(model).__name__} is no decoder of prototype mixers, so there are no channels "
+            "to split its states over."
+        )
+    if input_ids.ndim != 1 or not input_ids.numel():
+        raise InputError(f"input_ids are {list(input_ids.shape)}: expected [T], one sequence.")
+    with _watching(decoder) as seen, capture(model, logits=False) as captured:
+        model(input_ids=input_ids[None], use_cache=False)
+    return DirectPath(
+        head=head,
+        embedding=_kept(seen.embedding),
+        mlps=tuple(_kept(seen.mlps[layer]) for layer in range(len(decoder.blocks))),
+        flows=tuple(
+            _flow(mixer, seen.inputs[layer], seen.gates[layer])
+            for layer, mixer in enumerate(decoder.mixers)
+        ),
+        first_decays=tuple(
+            mixer.decay_of(seen.inputs[layer][:, :1]).expand(1, 1, -1)[0, 0].cpu()
+            for layer, mixer in enumerate(decoder.mixers)
+        ),
+        outputs=tuple(mixer.output_map.detach().cpu() for mixer in decoder.mixers),
+        hidden=_kept(seen.hidden),
+        normed=_kept(seen.normed),
+        states=_kept(captured.z),
+        gain=decoder.norm.weight.detach().cpu(),
+        epsilon=decoder.norm.eps or 0.0,
+    )
+
+
+def _nothing() -> Tensor:
+    return torch.empty(0)
+
+
+@dataclass
+class _Seen:
+    """What hooks saw of one forward pass; dictionaries are by layer."""
+
+    embedding: Tensor = field(default_factory=_nothing)
+    hidden: Tensor = field(default_factory=_nothing)
+    normed: Tensor = field(default_factory=_nothing)
+    mlps: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
+    inputs: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
+    gates: dict[int, MixerEvidence] = field(default_factory=dict[int, MixerEvidence])
+
+
+@contextmanager
+def _watching(decoder: MixerDecoder) -> Iterator[_Seen]:
+    """Note what this thread's passes through a decoder add to the residual stream."""
+    seen, thread = _Seen(), threading.get_ident()
+
+    def note(keep: Callable[..., None]) -> Callable[..., None]:
+        def hook(module: nn.Module, *given: Any) -> None:
+            if threading.get_ident() == thread:
+                keep(*given)
+
+        return hook
+
+    def embedding(args: tuple[Tensor, ...]) -> None:
+        seen.embedding = args[0]
+
+    def norm(args: tuple[Tensor, ...], output: Tensor) -> None:
+        seen.hidden, seen.normed = args[0], output
+
+    handles = [
+        decoder.blocks[0].register_forward_pre_hook(note(embedding)),
+        decoder.norm.register_forward_hook(note(norm)),
+    ]
+    for layer, (block, mixer) in enumerate(zip(decoder.blocks, decoder.mixers, strict=True)):
+
+        def inputs(args: tuple[Tensor, ...], layer: int = layer) -> None:
+            seen.inputs[layer] = args[0]
+
+        def gates(args: Any, output: MixerEvidence, layer: int = layer) -> None:
+            seen.gates[layer] = output
+
+        def mlp(args: Any, output: Tensor, layer: int = layer) -> None:
+            seen.mlps[layer] = output
+
+        handles.append(mixer.register_forward_pre_hook(note(inputs)))
+        handles.append(mixer.gates.register_forward_hook(note(gates)))
+        handles.append(block.mlp.register_forward_hook(note(mlp)))
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _flow(mixer: PrototypeMixer, inputs: Tensor, gates: MixerEvidence) -> ChannelFlow:
+    flow = mixer.flow(inputs, gates)
+    return flow._replace(
+        write=flow.write.cpu(),
+        read=flow.read.cpu(),
+        log_decay=flow.log_decay.cpu(),
+        values=flow.values.cpu(),
+        inputs=flow.inputs.cpu(),
+        kernel=flow.kernel.detach().cpu(),
+    )
+
+
+def _kept(tensor: Tensor) -> Tensor:
+    """Return the one sequence of a batch of one, on the CPU."""
+    return tensor[0].detach().cpu()

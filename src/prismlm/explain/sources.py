@@ -1,0 +1,223 @@
+"""The reverse question: where does one training document show up?"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from prismlm.errors import FormatError, InputError, suggest
+from prismlm.explain.audit import audit_identity
+from prismlm.explain.audit_files import read_audit
+from prismlm.explain.texts import TextOptions, read_texts
+from prismlm.index.lens import Lens
+
+if TYPE_CHECKING:
+    from prismlm.corpus.documents import Document
+    from prismlm.explain.language_model import PrismLM
+
+TEXTS_LISTED = 20
+IDS_COMPARED = 20_000  # ids looked through for a similar one
+
+
+@dataclass(frozen=True)
+class DocumentUse:
+    """A document among the contexts of one prototype.
+
+    Attributes:
+        prototype, name: the prototype.
+        rank: of the document's place among the contexts, from 0.
+        cosine: of that place to the prototype.
+        contexts: how many contexts the prototype has.
+        share: 1 / contexts, what the document makes up of them (one place per document is kept).
+        usage: the share of all tokens of the corpus that use the prototype.
+        position: the place, as an offset into the corpus.
+        text: the characters around it, or None if the index holds offsets only.
+    """
+
+    prototype: int
+    name: str
+    rank: int
+    cosine: float
+    contexts: int
+    share: float
+    usage: float
+    position: int
+    text: str | None
+
+
+@dataclass(frozen=True)
+class TextUse:
+    """A text that relied on the document: its id, its beginning and the document's share."""
+
+    text_id: str
+    opening: str
+    share: float
+
+
+@dataclass(frozen=True)
+class DocumentSources:
+    """Where a document shows up.
+
+    Attributes:
+        doc_id, source, domain, license, title, url: the document.
+        uses: the prototypes that have it among their contexts, by usage-weighted share.
+        neighbourhood: Σ usage_i / contexts_i over those, relative to Σ usage_i of all prototypes:
+            how much of the neighbourhood of an average use it makes up.
+        expected: the same, averaged over all documents among the contexts of the lens.
+    """
+
+    doc_id: str
+    source: str | None
+    domain: str | None
+    license: str | None
+    title: str | None
+    url: str | None
+    uses: list[DocumentUse]
+    neighbourhood: float
+    expected: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields of ``prismlm sources --json``."""
+        return asdict(self)
+
+
+def document_sources(lens: Lens, doc_id: str) -> DocumentSources:
+    """Return the prototypes that have a document among their contexts.
+
+    Raises:
+        InputError: no context of the lens is from this document; the message says whether the
+            corpus has it, where the corpus is at hand.
+    """
+    number = document_number(lens, doc_id)
+    rows = np.flatnonzero(lens.documents.codes == number)
+    usage = np.nan_to_num(lens.prototypes["usage"].to_numpy())
+    prototype = lens.index["prototype"].to_numpy()
+    counts = np.diff(lens.first_rows)
+    total = max(float(usage.sum()), 1e-300)
+    uses: list[DocumentUse] = []
+    for row in rows.tolist():
+        entry = lens.index.slice(row, 1).to_pylist()[0]
+        i = int(prototype[row])
+        text = None
+        if entry["token"] is not None:
+            text = f"{entry['before']}{entry['token']}{entry['after']}"
+        uses.append(
+            DocumentUse(
+                prototype=i,
+                name=lens.names[i],
+                rank=entry["rank"],
+                cosine=entry["cosine"],
+                contexts=int(counts[i]),
+                share=1 / int(counts[i]),
+                usage=float(usage[i]),
+                position=entry["position"],
+                text=text,
+            )
+        )
+    uses.sort(key=lambda use: (-use.usage * use.share, use.prototype))
+    place = lens.place(int(rows[0]))
+    placed = float(usage[counts > 0].sum()) / total
+    return DocumentSources(
+        doc_id,
+        *(place[key] for key in ("source", "domain", "license", "title", "url")),
+        uses=uses,
+        neighbourhood=sum(use.usage * use.share for use in uses) / total,
+        expected=placed / len(lens.documents.names),
+    )
+
+
+def document_number(lens: Lens, doc_id: str) -> int:
+    """Return the number of a document in ``lens.documents``.
+
+    Raises:
+        InputError: no context is from it.
+    """
+    names = lens.documents.names
+    if doc_id in names:
+        return names.index(doc_id)
+    if _in_corpus(lens, doc_id):
+        raise InputError(
+            f"the document {doc_id!r} is in the corpus, but none of its places is among the "
+            f"{lens.meta.contexts} nearest of any prototype, so the lens {lens.name} cannot point "
+            "to it. An index with more --contexts may."
+        )
+    raise InputError(
+        f"the lens {lens.name} has no document {doc_id!r}.{suggest(doc_id, names[:IDS_COMPARED])} "
+        "Expected the id of a document of the corpus it was built from."
+    )
+
+
+def _in_corpus(lens: Lens, doc_id: str) -> bool:
+    from prismlm.corpus.store import Corpus
+
+    try:
+        corpus = Corpus.open(lens.meta.corpus_path)
+        if corpus.fingerprint != lens.meta.corpus:
+            return False
+        corpus.find(doc_id)
+    except (InputError, FormatError, OSError):
+        return False
+    return True
+
+
+def texts_that_rely(
+    lm: PrismLM,
+    doc_id: str,
+    documents: Iterable[Document],
+    options: TextOptions,
+    limit: int = TEXTS_LISTED,
+) -> list[TextUse]:
+    """Read texts and return those in which a document has the largest share.
+
+    Raises:
+        InputError: the model has no lens, or the lens no such document.
+    """
+    if lm.lens is None:
+        raise InputError(f"{lm.path} has no lens: build one with `prismlm index`.")
+    number = document_number(lm.lens, doc_id)
+    found = (
+        TextUse(
+            reading.document.doc_id,
+            reading.document.text[:120],
+            reading.attribution.document_share(number),
+        )
+        for reading in read_texts(lm, documents, options)
+        if reading.attribution is not None
+    )
+    return _largest(found, limit)
+
+
+def audited_texts_that_rely(
+    lens: Lens, doc_id: str, audit: Path, limit: int = TEXTS_LISTED
+) -> list[TextUse]:
+    """Return the texts of an audit's Parquet that list a document among their largest shares.
+
+    Raises:
+        InputError: the audit was made with another model or lens, or there is no such file.
+        FormatError: it is damaged, or not an audit.
+    """
+    identity, rows = read_audit(audit)
+    wanted = audit_identity(lens, "evidence")
+    differing = [key for key in wanted if key != "method" and identity.get(key) != wanted[key]]
+    if differing:
+        raise InputError(
+            f"{audit} was made with another model or lens ({', '.join(differing)} differ). Run "
+            "`prismlm audit` again with this one."
+        )
+    return _largest(_listed(rows, doc_id), limit)
+
+
+def _listed(rows: Iterator[dict[str, Any]], doc_id: str) -> Iterator[TextUse]:
+    for row in rows:
+        for document in row["documents"] or ():
+            if document["doc_id"] == doc_id:
+                yield TextUse(row["text_id"], row["opening"], document["share"])
+
+
+def _largest(texts: Iterable[TextUse], limit: int) -> list[TextUse]:
+    return heapq.nlargest(limit, (t for t in texts if t.share > 0), key=lambda text: text.share)

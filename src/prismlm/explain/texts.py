@@ -1,0 +1,246 @@
+"""Reading many texts: windows of any of them in one forward pass, memory set by one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from prismlm.errors import InputError
+from prismlm.explain.attribution import Attribution, EvidenceTable, attribute, merge
+from prismlm.explain.prediction import check_sums
+from prismlm.explain.shares import Method
+from prismlm.models.seam import capture, output_embedding
+from prismlm.ops.decomposition import decompose
+from prismlm.ops.prototype_head.routing import inverse_norms
+
+if TYPE_CHECKING:
+    from prismlm.corpus.documents import Document
+    from prismlm.explain.language_model import PrismLM
+
+LONGEST_DEFAULT_WINDOW = 1024
+
+
+@dataclass(frozen=True)
+class TextOptions:
+    """How texts are read.
+
+    Attributes:
+        window: tokens read at once; a longer text is split.
+        stride: tokens between windows. A prediction comes from the earliest window that gives it
+            window − stride tokens of context, or its text's start.
+        tokens_per_batch: tokens of one forward pass, padding among them.
+        method: of the attribution.
+        contexts: gather single places too, which shares of documents need.
+    """
+
+    window: int
+    stride: int
+    tokens_per_batch: int = 1024
+    method: Method = "evidence"
+    contexts: bool = True
+
+
+def text_options(
+    models: list[PrismLM],
+    window: int | None = None,
+    stride: int | None = None,
+    method: Method = "evidence",
+) -> TextOptions:
+    """Return options that suit every model; by default the longest window, up to 1,024 tokens.
+
+    Raises:
+        InputError: the window does not fit a model, or would leave tokens out.
+    """
+    lengths = [lm.context_length for lm in models]
+    longest = min((n for n in lengths if n is not None), default=None)
+    if window is None:
+        window = min(longest or LONGEST_DEFAULT_WINDOW, LONGEST_DEFAULT_WINDOW)
+    if longest is not None and window > longest:
+        raise InputError(
+            f"a window of {window} tokens does not fit a model that reads {longest}: pass "
+            f"--window {longest} or less."
+        )
+    if window < 2:
+        raise InputError(f"a window of {window} tokens predicts nothing: expected at least 2.")
+    stride = max(1, window * 3 // 4) if stride is None else stride
+    if not 1 <= stride <= window:
+        raise InputError(f"--stride is {stride}: expected 1 to {window}, the window.")
+    return TextOptions(window, stride, method=method)
+
+
+@dataclass(frozen=True)
+class TextReading:
+    """What a model's predictions along one text rely on.
+
+    Attributes:
+        document: the text.
+        tokens: how many it has; each but the first is predicted.
+        losses: −log p of every predicted token, float32 [tokens − 1].
+        explained: explained share at every position, for the model's top token there.
+        attribution: of all predictions, or None without a lens or predictions.
+    """
+
+    document: Document
+    tokens: int
+    losses: np.ndarray
+    explained: np.ndarray
+    attribution: Attribution | None
+
+
+@dataclass
+class _Text:
+    document: Document
+    ids: Tensor
+    losses: list[Tensor] = field(default_factory=list[Tensor])
+    explained: list[Tensor] = field(default_factory=list[Tensor])
+    parts: list[Attribution] = field(default_factory=list[Attribution])
+
+    def finish(self) -> TextReading:
+        nothing = torch.empty(0)
+        return TextReading(
+            self.document,
+            len(self.ids),
+            torch.cat([nothing, *self.losses]).numpy(),
+            torch.cat([nothing, *self.explained]).numpy(),
+            merge(self.parts) if self.parts else None,
+        )
+
+
+@dataclass(frozen=True)
+class _Window:
+    """Predictions ``skip`` to ``stop`` of a window that starts at a token of its text."""
+
+    text: _Text
+    start: int
+    length: int
+    skip: int
+    stop: int
+    last: bool
+
+
+def read_texts(
+    lm: PrismLM, documents: Iterable[Document], options: TextOptions
+) -> Iterator[TextReading]:
+    """Yield a reading of every text, in order; the target of each prediction is the text's own.
+
+    Raises:
+        DecompositionError: the parts of a logit do not sum to the model's own.
+    """
+    for batch in _batches(_windows(lm, documents, options), options.tokens_per_batch):
+        _read_batch(lm, batch, options)
+        for window in batch:
+            if window.last:
+                yield window.text.finish()
+
+
+def _windows(lm: PrismLM, documents: Iterable[Document], options: TextOptions) -> Iterator[_Window]:
+    from prismlm.corpus.windows import document_windows
+
+    for document in documents:
+        encoded = lm.tokenizer(document.text, add_special_tokens=False, verbose=False)
+        ids = torch.tensor(encoded["input_ids"], dtype=torch.int64)
+        text, count = _Text(document, ids), len(ids)
+        # The last token predicts nothing of the text, so no window is laid for it alone.
+        grid = document_windows(
+            np.zeros(1, dtype=np.int64),
+            np.zeros(1, dtype=np.int64),
+            np.array([max(1, count - 1)]),
+            options.window,
+            options.stride,
+        )
+        rows = zip(grid.start.tolist(), grid.length.tolist(), grid.skip.tolist(), strict=True)
+        for number, (start, length, skip) in enumerate(rows):
+            stop = min(length, count - 1 - start)
+            yield _Window(text, start, length, skip, stop, number == len(grid) - 1)
+
+
+def _batches(windows: Iterable[_Window], tokens: int) -> Iterator[list[_Window]]:
+    batch: list[_Window] = []
+    widest = 0
+    for window in windows:
+        widest = max(widest, window.length)
+        if batch and widest * (len(batch) + 1) > tokens:
+            yield batch
+            batch, widest = [], window.length
+        batch.append(window)
+    if batch:
+        yield batch
+
+
+@torch.no_grad()
+def _read_batch(lm: PrismLM, batch: list[_Window], options: TextOptions) -> None:
+    """Run the model once and hand every text what its windows give."""
+    batch = [window for window in batch if window.stop > window.skip]
+    if not batch:
+        return
+    device = lm.model.device
+    ids = torch.zeros(len(batch), max(window.length for window in batch), dtype=torch.int64)
+    attended = torch.zeros_like(ids)
+    for row, window in enumerate(batch):
+        ids[row, : window.length] = window.text.ids[window.start :][: window.length]
+        attended[row, : window.length] = 1
+    with capture(lm.model) as seen:
+        lm.model(input_ids=ids.to(device), attention_mask=attended.to(device), use_cache=False)
+    assert seen.embedded is not None
+    spans = [(row, slice(window.skip, window.stop)) for row, window in enumerate(batch)]
+    z = torch.cat([seen.z[row, span] for row, span in spans]).float()
+    embedded = torch.cat([seen.embedded[row, span] for row, span in spans]).float()
+    targets = torch.cat(
+        [w.text.ids[w.start + w.skip + 1 : w.start + w.stop + 1] for w in batch]
+    ).to(device)
+    losses, explained, table = _split(lm, z, embedded, targets)
+    first = 0
+    for window in batch:
+        part = slice(first, first + window.stop - window.skip)
+        first = part.stop
+        window.text.losses.append(losses[part])
+        window.text.explained.append(explained[part])
+        if lm.lens is not None:
+            window.text.parts.append(
+                attribute(table[part], lm.lens, options.method, contexts=options.contexts)
+            )
+
+
+def _split(
+    lm: PrismLM, z: Tensor, embedded: Tensor, targets: Tensor
+) -> tuple[Tensor, Tensor, EvidenceTable]:
+    """Return −log p of the targets, explained shares of the top tokens, and the evidence."""
+    embedding = output_embedding(lm.model)
+    weight, bias = embedding.weight, getattr(embedding, "bias", None)
+    assert isinstance(weight, Tensor)
+    weight = weight.float()
+    scale, mean = lm.logit_map.scale, weight.mean(0)
+    bias = None if bias is None else bias.float() * scale
+    raw, logits = lm.logit_map.before_softcap(embedded), lm.logit_map(embedded)
+    routing = lm.head(z).routing
+
+    def split(tokens: Tensor):  # noqa: ANN202 - the type is decompose's
+        return decompose(
+            z,
+            routing.indices,
+            routing.activations,
+            lm.head.prototypes,
+            weight,
+            tokens,
+            scale=scale,
+            bias=bias,
+            weight_mean=mean,
+        )
+
+    parts = split(targets)
+    check_sums(parts.logit, raw.gather(1, targets[:, None])[:, 0], lm.model.dtype)
+    losses = logits.logsumexp(-1) - logits.gather(1, targets[:, None])[:, 0]
+    table = EvidenceTable(
+        routing.indices.cpu(),
+        parts.evidence.cpu(),
+        parts.residual_evidence.cpu(),
+        parts.bias_evidence.cpu(),
+        (z * inverse_norms(z)).cpu(),
+        routing.activations.cpu(),
+    )
+    return losses.cpu(), split(logits.argmax(-1)).explained_share.cpu(), table

@@ -1,0 +1,387 @@
+"""One streaming pass over a corpus: which text each prototype stands for, and how much of it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transformers import PreTrainedModel
+
+from prismlm import fingerprints
+from prismlm.allocator import keep_freed_memory
+from prismlm.corpus.blocks import BlockPlan, split_counts
+from prismlm.errors import InputError
+from prismlm.index import layout
+from prismlm.index.scan import Reading, Scan, scan_passes
+from prismlm.index.state import Partial
+from prismlm.index.write import write_contexts, write_index, write_prototypes
+from prismlm.interrupts import Interrupts
+from prismlm.layers import PrototypeHead
+from prismlm.models.evaluating import evaluating
+from prismlm.models.sidecar import weight_of
+from prismlm.ops import top_contexts
+from prismlm.progress import SILENT, Reporter
+
+if TYPE_CHECKING:
+    from prismlm.corpus.store import Corpus, Split
+
+SAVE_SECONDS = 60.0
+# A save takes at most this share of the time between two.
+SAVE_SHARE = 0.02
+WAIT_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class IndexOptions:
+    """How a corpus is read.
+
+    Attributes:
+        contexts: L, the places kept per prototype; one per document.
+        window: tokens of a window; at most what the model can read.
+        stride: tokens between windows. A token sees at least window − stride tokens before it, or
+            its document's start.
+        split: which documents to read.
+        with_text: keep the text around each context, or offsets only.
+        tokens_per_batch: predictions whose candidates are ranked together. It costs memory and
+            saves time; the windows of a forward pass are fixed, and no result depends on it.
+    """
+
+    contexts: int = 64
+    window: int = 256
+    stride: int = 128
+    split: Split = "train"
+    with_text: bool = True
+    tokens_per_batch: int = 2**18
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One part of an index that several processes make.
+
+    Attributes:
+        number: which, from 0.
+        count: of how many.
+        finishes: whether this process writes the lens: None, if it is the last to be done; true,
+            it waits for the others; false, another one does.
+    """
+
+    number: int = 0
+    count: int = 1
+    finishes: bool | None = None
+
+
+def build_index(
+    model: PreTrainedModel,
+    head: PrototypeHead,
+    corpus: Corpus,
+    out: Path | str,
+    options: IndexOptions | None = None,
+    *,
+    trained_on: bool | None = None,
+    tokenizer: str | None = None,
+    overwrite: bool = False,
+    save_seconds: float = SAVE_SECONDS,
+    progress: Reporter = SILENT,
+) -> Path:
+    """Index a corpus and write a lens directory.
+
+    Every position that predicts a token of its document is scored against every prototype. The
+    L nearest positions of each prototype are kept, one per document, ranked by cosine, then by
+    position; uses and activations are summed over all positions.
+
+    What was found is saved beside the lens while it is being looked for. An index that was
+    interrupted or killed goes on from there when it is called again, to the same bytes.
+
+    Args:
+        model: the causal language model.
+        head: its prototype head.
+        corpus: the text; any corpus, also one the model was not trained on.
+        out: the lens directory.
+        options: window, stride, contexts, split.
+        trained_on: whether the model was trained on this corpus, if that is known.
+        tokenizer: the fingerprint of the model's tokenizer, to be checked against the corpus's.
+        overwrite: replace an existing lens, and discard what was scanned with other inputs.
+        save_seconds: the least time between two saves; 0 saves after every forward pass.
+        progress: shows tokens done.
+
+    Raises:
+        InputError: the lens exists, the corpus has no text in this split, its tokenizer is not
+            the model's, the window does not fit the model, another process writes this lens, or
+            an index with other inputs was begun.
+        FormatError: the corpus, or what was saved, is damaged.
+        PrismError: the disk is full or failing.
+        IndexInterrupted: SIGINT or SIGTERM came; what was found is saved.
+    """
+    written = index_shard(
+        model,
+        head,
+        corpus,
+        out,
+        options,
+        trained_on=trained_on,
+        tokenizer=tokenizer,
+        overwrite=overwrite,
+        save_seconds=save_seconds,
+        progress=progress,
+    )
+    assert written is not None
+    return written
+
+
+def index_shard(
+    model: PreTrainedModel,
+    head: PrototypeHead,
+    corpus: Corpus,
+    out: Path | str,
+    options: IndexOptions | None = None,
+    shard: Shard | None = None,
+    *,
+    trained_on: bool | None = None,
+    tokenizer: str | None = None,
+    overwrite: bool = False,
+    save_seconds: float = SAVE_SECONDS,
+    progress: Reporter = SILENT,
+) -> Path | None:
+    """Index one part of a corpus, at any time; the last one that is done writes the lens.
+
+    The lens is the one that :func:`build_index` writes, byte for byte, if the machines compute
+    the same cosines.
+
+    Args:
+        shard: which part, and who writes the lens.
+
+    Other arguments and errors are those of :func:`build_index`.
+
+    Returns:
+        The lens, or None if another process writes it.
+    """
+    options, shard, out = options or IndexOptions(), shard or Shard(), Path(out)
+    check_index(model, corpus, options, tokenizer)
+    partial = Partial(out)
+    run = _run(model, head, corpus, options, shard)
+    if partial.finished():
+        with partial.finishing():
+            same = partial.matches(run)
+            partial.publish()
+        if same:
+            return out
+    check_out(out, overwrite=overwrite)
+    reading = reading_of(model, head, corpus, options)
+    if model.device.type == "cpu":
+        keep_freed_memory()
+    with (
+        evaluating(model),
+        partial.leaving_nothing_useless(),
+        Interrupts(partial.rest) as interrupts,
+    ):
+        with partial.writing("the state"):
+            partial.begin(run, overwrite=overwrite)
+        with partial.working(shard.number, shard.count):
+            _scan_shard(partial, reading, options, shard, save_seconds, interrupts, progress)
+        interrupts.now = True
+        meta = _meta(corpus, run, options, trained_on)
+        return _finish(partial, reading, options, shard, meta, progress)
+
+
+def reading_of(
+    model: PreTrainedModel, head: PrototypeHead, corpus: Corpus, options: IndexOptions
+) -> Reading:
+    """Return what is read with these options, and how."""
+    return Reading(
+        model,
+        head,
+        corpus,
+        BlockPlan.of(corpus.num_tokens),
+        options.split,
+        options.window,
+        options.stride,
+        options.tokens_per_batch,
+    )
+
+
+def _run(
+    model: PreTrainedModel,
+    head: PrototypeHead,
+    corpus: Corpus,
+    options: IndexOptions,
+    shard: Shard,
+) -> dict[str, Any]:
+    """Return everything that what is found depends on."""
+    return {
+        "model": fingerprints.of_weights(model),
+        "weight": fingerprints.of_tensor(weight_of(model)),
+        "prototypes": layout.prototypes_fingerprint(head),
+        "tokenizer": corpus.meta["tokenizer"]["fingerprint"],
+        "corpus": corpus.fingerprint,
+        "split": options.split,
+        "window": options.window,
+        "stride": options.stride,
+        "contexts": options.contexts,
+        "shards": shard.count,
+    }
+
+
+def _meta(
+    corpus: Corpus, run: dict[str, Any], options: IndexOptions, trained_on: bool | None
+) -> dict[str, Any]:
+    return {
+        **{key: value for key, value in run.items() if key != "shards"},
+        "corpus_name": corpus.name,
+        "corpus_path": str(corpus.path.resolve()),
+        "trained_on": trained_on,
+        "documents": split_counts(corpus, options.split)[0],
+        "with_text": options.with_text,
+    }
+
+
+def _scan_shard(
+    partial: Partial,
+    reading: Reading,
+    options: IndexOptions,
+    shard: Shard,
+    save_seconds: float,
+    interrupts: Interrupts,
+    progress: Reporter,
+) -> None:
+    slots = reading.plan.slots(shard.number, shard.count)
+    head = reading.head
+    scan = partial.load(shard.number, shard.count)
+    if scan is None:
+        blocks = reading.plan.count
+        scan = Scan.empty(head.num_prototypes, options.contexts, head.width, blocks, slots.start)
+    documents, tokens = split_counts(reading.corpus, options.split)
+    left = (tokens - documents) * len(slots) // reading.plan.count - scan.tokens
+    saved, cost = time.monotonic(), 0.0
+    with progress.task("Indexing", max(left, 0), "tokens") as task:
+        if scan.tokens:
+            task.note(f"{scan.tokens:,} tokens were scanned before")
+        for done in scan_passes(scan, reading, slots.stop):
+            task.advance(done)
+            stopped = interrupts.received
+            began = time.monotonic()
+            due = began - saved >= max(save_seconds, cost / SAVE_SHARE) or save_seconds == 0
+            if stopped or due:
+                partial.save(scan, shard.number, shard.count, complete=False)
+                saved = time.monotonic()
+                cost = saved - began
+            if stopped:
+                interrupts.stop()
+    scan.finish_shard(reading.plan)
+    partial.save(scan, shard.number, shard.count, complete=True)
+
+
+def _finish(
+    partial: Partial,
+    reading: Reading,
+    options: IndexOptions,
+    shard: Shard,
+    meta: dict[str, Any],
+    progress: Reporter,
+) -> Path | None:
+    while shard.finishes and len(partial.complete(shard.count)) < shard.count:
+        time.sleep(WAIT_SECONDS)
+    if shard.finishes is False:
+        return None
+    with partial.finishing() as unfinished:
+        if not unfinished:
+            return partial.out
+        if len(partial.complete(shard.count)) < shard.count:
+            return None
+        scan = partial.load(0, shard.count)
+        assert scan is not None
+        for number in range(1, shard.count):
+            other = partial.load(number, shard.count)
+            assert other is not None
+            scan.merge(other)
+        kept = top_contexts.finish(scan.top)
+        with partial.staging() as directory:
+            write_index(directory, kept, reading.corpus, options.with_text, progress)
+            write_contexts(directory, kept)
+            layout.write_table(scan.mass.table(), directory / layout.MASS_FILE)
+            write_prototypes(directory, reading.model, reading.head, reading.corpus, scan)
+            curve = convergence(scan, reading.plan)
+            files = layout.describe_files(directory)
+            layout.write_meta(
+                directory,
+                layout.LensMeta(**meta, tokens=scan.tokens, convergence=curve, files=files),
+            )
+    return partial.out
+
+
+def convergence(scan: Scan, plan: BlockPlan) -> list[dict[str, float]]:
+    """Return the mean nearest cosine of the prototypes after growing shares of the corpus."""
+    points: list[dict[str, float]] = []
+    for tokens, nearest in zip(scan.curve_tokens.tolist(), scan.curve_nearest, strict=True):
+        seen = nearest[nearest > -2.0].double()
+        if len(seen):
+            share = tokens / max(scan.tokens, 1)
+            mean = float(seen.mean())
+            points.append({"tokens": tokens, "share": share, "mean_nearest_cosine": mean})
+    return points
+
+
+def check_lens(out: Path, *, overwrite: bool) -> None:
+    """Check that a lens may be written to a directory, unless one has only to be put there.
+
+    Raises:
+        InputError: as of :func:`check_out`.
+    """
+    if not Partial(out).finished():
+        check_out(out, overwrite=overwrite)
+
+
+def check_out(out: Path, *, overwrite: bool) -> None:
+    """Check that a lens may be written to a directory.
+
+    Raises:
+        InputError: there is a lens and it is not to be replaced, or something else is there.
+    """
+    if out.exists() and not overwrite:
+        raise InputError(f"{out} exists. Choose another --lens, or pass --overwrite to replace it.")
+    if out.exists() and any(out.iterdir()) and not (out / layout.META_FILE).is_file():
+        raise InputError(f"{out} is not a lens, so it is not replaced: choose another --lens.")
+
+
+def check_index(
+    model: PreTrainedModel, corpus: Corpus, options: IndexOptions, tokenizer: str | None = None
+) -> None:
+    """Check that a corpus and options suit a model, before anything is read.
+
+    Raises:
+        InputError: an empty split, other tokens than the model's, or a window it cannot read.
+    """
+    if split_counts(corpus, options.split)[0] == 0:
+        raise InputError(
+            f"the corpus {corpus.name} has no documents in its {options.split} split: "
+            "index --split all, or build the corpus with another --heldout share."
+        )
+    check_window(model, options)
+    vocabulary = weight_of(model).shape[0]
+    if len(corpus.tokenizer) > vocabulary:
+        raise InputError(
+            f"the corpus {corpus.name} was tokenised with {len(corpus.tokenizer)} tokens and the "
+            f"model has {vocabulary}: build the corpus with --tokenizer MODEL."
+        )
+    if tokenizer is not None and tokenizer != corpus.meta["tokenizer"]["fingerprint"]:
+        raise InputError(
+            f"the corpus {corpus.name} was tokenised with another tokenizer than the model's: "
+            "build the corpus with --tokenizer MODEL."
+        )
+
+
+def check_window(model: PreTrainedModel, options: IndexOptions) -> None:
+    """Check the options that no corpus is needed for.
+
+    Raises:
+        InputError: a window that the model cannot read, or batches without tokens.
+    """
+    if options.tokens_per_batch < 1:
+        raise InputError(f"batches of {options.tokens_per_batch} tokens: expected at least 1.")
+    longest = getattr(model.config, "max_position_embeddings", None)
+    if longest is not None and options.window > longest:
+        raise InputError(
+            f"a window of {options.window} tokens does not fit a model that reads {longest}: "
+            f"pass --window {longest} or less."
+        )

@@ -1,0 +1,245 @@
+"""A lens opened for reading: contexts, mass and names of every prototype."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from prismlm.errors import FormatError, InputError, suggest
+from prismlm.index import layout
+from prismlm.index.where import UNKNOWN, Conditions, check_value
+from prismlm.layers import PrototypeHead
+
+
+class GroupWeights(NamedTuple):
+    """How each prototype's activation spreads over the keys of one column.
+
+    Attributes:
+        keys: the distinct values, in order of first appearance; nulls are "(unknown)".
+        weights: rows sum to 1, or are all zero for a prototype that is never used, [K, keys].
+    """
+
+    keys: list[str]
+    weights: np.ndarray
+
+
+class Keys(NamedTuple):
+    """The distinct values of a column, and which of them every row has, int [rows]."""
+
+    names: list[str]
+    codes: np.ndarray
+
+
+class Lens:
+    """A lens directory. Open one with :meth:`open`; tables are read when they are first needed.
+
+    Attributes:
+        path: the directory.
+        meta: what it was built from.
+        num_prototypes: K.
+    """
+
+    def __init__(self, path: Path, meta: layout.LensMeta, num_prototypes: int) -> None:
+        self.path = path
+        self.meta = meta
+        self.num_prototypes = num_prototypes
+        self._groups: dict[str, GroupWeights] = {}
+        self._keys: dict[tuple[str, str], Keys] = {}
+        self._matching: dict[tuple[str, Conditions], np.ndarray] = {}
+
+    @classmethod
+    def open(
+        cls,
+        path: Path | str,
+        model: nn.Module,
+        head: PrototypeHead,
+        tokenizer: str | None = None,
+    ) -> Lens:
+        """Open a lens that was built for this model and head, and tokenizer if one is given.
+
+        Args:
+            path: the lens directory.
+            model: the model that is to be read with it.
+            head: its head.
+            tokenizer: the fingerprint of its tokenizer; None leaves that unchecked.
+
+        Raises:
+            FormatError: not a lens, damaged or of another version.
+            StaleLensError: built for other weights or another tokenizer.
+        """
+        directory = Path(path)
+        meta = layout.read_meta(directory)
+        layout.check_fresh(meta, directory, model, head, tokenizer)
+        # Tables are read when they are first needed; what is cut off is noticed at once.
+        for name, schema in layout.SCHEMAS.items():
+            layout.check_schema(directory / name, schema)
+        return cls(directory, meta, head.num_prototypes)
+
+    @property
+    def name(self) -> str:
+        """The name of the directory."""
+        return self.path.resolve().name
+
+    @cached_property
+    def index(self) -> pa.Table:
+        """``index.parquet``: the kept contexts, by prototype and rank."""
+        return layout.read_table(self.path / layout.INDEX_FILE, layout.INDEX_SCHEMA)
+
+    @cached_property
+    def prototypes(self) -> pa.Table:
+        """``prototypes.parquet``: one row per prototype."""
+        path = self.path / layout.PROTOTYPES_FILE
+        table = layout.read_table(path, layout.PROTOTYPES_SCHEMA)
+        if table.num_rows != self.num_prototypes:
+            raise FormatError(
+                f"{path} describes {table.num_rows} prototypes and the model has "
+                f"{self.num_prototypes}. Build the lens again."
+            )
+        return table
+
+    @cached_property
+    def mass(self) -> pa.Table:
+        """``mass.parquet``: uses and activation by prototype, source, domain and licence."""
+        return layout.read_table(self.path / layout.MASS_FILE, layout.MASS_SCHEMA)
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The name of every prototype."""
+        return self.prototypes["name"].to_pylist()
+
+    @cached_property
+    def categories(self) -> list[str | None]:
+        """The category of every prototype; None where it has no label."""
+        return self.prototypes["category"].to_pylist()
+
+    @cached_property
+    def first_rows(self) -> np.ndarray:
+        """Where each prototype's contexts start in the index, int64 [K + 1]."""
+        return self._offsets(self.index, layout.INDEX_FILE)
+
+    @cached_property
+    def first_masses(self) -> np.ndarray:
+        """Where each prototype's rows start in the mass, int64 [K + 1]."""
+        return self._offsets(self.mass, layout.MASS_FILE)
+
+    @cached_property
+    def mass_weights(self) -> np.ndarray:
+        """The share of each row of the mass in its prototype's activation, float64 [rows]."""
+        prototype = self.mass["prototype"].to_numpy()
+        activation = self.mass["activation_sum"].to_numpy()
+        total = np.bincount(prototype, activation, minlength=self.num_prototypes)[prototype]
+        return np.divide(activation, total, out=np.zeros_like(activation), where=total > 0)
+
+    @cached_property
+    def states(self) -> Tensor:
+        """The unit hidden state of every kept context, bf16 [rows, d], row for row."""
+        path = self.path / layout.CONTEXTS_FILE
+        try:
+            with safe_open(str(path), framework="pt") as file:
+                states = file.get_tensor("states")
+        except (SafetensorError, OSError) as error:
+            raise FormatError(f"{path} cannot be read ({error}). Build the lens again.") from error
+        if len(states) != self.index.num_rows:
+            raise FormatError(
+                f"{path} holds {len(states)} states for {self.index.num_rows} contexts. "
+                "Build the lens again."
+            )
+        return states
+
+    @cached_property
+    def documents(self) -> Keys:
+        """The distinct documents of the index, and the document number of every row."""
+        return self.keys("index", "doc_id")
+
+    def keys(self, table: Literal["index", "mass"], column: str) -> Keys:
+        """Return the values of a column of the index or the mass; nulls are "(unknown)"."""
+        if (table, column) not in self._keys:
+            rows = self.index if table == "index" else self.mass
+            encoded = rows[column].fill_null(UNKNOWN).combine_chunks().dictionary_encode()
+            self._keys[table, column] = Keys(
+                encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
+            )
+        return self._keys[table, column]
+
+    def matching(self, table: Literal["index", "mass"], conditions: Conditions) -> np.ndarray:
+        """Return which rows of the index or the mass match a filter: bool [rows].
+
+        Raises:
+            InputError: a value of the filter occurs nowhere in the lens.
+        """
+        if (table, conditions) not in self._matching:
+            rows = self.index if table == "index" else self.mass
+            found = np.ones(rows.num_rows, dtype=bool)
+            for column, values in conditions:
+                for value in values:
+                    check_value(column, value, self.keys("mass", column).names)
+                names, codes = self.keys(table, column)
+                wanted = [code for code, name in enumerate(names) if name in values]
+                found &= np.isin(codes, wanted)
+            self._matching[table, conditions] = found
+        return self._matching[table, conditions]
+
+    def place(self, row: int) -> dict[str, Any]:
+        """Return what the index says of the place in one of its rows."""
+        return self._places.slice(row, 1).to_pylist()[0]
+
+    @cached_property
+    def _places(self) -> pa.Table:
+        figures = ("prototype", "rank", "cosine", "activation", "routed")
+        return self.index.drop_columns(list(figures))
+
+    def rows_of(self, prototype: int) -> slice:
+        """Return the index rows of one prototype, best context first.
+
+        Raises:
+            InputError: there is no such prototype.
+        """
+        if not 0 <= prototype < self.num_prototypes:
+            raise InputError(
+                f"there is no prototype {prototype}: expected 0 to {self.num_prototypes - 1}."
+            )
+        return slice(int(self.first_rows[prototype]), int(self.first_rows[prototype + 1]))
+
+    def group_weights(self, by: str) -> GroupWeights:
+        """Return how each prototype's activation over the whole corpus spreads by a column.
+
+        Raises:
+            InputError: the column is not source, domain or license.
+        """
+        known = list(layout.GROUP_COLUMNS)
+        if by not in known:
+            raise InputError(
+                f"shares can be taken by document, {', '.join(known)}; not by {by!r}."
+                f"{suggest(by, ['document', *known])}"
+            )
+        if by not in self._groups:
+            column = self.mass[by].fill_null(UNKNOWN).combine_chunks().dictionary_encode()
+            weights = np.zeros((self.num_prototypes, len(column.dictionary)))
+            np.add.at(
+                weights,
+                (self.mass["prototype"].to_numpy(), column.indices.to_numpy()),
+                self.mass["activation_sum"].to_numpy(),
+            )
+            total = weights.sum(1, keepdims=True)
+            weights = np.divide(weights, total, out=np.zeros_like(weights), where=total > 0)
+            self._groups[by] = GroupWeights(column.dictionary.to_pylist(), weights)
+        return self._groups[by]
+
+    def _offsets(self, table: pa.Table, name: str) -> np.ndarray:
+        prototype = table["prototype"].to_numpy()
+        if len(prototype) and (
+            prototype[0] < 0
+            or prototype[-1] >= self.num_prototypes
+            or (np.diff(prototype) < 0).any()
+        ):
+            raise FormatError(
+                f"{self.path / name} is not in the order of the {self.num_prototypes} prototypes. "
+                "Build the lens again."
+            )
+        return np.searchsorted(prototype, np.arange(self.num_prototypes + 1))

@@ -1,0 +1,114 @@
+"""A model directory, opened: the model with its head and lens, which can read and write text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from prismlm.errors import InputError
+from prismlm.index.lens import Lens
+from prismlm.layers import PrototypeHead
+from prismlm.models.seam import LogitMap
+
+
+@dataclass(frozen=True)
+class OpenedModel:
+    """A Hugging Face model with its prototype head and lens.
+
+    Attributes:
+        path: the model directory.
+        model: the plain Hugging Face model; nothing about it is changed.
+        tokenizer: its tokenizer.
+        head: the prototype head (``prototypes`` [K, d], ``scale`` τ, ``prototypes_per_token``).
+        logit_map: what the model does after its output embedding.
+        lens: contexts and sources of the prototypes, or None if no index was built.
+    """
+
+    path: Path
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    head: PrototypeHead
+    logit_map: LogitMap
+    lens: Lens | None
+
+    @property
+    def context_length(self) -> int | None:
+        """The most tokens the model reads, or None if it has no bound."""
+        return getattr(self.model.config, "max_position_embeddings", None)
+
+    def generate(
+        self, text: str, *, tokens: int = 50, temperature: float = 0.0, seed: int = 0
+    ) -> str:
+        """Return ``text`` with what the model writes after it; stops at the end of a document.
+
+        Raises:
+            InputError: empty text, or more tokens than the model reads.
+        """
+        prompt = self.encode(text, tokens)
+        ids = self.write(prompt, tokens, temperature, seed)
+        added = ids[0, prompt.shape[1] :].tolist()
+        return text + str(self.tokenizer.decode(added, skip_special_tokens=True))
+
+    def encode(self, text: str, room: int = 0) -> Tensor:
+        """Return the tokens of a text, [1, T], that leaves ``room`` for more.
+
+        Raises:
+            InputError: empty text, or more tokens than the model reads.
+        """
+        ids = self.tokenizer(text, return_tensors="pt", add_special_tokens=False)["input_ids"]
+        assert isinstance(ids, Tensor)
+        if ids.numel() == 0:
+            raise InputError("the text is empty: give at least one token to predict from.")
+        longest = self.context_length
+        if longest is not None and ids.shape[1] + room > longest:
+            wanted = f"{ids.shape[1]} tokens" + (f" and {room} to generate" if room else "")
+            raise InputError(
+                f"the text has {wanted}, and {self.path.name} reads {longest}: shorten it by "
+                f"{ids.shape[1] + room - longest} tokens."
+            )
+        return ids.to(self.model.device)
+
+    @torch.no_grad()
+    def write(
+        self,
+        prompt: Tensor,
+        tokens: int,
+        temperature: float,
+        seed: int,
+        *,
+        all_logits: bool = False,
+    ) -> Tensor:
+        """Return ``prompt`` [1, T] and up to ``tokens`` tokens that the model writes after it.
+
+        With ``all_logits`` every position of the prompt passes the output embedding.
+
+        Raises:
+            InputError: a negative number of tokens, or a negative temperature.
+        """
+        if tokens < 0 or temperature < 0:
+            raise InputError("tokens to generate and temperature must not be negative.")
+        if tokens == 0:
+            return prompt
+        options: dict[str, Any] = {"do_sample": False}
+        if temperature:
+            options = {"do_sample": True, "temperature": temperature}
+        if all_logits and "logits_to_keep" in signature(self.model.forward).parameters:
+            # Otherwise only the prompt's last position would pass the output embedding.
+            options["logits_to_keep"] = 0
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            ids = self.model.generate(  # pyright: ignore[reportCallIssue]
+                inputs=prompt,
+                attention_mask=torch.ones_like(prompt),
+                max_new_tokens=tokens,
+                pad_token_id=self.tokenizer.eos_token_id,
+                **options,
+            )
+        assert isinstance(ids, Tensor)
+        return ids

@@ -1,0 +1,206 @@
+"""Scanning blocks of a corpus: what has been found after any number of forward passes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from prismlm.corpus.blocks import Block, BlockPlan, block_passes, read_block
+from prismlm.errors import InputError
+from prismlm.index.mass import Key, MassCounter
+from prismlm.layers import PrototypeHead
+from prismlm.models.seam import capture
+from prismlm.ops import prototype_head, top_contexts
+from prismlm.ops.prototype_head.routing import inverse_norms
+
+if TYPE_CHECKING:
+    from prismlm.corpus.store import Corpus, Split
+    from prismlm.corpus.windows import WindowBatch
+
+# Points of the convergence curve for each tenfold of blocks.
+POINTS_PER_DECADE = 8
+
+
+def curve_slots(blocks: int) -> list[int]:
+    """Return after how many blocks the nearest cosines are noted: evenly spaced logarithms."""
+    steps = int(np.ceil(np.log10(max(blocks, 2)) * POINTS_PER_DECADE)) + 1
+    grid = {round(10 ** (step / POINTS_PER_DECADE)) for step in range(steps)}
+    return sorted({slot for slot in grid if slot < blocks} | {blocks})
+
+
+@dataclass
+class Scan:
+    """What has been found in the blocks of one shard, a function of the passes done alone.
+
+    Attributes:
+        top: the best contexts.
+        mass: uses and activations.
+        curve_tokens: the tokens read when each point of the curve was passed, int64 [points].
+        curve_nearest: each prototype's nearest cosine then, −2 before any, [points, K].
+        slot: the block being read, as a number of the plan's order.
+        passes: how many forward passes of that block are done.
+        tokens: predictions read.
+    """
+
+    top: top_contexts.TopContexts
+    mass: MassCounter
+    curve_tokens: Tensor
+    curve_nearest: Tensor
+    slot: int = 0
+    passes: int = 0
+    tokens: int = 0
+    pending: list[top_contexts.Contexts] = field(default_factory=list[top_contexts.Contexts])
+    pending_rows: int = 0
+
+    @classmethod
+    def empty(cls, prototypes: int, contexts: int, width: int, blocks: int, slot: int) -> Scan:
+        """Return a scan that has read nothing yet and begins at a slot."""
+        points = len(curve_slots(blocks))
+        return cls(
+            top_contexts.empty(prototypes, contexts, width),
+            MassCounter(prototypes),
+            torch.zeros(points, dtype=torch.int64),
+            torch.full((points, prototypes), -2.0),
+            slot,
+        )
+
+    def admit(self, candidates: top_contexts.Contexts) -> None:
+        """Take candidates; many at a time are ranked, since that moves all that is kept.
+
+        As many wait as there are places. Which do so changes no result.
+        """
+        self.pending.append(candidates)
+        self.pending_rows += len(candidates.prototype)
+        if self.pending_rows > max(4096, self.top.cosine.numel()):
+            self.settle()
+
+    def settle(self) -> None:
+        """Rank the candidates that wait."""
+        if self.pending:
+            waiting = top_contexts.Contexts(
+                *(torch.cat(column) for column in zip(*self.pending, strict=True))
+            )
+            self.top = top_contexts.update(self.top, waiting)
+            self.pending, self.pending_rows = [], 0
+
+    def finish_block(self, plan: BlockPlan) -> None:
+        """Go on to the next block; note the nearest cosines where the curve has a point."""
+        self.slot, self.passes = self.slot + 1, 0
+        slots = curve_slots(plan.count)
+        if self.slot in slots:
+            self.settle()
+            self._note(slots.index(self.slot))
+
+    def finish_shard(self, plan: BlockPlan) -> None:
+        """Fill the points of the curve that lie beyond this shard."""
+        self.settle()
+        for point, slot in enumerate(curve_slots(plan.count)):
+            if slot > self.slot:
+                self._note(point)
+
+    def _note(self, point: int) -> None:
+        self.curve_tokens[point] = self.tokens
+        nearest = self.top.cosine[:, 0]
+        self.curve_nearest[point] = torch.where(torch.isinf(nearest), -2.0, nearest)
+
+    def merge(self, other: Scan) -> None:
+        """Add a finished scan of other blocks; any order gives the same bits."""
+        self.top = top_contexts.merge(self.top, other.top)
+        self.mass.merge(other.mass.rows)
+        self.curve_tokens += other.curve_tokens
+        self.curve_nearest = torch.maximum(self.curve_nearest, other.curve_nearest)
+        self.tokens += other.tokens
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What is read and how.
+
+    Attributes:
+        model: the causal language model, in evaluation mode.
+        head: its prototype head.
+        corpus: the text.
+        plan: its blocks.
+        split: which documents.
+        window: tokens of a window.
+        stride: tokens between windows.
+        tokens_per_batch: predictions whose candidates are ranked together, at most.
+    """
+
+    model: PreTrainedModel
+    head: PrototypeHead
+    corpus: Corpus
+    plan: BlockPlan
+    split: Split
+    window: int
+    stride: int
+    tokens_per_batch: int
+
+    def block(self, slot: int) -> Block:
+        """Return the block that is read as the ``slot``-th."""
+        number = self.plan.block(slot)
+        return read_block(self.corpus, self.plan, number, self.split, self.window, self.stride)
+
+
+def scan_passes(scan: Scan, reading: Reading, end: int) -> Iterator[int]:
+    """Go on from where a scan is to the slot ``end``; yield each pass's predictions.
+
+    Memory is set by K × L and one pass, not by the corpus. Between two yields the scan is whole.
+    """
+    while scan.slot < end:
+        block = reading.block(scan.slot)
+        passes = block_passes(block, reading.corpus, reading.corpus.eos_token_id)
+        for number, (batch, key) in enumerate(passes):
+            if number < scan.passes:
+                continue
+            with torch.inference_mode():
+                done = _scan_pass(scan, reading, batch, block.keys, torch.from_numpy(key))
+            scan.passes += 1
+            before, scan.tokens = scan.tokens, scan.tokens + done
+            if before // reading.tokens_per_batch != scan.tokens // reading.tokens_per_batch:
+                scan.settle()
+            yield done
+        scan.finish_block(reading.plan)
+
+
+def _scan_pass(
+    scan: Scan, reading: Reading, batch: WindowBatch, keys: list[Key], key: Tensor
+) -> int:
+    model, head = reading.model, reading.head
+    ids, attended = batch.input_ids.to(model.device), batch.attention_mask.to(model.device)
+    with capture(model, logits=False) as seen:
+        model(input_ids=ids, attention_mask=attended.long(), use_cache=False)
+    z = seen.z.float()
+    # The end of a document predicts nothing of it.
+    owned = batch.owned.to(z.device) & (ids != reading.corpus.eos_token_id)
+    # The sum is quick and not finite if a state is not; padding may be the reason too.
+    if not torch.isfinite(z.sum()) and not torch.isfinite(z[owned]).all():
+        raise InputError("a hidden state is not finite: the model's weights hold NaN or infinity.")
+    threshold = scan.top.threshold.to(z.device)
+    found = prototype_head.scan_windows(
+        z, head.prototypes, head.prototypes_per_token, owned, threshold
+    )
+    activations = torch.relu(head.scale * found.cosines)
+    window = owned.nonzero()[:, 0].cpu()
+    scan.mass.add(keys, key[window], found.indices.cpu(), activations.cpu())
+    state = z[found.window, found.offset]
+    rank = owned.flatten().cumsum(0)[found.window * z.shape[1] + found.offset] - 1
+    routed = (found.indices[rank] == found.prototype[:, None]).any(1)
+    scan.admit(
+        top_contexts.Contexts(
+            found.prototype.cpu(),
+            found.cosine.cpu(),
+            batch.positions[found.window.cpu(), found.offset.cpu()],
+            batch.document[found.window.cpu()],
+            torch.relu(head.scale * found.cosine).cpu(),
+            routed.cpu(),
+            (state * inverse_norms(state)).bfloat16().cpu(),
+        )
+    )
+    return len(window)

@@ -1,0 +1,1 @@
+"""Reading the inside of a model: channels, heads, uncertainty feedback."""

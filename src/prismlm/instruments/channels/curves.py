@@ -1,0 +1,178 @@
+"""What single positions write into channels, keep there and read, for one text."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from prismlm.errors import InputError
+from prismlm.layers import PrototypeMixer
+from prismlm.models.decoders.mixers import (
+    check_channel,
+    chosen_layers,
+    half_life,
+    mixers_of,
+    routing_of,
+)
+from prismlm.ops.prototype_mixer.state import EMPTY_BELOW
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True, eq=False)
+class LayerCurves:
+    """Gates and memory of one layer over T positions; R channels; on the CPU.
+
+    Attributes:
+        layer: from 0.
+        write: the write gate, float32.
+        read: the read gate, float32.
+        mass: M_ik = Σ_{j<i} β_k^(i−j) write_jk, what position i finds in channel k; float64.
+        decay: β_k, or β_jk where decays depend on the token; float32.
+    """
+
+    layer: int
+    write: Float[Tensor, "T R"]
+    read: Float[Tensor, "T R"]
+    mass: Float[Tensor, "T R"]
+    decay: Float[Tensor, " R"] | Float[Tensor, "T R"]
+
+    @property
+    def half_life(self) -> Float[Tensor, " R"]:
+        """−ln 2 / ln β_k, in positions; float64.
+
+        With decays by token, ln β_k is the mean of ln β_jk over the text: after so many of its
+        positions half is left.
+        """
+        if self.decay.ndim == 1:
+            return half_life(self.decay)
+        return half_life(self.decay.double().log().mean(0).exp())
+
+    def memory(self, channel: int) -> Float[Tensor, "T T"]:
+        """Return the weight of position j in what position i finds in a channel, float64.
+
+            weight_ij = β_k^(i−j) write_jk / M_ik  for j < i, else 0
+
+        With decays by token, β_k^(i−j) is β_jk ⋯ β_(i−1)k.
+
+        Rows sum to 1, but for those of an empty channel (M below 1e-30), which are 0. A convolution
+        on the values comes before: j's value then holds some of the values before j.
+
+        Raises:
+            InputError: there is no such channel.
+        """
+        check_channel(self.write.shape[1], self.layer, channel)
+        mass = self.mass[:, channel, None]
+        # Σ ln β before each position: its differences are the logarithms of what is left.
+        logs = self.decay[..., channel].double().log().expand(len(self.write))
+        before = logs.cumsum(0) - logs
+        past = torch.ones_like(mass @ mass.T, dtype=torch.bool).tril(-1) & (mass >= EMPTY_BELOW)
+        left = (before[:, None] - before).masked_fill(~past, -torch.inf).exp()
+        return torch.where(past, left * self.write[:, channel].double() / mass, 0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class TextCurves:
+    """Curves of a text.
+
+    Attributes:
+        tokens: its tokens, decoded one by one.
+        token_ids: int64 [T].
+        layers: those asked for.
+    """
+
+    tokens: tuple[str, ...]
+    token_ids: Int64[Tensor, " T"]
+    layers: tuple[LayerCurves, ...]
+
+
+def discounted_mass(
+    write: Float[Tensor, "... T R"], decay: Float[Tensor, " R"] | Float[Tensor, "... T R"]
+) -> Float[Tensor, "... T R"]:
+    """Return M_i = β_(i−1) ⊙ (M_{i−1} + write_{i−1}), M_0 = 0, in float64."""
+    beta = decay.double().expand(write.shape)
+    mass = torch.zeros(write.shape, dtype=torch.float64, device=write.device)
+    for i in range(1, write.shape[-2]):
+        mass[..., i, :] = beta[..., i - 1, :] * (mass[..., i - 1, :] + write[..., i - 1, :])
+    return mass
+
+
+def read_channels(
+    model: PreTrainedModel, input_ids: Int64[Tensor, " T"], layers: Iterable[int] | None = None
+) -> tuple[LayerCurves, ...]:
+    """Return gates and memory of one sequence, in the layers asked for or in all.
+
+    Interventions that hold are seen in the gates.
+
+    Source: ProtoT, §5.1 and Fig. 3.
+
+    Raises:
+        InputError: no prototype mixer, an unknown layer, or not one sequence of tokens.
+    """
+    mixers = mixers_of(model)
+    chosen = chosen_layers(len(mixers), layers)
+    if input_ids.ndim != 1 or not input_ids.numel():
+        raise InputError(
+            f"input_ids are {list(input_ids.shape)}: expected [T], one sequence of at least one "
+            "token."
+        )
+    with decays_seen(mixers) as decays:
+        routing = routing_of(model, input_ids[None])
+    curves: list[LayerCurves] = []
+    for layer in chosen:
+        write, read = (gate[0].float().cpu() for gate in routing[layer])
+        decay = decays[mixers[layer]].cpu()
+        decay = decay if decay.ndim == 1 else decay[0]
+        curves.append(LayerCurves(layer, write, read, discounted_mass(write, decay), decay))
+    return tuple(curves)
+
+
+@contextmanager
+def decays_seen(mixers: Iterable[PrototypeMixer]) -> Iterator[dict[nn.Module, Tensor]]:
+    """Yield where this thread's pass leaves each mixer's decays: [R], or [B, T, R] by token."""
+    found: dict[nn.Module, Tensor] = {}
+    thread = threading.get_ident()
+
+    def note(mixer: nn.Module, args: tuple[Any, ...]) -> None:
+        if threading.get_ident() == thread and isinstance(mixer, PrototypeMixer):
+            found[mixer] = mixer.decay_of(args[0]).detach()
+
+    handles = [mixer.register_forward_pre_hook(note) for mixer in mixers]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def read_text(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    text: str,
+    layers: Iterable[int] | None = None,
+) -> TextCurves:
+    """Return the curves of a text, as :func:`read_channels`, with its tokens.
+
+    Raises:
+        InputError: the text is empty, or as :func:`read_channels`.
+    """
+    ids = torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=torch.int64)
+    if not ids.numel():
+        raise InputError("the text is empty: give at least one token to read.")
+    curves = read_channels(model, ids.to(model.device), layers)
+    return TextCurves(decoded(tokenizer, ids.tolist()), ids, curves)
+
+
+def decoded(tokenizer: PreTrainedTokenizerBase, ids: Iterable[int]) -> tuple[str, ...]:
+    """Return the text of each token by itself."""
+    return tuple(
+        str(tokenizer.decode([token], clean_up_tokenization_spaces=False)) for token in ids
+    )

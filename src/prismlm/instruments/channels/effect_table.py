@@ -1,0 +1,335 @@
+"""A table of interventions: its rows, what they come to beside controls, and its forms."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from jaxtyping import Float64
+from torch import Tensor
+
+from prismlm.errors import InputError
+from prismlm.files import atomic_file
+from prismlm.instruments.channels.case_files import Probe
+from prismlm.instruments.channels.chance import median_interval, rank_among, rank_sum_p
+
+Channel = tuple[int, int]
+By = Literal["relative", "points"]
+SHORT = {
+    "reinitialise": "random",
+    "mask_write": "write",
+    "mask_read": "read",
+    "mask_write_renormalised": "write −∞",
+    "mask_read_renormalised": "read −∞",
+}
+SIGNIFICANT = 0.05
+CONTEXT_SHOWN = 40
+
+
+class Measured(NamedTuple):
+    """Probabilities with an intervention; n cases.
+
+    Attributes:
+        probability: their mean over random prototypes.
+        deviation: their standard deviation over these, or None with one.
+    """
+
+    probability: Float64[Tensor, " n"]
+    deviation: Float64[Tensor, " n"] | None
+
+
+@dataclass(frozen=True)
+class Effect:
+    """One cell of the table.
+
+    Attributes:
+        concept, context, target: of the case.
+        measured: the text whose probability this is: the target, or its first token.
+        layer, channel: what was intervened on.
+        control_of: the channel that it is a control of, or None for a channel that was asked for.
+        intervention: its name.
+        baseline: p, without it.
+        probability: p′, with it.
+        relative: 100 (p′ / p − 1), %.
+        points: 100 (p′ − p), percentage points.
+        deviation: standard deviation of p′ over random prototypes, or None.
+    """
+
+    concept: str
+    context: str
+    target: str
+    measured: str
+    layer: int
+    channel: int
+    control_of: Channel | None
+    intervention: str
+    baseline: float
+    probability: float
+    relative: float
+    points: float
+    deviation: float | None
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One channel and intervention over all cases, beside the channel's controls.
+
+    Attributes:
+        layer, channel, intervention: what.
+        cases: n.
+        median_relative: of the relative change, %.
+        interval: that holds this median with 95 % confidence if cases are independent; or None.
+        median_points: percentage points.
+        lowered: share of cases whose probability fell.
+        median_size: of |relative change|, %.
+        control_sizes: the same of every control, in the order of the table's controls.
+        rank: of the channel's among these, 1 the largest; ties count against it.
+        p_size: over cases, that |relative change| is larger than the controls': in each case the
+            channel is ranked among its controls, and the sum of ranks is compared with that of
+            ranks by chance (:func:`rank_sum_p`). One side, exact. It
+            says whether the difference holds over cases; whether it holds over channels is the
+            rank's to say, which chance makes 1 in one of N + 1 tables.
+        p_lowered: likewise, that the probability falls more than with the controls.
+    """
+
+    layer: int
+    channel: int
+    intervention: str
+    cases: int
+    median_relative: float
+    interval: tuple[float, float] | None
+    median_points: float
+    lowered: float
+    median_size: float
+    control_sizes: tuple[float, ...]
+    rank: int
+    p_size: float
+    p_lowered: float
+
+    @property
+    def beats_controls(self) -> bool:
+        """Whether it moves words more than every control, over cases with p_size below 0.05."""
+        return self.rank == 1 and self.p_size < SIGNIFICANT
+
+
+@dataclass(frozen=True, eq=False)
+class EffectTable:
+    """What interventions did to n cases.
+
+    Attributes:
+        probes: the cases that were measured.
+        left_out: those whose baseline is below ``minimum_probability``.
+        baseline: p of each, float64 on the CPU.
+        minimum_probability: below which cases are left out.
+        channels: those asked for, (layer, channel).
+        controls: drawn for each of them.
+        interventions: their names.
+        measured: by channel and intervention.
+        control_from: ``"layer"`` or ``"model"``.
+        reinitialisations: random prototypes of each channel.
+        seed: of controls and prototypes.
+    """
+
+    probes: tuple[Probe, ...]
+    left_out: tuple[Probe, ...]
+    baseline: Float64[Tensor, " n"]
+    minimum_probability: float
+    channels: tuple[Channel, ...]
+    controls: Mapping[Channel, tuple[Channel, ...]]
+    interventions: tuple[str, ...]
+    measured: Mapping[tuple[Channel, str], Measured]
+    control_from: str
+    reinitialisations: int
+    seed: int
+
+    def changes(self, place: Channel, intervention: str, by: By = "relative") -> list[float]:
+        """Return the change of every case, in % or in percentage points.
+
+        Raises:
+            InputError: it was not measured, or is asked for in another unit.
+        """
+        if (place, intervention) not in self.measured:
+            raise InputError(
+                f"{intervention!r} of channel {place[1]} in layer {place[0]} was not measured."
+            )
+        if by not in ("relative", "points"):
+            raise InputError(f"changes are 'relative' or in 'points', not {by!r}.")
+        difference = self.measured[place, intervention].probability - self.baseline
+        return (100 * (difference / self.baseline if by == "relative" else difference)).tolist()
+
+    def rows(self) -> list[Effect]:
+        """Return every cell, a control once for each channel that it is drawn for."""
+        rows: list[Effect] = []
+        for chosen in self.channels:
+            for place in (chosen, *self.controls[chosen]):
+                for name in self.interventions:
+                    rows += self._cells(place, name, None if place == chosen else chosen)
+        return rows
+
+    def summaries(self) -> list[Summary]:
+        """Return what each channel and intervention come to."""
+        return [
+            self._summary(place, name) for place in self.channels for name in self.interventions
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return settings, cases, cells and summaries, for JSON."""
+        return {
+            "cases": len(self.probes),
+            "left_out": len(self.left_out),
+            "minimum_probability": self.minimum_probability,
+            "channels": [list(place) for place in self.channels],
+            "controls": [[list(c) for c in self.controls[place]] for place in self.channels],
+            "control_from": self.control_from,
+            "interventions": list(self.interventions),
+            "reinitialisations": self.reinitialisations,
+            "seed": self.seed,
+            "summaries": [
+                asdict(summary) | {"beats_controls": summary.beats_controls}
+                for summary in self.summaries()
+            ],
+            "rows": [asdict(row) for row in self.rows()],
+        }
+
+    def to_parquet(self, path: str | os.PathLike[str]) -> None:
+        """Write the cells, one row each; ``control_of`` is two columns, null where it is none."""
+        rows: list[dict[str, Any]] = []
+        for row in self.rows():
+            layer, channel = row.control_of or (None, None)
+            value = asdict(row)
+            del value["control_of"]
+            rows.append(value | {"control_of_layer": layer, "control_of_channel": channel})
+        with atomic_file(path) as temporary:
+            pq.write_table(pa.Table.from_pylist(rows, schema=_SCHEMA), temporary)
+
+    def to_markdown(self, by: By = "relative") -> str:
+        """Return tables as the source's: a row for each case, then the summary.
+
+        In brackets is the median of the controls.
+        """
+        unit = "%" if by == "relative" else "percentage points"
+        lines = [
+            f"{len(self.probes)} cases; {len(self.left_out)} left out whose target has a "
+            f"probability below {100 * self.minimum_probability:.3g} %. Changes in {unit}; in "
+            "brackets the median of the controls.",
+            "",
+        ]
+        for place in self.channels:
+            lines += [*self._markdown(place, by), ""]
+        return "\n".join([*lines, *_summary_lines(self.summaries())]) + "\n"
+
+    def _cells(self, place: Channel, name: str, control_of: Channel | None) -> list[Effect]:
+        relative, points = (self.changes(place, name, by) for by in ("relative", "points"))
+        probability, deviation = self.measured[place, name]
+        deviations = [None] * len(self.probes) if deviation is None else deviation.tolist()
+        columns = (self.baseline.tolist(), probability.tolist(), relative, points, deviations)
+        return [
+            Effect(
+                *(probe.concept, probe.context, probe.target, probe.measured),
+                *place,
+                control_of,
+                name,
+                *values,
+            )
+            for probe, *values in zip(self.probes, *columns, strict=True)
+        ]
+
+    def _summary(self, place: Channel, name: str) -> Summary:
+        own = self.changes(place, name)
+        others = [self.changes(control, name) for control in self.controls[place]]
+        sizes = [[abs(x) for x in row] for row in (own, *others)]
+        median, *controls = (statistics.median(row) for row in sizes)
+        columns = list(zip(*others, strict=True))
+        pairs = list(zip(own, columns, strict=True))
+        by_size = [rank_among(abs(x), [abs(y) for y in c]) for x, c in pairs]
+        by_fall = [rank_among(-x, [-y for y in c]) for x, c in pairs]
+        return Summary(
+            *place,
+            name,
+            len(own),
+            statistics.median(own),
+            median_interval(own),
+            statistics.median(self.changes(place, name, "points")),
+            sum(x < 0 for x in own) / len(own),
+            median,
+            tuple(controls),
+            1 + sum(control >= median for control in controls),
+            rank_sum_p(by_size, len(others)),
+            rank_sum_p(by_fall, len(others)),
+        )
+
+    def _markdown(self, place: Channel, by: By) -> list[str]:
+        names = [SHORT[name] for name in self.interventions]
+        controls = ", ".join(channel_name(control) for control in self.controls[place])
+        lines = [
+            f"**{channel_name(place)}**, controls {controls}",
+            "",
+            f"| context | target | base, % | {' | '.join(names)} |",
+            "|---|---|---|" + "---|" * len(names),
+        ]
+        columns: list[list[str]] = []
+        for name in self.interventions:
+            others = [self.changes(control, name, by) for control in self.controls[place]]
+            middle = np.median(np.array(others), axis=0).tolist()
+            pairs = zip(self.changes(place, name, by), middle, strict=True)
+            columns.append([f"{own:+.2f} ({other:+.2f})" for own, other in pairs])
+        for i, probe in enumerate(self.probes):
+            cells = " | ".join(column[i] for column in columns)
+            lines.append(
+                f"| {shown(probe.context)} | {cell(probe.label)} | "
+                f"{100 * float(self.baseline[i]):.2f} | {cells} |"
+            )
+        return lines
+
+
+_SCHEMA = pa.schema(
+    [(name, pa.string()) for name in ("concept", "context", "target", "measured")]
+    + [(name, pa.int64()) for name in ("layer", "channel")]
+    + [("intervention", pa.string())]
+    + [(n, pa.float64()) for n in ("baseline", "probability", "relative", "points", "deviation")]
+    + [(name, pa.int64()) for name in ("control_of_layer", "control_of_channel")]
+)
+
+
+def channel_name(place: Channel) -> str:
+    """Return a channel as the source writes it: ``L9 P7``."""
+    return f"L{place[0]} P{place[1]}"
+
+
+def shown(context: str) -> str:
+    """Return the end of a context as a cell of a table."""
+    flat = " ".join(context.split())
+    return cell(flat if len(flat) <= CONTEXT_SHOWN else f"…{flat[-CONTEXT_SHOWN:]}")
+
+
+def cell(text: str) -> str:
+    """Return text that a Markdown table takes as it is."""
+    return text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
+
+
+def interval_text(interval: tuple[float, float] | None) -> str:
+    """Return an interval's ends, or a dash."""
+    return "–" if interval is None else f"{interval[0]:+.2f} to {interval[1]:+.2f}"
+
+
+def _summary_lines(summaries: Sequence[Summary]) -> list[str]:
+    lines = [
+        "| channel | intervention | cases | median change, % | 95 % interval | median size, % | "
+        "controls' | rank | p size | p lowered |",
+        "|" + "---|" * 10,
+    ]
+    for s in summaries:
+        controls = f"{min(s.control_sizes):.2f} to {max(s.control_sizes):.2f}"
+        lines.append(
+            f"| {channel_name((s.layer, s.channel))} | {SHORT[s.intervention]} | {s.cases} | "
+            f"{s.median_relative:+.2f} | {interval_text(s.interval)} | {s.median_size:.2f} | "
+            f"{controls} | {s.rank} of {len(s.control_sizes) + 1} | {s.p_size:.3g} | "
+            f"{s.p_lowered:.3g} |"
+        )
+    return lines

@@ -1,0 +1,247 @@
+"""What interventions on channels do to the probability of words, beside control channels.
+
+Source: ProtoT, A.3, Tables 6 to 9. The source picks its control by hand; here controls are drawn,
+and a channel is compared with all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from prismlm.edits.channels.interventions import Intervention, MaskRead, MaskWrite, Reinitialise
+from prismlm.edits.channels.scope import intervene
+from prismlm.errors import InputError, suggest
+from prismlm.instruments.channels.case_files import Case, Probe, probe_of
+from prismlm.instruments.channels.effect_table import Channel, EffectTable, Measured
+from prismlm.instruments.channels.probabilities import target_probabilities
+from prismlm.models.decoders.mixers import check_channel, check_layer, mixers_of
+from prismlm.progress import SILENT, Reporter
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+ControlFrom = Literal["layer", "model"]
+RANDOM = "reinitialise"
+BUILD: dict[str, Callable[[int, int, int], Intervention]] = {
+    RANDOM: Reinitialise,
+    "mask_write": lambda layer, channel, _: MaskWrite(layer, channel),
+    "mask_read": lambda layer, channel, _: MaskRead(layer, channel),
+    "mask_write_renormalised": lambda layer, channel, _: MaskWrite(layer, channel, True),
+    "mask_read_renormalised": lambda layer, channel, _: MaskRead(layer, channel, True),
+}
+INTERVENTIONS = tuple(BUILD)
+
+
+def intervention_table(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    cases: Sequence[Case],
+    channels: Sequence[Channel],
+    *,
+    controls: int = 5,
+    control_from: ControlFrom = "layer",
+    interventions: Sequence[str] = INTERVENTIONS,
+    reinitialisations: int = 3,
+    minimum_probability: float = 0.01,
+    first_token: bool = False,
+    seed: int = 0,
+    progress: Reporter = SILENT,
+) -> EffectTable:
+    """Measure what interventions on channels do to the targets of cases.
+
+        relative change = 100 (p′ / p − 1) %   (Table 6),   100 (p′ − p) points   (Table 7)
+
+    p is the probability of the target after the context, p′ with the intervention. Several random
+    prototypes are drawn for one channel, and p′ is their mean.
+
+    Args:
+        model: with prototype mixers, in evaluation mode.
+        tokenizer: its tokenizer.
+        cases: contexts and targets.
+        channels: (layer, channel) of each.
+        controls: how many channels to draw beside each of them, without those of ``channels``.
+        control_from: the same ``"layer"``, or the whole ``"model"``.
+        interventions: names, of :data:`INTERVENTIONS`.
+        reinitialisations: random prototypes drawn for each channel.
+        minimum_probability: cases with less without an intervention are left out, and counted.
+        first_token: measure the first token of a target that is several.
+        seed: of controls and random prototypes.
+        progress: told of every channel.
+
+    Raises:
+        InputError: a target that is not one token, an unknown channel or intervention, too few
+            channels to draw controls from, or no case that is probable enough.
+    """
+    probes = [probe_of(tokenizer, case, first_token=first_token) for case in cases]
+    return effects_on(
+        model,
+        probes,
+        channels,
+        controls=controls,
+        control_from=control_from,
+        interventions=interventions,
+        reinitialisations=reinitialisations,
+        minimum_probability=minimum_probability,
+        seed=seed,
+        progress=progress,
+    )
+
+
+def effects_on(
+    model: PreTrainedModel,
+    probes: Sequence[Probe],
+    channels: Sequence[Channel],
+    *,
+    controls: int = 5,
+    control_from: ControlFrom = "layer",
+    interventions: Sequence[str] = INTERVENTIONS,
+    reinitialisations: int = 3,
+    minimum_probability: float = 0.01,
+    seed: int = 0,
+    progress: Reporter = SILENT,
+) -> EffectTable:
+    """Measure as :func:`intervention_table`, on cases that are tokens already.
+
+    Raises:
+        InputError: as :func:`intervention_table`, but for targets.
+    """
+    _check_settings(interventions, reinitialisations, minimum_probability, seed)
+    if not probes or not channels:
+        raise InputError(
+            f"{len(probes)} cases and {len(channels)} channels: expected at least 1 of both."
+        )
+    chosen = tuple(dict.fromkeys((int(layer), int(channel)) for layer, channel in channels))
+    drawn = {
+        place: draw_controls(model, place, controls, control_from, seed, exclude=chosen)
+        for place in chosen
+    }
+    baseline = target_probabilities(model, probes)
+    kept = (baseline >= minimum_probability).nonzero()[:, 0].tolist()
+    if not kept:
+        raise InputError(
+            f"none of {len(probes)} cases has a target of probability {minimum_probability:g} or "
+            f"more (the highest is {float(baseline.max()):.2g}): the model does not expect these "
+            "words, so their change says nothing. Give other cases or a lower minimum."
+        )
+    used = [probes[i] for i in kept]
+    measured: dict[tuple[Channel, str], Measured] = {}
+    places = list(dict.fromkeys([*chosen, *(c for row in drawn.values() for c in row)]))
+    with progress.task("Intervening", len(places), unit="channels") as task:
+        for place in places:
+            for name in interventions:
+                seeds = range(seed, seed + reinitialisations) if name == RANDOM else (seed,)
+                measured[place, name] = _measured(model, used, place, name, seeds)
+            task.advance()
+    left = [probe for i, probe in enumerate(probes) if i not in set(kept)]
+    return EffectTable(
+        tuple(used),
+        tuple(left),
+        baseline[kept],
+        minimum_probability,
+        chosen,
+        drawn,
+        tuple(interventions),
+        measured,
+        control_from,
+        reinitialisations,
+        seed,
+    )
+
+
+def check_table(
+    model: PreTrainedModel,
+    *,
+    controls: int = 5,
+    control_from: ControlFrom = "layer",
+    interventions: Sequence[str] = INTERVENTIONS,
+    reinitialisations: int = 3,
+    minimum_probability: float = 0.01,
+    seed: int = 0,
+) -> None:
+    """Check what a table is measured by before the channel is known that it is of.
+
+    Raises:
+        InputError: as :func:`intervention_table`, but for targets, channels and probabilities.
+    """
+    _check_settings(interventions, reinitialisations, minimum_probability, seed)
+    _check_control_from(control_from)
+    sizes = [mixer.channels for mixer in mixers_of(model)]
+    others = (max(sizes) if control_from == "layer" else sum(sizes)) - 1
+    _check_controls(controls, others, "one channel", control_from)
+
+
+def draw_controls(
+    model: PreTrainedModel,
+    place: Channel,
+    count: int,
+    control_from: ControlFrom = "layer",
+    seed: int = 0,
+    exclude: Sequence[Channel] = (),
+) -> tuple[Channel, ...]:
+    """Draw control channels for one; a function of the seed and of the channel's place.
+
+    Raises:
+        InputError: an unknown channel, an unknown place to draw from, or too few channels.
+    """
+    mixers = mixers_of(model)
+    layer, channel = place
+    check_layer(len(mixers), layer)
+    check_channel(mixers[layer].channels, layer, channel)
+    _check_control_from(control_from)
+    layers = (layer,) if control_from == "layer" else range(len(mixers))
+    barred = {place, *exclude}
+    places = [(i, k) for i in layers for k in range(mixers[i].channels)]
+    free = [candidate for candidate in places if candidate not in barred]
+    _check_controls(count, len(free), f"channel {channel} of layer {layer}", control_from)
+    generator = np.random.default_rng([seed, layer, channel])
+    picked = generator.choice(len(free), count, replace=False)
+    return tuple(free[i] for i in sorted(picked.tolist()))
+
+
+def _measured(
+    model: PreTrainedModel, probes: Sequence[Probe], place: Channel, name: str, seeds: Sequence[int]
+) -> Measured:
+    runs: list[Tensor] = []
+    for seed in seeds:
+        with intervene(model, BUILD[name](*place, seed)):
+            runs.append(target_probabilities(model, probes))
+    stacked = torch.stack(runs)
+    return Measured(stacked.mean(0), stacked.std(0) if len(runs) > 1 else None)
+
+
+def _check_control_from(control_from: str) -> None:
+    if control_from not in ("layer", "model"):
+        raise InputError(
+            f"controls are drawn from the same 'layer' or the whole 'model', not {control_from!r}."
+        )
+
+
+def _check_controls(count: int, free: int, of: str, control_from: str) -> None:
+    if not 1 <= count <= free:
+        raise InputError(
+            f"{count} control channels for {of}: expected 1 to {free}, the channels of the "
+            f"{control_from} that are not measured themselves."
+        )
+
+
+def _check_settings(
+    interventions: Sequence[str], reinitialisations: int, minimum: float, seed: int
+) -> None:
+    for name in interventions:
+        if name not in BUILD:
+            raise InputError(
+                f"there is no intervention {name!r}: expected {', '.join(INTERVENTIONS)}."
+                f"{suggest(name, list(INTERVENTIONS))}"
+            )
+    if not interventions or reinitialisations < 1 or seed < 0:
+        raise InputError(
+            f"{len(interventions)} interventions, {reinitialisations} random prototypes and the "
+            f"seed {seed}: expected at least 1, 1 and 0."
+        )
+    if not 0 < minimum < 1:
+        raise InputError(f"minimum_probability is {minimum}: expected between 0 and 1.")

@@ -1,0 +1,210 @@
+"""All there is to say about a model's channels, as one value.
+
+The command line, the plots and the page show this and compute nothing, so a notebook has the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from prismlm.corpus.sequences import CorpusRead
+from prismlm.corpus.words import WordedText
+from prismlm.files import finite
+from prismlm.instruments.channels.activations import Kind
+from prismlm.instruments.channels.curves import LayerCurves
+from prismlm.instruments.channels.lags import LagCorrelation
+from prismlm.instruments.channels.locality import Quartiles, RankCorrelation
+from prismlm.instruments.channels.measure import LayerMetrics
+from prismlm.instruments.channels.passages import Passage
+from prismlm.instruments.channels.top_sequences import ChannelSequence
+
+
+@dataclass(frozen=True)
+class TopToken:
+    """A token among those that write most into a channel, over its kept sequences.
+
+    Attributes:
+        token_id: which.
+        text: the characters it touches, where it writes most.
+        count: how often it is among the kept tokens.
+        gate: its mean write gate there.
+    """
+
+    token_id: int
+    text: str
+    count: int
+    gate: float
+
+
+@dataclass(frozen=True)
+class Channel:
+    """One channel.
+
+    Attributes:
+        channel: from 0.
+        decay: β; None where it depends on the token.
+        half_life: in positions; None where β depends on the token, and over a text it is in the
+            text's curves.
+        repetition: 1 − distinct / all over the kept tokens; None where no corpus was read.
+        tokens: the kept tokens, most written in all first.
+        sequences: those that write most, best first.
+    """
+
+    channel: int
+    decay: float | None
+    half_life: float | None
+    repetition: float | None
+    tokens: tuple[TopToken, ...]
+    sequences: tuple[ChannelSequence, ...]
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """One layer.
+
+    Attributes:
+        layer: from 0.
+        shared_routing: whether it reads by its write gate.
+        metrics: figures by kind of activation.
+        lags: cross-correlation of read and write; None without a corpus or channels.
+        channels: its channels; none of a model without prototype mixers.
+    """
+
+    layer: int
+    shared_routing: bool
+    metrics: Mapping[Kind, LayerMetrics]
+    lags: LagCorrelation | None
+    channels: tuple[Channel, ...]
+
+
+@dataclass(frozen=True)
+class Locality:
+    """Half-life against repetition, over all channels of the report that have a half-life.
+
+    Attributes:
+        correlation: Spearman's, or None.
+        no_correlation: why there is none.
+        quartiles: repetition by quartile of half-life, or None.
+        no_quartiles: why there are none.
+    """
+
+    correlation: RankCorrelation | None
+    no_correlation: str | None
+    quartiles: Quartiles | None
+    no_quartiles: str | None
+
+
+@dataclass(frozen=True)
+class TextReading:
+    """A text with what its positions write and read.
+
+    Attributes:
+        text: its words and tokens.
+        token_ids: of its tokens.
+        curves: of each layer of the report.
+    """
+
+    text: WordedText
+    token_ids: tuple[int, ...]
+    curves: tuple[LayerCurves, ...]
+
+
+@dataclass(frozen=True)
+class ChannelReport:
+    """A model's channels, or the value heads of one that has none.
+
+    Attributes:
+        model: its name.
+        of: whether ``layers`` are of channels or of value heads.
+        corpus: what was read, or None.
+        layers: those asked for.
+        locality: half-life against repetition, or None without a corpus or channels.
+        passages: the kept sequences' text, by corpus position of the first token.
+        text: a text's curves, if one was given.
+    """
+
+    model: str
+    of: Literal["channels", "heads"]
+    corpus: CorpusRead | None
+    layers: tuple[LayerReport, ...]
+    locality: Locality | None
+    passages: Mapping[int, Passage]
+    text: TextReading | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON values; what is not a number is None."""
+        value = {
+            "model": self.model,
+            "of": self.of,
+            "corpus": None if self.corpus is None else asdict(self.corpus),
+            "layers": [_layer(layer, self.passages) for layer in self.layers],
+            "locality": None if self.locality is None else asdict(self.locality),
+            "text": None if self.text is None else _text(self.text),
+        }
+        return finite(value)
+
+
+def _layer(layer: LayerReport, passages: Mapping[int, Passage]) -> dict[str, Any]:
+    metrics = {
+        kind: {**asdict(found), "entropy_share": found.entropy_share}
+        for kind, found in layer.metrics.items()
+    }
+    return {
+        "layer": layer.layer,
+        "shared_routing": layer.shared_routing,
+        "metrics": metrics,
+        "lags": None
+        if layer.lags is None
+        else {name: column.tolist() for name, column in vars(layer.lags).items()},
+        "channels": [_channel(channel, passages) for channel in layer.channels],
+    }
+
+
+def _channel(channel: Channel, passages: Mapping[int, Passage]) -> dict[str, Any]:
+    value = {name: getattr(channel, name) for name in ("channel", "decay", "half_life")}
+    return value | {
+        "repetition": channel.repetition,
+        "tokens": [asdict(token) for token in channel.tokens],
+        "sequences": [_sequence(s, passages[s.start]) for s in channel.sequences],
+    }
+
+
+def _sequence(sequence: ChannelSequence, passage: Passage) -> dict[str, Any]:
+    tokens = [
+        {
+            "position": token.position,
+            "token_id": token.token_id,
+            "text": passage.text.tokens[token.position - sequence.start],
+            "gate": token.gate,
+        }
+        for token in sequence.tokens
+    ]
+    return {
+        "total": sequence.total,
+        "position": sequence.start,
+        "length": sequence.length,
+        "doc_id": passage.document.doc_id,
+        "text": "".join(passage.text.words),
+        "tokens": tokens,
+    }
+
+
+def _text(reading: TextReading) -> dict[str, Any]:
+    return {
+        "tokens": list(reading.text.tokens),
+        "token_ids": list(reading.token_ids),
+        "words": list(reading.text.words),
+        "tokens_of_words": list(reading.text.counts),
+        "layers": [
+            {
+                "layer": curves.layer,
+                "half_life": curves.half_life.tolist(),
+                "write": curves.write.tolist(),
+                "read": curves.read.tolist(),
+                "mass": curves.mass.tolist(),
+            }
+            for curves in reading.curves
+        ],
+    }

@@ -1,0 +1,198 @@
+"""The sequences that write most into each channel, with the tokens that do so.
+
+Sequences rank by what they write in all, Σ_j write_jk, and among equals by position in the corpus:
+a total order, so that parts merge to the same result in any order. Memory is set by channels times
+kept sequences.
+Source: ProtoT, §5.1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from jaxtyping import Float32, Int64
+from torch import Tensor
+
+from prismlm.corpus.sequences import Sequences
+from prismlm.errors import InputError
+from prismlm.models.decoders.mixers import check_channel, chosen_layers, mixers_of, routing_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from transformers import PreTrainedModel
+
+    from prismlm.corpus.windows import WindowBatch
+
+
+class TopSequences(NamedTuple):
+    """The best sequences of one layer's channels, R × L, best first; start −1 marks a free place.
+
+    Attributes:
+        total: Σ_j write_jk.
+        start: the corpus position of the sequence's first token.
+        length: its tokens.
+        document: the number of its document.
+        position: corpus positions of its W most writing tokens, most first; −1 beyond its length.
+        gate: their write gates.
+        token: their ids.
+    """
+
+    total: Float32[Tensor, "R L"]
+    start: Int64[Tensor, "R L"]
+    length: Int64[Tensor, "R L"]
+    document: Int64[Tensor, "R L"]
+    position: Int64[Tensor, "R L W"]
+    gate: Float32[Tensor, "R L W"]
+    token: Int64[Tensor, "R L W"]
+
+
+@dataclass(frozen=True)
+class ChannelToken:
+    """A token of a sequence, by corpus position, with its write gate."""
+
+    position: int
+    token_id: int
+    gate: float
+
+
+@dataclass(frozen=True)
+class ChannelSequence:
+    """One of the sequences that write most into a channel.
+
+    Attributes:
+        total: Σ_j write_jk.
+        start: corpus position of its first token.
+        length: tokens.
+        document: the number of its document.
+        tokens: those that write most, most first.
+    """
+
+    total: float
+    start: int
+    length: int
+    document: int
+    tokens: tuple[ChannelToken, ...]
+
+
+def empty(channels: int, sequences: int, tokens: int) -> TopSequences:
+    """Return places for ``sequences`` with ``tokens`` each, for every channel.
+
+    Raises:
+        InputError: no sequence or no token is to be kept.
+    """
+    if min(sequences, tokens) < 1:
+        raise InputError(
+            f"{sequences} sequences kept with {tokens} tokens each: expected at least 1 of both."
+        )
+    places, inner = (channels, sequences), (channels, sequences, tokens)
+    return TopSequences(
+        total=torch.full(places, -torch.inf),
+        start=torch.full(places, -1, dtype=torch.int64),
+        length=torch.full(places, -1, dtype=torch.int64),
+        document=torch.full(places, -1, dtype=torch.int64),
+        position=torch.full(inner, -1, dtype=torch.int64),
+        gate=torch.zeros(inner),
+        token=torch.full(inner, -1, dtype=torch.int64),
+    )
+
+
+def merge(left: TopSequences, right: TopSequences) -> TopSequences:
+    """Return the best of both, in as many places as ``left`` has; associative and commutative.
+
+    Raises:
+        InputError: other channels, or another number of tokens.
+    """
+    if left.gate.shape[::2] != right.gate.shape[::2]:
+        raise InputError("rankings of other channels or numbers of tokens cannot be merged.")
+    both = TopSequences(*(torch.cat(columns, 1) for columns in zip(left, right, strict=True)))
+    by_start = both.start.argsort(1)
+    rank = torch.gather(both.total, 1, by_start).argsort(dim=1, descending=True, stable=True)
+    kept = torch.gather(by_start, 1, rank)[:, : left.total.shape[1]]
+    rows = torch.arange(len(kept))[:, None]
+    return TopSequences(*(column[rows, kept] for column in both))
+
+
+def candidates(write: Float32[Tensor, "B T R"], batch: WindowBatch, tokens: int) -> TopSequences:
+    """Return a batch's sequences as a ranking of B places, unordered, for :func:`merge`.
+
+    Raises:
+        InputError: a gate is not finite.
+    """
+    owned = batch.owned[:, :, None]
+    if not bool(torch.isfinite(write).all()):
+        raise InputError("a gate is not finite: the model's weights hold NaN or infinity.")
+    total = torch.where(owned, write, 0.0).sum(1).T
+    # Sorted, not topk: among equal gates the earlier token comes first.
+    masked = torch.where(owned, write, -torch.inf)
+    gate, place = masked.sort(dim=1, descending=True, stable=True)
+    gate, place = (x[:, :tokens].permute(2, 0, 1) for x in (gate, place))
+    row = torch.arange(len(batch.owned))[:, None]
+    free = torch.isinf(gate)
+    inner = [
+        torch.where(free, -1, batch.positions[row, place]),
+        torch.where(free, 0.0, gate),
+        torch.where(free, -1, batch.input_ids[row, place]),
+    ]
+    missing = tokens - gate.shape[2]
+    if missing > 0:
+        inner = [
+            torch.nn.functional.pad(x, (0, missing), value=value)
+            for x, value in zip(inner, (-1, 0, -1), strict=True)
+        ]
+    length, first = batch.owned.sum(1), batch.owned.int().argmax(1)
+    start = batch.positions.gather(1, first[:, None])[:, 0]
+    columns = (x.expand(len(total), -1) for x in (start, length, batch.document))
+    return TopSequences(total, *columns, *inner)
+
+
+def rank_sequences(
+    model: PreTrainedModel,
+    sequences: Sequences,
+    *,
+    kept: int = 10,
+    tokens: int = 10,
+    layers: Sequence[int] | None = None,
+) -> dict[int, TopSequences]:
+    """Return the ``kept`` sequences that write most into each channel, by layer.
+
+    Raises:
+        InputError: no prototype mixer, an unknown layer, nothing to keep, or no text.
+    """
+    mixers = mixers_of(model)
+    chosen = chosen_layers(len(mixers), layers)
+    best = {layer: empty(mixers[layer].channels, kept, tokens) for layer in chosen}
+    for batch in sequences.batches():
+        ids, mask = batch.input_ids.to(model.device), batch.attention_mask.to(model.device)
+        routing = routing_of(model, ids, mask)
+        for layer in chosen:
+            write = routing[layer].write.float().cpu()
+            best[layer] = merge(best[layer], candidates(write, batch, tokens))
+    return best
+
+
+def sequences_of(best: TopSequences, channel: int, layer: int = 0) -> tuple[ChannelSequence, ...]:
+    """Return one channel's sequences, best first; ``layer`` is for messages.
+
+    Raises:
+        InputError: there is no such channel.
+    """
+    check_channel(len(best.total), layer, channel)
+    columns = (column[channel].tolist() for column in best)
+    return tuple(
+        ChannelSequence(
+            total,
+            start,
+            length,
+            document,
+            tuple(
+                ChannelToken(p, t, g)
+                for p, g, t in zip(position, gate, token, strict=True)
+                if p >= 0
+            ),
+        )
+        for total, start, length, document, position, gate, token in zip(*columns, strict=True)
+        if start >= 0
+    )

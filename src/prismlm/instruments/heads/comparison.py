@@ -1,0 +1,163 @@
+"""Signal heads against noise heads, figure by figure, ranked within each layer."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from prismlm.errors import InputError
+from prismlm.instruments.heads.head_use import HeadUses
+from prismlm.instruments.heads.rank_test import sign_test, stratified_rank_test
+
+MEASURES = (
+    "distance",
+    "distance_beyond_self",
+    "entropy",
+    "relative_entropy",
+    "self_share",
+    "near_share",
+    "first_share",
+)
+
+
+@dataclass(frozen=True)
+class GroupDifference:
+    """One figure of signal heads beside that of noise heads.
+
+    Attributes:
+        signal_median: over signal heads.
+        noise_median: over noise heads.
+        u: pairs of heads of one layer in which the signal head's figure is larger, ties half.
+        effect: rank-biserial, Cliff's δ: the share of such pairs less the share of the opposite;
+            positive where signal heads have the larger figure.
+        p: of both sides, under exchange of the labels within layers. Heads of one model are not
+            independent runs: a small p says that these heads differ by group, not that another
+            model's would.
+    """
+
+    signal_median: float
+    noise_median: float
+    u: float
+    effect: float
+    p: float
+
+
+@dataclass(frozen=True)
+class LayerDifference(GroupDifference):
+    """The difference within one layer.
+
+    Attributes:
+        layer: from 0.
+    """
+
+    layer: int
+
+
+@dataclass(frozen=True)
+class Comparison(GroupDifference):
+    """The difference over all layers, ranks taken within each.
+
+    Attributes:
+        measure: which of :class:`HeadFigures`.
+        signal_heads: of each layer.
+        noise_heads: of each layer.
+        layers: each layer by itself.
+    """
+
+    measure: str
+    signal_heads: int
+    noise_heads: int
+    layers: tuple[LayerDifference, ...]
+
+    @property
+    def layers_above(self) -> int:
+        """In how many layers signal heads have the larger figure."""
+        return sum(layer.effect > 0 for layer in self.layers)
+
+    @property
+    def layers_below(self) -> int:
+        """In how many layers noise heads have the larger figure."""
+        return sum(layer.effect < 0 for layer in self.layers)
+
+
+@dataclass(frozen=True)
+class AcrossModels:
+    """The effect of one figure in several models, such as seeds: each model is one observation.
+
+    Attributes:
+        measure: which figure.
+        effects: each model's Cliff's δ over its layers.
+        positive: models in which signal heads have the larger figure.
+        negative: models in which noise heads have.
+        p: of both sides, of as many signs alike if either were equally likely. Below 6 models it
+            cannot be below 0.05.
+    """
+
+    measure: str
+    effects: tuple[float, ...]
+    positive: int
+    negative: int
+    p: float
+
+
+def compare_groups(uses: HeadUses) -> tuple[Comparison, ...]:
+    """Compare signal with noise heads in each figure.
+
+    Heads of different layers are not exchangeable, so ranks and permutations stay within layers.
+
+    Raises:
+        InputError: the model's heads are of one kind.
+    """
+    if {use.group for use in uses.heads} != {"signal", "noise"}:
+        raise InputError(
+            "this model's heads are of one kind, so there are no groups to compare: expected "
+            "signal and noise heads, as models of type 'prismlm_signal_noise' have."
+        )
+    return tuple(_compare(uses, measure) for measure in MEASURES)
+
+
+def across_models(comparisons: Sequence[Sequence[Comparison]]) -> tuple[AcrossModels, ...]:
+    """Return each figure's effect in every model, from :func:`compare_groups` of each.
+
+    Raises:
+        InputError: no model.
+    """
+    if not comparisons:
+        raise InputError("no models to bring together: expected the comparisons of at least one.")
+    found: list[AcrossModels] = []
+    for same in zip(*comparisons, strict=True):
+        effects = tuple(comparison.effect for comparison in same)
+        positive, negative = (sum(sign * e > 0 for e in effects) for sign in (1, -1))
+        found.append(AcrossModels(same[0].measure, effects, positive, negative, sign_test(effects)))
+    return tuple(found)
+
+
+def _compare(uses: HeadUses, measure: str) -> Comparison:
+    groups = [
+        [
+            [float(getattr(u, measure)) for u in uses.heads if (u.layer, u.group) == (layer, name)]
+            for layer in uses.layers
+        ]
+        for name in ("signal", "noise")
+    ]
+    signal, noise = groups
+    layers = tuple(
+        LayerDifference(*_difference([own], [other]), layer=layer)
+        for layer, own, other in zip(uses.layers, signal, noise, strict=True)
+    )
+    return Comparison(
+        *_difference(signal, noise),
+        measure=measure,
+        signal_heads=len(signal[0]),
+        noise_heads=len(noise[0]),
+        layers=layers,
+    )
+
+
+def _difference(
+    signal: Sequence[Sequence[float]], noise: Sequence[Sequence[float]]
+) -> tuple[float, float, float, float, float]:
+    own, other = (statistics.median([x for part in g for x in part]) for g in (signal, noise))
+    found = stratified_rank_test(signal, noise)
+    return own, other, found.u, found.effect, found.p

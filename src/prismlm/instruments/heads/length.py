@@ -1,0 +1,250 @@
+"""Loss against the length of the context, beyond what a model was trained on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from prismlm.errors import InputError
+from prismlm.models.evaluating import evaluating
+from prismlm.models.positions import check_window
+from prismlm.models.seam import LogitMap, capture, output_embedding
+from prismlm.progress import SILENT, Reporter
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from prismlm.corpus.store import Corpus, Split
+
+DOCUMENTS = 32
+# Positions of a forward pass, and of the logits that are held at once.
+PASS_TOKENS = 4096
+LOGIT_ROWS = 1024
+
+
+@dataclass(frozen=True)
+class LengthBucket:
+    """The loss at some lengths of context.
+
+    Attributes:
+        low: the fewest tokens of context of a prediction.
+        high: the most.
+        loss: mean over documents of the mean cross-entropy in the bucket, nats a token.
+        error: standard error over documents; NaN of one document.
+        short_loss: of the same tokens, read in windows of the trained length only.
+        difference: mean over documents of ``loss`` − ``short_loss``: above 0 where what lies
+            further back than the trained length hurts.
+        difference_error: its standard error, paired by document.
+    """
+
+    low: int
+    high: int
+    loss: float
+    error: float
+    short_loss: float | None = None
+    difference: float | None = None
+    difference_error: float | None = None
+
+
+@dataclass(frozen=True)
+class LossAgainstLength:
+    """The loss by length of context; every bucket is of the same documents.
+
+    Attributes:
+        length: tokens of a window.
+        trained_length: tokens of a training window, if known.
+        documents: how many, each from its start.
+        buckets: by context, ascending.
+    """
+
+    length: int
+    trained_length: int | None
+    documents: int
+    buckets: tuple[LengthBucket, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON values."""
+        return asdict(self)
+
+
+def loss_against_length(
+    model: PreTrainedModel,
+    corpus: Corpus,
+    *,
+    length: int,
+    trained_length: int | None = None,
+    split: Split = "heldout",
+    documents: int = DOCUMENTS,
+    seed: int = 0,
+    progress: Reporter = SILENT,
+) -> LossAgainstLength:
+    """Return the loss by length of context, of documents that are at least ``length`` long.
+
+    Later parts of a document may be easier or harder in themselves. So with a trained length L,
+    the same tokens beyond it are read again in windows of L that start every L/2 tokens, each
+    predicted with L/2 to L − 1 tokens of context: the control that the difference is against.
+
+    Args:
+        model: any causal language model.
+        corpus: the text.
+        length: tokens of a window; at least 2.
+        trained_length: L; None if it is not known, or to leave the control out.
+        split: which documents.
+        documents: how many, drawn from the seed; all there are if that is fewer.
+        seed: of the draw.
+        progress: shows the reading.
+
+    Raises:
+        InputError: a window that the model has no positions for, or that no document fills, a
+            trained length below 2, a number of documents below 1, a seed below 0, or losses that
+            are not finite.
+    """
+    _check_numbers(length, trained_length, documents, seed)
+    check_window(model, length)
+    drawn = np.random.default_rng(seed).permutation(long_documents(corpus, split, length))
+    starts = corpus.starts[drawn[:documents]].tolist()
+    edges = context_edges(length, trained_length)
+    rows = [
+        torch.from_numpy(corpus.read_tokens(start, length).astype(np.int64)) for start in starts
+    ]
+    control = trained_length is not None and trained_length < length
+    full: list[Tensor] = []
+    short: list[Tensor] = []
+    at_once = max(1, PASS_TOKENS // length)
+    with evaluating(model), progress.task("Reading lengths", len(rows) * length) as task:
+        for first in range(0, len(rows), at_once):
+            ids = torch.stack(rows[first : first + at_once])
+            full.append(token_losses(model, ids))
+            if control:
+                assert trained_length is not None
+                short.append(_short_losses(model, ids, trained_length))
+            task.advance(ids.numel())
+    beside = _means(torch.cat(short), edges) if control else None
+    buckets = _buckets(_means(torch.cat(full), edges), beside, edges, trained_length)
+    return LossAgainstLength(length, trained_length, len(rows), buckets)
+
+
+def _check_numbers(length: int, trained_length: int | None, documents: int, seed: int) -> None:
+    if length < 2 or documents < 1 or (trained_length is not None and trained_length < 2):
+        raise InputError(
+            f"windows of {length} tokens, trained on {trained_length}, {documents} documents: "
+            "expected at least 2 tokens and 1 document."
+        )
+    if seed < 0:
+        raise InputError(f"the seed is {seed}: expected a whole number from 0 on.")
+
+
+@torch.no_grad()
+def token_losses(
+    model: PreTrainedModel, input_ids: Int64[Tensor, "B T"]
+) -> Float[Tensor, "B T_less_1"]:
+    """Return the cross-entropy of each token but a row's first, nats; float64, on the CPU.
+
+    Raises:
+        InputError: a row of one token, or a loss that is not finite.
+    """
+    if input_ids.shape[1] < 2:
+        raise InputError("a text of one token: nothing is predicted in it. Give a longer one.")
+    ids = input_ids.to(model.device)
+    with capture(model, logits=False) as seen:
+        model(input_ids=ids, use_cache=False)
+    embedding, logit_map = output_embedding(model), LogitMap.of(model)
+    states, targets = seen.z[:, :-1].flatten(0, 1), ids[:, 1:].flatten()
+    parts: list[Tensor] = []
+    for z, target in zip(states.split(LOGIT_ROWS), targets.split(LOGIT_ROWS), strict=True):
+        logits = logit_map(embedding(z)).float()
+        parts.append((logits.logsumexp(-1) - logits.gather(1, target[:, None])[:, 0]).double())
+    losses = torch.cat(parts).view(len(ids), -1).cpu()
+    if not bool(torch.isfinite(losses).all()):
+        raise InputError("the loss is not finite: the model's weights hold NaN or infinity.")
+    return losses
+
+
+def context_edges(length: int, trained_length: int | None = None) -> tuple[int, ...]:
+    """Return where buckets of context start, ascending, and T, where the last ends.
+
+    1, 2, 4, 8, 16, 24, 32, 48, 64, 96, …: each doubling, from 16 on in halves; and the trained
+    length, so that no bucket lies on both sides of it.
+    """
+    edges, start = {1, length}, 2
+    while start < length:
+        edges.add(start)
+        if start >= 16:
+            edges.add(min(start * 3 // 2, length))
+        start *= 2
+    if trained_length is not None and trained_length < length:
+        edges.add(trained_length)
+    return tuple(sorted(edges))
+
+
+def long_documents(corpus: Corpus, split: Split, length: int) -> np.ndarray:
+    """Return the numbers of a split's documents of at least ``length`` tokens, ascending.
+
+    Raises:
+        InputError: there are none, or the split is empty or unknown.
+    """
+    numbers = corpus.split(split)
+    if not len(numbers):
+        raise InputError(
+            f"the corpus {corpus.name!r} has no documents in {split!r}: take another split, or "
+            "build it with a larger --heldout share."
+        )
+    lengths = corpus.lengths[numbers]
+    if not (lengths >= length).any():
+        raise InputError(
+            f"no document of {corpus.name!r}, {split}, has {length:,} tokens: the longest has "
+            f"{int(lengths.max()):,}. Take a shorter window, or a corpus of longer documents."
+        )
+    return numbers[lengths >= length]
+
+
+def _short_losses(model: PreTrainedModel, ids: Tensor, trained: int) -> Tensor:
+    """Return each token's loss with less than ``trained`` tokens of context, at least half."""
+    length, stride = ids.shape[1], max(1, trained // 2)
+    losses = torch.empty(len(ids), length - 1, dtype=torch.float64)
+    known, start = 0, 0
+    while known < length - 1:
+        window = ids[:, start : start + trained]
+        found = token_losses(model, window)
+        # Token t of the document is the loss at t − 1; this window's first is start + 1.
+        end = start + found.shape[1]
+        losses[:, known:end] = found[:, known - start :]
+        known, start = end, start + stride
+    return losses
+
+
+def _means(losses: Float[Tensor, "D C"], edges: Sequence[int]) -> Float[Tensor, "D buckets"]:
+    """Return each document's mean by bucket; a token's context is its place from 1 on."""
+    columns = [losses[:, low - 1 : high - 1].mean(1) for low, high in pairwise(edges)]
+    return torch.stack(columns, 1)
+
+
+def _buckets(
+    found: Tensor, beside: Tensor | None, edges: Sequence[int], trained: int | None
+) -> tuple[LengthBucket, ...]:
+    buckets: list[LengthBucket] = []
+    for i, (low, high) in enumerate(pairwise(edges)):
+        own = found[:, i]
+        bucket = {"low": low, "high": high - 1, "loss": own.mean().item(), "error": _error(own)}
+        # Up to the trained length both read the same.
+        if beside is not None and trained is not None and low >= trained:
+            apart = own - beside[:, i]
+            bucket |= {
+                "short_loss": beside[:, i].mean().item(),
+                "difference": apart.mean().item(),
+                "difference_error": _error(apart),
+            }
+        buckets.append(LengthBucket(**bucket))
+    return tuple(buckets)
+
+
+def _error(values: Tensor) -> float:
+    return values.std().item() / math.sqrt(len(values)) if len(values) > 1 else math.nan

@@ -1,0 +1,204 @@
+"""Coding rates of what attention reads, and whether its step raises their difference."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from prismlm.errors import InputError
+from prismlm.instruments.heads.states import AttentionStates
+from prismlm.ops.coding_rate import coding_rate, incoherence, subspace_rate
+
+DISTORTION = 0.5
+RANDOM_DICTIONARIES = 8
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Coding rates of N states, in nats, by Eq. 3 and 4.
+
+    Attributes:
+        whole: R(Z).
+        signal: R(Z | U_s) = Σ_h R(Z U_s,h).
+        noise: R(Z | U_n).
+        difference: ΔR = R(Z | U_s) − λ R(Z | U_n).
+    """
+
+    whole: float
+    signal: float
+    noise: float
+    difference: float
+
+
+@dataclass(frozen=True)
+class Incoherence:
+    """‖U_sᵀU_n‖_F / (‖U_s‖_F ‖U_n‖_F), beside the same of random dictionaries of that shape.
+
+    Attributes:
+        own: of the layer's dictionaries.
+        random: mean over pairs of dictionaries with independent normal entries.
+        random_deviation: standard deviation over these pairs.
+    """
+
+    own: float
+    random: float
+    random_deviation: float
+
+
+@dataclass(frozen=True)
+class LayerRates:
+    """Rates of one layer, before and after the step Z ← Z + η (S − λN), beside two controls.
+
+    A step that only makes states longer raises every rate. ``scaled`` is Z stretched to the size
+    of what the step gives; ``shuffled`` adds to each state the step of another.
+
+    Attributes:
+        layer: from 0.
+        positions: N.
+        distortion: ε.
+        noise_weight: λ.
+        step_size: ‖η (S − λN)‖_F / ‖Z‖_F.
+        gradient_cosine: cosine of the step with ∂ΔR/∂Z, over all N states together.
+        before: of Z.
+        after: of Z + η (S − λN).
+        scaled: of c Z, with the c > 0 that gives it the Frobenius norm of Z + η (S − λN).
+        shuffled: of Z with the steps permuted over positions.
+        incoherence: of the dictionaries.
+    """
+
+    layer: int
+    positions: int
+    distortion: float
+    noise_weight: float
+    step_size: float
+    gradient_cosine: float
+    before: Rates
+    after: Rates
+    scaled: Rates
+    shuffled: Rates
+    incoherence: Incoherence
+
+    @property
+    def gain(self) -> float:
+        """What the step adds to ΔR, in nats."""
+        return self.after.difference - self.before.difference
+
+    @property
+    def gain_over_scaled(self) -> float:
+        """What it adds beyond what stretching Z to that size does, in nats."""
+        return self.after.difference - self.scaled.difference
+
+    @property
+    def gain_over_shuffled(self) -> float:
+        """What it adds beyond what the steps of other positions do, in nats."""
+        return self.after.difference - self.shuffled.difference
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON values, the gains among them."""
+        gains = ("gain", "gain_over_scaled", "gain_over_shuffled")
+        return {**asdict(self), **{name: getattr(self, name) for name in gains}}
+
+
+def layer_rates(
+    states: Iterable[AttentionStates], *, distortion: float = DISTORTION, seed: int = 0
+) -> tuple[LayerRates, ...]:
+    """Return the rates of each layer, from :func:`read_states`.
+
+    The step is what the layer adds to its stream, but here it is added to the normalised stream
+    that it reads: the source's update has no norm, and its ΔR is of what the dictionaries see.
+
+    Source: Prism, Eq. 2 to 7. Controls and the random dictionaries are ours; so is ε, which the
+    source leaves open.
+
+    Args:
+        states: what the layers read and add.
+        distortion: ε.
+        seed: of the permutation and of the random dictionaries.
+
+    Raises:
+        InputError: a distortion that is not positive, or states or weights that are not finite.
+    """
+    return tuple(_rates(one, distortion, seed) for one in states)
+
+
+def rates_of(
+    points: Float[Tensor, "N d"],
+    dictionary: Float[Tensor, "G d p"],
+    noise_weight: float,
+    *,
+    distortion: float = DISTORTION,
+) -> Rates:
+    """Return the rates of states under a dictionary whose first half is signal heads.
+
+    Raises:
+        InputError: as :func:`prismlm.ops.coding_rate.subspace_rate`.
+    """
+    heads = len(dictionary) // 2
+    signal = subspace_rate(points, dictionary[:heads], distortion=distortion).item()
+    noise = subspace_rate(points, dictionary[heads:], distortion=distortion).item()
+    whole = coding_rate(points, distortion=distortion).item()
+    return Rates(whole, signal, noise, signal - noise_weight * noise)
+
+
+def _rates(one: AttentionStates, distortion: float, seed: int) -> LayerRates:
+    dictionary = one.dictionary.double()
+    if not bool(torch.isfinite(dictionary).all()):
+        raise InputError(
+            f"the dictionaries of layer {one.layer} are not finite: the model's weights hold NaN "
+            "or infinity."
+        )
+    inputs, steps = one.inputs.double(), one.steps.double()
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(steps), generator=generator)
+    after = inputs + steps
+    size = float(inputs.norm())
+
+    def rates(points: Tensor) -> Rates:
+        return rates_of(points, dictionary, one.noise_weight, distortion=distortion)
+
+    return LayerRates(
+        layer=one.layer,
+        positions=len(inputs),
+        distortion=distortion,
+        noise_weight=one.noise_weight,
+        step_size=float(steps.norm()) / size if size else math.nan,
+        gradient_cosine=_gradient_cosine(inputs, steps, dictionary, one.noise_weight, distortion),
+        before=rates(inputs),
+        after=rates(after),
+        scaled=rates(inputs * (float(after.norm()) / size if size else 1.0)),
+        shuffled=rates(inputs + steps[order]),
+        incoherence=_incoherence(dictionary, generator),
+    )
+
+
+def _gradient_cosine(
+    inputs: Tensor, steps: Tensor, dictionary: Tensor, noise_weight: float, distortion: float
+) -> float:
+    heads = len(dictionary) // 2
+    with torch.enable_grad():
+        z = inputs.clone().requires_grad_()
+        signal = subspace_rate(z, dictionary[:heads], distortion=distortion)
+        noise = subspace_rate(z, dictionary[heads:], distortion=distortion)
+        (gradient,) = torch.autograd.grad(signal - noise_weight * noise, z)
+    size = float(gradient.norm() * steps.norm())
+    return float((gradient * steps).sum()) / size if size else 0.0
+
+
+def _incoherence(dictionary: Float[Tensor, "G d p"], generator: torch.Generator) -> Incoherence:
+    signal, noise = (group.transpose(0, 1).flatten(1) for group in dictionary.chunk(2))
+    random = [
+        incoherence(
+            torch.randn(signal.shape, generator=generator, dtype=torch.float64),
+            torch.randn(noise.shape, generator=generator, dtype=torch.float64),
+        ).item()
+        for _ in range(RANDOM_DICTIONARIES)
+    ]
+    own = incoherence(signal, noise).item()
+    return Incoherence(own, statistics.fmean(random), statistics.stdev(random))

@@ -1,0 +1,401 @@
+"""Do heads look for the subject, the object, determiners or verbs more than for other words?
+
+Over the sentences of a set, for each head and role:
+
+    M_w = Σ_i Σ_{j∈w} A_ij    U_w = Σ_i Σ_{j∈w} 1 / (i + 1)
+    lift = mean over sentences of Σ_w M_w / Σ_w U_w
+
+w are the words of the role, i the tokens after w; for the object, i is only the token after which
+the target is predicted. U is what a head would give w that looks at all it sees alike. Where i and
+j are the same token the pair does not count: tied heads look for their own likes, "the" at "the".
+
+A head that looks at what is near, whatever it is, has a large lift on words that are late. So a
+second figure takes off what the head gives at the same distances to any word:
+
+    excess = mean over sentences of Σ_w (M_w − E_w) / Σ_w U_w
+    E_w = Σ_i Σ_{j∈w} r_i f(i − j) / Σ_{0<k≤i} f(i − k)
+
+with r_i the row's weight outside of the first token, where heads put what they have no use for,
+and f the head's own likelihood by distance, fitted over all sentences.
+
+The control moves the role to as many random words of the same sentence. Its own are among them, as
+in any permutation test: otherwise two sentences would do to beat all draws. A head beats the
+control if both figures do. p-values are corrected over all heads and roles by Benjamini and
+Hochberg.
+
+A head of random weights has words that it happens to like, and determiners are few different words:
+the draws say that a head prefers a role's words, not that it learnt to. So compare a model with
+:func:`untrained`.
+
+Source: Prism, Fig. 3, which shows one head of each role on one sentence; the measure is ours.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from prismlm.errors import InputError
+from prismlm.explain.attention_maps import Head, heads_of, read_weights
+from prismlm.instruments.heads.role_cases import (
+    ROLES,
+    Role,
+    RoleCase,
+    RoleText,
+    load_role_cases,
+    role_text,
+)
+from prismlm.models.attention import check_finite
+from prismlm.models.decoders.signal_noise import SignalNoiseForCausalLM
+from prismlm.progress import SILENT, Reporter
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+LEVEL = 0.05
+LEAST_DRAWS = 10_000
+DRAWS_AT_ONCE = 2048
+# In units of lift; smaller differences are rounding, and count as ties.
+TIE = 1e-4
+FITTING_STEPS = 200
+
+
+class RoleScore(NamedTuple):
+    """What one head gives to the words of a role.
+
+    Attributes:
+        head: which.
+        lift: on the words of the role; 1 is what uniform attention gives.
+        control: the mean lift of the draws.
+        excess: lift beyond the head's own habit at those distances.
+        rank: 1 + the draws that come up to the head, by lift or excess, whichever is more.
+        p: rank / (draws + 1).
+        q: p corrected over all heads and roles.
+    """
+
+    head: Head
+    lift: float
+    control: float
+    excess: float
+    rank: int
+    p: float
+    q: float
+
+
+@dataclass(frozen=True)
+class RoleFinding:
+    """What heads give to one role.
+
+    Attributes:
+        role: which.
+        sentences: those that have it.
+        words: of the role in them.
+        scores: of every head, by p and then by lift; empty if no sentence has the role.
+        level: of q.
+    """
+
+    role: Role
+    sentences: int
+    words: int
+    scores: tuple[RoleScore, ...]
+    level: float
+
+    @property
+    def found(self) -> tuple[RoleScore, ...]:
+        """The heads that beat their controls: q ≤ level."""
+        return tuple(score for score in self.scores if score.q <= self.level)
+
+
+@dataclass(frozen=True)
+class RoleSearch:
+    """What the heads of a model give to each role.
+
+    Attributes:
+        findings: one for each role.
+        heads: how many were tested.
+        draws: of the control.
+        seed: of the draws.
+        level: of q.
+    """
+
+    findings: tuple[RoleFinding, ...]
+    heads: int
+    draws: int
+    seed: int
+    level: float
+
+    def counts(self) -> dict[str, int]:
+        """Return how many heads were found for each role."""
+        return {finding.role: len(finding.found) for finding in self.findings}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything, for JSON."""
+        return {
+            "heads": self.heads,
+            "draws": self.draws,
+            "seed": self.seed,
+            "level": self.level,
+            "roles": [
+                {
+                    "role": finding.role,
+                    "sentences": finding.sentences,
+                    "words": finding.words,
+                    "found": [score_to_dict(score) for score in finding.found],
+                    "scores": [score_to_dict(score) for score in finding.scores],
+                }
+                for finding in self.findings
+            ],
+        }
+
+
+def score_to_dict(score: RoleScore) -> dict[str, Any]:
+    """Return one head's figures, for JSON."""
+    head = score.head
+    place = {"layer": head.layer, "head": head.head, "group": head.group, "group_head": head.number}
+    return place | {k: v for k, v in score._asdict().items() if k != "head"}
+
+
+def search_roles(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    cases: Sequence[RoleCase] | None = None,
+    heads: Sequence[Head] | None = None,
+    *,
+    draws: int | None = None,
+    seed: int = 0,
+    level: float = LEVEL,
+    progress: Reporter = SILENT,
+) -> RoleSearch:
+    """Measure what heads give to the roles of marked sentences, beside random other words.
+
+    Args:
+        model: a decoder with attention.
+        tokenizer: its tokenizer.
+        cases: the sentences; None for the bundled ones.
+        heads: those tested, and corrected for; None for all of the model.
+        draws: of the control; None for as many as one head alone needs to be found, twice over.
+        seed: of the draws.
+        level: the largest q of a head that is found.
+        progress: told of sentences read.
+
+    Raises:
+        InputError: the model has no attention, a sentence that cannot be measured, no sentence,
+            too few draws for any head to be found, or weights that are not finite.
+    """
+    heads = heads_of(model) if heads is None else heads
+    check_draws(draws, len(heads), level)
+    texts = [role_text(tokenizer, case) for case in (load_role_cases() if cases is None else cases)]
+    weights: list[Tensor] = []
+    with progress.task("Reading attention", len(texts), "sentences") as task:
+        for text in texts:
+            weights.append(read_weights(model, torch.tensor([text.ids]), heads))
+            task.advance()
+    return score_roles(texts, weights, heads, draws=draws, seed=seed, level=level)
+
+
+def check_draws(draws: int | None, heads: int, level: float = LEVEL) -> int:
+    """Return how many draws to take; by default twice what one head alone needs to be found.
+
+    Raises:
+        InputError: so few that no head could be found.
+    """
+    tests = heads * len(ROLES)
+    if draws is None:
+        return max(LEAST_DRAWS, math.ceil(2 * tests / level))
+    if (draws + 1) * level < tests:
+        raise InputError(
+            f"{draws} draws give a p of 1 / {draws + 1} at best, and {tests} tests at a level of "
+            f"{level} need one of {level / tests:.2g}: draw at least {math.ceil(tests / level)}."
+        )
+    return draws
+
+
+def untrained(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
+    """Return a model of the same configuration with random weights, in evaluation mode.
+
+    λ of signal/noise attention is the model's own, which training sets and a configuration may
+    not say.
+    """
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        made = type(model)(copy.deepcopy(model.config))
+    if isinstance(model, SignalNoiseForCausalLM) and isinstance(made, SignalNoiseForCausalLM):
+        made.set_noise_weight(model.model.noise_weight)
+    return made.to(model.device).eval()  # pyright: ignore[reportArgumentType]
+
+
+def score_roles(
+    texts: Sequence[RoleText],
+    weights: Sequence[Tensor],
+    heads: Sequence[Head],
+    *,
+    draws: int | None = None,
+    seed: int = 0,
+    level: float = LEVEL,
+) -> RoleSearch:
+    """Score heads by weights that were read, each [heads, T, T]; see :func:`search_roles`.
+
+    Raises:
+        InputError: no text, too few draws, or weights that are not finite: no draw comes up to
+            NaN, so that every head would be found.
+    """
+    if not texts or not heads:
+        raise InputError(f"{len(texts)} sentences and {len(heads)} heads: expected at least 1.")
+    draws = check_draws(draws, len(heads), level)
+    for one in weights:
+        check_finite(one)
+    own = [one.double() for one in weights]
+    usual = expected(own)
+    generator = torch.Generator().manual_seed(seed)
+    tested = {role: _tested(role, texts, own, usual, draws, generator) for role in ROLES}
+    p = torch.cat([t.rank.double() / (draws + 1) for t in tested.values() if t is not None])
+    q = iter(benjamini_hochberg(p).tolist())
+    findings: list[RoleFinding] = []
+    for role in ROLES:
+        having = [text for text in texts if role in text.roles]
+        words = sum(len(text.roles[role]) for text in having)
+        found = tested[role]
+        scores = [] if found is None else [*_scores(found, heads, draws, q)]
+        scores.sort(key=lambda score: (score.p, -score.lift))
+        findings.append(RoleFinding(role, len(having), words, tuple(scores), level))
+    return RoleSearch(tuple(findings), len(heads), draws, seed, level)
+
+
+def expected(weights: Sequence[Tensor]) -> list[Tensor]:
+    """Return what each head would give if it went by distance alone: E of the module's equation.
+
+    f is its maximum-likelihood fit over all texts, by Hunter's iteration
+    f_d ← Σ A_{i,i−d} / Σ_i r_i / Σ_{k<i} f_k. The column of the first token is that of the weights.
+
+    Args:
+        weights: of each text, float64 [heads, T, T].
+    """
+    heads, longest = len(weights[0]), max(one.shape[-1] for one in weights)
+    at = weights[0].new_zeros(heads, longest - 1)  # of each distance
+    outside = torch.zeros_like(at)  # of each row from the second, r
+    for one in weights:
+        inner = one[:, 1:, 1:]
+        outside[:, : inner.shape[1]] += inner.sum(-1)
+        for distance in range(inner.shape[1]):
+            at[:, distance] += inner.diagonal(-distance, 1, 2).sum(-1)
+    f = torch.ones_like(at)
+    for _ in range(FITTING_STEPS):
+        # A row whose distances all have no weight has none outside of the first token.
+        share = outside / f.cumsum(1).clamp_min(1e-300)
+        f = at / share.flip(1).cumsum(1).flip(1).clamp_min(1e-300)
+    return [_by_distance(one, f) for one in weights]
+
+
+def _by_distance(own: Tensor, f: Tensor) -> Tensor:
+    inner = own[:, 1:, 1:]
+    place = torch.arange(inner.shape[1])
+    distance = place[:, None] - place
+    likelihood = f[:, distance.clamp_min(0)] * (distance >= 0)
+    total = likelihood.sum(-1, keepdim=True).clamp_min(1e-300)
+    found = own.clone()
+    found[:, 1:, 1:] = likelihood / total * inner.sum(-1, keepdim=True)
+    return found
+
+
+def word_sums(weights: Tensor, text: RoleText, role: Role) -> tuple[Tensor, Tensor]:
+    """Return M [heads, words] and U [words] of the words that are seen; see the module.
+
+    Args:
+        weights: [heads, T, T].
+        text: of T tokens.
+        role: whose rows count.
+    """
+    masses: list[Tensor] = []
+    uniform: list[float] = []
+    for number in text.seen(role):
+        rows, tokens = (list(side) for side in zip(*text.pairs(number, role), strict=True))
+        masses.append(weights[:, rows, tokens].sum(1))
+        uniform.append(sum(1 / (row + 1) for row in rows))
+    return torch.stack(masses, 1), torch.tensor(uniform, dtype=weights.dtype)
+
+
+def benjamini_hochberg(p: Tensor) -> Tensor:
+    """Return q of each p [n]: the least false discovery rate at which it is found.
+
+    q_(k) = min over l ≥ k of p_(l) n / l
+    """
+    ranked, order = p.sort()
+    count = torch.arange(1, len(p) + 1, dtype=p.dtype)
+    least = (ranked * len(p) / count).flip(0).cummin(0).values.flip(0).clamp_max(1)
+    return torch.empty_like(p).scatter_(0, order, least)
+
+
+class _Tested(NamedTuple):
+    lift: Tensor
+    control: Tensor
+    excess: Tensor
+    rank: Tensor
+
+
+class _Words(NamedTuple):
+    """A sentence's sums [2·heads, W], M and M − E; U [W]; and which words are the role's [W]."""
+
+    sums: Tensor
+    uniform: Tensor
+    of_role: Tensor
+
+
+def _tested(
+    role: Role,
+    texts: Sequence[RoleText],
+    own: Sequence[Tensor],
+    usual: Sequence[Tensor],
+    draws: int,
+    generator: torch.Generator,
+) -> _Tested | None:
+    """Return lifts and ranks of every head; None if no text has the role."""
+    sentences: list[_Words] = []
+    for text, weights, habit in zip(texts, own, usual, strict=True):
+        if role in text.roles:
+            mass, uniform = word_sums(weights, text, role)
+            seen = torch.tensor(text.seen(role))
+            of_role = torch.isin(seen, torch.tensor(text.roles[role]))
+            beyond = mass - word_sums(habit, text, role)[0]
+            sums = torch.cat([mass, beyond]).float()
+            sentences.append(_Words(sums, uniform.float(), of_role))
+    if not sentences:
+        return None
+    figures = _figures(sentences, [one.of_role[None].float() for one in sentences])
+    above = torch.zeros(figures.shape[1], dtype=torch.int64)
+    total = torch.zeros(figures.shape[1], dtype=torch.float64)
+    for first in range(0, draws, DRAWS_AT_ONCE):
+        count = min(DRAWS_AT_ONCE, draws - first)
+        drawn = _figures(sentences, [_drawn(s.of_role, count, generator) for s in sentences])
+        total += drawn.double().sum(0)
+        above += (drawn >= figures - TIE).sum(0)
+    lift, excess = figures[0].chunk(2)
+    return _Tested(lift, total.chunk(2)[0] / draws, excess, 1 + above.view(2, -1).amax(0))
+
+
+def _figures(sentences: Sequence[_Words], chosen: Sequence[Tensor]) -> Tensor:
+    """Return lifts and then excesses [draws, 2·heads] of words chosen by 0 and 1, [draws, W]."""
+    shares = [
+        words / (words @ one.uniform)[:, None] for one, words in zip(sentences, chosen, strict=True)
+    ]
+    return torch.cat(shares, 1) @ torch.cat([one.sums for one in sentences], 1).T / len(sentences)
+
+
+def _drawn(of_role: Tensor, draws: int, generator: torch.Generator) -> Tensor:
+    """Return as many random words as the role has, as 0 and 1 [draws, W]."""
+    keys = torch.rand(draws, len(of_role), generator=generator)
+    chosen = keys.topk(int(of_role.sum()), 1).indices
+    return torch.zeros_like(keys).scatter_(1, chosen, 1)
+
+
+def _scores(found: _Tested, heads: Sequence[Head], draws: int, q: Any) -> list[RoleScore]:
+    columns = (column.tolist() for column in found)
+    return [
+        RoleScore(head, lift, control, excess, int(rank), rank / (draws + 1), next(q))
+        for head, lift, control, excess, rank in zip(heads, *columns, strict=True)
+    ]

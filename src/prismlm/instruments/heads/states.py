@@ -1,0 +1,236 @@
+"""What signal/noise attention reads and adds, at positions drawn from a text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from prismlm.errors import InputError
+from prismlm.instruments.forward import forward
+from prismlm.layers.signal_noise_attention import SignalNoiseAttention, SignalNoiseOutput
+from prismlm.models.evaluating import evaluating
+from prismlm.models.seam import is_unwatched
+from prismlm.progress import SILENT, Reporter
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from prismlm.corpus.windows import WindowBatch
+
+POSITIONS = 2048
+
+
+@dataclass(frozen=True)
+class AttentionStates:
+    """One layer's attention at N positions, on the CPU.
+
+    Attributes:
+        layer: from 0.
+        attention: the layer itself.
+        noise_weight: λ.
+        dictionary: U of each head, signal heads first.
+        positions: where in the corpus, ascending.
+        inputs: Z, the normalised stream that the attention reads.
+        steps: η (S − λN), what it adds.
+    """
+
+    layer: int
+    attention: SignalNoiseAttention
+    noise_weight: float
+    dictionary: Float[Tensor, "G d p"]
+    positions: Int64[Tensor, " N"]
+    inputs: Float[Tensor, "N d"]
+    steps: Float[Tensor, "N d"]
+
+    def projections(self) -> Float[Tensor, "G N p"]:
+        """Return Z U of each head; float64."""
+        return self.inputs.double() @ self.dictionary.double()
+
+
+def signal_noise_layers(model: nn.Module) -> tuple[SignalNoiseAttention, ...]:
+    """Return the signal/noise attention of each layer.
+
+    Raises:
+        InputError: the model has none.
+    """
+    found = [module for module in model.modules() if isinstance(module, SignalNoiseAttention)]
+    if not found:
+        kind = getattr(getattr(model, "config", None), "model_type", None) or type(model).__name__
+        raise InputError(
+            f"a model of type {kind!r} has no signal and noise dictionaries: coding rates, "
+            "incoherence and cross terms need signal/noise attention, as models of type "
+            "'prismlm_signal_noise' have. Heads and the loss against length can be read of any "
+            "decoder."
+        )
+    return tuple(found)
+
+
+def read_states(
+    model: PreTrainedModel,
+    batches: Iterable[WindowBatch],
+    *,
+    positions: int = POSITIONS,
+    seed: int = 0,
+    layers: Sequence[int] | None = None,
+    progress: Reporter = SILENT,
+) -> tuple[AttentionStates, ...]:
+    """Return what each layer's attention reads and adds at positions drawn from the text.
+
+    Which positions is a matter of the seed and of where in the corpus they are, not of batches:
+    each gets a hash, and the lowest are kept.
+
+    Args:
+        model: a decoder of signal/noise attention.
+        batches: text; tokens count that their window owns.
+        positions: N, or all there are if that is fewer.
+        seed: of the draw.
+        layers: which, from 0; None for all.
+        progress: shows the reading.
+
+    Raises:
+        InputError: a model without signal/noise heads or without that layer, fewer than two
+            tokens, or N below 2.
+    """
+    reading = StateReading(model, positions=positions, seed=seed, layers=layers)
+    with (
+        evaluating(model),
+        reading.listening(),
+        progress.task("Reading states") as task,
+    ):
+        for batch in batches:
+            reading.begin(batch)
+            forward(model, batch)
+            task.advance(int(batch.owned.sum()))
+    return reading.result()
+
+
+class StateReading:
+    """What :func:`read_states` does beside the forward passes, for those of somebody else.
+
+    Args:
+        model, positions, seed, layers: as of :func:`read_states`.
+
+    Raises:
+        InputError: a model without signal/noise heads or without that layer, or N below 2.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        positions: int = POSITIONS,
+        seed: int = 0,
+        layers: Sequence[int] | None = None,
+    ) -> None:
+        self._found = signal_noise_layers(model)
+        count = len(self._found)
+        self._chosen = tuple(range(count)) if layers is None else tuple(sorted(set(layers)))
+        for layer in self._chosen:
+            if not 0 <= layer < count:
+                raise InputError(
+                    f"there is no layer {layer}: the model's layers are 0 to {count - 1}."
+                )
+        if positions < 2:
+            raise InputError(f"{positions} positions: expected at least 2.")
+        self._device = model.device
+        self._seed = seed
+        self._samples = {layer: _Sample(positions) for layer in self._chosen}
+        self._places = self._keys = self._owned = torch.empty(0)
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Take in what the layers read and add during the block."""
+        with ExitStack() as stack:
+            for layer in self._chosen:
+                handle = self._found[layer].register_forward_hook(self._hook(layer))
+                stack.callback(handle.remove)
+            yield
+
+    def begin(self, batch: WindowBatch) -> None:
+        """Say which batch the next forward pass is of."""
+        self._places = batch.positions[batch.owned]
+        self._keys = _hashed(self._places, self._seed)
+        self._owned = batch.owned.to(self._device)
+
+    def result(self) -> tuple[AttentionStates, ...]:
+        """Return the states of each layer.
+
+        Raises:
+            InputError: fewer than two tokens were read.
+        """
+        return tuple(
+            self._samples[layer].states(layer, self._found[layer]) for layer in self._chosen
+        )
+
+    def _hook(self, layer: int) -> Any:
+        sample = self._samples[layer]
+
+        def after(module: SignalNoiseAttention, args: Any, output: SignalNoiseOutput) -> None:
+            if is_unwatched():
+                return
+            owned = self._owned
+            if not len(sample.dictionary):
+                sample.noise_weight = float(args[1])
+                sample.dictionary = _dictionary(module)
+            sample.add(self._keys, self._places, args[0][owned], output.output[owned])
+
+        return after
+
+
+class _Sample:
+    """The positions of the lowest keys so far."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.noise_weight = 0.0
+        self.dictionary = torch.empty(0)
+        self._kept: tuple[Tensor, ...] = ()
+
+    def add(self, keys: Tensor, *columns: Tensor) -> None:
+        new = (keys, *(column.detach().cpu() for column in columns))
+        both = tuple(map(torch.cat, zip(self._kept, new, strict=True))) if self._kept else new
+        lowest = both[0].argsort()[: self.size]
+        self._kept = tuple(column[lowest] for column in both)
+
+    def states(self, layer: int, attention: SignalNoiseAttention) -> AttentionStates:
+        if not self._kept or len(self._kept[0]) < 2:
+            raise InputError(
+                "the text has fewer than two tokens, of which no coding rate can be told: read a "
+                "longer one."
+            )
+        _, places, inputs, steps = self._kept
+        # In the corpus' order, sums are the same whatever batches they came in.
+        order = places.argsort()
+        return AttentionStates(
+            layer,
+            attention,
+            self.noise_weight,
+            self.dictionary,
+            places[order],
+            inputs[order],
+            steps[order],
+        )
+
+
+def _dictionary(attention: SignalNoiseAttention) -> Float[Tensor, "G d p"]:
+    """Return U; while the layer runs, since a sharded model holds it whole only then."""
+    weight = attention.projection.weight.detach().cpu().clone()
+    return weight.view(2 * attention.heads, attention.head_size, -1).mT
+
+
+def _hashed(positions: Tensor, seed: int) -> Tensor:
+    """Return a hash of each position (splitmix64), as int64 that are not negative."""
+    with np.errstate(over="ignore"):
+        x = positions.numpy().astype(np.uint64) + np.uint64(seed % 2**32) * np.uint64(2**32)
+        x = x * np.uint64(0x9E3779B97F4A7C15) + np.uint64(0x9E3779B97F4A7C15)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        x ^= x >> np.uint64(31)
+    return torch.from_numpy((x >> np.uint64(1)).astype(np.int64))

@@ -1,0 +1,188 @@
+"""Does the loss rise when the signal is taken away, made neutral, or shuffled?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from torch import Tensor
+
+from prismlm.errors import InputError
+from prismlm.instruments.uncertainty_feedback.signal import (
+    Codes,
+    Replay,
+    different,
+    feedback_of,
+    neutral_codes,
+    no_codes,
+    permuted,
+    replay,
+)
+from prismlm.instruments.uncertainty_feedback.words import CONSTANT, of_texts, with_interval
+from prismlm.progress import SILENT, Reporter
+from prismlm.statistics import Interval, bootstrap
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+PERMUTATIONS = 5
+
+
+@dataclass(frozen=True)
+class Ablated:
+    """The loss with another signal than the model's own.
+
+    Attributes:
+        signal: "zero", nothing is added; "neutral", the code ⌊levels / 2⌋ everywhere; or
+            "shuffled", the own codes permuted among all positions of the sample.
+        loss: nats a token; of shuffled codes the mean over permutations.
+        perplexity: exp of it.
+        change: of the loss against the own signal, paired by text; above 0 where it hurts.
+        perplexity_change: exp(change) − 1.
+        by_permutation: the change with each permutation.
+    """
+
+    signal: str
+    loss: float
+    perplexity: float
+    change: Interval
+    perplexity_change: Interval
+    by_permutation: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """The loss with a model's own signal and with others in its place.
+
+    Attributes:
+        texts: how many.
+        tokens: predicted tokens.
+        codes: different codes among the own.
+        loss: with the own signal, nats a token.
+        perplexity: exp of it.
+        conditions: with others.
+    """
+
+    texts: int
+    tokens: int
+    codes: int
+    loss: float
+    perplexity: float
+    conditions: tuple[Ablated, ...]
+
+    def of(self, signal: str) -> Ablated:
+        """Return the figures of one signal.
+
+        Raises:
+            InputError: there is none of that name.
+        """
+        for found in self.conditions:
+            if found.signal == signal:
+                return found
+        known = ", ".join(found.signal for found in self.conditions)
+        raise InputError(f"there is no signal {signal!r}: expected {known}.")
+
+    @property
+    def verdict(self) -> str:
+        """What it says, in a sentence."""
+        shuffled, zero = self.of("shuffled").change, self.of("zero").change
+        figures = f"{with_interval(shuffled)} nats a token {of_texts(self.texts)}"
+        if self.codes < 2:
+            return CONSTANT
+        if shuffled.above_zero:
+            return f"Which code a token gets matters: shuffled codes change the loss by {figures}."
+        said = (
+            f"No sign that it uses the signal: shuffled codes, the control, change the loss by "
+            f"{figures}"
+        )
+        if shuffled.below_zero:
+            return f"{said}, for the better."
+        if zero.above_zero:
+            return (
+                f"{said}. That nothing added costs {with_interval(zero)} says only that a vector "
+                "is expected there."
+            )
+        return f"{said}."
+
+
+def ablation(
+    model: PreTrainedModel,
+    texts: Sequence[Tensor],
+    codes: Codes,
+    *,
+    permutations: int = PERMUTATIONS,
+    seed: int = 0,
+    progress: Reporter = SILENT,
+) -> Ablation:
+    """Return the loss with a model's own signal, with none, a neutral one and a shuffled one.
+
+    Means are over tokens, intervals over texts. That a vector is missing which the model was
+    trained with can hurt by itself; shuffled codes are as frequent as the own, so that only what
+    they say is gone.
+
+    Source: PRISMA, "Ablation test", which zeroes the signal; neutral and shuffled are ours.
+
+    Args:
+        model: a decoder with uncertainty feedback.
+        texts: tokens of each.
+        codes: the own, as :func:`own_codes`.
+        permutations: of the shuffled signal.
+        seed: of permutations and resamples.
+        progress: shows the reading.
+
+    Raises:
+        InputError: a model without feedback, or no permutation.
+    """
+    if permutations < 1:
+        raise InputError(f"{permutations} permutations: expected at least 1.")
+    levels = feedback_of(model).embedding.levels
+    own = _sums(replay(model, texts, codes, progress=progress, title="Own signal"))
+
+    def ablated(signal: str, draws: Sequence[Codes]) -> Ablated:
+        return _ablated(model, texts, own, signal, draws, seed, progress)
+
+    conditions = (
+        ablated("zero", [no_codes(texts)]),
+        ablated("neutral", [neutral_codes(texts, levels)]),
+        ablated("shuffled", [permuted(codes, seed + draw) for draw in range(permutations)]),
+    )
+    tokens = sum(len(text) - 1 for text in texts)
+    loss = float(own.sum() / tokens)
+    return Ablation(len(texts), tokens, different(codes), loss, math.exp(loss), conditions)
+
+
+def _ablated(
+    model: PreTrainedModel,
+    texts: Sequence[Tensor],
+    own: np.ndarray,
+    signal: str,
+    draws: Sequence[Codes],
+    seed: int,
+    progress: Reporter,
+) -> Ablated:
+    found: list[np.ndarray] = []
+    for number, codes in enumerate(draws):
+        of = f" {number + 1} of {len(draws)}" if len(draws) > 1 else ""
+        title = f"{signal.capitalize()} signal{of}"
+        found.append(_sums(replay(model, texts, codes, progress=progress, title=title)))
+    counts = np.array([len(text) - 1 for text in texts], dtype=np.float64)
+    apart = [sums - own for sums in found]
+    change = bootstrap(np.mean(apart, 0), counts, seed=seed)
+    ratio = (math.expm1(x) for x in (change.value, change.low, change.high))
+    loss = float(np.mean(found, 0).sum() / counts.sum())
+    by_permutation = tuple(float(one.sum() / counts.sum()) for one in apart)
+    return Ablated(
+        signal,
+        loss,
+        math.exp(loss),
+        change,
+        Interval(*ratio),
+        by_permutation if signal == "shuffled" else (),
+    )
+
+
+def _sums(found: Sequence[Replay]) -> np.ndarray:
+    return np.array([float(one.losses.sum()) for one in found])

@@ -1,0 +1,253 @@
+"""Do positions that were fed a high code receive more attention than others at their place?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from prismlm.errors import InputError
+from prismlm.instruments.channels.wording import signed
+from prismlm.instruments.heads.roles import benjamini_hochberg
+from prismlm.instruments.uncertainty_feedback.ranks import (
+    PERMUTATIONS,
+    MatchedRanks,
+    matched_ranks,
+    rank_correlation,
+)
+from prismlm.instruments.uncertainty_feedback.sample import longer_than
+from prismlm.instruments.uncertainty_feedback.signal import (
+    Codes,
+    batches,
+    different,
+    no_codes,
+    reading,
+    run,
+    stacked,
+)
+from prismlm.instruments.uncertainty_feedback.words import CONSTANT, of_texts, with_interval
+from prismlm.models.attention import attention_layers, reading_attention
+from prismlm.progress import SILENT, Reporter
+from prismlm.statistics import Interval, bootstrap
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+LEAST_LATER = 8
+"""A position counts that so many later tokens can attend to."""
+SIGNIFICANT = 0.05
+
+
+@dataclass(frozen=True)
+class LayerAttention:
+    """Attention that a layer's positions receive, mean over heads and over later tokens.
+
+    Attributes:
+        layer: from 0.
+        top: of positions whose code is in the top quartile of all positions.
+        bottom: in the bottom quartile.
+        unmatched: rank correlation of code and attention over all positions, which a mere
+            dependence of both on the position makes.
+        matched_top: of the quarter of texts with the highest codes at a position, mean over
+            positions.
+        matched_bottom: with the lowest.
+        correlation: rank correlation within positions.
+        p: of both sides, of permutations of texts.
+        q: p corrected over layers by Benjamini and Hochberg.
+        without: the correlation with the same codes where nothing was fed to the model: what the
+            text alone makes.
+        added: ``correlation`` − ``without``, resampled over texts with ranks as they are.
+    """
+
+    layer: int
+    top: float
+    bottom: float
+    unmatched: float
+    matched_top: float
+    matched_bottom: float
+    correlation: float
+    p: float
+    q: float
+    without: float
+    added: Interval
+
+
+@dataclass(frozen=True)
+class AttentionProbe:
+    """Attention received against the code that was fed in, layer by layer.
+
+    Attributes:
+        texts: how many, cut to one length.
+        length: tokens of each.
+        positions: how many positions are compared, the same in every text.
+        left_out: texts that are shorter.
+        layers: first to last.
+        codes: different ones.
+    """
+
+    texts: int
+    length: int
+    positions: int
+    left_out: int
+    layers: tuple[LayerAttention, ...]
+    codes: int
+
+    @property
+    def later(self) -> tuple[LayerAttention, ...]:
+        """The second half of the layers."""
+        return self.layers[len(self.layers) // 2 :]
+
+    @property
+    def verdict(self) -> str:
+        """What it says, in a sentence."""
+        if self.codes < 2:
+            return CONSTANT
+        rest = of_texts(self.texts)
+        more = [one for one in self.later if one.correlation > 0 and one.q <= SIGNIFICANT]
+        best = max(more or self.later, key=lambda one: one.correlation)
+        if not more:
+            return (
+                f"No later layer attends more to positions of high codes than its control does: "
+                f"the largest rank correlation within positions is {signed(best.correlation, 3)}, "
+                f"layer {best.layer}, p {best.p:.2g} {rest}."
+            )
+        through = [one for one in more if one.added.above_zero]
+        said = (
+            f"{len(more)} of {len(self.later)} later layers attend more to positions of high "
+            f"codes, at most with a rank correlation of {signed(best.correlation, 3)}, "
+            f"layer {best.layer}"
+        )
+        if not through:
+            return (
+                f"{said}; but no more than where nothing is fed to the model, so that the text "
+                f"makes it and not the signal {rest}."
+            )
+        added = max(through, key=lambda one: one.added.value)
+        return (
+            f"{said}; the signal itself adds to it in {len(through)}, at most "
+            f"{with_interval(added.added, 3)} in layer {added.layer} {rest}."
+        )
+
+
+def attention_probe(
+    model: PreTrainedModel,
+    texts: Sequence[Tensor],
+    codes: Codes,
+    *,
+    permutations: int = PERMUTATIONS,
+    seed: int = 0,
+    progress: Reporter = SILENT,
+) -> AttentionProbe:
+    """Compare the attention that positions receive with the code that was fed to them.
+
+    Received is the mean over the tokens after it, since earlier positions are seen by more. It
+    still falls with the position, and so may codes: the comparison is among texts at the same
+    position. Texts of at least ten tokens are cut to their median length and shorter ones left out,
+    so that every text has every position and as many tokens after it.
+
+    Source: PRISMA, "Attention probe"; both controls are ours.
+
+    Raises:
+        InputError: a model without feedback or attention, or texts too few or too short.
+    """
+    attention_layers(model)
+    # Of texts that are long enough by themselves: short ones among them are left out.
+    lengths = sorted(len(texts[number]) for number in longer_than(texts, LEAST_LATER + 2))
+    length = lengths[(len(lengths) - 1) // 2] if lengths else 0
+    kept = longer_than(texts, length) if length else []
+    places = length - 1 - LEAST_LATER
+    if len(kept) < 4 or places < 1:
+        raise InputError(
+            f"{len(kept)} texts of {length} tokens: the attention probe needs at least 4, of at "
+            f"least {LEAST_LATER + 2} tokens."
+        )
+    rows = [texts[number][:length] for number in kept]
+    given = tuple(codes[number][:length] for number in kept)
+    # No code is at position 0.
+    span = slice(1, 1 + places)
+    x = torch.stack(given)[:, span].double().numpy()
+    own = received(model, rows, given, progress=progress)[:, :, span]
+    bare = received(model, rows, no_codes(rows), progress=progress)[:, :, span]
+    found = [
+        [matched_ranks(x, y, permutations=permutations, seed=seed) for y in pair]
+        for pair in zip(own, bare, strict=True)
+    ]
+    q = benjamini_hochberg(torch.tensor([fed.p for fed, _ in found], dtype=torch.float64))
+    layers = tuple(
+        _layer(number, x, own[number], fed, unfed, float(q[number]), seed)
+        for number, (fed, unfed) in enumerate(found)
+    )
+    return AttentionProbe(
+        len(rows), length, places, len(texts) - len(rows), layers, different(given)
+    )
+
+
+def received(
+    model: PreTrainedModel,
+    texts: Sequence[Tensor],
+    codes: Codes,
+    *,
+    progress: Reporter = SILENT,
+) -> Float[np.ndarray, "layers texts T"]:
+    """Return the attention that each position of equally long texts receives.
+
+        Σ_{i>j} a_ij / (T − 1 − j), mean over heads; 0 at the last position
+
+    Raises:
+        InputError: as :func:`reading_attention`, or weights that are not finite.
+    """
+    length, depth = len(texts[0]), len(attention_layers(model))
+    later = torch.arange(length - 1, -1, -1).clamp_min(1).double()
+    found = np.zeros((depth, len(texts), length))
+    numbers: list[int] = []
+
+    def read(layer: int, weights: Tensor) -> None:
+        heads = weights.float().mean(1).tril(-1)
+        found[layer, numbers] = (heads.sum(1, dtype=torch.float64).cpu() / later).numpy()
+
+    title = "Reading attention"
+    with (
+        reading(model),
+        reading_attention(model, read),
+        progress.task(title, length * len(texts)) as task,
+    ):
+        for numbers in batches(model, texts):
+            run(model, stacked(texts, numbers), stacked(codes, numbers))
+            task.advance(length * len(numbers))
+    if not np.isfinite(found).all():
+        raise InputError("attention weights are not finite: the model holds NaN or infinity.")
+    return found
+
+
+def _layer(
+    number: int,
+    x: np.ndarray,
+    y: np.ndarray,
+    matched: MatchedRanks,
+    unfed: MatchedRanks,
+    q: float,
+    seed: int,
+) -> LayerAttention:
+    low, high = np.quantile(x, [0.25, 0.75])
+    quarter = max(1, len(x) // 4)
+    order = np.argsort(x, axis=0, kind="stable")
+    ranked = np.take_along_axis(y, order, axis=0)
+    ones = np.ones(len(x))
+    return LayerAttention(
+        layer=number,
+        top=float(y[x >= high].mean()),
+        bottom=float(y[x <= low].mean()),
+        unmatched=rank_correlation(x, y),
+        matched_top=float(ranked[-quarter:].mean()),
+        matched_bottom=float(ranked[:quarter].mean()),
+        correlation=matched.correlation,
+        p=matched.p,
+        q=q,
+        without=unfed.correlation,
+        added=bootstrap(matched.by_text - unfed.by_text, ones, seed=seed),
+    )

@@ -1,0 +1,135 @@
+"""How far a prefill's codes are from the true recursion's, by number of passes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from prismlm.errors import InputError
+from prismlm.instruments.uncertainty_feedback.recursion import recursion
+from prismlm.instruments.uncertainty_feedback.signal import Codes, feedback_of, pass_codes, replay
+from prismlm.instruments.uncertainty_feedback.words import of_texts, with_interval
+from prismlm.progress import SILENT, Reporter
+from prismlm.statistics import Interval, bootstrap
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+PASSES = 3
+FAR = 0.01
+"""A code that is further off, as a share of all levels, and by more than one, is no rounding."""
+
+
+@dataclass(frozen=True)
+class PassGap:
+    """What a number of passes gives, against the recursion.
+
+    Attributes:
+        passes: how many.
+        differing: share of positions whose code is another.
+        far: share of positions whose code is off by more than 1 % of the levels, and by more
+            than one level.
+        distance: mean |difference of codes| / (levels − 1).
+        loss: with the codes of these passes, nats a token.
+        loss_change: against the recursion's codes, paired by text.
+    """
+
+    passes: int
+    differing: float
+    far: float
+    distance: float
+    loss: float
+    loss_change: Interval
+
+
+@dataclass(frozen=True)
+class PrefillGap:
+    """A prefill's codes against the recursion's.
+
+    Attributes:
+        texts: how many.
+        positions: positions that have a code.
+        levels: of the codes.
+        loss: with the recursion's codes, read at once, nats a token.
+        rounding: the largest difference between a token's loss read at once with the recursion's
+            codes and token by token: what rounding alone does.
+        gaps: by number of passes.
+    """
+
+    texts: int
+    positions: int
+    levels: int
+    loss: float
+    rounding: float
+    gaps: tuple[PassGap, ...]
+
+    @property
+    def verdict(self) -> str:
+        """What it says, in a sentence."""
+        last = self.gaps[-1]
+        near = "1 level" if FAR * (self.levels - 1) < 1 else f"{FAR:.0%}"
+        words = "1 pass gives" if last.passes == 1 else f"{last.passes} passes give"
+        return (
+            f"{words} {1 - last.far:.1%} of positions a code within {near} of the recursion's "
+            f"and a loss that differs by {with_interval(last.loss_change)} nats a token "
+            f"{of_texts(self.texts)}."
+        )
+
+
+def prefill_gap(
+    model: PreTrainedModel,
+    texts: Sequence[Tensor],
+    *,
+    passes: int = PASSES,
+    seed: int = 0,
+    progress: Reporter = SILENT,
+) -> PrefillGap:
+    """Return how far the codes of 1, 2, … ``passes`` passes are from those token by token.
+
+    Args:
+        model: a decoder with uncertainty feedback.
+        texts: tokens of each.
+        passes: the most.
+        seed: of the resamples.
+        progress: shows the reading.
+
+    Raises:
+        InputError: a model without feedback, or no pass.
+    """
+    if passes < 1:
+        raise InputError(f"{passes} passes: expected at least 1.")
+    levels = feedback_of(model).embedding.levels
+    true, cached = recursion(model, texts, progress=progress)
+    at_once = replay(model, texts, true, progress=progress)
+    counts = np.array([len(text) - 1 for text in texts], dtype=np.float64)
+    expected = np.array([float(one.losses.sum()) for one in at_once])
+    gaps: list[PassGap] = []
+    for codes, found in pass_codes(model, texts, passes, progress=progress):
+        sums = np.array([float(one.losses.sum()) for one in found])
+        apart = _apart(codes, true) / (levels - 1)
+        gaps.append(
+            PassGap(
+                passes=len(gaps) + 1,
+                differing=float((apart > 0).mean()),
+                far=float((apart * (levels - 1) > max(1, FAR * (levels - 1))).mean()),
+                distance=float(apart.mean()),
+                loss=float(sums.sum() / counts.sum()),
+                loss_change=bootstrap(sums - expected, counts, seed=seed),
+            )
+        )
+    rounding = max(
+        float((a.losses - b.losses).abs().max()) for a, b in zip(cached, at_once, strict=True)
+    )
+    loss = float(expected.sum() / counts.sum())
+    return PrefillGap(len(texts), int(counts.sum()), levels, loss, rounding, tuple(gaps))
+
+
+def _apart(codes: Codes, true: Codes) -> np.ndarray:
+    """Return |c − c′| of every position but the first of each text."""
+    found = [(own[1:] - other[1:]).abs() for own, other in zip(codes, true, strict=True)]
+    return torch.cat(found).double().numpy()

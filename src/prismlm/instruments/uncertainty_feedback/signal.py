@@ -1,0 +1,208 @@
+"""A model's own codes along texts, and what it predicts when given codes are fed to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from prismlm.errors import InputError
+from prismlm.instruments.uncertainty_feedback.sample import of_one_length
+from prismlm.models.evaluating import evaluating
+from prismlm.models.uncertainty_feedback import CODES, UncertaintyFeedback, uncertainty_of
+from prismlm.ops.uncertainty_feedback import NO_CODE, neutral_code, normalised_entropy, quantise
+from prismlm.progress import SILENT, Reporter
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+# Tokens of a forward pass, and logits that are held at once.
+PASS_TOKENS = 2048
+LOGITS = 2**26
+
+Codes = tuple[Tensor, ...]
+"""Codes of each text, int64 [T], on the CPU."""
+
+
+@dataclass(frozen=True)
+class Signal:
+    """How a model's own codes along a text are obtained.
+
+    Attributes:
+        kind: "recursion", token by token, what decoding does; or "passes".
+        passes: n: neutral codes, then n − 1 times those of the predictions so far.
+    """
+
+    kind: Literal["passes", "recursion"] = "passes"
+    passes: int = 2
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("passes", "recursion"):
+            raise InputError(f"there is no signal {self.kind!r}: expected passes or recursion.")
+        if self.passes < 1:
+            raise InputError(f"{self.passes} passes: expected at least 1.")
+
+    @property
+    def words(self) -> str:
+        """In words."""
+        if self.kind == "recursion":
+            return "token by token"
+        return f"{self.passes} passes" if self.passes > 1 else "1 pass"
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What a model predicts along one text.
+
+    Attributes:
+        losses: cross-entropy of each token but the first, nats; float64, on the CPU.
+        shares: entropy of the prediction after each token, over ln V; float32, on the CPU.
+    """
+
+    losses: Float[Tensor, " T_less_1"]
+    shares: Float[Tensor, " T"]
+
+
+def feedback_of(model: PreTrainedModel) -> UncertaintyFeedback:
+    """Return the feedback that stands in a decoder.
+
+    Raises:
+        InputError: it has none, or is an encoder-decoder.
+    """
+    feedback = uncertainty_of(model)
+    if feedback is None:
+        raise InputError(
+            f"this {type(model).__name__} has no uncertainty feedback, so there is no signal to "
+            "look for. Train one with `uncertainty: {enabled: true, passes: 2}` in a recipe, or "
+            "put a table beside it with prismlm.attach_uncertainty and save_uncertainty."
+        )
+    if model.config.is_encoder_decoder:
+        raise InputError(
+            f"{type(model).__name__} is an encoder-decoder: the checks read decoders alone."
+        )
+    return feedback
+
+
+@contextmanager
+def reading(model: PreTrainedModel) -> Iterator[UncertaintyFeedback]:
+    """Run the block in evaluation mode without gradients; the model is as it was afterwards."""
+    feedback = feedback_of(model)
+    with evaluating(model):
+        yield feedback
+
+
+def batches(model: PreTrainedModel, texts: Sequence[Tensor]) -> Iterator[list[int]]:
+    """Yield numbers of equally long texts that one forward pass reads together."""
+    vocabulary = int(model.config.get_text_config().vocab_size)
+    return of_one_length(texts, min(PASS_TOKENS, max(1, LOGITS // vocabulary)))
+
+
+def stacked(rows: Sequence[Tensor], numbers: Sequence[int]) -> Tensor:
+    """Return some rows as one batch."""
+    return torch.stack([rows[number] for number in numbers])
+
+
+def replay(
+    model: PreTrainedModel,
+    texts: Sequence[Int64[Tensor, " T"]],
+    codes: Codes,
+    *,
+    progress: Reporter = SILENT,
+    title: str = "Replaying codes",
+) -> tuple[Replay, ...]:
+    """Return what a model predicts along texts with these codes fed to it.
+
+    Raises:
+        InputError: a model without feedback, or codes that do not go with it.
+    """
+    found: dict[int, Replay] = {}
+    with reading(model), progress.task(title, sum(map(len, texts))) as task:
+        for numbers in batches(model, texts):
+            ids = stacked(texts, numbers)
+            output = run(model, ids, stacked(codes, numbers))
+            losses, shares = read_logits(output.logits, ids)
+            for row, number in enumerate(numbers):
+                found[number] = Replay(losses[row], shares[row])
+            task.advance(ids.numel())
+    return tuple(found[number] for number in range(len(texts)))
+
+
+def run(model: PreTrainedModel, ids: Tensor, codes: Tensor, **more: Any) -> Any:
+    """Return what a model gives for rows of tokens with these codes."""
+    fed = {CODES: codes.to(model.device)}
+    return model(input_ids=ids.to(model.device), use_cache=False, **fed, **more)
+
+
+def read_logits(logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the losses [B, T − 1] and the entropies [B, T] of predictions, on the CPU."""
+    shares = normalised_entropy(logits).float().cpu()
+    losses = [token_losses(row[:-1], own[1:]) for row, own in zip(logits, ids, strict=True)]
+    return torch.stack(losses), shares
+
+
+def token_losses(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the cross-entropy of each target, nats; float64, on the CPU."""
+    rows = logits.float()
+    chosen = rows.gather(-1, targets.to(rows.device)[..., None])[..., 0]
+    return (rows.logsumexp(-1) - chosen).double().cpu()
+
+
+def no_codes(texts: Sequence[Tensor]) -> Codes:
+    """Return codes with which nothing is added."""
+    return tuple(torch.full((len(text),), NO_CODE) for text in texts)
+
+
+def neutral_codes(texts: Sequence[Tensor], levels: int) -> Codes:
+    """Return the neutral code for every token but the first, which has none."""
+    found = tuple(torch.full((len(text),), neutral_code(levels)) for text in texts)
+    for codes in found:
+        codes[0] = NO_CODE
+    return found
+
+
+def codes_after(shares: Float[Tensor, " T"], levels: int) -> Int64[Tensor, " T"]:
+    """Return the codes of a text's tokens, each of the prediction before it."""
+    codes = torch.full((len(shares),), NO_CODE)
+    codes[1:] = quantise(shares[:-1], levels)
+    return codes
+
+
+def different(codes: Codes) -> int:
+    """Return how many different codes there are, first tokens apart, which have none."""
+    return len({int(code) for row in codes for code in row[1:]})
+
+
+def permuted(codes: Codes, seed: int) -> Codes:
+    """Return the codes permuted among all positions of all texts that have one.
+
+    Two calls with texts of the same lengths and one seed permute alike.
+    """
+    pool = torch.cat(codes)
+    known = pool != NO_CODE
+    order = torch.from_numpy(np.random.default_rng(seed).permutation(int(known.sum())))
+    pool = pool.clone()
+    pool[known] = pool[known][order]
+    return pool.split([len(own) for own in codes])
+
+
+def pass_codes(
+    model: PreTrainedModel,
+    texts: Sequence[Tensor],
+    passes: int,
+    *,
+    progress: Reporter = SILENT,
+) -> Iterator[tuple[Codes, tuple[Replay, ...]]]:
+    """Yield the codes of 1, 2, … ``passes`` passes, each with what the model predicts with them."""
+    levels = feedback_of(model).embedding.levels
+    codes = neutral_codes(texts, levels)
+    for number in range(passes):
+        title = f"Pass {number + 1} of {passes}"
+        found = replay(model, texts, codes, progress=progress, title=title)
+        yield codes, found
+        codes = tuple(codes_after(one.shares, levels) for one in found)

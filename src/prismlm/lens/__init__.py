@@ -1,1 +1,0 @@
-"""Reading a trained model: index, attribution, traces, quality. No HTTP, no printing."""

@@ -1,0 +1,124 @@
+"""A block of a decoder of signal/noise attention, and the MLPs that it can have."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from prismlm.layers.experts import Experts, ExpertsOutput
+from prismlm.layers.mlp import MLP
+from prismlm.layers.signal_noise_attention import SignalNoiseAttention
+from prismlm.layers.sparse_coding import SparseCoding, SparseCodingOutput
+from prismlm.models.decoders.projection_cache import ProjectionCache
+from prismlm.models.decoders.signal_noise_config import SignalNoiseConfig
+
+
+def build_attention(config: SignalNoiseConfig) -> SignalNoiseAttention:
+    """Return the attention that a configuration asks for.
+
+    Raises:
+        InputError: sizes that do not fit, or an odd number of heads.
+    """
+    return SignalNoiseAttention(
+        config.hidden_size,
+        config.head_size,
+        config.expansion,
+        tied=config.tied_output,
+        base=config.frequency_base,
+        ratio=config.frequency_ratio,
+        scaling=config.frequency_scaling,
+        scale_by_width=config.scale_by_width,
+    )
+
+
+def build_mlp(config: SignalNoiseConfig) -> MLP | SparseCoding | Experts:
+    """Return the MLP that a configuration asks for.
+
+    Raises:
+        InputError: settings of sparse coding that get nowhere.
+    """
+    inner = cast(int, config.intermediate_size)
+    if config.mlp == "sparse_coding":
+        return SparseCoding(
+            config.hidden_size,
+            None if config.sparse_coding_form == "complete" else inner,
+            steps=cast(int, config.sparse_coding_steps),
+            step_size=config.sparse_coding_step_size,
+            threshold=config.sparse_coding_threshold,
+        )
+    if config.mlp == "experts":
+        return Experts(
+            config.hidden_size,
+            inner,
+            config.num_local_experts,
+            config.num_experts_per_tok,
+            bias=config.bias,
+        )
+    return MLP(config.hidden_size, inner, bias=config.bias)
+
+
+class SignalNoiseBlock(GradientCheckpointingLayer):
+    """Attention and an MLP, each behind a LayerNorm and beside a skip connection.
+
+    Sparse coding of the complete form alone has no skip connection beside it, and no dropout.
+    """
+
+    def __init__(self, config: SignalNoiseConfig, layer: int) -> None:
+        super().__init__()
+        self.layer = layer
+        norm = {"eps": config.layer_norm_eps, "bias": config.bias}
+        self.attention_norm = nn.LayerNorm(config.hidden_size, **norm)
+        self.attention = build_attention(config)
+        self.mlp_norm = nn.LayerNorm(config.hidden_size, **norm)
+        self.mlp = build_mlp(config)
+        self.dropout = config.dropout
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        noise_weight: Tensor,
+        positions: Tensor,
+        mask: Tensor | None = None,
+        past_key_values: ProjectionCache | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the next hidden states, and router logits [B·T, E] if the MLP has a router.
+
+        ``positions`` are those of the tokens at hand.
+        """
+        past, seen = None, positions
+        held = None if past_key_values is None else past_key_values.layers[self.layer]
+        if held is not None and held.get_seq_length():
+            assert held.keys is not None
+            assert held.values is not None
+            past = held.keys
+            seen = torch.cat([held.values[:, 0, :, 0], positions], 1)
+        attended = self.attention(
+            self.attention_norm(hidden_states), noise_weight, past=past, positions=seen, mask=mask
+        )
+        if held is not None:
+            held.update(attended.projections, positions[:, None, :, None])
+        hidden_states = hidden_states + self._dropped(attended.output)
+        found = self.mlp(self.mlp_norm(hidden_states))
+        if isinstance(found, SparseCodingOutput) and cast(SparseCoding, self.mlp).complete:
+            return found.output, None
+        added = found if isinstance(found, Tensor) else found.output
+        router_logits = found.router_logits if isinstance(found, ExpertsOutput) else None
+        return hidden_states + self._dropped(added), router_logits
+
+    def kept_bytes(self, size: int) -> int:
+        """Return what the backward pass reads of one position, in bytes; no dropout.
+
+        The stream before each of the two norms, in float32, and what attention and MLP keep.
+
+        Args:
+            size: bytes of a number in the products of matrices.
+        """
+        stream = 2 * 4 * self.attention.projection.in_features
+        return stream + self.attention.kept_bytes(size) + self.mlp.kept_bytes(size)
+
+    def _dropped(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.dropout, self.training)

@@ -1,0 +1,425 @@
+"""The entropy of a model's last prediction, added to its next input by hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from numbers import Integral
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Int64
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+from transformers import PreTrainedModel
+
+from prismlm.errors import InputError
+from prismlm.layers.uncertainty_feedback import UncertaintyEmbedding
+from prismlm.models.seam import unwatched
+from prismlm.models.uncertainty_feedback.cache import carry, codes_of, copied, has_seen, length_of
+from prismlm.models.uncertainty_feedback.call import (
+    CACHES,
+    Call,
+    Forward,
+    fed_back,
+    first_pass_codes,
+    read_call,
+)
+from prismlm.models.uncertainty_feedback.continued import Earlier, go_on
+from prismlm.models.uncertainty_feedback.place import (
+    check_causal,
+    check_model,
+    decoder_of,
+    width_of,
+)
+from prismlm.models.uncertainty_feedback.state import State, Threads
+from prismlm.ops.uncertainty_feedback import NO_CODE, check_levels, entropy_codes, neutral_code
+
+CODES = "uncertainty_codes"
+ATTACHED = "_prismlm_uncertainty"
+# Caches that nothing can be put beside.
+OTHER_CACHES = ("state", "mems", "past_buckets_states")
+# What the pass that codes are taken from is to leave out.
+NOT_IN_FIRST_PASS = ("labels", "logits_to_keep", "output_hidden_states", "output_attentions")
+
+
+class UncertaintyFeedback(nn.Module):
+    """Adds to the input at position t a vector for the entropy of the prediction made at t − 1.
+
+        x_t ← x_t + E[c_t],   c_t = ⌊(levels − 1) H(softmax ℓ_{t−1}) / ln V⌋
+
+    c of a row's first token and of padding is none, and adds nothing. The model, its weights and
+    its code stay as they are; hooks stand at its input embeddings until :meth:`detach`.
+
+    A call with one new token and a cache has its code from the cache. Of several new tokens the
+    first has the cache's; the others have the neutral code with ``passes`` = 1, and with more the
+    codes of as many less one passes without gradient, each of which makes about one more position
+    what token by token would give. Codes follow the rows of a cache: beams, selection, repetition.
+    ``uncertainty_codes`` of a call, int64 [B, T], replay codes; −1 is none. The output has those
+    that were used, under the same name.
+
+    Without a cache a call knows nothing of the ones before it, but in ``generate`` and
+    :meth:`continuing`. Threads know nothing of each other's calls.
+
+    Source: PRISMA, with the meaning that its pseudo-code loses in cached decoding.
+
+    Attributes:
+        embedding: the table.
+        passes: as given.
+        places: the names that were given, of ``decoder`` and ``embeddings``.
+        seen: bool [levels], which codes were fed to the model while it trained.
+        rearrange: what is done with the codes of a call while the model trains, replayed ones left
+            alone; None for nothing. Controls put the signal out of order with it.
+
+    Args:
+        model: a Hugging Face decoder, or encoder-decoder.
+        embedding: the table.
+        passes: forward passes of a call with several new tokens, at least 1.
+        decoder: dotted name of the decoder, for a model that does not say.
+        embeddings: dotted name of its input embeddings, likewise.
+
+    Raises:
+        InputError: a model that predicts no next token or whose decoder or input embeddings are
+            not found, one that has feedback already, a table of another width, or no pass.
+    """
+
+    seen: Tensor
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        embedding: UncertaintyEmbedding,
+        *,
+        passes: int = 1,
+        decoder: str | None = None,
+        embeddings: str | None = None,
+    ) -> None:
+        super().__init__()
+        given: object = passes
+        if isinstance(given, bool) or not isinstance(given, Integral) or passes < 1:
+            raise InputError(f"{passes!r} passes: expected a whole number from 1 on.")
+        check_model(model)
+        self.embedding = embedding
+        self.passes = int(passes)
+        self.rearrange: Callable[[Tensor], Tensor] | None = None
+        # Modules look up what they hold by a slower way, which a decoding step would feel.
+        self._levels = embedding.levels
+        self.places = {"decoder": decoder, "embeddings": embeddings}
+        inner, inputs = decoder_of(model, **self.places)
+        # In a tuple, so that the model's parameters are not this module's.
+        self._model = (model,)
+        if uncertainty_of(model) is not None:
+            raise InputError(
+                f"this {type(model).__name__} has uncertainty feedback already: detach() that "
+                "first."
+            )
+        check_causal(model)
+        width = width_of(inputs)
+        if embedding.weight.shape[1] != width:
+            raise InputError(
+                f"the table has vectors of {embedding.weight.shape[1]}, and the input embeddings "
+                f"of {type(model).__name__} are {width} wide."
+            )
+        seen = torch.zeros(embedding.levels, dtype=torch.bool, device=embedding.weight.device)
+        self.register_buffer("seen", seen)
+        # Looked up in every call it would take longer than the sums of a decoding step.
+        self._forward = Forward.of(model)
+        self._threads = Threads()
+        self._was_stateful = bool(model._is_stateful)
+        # Assisted generation takes tokens back after several at once were looked at.
+        model._is_stateful = True
+        self._handles: list[RemovableHandle] = [
+            model.register_forward_pre_hook(self._before, with_kwargs=True),
+            model.register_forward_hook(self._after, with_kwargs=True),
+            model.register_forward_hook(self._end, always_call=True),
+            inner.register_forward_pre_hook(self._enter, with_kwargs=True),
+            inputs.register_forward_hook(self._embedded),
+        ]
+        # Past nn.Module, which would make it a part of the model and of its checkpoints.
+        object.__setattr__(model, ATTACHED, self)
+        self._generated_by = vars(model).get("generate")
+        object.__setattr__(model, "generate", self._generate)
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The model that the hooks stand in."""
+        return self._model[0]
+
+    @property
+    def _state(self) -> State:
+        return self._threads.state
+
+    def reset_uncertainty(self) -> None:
+        """Forget the codes of the last call that had no cache, in :meth:`continuing`."""
+        self._state.earlier = None
+
+    @contextmanager
+    def continuing(self) -> Iterator[None]:
+        """Let rows without a cache go on from those of the call before, in this block and thread.
+
+        A row that begins with the tokens of a row of the last call without a cache, and has its
+        source or images, goes on with its codes; the batch may change its size. The first call
+        begins anew. Calls with ``uncertainty_codes`` have no part in it, and one in training mode
+        ends what was begun. ``generate`` is such a block.
+        """
+        state = self._state
+        held = state.goes_on, state.earlier
+        state.goes_on, state.earlier = True, None
+        try:
+            yield
+        finally:
+            state.goes_on, state.earlier = held
+
+    def _generate(self, *args: Any, **kwargs: Any) -> Any:
+        """Generate as the model does."""
+        with self.continuing():
+            if self._generated_by is not None:
+                return self._generated_by(*args, **kwargs)
+            kind: Any = type(self.model)
+            return kind.generate(self.model, *args, **kwargs)
+
+    def detach(self) -> None:
+        """Take the hooks down; the model is what it was. A second time does nothing."""
+        if not self._handles:
+            return
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self.model._is_stateful = self._was_stateful
+        object.__delattr__(self.model, ATTACHED)
+        object.__delattr__(self.model, "generate")
+        if self._generated_by is not None:
+            object.__setattr__(self.model, "generate", self._generated_by)
+
+    def _before(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        kwargs = dict(self._forward.named(args, kwargs))
+        replayed = kwargs.pop(CODES, None)
+        state = self._state
+        # A call that was interrupted may have left something.
+        state.end_call()
+        call = state.call = read_call(module, self._forward, kwargs)
+        if module.training:
+            # What rows of other weights were fed says nothing of these.
+            state.earlier = None
+        if replayed is not None:
+            state.replayed, state.codes = True, self._checked(replayed, call)
+            return (), kwargs
+        codes, settled = self._first_codes(call)
+        if self.passes > 1 and call.ids.shape[1] > 1:
+            for _ in range(self.passes - 1):
+                predicted = self._predicted(codes, kwargs)
+                codes = fed_back(codes, predicted, settled, NO_CODE)
+        if module.training and self.rearrange is not None:
+            codes = self.rearrange(codes)
+        state.codes = codes
+        return (), kwargs
+
+    def _end(self, _module: nn.Module, _args: Any, _output: Any) -> None:
+        self._state.end_call()
+
+    def _first_codes(self, call: Call) -> tuple[Int64[Tensor, "B T"], Bool[Tensor, "B T"] | None]:
+        """Return codes to begin with, and which of them are to stay, if an earlier call had any."""
+        levels, rows = self._levels, len(call.ids)
+        held = None if call.cache is None else codes_of(call.cache)
+        if held is not None:
+            held.check(rows, levels, length_of(call.cache))
+            start = held.following
+        elif call.cache is not None and has_seen(call.cache):
+            start = call.ids.new_full((rows, 1), neutral_code(levels))
+        else:
+            start = call.ids.new_full((rows, 1), NO_CODE)
+        codes = first_pass_codes(call, start, neutral_code(levels), NO_CODE)
+        earlier = self._state.earlier
+        if call.cache is not None or earlier is None:
+            return codes, None
+        return go_on(call, codes, earlier)
+
+    @torch.no_grad()
+    def _predicted(
+        self, codes: Int64[Tensor, "B T"], kwargs: dict[str, Any]
+    ) -> Int64[Tensor, "B T"]:
+        """Return the code of the prediction at each new position, given codes at all of them."""
+        own = {name: value for name, value in kwargs.items() if name not in NOT_IN_FIRST_PASS}
+        held = [name for name in CACHES if own.get(name) is not None]
+        for name in held:
+            # A pass that only looks must leave the cache alone.
+            own[name] = copied(own[name])
+        own |= {"use_cache": bool(held), "return_dict": True}
+        self._state.codes = codes
+        # Past the model's own hooks, which would begin this call, or shard it, a second time.
+        forward: Any = self.model.forward
+        with unwatched():
+            logits: Tensor = forward(**own).logits
+        return entropy_codes(logits, self._levels)
+
+    def _enter(
+        self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        if self._state.codes is None:
+            return None
+        embeds = kwargs.get("inputs_embeds")
+        if embeds is None:
+            self._state.pending = True
+            return None
+        return args, kwargs | {"inputs_embeds": embeds + self._vectors(embeds)}
+
+    def _embedded(self, _module: nn.Module, _args: Any, output: Tensor) -> Tensor | None:
+        if not self._state.pending:
+            return None
+        self._state.pending = False
+        return output + self._vectors(output)
+
+    def _vectors(self, beside: Tensor) -> Tensor:
+        codes = self._state.codes
+        assert codes is not None
+        embedding = self.embedding
+        vectors = embedding(codes.to(embedding.weight.device)).to(beside)
+        if vectors.shape != beside.shape:
+            raise InputError(
+                f"the vectors of the codes are {list(vectors.shape)}, and what comes from the "
+                f"input embeddings is {list(beside.shape)}: name others, with "
+                'attach_uncertainty(model, decoder="…", embeddings="…").'
+            )
+        self._state.added = True
+        return vectors
+
+    def _after(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> Any:
+        state = self._state
+        codes, call = state.codes, state.call
+        assert codes is not None
+        assert call is not None
+        if not state.added:
+            raise InputError(
+                f"nothing was added to the input of this {type(module).__name__}: its input "
+                "embeddings were not called within its decoder, nor was the decoder given "
+                'inputs_embeds. Name others, with attach_uncertainty(model, decoder="…", '
+                'embeddings="…"), or detach() this.'
+            )
+        if isinstance(output, tuple):
+            raise InputError(
+                "return_dict=False gives no names to what a model returns: leave it out with "
+                "uncertainty feedback."
+            )
+        output[CODES] = codes
+        # Some models write into the cache that they were given and do not return it.
+        cache = next((output[name] for name in CACHES if output.get(name) is not None), call.cache)
+        _check_cache(module, output)
+        if module.training:
+            self.seen |= _occurring(codes, self._levels).to(self.seen.device)
+        if cache is None and (module.training or not output.logits.shape[1]):
+            state.earlier = None
+            return output
+        row = _of_last(output.logits, call)
+        if row is None and cache is None and (state.replayed or not state.goes_on):
+            return output
+        place = call.ids.shape[1] - 1
+        if row is None:
+            raise InputError(
+                f"the logits of this call are {list(output.logits.shape)} and have none of the "
+                f"last position, {place}, whose entropy is the code of the next token: have it "
+                "among logits_to_keep, or set use_cache=False."
+            )
+        following = entropy_codes(row, self._levels, first_position=place)
+        if not call.plain:
+            following = torch.where(call.text[:, -1:], following, NO_CODE)
+        if cache is not None:
+            carry(cache, codes, following, self._levels)
+        elif state.goes_on and not state.replayed:
+            state.earlier = Earlier(call, torch.cat([codes, following], 1))
+        return output
+
+    def _checked(self, codes: Tensor, call: Call) -> Int64[Tensor, "B T"]:
+        levels = self._levels
+        if codes.shape != call.ids.shape or codes.is_floating_point():
+            raise InputError(
+                f"{CODES} are {codes.dtype} {list(codes.shape)}: expected whole numbers "
+                f"{list(call.ids.shape)}, one for each token."
+            )
+        if int(codes.min()) < NO_CODE or int(codes.max()) >= levels:
+            raise InputError(
+                f"{CODES} reach from {int(codes.min())} to {int(codes.max())}: expected "
+                f"{NO_CODE} (none) to {levels - 1}."
+            )
+        return codes.to(call.ids.device, torch.int64)
+
+
+def _of_last(logits: Tensor, call: Call) -> Tensor | None:
+    """Return the logits [B, 1, V] of the last position, or None if there are none of it."""
+    place, at = call.ids.shape[1] - 1, -1
+    if isinstance(call.kept, Tensor):
+        # Not a number of positions, but which.
+        found = [one for one, p in enumerate(call.kept.tolist()) if p in (place, -1)]
+        at = found[-1] if found else logits.shape[1]
+    if at >= logits.shape[1] or not logits.shape[1]:
+        return None
+    return logits if logits.shape[1] == 1 else logits[:, at : at + 1 or None]
+
+
+def _check_cache(module: nn.Module, output: Any) -> None:
+    """Refuse an output with a cache that the code of the next token cannot be put beside."""
+    held = next((name for name in OTHER_CACHES if output.get(name) is not None), None)
+    if held is not None:
+        raise InputError(
+            f"{type(module).__name__} keeps what it has seen as {held!r}, which carries no codes, "
+            "so that the next token would have none: set use_cache=False (use_mems=False), in "
+            "generate too."
+        )
+
+
+def _occurring(codes: Int64[Tensor, "B T"], levels: int) -> Tensor:
+    """Return bool [levels], which codes there are; in one graph, as indexing by a mask is not."""
+    places = torch.where(codes == NO_CODE, levels, codes).flatten()
+    found = torch.zeros(levels + 1, dtype=torch.bool, device=codes.device)
+    return found.index_fill_(0, places, True)[:levels]
+
+
+def attach_uncertainty(
+    model: PreTrainedModel,
+    levels: int = 65536,
+    *,
+    rows: int | None = None,
+    deviation: float | None = None,
+    passes: int = 1,
+    decoder: str | None = None,
+    embeddings: str | None = None,
+) -> UncertaintyFeedback:
+    """Put uncertainty feedback beside a model, its table freshly drawn.
+
+    The table has the dtype and device that the input embeddings have now, and N(0,
+    initializer_range²), as in the source: move it with ``feedback.to(…)`` where the model is moved
+    later.
+
+    Args:
+        model: a Hugging Face decoder, or encoder-decoder.
+        levels: how many codes there are.
+        rows: of the table; None for one a code, fewer to interpolate between them.
+        deviation: of the table at the start in place of initializer_range; with 0 the model
+            begins as it was without feedback.
+        passes: see :class:`UncertaintyFeedback`.
+        decoder: dotted name of the decoder, as in ``model.named_modules()``, for a model that does
+            not say which of its modules that is. Saved and loaded with the table.
+        embeddings: dotted name of its input embeddings, likewise.
+
+    Raises:
+        InputError: as :class:`UncertaintyFeedback`, levels that are no whole number from 2 on, or
+            a deviation below 0.
+    """
+    check_levels(levels)
+    check_model(model)
+    _, inputs = decoder_of(model, decoder=decoder, embeddings=embeddings)
+    text: Any = model.config.get_text_config(decoder=True)
+    spread = getattr(text, "initializer_range", 0.02) if deviation is None else deviation
+    embedding = UncertaintyEmbedding(width_of(inputs), levels, rows=rows, deviation=spread)
+    weight = next(inputs.parameters())
+    return UncertaintyFeedback(
+        model, embedding.to(weight), passes=passes, decoder=decoder, embeddings=embeddings
+    )
+
+
+def uncertainty_of(model: nn.Module) -> UncertaintyFeedback | None:
+    """Return the feedback that stands in a model, or None."""
+    return getattr(model, ATTACHED, None)

@@ -1,0 +1,1 @@
+"""HTML pages and plots: they show what other packages computed, and compute nothing."""

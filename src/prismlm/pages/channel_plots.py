@@ -1,0 +1,374 @@
+"""Figures of a channel report. Each function returns a matplotlib Figure and touches nothing else.
+
+Colours are Okabe and Ito's, which people with any common colour blindness tell apart; line styles
+and markers differ too. Needs the extra ``plot``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, NullFormatter, ScalarFormatter
+
+from prismlm.errors import InputError
+from prismlm.instruments.channels.activations import Kind
+from prismlm.instruments.channels.lags import LagCorrelation
+from prismlm.instruments.channels.locality import Quartiles
+from prismlm.instruments.channels.measure import LayerMetrics
+from prismlm.instruments.channels.report import ChannelReport, LayerReport, TextReading
+from prismlm.instruments.channels.wording import locality_words
+from prismlm.pages.trace_data import visible
+
+BLUE, ORANGE, GREEN, INK, GREY = "#0072B2", "#D55E00", "#009E73", "#222222", "#8A8A8A"
+STYLES: dict[Kind, dict[str, Any]] = {
+    "write": {"color": BLUE, "marker": "o"},
+    "read": {"color": ORANGE, "marker": "s"},
+    "values": {"color": GREEN, "marker": "^"},
+}
+NAMES: dict[Kind, str] = {"write": "write gates", "read": "read gates", "values": "value heads"}
+PANELS = (
+    ("L1 sparsity ratio", "largest over mean", "sparsity_ratio"),
+    ("Gini coefficient", "0 even, 1 − 1/P one alone", "gini"),
+    ("Entropy", "share of ln P", "entropy_share"),
+    ("Mutual information with the token", "nats, after Miller and Madow",
+     "mutual_information_corrected"),
+)  # fmt: skip
+WIDE_RANGE = 4.0
+TOKENS_IN_A_ROW = 48
+LAYERS_IN_A_LEGEND = 8
+
+
+def metrics_figure(report: ChannelReport, beside: ChannelReport | None = None) -> Figure:
+    """Return the four metrics over depth; a second model's are dashed.
+
+    Source: ProtoT, Figs. 8 and 9.
+
+    Raises:
+        InputError: a report without a corpus.
+    """
+    reports = [report] if beside is None else [report, beside]
+    if not any(layer.metrics for layer in report.layers):
+        raise InputError("metrics over depth need a corpus: read one into the report.")
+    figure = Figure(figsize=(8, 5.6), layout="constrained")
+    panels = list(figure.subplots(2, 2, sharex=True).flatten())
+    for axes, (title, unit, name) in zip(panels, PANELS, strict=True):
+        for number, one in enumerate(reports):
+            for kind in STYLES:
+                found = [layer.metrics[kind] for layer in one.layers if kind in layer.metrics]
+                if found:
+                    values = [getattr(metrics, name) for metrics in found]
+                    _line(axes, kind, found, values, _label(one, kind, found), dashed=number > 0)
+        _dress(axes, title, ylabel=unit)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    for axes in panels[2:]:
+        axes.set_xlabel("layer")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(
+        handles, labels, loc="outside upper center", ncols=min(3, len(labels)), frameon=False
+    )
+    return figure
+
+
+def half_life_figure(report: ChannelReport) -> Figure:
+    """Return a histogram of half-lives for each layer, over one axis.
+
+    Raises:
+        InputError: a report without channels, or one of channels without half-lives.
+    """
+    layers = _with_half_lives(report)
+    lives = [_half_lives(layer) for layer in layers]
+    everything = np.concatenate(lives)
+    low, high, wide = everything.min(), everything.max(), _is_wide(everything)
+    margin = max((high - low) * 0.03, high * 0.02)
+    bins = np.geomspace(low, high, 31) if wide else np.linspace(low - margin, high + margin, 31)
+    figure = Figure(figsize=(7, 1.2 + 0.85 * len(layers)), layout="constrained")
+    panels = figure.subplots(len(layers), 1, sharex=True, sharey=True, squeeze=False).flatten()
+    for axes, layer, values in zip(panels, layers, lives, strict=True):
+        axes.hist(values, bins=bins.tolist(), color=BLUE, edgecolor="white", linewidth=0.6)
+        axes.axvline(float(np.median(values)), color=ORANGE, linewidth=1.6)
+        _dress(axes, "", ylabel=f"layer {layer.layer}")
+        axes.yaxis.set_major_locator(MaxNLocator(2, integer=True))
+    _half_life_axis(panels[-1], wide)
+    figure.supylabel("channels", fontsize=10)
+    figure.suptitle("Half-lives of the channels, by layer; the line is the median", fontsize=11)
+    return figure
+
+
+def locality_figure(report: ChannelReport) -> Figure:
+    """Return repetition over half-life, a point for each channel, with means of the quartiles.
+
+    Source: ProtoT, A.8, Table 21.
+
+    Raises:
+        InputError: a report without channels, without half-lives or without a corpus.
+    """
+    layers, locality = _with_half_lives(report), report.locality
+    if locality is None:
+        raise InputError("half-life against repetition needs a corpus: read one into the report.")
+    figure = Figure(figsize=(7, 4.6), layout="constrained")
+    axes = figure.subplots()
+    colours = _colours(len(layers))
+    lives = np.concatenate([_half_lives(layer) for layer in layers])
+    for layer, colour in zip(layers, colours, strict=True):
+        axes.scatter(
+            _half_lives(layer),
+            [channel.repetition or 0.0 for channel in layer.channels],
+            color=colour, edgecolors="white", linewidths=0.5, s=34, label=f"layer {layer.layer}",
+        )  # fmt: skip
+    if locality.quartiles is not None:
+        _quartile_means(axes, locality.quartiles, lives)
+    _dress(
+        axes,
+        "Do channels of a short half-life keep to few tokens?",
+        "repetition, 1 − distinct / all",
+    )
+    axes.set_ylim(-0.03, 1.03)
+    _half_life_axis(axes, _is_wide(lives))
+    axes.legend(
+        loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, fontsize=9,
+        ncols=1 + len(layers) // LAYERS_IN_A_LEGEND,
+    )  # fmt: skip
+    figure.supxlabel("\n".join(locality_words(locality)), x=0.01, ha="left", fontsize=9, color=INK)
+    return figure
+
+
+def curves_figure(reading: TextReading, layer: int, channel: int) -> Figure:
+    """Return what each token writes into a channel and reads from it, and what it then holds.
+
+    Source: ProtoT, Fig. 3.
+
+    Raises:
+        InputError: the text was not read in that layer, or there is no such channel.
+    """
+    curves = next((c for c in reading.curves if c.layer == layer), None)
+    if curves is None or not 0 <= channel < curves.write.shape[1]:
+        raise InputError(f"the text was not read in layer {layer}, channel {channel}.")
+    write, read, mass = (
+        getattr(curves, name)[:, channel].numpy() for name in ("write", "read", "mass")
+    )
+    tokens = [visible(token) for token in reading.text.tokens]
+    rows = max(1, -(-len(tokens) // TOKENS_IN_A_ROW))
+    columns = -(-len(tokens) // rows)
+    figure = Figure(
+        figsize=(max(5.5, 1.2 + 0.19 * columns), 0.6 + 3.1 * rows), layout="constrained"
+    )
+    panels = figure.subplots(2 * rows, 1, squeeze=False, height_ratios=[3, 1] * rows).flatten()
+    top = 1.08 * max(write.max(), read.max(), 1e-6)
+    for row in range(rows):
+        part = slice(row * columns, (row + 1) * columns)
+        place = np.arange(len(tokens))[part]
+        gates, held = panels[2 * row], panels[2 * row + 1]
+        gates.fill_between(place, write[part], color=BLUE, alpha=0.12, linewidth=0)
+        gates.plot(place, write[part], markersize=3.5, label="write gate", **STYLES["write"])
+        gates.plot(
+            place, read[part], markersize=3.5, linestyle="--", label="read gate", **STYLES["read"]
+        )
+        gates.set_ylim(0, top)
+        held.fill_between(place, mass[part], color=GREY, alpha=0.45, linewidth=0, step="mid")
+        held.set_ylim(0, 1.08 * max(mass.max(), 1e-6))
+        for axes, unit in ((gates, "share of the gate"), (held, "mass M")):
+            _dress(axes, "", ylabel=unit)
+            axes.set_xlim(place[0] - 0.6, place[0] + columns - 0.4)
+            axes.set_xticks(place)
+        gates.tick_params(labelbottom=False)
+        held.set_xticklabels(tokens[part], rotation=90, fontsize=8)
+    life = curves.half_life[channel].item()
+    panels[0].set_title(
+        f"Layer {layer}, channel {channel}: half-life {life:.3g} positions"
+        + (" over the text" if curves.decay.ndim == 2 else ""),
+        loc="left", fontsize=11,
+    )  # fmt: skip
+    panels[0].legend(
+        loc="lower right", bbox_to_anchor=(1, 0.99), frameon=False, fontsize=9, ncols=2
+    )
+    return figure
+
+
+def lag_figure(report: ChannelReport) -> Figure:
+    """Return each layer's cross-correlation of read and write over lags, with its null.
+
+    Thin lines are channels, the thick one their median; the band is the mean of the shuffled gates
+    ± 1.96 of their standard deviations, each the median over channels.
+
+    Source: ProtoT, §5.1, which has no figure for it.
+
+    Raises:
+        InputError: a report without channels or without a corpus.
+    """
+    layers = [layer for layer in _with_channels(report) if layer.lags is not None]
+    if not layers:
+        raise InputError("lags need a corpus: read one into the report.")
+    columns = min(3, len(layers))
+    rows = -(-len(layers) // columns)
+    figure = Figure(figsize=(1 + 2.9 * columns, 1 + 2.4 * rows), layout="constrained")
+    panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flatten()
+    for axes in panels[len(layers) :]:
+        axes.set_axis_off()
+    for axes, layer in zip(panels, layers, strict=False):
+        assert layer.lags is not None
+        _lags(axes, layer.lags)
+        shared = " (one gate for both)" if layer.shared_routing else ""
+        _dress(axes, f"layer {layer.layer}{shared}")
+    figure.supxlabel(
+        "lag in positions: above 0, a channel is read before it is written", fontsize=10
+    )
+    figure.supylabel("correlation of read and write", fontsize=10)
+    # A layer whose gates never vary has nothing to name.
+    named = (axes.get_legend_handles_labels() for axes in panels)
+    handles, labels = max(named, key=lambda pair: len(pair[1]))
+    if labels:
+        figure.legend(
+            handles, labels, loc="outside upper right", ncols=3, frameon=False, fontsize=9
+        )
+    return figure
+
+
+def figures(
+    report: ChannelReport,
+    beside: ChannelReport | None = None,
+    curve: tuple[int, int] | None = None,
+) -> dict[str, Figure]:
+    """Return every figure that a report has something for, by name.
+
+    Args:
+        report: of channels or of heads.
+        beside: a second model's, for the metrics.
+        curve: layer and channel of the text's curves; else where the text writes most at once.
+    """
+    found: dict[str, Figure] = {}
+    if report.corpus is not None:
+        found["metrics"] = metrics_figure(report, beside)
+    lives = any(_has_half_lives(layer) for layer in report.layers)
+    if lives:
+        found["half-life"] = half_life_figure(report)
+    if report.locality is not None and lives:
+        found["locality"] = locality_figure(report)
+    if report.locality is not None:
+        found["lags"] = lag_figure(report)
+    if report.text is not None:
+        layer, channel = curve or most_written(report.text)
+        found[f"curves-l{layer}-c{channel}"] = curves_figure(report.text, layer, channel)
+    return found
+
+
+def most_written(reading: TextReading) -> tuple[int, int]:
+    """Return the layer and channel that one of a text's tokens writes most into."""
+    best = max(reading.curves, key=lambda curves: curves.write.max().item())
+    return best.layer, int(best.write.amax(0).argmax())
+
+
+def _label(report: ChannelReport, kind: Kind, found: list[LayerMetrics]) -> str:
+    widths = sorted({metrics.width for metrics in found})
+    count = "–".join(str(width) for width in widths[:: max(1, len(widths) - 1)])
+    name = f" of {report.model}" if report.model else ""
+    return f"{NAMES[kind]}{name}, P = {count}"
+
+
+def _line(
+    axes: Axes,
+    kind: Kind,
+    found: list[LayerMetrics],
+    values: list[float],
+    label: str,
+    *,
+    dashed: bool,
+) -> None:
+    axes.plot(
+        [metrics.layer for metrics in found],
+        values,
+        linestyle="--" if dashed else "-",
+        markerfacecolor="white" if dashed else STYLES[kind]["color"],
+        markersize=5,
+        label=label,
+        **STYLES[kind],
+    )
+
+
+def _dress(axes: Axes, title: str, ylabel: str = "") -> None:
+    axes.set_title(title, loc="left", fontsize=10, color=INK)
+    axes.set_ylabel(ylabel, fontsize=9)
+    axes.tick_params(labelsize=9, colors=INK)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="#E6E6E6", linewidth=0.7)
+    axes.set_axisbelow(True)
+
+
+def _with_channels(report: ChannelReport) -> list[LayerReport]:
+    layers = [layer for layer in report.layers if layer.channels]
+    if not layers:
+        raise InputError(f"the report of {report.model or 'this model'} has no channels to draw.")
+    return layers
+
+
+def _has_half_lives(layer: LayerReport) -> bool:
+    return any(channel.half_life is not None for channel in layer.channels)
+
+
+def _half_lives(layer: LayerReport) -> np.ndarray:
+    return np.array([channel.half_life for channel in layer.channels], dtype=float)
+
+
+def _with_half_lives(report: ChannelReport) -> list[LayerReport]:
+    layers = [layer for layer in _with_channels(report) if _has_half_lives(layer)]
+    if not layers:
+        raise InputError(
+            f"channels of {report.model or 'this model'} have no half-lives to draw: its decays "
+            "depend on the token."
+        )
+    return layers
+
+
+def _is_wide(lives: np.ndarray) -> bool:
+    return bool(lives.max() / lives.min() > WIDE_RANGE)
+
+
+def _half_life_axis(axes: Axes, wide: bool) -> None:
+    if wide:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(ScalarFormatter())
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlabel("half-life in positions" + (", logarithmic" if wide else ""), fontsize=10)
+
+
+def _colours(count: int) -> list[str]:
+    """Return colours from dark to light, which keep their order in grey and in any eye."""
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    return [to_hex(colour) for colour in colormaps["viridis"](np.linspace(0, 0.88, count))]
+
+
+def _quartile_means(axes: Axes, found: Quartiles, lives: np.ndarray) -> None:
+    ends = [float(lives.min()), *found.bounds, float(lives.max())]
+    for number, (mean, left, right) in enumerate(zip(found.means, ends, ends[1:], strict=False)):
+        if math.isnan(mean):
+            continue
+        label = "mean of a quartile" if number == 0 else ""
+        axes.hlines(mean, left, right, color=ORANGE, linewidth=2.6, label=label, zorder=3)
+    for bound in found.bounds:
+        axes.axvline(bound, color=GREY, linewidth=0.7, linestyle=":", zorder=0)
+
+
+def _lags(axes: Axes, found: LagCorrelation) -> None:
+    kept = np.flatnonzero(~np.isnan(found.correlation.numpy()).any(1))
+    if len(kept):
+        _lag_curves(axes, found, kept)
+    axes.axvline(0, color=GREY, linewidth=0.7, linestyle=":")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def _lag_curves(axes: Axes, found: LagCorrelation, kept: np.ndarray) -> None:
+    lags, correlation = found.lags.numpy(), found.correlation.numpy()[kept]
+    mean = np.median(found.null_mean.numpy()[kept], 0)
+    spread = 1.96 * np.median(found.null_deviation.numpy()[kept], 0)
+    axes.fill_between(
+        lags, mean - spread, mean + spread, color=ORANGE, alpha=0.35, linewidth=0, label="shuffled"
+    )
+    channels = axes.plot(lags, correlation.T, color=GREY, linewidth=0.7, alpha=0.55)
+    channels[0].set_label("a channel")
+    axes.plot(lags, np.median(correlation, 0), color=BLUE, linewidth=2.2, marker="o",
+              markersize=4, label="median of channels")  # fmt: skip

@@ -1,0 +1,165 @@
+"""A trace as HTML that needs nothing but a browser: no requests, no fonts, no libraries."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from prismlm.explain.trace import Step, Trace
+from prismlm.files import atomic_file
+from prismlm.index.layout import told_training
+from prismlm.pages.trace_data import has_feedback, hue, trace_data, visible
+
+CAVEAT = (
+    "Shares show which learned patterns carry a prediction and where they occur in the corpus; "
+    "they are no proof that removing a document changes the answer."
+)
+# What a page may do: its own style and script, and not one request.
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+FROM = {"generated": "written by the model", "argmax": "the model's top token"}
+
+
+def page(traces: Sequence[Trace], title: str = "What each token relies on") -> str:
+    """Return a complete HTML document with one article per trace.
+
+    Everything that comes from texts, corpora and labels is escaped; only http and https addresses
+    become links, and a content policy forbids every request.
+    """
+    bodies = "\n".join(_body(trace, number) for number, trace in enumerate(traces))
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{escape(POLICY)}">\n'
+        '<meta name="color-scheme" content="light dark">\n'
+        f"<title>{escape(title)}</title>\n<style>{_asset('trace.css')}</style>\n</head>\n"
+        f'<body class="prismlm-page">\n<main>\n<h1>{escape(title)}</h1>\n{bodies}\n</main>\n'
+        f"<script>{_asset('trace.js')}</script>\n</body>\n</html>\n"
+    )
+
+
+def write_page(traces: Sequence[Trace], path: Path | str) -> None:
+    """Write :func:`page` to a file, whole or not at all."""
+    with atomic_file(path) as temporary:
+        temporary.write_text(page(traces), encoding="utf-8")
+
+
+def fragment(trace: Trace) -> str:
+    """Return what a notebook shows for a trace; any number of them may stand on one page."""
+    return (
+        f"<style>{_asset('trace.css')}</style>\n{_body(trace)}\n"
+        f"<script>{_asset('trace.js')}</script>"
+    )
+
+
+def _asset(name: str) -> str:
+    return files("prismlm.pages").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def _body(trace: Trace, number: int = 0) -> str:
+    if not trace.steps:
+        return '<article class="prismlm"><p class="p-note">This trace has no steps.</p></article>'
+    data = json_for_script(trace_data(trace))
+    scope = f"prismlm-{hashlib.sha256(data.encode()).hexdigest()[:12]}-{number}"
+    return (
+        f'<article class="prismlm" id="{scope}">\n{_header(trace)}\n'
+        f'<div class="p-text" role="listbox" aria-label="Tokens of the text; arrow keys move" '
+        f'aria-orientation="horizontal" aria-controls="{scope}-panel">'
+        f"{''.join(_tokens(trace))}</div>\n{_legend(trace)}\n"
+        f'<div class="p-panel" id="{scope}-panel" aria-live="polite"></div>\n'
+        "<noscript><p class='p-note'>The panel that splits one prediction needs JavaScript. "
+        "The tokens above say their leading prototype when pointed at.</p></noscript>\n"
+        f'<div class="p-whole"></div>\n<p class="p-caveat">{escape(CAVEAT)}</p>\n'
+        f'<script type="application/json">{data}</script>\n</article>'
+    )
+
+
+def json_for_script(value: dict[str, Any]) -> str:
+    """Return JSON, escaped so that no text in it can end a script element or start a comment."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)
+    for letter in "<>&\u2028\u2029":
+        text = text.replace(letter, f"\\u{ord(letter):04x}")
+    return text
+
+
+def _header(trace: Trace) -> str:
+    facts = [("model", trace.model), ("predictions", f"{len(trace):,}")]
+    if trace.lens is not None:
+        meta = trace.lens.meta
+        facts.append(("lens", trace.lens.name))
+        facts.append(("corpus", f"{meta.tokens:,} tokens, {meta.documents:,} documents"))
+        if meta.trained_on is not None:
+            facts.append(("trained on it", told_training(meta.trained_on, meta.split)))
+    items = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in facts)
+    return f'<header class="p-head"><dl>{items}</dl></header>'
+
+
+def _tokens(trace: Trace) -> Iterator[str]:
+    generated, feedback = False, has_feedback(trace)
+    for number, step in enumerate(trace.steps):
+        yield _token(step, number, generated, feedback)
+        generated = step.target_from == "generated"
+    last = trace.steps[-1]
+    if last.target_from != "text":
+        label = f"{FROM[last.target_from]}: {visible(last.target)}"
+        yield (
+            f'<span class="p-next" title="{escape(label)}"><span class="p-sr">'
+            f"{escape(FROM[last.target_from])}: </span>{_shown(last.target)}</span>"
+        )
+
+
+def _token(step: Step, number: int, generated: bool, feedback: bool) -> str:
+    strength = min(max(step.explained_share, 0.0), 1.0)
+    leading = max(step.prototypes, key=lambda use: use.evidence, default=None)
+    name = "none in use" if leading is None else leading.name or f"prototype {leading.id}"
+    tint = 0 if leading is None else hue(leading)
+    label = (
+        f"{visible(step.token)}, then {visible(step.target)} at {step.probability:.1%}; "
+        f"leading prototype: {name}; explained {step.explained_share:.0%}"
+    )
+    classes, style = "p-token", f"--h:{tint};--a:{strength:.2f}"
+    if generated:
+        classes += " p-written"
+    if feedback:
+        classes += " p-fed"
+        style += f";--u:{step.uncertainty or 0:.3f}"
+        label += f"; fed back: {fed_back(step)}"
+    return (
+        f'<span class="{classes}" role="option" '
+        f'tabindex="{0 if number == 0 else -1}" aria-selected="false" data-step="{number}" '
+        f'style="{style}" title="{escape(label)}" '
+        f'aria-label="{escape(label)}">{_shown(step.token)}</span>'
+    )
+
+
+def fed_back(step: Step) -> str:
+    """Return what uncertainty feedback gave to a token, in words."""
+    if step.uncertainty is None:
+        return "nothing"
+    return f"uncertainty {step.uncertainty:.0%}, code {step.uncertainty_code:,}"
+
+
+def _shown(token: str) -> str:
+    return escape(token).replace("\n", '<i class="p-return">↵</i>\n') or "∅"
+
+
+def _legend(trace: Trace) -> str:
+    written = any(step.target_from == "generated" for step in trace.steps)
+    return (
+        '<ul class="p-legend">'
+        '<li><span class="p-key p-key-hue" aria-hidden="true"></span>colour: the prototype that '
+        "leads the next prediction</li>"
+        '<li><span class="p-key p-key-share" aria-hidden="true"></span>line below: how much of it '
+        "the prototypes explain</li>"
+        + (
+            '<li><span class="p-key p-key-fed" aria-hidden="true"></span>line above: uncertainty '
+            "fed back to the token, of the prediction before it</li>"
+        )
+        * has_feedback(trace)
+        + ('<li><span class="p-key-written">abc</span> written by the model</li>' * written)
+        + "<li><kbd>←</kbd> <kbd>→</kbd> move, <kbd>Home</kbd> <kbd>End</kbd> jump</li></ul>"
+    )

@@ -1,0 +1,1 @@
+"""Figures of each layer while a model trains, as files."""

@@ -1,0 +1,108 @@
+"""What the routers of prototype mixers do while a model trains, layer by layer: routing.csv."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from prismlm.instruments.channels import GateUse, gate_uses
+from prismlm.layers import PrototypeMixer
+from prismlm.models.decoders.mixers import half_life, has_mixers, mixers_of
+from prismlm.training import parallel
+from prismlm.training.logs.layers import LayerLog, Row
+from prismlm.training.setup import Prepared
+
+if TYPE_CHECKING:
+    from prismlm.corpus.windows import WindowBatch
+
+ROUTING_FILE = "routing.csv"
+QUANTILES = {"min": 0.0, "q25": 0.25, "median": 0.5, "q75": 0.75, "max": 1.0}
+GATE_COLUMNS = ("gini", "use_gini", "top_share", "top_channel_share")
+COLUMNS = (
+    "alpha",
+    "tau_write",
+    "tau_read",
+    *(f"write_{name}" for name in GATE_COLUMNS),
+    *(f"read_{name}" for name in GATE_COLUMNS),
+    *(f"half_life_{name}" for name in QUANTILES),
+    "gate_tokens",
+)
+
+
+def routing_log(prepared: Prepared, done: int) -> LayerLog | None:
+    """Return the log of a run's routers; None for a model without prototype mixers.
+
+    Columns: ``alpha``; ``tau_write`` and ``tau_read``, equal with shared routing; the figures of
+    :class:`GateUse` for both gates; quantiles of the channels' half-lives, in positions, or NaN
+    with decays by token; ``gate_tokens``, the held-out tokens behind the gates' figures.
+
+    Args:
+        prepared: the run; gates are read on ``evaluation.routing_tokens`` of its held-out text,
+            the same each time.
+        done: the step of the checkpoint that it goes on from, or 0.
+
+    Raises:
+        FormatError: there is a ``routing.csv`` that was written by something else.
+    """
+    recipe, tokens = prepared.recipe, prepared.recipe.evaluation.routing_tokens
+    if not tokens or not has_mixers(prepared.model.model):
+        return None
+    return LayerLog(
+        recipe.out / ROUTING_FILE,
+        done,
+        columns=COLUMNS,
+        counts=("gate_tokens",),
+        measure=router_figures(lambda: prepared.heldout.batches(tokens)),
+        corpus_tokens=prepared.rows.num_tokens,
+        tensorboard=prepared.drawings("routing"),
+    )
+
+
+def router_figures(
+    batches: Callable[[], Iterable[WindowBatch]],
+) -> Callable[[nn.Module], list[Row]]:
+    """Return what reads the columns of each layer, on the same text each time."""
+
+    def read(decoder: nn.Module) -> list[Row]:
+        with parallel.whole(decoder):
+            uses = gate_uses(decoder, batches())
+        return [
+            _parameters(mixer)
+            | _named("write", use.write)
+            | _named("read", use.read)
+            | {"gate_tokens": use.tokens}
+            for mixer, use in zip(mixers_of(decoder), uses, strict=True)
+        ]
+
+    return read
+
+
+@torch.no_grad()
+def _parameters(mixer: PrototypeMixer) -> Row:
+    """Return a mixer's α, temperatures and half-lives; its parameters may be sharded."""
+    write = parallel.full(mixer.log_write_temperature)
+    read = None if mixer.shared_routing else mixer.log_read_temperature
+    row: Row = {
+        "alpha": parallel.full(mixer.alpha).float().mean().item(),
+        "tau_write": write.float().exp().mean().item(),
+        "tau_read": (write if read is None else parallel.full(read)).float().exp().mean().item(),
+    }
+    return row | _half_lives(mixer)
+
+
+def _half_lives(mixer: PrototypeMixer) -> Row:
+    """Return quantiles over the channels; NaN with decays by token, as no channel then has one."""
+    names = [f"half_life_{name}" for name in QUANTILES]
+    if mixer.decay_map is not None:
+        return dict.fromkeys(names, math.nan)
+    lives = half_life(parallel.full(mixer.decay).cpu())
+    places = torch.tensor(list(QUANTILES.values()), dtype=lives.dtype)
+    return dict(zip(names, lives.quantile(places).tolist(), strict=True))
+
+
+def _named(gate: str, use: GateUse) -> Row:
+    return {f"{gate}_{name}": getattr(use, name) for name in GATE_COLUMNS}

@@ -1,0 +1,208 @@
+"""What signal and noise heads do while a model trains: spectra.csv, and spectra.json at the end."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, cast
+
+from torch import nn
+
+from prismlm.corpus.sequences import Sequences
+from prismlm.files import atomic_file
+from prismlm.instruments.heads import (
+    CrossTerms,
+    HeadUses,
+    LayerRates,
+    SpectraOptions,
+    layer_rates,
+    own_cross_terms,
+    read_states_and_heads,
+    spectra_report,
+)
+from prismlm.instruments.heads.head_use import LEAST_VISIBLE
+from prismlm.instruments.heads.length import DOCUMENTS
+from prismlm.models.decoders.signal_noise import SignalNoiseForCausalLM
+from prismlm.training import checkpoints, distributed, parallel
+from prismlm.training.logs.gradients import LayerGradients
+from prismlm.training.logs.layers import LayerLog, Row
+from prismlm.training.setup import CHECKPOINTS, Prepared
+from prismlm.training.trainer import PrismTrainer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from prismlm.corpus.windows import WindowBatch
+
+SPECTRA_FILE = "spectra.csv"
+REPORT_FILE = "spectra.json"
+HEAD_FIGURES = ("distance", "entropy", "self_share", "first_share")
+COLUMNS = (
+    "noise_weight",
+    "rate",
+    "signal_rate",
+    "noise_rate",
+    "difference",
+    "gain",
+    "gain_over_scaled",
+    "gain_over_shuffled",
+    "gradient_cosine",
+    "step_size",
+    "incoherence",
+    "random_incoherence",
+    "cross_signal_noise",
+    "cross_signal_signal",
+    "cross_noise_noise",
+    "cross_normalised",
+    *(f"signal_{name}" for name in HEAD_FIGURES),
+    *(f"noise_{name}" for name in HEAD_FIGURES),
+    "gradient_norm",
+    "positions",
+    "attention_tokens",
+)
+
+
+def spectra_log(prepared: Prepared, done: int, trainer: PrismTrainer) -> LayerLog | None:
+    """Return the log of a run's signal and noise heads; None for a model without them.
+
+    Columns: λ; R(Z), R(Z|U_s), R(Z|U_n) and ΔR in nats, what a layer's step adds to ΔR and the
+    rest of :class:`LayerRates`; K_SN, K_SS, K_NN and K_SN / √(K_SS K_NN) of the model's own
+    rotations, with the content of this text; means over the heads of each group of figures of
+    :class:`HeadUse`; the norm of the layer's gradient in the step before, unclipped; ``positions``
+    behind the rates and ``attention_tokens`` behind the heads, whose queries see 16 tokens, or a
+    whole row if that is shorter. Where no document is that long, heads are NaN, of 0 tokens.
+
+    Everything but the gradient comes from one forward pass over the text, without logits.
+
+    Args:
+        prepared: the run; heads are read on ``evaluation.spectra_tokens`` of its held-out text,
+            the same each time.
+        done: the step of the checkpoint that it goes on from, or 0.
+        trainer: of the run, whose gradients are read.
+
+    Raises:
+        FormatError: there is a ``spectra.csv`` that was written by something else.
+    """
+    recipe, tokens = prepared.recipe, _tokens(prepared)
+    if not tokens:
+        return None
+    gradients = LayerGradients(parallel.blocks(prepared.model.model), recipe)
+    trainer.read_gradients(gradients.read)
+    return LayerLog(
+        recipe.out / SPECTRA_FILE,
+        done,
+        columns=COLUMNS,
+        counts=("positions", "attention_tokens"),
+        measure=spectra_figures(
+            lambda: prepared.heldout.batches(tokens), recipe.data.length, gradients
+        ),
+        corpus_tokens=prepared.rows.num_tokens,
+        tensorboard=prepared.drawings("spectra"),
+    )
+
+
+def write_spectra(prepared: Prepared) -> None:
+    """Write ``spectra.json``, what ``prismlm inspect spectra`` says of the model, if it has heads.
+
+    What ``spectra.csv`` leaves out: cross terms of every ratio, small denominators, and the loss
+    by length of context up to twice a row, of at most ``evaluation.spectra_tokens`` tokens of rows.
+    Every process has to call; the first writes.
+    """
+    recipe, tokens = prepared.recipe, _tokens(prepared)
+    if not tokens:
+        return
+    length, decoder = recipe.data.length, prepared.model.model
+    options = SpectraOptions(
+        trained_length=length,
+        documents=min(DOCUMENTS, max(1, tokens // length)),
+        seed=recipe.seed,
+    )
+    with parallel.whole(decoder), parallel.uncompiled(decoder):
+        report = spectra_report(
+            cast("PreTrainedModel", decoder),
+            Sequences(prepared.corpus, "heldout", length, tokens),
+            name=recipe.out.name,
+            options=options,
+        )
+    if distributed.is_main():
+        file = recipe.out / REPORT_FILE
+        with (
+            checkpoints.writing(str(file), recipe.out / CHECKPOINTS),
+            atomic_file(file) as temporary,
+        ):
+            text = json.dumps(report.to_dict(), ensure_ascii=False, allow_nan=False, indent=1)
+            temporary.write_text(text + "\n", encoding="utf-8")
+
+
+def spectra_figures(
+    batches: Callable[[], Iterable[WindowBatch]], length: int, gradients: LayerGradients
+) -> Callable[[nn.Module], list[Row]]:
+    """Return what reads the columns of each layer, on the same text each time.
+
+    Args:
+        batches: the text.
+        length: tokens of a training row, at least 2, over which cross terms are means.
+        gradients: of the step before.
+    """
+
+    def read(decoder: nn.Module) -> list[Row]:
+        model = cast("PreTrainedModel", decoder)
+        with parallel.whole(decoder), parallel.uncompiled(decoder):
+            states, uses = read_states_and_heads(
+                model, batches(), least_visible=min(LEAST_VISIBLE, length)
+            )
+        terms = own_cross_terms(states, length=length).layers
+        return [
+            _rates(rates) | _terms(own) | _heads(uses, rates.layer) | {"gradient_norm": norm}
+            for rates, own, norm in zip(layer_rates(states), terms, gradients.norms, strict=True)
+        ]
+
+    return read
+
+
+def _tokens(prepared: Prepared) -> int:
+    """Return how many tokens heads are read on; 0 of a model without signal and noise heads."""
+    has_heads = isinstance(prepared.model.model, SignalNoiseForCausalLM)
+    return prepared.recipe.evaluation.spectra_tokens if has_heads else 0
+
+
+def _terms(own: CrossTerms) -> Row:
+    return {
+        "cross_signal_noise": own.signal_noise,
+        "cross_signal_signal": own.signal_signal,
+        "cross_noise_noise": own.noise_noise,
+        "cross_normalised": own.normalised,
+    }
+
+
+def _rates(layer: LayerRates) -> Row:
+    return {
+        "noise_weight": layer.noise_weight,
+        "rate": layer.before.whole,
+        "signal_rate": layer.before.signal,
+        "noise_rate": layer.before.noise,
+        "difference": layer.before.difference,
+        "gain": layer.gain,
+        "gain_over_scaled": layer.gain_over_scaled,
+        "gain_over_shuffled": layer.gain_over_shuffled,
+        "gradient_cosine": layer.gradient_cosine,
+        "step_size": layer.step_size,
+        "incoherence": layer.incoherence.own,
+        "random_incoherence": layer.incoherence.random,
+        "positions": layer.positions,
+    }
+
+
+def _heads(uses: HeadUses | None, layer: int) -> Row:
+    groups = ("signal", "noise")
+    if uses is None:
+        nothing = {f"{group}_{name}": math.nan for group in groups for name in HEAD_FIGURES}
+        return nothing | {"attention_tokens": 0}
+    row: Row = {"attention_tokens": uses.tokens}
+    for group in groups:
+        heads = [use for use in uses.heads if (use.layer, use.group) == (layer, group)]
+        for name in HEAD_FIGURES:
+            row[f"{group}_{name}"] = statistics.fmean(getattr(use, name) for use in heads)
+    return row

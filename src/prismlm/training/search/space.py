@@ -1,0 +1,160 @@
+"""What a recipe may be searched over, and the recipe that a choice of values comes to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import BaseModel
+
+from prismlm.errors import InputError, suggest
+from prismlm.training.recipe import Recipe
+from prismlm.training.recipe_values import recipe_from
+from prismlm.training.search.dimensions import Range, Scalar
+
+# Why a key cannot be searched over.
+FIXED = {
+    "corpus": "all trials read one corpus",
+    "out": "the search chooses where trials are written",
+    "seed": "search.seeds says how many seeds each trial is averaged over",
+    "device": "it is no hyper-parameter",
+    "parallel": "it is no hyper-parameter",
+    "data.length": "held-out text is measured in windows of it, so trials would not compare",
+    "search": "it is the search itself",
+    "evaluation": "trials are compared by what it measures",
+    "checkpoint": "it is no hyper-parameter",
+    "logging": "it is no hyper-parameter",
+}
+OF_THE_HEAD = ("head.", "losses.", "optimizer.head_")
+# Counted in steps; they keep their share of a run where a trial has more or fewer.
+IN_STEPS = (
+    "steps",
+    "head.initialise_at_step",
+    "head.revive_every",
+    "evaluation.every",
+    "checkpoint.every",
+)
+
+
+def check_space(recipe: Recipe, source: str = "recipe") -> None:
+    """Check that every key of a recipe's search space is one, and takes every choice and end.
+
+    Raises:
+        InputError: an unknown key, one that cannot be searched over, or a value that the recipe
+            does not take.
+    """
+    for key, dimension in recipe.search.dimensions().items():
+        where = f"{source}: search.space"
+        _check_key(recipe, key, where)
+        for value in dimension.ends:
+            recipe_of(recipe, {key: value}, source=where)
+
+
+def check_measured(recipe: Recipe) -> None:
+    """Check that every key of a recipe's search space can change what trials are compared by.
+
+    Raises:
+        InputError: one is of the head, and nothing of the head reaches the model.
+    """
+    space = recipe.search.space
+    if "head.detach" in space or (recipe.head.enabled and not recipe.head.detach):
+        return
+    for key in space:
+        if key.startswith(OF_THE_HEAD):
+            raise InputError(
+                f"search.space: {key} does not change the cross-entropy that trials are compared "
+                "by, since nothing of the head reaches the model. Leave it out, or set "
+                "head.enabled to true and head.detach to false."
+            )
+
+
+def recipe_of(
+    recipe: Recipe,
+    values: Mapping[str, Scalar],
+    *,
+    seed: int | None = None,
+    out: Path | None = None,
+    source: str = "search.space",
+) -> Recipe:
+    """Return a recipe with other values, as long as the given one in positions trained on.
+
+    Where a step takes more or fewer positions than before, all that is counted in steps is scaled,
+    unless ``steps`` is among the values: every trial sees as much text.
+
+    Raises:
+        InputError: the values make no recipe; it names ``source`` and the key.
+    """
+    settings = recipe.to_dict()
+    for key, value in values.items():
+        _place(settings, key, value)
+    settings["seed"] = recipe.seed if seed is None else seed
+    settings["out"] = str(recipe.out if out is None else out)
+    changed = recipe_from(settings, source, {})
+    ratio = recipe.positions_per_step / changed.positions_per_step
+    if "steps" in values or ratio == 1:
+        return changed
+    for key in IN_STEPS:
+        count = _value_of(settings, key)
+        if count:
+            _place(settings, key, max(1, round(count * ratio)))
+    placed = _value_of(settings, "head.initialise_at_step")
+    if placed is not None and settings["steps"]:
+        # Rounding may have put it at the end of a very short run.
+        _place(settings, "head.initialise_at_step", min(placed, settings["steps"] - 1))
+    return recipe_from(settings, source, {})
+
+
+def takes_whole_numbers(recipe: Recipe, key: str, dimension: Range) -> bool:
+    """Say whether a range holds whole numbers only: by its ends, unless the key takes others."""
+    section: type[BaseModel] = type(recipe)
+    if key.startswith("model."):
+        return dimension.whole
+    *sections, name = key.split(".")
+    for part in sections:
+        annotation = section.model_fields[part].annotation
+        assert isinstance(annotation, type)
+        assert issubclass(annotation, BaseModel)
+        section = annotation
+    annotation = section.model_fields[name].annotation
+    return dimension.whole and float not in (annotation, *get_args(annotation))
+
+
+def _check_key(recipe: Recipe, key: str, where: str) -> None:
+    for fixed, why in FIXED.items():
+        if key == fixed or key.startswith(f"{fixed}."):
+            raise InputError(f"{where}: {key} cannot be searched over: {why}. Leave it out.")
+    known = sorted(_keys(recipe))
+    of_the_model = key.startswith("model.") and key.count(".") == 1
+    if not of_the_model and key not in known:
+        raise InputError(
+            f"{where}: there is no recipe key {key!r}.{suggest(key, known)} Known: "
+            f"{', '.join(known)}, and model.NAME for the model's own."
+        )
+
+
+def _keys(recipe: Recipe) -> list[str]:
+    """Return the dotted keys that may be searched over, those of the model left out."""
+    found: list[str] = []
+    for name, value in recipe.to_dict().items():
+        if name == "model" or name in FIXED:
+            continue
+        if isinstance(value, dict):
+            found += [f"{name}.{inner}" for inner in value if f"{name}.{inner}" not in FIXED]
+        else:
+            found.append(name)
+    return found
+
+
+def _place(settings: dict[str, Any], key: str, value: Any) -> None:
+    *sections, name = key.split(".")
+    for part in sections:
+        settings = settings[part]
+    settings[name] = value
+
+
+def _value_of(settings: dict[str, Any], key: str) -> Any:
+    value: Any = settings
+    for part in key.split("."):
+        value = value[part]
+    return value

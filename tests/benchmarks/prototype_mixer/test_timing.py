@@ -1,0 +1,157 @@
+"""The prototype mixer's benchmark: what it compares is the same thing, and its page is rendered."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.prototype_mixer import render_timing as render_mixer
+from benchmarks.prototype_mixer import timing_forms as mixer_forms
+from benchmarks.prototype_mixer.timing_forms import (
+    Attention,
+    DirectMixer,
+    MixerSizes,
+    direct_prefix_mean,
+)
+from benchmarks.shared import turns
+from benchmarks.shared.turns import Cost
+from prismlm.layers import PrototypeMixer
+from prismlm.ops.prototype_mixer import prefix_mean
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize("folded", [False, True])
+@pytest.mark.parametrize("anchored", [8, 32])
+def test_the_direct_form_is_the_prefix_mean(folded, anchored):
+    torch.manual_seed(0)
+    tensors = [
+        torch.randn(2, 32, size, dtype=torch.float64).softmax(-1) if size == 3
+        else torch.randn(2, 32, size, dtype=torch.float64)
+        for size in (3, 3, 5)
+    ]  # fmt: skip
+    tensors.append(torch.tensor([0.7, 0.9, 0.99], dtype=torch.float64))
+    gradient = torch.randn(2, 32, 5, dtype=torch.float64)
+    found = []
+    for form in (
+        lambda *given: prefix_mean(*given)[0],
+        lambda *given: direct_prefix_mean(*given, folded=folded, anchored=anchored),
+    ):
+        inputs = [tensor.clone().requires_grad_() for tensor in tensors]
+        out = form(*inputs)
+        found.append([out, *torch.autograd.grad(out, inputs, gradient)])
+    for fast, direct in zip(*found, strict=True):
+        torch.testing.assert_close(direct, fast, rtol=1e-8, atol=1e-10)
+
+
+def test_the_direct_mixer_is_the_mixer():
+    torch.manual_seed(0)
+    mixer = PrototypeMixer(16, 4)
+    direct = DirectMixer(16, 4, folded=False)
+    direct.load_state_dict(mixer.state_dict())
+    x = torch.randn(2, 8, 16)
+    torch.testing.assert_close(direct.mix(x), mixer(x).output)
+
+
+def test_attention_sees_the_past_only():
+    torch.manual_seed(0)
+    attention, x = Attention(16, 4), torch.randn(1, 6, 16)
+    changed = x.clone()
+    changed[:, 4] += 1
+    before, after = attention(x), attention(changed)
+    torch.testing.assert_close(before[:, :4], after[:, :4])
+    assert not torch.allclose(before[:, 5], after[:, 5])
+
+
+@pytest.mark.parametrize("name", list(mixer_forms.MIXERS))
+def test_a_pass_reaches_every_parameter(name):
+    sizes = MixerSizes(2, 8, 16, 4)
+    made = []
+    build = mixer_forms.MIXERS[name]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(mixer_forms.MIXERS, name, lambda s: made.append(build(s)) or made[0])
+        mixer_forms.mixing_step(name, sizes, "cpu", "float32")()
+    assert all(p.grad is not None and p.grad.any() for p in made[0].parameters())
+
+
+def test_forecasts_by_hand():
+    assert turns.forecast([]) is None
+    assert turns.forecast([Cost(1, 10)]) == Cost(4, 40)
+    # Tripled time, and memory that less than doubled.
+    assert turns.forecast([Cost(9, 9), Cost(1, 10), Cost(3, 15)]) == Cost(9, 30)
+    assert turns.forecast([Cost(1, 0), Cost(2, 8)]) == Cost(4, 32)
+    assert turns.too_large(1, "cpu") is None
+    assert "MiB" in turns.too_large(1e9, "cpu")
+
+
+def test_ratios_by_hand():
+    assert turns.ratios([2, 6, 4], [1, 2, 2]) == {"ratio": 2, "low": 2, "high": 3}
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """What the script writes at its smallest."""
+    out = tmp_path_factory.mktemp("results") / "mixer.json"
+    command = [sys.executable, "benchmarks/prototype_mixer/timing.py", "--quick", "--rounds", "2"]
+    command += ["--threads", "1", "--out", out]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+@pytest.mark.slow
+def test_it_runs_and_is_rendered(measured):
+    result = json.loads(measured.read_text(encoding="utf-8"))
+    parts = {name: part["rows"] for name, part in result["parts"].items()}
+    assert set(parts) == {"mixer", "memory", "step", "throughput", "decode"}
+    for row in parts["mixer"]:
+        assert set(row["ratios"]["elapsed"]) == {"attention", "direct", "direct, folded"}
+        assert row["ratios"]["elapsed"]["attention"]["low"] > 0
+    assert [(row["length"], row["dropout"]) for row in parts["step"]] == [
+        (32, False), (32, True), (64, False), (64, True)
+    ]  # fmt: skip
+    assert set(parts["throughput"][-1]["milliseconds"]) == set(render_mixer.MODELS)
+    kept = {(row["model"], row["position"]): row["cache_mib"] for row in parts["decode"]}
+    assert kept["protot", 20] == kept["protot", 40]
+    # Keys and values of 20 positions, 2 layers, width 32, float32.
+    assert kept["llama", 20] == pytest.approx(2 * 2 * 20 * 32 * 4 / 2**20, abs=1e-3)
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.prototype_mixer.render_timing",
+        "--results",
+        measured.parent,
+    ]
+    subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
+    page = (measured.parent / "mixer.md").read_text(encoding="utf-8")
+    assert page.count("not measured") == 4
+    for heading in ("One mixer", "Peak memory", "A training step", "Forward passes", "One more"):
+        assert heading in page
+    again = subprocess.run([*command, "--check"], cwd=ROOT, capture_output=True, check=False)
+    assert again.returncode == 0
+
+
+def of_length(length, ratio, **more):
+    ratios = {"ratio": ratio, "low": ratio, "high": ratio}
+    names = ("attention", "llama", "direct")
+    found = dict.fromkeys(names, ratios)
+    return more | {"length": length, "ratios": found | {"elapsed": found}}
+
+
+def test_targets_are_judged_by_the_figures():
+    parts = {
+        "mixer": {"rows": [of_length(256, 9.0), of_length(4096, 2.9)]},
+        "step": {
+            "rows": [
+                of_length(256, 0.5, dropout=True),
+                of_length(256, 1.0, dropout=False),
+                of_length(4096, 1.4, dropout=False),
+            ]
+        },
+        "memory": {"rows": [of_length(4096, 10.0)]},
+    }
+    verdicts = [line.split(" | ")[-1] for line in render_mixer._targets(parts)[2:6]]
+    assert verdicts == ["**missed** |", "met |", "**missed** |", "met |"]

@@ -1,0 +1,184 @@
+"""The command shows what maps and the search for roles say."""
+
+import json
+import struct
+import sys
+
+import pytest
+import torch
+from rich.cells import cell_len
+
+from prismlm.explain.attention_maps import heads_of, read_maps
+from prismlm.instruments.heads.roles import search_roles
+from prismlm.layers import PrototypeHead
+from prismlm.models.checkpoint import read_checkpoint
+from prismlm.models.decoders.signal_noise import SignalNoiseConfig, SignalNoiseForCausalLM
+from prismlm.models.seam import LogitMap
+from prismlm.models.sidecar import Sidecar, base_of, save_sidecar
+from tests.helpers.mixer_models import make_corpus, make_llama, make_model, save_model
+
+COMMAND = ("inspect", "attention")
+TEXT = "The river — 日本 — carries stones"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return tmp_path_factory.mktemp("attention")
+
+
+@pytest.fixture(scope="module")
+def corpus(place):
+    return make_corpus(place)
+
+
+@pytest.fixture(scope="module")
+def directory(corpus, place):
+    torch.manual_seed(0)
+    config = SignalNoiseConfig(
+        vocab_size=len(corpus.tokenizer),
+        hidden_size=16,
+        num_hidden_layers=2,
+        head_size=4,
+        initializer_range=0.3,
+    )
+    model = SignalNoiseForCausalLM(config).eval()
+    path = save_model(model, corpus, place / "model", trained_on=False)
+    head = PrototypeHead(16, 8, 4)
+    head.reset_parameters()
+    save_sidecar(path, Sidecar(head, LogitMap.of(model), base_of(model)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def llama(corpus, place):
+    return save_model(make_llama(len(corpus.tokenizer)), corpus, place / "llama", trained_on=False)
+
+
+def test_json_is_the_maps(prism, directory):
+    result = prism(*COMMAND, directory, TEXT, "--layer", 1, "--group", "noise", "--json")
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    value = json.loads(result.stdout)
+    model, tokenizer = read_checkpoint(directory)
+    maps = read_maps(model, tokenizer, TEXT, heads_of(model, layer=1, group="noise"))
+    assert len(value["maps"]) == 4
+    for printed, one in zip(value["maps"], maps, strict=True):
+        assert printed.pop("strongest")[0]["weight"] == one.strongest()[0].weight
+        assert printed.pop("on_itself") == pytest.approx(one.on_itself())
+        assert printed == json.loads(json.dumps(one.to_dict()))
+    assert value["text"] == TEXT
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_human_output_names_heads_and_links(prism, directory, columns):
+    result = prism(*COMMAND, directory, TEXT, "--layer", 1, columns=columns)
+    assert result.returncode == 0, result.stderr
+    assert max(cell_len(line.rstrip()) for line in result.stdout.splitlines()) <= columns
+    for part in (TEXT, "layer 1 · signal head 3", "layer 1 · noise head 0", " → "):
+        assert part in result.stdout, part
+    assert "layer 0" not in result.stdout
+    assert "�" not in result.stdout
+
+
+def test_a_picture_of_a_hugging_face_model(prism, llama, tmp_path):
+    pytest.importorskip("matplotlib")
+    out = tmp_path / "maps.png"
+    result = prism(*COMMAND, llama, "The river carries", "--head", 2, "--out", out)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == f"wrote {out}\n"
+    assert "layer 1 · head 2" in result.stdout
+    data = out.read_bytes()
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    width, height = struct.unpack(">II", data[16:24])
+    assert width > height > 200
+
+
+def test_roles_of_own_sentences(prism, directory, tmp_path):
+    cases = tmp_path / "cases.jsonl"
+    lines = [
+        "One {subject:river} {action:carries} old {object:stones} to "
+        "all of {structure:the} {target:sea}",
+        "My {subject:teacher} {action:collects} some {object:names} for "
+        "all of {structure:the} {target:birds}",
+    ]
+    cases.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
+    arguments = (*COMMAND, directory, "--roles", "--cases", cases, "--draws", 1500, "--seed", 2)
+    result = prism(*arguments, "--json")
+    assert result.returncode == 0, result.stderr
+    assert "Reading attention" in result.stderr
+    value = json.loads(result.stdout)
+    from prismlm.instruments.heads.role_cases import load_role_cases
+
+    model, tokenizer = read_checkpoint(directory)
+    search = search_roles(model, tokenizer, load_role_cases(cases), draws=1500, seed=2)
+    # Two sentences cannot tell a head from chance.
+    assert value.pop("untrained") == {"subject": 0, "object": 0, "structure": 0, "action": 0}
+    assert value.pop("cases") == str(cases)
+    assert value.pop("model") == str(directory)
+    assert value == json.loads(json.dumps(search.to_dict()))
+    shown = prism(*arguments, "--no-untrained")
+    assert shown.stdout.count("none of 16 heads, in 2 sentences") == 4
+    assert "random weights" not in shown.stdout
+
+
+def test_what_cannot_be_read_is_refused(refused, place, corpus, directory, tmp_path):
+    protot = save_model(
+        make_model(len(corpus.tokenizer)), corpus, place / "protot", trained_on=False
+    )
+    for arguments, words in (
+        ((directory,), ["a text or --roles, got neither"]),
+        ((directory, TEXT, "--roles"), ["got both"]),
+        ((directory, "T"), ["has 1 token", "at least 2"]),
+        ((directory, TEXT, "--layer", 2), ["no layer 2", "0 to 1"]),
+        ((directory, TEXT, "--head", 8), ["no head 8", "0 to 7"]),
+        ((directory, TEXT, "--group", "nose"), ["no group 'nose'", "Did you mean 'noise'"]),
+        ((directory, TEXT, "--out", tmp_path / "maps.svg"), ["ends in .png"]),
+        ((directory, "T " * 40, "--out", tmp_path / "maps.png"), ["at most 48"]),
+        ((directory, TEXT, "--cases", tmp_path / "x"), ["--cases and --draws are for --roles"]),
+        ((directory, "--roles", "--draws", 10), ["draw at least 1280"]),
+        ((directory, "--roles", "--out", "maps.png"), ["--out is a picture of one text"]),
+        ((directory, "--roles", "--cases", tmp_path / "x"), ["x cannot be read"]),
+        ((protot, TEXT), ["'prismlm_protot' has no attention heads"]),
+    ):
+        message = refused(*COMMAND, *arguments)
+        assert all(word in message for word in words), message
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_explain_holds_attention_that_is_asked_for(prism, refused, directory):
+    arguments = ("explain", directory, "The river", "--generate", 2)
+    plain = json.loads(prism(*arguments, "--json").stdout)
+    result = prism(*arguments, "--json", "--attention", "1:5", "--attention", "0:0")
+    assert result.returncode == 0, result.stderr
+    value = json.loads(result.stdout)
+    maps = value.pop("attention")
+    assert value == plain
+    assert [(one["layer"], one["head"], one["group"]) for one in maps] == [
+        (1, 5, "noise"),
+        (0, 0, "signal"),
+    ]
+    for one in maps:
+        assert one["positions"] == [entry["position"] for entry in value["positions"]]
+        assert one["tokens"] == [entry["token"] for entry in value["positions"]]
+    for extra, words in (
+        (("--attention", "1:5"), "add --json"),
+        (("--attention", "1", "--json"), "expected LAYER:HEAD"),
+        (("--attention", "2:0", "--json"), "no layer 2"),
+    ):
+        assert words in refused(*arguments, *extra)
+
+
+def test_without_matplotlib_the_extra_is_named(directory, tmp_path):
+    from typer.testing import CliRunner
+
+    from prismlm.cli.app import app
+
+    with pytest.MonkeyPatch.context() as patch:
+        gone = ("matplotlib.", "prismlm.pages.attention_plots")
+        for name in [name for name in sys.modules if name.startswith(gone)]:
+            patch.delitem(sys.modules, name)
+        patch.setitem(sys.modules, "matplotlib", None)
+        arguments = map(str, (*COMMAND, directory, TEXT, "--out", tmp_path / "maps.png"))
+        result = CliRunner().invoke(app, list(arguments))
+    assert result.exit_code == 2
+    assert "pip install 'prismlm[plot]'" in result.stderr

@@ -1,0 +1,207 @@
+"""The commands show what the reports say."""
+
+import csv
+import json
+import math
+
+import pytest
+from rich.cells import cell_len
+
+from prismlm.cli.printing.spectra import least_in_step
+from prismlm.corpus import Corpus
+from prismlm.corpus.sequences import Sequences
+from prismlm.instruments.heads import (
+    CrossTerms,
+    Denominator,
+    RatioTerms,
+    SpectraOptions,
+    head_report,
+    spectra_report,
+)
+from tests.helpers.head_models import make_gpt2, make_signal_noise
+
+HEADS, SPECTRA = ("inspect", "heads"), ("inspect", "spectra")
+ALL = ("--split", "all", "--tokens", 1500)
+ROW = 48
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return tmp_path_factory.mktemp("spectra")
+
+
+@pytest.fixture(scope="module")
+def corpus(tiny_corpus):
+    return Corpus.open(tiny_corpus)
+
+
+def save(model, corpus, directory, *, trained=True):
+    model.save_pretrained(directory)
+    corpus.tokenizer.save_pretrained(directory)
+    if trained:
+        noted = {"name": corpus.name, "fingerprint": corpus.fingerprint}
+        recipe = {"corpus": str(corpus.path), "data": {"length": ROW}}
+        (directory / "training.json").write_text(json.dumps({"recipe": recipe, "corpus": noted}))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def directory(corpus, place):
+    return save(make_signal_noise(len(corpus.tokenizer)), corpus, place / "prism")
+
+
+@pytest.fixture(scope="module")
+def gpt2(corpus, place):
+    return save(make_gpt2(len(corpus.tokenizer)), corpus, place / "gpt2", trained=False)
+
+
+def fits(result, columns=100):
+    assert result.returncode == 0, result.stderr
+    assert max(cell_len(line.rstrip()) for line in result.stdout.splitlines()) <= columns
+    assert "\x1b" not in result.stdout
+    assert "…" not in result.stdout.replace("… beyond", "").replace("… of ln", "")
+
+
+def test_heads_in_json_are_the_report(prism, corpus, directory):
+    result = prism(*HEADS, directory, *ALL, "--json")
+    assert result.returncode == 0, result.stderr
+    assert "Reading heads: " in result.stderr
+    report = head_report(
+        make_signal_noise(len(corpus.tokenizer)),
+        Sequences(corpus, "all", ROW, 1500),
+        name="prism",
+    )
+    printed = json.loads(result.stdout)
+    assert printed == {"models": [json.loads(json.dumps(report.to_dict()))], "across": None}
+    assert len(printed["models"][0]["comparison"]) == 7
+
+
+def test_heads_on_a_terminal_and_as_a_table(prism, directory, tmp_path):
+    out = tmp_path / "heads.csv"
+    result = prism(*HEADS, directory, *ALL, "--out", out)
+    fits(result)
+    for part in ("uniform", "signal", "noise", "windows of 48", "Cliff's δ", "4 + 4 heads in each"):
+        assert part in result.stdout, part
+    assert result.stdout.count(" signal ") >= 8
+    assert f"wrote {out}" in result.stderr
+    with out.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["group"] for row in rows[:6]] == ["uniform", *["signal"] * 4, "noise"]
+    assert len(rows) == 1 + 2 * 8
+    shares = [key for key in rows[0] if key.startswith("share_")]
+    assert shares == ["share_0", "share_1", "share_2", "share_3_4", "share_5_8", "share_9_16",
+                      "share_17_32", "share_33_64"]  # fmt: skip
+    for row in rows:
+        assert sum(float(row[key]) for key in shares) == pytest.approx(1)
+        assert float(row["self_share"]) == float(row["share_0"])
+
+
+def test_heads_of_one_kind_have_no_comparison(prism, directory, gpt2, corpus):
+    result = prism(*HEADS, gpt2, *ALL, "--corpus", corpus.path, "--length", 32)
+    fits(result)
+    assert "heads are of one kind" in result.stdout
+    assert result.stdout.count("attention ") >= 8
+    one = prism(*HEADS, gpt2, *ALL, "--corpus", corpus.path, "--length", 32, "--layer", 1, "--json")
+    (found,) = json.loads(one.stdout)["models"]
+    assert {head["layer"] for head in found["uses"]["heads"]} == {1}
+    assert found["comparison"] is None
+
+
+def test_several_models_are_brought_together(prism, directory, place, corpus):
+    torch_seed = make_signal_noise(len(corpus.tokenizer), initializer_range=0.5)
+    second = save(torch_seed, corpus, place / "second")
+    result = prism(*HEADS, directory, second, *ALL)
+    fits(result)
+    assert "in 2 models" in result.stdout
+    assert "p cannot be below 0.5" in result.stdout
+    value = json.loads(prism(*HEADS, directory, second, *ALL, "--json").stdout)
+    effects = [model["comparison"][0]["effect"] for model in value["models"]]
+    assert value["across"][0]["effects"] == effects
+
+
+def test_spectra_in_json_are_the_report(prism, corpus, directory):
+    asked = ("--positions", 200, "--documents", 3)
+    result = prism(*SPECTRA, directory, *ALL, *asked, "--json")
+    assert result.returncode == 0, result.stderr
+    report = spectra_report(
+        make_signal_noise(len(corpus.tokenizer)),
+        Sequences(corpus, "all", ROW, 1500),
+        name="prism",
+        options=SpectraOptions(positions=200, documents=3, trained_length=ROW),
+    )
+    printed = json.loads(result.stdout)
+    assert printed == json.loads(json.dumps(report.to_dict()))
+    assert (printed["loss"]["length"], printed["loss"]["trained_length"]) == (2 * ROW, ROW)
+    assert len(printed["cross_terms"]) == 13
+    assert all(math.isfinite(rates["gain"]) for rates in printed["rates"])
+
+
+def test_spectra_on_a_terminal(prism, directory):
+    result = prism(*SPECTRA, directory, *ALL, "--positions", 200, "--documents", 3)
+    fits(result)
+    # Of the gain, which random weights have too.
+    assert "Random weights may do so too" in " ".join(result.stdout.split())
+    for part in ("R(Z|Us)", "of 2 layers", "golden", "22/7", "K_SN",
+                 "48–63", "in rows", "3 documents"):  # fmt: skip
+        assert part in result.stdout, part
+
+
+def test_all_that_tie_are_least_in_step():
+    def terms(ratio, normalised):
+        layer = CrossTerms(normalised, 1.0, 1.0)
+        return RatioTerms(ratio, 1.0, "base", (layer,), layer, Denominator(0.0, 1, 1), None)
+
+    found = [terms("own", 0.1), terms("π", 0.41234), terms("22/7", 0.41226), terms("3", 0.5)]
+    expected = "Least in step: ratio π, scaling the base; ratio 22/7, scaling the base (0.4123 each"
+    assert expected in least_in_step(found)
+    assert least_in_step(found[:2]) == "Least in step: ratio π, scaling the base (0.4123)."
+
+
+def test_the_loss_of_any_decoder(prism, gpt2, corpus):
+    asked = ("--corpus", corpus.path, "--loss-only", "--documents", 2, "--split", "all")
+    result = prism(*SPECTRA, gpt2, *asked, "--context", 64)
+    fits(result)
+    assert "32–47" in result.stdout
+    assert "Coding rates" not in result.stdout
+    assert "trained length is not known" in result.stdout
+
+
+def test_without_long_documents_the_reason_stands_in_its_place(prism, directory, corpus):
+    asked = ("--positions", 50, "--length", 3000, "--split", "all")
+    # The trained length of 48 stays; documents are long enough for twice that, not for this.
+    refused = prism(*SPECTRA, directory, *asked, "--context", 6000)
+    assert refused.returncode == 2
+    assert "no document of" in refused.stderr
+    (directory / "training.json").rename(directory / "kept.json")
+    try:
+        result = prism(*SPECTRA, directory, *asked, "--corpus", corpus.path, "--json")
+    finally:
+        (directory / "kept.json").rename(directory / "training.json")
+    value = json.loads(result.stdout)
+    assert value["loss"] is None
+    assert "no document of" in value["no_loss"]
+
+
+def test_what_cannot_be_read_is_refused(refused, directory, gpt2, corpus, tmp_path):
+    there = ("--corpus", corpus.path, "--split", "all")
+    for arguments, words in (
+        ((*HEADS, directory, "--layer", 2, *ALL), ["no layer 2", "0 to 1"]),
+        ((*HEADS, directory, "--split", "test"), ["no split 'test'"]),
+        ((*HEADS, directory, "--tokens", -1), ["--tokens"]),
+        ((*HEADS, directory, "--length", 1, *ALL), ["windows of 1 tokens", "sees 16 tokens"]),
+        ((*HEADS, directory, "--out", tmp_path / "x.png"), [".csv"]),
+        ((*HEADS, gpt2), ["does not say which corpus", "--corpus"]),
+        ((*HEADS, gpt2, *there), ["window of 256 tokens", "64 positions"]),
+        ((*SPECTRA, gpt2, *there, "--length", 32), ["'gpt2' has no signal and noise"]),
+        (
+            (*SPECTRA, gpt2, *there, "--length", 32, "--loss-only", "--context", 65),
+            ["64 positions"],
+        ),
+        ((*SPECTRA, directory, "--seed", -1), ["the seed is -1", "from 0 on"]),
+        ((*SPECTRA, gpt2, *there, "--loss-only", "--seed", -1), ["the seed is -1"]),
+        ((*SPECTRA, directory, "--context", 0), ["a context of 0 tokens", "at least 2"]),
+        ((*SPECTRA, gpt2, *there, "--loss-only", "--context", 1), ["a context of 1 tokens"]),
+        ((*SPECTRA, directory, "--documents", 0), ["0 documents", "at least 1"]),
+    ):
+        message = refused(*arguments)
+        assert all(word in message for word in words), message

@@ -1,0 +1,128 @@
+"""prismlm inspect interventions on two small models of one corpus."""
+
+import json
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from prismlm.cli.options import parse_places
+from prismlm.corpus.sequences import Sequences
+from prismlm.errors import InputError
+from prismlm.instruments.channels import WordForms, token_gates
+from tests.helpers.mixer_models import make_corpus, make_model
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory):
+    """A corpus, two models and a file of cases."""
+    directory = tmp_path_factory.mktemp("interventions")
+    corpus = make_corpus(directory)
+    for seed in (0, 1):
+        model = make_model(len(corpus.tokenizer))
+        torch.manual_seed(seed)
+        for block in model.model.layers:
+            block.mixer.prototypes.copy_(torch.randn_like(block.mixer.prototypes))
+        model.save_pretrained(directory / f"seed{seed}")
+        corpus.tokenizer.save_pretrained(directory / f"seed{seed}")
+    rows = [
+        {"concept": "boxes", "context": f"{subject} collects letters in a", "target": "box"}
+        for subject in ("Old maps", "A teacher", "The river", "My neighbour")
+    ]
+    cases = directory / "cases.jsonl"
+    cases.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return directory, corpus, cases
+
+
+def test_channels_are_found_in_each_model(prism, paths, tmp_path):
+    directory, corpus, cases = paths
+    out = tmp_path / "out"
+    models = [directory / "seed0", directory / "seed1"]
+    options = ["--minimum", "1e-6", "--controls", "2", "--out", out, "--json"]
+    command = ["inspect", "interventions", *models, "--cases", cases]
+    result = prism(*command, "--find", "--corpus", corpus.path, *options)
+    assert result.returncode == 0, result.stderr
+    value = json.loads(result.stdout)
+    assert [item["model"] for item in value["models"]] == [str(path) for path in models]
+    assert json.loads((out / "interventions.json").read_text()) == value
+    for number, item in enumerate(value["models"]):
+        best = item["found"]["ranked"][0]
+        place = (best["layer"], best["channel"])
+        largest = max(d for layer in item["found"]["difference"] for d in layer)
+        assert best["difference"] == largest
+        assert item["emerges"] == (item["found"]["p"] < 0.05)
+        table = item["table"]
+        assert table["channels"] == [list(place)]
+        assert table["cases"] == 4
+        rows = pq.read_table(out / f"{number}-seed{number}.parquet").to_pylist()
+        assert len(rows) == 4 * 3 * 5
+        assert f"**L{place[0]} P{place[1]}**" in (out / f"{number}-seed{number}.md").read_text()
+    # The held-out figure is that of the other split.
+    item = value["models"][0]
+    layer, channel = item["table"]["channels"][0]
+    from prismlm.models.checkpoint import read_checkpoint
+
+    model, tokenizer = read_checkpoint(models[0])
+    gates = token_gates(model, Sequences(corpus, "heldout"), WordForms.of(tokenizer, ["box"]))
+    word = gates.words["box"]
+    assert item["heldout_count"] == word.count > 0
+    expected = gates.difference(layer, word.sums[layer], word.count)[channel].item()
+    assert item["heldout_difference"] == pytest.approx(expected)
+
+
+def test_a_channel_that_is_named(prism, paths):
+    directory, _, cases = paths
+    command = ["inspect", "interventions", directory / "seed0", "--cases", cases]
+    result = prism(*command, "--channel", "1:2", "--channel", "2:0", "--minimum", "1e-6")
+    assert result.returncode == 0, result.stderr
+    for text in ("L1 P2", "L2 P0", "write −∞", "collects letters in a", "box"):
+        assert text in result.stdout
+    assert max(map(len, result.stdout.splitlines())) <= 100
+    points = prism(
+        *command, "--channel", "1:2", "--minimum", "1e-6", "--by", "points", "--controls", "1"
+    )
+    assert "percentage points" in points.stdout
+    assert "/2" in points.stdout
+
+
+def test_the_first_token_is_shown_where_it_alone_is_measured(prism, paths, tmp_path):
+    directory, corpus, _ = paths
+    cases, out = tmp_path / "cases.jsonl", tmp_path / "out"
+    case = {"concept": "c", "context": "The river carries", "target": "zebras"}
+    cases.write_text(json.dumps(case) + "\n")
+    first = corpus.tokenizer.decode(corpus.tokenizer(" zebras")["input_ids"][:1]).strip() or "␣"
+    result = prism(
+        "inspect", "interventions", directory / "seed0", "--cases", cases, "--channel", "1:2",
+        "--minimum", "1e-9", "--first-token", "--out", out,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    label = f"{first}… of zebras"
+    assert label in result.stdout
+    assert f"| {label} |" in (out / "0-seed0.md").read_text()
+    rows = pq.read_table(out / "0-seed0.parquet").to_pylist()
+    assert {(row["target"], row["measured"]) for row in rows} == {("zebras", first)}
+
+
+def test_what_cannot_be_asked_is_refused(refused, paths):
+    directory, _, cases = paths
+    command = ["inspect", "interventions", directory / "seed0", "--cases"]
+    assert "expected either channels" in refused(*command, cases)
+    assert "expected either channels" in refused(*command, cases, "--find", "--channel", "0:0")
+    assert "--corpus DIR" in refused(*command, cases, "--find")
+    assert "Did you mean 'women'" in refused(*command, "woman", "--channel", "0:0")
+    assert "no channel 9 in layer 1" in refused(*command, cases, "--channel", "1:9")
+    assert "expected LAYER:CHANNEL" in refused(*command, cases, "--channel", "1")
+    assert "Did you mean 'points'" in refused(*command, cases, "--channel", "0:0", "--by", "point")
+    assert "none of 4 cases" in refused(*command, cases, "--channel", "0:0", "--minimum", "0.99")
+    assert "--first-token" in refused(*command, "mental_health", "--channel", "0:0")
+    missing = directory / "nothing"
+    assert "is not a directory" in refused(
+        "inspect", "interventions", missing, "--cases", cases, "--channel", "0:0"
+    )
+
+
+def test_places():
+    assert parse_places("--channel", "CHANNEL", ["12:03"]) == [(12, 3)]
+    for text in ("1", "1:", "-1:2", "1:2:3", "a:b"):
+        with pytest.raises(InputError, match="LAYER:CHANNEL"):
+            parse_places("--channel", "CHANNEL", [text])

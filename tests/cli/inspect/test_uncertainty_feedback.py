@@ -1,0 +1,181 @@
+"""prismlm inspect uncertainty shows what the report says."""
+
+import json
+
+import pytest
+import torch
+from rich.cells import cell_len
+from transformers import AutoModelForCausalLM
+
+from prismlm.instruments.uncertainty_feedback import (
+    InspectOptions,
+    Signal,
+    corpus_sample,
+    document_sample,
+    inspect_uncertainty,
+)
+from prismlm.models.checkpoint import read_checkpoint
+from prismlm.models.uncertainty_feedback import save_uncertainty
+from tests.helpers.feedback_models import make_fed_gpt2, make_fed_protot
+from tests.helpers.mixer_models import make_corpus
+
+COMMAND = ("inspect", "uncertainty")
+FAST = ("--permutations", 2, "--write", 10, "--steps", 3, "--texts", 12, "--tokens", 32)
+CHECKS = ("ablation", "prefill", "attention", "hedging", "mistakes", "probe")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return tmp_path_factory.mktemp("uncertainty")
+
+
+@pytest.fixture(scope="module")
+def corpus(place):
+    return make_corpus(place)
+
+
+def save(made, corpus, directory):
+    model, feedback = made
+    model.save_pretrained(directory)
+    corpus.tokenizer.save_pretrained(directory)
+    save_uncertainty(directory, feedback)
+    noted = {"name": corpus.name, "fingerprint": corpus.fingerprint}
+    recipe = {"corpus": str(corpus.path), "data": {"length": 48}}
+    (directory / "training.json").write_text(json.dumps({"recipe": recipe, "corpus": noted}))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def gpt2(corpus, place):
+    return save(make_fed_gpt2(len(corpus.tokenizer)), corpus, place / "gpt2")
+
+
+@pytest.fixture(scope="module")
+def protot(corpus, place):
+    return save(make_fed_protot(len(corpus.tokenizer)), corpus, place / "protot")
+
+
+def test_json_is_the_report(prism, gpt2, corpus):
+    result = prism(*COMMAND, gpt2, *FAST, "--split", "all", "--seed", 3, "--json")
+    assert result.returncode == 0, result.stderr
+    for part in ("Own signal: ", "Token by token: ", "Reading attention: ", "Writing on: "):
+        assert part in result.stderr, part
+    model, tokenizer = read_checkpoint(gpt2)
+    report = inspect_uncertainty(
+        model,
+        tokenizer,
+        corpus_sample(corpus, "all", texts=12, tokens=32, seed=3),
+        name="gpt2",
+        options=InspectOptions(permutations=2, tokens=10, window=3, steps=3, seed=3),
+    )
+    printed = json.loads(result.stdout)
+    assert printed == json.loads(json.dumps(report.to_dict()))
+    assert set(printed["verdicts"]) == set(CHECKS)
+    assert printed["left_out"] == {}
+    assert printed["options"]["signal"] == {"kind": "passes", "passes": 2}
+    assert len(printed["attention"]["layers"]) == 2
+    assert len(printed["probe"]["layers"]) == 3
+    interval = printed["ablation"]["conditions"][0]["change"]
+    assert interval["low"] <= interval["value"] <= interval["high"]
+
+
+def test_on_a_terminal(prism, gpt2):
+    result = prism(*COMMAND, gpt2, *FAST, "--split", "all")
+    assert result.returncode == 0, result.stderr
+    assert max(cell_len(line.rstrip()) for line in result.stdout.splitlines()) <= 100
+    assert "…" not in result.stdout
+    assert "\x1b" not in result.stdout
+    for part in ("own codes: 2 passes", "shuffled", "Prefill against token by token", "matched",
+                 "own signal", "shuffled codes", "After a planted wrong token", "next entropy",
+                 "(one model, 12 texts)", "another training seed may say otherwise"):  # fmt: skip
+        assert part in " ".join(result.stdout.split()), part
+
+
+def test_a_model_without_attention_has_a_reason_in_its_place(prism, protot):
+    result = prism(*COMMAND, protot, *FAST, "--split", "all")
+    assert result.returncode == 0, result.stderr
+    assert "No attention: a model of type 'prismlm_protot' has no attention heads" in result.stdout
+    asked = ("--check", "attention", "--check", "probe", "--signal", "recursion", "--json")
+    found = json.loads(prism(*COMMAND, protot, *FAST, "--split", "all", *asked).stdout)
+    assert set(found["verdicts"]) == {"probe"}
+    assert "no attention heads" in found["left_out"]["attention"]
+    assert found["options"]["signal"]["kind"] == "recursion"
+
+
+def test_texts_from_files_and_from_the_command_line(prism, gpt2, corpus, tmp_path):
+    texts = [f"Old maps carries stone number {n} to the sea." for n in range(6)]
+    path = tmp_path / "texts.jsonl"
+    path.write_text("".join(json.dumps({"words": text}) + "\n" for text in texts))
+    asked = ("--check", "ablation", "--json")
+    found = json.loads(prism(*COMMAND, gpt2, path, "--text-column", "words", *asked).stdout)
+    assert (found["sample"], found["texts"]) == ("texts.jsonl", 6)
+    given = [part for text in texts for part in ("--text", text)]
+    other = json.loads(prism(*COMMAND, gpt2, *given, *asked).stdout)
+    assert other["sample"] == "--text"
+    assert other["ablation"] == found["ablation"]
+    _, tokenizer = read_checkpoint(gpt2)
+    from prismlm.corpus.documents import Document
+
+    documents = [Document(str(n), text) for n, text in enumerate(texts)]
+    sample = document_sample(documents, tokenizer, texts=6, tokens=48)
+    assert found["tokens"] == sample.tokens
+    few = document_sample(documents, tokenizer, texts=2, tokens=5, seed=1)
+    assert [len(text) for text in few.texts] == [5, 5]
+
+
+def test_a_dry_run_reads_little_and_says_what_it_would_take(prism, gpt2):
+    asked = ("--split", "all", "--dry-run")
+    result = prism(*COMMAND, gpt2, *asked)
+    assert result.returncode == 0, result.stderr
+    assert "about" in result.stdout
+    value = json.loads(prism(*COMMAND, gpt2, *asked, "--check", "ablation", "--json").stdout)
+    assert (value["checks"], value["passes"], value["steps"]) == (["ablation"], 9, 0)
+
+
+def test_what_cannot_be_read_is_refused(refused, gpt2, corpus, place, tmp_path):
+    plain = place / "plain"
+    model, feedback = make_fed_gpt2(len(corpus.tokenizer))
+    feedback.detach()
+    model.save_pretrained(plain)
+    corpus.tokenizer.save_pretrained(plain)
+    assert "uncertainty: {enabled: true" in refused(*COMMAND, plain, "--corpus", corpus.path)
+    assert "Did you mean 'probe'" in refused(*COMMAND, gpt2, *FAST, "--check", "prob")
+    one = refused(*COMMAND, gpt2, "--text", "The river carries stones to the sea.")
+    assert "at least 4 texts" in one
+    assert "has 1" in one
+    assert "text of one token" in refused(*COMMAND, gpt2, "--text", "a", "--check", "ablation")
+    assert "at least 2" in refused(*COMMAND, gpt2, "--tokens", 1)
+    assert "at least 1" in refused(*COMMAND, gpt2, "--texts", 0)
+    assert "learned an embedding of 64" in refused(
+        *COMMAND, gpt2, "--text", "The river carries stones. " * 40, "--tokens", 200
+    )
+    assert "give one of them" in refused(*COMMAND, gpt2, "--text", "a", "--corpus", corpus.path)
+    assert "expected passes or recursion" in refused(*COMMAND, gpt2, "--signal", "magic")
+    assert "0 passes" in refused(*COMMAND, gpt2, "--passes", 0)
+    assert "a seed of -1: expected 0 or more" in refused(*COMMAND, gpt2, "--seed", -1)
+    for temperature in ("nan", "inf", -0.1):
+        assert f"a temperature of {temperature}: expected 0 or more" in refused(
+            *COMMAND, gpt2, "--temperature", temperature
+        )
+    assert "no split" in refused(*COMMAND, gpt2, "--split", "some")
+    assert "expected 1 to 9" in refused(
+        *COMMAND, gpt2, *FAST, "--split", "all", "--check", "hedging", "--steps", 10
+    )
+
+
+def test_texts_of_another_vocabulary_are_refused(refused, gpt2, corpus, place, tmp_path):
+    # A tokenizer with more tokens than the model has.
+    other = AutoModelForCausalLM.from_config(read_checkpoint(gpt2)[0].config)
+    other.resize_token_embeddings(40)
+    from prismlm.models.uncertainty_feedback import attach_uncertainty
+
+    torch.manual_seed(0)
+    directory = save((other, attach_uncertainty(other, 64)), corpus, place / "small")
+    message = refused(*COMMAND, directory, *FAST, "--split", "all", "--check", "ablation")
+    assert "made with another tokenizer" in message
+    assert "the model has 40" in message
+
+
+def test_signals_are_named():
+    assert Signal("recursion").words == "token by token"
+    assert Signal("passes", 1).words == "1 pass"

@@ -1,0 +1,237 @@
+"""Edits hold where they should and nowhere else: caches, beams, batches, threads, tasks, blocks."""
+
+import asyncio
+import threading
+
+import pytest
+import torch
+
+from prismlm import Ablate, Clamp, Group, Scale
+from prismlm.edits.scope import applied
+from prismlm.errors import InputError
+from tests.helpers.edit_models import PAD, Reference, generate, make_head, make_model, plan
+
+# Prototypes 24 and 25 are active along the first prompt.
+PROMPTS = [[5, 9, 2, 40, 33], [17, 8], [1, 60, 7, 12]]
+EDITS = (
+    Scale(11, 3.0),
+    Group(-1.0, prototypes=frozenset(range(12, 30))),
+    Clamp(4, 0.3, "signature"),
+)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return make_model()
+
+
+@pytest.fixture(scope="module")
+def head():
+    return make_head()
+
+
+def left_padded(prompts):
+    width = max(map(len, prompts))
+    ids = torch.tensor([[PAD] * (width - len(p)) + p for p in prompts])
+    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
+    return ids, mask
+
+
+def densely(before, routing, z, weight):
+    """EDITS on dense activations."""
+    after = before.clone()
+    after[:, 11] *= 3
+    near = torch.zeros_like(before).scatter(1, routing.indices[:, :16], 1.0).bool()
+    near[:, :12] = near[:, 30:] = False
+    after[near] = 0
+    cap = 20 * 1.7
+    signature = weight @ make_head().prototypes[4]
+    after[:, 4] = (0.3 * (z @ weight.T).max(-1).values / signature.max()).clamp(0, cap)
+    return after
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("cache", [True, False])
+@pytest.mark.parametrize("prompts", [PROMPTS[:1], PROMPTS], ids=["one", "batch"])
+def test_generation_is_that_of_edited_logits(model, head, prompts, cache, beams):
+    ids, mask = left_padded(prompts)
+    plain = generate(model, ids, mask, beams=beams)
+    reference = Reference(model, head, densely, mask)
+    expected = generate(model, ids, mask, beams=beams, reference=reference)
+    with applied(model, plan(model, head, *EDITS)):
+        actual = generate(model, ids, mask, cache=cache, beams=beams)
+    assert actual.tolist() == expected.tolist()
+    assert (actual != plain).any(), "the edits must matter for the test to mean anything"
+
+
+def test_padding_is_not_refused(model, head):
+    """States of padding are of no prediction: a clamp that is undefined there is no error."""
+    ids, mask = left_padded(PROMPTS)
+    ids[1, :3] = torch.tensor([33, 20, 5])  # padding may be any token
+    weight = model.get_output_embeddings().weight
+    with torch.no_grad():
+        top = model(input_ids=ids, attention_mask=mask).logits.argmax(-1)
+    real = top[mask.bool()].unique()
+    padding = [token for token in top[~mask.bool()].unique().tolist() if token not in real]
+    assert padding
+    # A prototype whose signature is 1 at every top token, and one that is −1 at those of padding.
+    rows = weight[[*real.tolist(), *padding]]
+    values = torch.tensor([1.0] * len(real) + [-1.0] * len(padding))
+    own = make_head()
+    own.prototypes[0] = torch.linalg.pinv(rows) @ values
+    own.prototypes[1] = -own.prototypes[0]
+    with torch.no_grad(), applied(model, plan(model, own, Clamp(0, 0.2))):
+        model(input_ids=ids, attention_mask=mask)
+        with pytest.raises(InputError, match="cannot be clamped"):
+            model(input_ids=ids)
+    with (
+        torch.no_grad(),
+        applied(model, plan(model, own, Clamp(1, 0.2))),
+        pytest.raises(InputError, match="cannot be clamped"),
+    ):
+        model(input_ids=ids, attention_mask=mask)
+
+
+def hooks(model):
+    return len(model._forward_pre_hooks) + len(model.get_output_embeddings()._forward_pre_hooks)
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(input_ids=torch.tensor(PROMPTS[:1])).logits
+
+
+def test_blocks_nest_and_leave_nothing_behind(model, head):
+    plain = logits(model)
+    outer, inner = plan(model, head, Scale(25, 2.0)), plan(model, head, Ablate(24))
+    with applied(model, plan(model, head, Scale(25, 2.0), Ablate(24))):
+        both = logits(model)
+    with applied(model, outer):
+        alone = logits(model)
+        with applied(model, inner):
+            assert torch.equal(logits(model), both)
+        assert torch.equal(logits(model), alone)
+        with pytest.raises(KeyError), applied(model, inner):
+            raise KeyError
+        assert torch.equal(logits(model), alone)
+        assert hooks(model) == 2
+    assert hooks(model) == 0
+    assert torch.equal(logits(model), plain)
+    assert not torch.equal(alone, plain)
+    assert not torch.equal(both, alone)
+
+
+def test_blocks_that_exclude_one_another(model, head):
+    with applied(model, plan(model, head, only="prototypes")):
+        with applied(model, plan(model, head, Ablate(24))):
+            logits(model)
+        with (
+            pytest.raises(InputError, match="would leave nothing"),
+            applied(model, plan(model, head, only="residual")),
+        ):
+            pass
+        with (
+            pytest.raises(InputError, match="two different heads"),
+            applied(model, plan(model, make_head(), Ablate(24))),
+        ):
+            pass
+    assert hooks(model) == 0
+
+
+def test_two_models_do_not_meet(model, head):
+    other = make_model("gpt2")
+    plain = logits(other)
+    with applied(model, plan(model, head, Ablate(24), Scale(25, 5.0))):
+        assert torch.equal(logits(other), plain)
+        with applied(other, plan(other, head, Scale(25, 5.0))):
+            assert not torch.equal(logits(other), plain)
+
+
+REQUESTS = [(Scale(25, 4.0),), (Group(1.0, prototypes=frozenset(range(40))),), (), (Ablate(24),)]
+
+
+def written(model, head, edits):
+    ids, mask = left_padded(PROMPTS[:1])
+    with applied(model, plan(model, head, *edits)):
+        return generate(model, ids, mask, tokens=8).tolist(), logits(model)
+
+
+def test_threads_with_different_edits_do_not_meet(model, head):
+    alone = [written(model, head, edits) for edits in REQUESTS]
+    assert len({str(ids) for ids, _ in alone}) > 1
+    assert len({str(scores.tolist()) for _, scores in alone}) == len(REQUESTS)
+    barrier = threading.Barrier(len(REQUESTS) + 1)
+    outcomes = {}
+
+    def request(number):
+        ids, mask = left_padded(PROMPTS[:1])
+        results = []
+        for _ in range(5):
+            with applied(model, plan(model, head, *REQUESTS[number])):
+                barrier.wait(30)  # all blocks are open at once
+                results.append((generate(model, ids, mask, tokens=8).tolist(), logits(model)))
+                barrier.wait(30)
+        outcomes[number] = results
+
+    threads = [threading.Thread(target=request, args=(n,)) for n in range(len(REQUESTS))]
+    for thread in threads:
+        thread.start()
+    plain = logits(model)
+    for _ in range(5):
+        barrier.wait(30)
+        assert torch.equal(logits(model), plain)  # no block here, while others are open
+        barrier.wait(30)
+    for thread in threads:
+        thread.join(30)
+    for number, (ids, scores) in enumerate(alone):
+        assert len(outcomes[number]) == 5
+        for ids_then, scores_then in outcomes[number]:
+            assert ids_then == ids
+            assert torch.equal(scores_then, scores)
+    assert hooks(model) == 0
+
+
+def test_threads_that_come_and_go_do_not_disturb_one_another(model, head):
+    """Hooks come and go with the first and last block while other threads are in a forward pass."""
+    expected = [logits_under(model, head, edits) for edits in REQUESTS]
+    failures = []
+
+    def request(number):
+        try:
+            for _ in range(60):
+                assert torch.equal(logits_under(model, head, REQUESTS[number]), expected[number])
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=request, args=(n,)) for n in range(len(REQUESTS))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not failures
+    assert hooks(model) == 0
+
+
+def logits_under(model, head, edits):
+    if not edits:
+        return logits(model)
+    with applied(model, plan(model, head, *edits)):
+        return logits(model)
+
+
+def test_tasks_with_different_edits_do_not_meet(model, head):
+    expected = [logits_under(model, head, edits) for edits in REQUESTS]
+
+    async def request(edits):
+        with applied(model, plan(model, head, *edits)):
+            await asyncio.sleep(0)
+            first = logits(model)
+            await asyncio.sleep(0)
+            return first, await asyncio.to_thread(logits, model)
+
+    async def everything():
+        return await asyncio.gather(*(request(edits) for edits in REQUESTS))
+
+    for results, wanted in zip(asyncio.run(everything()), expected, strict=True):
+        for result in results:
+            assert torch.equal(result, wanted)

@@ -1,0 +1,370 @@
+"""What steer says, against forward passes under the edit and controls worked out one by one."""
+
+import copy
+import dataclasses
+import shutil
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import prismlm
+from prismlm import Ablate, Clamp, Group, Scale
+from prismlm.corpus import Corpus
+from prismlm.edits.plan import plan_for
+from prismlm.edits.steering import steer
+from prismlm.edits.steering_control import NEAREST, control_orders, control_state
+from prismlm.edits.steering_cost import corpus_of, held_out_batches, perplexity_cost
+from prismlm.edits.steering_effects import bootstrap, measure_effects, summarise
+from prismlm.errors import InputError
+from prismlm.explain.quality import measure_quality
+from prismlm.models.seam import capture
+from tests.helpers.edit_models import Flat, make_head, plan
+
+TEXT = "The patient was given a dose of the drug, and the court"
+PROMPTS = [TEXT, "Once upon a time there was", "The theory of groups is a part of"]
+
+
+@pytest.fixture(scope="module")
+def lm(tiny_model):
+    return prismlm.load(tiny_model)
+
+
+@pytest.fixture(scope="module")
+def leading(lm):
+    """The prototype that carries most where TEXT ends."""
+    return lm.explain(TEXT)[-1].prototypes[0].id
+
+
+@pytest.fixture
+def labelled(tiny_model, tmp_path):
+    """The tiny model with categories: even prototypes and every fifth, others without."""
+    directory = shutil.copytree(tiny_model, tmp_path / "labelled")
+    path = directory / "lens" / "sample" / "prototypes.parquet"
+    table = pq.read_table(path)
+    names = ["Fives" if i % 5 == 0 else "Even" if i % 2 == 0 else None for i in range(len(table))]
+    column = table.schema.get_field_index("category")
+    pq.write_table(table.set_column(column, table.schema.field(column), pa.array(names)), path)
+    return prismlm.load(directory)
+
+
+def log_probabilities(lm, ids):
+    with torch.no_grad():
+        return lm.model(input_ids=ids).logits[0].float().log_softmax(-1)
+
+
+# -- one text
+
+
+@pytest.mark.parametrize("kind", ["scale", "ablate", "clamp"])
+def test_probabilities_are_those_of_the_model_in_an_edit(lm, leading, kind):
+    edit = {
+        "scale": Scale(leading, 4.0),
+        "ablate": Ablate(leading),
+        "clamp": Clamp(leading, 0.5, "signature"),
+    }[kind]
+    result = steer(lm, TEXT, [edit], generate=8, draws=0)
+    with lm.edit(edit):
+        assert result.text == lm.generate(TEXT, tokens=8)
+    assert result.unedited == lm.generate(TEXT, tokens=8)
+    prompt = lm.tokenizer(TEXT)["input_ids"]
+    ids = torch.tensor([prompt + [token.token_id for token in result.tokens]])
+    before = log_probabilities(lm, ids).exp()
+    with lm.edit(edit):
+        after = log_probabilities(lm, ids).exp()
+    assert [token.position for token in result.tokens] == list(range(len(prompt), ids.shape[1]))
+    for token in result.tokens:
+        row = token.position - 1
+        assert token.before == pytest.approx(before[row, token.token_id].item(), abs=1e-5)
+        assert token.after == pytest.approx(after[row, token.token_id].item(), abs=1e-5)
+        assert token.control is None
+    assert max(abs(token.after - token.before) for token in result.tokens) > 0.001
+
+
+def test_without_generation_the_prompt_is_read(lm, leading):
+    result = steer(lm, TEXT, [Scale(leading, 2.0)], generate=0, draws=2)
+    ids = lm.tokenizer(TEXT)["input_ids"]
+    assert [token.token_id for token in result.tokens] == ids[1:]
+    assert result.text == result.unedited == TEXT
+    assert all(token.control is not None for token in result.tokens)
+    assert all((token.changed == 0) <= (token.control == token.before) for token in result.tokens)
+
+
+def test_what_leads_before_and_after(lm, leading):
+    result = steer(lm, TEXT, [Ablate(leading)], generate=1, draws=0)
+    token = result.tokens[0]
+    with lm.edit(Ablate(leading)):
+        written = lm.explain(TEXT, generate=1)[-1].target_id
+    assert token.token_id == written
+    ids = torch.tensor([lm.tokenizer(TEXT)["input_ids"]])
+    with torch.no_grad(), capture(lm.model) as seen:
+        lm.model(input_ids=ids)
+    routing = lm.head(seen.z[0, -1:]).routing
+    weight = lm.model.get_output_embeddings().weight.detach()
+    centred = (weight - weight.mean(0))[written]
+    evidence = {
+        i: a * float(lm.head.prototypes[i] @ centred)
+        for i, a in zip(routing.indices[0].tolist(), routing.activations[0].tolist(), strict=True)
+        if a > 0
+    }
+    assert leading in evidence
+    assert token.leading_before.prototype == max(evidence, key=evidence.get)
+    del evidence[leading]
+    assert token.leading_after.prototype == max(evidence, key=evidence.get)
+    assert token.leading_after.name == lm.lens.names[token.leading_after.prototype]
+    assert token.leading_after.category is None
+
+
+def test_categories(labelled):
+    edit = Group(-1.0, category="Even")
+    members = [i for i, name in enumerate(labelled.lens.categories) if name == "Even"]
+    assert plan_for(labelled, [edit]).prototypes.tolist() == members
+    tokens = steer(labelled, TEXT, [edit], generate=6, draws=2).tokens
+    before = {token.leading_before.category for token in tokens}
+    assert before <= {"Fives", "Even", None}
+    assert "Even" in before
+    assert all(token.leading_after.category != "Even" for token in tokens)
+    with pytest.raises(InputError, match=r"it has Even, Fives\. Did you mean 'Even'"):
+        labelled.edit(Group(1.0, category="even"))
+
+
+def test_a_category_before_there_are_any(lm):
+    with pytest.raises(InputError, match="no categories yet"):
+        lm.edit(Group(1.0, category="Law"))
+
+
+def test_the_prototypes_of_a_document(lm):
+    row = lm.lens.index.slice(40, 1).to_pylist()[0]
+    members = plan_for(lm, [Group(0.5, document=row["doc_id"])]).prototypes.tolist()
+    assert row["prototype"] in members
+    rows = lm.lens.index.to_pylist()
+    assert members == sorted({r["prototype"] for r in rows if r["doc_id"] == row["doc_id"]})
+    with pytest.raises(InputError, match="no document 'nowhere'"):
+        lm.edit(Group(0.5, document="nowhere"))
+
+
+def test_explaining_inside_an_edit_explains_the_edited_state(lm, leading):
+    plain = lm.explain(TEXT)[-1]
+    with lm.edit(Ablate(leading)):
+        edited = lm.explain(TEXT)[-1]
+    use = next(use for use in plain.prototypes if use.id == leading)
+    assert plain.target_from == "argmax"
+    if edited.target_id == plain.target_id:
+        expected = plain.model_logit - use.contribution
+        assert edited.model_logit == pytest.approx(expected, abs=1e-3)
+    else:
+        assert edited.model_logit < plain.model_logit
+
+
+# -- the control
+
+
+def test_the_control_by_hand():
+    """τ = 1, ‖z‖ = 1, so activations are the coordinates of z: .7, .5, .4, .3, .1 (and 0)."""
+    head = make_head(6, 6, 6, scale=1.0)
+    head.prototypes.copy_(torch.eye(6))
+    z = torch.tensor([[0.7, 0.5, 0.4, 0.3, 0.1, 0.0]])
+    made = plan(Flat(torch.eye(6)), head, Ablate(1))
+    changes = made.changes(z)
+    # Nearest to .5 in activation: .4, .7 and .3, .1. In the order, 5 (inactive) and 4 come first.
+    state = control_state(made, z, changes, torch.tensor([5, 1, 4, 0, 3, 2]))
+    torch.testing.assert_close(state - z, torch.tensor([[0, 0, 0, 0, -0.5, 0.0]]))
+    # Of two edits, the second does not take what the first has taken.
+    made = plan(Flat(torch.eye(6)), head, Ablate(1), Ablate(0))
+    state = control_state(made, z, made.changes(z), torch.tensor([5, 1, 4, 0, 3, 2]))
+    torch.testing.assert_close(state - z, torch.tensor([[0, 0, 0, -0.5, -0.7, 0.0]]))
+    # A clamp of an inactive prototype goes to one that is inactive too: here there is none left
+    # but the last, so it takes another candidate only when it has to.
+    z = torch.tensor([[0.9, 0.0, 0.1, 0.0, 0.0, 0.0]])
+    made = plan(Flat(torch.eye(6)), head, Clamp(1, 0.5, "signature"))
+    state = control_state(made, z, made.changes(z), torch.tensor([0, 2, 1, 4, 3, 5]))
+    torch.testing.assert_close(state - z, torch.tensor([[0, 0, 0, 0, 0.45, 0.0]]))
+
+
+@pytest.mark.parametrize(
+    "edits",
+    [
+        (Ablate(3),),
+        (Scale(3, 2.0), Scale(17, 0.5), Scale(22, 0.0)),
+        (Group(-1.0, prototypes=frozenset(range(9))),),
+        (Clamp(30, 0.4, "signature"), Ablate(3)),
+    ],
+    ids=str,
+)
+def test_the_control_gives_every_change_to_a_prototype_of_equal_activation(edits):
+    generator = torch.Generator().manual_seed(3)
+    head = make_head(per_token=12)
+    model = Flat(torch.randn(50, head.width, generator=generator))
+    z = torch.randn(80, head.width, generator=generator)
+    made = plan(model, head, *edits)
+    changes = made.changes(z)
+    order = control_orders(head.num_prototypes, 1, seed=4)[0]
+    state = control_state(made, z, changes, order)
+    # The prototypes are more than the width, so changes are read off one at a time.
+    rank = {p: n for n, p in enumerate(order.tolist())}
+    edited = set(made.prototypes.tolist())
+    for n in range(len(z)):
+        row = zip(
+            changes.routing.indices[n].tolist(),
+            changes.routing.activations[n].tolist(),
+            strict=True,
+        )
+        active = {i: a for i, a in row if a > 0}
+        free = {i: a for i, a in active.items() if i not in edited}
+        delta = dict(zip(made.prototypes.tolist(), changes.difference[n].tolist(), strict=True))
+        expected, taken = z[n].clone(), set()
+        for i in [i for i in active if i in edited and delta[i] != 0]:
+            allowed = [j for j in free if j not in taken] or list(free)
+            near = sorted(allowed, key=lambda j, i=i: abs(active[j] - active[i]))[:NEAREST]
+            receiver = min(near, key=lambda j: rank[j])
+            taken.add(receiver)
+            expected += delta[i] * head.prototypes[receiver]
+        inactive = [j for j in order.tolist() if j not in edited and j not in active]
+        for i in [i for i in delta if i not in active and delta[i] != 0]:
+            expected += delta[i] * head.prototypes[inactive[0]]
+        torch.testing.assert_close(state[n], expected, atol=1e-5, rtol=1e-5)
+        if not any(delta.values()):
+            assert torch.equal(state[n], z[n])
+    assert not torch.equal(state, control_state(made, z, changes, order.flip(0)))
+
+
+# -- effects
+
+
+def test_effect_sizes_by_hand():
+    effect = summarise([(3.0, 2.0), (4.0, 2.0), (5.0, 2.0)])
+    assert (effect.prompts, effect.edit, effect.control, effect.difference) == (3, 4.0, 2.0, 2.0)
+    assert effect.d == pytest.approx(2.0)  # differences 1, 2, 3: mean 2, standard deviation 1
+    # The mean of three draws from 1, 2, 3 is 1 with probability 1/27 > 2.5 %.
+    assert effect.difference_interval == (1.0, 3.0)
+    alone = summarise([(3.0, 2.0)])
+    assert (alone.difference, alone.difference_interval, alone.d) == (1.0, None, None)
+    assert summarise([(3.0, None), (1.0, None)]).difference is None
+
+
+def test_a_bootstrap_interval_has_the_width_of_the_standard_error():
+    values = np.random.default_rng(1).normal(2.0, 3.0, 400)
+    low, high = bootstrap(values)
+    error = values.std() / 20
+    assert low == pytest.approx(values.mean() - 1.96 * error, abs=0.05)
+    assert high == pytest.approx(values.mean() + 1.96 * error, abs=0.05)
+
+
+def test_effects_are_those_of_the_model_in_an_edit(lm, leading):
+    edit = Scale(leading, 6.0)
+    effects = measure_effects(lm, PROMPTS, [edit], draws=3)
+    weight = lm.model.get_output_embeddings().weight.detach()
+    top = (weight @ lm.head.prototypes[leading]).topk(10).indices
+    assert effects.signature_tokens == tuple(lm.tokenizer.decode([t]) for t in top.tolist())
+    wanted = {"signature": [], "text": [], "divergence": []}
+    for prompt in PROMPTS:
+        ids = torch.tensor([lm.tokenizer(prompt)["input_ids"]])
+        before = log_probabilities(lm, ids)
+        with lm.edit(edit):
+            after = log_probabilities(lm, ids)
+        mass = after.exp()[:, top].sum(1).log() - before.exp()[:, top].sum(1).log()
+        wanted["signature"].append(mass.mean().item())
+        change = (after - before)[:-1].gather(1, ids[0, 1:, None])
+        wanted["text"].append(change.mean().item())
+        divergence = (before.exp() * (before - after)).sum(1)
+        wanted["divergence"].append(divergence.mean().item())
+    assert effects.predictions == sum(len(lm.tokenizer(p)["input_ids"]) for p in PROMPTS)
+    for name, values in wanted.items():
+        effect = effects.measures[name]
+        assert effect.edit == pytest.approx(np.mean(values), abs=1e-4)
+        assert effect.difference == pytest.approx(effect.edit - effect.control)
+    assert effects.measures["signature"].edit > 0
+    assert measure_effects(lm, PROMPTS, [edit], draws=3) == effects
+    assert measure_effects(lm, PROMPTS, [edit], draws=3, seed=1) != effects
+
+
+def test_effects_of_a_mode_have_no_control(lm):
+    effects = measure_effects(lm, PROMPTS[:1], [], only="prototypes")
+    assert effects.draws == 0
+    assert effects.changed == 1
+    assert effects.measures["divergence"].edit > 0
+    assert effects.measures["divergence"].control is None
+
+
+# -- cost
+
+
+def test_the_cost_is_the_perplexity_of_the_model_in_an_edit(lm, tiny_corpus, leading):
+    corpus = Corpus.open(tiny_corpus)
+    edit = Clamp(leading, 0.3, "signature")
+    cost = perplexity_cost(lm, corpus, [edit], tokens=2000, draws=2)
+    batches = held_out_batches(lm, corpus, 2000, 0)
+    plain = measure_quality(lm.model, lm.head, lm.logit_map, batches)
+    with lm.edit(edit):
+        edited = measure_quality(lm.model, lm.head, lm.logit_map, batches)
+    assert cost.tokens == plain.tokens
+    assert cost.tokens > 1000
+    assert cost.perplexity == pytest.approx(np.exp(plain.ce), rel=1e-4)
+    assert cost.edited == pytest.approx(np.exp(edited.ce), rel=1e-4)
+    assert cost.edited > 1.01 * cost.perplexity
+    assert cost.control is not None
+    assert cost.changed == 1
+    held_out = set(corpus.split("heldout").tolist())
+    assert {d for b in batches for d in b.document.tolist() if d >= 0} <= held_out
+
+
+def test_where_the_corpus_comes_from(lm, tiny_corpus, tiny_model, tmp_path):
+    found, note = corpus_of(lm, None)
+    assert found.path == tiny_corpus
+    assert note == ""
+    directory = shutil.copytree(tiny_model, tmp_path / "copy")
+    meta = directory / "lens" / "sample" / "meta.json"
+    meta.write_text(meta.read_text().replace(str(tiny_corpus.resolve()), "/moved/away"))
+    found, note = corpus_of(prismlm.load(directory), None)
+    assert found is None
+    assert "--corpus DIR" in note
+    shutil.rmtree(directory / "lens")
+    assert "no lens" in corpus_of(prismlm.load(directory), None)[1]
+
+
+# -- bad input
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"edits": []}, "no edit"),
+        ({"edits": [Ablate(10_000)]}, "no prototype 10000: expected 0 to 191"),
+        ({"prompt": ""}, "empty"),
+        ({"prompt": "word " * 5000}, "shorten it by"),
+        ({"draws": -1}, "0 or more"),
+        ({"prompt": "a", "generate": 0}, "one token"),
+        ({"generate": -1}, "must not be negative"),
+    ],
+)
+def test_steer_refuses(lm, change, words):
+    arguments = {"prompt": TEXT, "edits": [Ablate(3)]} | change
+    with pytest.raises(InputError) as refused:
+        steer(lm, arguments.pop("prompt"), arguments.pop("edits"), **arguments)
+    assert words in str(refused.value)
+
+
+def test_a_clamp_must_be_defined_where_the_prompt_ends(lm):
+    trace = lm.explain(TEXT)
+    use = trace[-1].prototypes[0]
+    assert use.contribution > 0
+    head = copy.deepcopy(lm.head)
+    head.prototypes[use.id] *= -1
+    against = dataclasses.replace(lm, head=head)
+    with pytest.raises(InputError, match=f"prototype {use.id} cannot be clamped here") as refused:
+        steer(against, TEXT, [Clamp(use.id, 0.3)], generate=2)
+    assert repr(trace[-1].target) in str(refused.value)
+    head.prototypes[use.id] = 0
+    with pytest.raises(InputError, match="undefined at every prediction"):
+        measure_effects(against, [TEXT], [Clamp(use.id, 0.3, "signature")])
+    result = steer(lm, TEXT, [Clamp(use.id, 0.3)], generate=6)
+    assert not result.tokens[0].left
+
+
+def test_effects_refuse(lm):
+    with pytest.raises(InputError, match="at least one"):
+        measure_effects(lm, [], [Ablate(3)])
+    with pytest.raises(InputError, match="prompt 2: the text is empty"):
+        measure_effects(lm, [TEXT, ""], [Ablate(3)])

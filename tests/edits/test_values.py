@@ -1,0 +1,260 @@
+"""Edits against numbers worked out by hand, and against dense naive edits of the same states."""
+
+import pytest
+import torch
+
+from prismlm import Ablate, Clamp, Group, Scale
+from prismlm.edits.scope import applied
+from prismlm.errors import InputError
+from prismlm.models.seam import LogitMap, capture
+from prismlm.ops.edits import edit_naive
+from tests.helpers.edit_models import (
+    PROTOTYPES,
+    Flat,
+    dense_activations,
+    make_head,
+    make_model,
+    plan,
+)
+
+IDS = torch.tensor([[5, 9, 2, 40, 33, 17, 8], [1, 1, 60, 7, 12, 21, 3]])
+WEIGHT = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [2.0, -3.0]])
+STATE = torch.tensor([[3.0, 4.0]])
+
+
+def hand_head(per_token=2):
+    """τ = 2 and prototypes (1, 0), (0, 2), (1, −1): at (3, 4), α = 1.2, 1.6, 0."""
+    head = make_head(2, 3, per_token, scale=2.0)
+    head.prototypes.copy_(torch.tensor([[1.0, 0.0], [0.0, 2.0], [1.0, -1.0]]))
+    return head
+
+
+def edited(z, *edits, head=None, scale=1.0, **options):
+    return plan(Flat(WEIGHT, scale), head or hand_head(), *edits, **options).apply(z)
+
+
+# -- by hand
+
+
+@pytest.mark.parametrize(
+    ("edit", "expected"),
+    [
+        (Ablate(0), [1.8, 4.0]),
+        (Ablate(1), [3.0, 0.8]),
+        (Scale(0, 3.0), [5.4, 4.0]),
+        (Scale(0, 0.0), [1.8, 4.0]),
+        (Group(1.0, prototypes={0, 1}), [4.2, 7.2]),
+        (Group(-1.0, prototypes={0, 1}), [1.8, 0.8]),
+        (Group(-0.5, prototypes={1, 2}), [3.0, 2.4]),
+        # Logits 3, 4, 7, −6: top is token 2. (W p_0)[2] = 1, so half of 7 needs α′ = 3.5.
+        (Clamp(0, 0.5), [3.0 + 3.5 - 1.2, 4.0]),
+        # (W p_1)[2] = 2: α′ = 1.75.
+        (Clamp(1, 0.5), [3.0, 4.0 + 2 * (1.75 - 1.6)]),
+        (Clamp(0, 0.5, cap=2.0), [3.0 + 2.0 - 1.2, 4.0]),
+        # The default cap is k τ = 4; all of 7 would need 7.
+        (Clamp(0, 1.0), [3.0 + 4.0 - 1.2, 4.0]),
+        # The signature of 2 is (1, −1, 0, 5): token 3 at 5, so 0.4 · 7 / 5 = 0.56, from α = 0.
+        (Clamp(2, 0.4, target="signature"), [3.56, 3.44]),
+        # Evidence: top 7 − 2 = 5; (W p_0)[2] = 1 less the mean of (1, 0, 1, 2) is 0: undefined.
+        (Clamp(0, 0.5, measure="evidence", undefined="leave"), [3.0, 4.0]),
+        # (0, 2, 2, −6) has the mean −0.5, so 2.5: α′ = 0.5 · 5 / 2.5 = 1.
+        (Clamp(1, 0.5, measure="evidence"), [3.0, 4.0 + 2 * (1.0 - 1.6)]),
+        (Clamp(2, 0.5, undefined="leave"), [3.0, 4.0]),
+    ],
+)
+def test_by_hand(edit, expected):
+    torch.testing.assert_close(edited(STATE, edit), torch.tensor([expected]))
+
+
+def test_modes_by_hand():
+    # ẑ = 1.2 · (1, 0) + 1.6 · (0, 2)
+    mixture = torch.tensor([[1.2, 3.2]])
+    torch.testing.assert_close(edited(STATE, only="prototypes"), mixture)
+    torch.testing.assert_close(edited(STATE, only="residual"), STATE - mixture)
+    torch.testing.assert_close(
+        edited(STATE, Ablate(1), only="prototypes"), torch.tensor([[1.2, 0.0]])
+    )
+
+
+def test_edits_act_in_order():
+    # Clamp to 3.5 and double that; or double, and clamp to 3.5 whatever was there.
+    assert edited(STATE, Clamp(0, 0.5), Scale(0, 2.0))[0, 0] == pytest.approx(3 + 7.0 - 1.2)
+    assert edited(STATE, Scale(0, 2.0), Clamp(0, 0.5))[0, 0] == pytest.approx(3 + 3.5 - 1.2)
+    assert edited(STATE, Ablate(0), Ablate(0))[0, 0] == pytest.approx(1.8)
+
+
+def test_a_clamp_counts_what_the_model_does_after_its_embedding():
+    """Contribution and top logit both carry the model's own factor; a bias is in the latter."""
+    torch.testing.assert_close(edited(STATE, Clamp(0, 0.5), scale=0.25), torch.tensor([[5.3, 4.0]]))
+    model = Flat(WEIGHT)
+    model.lm_head.bias = torch.nn.Parameter(torch.tensor([0.0, 0.0, 1.0, 0.0]))
+    made = plan(model, hand_head(), Clamp(0, 0.5), logit_map=LogitMap(bias=True))
+    torch.testing.assert_close(made.apply(STATE), torch.tensor([[3 + 4.0 - 1.2, 4.0]]))
+
+
+def test_a_group_reaches_the_sixteen_most_active():
+    head = make_head()
+    z = torch.randn(50, head.width, generator=torch.Generator().manual_seed(2))
+    before, routing = dense_activations(head, z)
+    assert bool((routing.activations[:, 16:] > 0).any()), "k = 20 must reach further than 16"
+    near = torch.zeros_like(before).scatter(1, routing.indices[:, :16], 1.0)
+    after = before * (1 - near)
+    made = plan(Flat(torch.randn(9, head.width)), head, Group(-1.0, prototypes=range(PROTOTYPES)))
+    expected = edit_naive(z, head.prototypes, before, after)
+    torch.testing.assert_close(made.apply(z), expected, atol=1e-4, rtol=1e-4)
+
+
+# -- against dense edits
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_logits_against_dense_edits(family):
+    model, head = make_model(family), make_head()
+    weight = model.get_output_embeddings().weight
+    with torch.no_grad(), capture(model) as seen:
+        model(input_ids=IDS)
+    z = seen.z.flatten(0, 1)
+    before, _ = dense_activations(head, z)
+    logits = z @ weight.T
+    signature = (weight @ head.prototypes[4])[logits.argmax(-1)]
+    held = (0.3 * logits.max(-1).values / signature).clamp(0, 2.5)
+    after = before.clone()
+    after[:, 7] = 0
+    after[:, 11] *= 2.5
+    after[:, 4] = torch.where(signature > 0, held, before[:, 4])
+    expected = edit_naive(z, head.prototypes, before, after) @ weight.T
+    edits = Ablate(7), Scale(11, 2.5), Clamp(4, 0.3, cap=2.5, undefined="leave")
+    with torch.no_grad(), applied(model, plan(model, head, *edits)):
+        actual = model(input_ids=IDS).logits.flatten(0, 1)
+    assert 0 < int((signature > 0).sum()) < len(z)
+    assert (actual - logits).abs().max() > 1
+    torch.testing.assert_close(actual, expected, atol=1e-3, rtol=1e-4)
+
+
+def test_an_ablation_takes_out_the_contribution_and_no_more():
+    model, head = make_model(), make_head()
+    weight = model.get_output_embeddings().weight
+    with torch.no_grad(), capture(model) as seen:
+        unedited = model(input_ids=IDS).logits
+    before, routing = dense_activations(head, seen.z.flatten(0, 1))
+    chosen = int(routing.indices[0, 0])
+    contribution = before[:, chosen, None] * (weight @ head.prototypes[chosen])
+    inactive = before[:, chosen] == 0
+    assert 0 < int(inactive.sum()) < len(inactive)
+    with torch.no_grad(), applied(model, plan(model, head, Ablate(chosen))):
+        ablated = model(input_ids=IDS).logits
+    difference = (unedited - ablated).flatten(0, 1)
+    torch.testing.assert_close(difference, contribution, atol=1e-3, rtol=1e-4)
+    assert torch.equal(ablated.flatten(0, 1)[inactive], unedited.flatten(0, 1)[inactive])
+
+
+# -- no edit, no change
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "edits", [(), (Scale(3, 1.0), Scale(3, 1.0)), (Group(0.0, prototypes={1, 2, 3}),)]
+)
+def test_what_changes_nothing_changes_no_bit(dtype, edits):
+    model, head = make_model().to(dtype), make_head()
+    seen = []
+    handle = model.get_output_embeddings().register_forward_hook(
+        lambda module, args, output: seen.append(args[0])
+    )
+    with torch.no_grad():
+        plain = model(input_ids=IDS).logits
+        with applied(model, plan(model, head, *edits)):
+            inside = model(input_ids=IDS).logits
+    handle.remove()
+    assert torch.equal(plain.view(torch.uint8), inside.view(torch.uint8))
+    assert torch.equal(seen[0].view(torch.uint8), seen[1].view(torch.uint8))
+
+
+def test_half_precision_is_edited_in_float32_and_rounded_once():
+    model, head = make_model().bfloat16(), make_head()
+    with torch.no_grad(), capture(model) as seen:
+        model(input_ids=IDS)
+    z = seen.z.flatten(0, 1)
+    before, routing = dense_activations(head, z.float())
+    chosen = int(routing.indices[0, 0])
+    after = before.clone()
+    after[:, chosen] = 0
+    expected = edit_naive(z.float(), head.prototypes, before, after)
+    expected = torch.where(before[:, chosen, None] > 0, expected.bfloat16(), z)
+    result = plan(model, head, Ablate(chosen)).apply(z)
+    assert result.dtype == torch.bfloat16
+    torch.testing.assert_close(result, expected, atol=0, rtol=2**-8)
+    inactive = before[:, chosen] == 0
+    assert torch.equal(result[inactive], z[inactive])
+
+
+# -- bad input
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Scale(0, -0.1), "0 or more"),
+        (lambda: Scale(0, float("nan")), "finite"),
+        (lambda: Scale("4", 1.0), "not the number of a prototype"),
+        (lambda: Clamp(0, 0.0), "use Ablate"),
+        (lambda: Clamp(0, 1.01), "at most 1"),
+        (lambda: Clamp(0, 0.5, cap=0.0), "positive"),
+        (lambda: Clamp(0, 0.5, target="bottom"), "top or signature"),
+        (lambda: Clamp(0, 0.5, measure="evidense"), "Did you mean 'evidence'"),
+        (lambda: Group(-1.2, category="law"), "−1 (−100 %) to 1 (+100 %)"),
+        (lambda: Group(float("nan"), category="law"), "−1 (−100 %)"),
+        (lambda: Group(0.5), "exactly one"),
+        (lambda: Group(0.5, category="law", prototypes={1}), "exactly one"),
+        (lambda: Group(0.5, prototypes=()), "no prototypes"),
+    ],
+)
+def test_values_refuse(make, words):
+    with pytest.raises(InputError) as refused:
+        make()
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("edits", "only", "words"),
+    [
+        ((Ablate(3),), None, "no prototype 3: expected 0 to 2"),
+        ((Scale(-1, 2.0),), None, "no prototype -1"),
+        ((Group(1.0, prototypes={0, 7}),), None, "no prototype 7"),
+        ((Group(1.0, category="law"),), None, "no lens"),
+        ((Group(1.0, document="d"),), None, "no document 'd'"),
+        (("Ablate",), None, "not an edit"),
+        ((Ablate(0),), "residual", "nothing to edit"),
+        ((), "prototype", "not a part"),
+    ],
+)
+def test_a_plan_refuses(edits, only, words):
+    with pytest.raises(InputError) as refused:
+        edited(STATE, *edits, only=only)
+    assert words in str(refused.value)
+
+
+def test_a_clamp_is_refused_where_its_signature_is_not_positive():
+    # (W p_2)[2] = 0, and after a change of sign of p_0, −1.
+    with pytest.raises(InputError, match=r"signature at the top token '2' is \+0"):
+        edited(STATE, Clamp(2, 0.5))
+    head = hand_head()
+    head.prototypes[0] *= -1
+    with pytest.raises(InputError, match=r"prototype 0 cannot be clamped .* is -1"):
+        edited(STATE, Clamp(0, 0.5), head=head)
+    head.prototypes[1] = torch.tensor([0.0, 0.0])
+    with pytest.raises(InputError, match="signature's top token"):
+        edited(STATE, Clamp(1, 0.5, target="signature"), head=head)
+
+
+def test_a_clamp_is_refused_where_the_top_logit_is_not_positive():
+    model, head = Flat(torch.tensor([[-1.0, 0.0], [-2.0, -1.0]])), hand_head()
+    head.prototypes[0] = torch.tensor([-1.0, 0.0])
+    with pytest.raises(InputError, match="top logit, of '0', is -3"):
+        plan(model, head, Clamp(0, 0.5)).apply(STATE)
+    # In evidence it is defined: −3 − (−6.5) = 3.5 at the top; (1, 2) less 1.5 is −0.5 there.
+    with pytest.raises(InputError, match=r"is -0\.5"):
+        plan(model, head, Clamp(0, 0.5, measure="evidence")).apply(STATE)
+    # (−1 + 3)/2 = 1: p_1 = (0, −2) has the signature (0, 2), −1 at the top; p_1 = (0, 2), +1.
+    made = plan(model, head, Clamp(1, 0.5, measure="evidence"))
+    torch.testing.assert_close(made.apply(STATE), torch.tensor([[3.0, 4 + 2 * (1.75 - 1.6)]]))

@@ -1,0 +1,277 @@
+"""Audits against explanations of the same texts, one at a time."""
+
+import json
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import prismlm
+from prismlm.corpus import Document
+from prismlm.errors import FormatError, InputError
+from prismlm.explain.audit import Audit, audit_identity
+from prismlm.explain.audit_files import audit_files, read_audit
+from prismlm.explain.sources import (
+    audited_texts_that_rely,
+    document_number,
+    document_sources,
+    texts_that_rely,
+)
+from prismlm.explain.texts import read_texts, text_options
+from prismlm.pages.audit import audit_page
+
+EVIL = "</title><script>alert(1)</script>"
+TEXTS = [
+    Document("one", "The court ruled that the contract was void and the appeal was dismissed."),
+    Document("two", "Once upon a time there was a little girl who lived in the woods."),
+    Document("token", "a"),
+    Document("long", "The patient was given a dose of the drug, and then another one. " * 12),
+]
+
+
+@pytest.fixture(scope="module")
+def lm(tiny_model):
+    return prismlm.load(tiny_model)
+
+
+@pytest.fixture(scope="module")
+def audited(lm):
+    audit = Audit(lm, text_options([lm]))
+    return audit, list(audit.read(TEXTS))
+
+
+def shares(sources):
+    return {item.key: item.share for item in sources.items}
+
+
+def test_a_row_is_what_explain_says(lm, audited):
+    for document, row in zip(TEXTS, audited[1], strict=True):
+        assert row.text_id == document.doc_id
+        if document.doc_id == "token":
+            assert (row.predictions, row.ce, row.shares) == (0, None, None)
+            continue
+        # The last step of a trace predicts what follows the text, which an audit leaves out.
+        trace = lm.explain(document.text)[:-1]
+        assert row.predictions == len(trace) == row.tokens - 1
+        for by in ("source", "domain", "license"):
+            expected = trace.sources(by)
+            assert shares(row.shares[by]) == pytest.approx(shares(expected), rel=1e-3, abs=1e-7)
+        found = {d.doc_id: d.share for d in trace.documents(50)}
+        for place in row.documents:
+            assert place.share == pytest.approx(found[place.doc_id], rel=1e-3)
+        with torch.no_grad():
+            ids = torch.tensor([lm.tokenizer(document.text)["input_ids"]])
+            loss = lm.model(input_ids=ids, labels=ids).loss.item()
+        assert row.ce == pytest.approx(loss, rel=1e-4)
+
+
+def test_the_summary_is_the_sum_of_the_rows(lm, audited):
+    audit, rows = audited
+    summary = audit.to_dict()
+    assert summary["texts"] == 4
+    assert summary["predictions"] == sum(row.predictions for row in rows)
+    totals = [
+        lm.explain(d.text)[:-1].table.total if row.predictions else 0.0
+        for d, row in zip(TEXTS, rows, strict=True)
+    ]
+    for by in ("source", "domain", "license"):
+        expected = {}
+        for row, total in zip(rows, totals, strict=True):
+            for item in row.shares[by].items if row.shares else ():
+                share = item.share * total / sum(totals)
+                expected[item.key] = expected.get(item.key, 0.0) + share
+        got = {item["key"]: item["share"] for item in summary["shares"][by]["items"]}
+        assert got == pytest.approx(expected, rel=1e-3)
+        assert sum(got.values()) + summary["shares"][by]["unattributed"] == pytest.approx(1)
+    explained = np.concatenate([r.explained for r in read_texts(lm, TEXTS, text_options([lm]))])
+    assert summary["explained_share"] == pytest.approx(np.median(explained), abs=2e-3)
+    assert [e["text_id"] for e in summary["least_attributed"]] == [
+        row.text_id
+        for row in sorted(rows, key=lambda r: -(r.unattributed or 0))
+        if row.shares is not None
+    ]
+
+
+def test_every_prediction_of_a_long_text_counts_once(lm):
+    document = TEXTS[3]
+    ids = lm.tokenizer(document.text)["input_ids"]
+    for window, stride in ((16, 16), (16, 5), (32, 24), (len(ids), 1)):
+        (reading,) = read_texts(lm, [document], text_options([lm], window, stride))
+        assert len(reading.losses) == len(ids) - 1
+        # The first window starts where the text does, so its losses are those of the whole.
+        (whole,) = read_texts(lm, [document], text_options([lm]))
+        first = min(window, len(ids) - 1)
+        np.testing.assert_allclose(reading.losses[:first], whole.losses[:first], atol=1e-4)
+    # A later window's losses are those of the stretch of text that it sees.
+    (reading,) = read_texts(lm, [document], text_options([lm], 16, 16))
+    with torch.no_grad():
+        logits = lm.model(input_ids=torch.tensor([ids[16:33]])).logits[0]
+    alone = torch.nn.functional.cross_entropy(
+        logits[:-1], torch.tensor(ids[17:33]), reduction="none"
+    )
+    np.testing.assert_allclose(reading.losses[16:32], alone.numpy(), atol=1e-4)
+
+
+def test_texts_are_read_as_they_are_asked_for(lm):
+    """Memory: no more texts are drawn than one batch holds, however many there are."""
+    drawn = []
+
+    def endless():
+        number = 0
+        while True:
+            drawn.append(number)
+            yield Document(str(number), "The court ruled that the contract was void.")
+            number += 1
+
+    audit = Audit(lm, text_options([lm]))
+    rows = audit.read(endless())
+    sizes = []
+    for number in range(300):
+        assert next(rows).text_id == str(number)
+        assert len(drawn) <= number + 130
+        sizes.append(sum(len(part) for part in (audit._prototypes, audit._contexts)))
+    assert len(set(sizes)) == 1
+    assert len(audit.to_dict()["least_attributed"]) == 20
+
+
+def test_a_filter(lm):
+    domain = lm.lens.keys("mass", "domain").names[0]
+    audit = Audit(lm, text_options([lm]), {"domain": domain})
+    rows = [row for row in audit.read(TEXTS) if row.shares]
+    for row in rows:
+        assert {item.key for item in row.shares["domain"].items} <= {domain}
+        assert row.matching + row.elsewhere + row.unattributed == pytest.approx(1)
+        assert 0 < row.matching < 1
+        trace = lm.explain(next(d.text for d in TEXTS if d.doc_id == row.text_id))[:-1]
+        assert row.matching == pytest.approx(shares(trace.sources("domain"))[domain], rel=1e-3)
+    best = max(rows, key=lambda row: row.matching)
+    summary = audit.to_dict()
+    assert summary["most_matching"][0]["text_id"] == best.text_id
+    assert "elsewhere" in audit_page(summary)
+    with pytest.raises(InputError, match="domain=nonsense"):
+        Audit(lm, text_options([lm]), {"domain": "nonsense"})
+
+
+def test_the_page_shows_the_figures_and_runs_nothing(lm):
+    audit = Audit(lm, text_options([lm]))
+    list(audit.read([Document(EVIL, f"{EVIL} and some more words")]))
+    summary = audit.to_dict()
+    summary["documents"][0] |= {"title": EVIL, "url": "javascript:alert(1)"}
+    summary["documents"][1] |= {"title": "A title", "url": "https://example.org/a"}
+    html = audit_page(summary)
+    assert "<script" not in html
+    assert "javascript:" not in html
+    assert 'href="https://example.org/a"' in html
+    assert "default-src 'none'" in html.replace("&#x27;", "'")
+    assert "url(" not in html
+    for by in ("source", "domain", "license"):
+        item = summary["shares"][by]["items"][0]
+        assert f"{item['share']:.1%}" in html
+    assert f"{summary['shares']['source']['unattributed']:.1%}" in html
+
+
+def test_files_hold_the_rows(lm, audited, tmp_path):
+    _, rows = audited
+    formula = {**rows[0].to_dict(), "text_id": "=1+1"}
+    paths = [tmp_path / name for name in ("a.parquet", "a.jsonl", "a.csv")]
+    identity = audit_identity(lm.lens, "evidence")
+    with audit_files(paths, [], identity) as (written, _):
+        for row in rows:
+            written.add(row.to_dict())
+        written.add(formula)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.csv", "a.jsonl", "a.parquet"]
+    lines = [json.loads(line) for line in paths[1].read_text().splitlines()]
+    assert lines == [row.to_dict() for row in rows] + [formula]
+    assert pq.read_table(paths[0]).to_pylist() == lines
+    assert "'=1+1," in paths[2].read_text()
+    found, stream = read_audit(paths[0])
+    assert found == identity
+    assert [row["text_id"] for row in stream] == [line["text_id"] for line in lines]
+
+
+def test_a_report_that_fails_leaves_what_was_there(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("before")
+
+    def interrupted():
+        with audit_files([path], [tmp_path / "p.html"], {}) as (_, pages):
+            pages[0].write_text("half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert path.read_text() == "before"
+    assert [p.name for p in tmp_path.iterdir()] == ["a.csv"]
+
+
+def test_where_a_document_shows_up(lm, audited, tmp_path):
+    doc_id = lm.lens.index["doc_id"][5].as_py()
+    found = document_sources(lm.lens, doc_id)
+    index = lm.lens.index.to_pylist()
+    usage = lm.lens.prototypes["usage"].to_pylist()
+    of_prototype = [[row for row in index if row["prototype"] == i] for i in range(192)]
+    expected = {}
+    for i, rows in enumerate(of_prototype):
+        for row in rows:
+            if row["doc_id"] == doc_id:
+                expected[i] = (row["rank"], row["cosine"], row["position"], 1 / len(rows))
+    got = {use.prototype: (use.rank, use.cosine, use.position, use.share) for use in found.uses}
+    assert got == expected
+    mine = sum(usage[i] * share for i, (*_, share) in expected.items())
+    assert found.neighbourhood == pytest.approx(mine / sum(usage))
+    everywhere = [document_sources(lm.lens, name).neighbourhood for name in lm.lens.documents.names]
+    assert found.expected == pytest.approx(np.mean(everywhere))
+
+    texts = texts_that_rely(lm, doc_id, TEXTS, text_options([lm]))
+    for text in texts:
+        trace = lm.explain(next(d.text for d in TEXTS if d.doc_id == text.text_id))[:-1]
+        share = shares(trace.sources("document"))[doc_id]
+        assert text.share == pytest.approx(share, rel=1e-3)
+    assert [t.share for t in texts] == sorted((t.share for t in texts), reverse=True)
+
+    path = tmp_path / "a.parquet"
+    with audit_files([path], [], audit_identity(lm.lens, "evidence")) as (written, _):
+        for row in audited[1]:
+            written.add(row.to_dict())
+    top = audited[1][0].documents[0]
+    listed = audited_texts_that_rely(lm.lens, top.doc_id, path)
+    assert ("one", pytest.approx(top.share)) in [(t.text_id, t.share) for t in listed]
+
+
+def test_audits_that_cannot_be_used(lm, tmp_path):
+    doc_id = lm.lens.index["doc_id"][0].as_py()
+    path = tmp_path / "a.parquet"
+    with audit_files([path], [], {"weight": "another"}):
+        pass
+    with pytest.raises(InputError, match="another model or lens"):
+        audited_texts_that_rely(lm.lens, doc_id, path)
+    path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(FormatError, match="cannot be read"):
+        audited_texts_that_rely(lm.lens, doc_id, path)
+    with pytest.raises(FormatError, match="was not written by"):
+        read_audit(lm.lens.path / "index.parquet")
+    with pytest.raises(InputError, match="not a file"):
+        read_audit(tmp_path / "none.parquet")
+
+
+def test_documents_that_are_not_there(lm):
+    from prismlm.corpus import Corpus
+
+    known = lm.lens.documents.names
+    with pytest.raises(InputError, match="Did you mean"):
+        document_sources(lm.lens, known[0] + "x")
+    corpus = Corpus.open(lm.lens.meta.corpus_path)
+    outside = sorted(set(corpus.doc_ids) - set(known))
+    assert outside
+    with pytest.raises(InputError, match="is in the corpus, but none of its places"):
+        document_number(lm.lens, outside[0])
+
+
+@pytest.mark.parametrize(
+    ("window", "stride", "words"),
+    [(1, None, "at least 2"), (10**6, None, "does not fit"), (16, 17, "expected 1 to 16")],
+)
+def test_windows_that_cannot_be_used(lm, window, stride, words):
+    with pytest.raises(InputError, match=words):
+        text_options([lm], window, stride)

@@ -1,0 +1,263 @@
+"""Token → channel → prototype, against the model itself run without what is credited."""
+
+import pickle
+from dataclasses import replace
+
+import pytest
+import torch
+
+import prismlm
+from prismlm.edits.channels.interventions import MaskRead, MaskWrite
+from prismlm.edits.channels.scope import intervene
+from prismlm.errors import DecompositionError, InputError
+from prismlm.explain.chain import Used, chains
+from prismlm.explain.residual_stream import decoder_of, read_direct_path
+from prismlm.instruments.channels import read_channels
+from prismlm.layers import PrototypeHead
+from prismlm.models.decoders.mixers import half_lives
+from prismlm.ops.prototype_mixer import naive
+from tests.helpers.chain_models import TEXT, chain_model
+from tests.helpers.mixer_models import CHANNELS, LAYERS, WIDTH, make_llama, make_model, tokens
+
+SWITCHES = {
+    "default": {},
+    "no mass": {"mass_normalisation": False},
+    "no convolution": {"convolution_layers": []},
+    "convolutions and shared routing": {
+        "convolution_layers": [0, 1, 2],
+        "shared_routing_layers": [0, 1, 2],
+    },
+    "groups": {"num_groups": 2},
+    "decays by token": {"decay_mode": "token", "num_groups": 3},
+    "unused parameters": {"paper_parameter_layout": True, "alpha": 0.7},
+}
+
+
+def make_head():
+    head = PrototypeHead(WIDTH, 40, 4, scale=2.5)
+    head.reset_parameters(torch.Generator().manual_seed(1))
+    return head
+
+
+def used(head, path, position):
+    routing = head.nearest(path.states[position : position + 1].float())
+    own = routing.activations[0].tolist()
+    return Used(routing.indices[0], own, [2 * a for a in own])
+
+
+@pytest.fixture(scope="module")
+def lm(tiny_corpus, tmp_path_factory):
+    return prismlm.load(chain_model(tiny_corpus, tmp_path_factory.mktemp("protot")))
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_parts_sum_to_the_activation(name):
+    model, head, ids = make_model(**SWITCHES[name]), make_head(), tokens(21)
+    path = read_direct_path(model, head, ids)
+    for position in (0, 1, 5, 20):
+        own = used(head, path, position)
+        parts = path.parts(position, own.prototypes)
+        torch.testing.assert_close(parts.total.float(), torch.tensor(own.activations))
+        assert (parts.edit == 0).all()
+        assert parts.channels.shape == (4, LAYERS, CHANNELS)
+        found = chains(path, position, own, ["word"] * 21)
+        for chain in found:
+            total = chain.embedding + sum(chain.mlps) + sum(chain.mixers) + chain.edit
+            assert total == pytest.approx(chain.activation, abs=1e-5)
+            assert len(chain.channels) == (3 if position else 0)
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+@pytest.mark.parametrize("layer", range(LAYERS))
+def test_a_channels_part_is_what_its_layer_gives_less_without_it(name, layer):
+    model, head, ids = make_model(**SWITCHES[name]), make_head(), tokens(15)
+    path = read_direct_path(model, head, ids)
+    own = used(head, path, 14)
+    parts = path.parts(14, own.prototypes)
+    hidden = model(ids[None], output_hidden_states=True).hidden_states[layer]
+    block = model.model.layers[layer]
+    whole = block.mixer(block.mixer_norm(hidden)).output[0, 14]
+    # What h is multiplied by, from the definition.
+    unit = torch.nn.functional.normalize(head.prototypes[own.prototypes], dim=-1)
+    z, h = path.states[14], path.hidden[14]
+    gain = model.model.norm.weight / (h.square().mean() + model.config.rms_norm_eps).sqrt()
+    for channel in range(CHANNELS):
+        with intervene(model, MaskRead(layer, channel)):
+            less = block.mixer(block.mixer_norm(hidden)).output[0, 14]
+        expected = head.scale * (unit @ (gain * (whole - less))) / z.norm()
+        torch.testing.assert_close(
+            parts.channels[:, layer, channel].float(), expected, rtol=1e-3, atol=1e-6
+        )
+
+
+@pytest.mark.parametrize("layer", range(LAYERS))
+def test_a_tokens_part_is_what_its_value_gives_through_convolution_and_channel(layer):
+    model, head, ids = make_model(), make_head(), tokens(13)
+    path = read_direct_path(model, head, ids)
+    position, channel = 12, 4
+    own = used(head, path, position)
+    split = torch.full_like(own.prototypes, channel)
+    found = path.token_parts(position, own.prototypes, layer, split)
+    assert found.shape == (4, position)
+    flow, mixer = path.flows[layer], model.model.layers[layer].mixer
+    read = torch.zeros_like(flow.read)
+    read[:, channel] = flow.read[:, channel]
+    along = path.along(position, own.prototypes, layer).float()
+    for source in range(position):
+        # The layer as it is, with the value of one token alone.
+        alone = torch.zeros_like(flow.inputs)
+        alone[source] = flow.inputs[source]
+        values = mixer.convolution(alone[None])[0] if mixer.convolves else alone[None]
+        out, _ = naive.prefix_mean(flow.write[None], read[None], values, mixer.decay)
+        torch.testing.assert_close(
+            found[:, source].float(), along @ out[0, position], rtol=1e-3, atol=1e-6
+        )
+
+
+def test_the_chain_names_the_largest_channels_and_tokens():
+    model, head, ids = make_model(), make_head(), tokens(20)
+    path = read_direct_path(model, head, ids)
+    own = used(head, path, 19)
+    words = [f"word {i}" for i in range(20)]
+    (chain, *_) = chains(path, 19, own, words, channels_kept=5, tokens_kept=19)
+    every = path.parts(19, own.prototypes).channels[0].flatten()
+    assert [abs(use.activation_part) for use in chain.channels] == pytest.approx(
+        every.abs().sort(descending=True).values[:5].tolist()
+    )
+    for use in chain.channels:
+        assert use.activation_part == every[use.layer * CHANNELS + use.channel]
+        assert use.share == pytest.approx(use.activation_part / chain.activation)
+        assert use.contribution == pytest.approx(2 * use.activation_part)
+        assert use.half_life == pytest.approx(float(half_lives(model)[use.layer][use.channel]))
+        assert sum(s.part for s in use.tokens) == pytest.approx(use.activation_part, abs=1e-6)
+        sizes = [abs(s.part) for s in use.tokens]
+        assert sizes == sorted(sizes, reverse=True)
+        assert sorted(s.position for s in use.tokens) == list(range(19))
+        assert all(s.token == f"word {s.position}" for s in use.tokens)
+
+
+@pytest.mark.parametrize("name", ["default", "decays by token"])
+def test_half_lives_are_those_of_the_decay_before_a_position(name):
+    model, head, ids = make_model(**SWITCHES[name]), make_head(), tokens(5)
+    path, alone = (read_direct_path(model, head, part) for part in (ids, ids[:1]))
+    for layer, curves in enumerate(read_channels(model, ids)):
+        decay = curves.decay.expand(5, CHANNELS).double()
+        for read, position, before in ((path, 0, 0), (path, 1, 0), (path, 4, 3), (alone, 0, 0)):
+            found = 0.5 ** (1 / read.half_lives(position, layer))
+            torch.testing.assert_close(found, decay[before], rtol=0, atol=1e-6)
+
+
+def test_a_masked_channel_has_no_part():
+    model, head, ids = make_model(), make_head(), tokens(12)
+    with intervene(model, MaskWrite(1, 2)):
+        path = read_direct_path(model, head, ids)
+    parts = path.parts(11, used(head, path, 11).prototypes)
+    assert (parts.channels[:, 1, 2] == 0).all()
+    assert (parts.channels[:, 1, 3] != 0).all()
+
+
+def test_steps_have_chains_and_run_the_model_for_them_once(lm):
+    passes = []
+    handle = lm.model.model.register_forward_hook(lambda *_: passes.append(1))
+    try:
+        trace = lm.explain(TEXT, generate=3)
+        before = len(passes)
+        assert before == 3
+        assert [chain.prototype for chain in trace[4].chains] == [
+            use.id for use in trace[4].prototypes[:3]
+        ]
+        assert len(passes) == before + 1
+        trace.to_dict()
+        trace.to_html()
+        assert len(passes) == before + 1
+    finally:
+        handle.remove()
+    ids = [step.token_id for step in trace]
+    for step in trace:
+        for chain, use in zip(step.chains, step.prototypes, strict=False):
+            assert chain.activation == use.activation
+            total = chain.embedding + sum(chain.mlps) + sum(chain.mixers)
+            assert total == pytest.approx(use.activation, abs=1e-5)
+            for channel in chain.channels:
+                rate = use.contribution / use.activation
+                assert channel.contribution == pytest.approx(rate * channel.activation_part)
+                for source in channel.tokens:
+                    assert source.position < step.position
+                    assert source.token == lm.tokenizer.decode([ids[source.position]])
+
+
+def test_steps_with_chains_compare_print_and_pickle_as_others(lm):
+    trace = lm.explain(TEXT)
+    step = trace[3]
+    assert step == lm.explain(TEXT)[3]
+    assert "chain" not in repr(step).lower()
+    copy = pickle.loads(pickle.dumps(step))
+    assert copy == step
+    assert copy.chains == tuple(step.chains)
+
+
+def test_an_edit_is_a_part_of_its_own_after_its_block_too(lm):
+    use = lm.explain(TEXT)[6].prototypes[0]
+    with lm.edit(prismlm.Ablate(prototype=use.id)):
+        trace = lm.explain(TEXT)
+    for step in trace:
+        for chain in step.chains:
+            total = chain.embedding + sum(chain.mlps) + sum(chain.mixers) + chain.edit
+            assert total == pytest.approx(chain.activation, abs=1e-5)
+    assert trace[6].chains[0].edit != 0
+    assert lm.explain(TEXT)[6].chains[0].edit == 0
+
+
+def test_an_intervention_is_seen_after_its_block_too(lm):
+    plain = lm.explain(TEXT)[6].chains[0].channels[0]
+    with intervene(lm.model, MaskWrite(plain.layer, plain.channel)):
+        trace = lm.explain(TEXT)
+    for chain in trace[6].chains:
+        assert (plain.layer, plain.channel) not in {(u.layer, u.channel) for u in chain.channels}
+        total = chain.embedding + sum(chain.mlps) + sum(chain.mixers)
+        assert total == pytest.approx(chain.activation, abs=1e-5)
+
+
+def test_a_model_changed_since_is_refused(lm):
+    trace = lm.explain(TEXT)
+    weight = lm.model.model.layers[1].mlp.down_proj.weight
+    held = weight.detach().clone()
+    try:
+        with torch.no_grad():
+            weight.mul_(1.5)
+        with pytest.raises(DecompositionError, match="at position 3 the direct parts"):
+            _ = trace[3].chains[0]
+    finally:
+        with torch.no_grad():
+            weight.copy_(held)
+
+
+def test_a_bfloat16_model_within_its_rounding(lm):
+    model = pickle.loads(pickle.dumps(lm.model)).to(torch.bfloat16)
+    step = replace(lm, model=model, lens=None).explain(TEXT)[6]
+    for chain in step.chains:
+        total = chain.embedding + sum(chain.mlps) + sum(chain.mixers)
+        assert total == pytest.approx(chain.activation, abs=2e-2 * float(lm.head.scale))
+        assert total != pytest.approx(chain.activation, abs=1e-7)
+
+
+def test_models_without_mixers_have_no_chains(tiny_model):
+    step = prismlm.load(tiny_model).explain("Hello there")[0]
+    assert step.chains is None
+    assert "chains" not in step.to_dict()
+
+
+def test_what_has_no_direct_path_is_refused():
+    model, head = make_llama(), make_head()
+    assert decoder_of(model) is None
+    with pytest.raises(InputError, match="no decoder of prototype mixers"):
+        read_direct_path(model, head, tokens(4))
+    model = make_model()
+    with pytest.raises(InputError, match=r"expected \[T\]"):
+        read_direct_path(model, head, tokens(1, 4))
+    path = read_direct_path(model, head, tokens(4))
+    for wrong in (-1, 4):
+        with pytest.raises(InputError, match=f"no position {wrong}"):
+            path.parts(wrong, torch.tensor([0]))
+        with pytest.raises(InputError, match=f"no position {wrong}: the text has 4 tokens"):
+            path.half_lives(wrong, 0)

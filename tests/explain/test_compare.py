@@ -1,0 +1,131 @@
+"""Comparisons against whole signatures and plain sets."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import prismlm
+from prismlm.corpus import Document
+from prismlm.errors import InputError
+from prismlm.explain.compare import (
+    check_comparable,
+    compare_prototypes,
+    compare_texts,
+    context_matches,
+    signature_matches,
+)
+from prismlm.explain.texts import text_options
+
+TEXTS = [
+    Document("one", "The court ruled that the contract was void and the appeal was dismissed."),
+    Document("two", "Once upon a time there was a little girl who lived in the woods."),
+]
+
+
+@pytest.fixture(scope="module")
+def lm(tiny_model):
+    return prismlm.load(tiny_model)
+
+
+def test_signatures_match_as_whole_vectors_do():
+    generator = torch.Generator().manual_seed(0)
+    a, b = torch.randn(13, 6, generator=generator), torch.randn(9, 4, generator=generator)
+    w_a, w_b = torch.randn(31, 6, generator=generator), torch.randn(31, 4, generator=generator)
+    found = signature_matches(a, w_a, b, w_b)
+    signatures = [(w @ p.T).T.double() for w, p in ((w_a, a), (w_b, b))]
+    left, right = (
+        torch.nn.functional.normalize(s - s.mean(1, keepdim=True), dim=1) for s in signatures
+    )
+    cosines = left @ right.T
+    assert found.best.tolist() == cosines.argmax(1).tolist()
+    np.testing.assert_allclose(found.similarity, cosines.max(1).values.numpy(), atol=1e-5)
+    back = cosines.argmax(0)
+    assert found.mutual.tolist() == [int(back[j]) == i for i, j in enumerate(found.best)]
+    assert 0 < found.mutual.sum() < 13
+
+
+def test_a_rotated_model_has_the_same_prototypes_in_another_order():
+    """The same function in other coordinates, its prototypes shuffled: all are found again."""
+    generator = torch.Generator().manual_seed(1)
+    a, w = torch.randn(40, 8, generator=generator), torch.randn(50, 8, generator=generator)
+    turn = torch.linalg.qr(torch.randn(8, 8, generator=generator)).Q
+    order = torch.randperm(40, generator=generator)
+    found = signature_matches(a, w, (a @ turn)[order] * 3, w @ turn)
+    assert order[found.best].tolist() == list(range(40))
+    assert found.mutual.all()
+    assert found.similarity.min() > 0.9999
+
+
+def test_contexts_match_as_sets_do(lm, tiny_model):
+    lens = lm.lens
+    other = prismlm.load(tiny_model).lens
+    # The other lens has its prototypes in another order.
+    order = np.random.default_rng(0).permutation(192)
+    table = other.index
+    number = np.argsort(order)[table["prototype"].to_numpy()]
+    sort = np.argsort(number, kind="stable")
+    import pyarrow as pa
+
+    shuffled = table.take(pa.array(sort)).set_column(
+        0, "prototype", pa.array(number[sort].astype(np.int32))
+    )
+    other.__dict__["index"] = shuffled
+    found = context_matches(lens, other)
+    sets = [set(lens.index["doc_id"].to_pylist()[lens.rows_of(i)]) for i in range(192)]
+    for i in range(0, 192, 7):
+        jaccard = [
+            len(sets[i] & sets[j]) / len(sets[i] | sets[j]) if sets[i] | sets[j] else 0.0
+            for j in order
+        ]
+        assert found.similarity[i] == pytest.approx(max(jaccard))
+        if sets[i]:
+            assert jaccard[found.best[i]] == max(jaccard) == 1
+
+
+def test_a_model_beside_itself(lm):
+    result = compare_prototypes(lm, lm)
+    assert result["by_signature"]["median"] == pytest.approx(1)
+    assert result["by_signature"]["mutual"] == 1
+    assert result["by_signature"]["chance"]["median"] < 0.9
+    assert result["by_signature"]["chance"]["mutual"] < 0.9
+    assert all(pair["a"] == pair["b"] for pair in result["pairs"])
+    texts = compare_texts(lm, lm, TEXTS, text_options([lm, lm]))
+    assert texts["ce"]["difference"] == 0
+    domains = texts["shares"]["domain"]
+    assert all(item["difference"] == 0 for item in domains["items"])
+    total = sum(item["a"] for item in domains["items"]) + domains["unattributed"]["a"]
+    assert total == pytest.approx(1)
+
+
+def test_another_model_on_the_same_texts(lm, tiny_model):
+    other = replace(prismlm.load(tiny_model), lens=None)
+    with torch.no_grad():
+        for weight in other.model.model.layers[0].parameters():
+            weight.mul_(0.5)
+    found = compare_texts(lm, other, TEXTS, text_options([lm, other]))
+    losses = []
+    for model in (lm.model, other.model):
+        sums = count = 0
+        for text in TEXTS:
+            ids = torch.tensor([lm.tokenizer(text.text)["input_ids"]])
+            with torch.no_grad():
+                sums += model(input_ids=ids, labels=ids).loss.item() * (ids.numel() - 1)
+            count += ids.numel() - 1
+        losses.append(sums / count)
+    assert found["ce"]["a"] == pytest.approx(losses[0], rel=1e-4)
+    assert found["ce"]["difference"] == pytest.approx(losses[1] - losses[0], abs=1e-3)
+    assert found["shares"] is None
+    assert compare_prototypes(lm, other)["by_contexts"] is None
+
+
+def test_models_that_cannot_be_compared(lm, tiny_model):
+    other = prismlm.load(tiny_model)
+    other.tokenizer.add_tokens(["something new"])
+    with pytest.raises(InputError, match="different tokenizers"):
+        check_comparable(lm, other)
+    lens = prismlm.load(tiny_model).lens
+    lens.meta = replace(lens.meta, corpus="another", corpus_name="elsewhere")
+    with pytest.raises(InputError, match="different corpora"):
+        context_matches(lm.lens, lens)

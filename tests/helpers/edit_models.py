@@ -1,0 +1,117 @@
+"""Small random models for edits, and edits done densely, without anything of prismlm.edits."""
+
+import copy
+
+import torch
+from torch import nn
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LogitsProcessor,
+    LogitsProcessorList,
+)
+
+from prismlm.edits.plan import plan_edits
+from prismlm.layers import PrototypeHead
+from prismlm.models.seam import LogitMap, capture
+from prismlm.ops.edits import edit_naive
+from prismlm.ops.prototype_head import naive
+
+VOCABULARY, WIDTH, PROTOTYPES, PER_TOKEN = 61, 24, 40, 20
+PAD = 0
+
+
+class Flat(nn.Module):
+    """A model that is its output embedding alone; its logits are scale · W z."""
+
+    def __init__(self, weight, scale=1.0):
+        super().__init__()
+        self.lm_head = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+        self.lm_head.weight = nn.Parameter(weight, requires_grad=False)
+        self.scale = scale
+
+    def get_output_embeddings(self):
+        return self.lm_head
+
+    def forward(self, z):
+        return self.scale * self.lm_head(z)
+
+
+def make_head(width=WIDTH, prototypes=PROTOTYPES, per_token=PER_TOKEN, scale=1.7, seed=1):
+    head = PrototypeHead(width, prototypes, per_token, scale=scale)
+    head.reset_parameters(torch.Generator().manual_seed(seed))
+    return head.eval().requires_grad_(False)
+
+
+def make_model(family="llama"):
+    torch.manual_seed(0)
+    common = {"vocab_size": VOCABULARY, "bos_token_id": None, "eos_token_id": None}
+    if family == "gpt2":
+        config = GPT2Config(n_embd=WIDTH, n_layer=2, n_head=2, n_positions=64, **common)
+        model = GPT2LMHeadModel(config)
+    else:
+        config = LlamaConfig(
+            hidden_size=WIDTH,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            max_position_embeddings=64,
+            tie_word_embeddings=False,
+            **common,
+        )
+        model = LlamaForCausalLM(config)
+    with torch.no_grad():  # logits far enough apart that rounding decides nothing
+        model.get_output_embeddings().weight.mul_(40)
+    return model.eval().requires_grad_(False)
+
+
+def plan(model, head, *edits, only=None, logit_map=None, lens=None):
+    found = LogitMap(scale=model.scale) if isinstance(model, Flat) else LogitMap.of(model)
+    return plan_edits(model, head, logit_map or found, str, edits, only=only, lens=lens)
+
+
+def dense_activations(head, z):
+    """Activations of all prototypes, [N, K], from the naive routing."""
+    routing = naive.route(z, head.prototypes, head.prototypes_per_token, head.scale)
+    dense = z.new_zeros(len(z), head.num_prototypes)
+    return dense.scatter(1, routing.indices, routing.activations), routing
+
+
+class Reference(LogitsProcessor):
+    """Logits of edited states, from scratch for every token: no cache, no hook, dense edits.
+
+    ``edit(dense activations, routing, z, W)`` gives the activations after it.
+    """
+
+    def __init__(self, model, head, edit, attention_mask):
+        self.model, self.head, self.edit = copy.deepcopy(model), head, edit
+        self.attention_mask = attention_mask
+
+    def __call__(self, input_ids, scores):
+        beams = len(input_ids) // len(self.attention_mask)
+        mask = self.attention_mask.repeat_interleave(beams, 0)
+        written = input_ids.shape[1] - mask.shape[1]
+        mask = torch.cat([mask, mask.new_ones(len(mask), written)], 1)
+        positions = (mask.cumsum(1) - 1).clamp_min(0)
+        with torch.no_grad(), capture(self.model) as seen:
+            self.model(input_ids=input_ids, attention_mask=mask, position_ids=positions)
+        z = seen.z[:, -1]
+        weight = self.model.get_output_embeddings().weight
+        before, routing = dense_activations(self.head, z)
+        after = self.edit(before.clone(), routing, z, weight)
+        return (edit_naive(z, self.head.prototypes, before, after) @ weight.T).log_softmax(-1)
+
+
+def generate(model, ids, mask, *, cache=True, beams=1, tokens=12, reference=None):
+    return model.generate(
+        inputs=ids,
+        attention_mask=mask,
+        max_new_tokens=tokens,
+        do_sample=False,
+        num_beams=beams,
+        use_cache=cache,
+        pad_token_id=PAD,
+        logits_processor=LogitsProcessorList([] if reference is None else [reference]),
+    )

@@ -1,0 +1,50 @@
+"""Small random models with uncertainty feedback, and texts of random tokens."""
+
+import torch
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+
+from prismlm.models.decoders.protot import ProtoTConfig
+from prismlm.models.uncertainty_feedback import attach_uncertainty
+
+VOCABULARY, WIDTH, LEVELS = 37, 16, 64
+
+
+def make_fed_gpt2(vocabulary=VOCABULARY, *, positions=64, layers=2, tied=True, **settings):
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=vocabulary, n_embd=WIDTH, n_layer=layers, n_head=2, n_positions=positions,
+        initializer_range=0.4, eos_token_id=0, bos_token_id=0, tie_word_embeddings=tied,
+        embd_pdrop=0.1, attn_pdrop=0.1, resid_pdrop=0.1,
+    )  # fmt: skip
+    model = GPT2LMHeadModel(config).eval().requires_grad_(False)
+    return model, attach_uncertainty(model, **{"levels": LEVELS} | settings)
+
+
+def make_fed_protot(vocabulary=VOCABULARY):
+    torch.manual_seed(0)
+    config = ProtoTConfig(
+        vocab_size=vocabulary, hidden_size=WIDTH, num_hidden_layers=2, num_channels=4,
+        initializer_range=0.4, eos_token_id=0,
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
+    return model, attach_uncertainty(model, LEVELS)
+
+
+def random_texts(*lengths, seed=0, vocabulary=VOCABULARY):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(1, vocabulary, (n,), generator=generator) for n in lengths]
+
+
+def set_table(feedback, table):
+    with torch.no_grad():
+        feedback.embedding.weight.copy_(table)
+
+
+def silence_blocks(model):
+    """Let blocks add nothing: the next token goes by the last one and its code alone."""
+    with torch.no_grad():
+        for block in model.transformer.h:
+            for last in (block.attn.c_proj, block.mlp.c_proj):
+                last.weight.zero_()
+                last.bias.zero_()
+        model.transformer.wpe.weight.zero_()

@@ -1,0 +1,118 @@
+"""An index in a process of its own that is forked from this one, so that starting it costs nothing.
+
+The child runs the real thing on real files; only the imports are shared with the tests.
+"""
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+import traceback
+
+import torch
+
+from prismlm.corpus import Corpus, build_corpus
+from prismlm.index.build import IndexOptions, build_index
+from prismlm.layers import PrototypeHead
+from prismlm.models.presets import build_config, build_model
+
+OPTIONS = IndexOptions(contexts=4, window=64, stride=48, split="all")
+WORDS = [
+    "light",
+    "water",
+    "stone",
+    "river",
+    "cell",
+    "law",
+    "price",
+    "star",
+    "tree",
+    "code",
+    "bank",
+    "music",
+    "ship",
+    "corn",
+]
+
+
+def make_corpus(directory, documents=90, words=160, seed=0):
+    """Write a corpus of random words in three sources."""
+    rng = random.Random(seed)
+    source = directory / "text"
+    source.mkdir(parents=True)
+    for name in ("a", "b", "c"):
+        lines = [
+            json.dumps({"text": " ".join(rng.choices(WORDS, k=rng.randint(5, words)))})
+            for _ in range(documents // 3)
+        ]
+        (source / f"{name}.jsonl").write_text("\n".join(lines))
+    return build_corpus([source], directory / "corpus", vocab_size=300, heldout_fraction=0.2)
+
+
+def make_model(corpus, seed=0):
+    """Return a tiny model and head that are not trained."""
+    torch.manual_seed(seed)
+    config = build_config({"preset": "llama-tiny"}, len(corpus.tokenizer), corpus.eos_token_id)
+    model = build_model(config).eval()
+    head = PrototypeHead(config.hidden_size, 48, 4)
+    head.reset_parameters()
+    return model, head
+
+
+def index_in_child(work):
+    """Start ``work()`` in a forked process and return its id."""
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    # Threads of tokenizers and OpenMP do not survive a fork; the child must not wait for them.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+            signal.signal(number, default)
+        work()
+        code = 0
+    except KeyboardInterrupt as stop:
+        sys.stderr.write(f"{stop}\n")
+        code = getattr(stop, "exit_code", 1)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def kill_until_done(work, seconds, kills, seed):
+    """Kill ``work`` after random times up to ``seconds``, then let it end.
+
+    Returns how many kills hit a process that was still working.
+    """
+    rng = random.Random(seed)
+    hits = 0
+    while hits < kills:
+        child = index_in_child(work)
+        time.sleep(rng.uniform(0, seconds))
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            assert os.waitstatus_to_exitcode(status) == 0
+            return hits
+        os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        if os.waitstatus_to_exitcode(status) == -signal.SIGKILL:
+            hits += 1
+        else:
+            return hits
+    child = index_in_child(work)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    return hits
+
+
+def index(corpus_path, model, head, out, **options):
+    """Index as the command does, saving after every forward pass."""
+    return build_index(
+        model, head, Corpus.open(corpus_path), out, OPTIONS, save_seconds=0, **options
+    )

@@ -1,0 +1,70 @@
+"""Training runs in this process and in others, stopped on the way, and compared."""
+
+import os
+import signal
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from prismlm.training.checkpoints import latest_checkpoint
+from tests.helpers import forked
+
+
+class InterruptAfter:
+    """A reporter that presses Ctrl-C when so many steps are done."""
+
+    def __init__(self, steps):
+        self.left = steps
+
+    @contextmanager
+    def task(self, description, total=None, unit="tokens"):
+        yield self
+
+    def advance(self, amount=1):
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def note(self, text):
+        self.text = text
+
+
+def weights(directory):
+    return load_file(directory / "model.safetensors") | load_file(
+        directory / "prototype_head.safetensors"
+    )
+
+
+def curve(history):
+    free = {"tokens_per_second"}
+    return [{k: v for k, v in row.items() if k not in free} for row in history]
+
+
+def assert_same_run(first, second):
+    a, b = weights(first), weights(second)
+    assert a.keys() == b.keys()
+    for name in a:
+        assert torch.equal(a[name], b[name]), name
+
+
+def command(*arguments):
+    return [sys.executable, "-m", "prismlm.cli.app", "train", *map(str, arguments)]
+
+
+def start(settings, tmp_path, steps):
+    """Start a run in a process of its own and wait until it has written a checkpoint."""
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(settings | {"steps": steps, "checkpoint": {"every": 1}}))
+    process = forked.start("train", path)
+    checkpoints = Path(settings["out"]) / "checkpoints"
+    deadline = time.monotonic() + 240
+    while latest_checkpoint(checkpoints) is None:
+        assert process.poll() is None, process.communicate(timeout=1)[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return process, path, checkpoints

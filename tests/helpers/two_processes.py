@@ -1,0 +1,117 @@
+"""Two processes of one group, as torchrun starts them, or forked from one that has imported all.
+
+python -m torch.distributed.run --nproc-per-node 2 two_processes.py DIR, which is three starts of
+Python with PyTorch, or python two_processes.py DIR, which is one.
+"""
+
+import os
+import pickle
+import socket
+import sys
+import traceback
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from prismlm.training import TrainingInterrupted, build_recipe, distributed, parallel, train
+from prismlm.training.shuffled_signal import ShuffledSignal
+from prismlm.training.step import Step
+from tests.helpers.runs import InterruptAfter
+from tests.helpers.tiny_head import make
+
+
+def gradients_of(model, batches, reduce=lambda tensor: tensor, positions=None):
+    """Return every gradient of the step that these micro-batches are this process's part of."""
+    step = Step.of(batches, positions)
+    losses = {}
+    for batch in batches:
+        output = model(**batch, within=step)
+        output.loss.backward()
+        for name, value in (output.losses | {"loss": output.loss.detach()}).items():
+            losses[name] = losses.get(name, 0) + value
+    gradients = {name: reduce(p.grad) for name, p in model.named_parameters()}
+    return gradients, {name: reduce(value) for name, value in losses.items()}
+
+
+def spread_gradients_of(arguments, spread, recompute, batches):
+    """Return the whole gradients of a step that DDP or FSDP2 takes, as PrismTrainer does."""
+    model = make(**arguments).train()
+    if recompute:
+        parallel.recompute_activations(model.model)
+    device, processes = torch.device("cpu"), distributed.world_size()
+    if spread == "ddp":
+        wrapped = parallel.wrap_ddp(model, device)
+    else:
+        parallel.shard(model.model, device)
+        wrapped = parallel.Sharded(model, model.model)
+    step, total = Step.of(batches), 0
+    for number, batch in enumerate(batches, 1):
+        with nullcontext() if number == len(batches) else wrapped.no_sync():
+            loss = wrapped(**batch, within=step).loss
+            total = total + loss.detach()
+            rest = sum(p.sum() for p in model.prototype_head.parameters())
+            (loss * processes + 0 * rest).backward()
+    if spread == "fsdp2":
+        distributed.average_gradients(model.prototype_head)
+    gradients = {
+        name: parallel.full(p.grad).clone()
+        for name, p in model.named_parameters()
+        if p.grad is not None
+    }
+    return gradients, distributed.sum_over_processes(total)
+
+
+def main(directory):
+    """Do every job of ``jobs.pickle``; write the results of all processes to ``rank-N.pickle``."""
+    torch.set_num_threads(1)
+    distributed.join()
+    jobs = pickle.loads((directory / "jobs.pickle").read_bytes())
+    results = {}
+    for name, (arguments, batches) in jobs["gradients"].items():
+        mine = batches[distributed.rank()]
+        results[name] = gradients_of(make(**arguments), mine, distributed.sum_over_processes)
+    for name, (*how, batches) in jobs.get("spread", {}).items():
+        results[name] = spread_gradients_of(*how, batches[distributed.rank()])
+    for name, parts in jobs.get("shuffled", {}).items():
+        results[name] = ShuffledSignal(5)(parts[distributed.rank()])
+    for name, settings, stop_at in jobs["runs"]:
+        recipe = build_recipe(settings)
+        if stop_at:
+            try:
+                train(recipe, progress=InterruptAfter(stop_at))
+            except TrainingInterrupted as stop:
+                results[f"{name} stopped"] = stop.checkpoint.name
+        result = train(recipe, resume=bool(stop_at))
+        results[name] = (result.history, result.quality, result.tokens)
+    (directory / f"rank-{distributed.rank()}.pickle").write_bytes(pickle.dumps(results))
+
+
+def fork(directory, main=main):
+    """Run ``main`` in two processes that the environment tells what torchrun would tell them."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    children = []
+    for rank in ("0", "1"):
+        os.environ |= {"RANK": rank, "LOCAL_RANK": rank}
+        if not (child := os.fork()):
+            try:
+                main(directory)
+                distributed.end(0)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+        children.append(child)
+    statuses = [os.waitpid(child, 0)[1] for child in children]
+    return int(any(statuses))
+
+
+if __name__ == "__main__":
+    if "RANK" in os.environ:
+        main(Path(sys.argv[1]))
+        distributed.end(0)
+    sys.exit(fork(Path(sys.argv[1])))

@@ -1,0 +1,132 @@
+"""Tiny random models of the families that uncertainty feedback is tested with."""
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    CLIPVisionConfig,
+    Gemma3TextConfig,
+    GPT2Config,
+    LlamaConfig,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    MambaConfig,
+    MistralConfig,
+    MixtralConfig,
+    Qwen3Config,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+from prismlm.models.decoders.deltanet import DeltaNetConfig
+from prismlm.models.decoders.protot import ProtoTConfig
+from prismlm.models.decoders.signal_noise import SignalNoiseConfig
+
+V = 23
+IMAGE = 22
+SIZES = {
+    "vocab_size": V,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+    "initializer_range": 0.4,
+}
+OWN_SIZES = {
+    "vocab_size": V,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "initializer_range": 0.4,
+    "pad_token_id": 0,
+    "dropout": 0.0,
+}
+FAMILIES = {
+    "gpt2": lambda: GPT2Config(
+        vocab_size=V, n_embd=16, n_layer=2, n_head=2, initializer_range=0.4, eos_token_id=None,
+        pad_token_id=0, bos_token_id=1, embd_pdrop=0.0, attn_pdrop=0.0, resid_pdrop=0.0,
+    ),
+    "llama": lambda: LlamaConfig(**SIZES),
+    "mistral": lambda: MistralConfig(**SIZES, sliding_window=None),
+    "qwen3": lambda: Qwen3Config(**SIZES),
+    "gemma3": lambda: Gemma3TextConfig(**SIZES, sliding_window=64),
+    "mixtral": lambda: MixtralConfig(**SIZES, num_local_experts=2),
+    "mamba": lambda: MambaConfig(
+        vocab_size=V, hidden_size=16, state_size=4, num_hidden_layers=2, initializer_range=0.4,
+        pad_token_id=0, bos_token_id=1, eos_token_id=None,
+    ),
+}  # fmt: skip
+OWN = {
+    "protot": lambda: ProtoTConfig(**OWN_SIZES, num_channels=4),
+    "deltanet": lambda: DeltaNetConfig(**OWN_SIZES, num_heads=2),
+    "signal-noise": lambda: SignalNoiseConfig(**OWN_SIZES, head_size=4),
+}
+
+
+def t5(layers):
+    config = T5Config(
+        vocab_size=V,
+        d_model=16,
+        d_kv=8,
+        d_ff=24,
+        num_layers=layers,
+        num_heads=2,
+        dropout_rate=0.0,
+        decoder_start_token_id=0,
+        pad_token_id=0,
+        eos_token_id=None,
+        initializer_factor=1.0,
+    )
+    return T5ForConditionalGeneration(config)
+
+
+def llava(layers):
+    vision = CLIPVisionConfig(
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        image_size=8,
+        patch_size=4,
+    )
+    config = LlavaConfig(
+        vision_config=vision,
+        text_config=LlamaConfig(**SIZES | {"num_hidden_layers": layers}),
+        image_token_id=IMAGE,
+        vision_feature_layer=-1,
+    )
+    return LlavaForConditionalGeneration(config)
+
+
+BUILT = {"t5": t5, "llava": llava}
+TITLES = {
+    "gpt2": "GPT-2",
+    "llama": "Llama",
+    "mistral": "Mistral",
+    "qwen3": "Qwen3",
+    "gemma3": "Gemma 3",
+    "mixtral": "Mixtral",
+    "mamba": "Mamba",
+    "t5": "T5, decoder side",
+    "llava": "LLaVA",
+    "protot": "ProtoT",
+    "deltanet": "DeltaNet",
+    "signal-noise": "signal/noise",
+}
+"""Every family, as it is called in the docs."""
+
+
+def build(name, layers=2):
+    """Return the same random model of a family at every call, in evaluation mode."""
+    torch.manual_seed(0)
+    if name in BUILT:
+        return BUILT[name](layers).eval()
+    config = (FAMILIES | OWN)[name]()
+    config.num_hidden_layers = layers
+    # Of others it is derived from the number of layers.
+    if vars(config).get("layer_types"):
+        config.layer_types = config.layer_types[:layers]
+    return AutoModelForCausalLM.from_config(config).eval()

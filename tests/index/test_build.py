@@ -1,0 +1,238 @@
+"""The index against a brute force that shares no code with it, over the bundled held-out text."""
+
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import prismlm
+from prismlm.corpus import Corpus, build_corpus, sample_path
+from prismlm.errors import InputError, StaleLensError
+from prismlm.index import layout
+from prismlm.index.build import IndexOptions, build_index
+from prismlm.models.sidecar import load_sidecar, save_sidecar
+
+WINDOW, STRIDE, CONTEXTS = 128, 96, 6
+OPTIONS = IndexOptions(contexts=CONTEXTS, window=WINDOW, stride=STRIDE, split="heldout")
+
+
+@pytest.fixture(scope="module")
+def sample_corpus(tiny_model, tmp_path_factory):
+    """The whole bundled sample in the tiny model's own tokens."""
+    out = tmp_path_factory.mktemp("sample") / "corpus"
+    return build_corpus([sample_path()], out, tokenizer=str(tiny_model))
+
+
+@pytest.fixture(scope="module")
+def lm(tiny_model):
+    return prismlm.load(tiny_model)
+
+
+@pytest.fixture(scope="module")
+def lens(lm, sample_corpus, tmp_path_factory):
+    return build_index(
+        lm.model, lm.head, sample_corpus, tmp_path_factory.mktemp("lens") / "heldout", OPTIONS
+    )
+
+
+@pytest.fixture(scope="module")
+def few(tiny_corpus):
+    """Held-out text enough for windows and padding of every kind, to be indexed over and over."""
+    return Corpus.open(tiny_corpus)
+
+
+@pytest.fixture(scope="module")
+def lens_of_few(lm, few, tmp_path_factory):
+    return build_index(lm.model, lm.head, few, tmp_path_factory.mktemp("lens") / "few", OPTIONS)
+
+
+def assert_same_lens(left, right):
+    names = sorted(path.name for path in left.iterdir())
+    assert names == sorted(path.name for path in right.iterdir())
+    for name in names:
+        assert (left / name).read_bytes() == (right / name).read_bytes(), name
+
+
+@torch.no_grad()
+def brute_force(lm, corpus):
+    """Every position's cosines to every prototype, one unpadded window at a time."""
+    prototypes = torch.nn.functional.normalize(lm.head.prototypes.double(), dim=-1)
+    best, mass = [], {}
+    for document in corpus.split("heldout").tolist():
+        start, length = int(corpus.starts[document]), int(corpus.lengths[document])
+        ids = torch.from_numpy(corpus.tokens(start, length).astype(np.int64))
+        rows, done = [], 0
+        for first in range(0, length, STRIDE):
+            if done >= length:
+                break
+            window = ids[first : first + WINDOW]
+            states = lm.model.model(input_ids=window[None]).last_hidden_state[0]
+            rows.append(states[done - first :])
+            done = first + len(window)
+        states = torch.cat(rows)[:-1].double()  # the end of the document predicts nothing
+        cosines = torch.nn.functional.normalize(states, dim=-1) @ prototypes.T
+        value, place = cosines.max(0)
+        best.append((document, value, place + start))
+        top = cosines.topk(lm.head.prototypes_per_token, dim=1)
+        key = tuple(corpus.column(name)[document] for name in layout.GROUP_COLUMNS)
+        counts, sums = mass.setdefault(
+            key, (torch.zeros(len(prototypes)), torch.zeros(len(prototypes), dtype=torch.float64))
+        )
+        used = top.values > 0
+        counts.index_add_(0, top.indices[used], torch.ones(int(used.sum())))
+        sums.index_add_(0, top.indices[used], float(lm.head.scale) * top.values[used])
+    return best, mass
+
+
+@pytest.fixture(scope="module")
+def expected(lm, sample_corpus):
+    return brute_force(lm, sample_corpus)
+
+
+def test_contexts_equal_brute_force(lm, lens, sample_corpus, expected):
+    index = pq.read_table(lens / layout.INDEX_FILE).to_pylist()
+    best, _ = expected
+    documents = [document for document, _, _ in best]
+    cosines = torch.stack([value for _, value, _ in best])
+    positions = torch.stack([place for _, _, place in best])
+    assert len(index) == lm.head.num_prototypes * CONTEXTS
+    for row in index:
+        prototype, rank = row["prototype"], row["rank"]
+        order = cosines[:, prototype].sort(descending=True)
+        assert row["cosine"] == pytest.approx(order.values[rank].item(), abs=2e-6)
+        # Two places whose cosines differ by rounding alone may change places.
+        ties = (cosines[:, prototype] - order.values[rank]).abs() < 2e-6
+        candidates = {
+            (sample_corpus.doc_ids[documents[d]], positions[d, prototype].item())
+            for d in ties.nonzero().flatten().tolist()
+        }
+        same_document = {doc_id for doc_id, _ in candidates}
+        assert row["doc_id"] in same_document
+        if (row["doc_id"], row["position"]) not in candidates:
+            document = sample_corpus.find(row["doc_id"])
+            assert sample_corpus.document_at(row["position"]) == document
+            assert row["token"] == sample_corpus.excerpt(row["position"], 1)
+
+
+def test_one_context_per_document_and_best_first(lens):
+    index = pq.read_table(lens / layout.INDEX_FILE)
+    pairs = list(zip(index["prototype"].to_pylist(), index["doc_id"].to_pylist(), strict=True))
+    assert len(pairs) == len(set(pairs))
+    keys = [
+        (row["prototype"], -row["cosine"], row["position"])
+        for row in index.select(["prototype", "cosine", "position"]).to_pylist()
+    ]
+    assert keys == sorted(keys)
+
+
+def test_text_around_a_context_is_the_documents_own(lens, sample_corpus):
+    for row in pq.read_table(lens / layout.INDEX_FILE).to_pylist()[::97]:
+        document = sample_corpus.document_at(row["position"])
+        text = sample_corpus.text(document)
+        assert sample_corpus.doc_ids[document] == row["doc_id"]
+        assert row["before"] + row["token"] + row["after"] in text
+        assert row["token"] == sample_corpus.excerpt(row["position"], 1)
+        assert row["source"] == sample_corpus.column("source")[document]
+
+
+def test_routed_and_activation(lm, lens):
+    index = pq.read_table(lens / layout.INDEX_FILE).to_pylist()
+    scale = float(lm.head.scale)
+    for row in index:
+        assert row["activation"] == pytest.approx(max(0.0, scale * row["cosine"]), abs=1e-5)
+    # The best context of a prototype that is used at all is nearly always one it is used for.
+    assert any(row["routed"] for row in index)
+
+
+@pytest.mark.parametrize("tokens_per_batch", [1, 5000, 10**9])
+def test_batch_size_changes_no_byte(lm, lens_of_few, few, tmp_path, tokens_per_batch):
+    options = replace(OPTIONS, tokens_per_batch=tokens_per_batch)
+    again = build_index(lm.model, lm.head, few, tmp_path / "again", options)
+    assert_same_lens(lens_of_few, again)
+
+
+def test_same_run_same_bytes(lm, lens, sample_corpus, tmp_path):
+    again = build_index(lm.model, lm.head, sample_corpus, tmp_path / "again", OPTIONS)
+    assert_same_lens(lens, again)
+
+
+def test_without_text(lm, few, tmp_path):
+    options = IndexOptions(
+        contexts=2, window=WINDOW, stride=WINDOW, split="heldout", with_text=False
+    )
+    out = build_index(lm.model, lm.head, few, tmp_path / "offsets", options)
+    table = pq.read_table(out / layout.INDEX_FILE)
+    assert table["token"].null_count == table.num_rows
+    assert table["position"].null_count == 0
+
+
+def test_usage_and_names(lm, lens):
+    prototypes = pq.read_table(lens / layout.PROTOTYPES_FILE).to_pylist()
+    assert [row["prototype"] for row in prototypes] == list(range(lm.head.num_prototypes))
+    assert all(row["name"] for row in prototypes)
+    row = prototypes[5]
+    signature = (
+        float(lm.head.scale) * lm.model.get_output_embeddings().weight @ lm.head.prototypes[5]
+    )
+    best = signature.topk(3)
+    assert row["top_values"][:3] == pytest.approx(best.values.tolist(), rel=1e-4)
+    assert row["top_tokens"][0] == lm.tokenizer.decode([best.indices[0]])
+
+
+def test_an_existing_lens_is_kept(lm, lens, sample_corpus):
+    with pytest.raises(InputError, match="--overwrite"):
+        build_index(lm.model, lm.head, sample_corpus, lens, OPTIONS)
+
+
+def test_another_directory_is_never_replaced(lm, sample_corpus, tmp_path):
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.txt").write_text("irreplaceable")
+    with pytest.raises(InputError, match="not a lens"):
+        build_index(lm.model, lm.head, sample_corpus, tmp_path / "thesis", OPTIONS, overwrite=True)
+    assert (tmp_path / "thesis" / "chapter.txt").read_text() == "irreplaceable"
+
+
+def test_a_window_longer_than_the_model_reads(lm, sample_corpus, tmp_path):
+    with pytest.raises(InputError, match="does not fit"):
+        build_index(
+            lm.model, lm.head, sample_corpus, tmp_path / "x", IndexOptions(window=4096, stride=8)
+        )
+
+
+def test_a_stale_lens_is_refused(tiny_model, tmp_path):
+    copy = tmp_path / "model"
+    shutil.copytree(tiny_model, copy)
+    sidecar = load_sidecar(copy)
+    with torch.no_grad():
+        sidecar.head.prototypes[0] += 1.0
+    save_sidecar(copy, sidecar)
+    with pytest.raises(StaleLensError, match="prototypes"):
+        prismlm.load(copy)
+
+
+def test_a_corpus_of_another_vocabulary(lm, tiny_corpus, tmp_path):
+    documents = tiny_corpus.parent / "documents.parquet"
+    corpus = build_corpus([documents], tmp_path / "other", vocab_size=3000)
+    assert isinstance(corpus, Corpus)
+    with pytest.raises(InputError, match="--tokenizer"):
+        build_index(lm.model, lm.head, corpus, tmp_path / "x", OPTIONS)
+
+
+def test_mass_equals_brute_force(lens, expected):
+    table = pq.read_table(lens / layout.MASS_FILE).to_pylist()
+    _, mass = expected
+    differing = 0
+    for row in table:
+        key = tuple(row[name] for name in layout.GROUP_COLUMNS)
+        counts, sums = mass[key]
+        differing += abs(row["tokens"] - counts[row["prototype"]].item())
+        assert row["activation_sum"] == pytest.approx(
+            sums[row["prototype"]].item(), rel=1e-3, abs=1.0
+        )
+    total = sum(counts.sum().item() for counts, _ in mass.values())
+    assert sum(row["tokens"] for row in table) == total
+    # Float32 rounding may swap the k-th with the next prototype; one use in 20,000 at most.
+    assert differing <= total / 20_000

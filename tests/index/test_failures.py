@@ -1,0 +1,314 @@
+"""Kills, signals, full disks, two writers and damaged files: what they leave of an index."""
+
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import time
+from dataclasses import replace
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from prismlm.errors import FormatError, InputError, PrismError
+from prismlm.index.build import Shard, build_index, index_shard
+from prismlm.index.state import Partial
+from prismlm.interrupts import IndexInterrupted
+from prismlm.ops.prototype_head import screened, windows
+from tests.helpers.kills import (
+    OPTIONS,
+    index,
+    index_in_child,
+    kill_until_done,
+    make_corpus,
+    make_model,
+)
+
+
+@pytest.fixture(autouse=True)
+def python_s_own_handler():
+    """A shell may have started the tests in the background, with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return make_corpus(tmp_path_factory.mktemp("kills"))
+
+
+@pytest.fixture(scope="module")
+def model(corpus):
+    return make_model(corpus)
+
+
+@pytest.fixture(scope="module")
+def straight(corpus, model, tmp_path_factory):
+    return build_index(*model, corpus, tmp_path_factory.mktemp("straight") / "lens", OPTIONS)
+
+
+def assert_same_lens(left, right):
+    names = sorted(path.name for path in left.iterdir())
+    assert names == sorted(path.name for path in right.iterdir())
+    for name in names:
+        assert (left / name).read_bytes() == (right / name).read_bytes(), name
+
+
+class StopAfter:
+    """A reporter that sends a signal, or raises, when so many advances are made."""
+
+    def __init__(self, advances, act):
+        self.left, self.act = advances, act
+
+    def task(self, description, total=None, unit="tokens"):
+        return self
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        pass
+
+    def advance(self, amount=1):
+        self.left -= 1
+        if self.left == 0:
+            self.act()
+
+    def note(self, text):
+        pass
+
+
+def kill_often(corpus, model, straight, tmp_path, kills):
+    began = time.monotonic()
+    index(corpus.path, *model, tmp_path / "timed")
+    seconds = time.monotonic() - began
+    hits = rounds = 0
+    while hits < kills:
+        out = tmp_path / f"lens{rounds}"
+        work = lambda out=out: index(corpus.path, *model, out)  # noqa: E731
+        hits += kill_until_done(work, seconds / 2, min(10, kills - hits), seed=rounds)
+        assert_same_lens(straight, out)
+        assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+        shutil.rmtree(out)
+        rounds += 1
+    return hits
+
+
+def test_a_few_kills_change_no_byte(corpus, model, straight, tmp_path):
+    assert kill_often(corpus, model, straight, tmp_path, 5) >= 5
+
+
+@pytest.mark.slow
+def test_fifty_random_kills_change_no_byte(corpus, model, straight, tmp_path):
+    assert kill_often(corpus, model, straight, tmp_path, 50) >= 50
+
+
+SLOW = [pytest.param(call, marks=pytest.mark.slow) for call in ("replace", "fsync", "rmtree")]
+
+
+@pytest.mark.parametrize("call", ["rename", *SLOW, pytest.param("touch", marks=pytest.mark.slow)])
+def test_a_kill_at_every_step_of_writing(corpus, model, straight, tmp_path, call, monkeypatch):
+    """Die right before, and right after, the n-th call of the functions that move files."""
+    out = tmp_path / "lens"
+    out.mkdir()
+    shutil.copytree(straight, out, dirs_exist_ok=True)
+    owner = {"rmtree": "shutil.rmtree", "touch": "pathlib.Path.touch"}.get(call, f"os.{call}")
+    module, name = owner.rsplit(".", 1)
+    target = {"os": os, "shutil": shutil, "pathlib.Path": type(out).__mro__[1]}[module]
+    real = getattr(target, name)
+    stops = 0
+    for number in (0, 1, 2, 3, 10_000):
+        for after in (False, True):
+            calls = {"made": 0}
+
+            def dying(*arguments, calls=calls, number=number, after=after, **options):
+                calls["made"] += 1
+                if calls["made"] - 1 == number and not after:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                result = real(*arguments, **options)
+                if calls["made"] - 1 == number and after:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return result
+
+            def work(dying=dying):
+                setattr(target, name, dying)
+                build_index(*model, corpus, out, OPTIONS, overwrite=True)
+
+            _, status = os.waitpid(index_in_child(work), 0)
+            stops += os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+            build_index(*model, corpus, out, OPTIONS, overwrite=True)
+            assert_same_lens(straight, out)
+            assert [path.name for path in tmp_path.iterdir()] == ["lens"]
+    assert stops >= 2
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_shards_in_any_order_give_the_same_bytes(corpus, model, straight, tmp_path, seed):
+    count = 2 + 3 * seed
+    order = random.Random(seed).sample(range(count), count)
+    out = tmp_path / "lens"
+    results = [index_shard(*model, corpus, out, OPTIONS, Shard(i, count)) for i in order]
+    assert results == [None] * (count - 1) + [out]
+    assert_same_lens(straight, out)
+    assert [path.name for path in tmp_path.iterdir()] == ["lens"]
+
+
+def test_shards_give_the_same_bytes_where_a_bf16_product_screens(
+    corpus, model, straight, tmp_path, monkeypatch
+):
+    """It is taken from a size on that these tests do not reach by themselves."""
+    taken = []
+    scan = windows._scan_screened
+
+    def recorded(*arguments):
+        taken.append(scan(*arguments))
+        return taken[-1]
+
+    monkeypatch.setattr(screened, "supports", lambda *_: True)
+    monkeypatch.setattr(windows, "_scan_screened", recorded)
+    whole = build_index(*model, corpus, tmp_path / "whole", OPTIONS)
+    for number in (2, 0, 1):
+        index_shard(*model, corpus, tmp_path / "shards", OPTIONS, Shard(number, 3))
+    assert_same_lens(whole, tmp_path / "shards")
+    assert sum(found is not None for found in taken) >= 10
+    # As near as two ways of rounding let it be.
+    cosines = [pq.read_table(lens / "index.parquet")["cosine"] for lens in (whole, straight)]
+    assert np.abs(cosines[0].to_numpy() - cosines[1].to_numpy()).max() < 1e-6
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("advances", [3, 30])
+def test_a_signal_saves_and_says_how_to_go_on(
+    corpus, model, straight, tmp_path, number, code, advances
+):
+    out = tmp_path / "lens"
+    progress = StopAfter(advances, lambda: os.kill(os.getpid(), number))
+    with pytest.raises(IndexInterrupted, match="same command goes on") as stop:
+        build_index(*model, corpus, out, OPTIONS, progress=progress)
+    assert stop.value.exit_code == code
+    assert str(Partial(out).path) in str(stop.value)
+    assert not out.exists()
+    again = StopAfter(10**9, lambda: None)
+    assert_same_lens(straight, build_index(*model, corpus, out, OPTIONS, progress=again))
+    # It did not begin from the start.
+    full = StopAfter(10**9, lambda: None)
+    build_index(*model, corpus, tmp_path / "full", OPTIONS, progress=full)
+    assert again.left > full.left
+
+
+@pytest.mark.parametrize("size", [200, 20_000])
+@pytest.mark.parametrize("advances", [3, 30])
+def test_a_disk_that_is_full_keeps_the_last_save(corpus, model, straight, tmp_path, size, advances):
+    """The limit on a file's size fails the same writes, in the scan and in writing the lens."""
+    out = tmp_path / "lens"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    full = StopAfter(advances, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1])))
+    try:
+        with pytest.raises(PrismError, match=r"could not be written.*same command"):
+            build_index(*model, corpus, out, OPTIONS, save_seconds=0, progress=full)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not out.exists()
+    partial = Partial(out).path
+    assert not [path for path in partial.rglob("*") if path.name.endswith(".tmp")]
+    assert not (partial / "lens").exists()
+    assert_same_lens(straight, build_index(*model, corpus, out, OPTIONS))
+
+
+def interrupted(corpus, model, out, **options):
+    def stop():
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(IndexInterrupted):
+        build_index(*model, corpus, out, OPTIONS, progress=StopAfter(3, stop), **options)
+
+
+def test_another_input_is_refused_and_named(corpus, model, straight, tmp_path):
+    out = tmp_path / "lens"
+    interrupted(corpus, model, out)
+    with pytest.raises(InputError, match=r"contexts: 4 → 5.*--overwrite"):
+        build_index(*model, corpus, out, replace(OPTIONS, contexts=5))
+    other = make_model(corpus, seed=1)
+    with pytest.raises(InputError, match=r"model: .* → .*prototypes: "):
+        build_index(*other, corpus, out, OPTIONS)
+    text = make_corpus(tmp_path / "other", seed=3)
+    with pytest.raises(InputError, match="corpus: "):
+        build_index(*model, text, out, OPTIONS)
+    with pytest.raises(InputError, match="shards: 1 → 2"):
+        index_shard(*model, corpus, out, OPTIONS, Shard(0, 2))
+    with pytest.raises(InputError, match="another tokenizer than the model's"):
+        build_index(*model, corpus, out, OPTIONS, tokenizer="0" * 32)
+    assert_same_lens(straight, build_index(*model, corpus, out, OPTIONS))
+
+
+def test_overwrite_discards_what_was_begun_otherwise(corpus, model, straight, tmp_path):
+    out = tmp_path / "lens"
+    interrupted(corpus, make_model(corpus, seed=1), out)
+    assert_same_lens(straight, build_index(*model, corpus, out, OPTIONS, overwrite=True))
+
+
+def test_damaged_state_is_refused_and_mended(corpus, model, straight, tmp_path):
+    out = tmp_path / "lens"
+    interrupted(corpus, model, out)
+    (state,) = Partial(out).path.glob("*.safetensors")
+    whole = state.read_bytes()
+    flipped = bytearray(whole)
+    flipped[-7] ^= 1
+    for damaged in (whole[:-100], whole[:50], b"", bytes(flipped)):
+        state.write_bytes(damaged)
+        with pytest.raises(FormatError, match=r"damaged.*Delete it"):
+            build_index(*model, corpus, out, OPTIONS)
+    (Partial(out).path / "run.json").write_text("[]")
+    with pytest.raises(FormatError, match="start anew"):
+        build_index(*model, corpus, out, OPTIONS)
+    shutil.rmtree(Partial(out).path)
+    assert_same_lens(straight, build_index(*model, corpus, out, OPTIONS))
+
+
+def test_two_writers_on_one_lens(corpus, model, straight, tmp_path):
+    out = tmp_path / "lens"
+
+    def slow():
+        hang = StopAfter(2, lambda: time.sleep(600))
+        build_index(*model, corpus, out, OPTIONS, progress=hang, save_seconds=0)
+
+    child = index_in_child(slow)
+    try:
+        deadline = time.monotonic() + 60
+        while not list(Partial(out).path.glob("*.safetensors")):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        for options in ({}, {"overwrite": True}):
+            with pytest.raises(InputError, match=f"written to by another process, {child}"):
+                build_index(*model, corpus, out, OPTIONS, **options)
+        with pytest.raises(InputError, match=rf"written to by another process.*{child}"):
+            build_index(*model, corpus, out, replace(OPTIONS, contexts=2), overwrite=True)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert_same_lens(straight, build_index(*model, corpus, out, OPTIONS))
+
+
+def test_a_state_that_is_not_finite_leaves_nothing(corpus, model, tmp_path):
+    broken, head = make_model(corpus)
+    with torch.no_grad():
+        broken.get_output_embeddings().weight[:] = torch.nan
+        broken.model.norm.weight[0] = torch.nan
+    with pytest.raises(InputError, match="not finite"):
+        build_index(broken, head, corpus, tmp_path / "lens", OPTIONS)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_convergence_counts_every_token(corpus, straight):
+    meta = json.loads((straight / "meta.json").read_text())
+    curve = meta["convergence"]
+    assert curve[-1]["tokens"] == meta["tokens"]
+    assert curve[-1]["share"] == 1.0
+    values = [point["mean_nearest_cosine"] for point in curve]
+    assert values == sorted(values)
+    assert values[0] < values[-1]

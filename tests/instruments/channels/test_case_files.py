@@ -1,0 +1,101 @@
+"""Cases of interventions: their files, and their tokens."""
+
+import json
+
+import pytest
+
+from prismlm.errors import InputError
+from prismlm.instruments.channels import Case, case_sets, load_cases, probe_of
+from tests.helpers.mixer_models import make_corpus
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    return make_corpus(tmp_path_factory.mktemp("corpus")).tokenizer
+
+
+def test_the_bundled_sets():
+    assert case_sets() == ("covid", "men", "mental_health", "new_zealand", "women")
+    contexts = []
+    for name in case_sets():
+        cases = load_cases(name)
+        assert 12 <= len(cases) <= 20
+        assert len({case.concept for case in cases}) == 1
+        for case in cases:
+            # The loader joins by one space, and Table 6's contexts end before the target.
+            assert case.context == case.context.strip()
+            assert case.target.isalpha()
+        contexts += [case.context for case in cases]
+    assert len(set(contexts)) == len(contexts)
+
+
+def test_a_file_of_ones_own(tmp_path):
+    path = tmp_path / "own.jsonl"
+    row = {"concept": "river", "context": "The river carries", "target": "stones"}
+    path.write_text(json.dumps(row) + "\n\n" + json.dumps(row | {"context": "Old"}) + "\n")
+    assert load_cases(path) == (
+        Case("river", "The river carries", "stones"),
+        Case("river", "Old", "stones"),
+    )
+
+
+GOOD = '{"concept": "a", "context": "b", "target": "c"}'
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"concept": "a", "context": "b"}', "line 2: there is no 'target'; expected concept"),
+        ('{"concept": "a", "context": " ", "target": "c"}', "line 2: 'context' is ' '"),
+        ('{"concept": "a", "context": 3, "target": "c"}', "line 2: 'context' is 3"),
+        ('{"concept": "a", "context": "b", "target": "c", "x": 1}', "line 2: 'x' is not one of"),
+        ("[1]", "line 2: a list, expected a JSON object"),
+        ("concept", "line 2: not a JSON object"),
+    ],
+)
+def test_a_line_that_is_no_case_is_named(tmp_path, line, message):
+    path = tmp_path / "own.jsonl"
+    path.write_text(f"{GOOD}\n{line}\n")
+    with pytest.raises(InputError, match=message):
+        load_cases(path)
+
+
+def test_files_that_are_not_there(tmp_path):
+    with pytest.raises(InputError, match=r"bundled sets covid, men.*Did you mean 'women'"):
+        load_cases("woman")
+    (tmp_path / "empty.jsonl").write_text("\n")
+    with pytest.raises(InputError, match="holds no cases"):
+        load_cases(tmp_path / "empty.jsonl")
+    with pytest.raises(InputError, match="is neither a file"):
+        load_cases(tmp_path)
+
+
+def test_targets_in_tokens(tokenizer):
+    whole = tokenizer("The river carries stones", add_special_tokens=False)["input_ids"]
+    pieces = tokenizer.tokenize(" stones")
+    context = "The river carries "
+    if len(pieces) == 1:
+        found = probe_of(tokenizer, Case("c", context, " stones"))
+        assert (*found.ids, found.target_id) == tuple(whole)
+        assert found.context == "The river carries"
+    case = Case("c", context, "zebras")
+    pieces = [tokenizer.decode([i]) for i in tokenizer(" zebras")["input_ids"]]
+    assert len(pieces) > 1
+    with pytest.raises(InputError, match=f"is {len(pieces)} tokens, ' '?") as error:
+        probe_of(tokenizer, case)
+    assert ", ".join(map(repr, pieces)) in str(error.value)
+    assert "'The river carries'" in str(error.value)
+    first = probe_of(tokenizer, case, first_token=True)
+    assert first.target_id == tokenizer(" zebras")["input_ids"][0]
+    shown = pieces[0].strip() or "␣"
+    assert (first.target, first.measured) == ("zebras", shown)
+    assert first.label == f"{shown}… of zebras"
+    assert "lower" not in str(error.value)
+
+
+def test_a_target_that_is_one_token_in_lower_case_only(tokenizer):
+    words = ("river", "maps", "letters", "birds", "stones", "town", "winter")
+    one = next(w for w in words if len(tokenizer(f" {w}")["input_ids"]) == 1)
+    with pytest.raises(InputError, match=f"In lower case, '{one}', it is one"):
+        probe_of(tokenizer, Case("c", "The old", one.upper()))
+    assert probe_of(tokenizer, Case("c", "The old", one)).label == one

@@ -1,0 +1,292 @@
+"""The report is what the functions behind it say, and says why where there is nothing to say."""
+
+import json
+import math
+import shutil
+
+import pytest
+import torch
+
+from prismlm.corpus import build_corpus
+from prismlm.corpus.sequences import Sequences
+from prismlm.errors import FormatError, InputError
+from prismlm.files import finite
+from prismlm.index.training_corpus import training_corpus
+from prismlm.instruments.channels import (
+    measure,
+    quartiles,
+    rank_sequences,
+    read_channels,
+    read_write_lags,
+    repetition,
+    sequences_of,
+    spearman,
+)
+from prismlm.instruments.channels.build_report import ReportOptions, channel_report
+from prismlm.instruments.channels.wording import lag_words, locality_words, median_correlation
+from prismlm.models.checkpoint import read_checkpoint
+from prismlm.models.decoders.mixers import half_lives
+from tests.helpers.mixer_models import (
+    CHANNELS,
+    LAYERS,
+    make_corpus,
+    make_llama,
+    make_model,
+    save_model,
+)
+
+TEXT = "Old maps — 日本, the river."
+OPTIONS = ReportOptions(kept=4, tokens=7, max_lag=2, shuffles=9)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return make_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(scope="module")
+def model(corpus):
+    return make_model(len(corpus.tokenizer))
+
+
+@pytest.fixture(scope="module")
+def sequences(corpus):
+    return Sequences(corpus, "all", 16)
+
+
+@pytest.fixture(scope="module")
+def report(corpus, model, sequences):
+    return channel_report(
+        model, corpus.tokenizer, sequences, text=TEXT, name="tiny", options=OPTIONS
+    )
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_figures_are_those_of_the_functions(corpus, sequences, groups):
+    model = make_model(len(corpus.tokenizer), num_groups=groups)
+    report = channel_report(model, corpus.tokenizer, sequences, options=OPTIONS)
+    assert report.of == "channels"
+    assert [layer.layer for layer in report.layers] == list(range(LAYERS))
+    for kind in ("write", "read"):
+        expected = measure(model, sequences, kind)
+        assert tuple(layer.metrics[kind] for layer in report.layers) == expected
+    metrics = report.layers[1].metrics["write"]
+    assert metrics.width == CHANNELS // groups
+    assert metrics.entropy_share == pytest.approx(metrics.entropy / math.log(CHANNELS // groups))
+    ranked = rank_sequences(model, sequences, kept=4, tokens=7)
+    lags = read_write_lags(model, sequences, max_lag=2, shuffles=9)
+    for layer, lives in zip(report.layers, half_lives(model), strict=True):
+        assert [c.half_life for c in layer.channels] == lives.tolist()
+        assert [c.repetition for c in layer.channels] == repetition(ranked[layer.layer]).tolist()
+        for k, channel in enumerate(layer.channels):
+            assert channel.sequences == sequences_of(ranked[layer.layer], k)
+        assert layer.lags is not None
+        for name, column in vars(layer.lags).items():
+            torch.testing.assert_close(column, getattr(lags[layer.layer], name))
+    assert [layer.shared_routing for layer in report.layers] == [True, False, False]
+
+
+def test_locality_is_over_all_channels(report):
+    channels = [channel for layer in report.layers for channel in layer.channels]
+    lives = torch.tensor([c.half_life for c in channels], dtype=torch.float64)
+    scores = torch.tensor([c.repetition for c in channels], dtype=torch.float64)
+    assert report.locality.correlation == spearman(lives, scores)
+    assert report.locality.correlation.count == LAYERS * CHANNELS
+    assert report.locality.quartiles == quartiles(lives, scores)
+    words = " ".join(locality_words(report.locality))
+    assert "Spearman ρ = " in words
+    assert "18 channels" in words
+
+
+def test_passages_and_top_tokens_are_the_corpus(corpus, report):
+    assert report.passages
+    for layer in report.layers:
+        for channel in layer.channels:
+            tallied = {}
+            for sequence in channel.sequences:
+                passage = report.passages[sequence.start]
+                text = passage.text
+                assert "".join(text.words) == corpus.excerpt(sequence.start, sequence.length)
+                assert len(text.tokens) == sequence.length
+                assert passage.document.doc_id == corpus.doc_ids[sequence.document]
+                assert passage.offset == sequence.start - corpus.starts[sequence.document]
+                for token in sequence.tokens:
+                    tallied.setdefault(token.token_id, []).append(token.gate)
+            assert {t.token_id: t.count for t in channel.tokens} == {
+                token: len(gates) for token, gates in tallied.items()
+            }
+            sums = [t.count * t.gate for t in channel.tokens]
+            assert sums == sorted(sums, reverse=True)
+            for token in channel.tokens:
+                assert token.gate == pytest.approx(
+                    sum(tallied[token.token_id]) / len(tallied[token.token_id])
+                )
+                assert token.text == corpus.tokenizer.decode([token.token_id]) or (
+                    token.token_id == corpus.eos_token_id and token.text == ""
+                )
+
+
+def test_the_text_is_read_whole(corpus, model, report):
+    ids = corpus.tokenizer(TEXT)["input_ids"]
+    assert list(report.text.token_ids) == ids
+    assert "".join(report.text.text.words) == TEXT
+    for mine, other in zip(
+        report.text.curves, read_channels(model, torch.tensor(ids)), strict=True
+    ):
+        torch.testing.assert_close(mine.write, other.write)
+
+
+def test_json_holds_everything_and_no_nan(report):
+    value = json.loads(json.dumps(report.to_dict(), allow_nan=False))
+    assert [len(layer["channels"]) for layer in value["layers"]] == [CHANNELS] * LAYERS
+    channel = value["layers"][2]["channels"][1]
+    assert set(channel) == {"channel", "decay", "half_life", "repetition", "tokens", "sequences"}
+    assert len(channel["sequences"]) == 4
+    first = channel["sequences"][0]
+    assert all(token["text"] in first["text"] for token in first["tokens"])
+    assert len(value["layers"][2]["lags"]["correlation"]) == CHANNELS
+    assert value["corpus"]["positions"] == value["layers"][0]["metrics"]["write"]["positions"]
+    assert len(value["text"]["layers"][0]["write"]) == len(value["text"]["tokens"])
+    assert finite({"a": [math.nan, (1.0, math.inf)]}) == {"a": [None, [1.0, None]]}
+
+
+def test_only_the_layers_asked_for(corpus, model, sequences, report):
+    one = channel_report(
+        model, corpus.tokenizer, sequences, text=TEXT, options=OPTIONS._replace(layers=(2,))
+    )
+    assert [layer.layer for layer in one.layers] == [2]
+    assert one.layers[0].metrics == report.layers[2].metrics
+    assert one.layers[0].channels == report.layers[2].channels
+    assert [curves.layer for curves in one.text.curves] == [2]
+    assert one.locality.correlation.count == CHANNELS
+
+
+def test_a_text_needs_no_corpus(corpus, model):
+    found = channel_report(model, corpus.tokenizer, text=TEXT)
+    assert found.corpus is None
+    assert found.locality is None
+    assert found.passages == {}
+    channel = found.layers[1].channels[0]
+    assert (channel.repetition, channel.tokens, channel.sequences) == (None, (), ())
+    assert channel.half_life == half_lives(model)[1][0].item()
+    assert found.layers[1].metrics == {}
+    assert lag_words(found.layers[1]) == ""
+    assert math.isnan(median_correlation(found.layers[1], 1)[0])
+    json.dumps(found.to_dict(), allow_nan=False)
+
+
+def test_channels_that_decay_alike_have_no_correlation_and_the_report_says_why(corpus, sequences):
+    alike = make_model(len(corpus.tokenizer))
+    for block in alike.model.layers:
+        with torch.no_grad():
+            block.mixer.decay_logits.fill_(3.0)
+    locality = channel_report(alike, corpus.tokenizer, sequences, options=OPTIONS).locality
+    assert locality.correlation is None
+    assert "the half-life is one figure 18 times" in locality.no_correlation
+    assert locality.quartiles is None
+    assert "decay alike" in locality.no_quartiles
+    assert [line[:5] for line in locality_words(locality)] == ["No ρ:", "No qu"]
+
+
+def test_decays_by_token_leave_out_half_lives_and_nothing_else(corpus, sequences):
+    by_token = make_model(len(corpus.tokenizer), decay_mode="token")
+    found = channel_report(by_token, corpus.tokenizer, sequences, text=TEXT, options=OPTIONS)
+    assert {(c.decay, c.half_life) for layer in found.layers for c in layer.channels} == {
+        (None, None)
+    }
+    for kind in ("write", "read"):
+        expected = measure(by_token, sequences, kind)
+        assert tuple(layer.metrics[kind] for layer in found.layers) == expected
+    ranked = rank_sequences(by_token, sequences, kept=4, tokens=7)
+    lags = read_write_lags(by_token, sequences, max_lag=2, shuffles=9)
+    for layer in found.layers:
+        assert [c.repetition for c in layer.channels] == repetition(ranked[layer.layer]).tolist()
+        torch.testing.assert_close(layer.lags.correlation, lags[layer.layer].correlation)
+    assert found.locality.correlation is None
+    assert found.locality.quartiles is None
+    for line in locality_words(found.locality):
+        assert "decays depend on the token" in line
+    ids = torch.tensor(corpus.tokenizer(TEXT)["input_ids"])
+    for mine, other in zip(found.text.curves, read_channels(by_token, ids), strict=True):
+        torch.testing.assert_close(mine.memory(1), other.memory(1))
+    value = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    channel = value["layers"][1]["channels"][2]
+    assert channel["half_life"] is None
+    assert channel["decay"] is None
+    assert len(channel["sequences"]) == 4
+
+
+def test_lags_in_words_and_medians(report):
+    assert "lag 0" in lag_words(report.layers[0])
+    lags = report.layers[2].lags
+    clear = int((lags.p < 0.05).sum())
+    assert lag_words(report.layers[2]).startswith(f"{clear} of {CHANNELS} channels")
+    found = median_correlation(report.layers[2], 1)
+    assert found[0] == torch.median(lags.correlation[:, 3]).item()
+    assert found[2] == torch.median(lags.null_deviation[:, 3]).item()
+
+
+def test_a_llama_has_figures_of_its_heads_and_no_channels(corpus, sequences):
+    llama = make_llama(len(corpus.tokenizer), kv_heads=4)
+    found = channel_report(llama, corpus.tokenizer, sequences, name="llama")
+    assert found.of == "heads"
+    expected = measure(llama, sequences, "values")
+    assert tuple(layer.metrics["values"] for layer in found.layers) == expected
+    assert expected[0].width == 4
+    assert all(layer.channels == () and layer.lags is None for layer in found.layers)
+    assert found.corpus.positions == corpus.num_tokens
+    json.dumps(found.to_dict(), allow_nan=False)
+    one = channel_report(llama, corpus.tokenizer, sequences, options=ReportOptions(layers=(1,)))
+    assert [layer.layer for layer in one.layers] == [1]
+    with pytest.raises(InputError, match="no layer 5"):
+        channel_report(llama, corpus.tokenizer, sequences, options=ReportOptions(layers=(5,)))
+    with pytest.raises(InputError, match="'llama' has no prototype mixer"):
+        channel_report(llama, corpus.tokenizer, sequences, text=TEXT)
+    with pytest.raises(InputError, match="'llama' has no prototype mixer"):
+        channel_report(llama, corpus.tokenizer)
+
+
+def test_a_corpus_of_another_tokenizer_is_refused(corpus, model, tmp_path):
+    source = tmp_path / "other.jsonl"
+    source.write_text(json.dumps({"text": "quite another text " * 20}) + "\n")
+    other = build_corpus(source, tmp_path / "other", vocab_size=280)
+    with pytest.raises(InputError, match="another tokenizer than that of the model tiny"):
+        channel_report(model, corpus.tokenizer, Sequences(other, "all"), name="tiny")
+
+
+def test_a_plain_checkpoint_says_what_it_was_trained_on(corpus, model, tmp_path):
+    directory = save_model(model, corpus, tmp_path / "model")
+    assert training_corpus(directory).fingerprint == corpus.fingerprint
+    loaded, tokenizer = read_checkpoint(directory)
+    assert not loaded.training
+    ids = torch.tensor([tokenizer(TEXT)["input_ids"]])
+    torch.testing.assert_close(loaded(ids).logits, model(ids).logits)
+
+
+def test_a_directory_that_does_not_say_or_says_otherwise(corpus, model, tmp_path):
+    directory = save_model(model, corpus, tmp_path / "model", trained_on=False)
+    with pytest.raises(InputError, match=r"does not say which corpus.*--corpus"):
+        training_corpus(directory)
+    run = {"recipe": {"corpus": str(tmp_path / "gone")}, "corpus": {"fingerprint": "x"}}
+    (directory / "training.json").write_text(json.dumps(run))
+    with pytest.raises(InputError, match=r"gone, which is not there.*--corpus"):
+        training_corpus(directory)
+    run["recipe"]["corpus"] = str(corpus.path)
+    (directory / "training.json").write_text(json.dumps(run))
+    with pytest.raises(InputError, match="is not the one that"):
+        training_corpus(directory)
+    # A head's own file comes before the run's.
+    provenance = {"recipe": {"corpus": str(corpus.path)}, "corpus": {}}
+    (directory / "prismlm.json").write_text(json.dumps({"provenance": provenance}))
+    assert training_corpus(directory).name == corpus.name
+
+
+def test_what_is_no_checkpoint_is_refused(corpus, model, tmp_path):
+    with pytest.raises(InputError, match="not a directory"):
+        read_checkpoint(tmp_path / "none")
+    with pytest.raises(FormatError, match="cannot be read"):
+        read_checkpoint(tmp_path)
+    directory = save_model(model, corpus, tmp_path / "model")
+    shutil.copy(directory / "config.json", directory / "model.safetensors")
+    with pytest.raises(FormatError, match="cannot be read"):
+        read_checkpoint(directory)

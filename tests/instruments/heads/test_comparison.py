@@ -1,0 +1,161 @@
+"""The stratified rank test against brute force, and groups of heads that differ or do not."""
+
+import itertools
+import math
+import random
+
+import pytest
+
+from prismlm.errors import InputError
+from prismlm.instruments.heads import (
+    HeadFigures,
+    HeadUse,
+    HeadUses,
+    across_models,
+    compare_groups,
+    head_uses,
+    sign_test,
+    stratified_rank_test,
+)
+from tests.helpers.head_models import make_batch, make_gpt2, make_signal_noise, random_rows
+
+
+def brute_force(first, second):
+    """U and p over every assignment of labels within strata."""
+
+    def u_of(own, other):
+        return sum((x > y) + (x == y) / 2 for x in own for y in other)
+
+    options = []
+    for own, other in zip(first, second, strict=True):
+        values, found = [*own, *other], []
+        for chosen in itertools.combinations(range(len(values)), len(own)):
+            rest = [values[i] for i in range(len(values)) if i not in chosen]
+            found.append(u_of([values[i] for i in chosen], rest))
+        options.append(found)
+    mean = sum(len(own) * len(other) / 2 for own, other in zip(first, second, strict=True))
+    u = sum(u_of(own, other) for own, other in zip(first, second, strict=True))
+    sums = [sum(combined) for combined in itertools.product(*options)]
+    return u, sum(abs(s - mean) >= abs(u - mean) for s in sums) / len(sums)
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("sizes", [[(3, 3)], [(2, 4), (3, 2)], [(3, 3), (3, 3), (2, 2)]])
+def test_against_every_permutation(sizes, ties):
+    draw = random.Random(0)
+    for _ in range(5):
+        first, second = (
+            [[draw.randint(0, 3) if ties else draw.random() for _ in range(s[k])] for s in sizes]
+            for k in (0, 1)
+        )
+        found = stratified_rank_test(first, second)
+        u, p = brute_force(first, second)
+        assert found.u == pytest.approx(u)
+        assert found.p == pytest.approx(p)
+        assert found.effect == pytest.approx(2 * u / sum(m * n for m, n in sizes) - 1)
+
+
+def test_hand_computed():
+    # All 9 pairs in order; 2 of the C(6, 3) = 20 assignments are as far apart.
+    found = stratified_rank_test([[4, 5, 6]], [[1, 2, 3]])
+    assert found == (9, 1, pytest.approx(0.1))
+    # The same in two layers: 2 of 400.
+    twice = stratified_rank_test([[4, 5, 6], [4, 5, 6]], [[1, 2, 3], [1, 2, 3]])
+    assert twice == (18, 1, pytest.approx(2 / 400))
+    # Opposite in two layers, and equal throughout: nothing.
+    assert stratified_rank_test([[2], [1]], [[1], [2]]) == (1, 0, 1)
+    assert stratified_rank_test([[1, 1]], [[1, 1]]) == (2, 0, 1)
+
+
+def test_a_difference_between_strata_alone_is_none():
+    """Heads of the second layer reach further, of both groups: pooled ranks would be wrong."""
+    found = stratified_rank_test([[1.0, 2.1], [101.0, 102.1]], [[1.1, 2.0], [101.1, 102.0]])
+    assert found.effect == 0
+    assert found.p == 1
+
+
+def test_against_scipy():
+    stats = pytest.importorskip("scipy.stats")
+    draw = random.Random(1)
+    for sizes in ((8, 8), (5, 11), (16, 16)):
+        own, other = ([draw.gauss(0.5 * k, 1) for _ in range(sizes[k])] for k in (0, 1))
+        found = stratified_rank_test([own], [other])
+        theirs = stats.mannwhitneyu(own, other, method="exact")
+        assert found.u == theirs.statistic
+        assert found.p == pytest.approx(theirs.pvalue, rel=1e-9)
+
+
+def test_signs():
+    assert sign_test([1.0, 2.0, 0.5]) == pytest.approx(2 / 8)
+    assert sign_test([1.0, -2.0, 0.5, 0.0]) == 1
+    assert sign_test([-1.0] * 6) == pytest.approx(2 / 64)
+    assert sign_test([]) == sign_test([0.0]) == 1
+
+
+def test_wrong_input_says_what_is_wrong():
+    with pytest.raises(InputError, match="at least one of each"):
+        stratified_rank_test([[1.0]], [[]])
+    with pytest.raises(InputError, match="strata"):
+        stratified_rank_test([], [])
+    with pytest.raises(InputError, match="not finite"):
+        stratified_rank_test([[math.nan]], [[1.0]])
+
+
+def uses_of(distance):
+    """Heads whose distance is given by layer, group and place; all else alike."""
+    heads = tuple(
+        HeadUse(
+            **{
+                **dict.fromkeys(HeadFigures.__dataclass_fields__, 0.5),
+                "distance": distance(layer, group, place),
+                "spectrum": (1.0,),
+            },
+            layer=layer,
+            head=place + 3 * (group == "noise"),
+            group=group,
+        )
+        for layer in (0, 1)
+        for group in ("signal", "noise")
+        for place in range(3)
+    )
+    return HeadUses(10, 1, 10, 2, ((0, 0),), heads[0], heads)
+
+
+def test_groups_that_differ_in_one_figure():
+    found = compare_groups(
+        uses_of(lambda layer, group, k: 10 * layer + k + 5 * (group == "signal"))
+    )
+    by_measure = {one.measure: one for one in found}
+    distance = by_measure["distance"]
+    assert distance.effect == 1
+    assert distance.p == pytest.approx(2 / 400)
+    assert (distance.signal_median, distance.noise_median) == (11, 6)
+    assert (distance.layers_above, distance.layers_below) == (2, 0)
+    assert [layer.layer for layer in distance.layers] == [0, 1]
+    assert [layer.p for layer in distance.layers] == pytest.approx([0.1, 0.1])
+    assert [layer.signal_median for layer in distance.layers] == [6, 16]
+    entropy = by_measure["entropy"]
+    assert (entropy.effect, entropy.p) == (0, 1)
+
+
+def test_several_models_are_several_observations():
+    above = compare_groups(uses_of(lambda layer, group, k: k + 5 * (group == "signal")))
+    below = compare_groups(uses_of(lambda layer, group, k: k - 5 * (group == "signal")))
+    found = across_models([above, above, below])[0]
+    assert found.measure == "distance"
+    assert found.effects == (1, 1, -1)
+    assert (found.positive, found.negative, found.p) == (2, 1, 1)
+    assert across_models([above] * 3)[0].p == pytest.approx(0.25)
+    with pytest.raises(InputError, match="at least one"):
+        across_models([])
+
+
+def test_of_models():
+    batch = make_batch(*random_rows(40, 30))
+    found = compare_groups(head_uses(make_signal_noise(), [batch]))
+    assert [(one.signal_heads, one.noise_heads, len(one.layers)) for one in found] == [
+        (4, 4, 2)
+    ] * 7
+    assert all(0 < one.p <= 1 for one in found)
+    with pytest.raises(InputError, match="heads are of one kind"):
+        compare_groups(head_uses(make_gpt2(), [batch]))

@@ -1,0 +1,241 @@
+"""Rates against their formulas, and states that do not depend on batches."""
+
+import math
+
+import pytest
+import torch
+
+from prismlm.corpus import Corpus
+from prismlm.corpus.sequences import Sequences
+from prismlm.errors import InputError
+from prismlm.instruments.heads import (
+    AttentionStates,
+    SpectraOptions,
+    head_uses,
+    layer_rates,
+    rates_of,
+    read_states,
+    read_states_and_heads,
+    spectra_report,
+)
+from prismlm.instruments.heads import states as states_module
+from prismlm.instruments.heads.states import _hashed
+from tests.helpers.head_models import make_batch, make_gpt2, make_signal_noise, random_rows
+
+ROWS = random_rows(30, 18, 25)
+
+
+def states_of(model, positions=2048, **settings):
+    return read_states(model, [make_batch(*ROWS)], positions=positions, **settings)
+
+
+def direct(z, width, distortion=0.5):
+    inner = torch.eye(len(z), dtype=torch.float64) + width / (len(z) * distortion**2) * z @ z.T
+    return float(torch.linalg.slogdet(inner).logabsdet / 2)
+
+
+def test_states_are_what_the_layer_reads_and_adds():
+    model = make_signal_noise()
+    layer = model.model.layers[1].attention
+    kept = {}
+    handle = layer.register_forward_hook(lambda m, args, out: kept.update(z=args[0], out=out))
+    model(torch.tensor([ROWS[0]]))
+    handle.remove()
+    one = read_states(model, [make_batch(ROWS[0])])[1]
+    assert (one.layer, one.attention) == (1, layer)
+    assert one.noise_weight == pytest.approx(0.1)
+    assert one.positions.tolist() == list(range(30))
+    assert torch.allclose(one.inputs, kept["z"][0], atol=1e-6)
+    assert torch.allclose(one.steps, kept["out"].output[0], atol=1e-6)
+    assert torch.allclose(one.projections().float(), kept["out"].projections[0], atol=1e-5)
+
+
+def test_a_draw_depends_on_the_seed_and_not_on_batches():
+    model = make_signal_noise()
+    found = states_of(model, 20)
+    starts = [0, 30, 48]
+    parts = [make_batch(r, width=40, start=s) for r, s in zip(ROWS, starts, strict=True)][::-1]
+    again = read_states(model, parts, positions=20)
+    assert len(found[0].positions) == 20
+    for one, other in zip(found, again, strict=True):
+        assert torch.equal(one.positions, other.positions)
+        assert torch.allclose(one.inputs, other.inputs, atol=1e-5)
+        assert torch.allclose(one.steps, other.steps, atol=1e-5)
+    other = states_of(model, 20, seed=1)
+    assert not torch.equal(other[0].positions, found[0].positions)
+    assert len(states_of(model)[0].positions) == 73
+    assert [one.layer for one in states_of(model, layers=[1])] == [1]
+
+
+def test_the_draw_lies_evenly():
+    keys = _hashed(torch.arange(100_000), 3)
+    assert keys.unique().numel() == 100_000
+    assert keys.min() >= 0
+    drawn = keys.argsort()[:10_000].double()
+    assert drawn.mean().item() == pytest.approx(50_000, rel=0.02)
+    assert drawn.std().item() == pytest.approx(100_000 / math.sqrt(12), rel=0.02)
+
+
+def test_rates_are_their_formulas():
+    model = make_signal_noise()
+    for one, found in zip(states_of(model), layer_rates(states_of(model)), strict=True):
+        z, steps = one.inputs.double(), one.steps.double()
+        weight = one.attention.projection.weight.double()
+        u = [weight[4 * h : 4 * h + 4].T for h in range(8)]
+
+        def expected(points, u=u, weight=found.noise_weight):
+            signal = sum(direct(points @ u[h], 4) for h in range(4))
+            noise = sum(direct(points @ u[h], 4) for h in range(4, 8))
+            return [direct(points, 16), signal, noise, signal - weight * noise]
+
+        def close(rates, points):
+            values = [rates.whole, rates.signal, rates.noise, rates.difference]
+            assert values == pytest.approx(expected(points), rel=1e-6)
+
+        after = z + steps
+        close(found.before, z)
+        close(found.after, after)
+        close(found.scaled, z * (after.norm() / z.norm()))
+        assert found.gain == found.after.difference - found.before.difference
+        assert found.gain_over_scaled == found.after.difference - found.scaled.difference
+        assert found.step_size == pytest.approx(float(steps.norm() / z.norm()))
+        s, n = torch.cat(u[:4], 1), torch.cat(u[4:], 1)
+        own = float((s.T @ n).norm() / (s.norm() * n.norm()))
+        assert found.incoherence.own == pytest.approx(own)
+        assert found.incoherence.random == pytest.approx(1 / 4, rel=0.15)
+        assert found.incoherence.random_deviation > 0
+        assert found.positions == 73
+
+
+def test_gains_by_hand():
+    """Heads of size 1 along both axes, two positions: rates are ½ ln(1 + 2 Σ z²)."""
+    z, steps = torch.eye(2), torch.tensor([[1.0, 0.0], [0.0, 3.0]])
+    dictionary = torch.tensor([[[1.0], [0.0]], [[0.0], [1.0]]])
+    states = AttentionStates(0, None, 0.5, dictionary, torch.arange(2), z, steps)
+
+    def swaps(seed):
+        return torch.randperm(2, generator=torch.Generator().manual_seed(seed)).tolist() == [1, 0]
+
+    (found,) = layer_rates([states], seed=next(seed for seed in range(99) if swaps(seed)))
+    # ΔR = R(z₁) − ½ R(z₂): of (1, 0), (0, 1); of (2, 0), (0, 4); of (1, 3), (1, 1).
+    before, after = math.log(3) / 4, math.log(9) / 2 - math.log(33) / 4
+    shuffled = math.log(5) / 2 - math.log(21) / 4
+    # Stretched from √2 to √20: Σ z² = 10 along both.
+    scaled = math.log(21) / 4
+    assert found.gain == pytest.approx(after - before)
+    assert found.gain_over_shuffled == pytest.approx(after - shuffled)
+    assert found.gain_over_scaled == pytest.approx(after - scaled)
+    assert found.step_size == pytest.approx(math.sqrt(10 / 2))
+    (same,) = layer_rates([states], seed=next(seed for seed in range(99) if not swaps(seed)))
+    assert same.gain_over_shuffled == 0
+
+
+def test_states_and_heads_come_from_the_same_passes():
+    model, batches = make_signal_noise(), [make_batch(row) for row in ROWS]
+    calls = []
+    handle = model.model.register_forward_pre_hook(lambda *_: calls.append(1))
+    states, uses = read_states_and_heads(model, batches, positions=40)
+    handle.remove()
+    assert len(calls) == 3
+    assert uses == head_uses(model, batches)
+    for one, alone in zip(states, read_states(model, batches, positions=40), strict=True):
+        assert torch.equal(one.positions, alone.positions)
+        assert torch.equal(one.inputs, alone.inputs)
+        assert torch.equal(one.steps, alone.steps)
+        assert torch.equal(one.dictionary, alone.dictionary)
+
+
+def test_dictionaries_are_read_once_and_not_with_each_batch(monkeypatch):
+    calls = []
+    copied = states_module._dictionary
+    monkeypatch.setattr(states_module, "_dictionary", lambda a: (calls.append(a), copied(a))[1])
+    model = make_signal_noise()
+    read_states(model, [make_batch(row) for row in ROWS])
+    assert calls == [layer.attention for layer in model.model.layers]
+
+
+def test_the_gradient_is_that_of_finite_differences():
+    model = make_signal_noise()
+    one = states_of(model)[0]
+    (found,) = layer_rates([one])
+    z, steps, size = one.inputs.double(), one.steps.double(), 1e-5
+
+    def value(points):
+        return rates_of(points, one.dictionary, one.noise_weight).difference
+
+    slope = (value(z + size * steps) - value(z - size * steps)) / (2 * size)
+    # slope = gradient · steps = cosine · ‖gradient‖ ‖steps‖.
+    gradient = torch.zeros_like(z)
+    for i in range(0, 73, 24):
+        for j in range(16):
+            bump = torch.zeros_like(z)
+            bump[i, j] = size
+            gradient[i, j] = (value(z + bump) - value(z - bump)) / (2 * size)
+    assert found.gradient_cosine * slope > 0
+    z.requires_grad_()
+    from prismlm.ops.coding_rate import subspace_rate
+
+    u = one.dictionary.double()
+    total = subspace_rate(z, u[:4]) - one.noise_weight * subspace_rate(z, u[4:])
+    (exact,) = torch.autograd.grad(total, z)
+    rows = slice(0, 73, 24)
+    assert torch.allclose(exact[rows], gradient[rows], rtol=1e-4, atol=1e-7)
+    norm = float(exact.norm() * steps.norm())
+    assert found.gradient_cosine == pytest.approx(slope / norm, rel=1e-4)
+
+
+def test_the_distortion_counts_and_the_seed_only_for_controls():
+    states = states_of(make_signal_noise())
+    first, coarse = layer_rates(states)[0], layer_rates(states, distortion=2.0)[0]
+    assert coarse.before.whole < first.before.whole
+    assert coarse.distortion == 2.0
+    other = layer_rates(states, seed=1)[0]
+    assert (other.before, other.after, other.scaled) == (first.before, first.after, first.scaled)
+    assert other.shuffled != first.shuffled
+    assert first.to_dict()["gain_over_shuffled"] == first.gain_over_shuffled
+
+
+def test_over_a_corpus(tiny_corpus):
+    corpus = Corpus.open(tiny_corpus)
+    model = make_signal_noise(len(corpus.tokenizer), dropout=0.5).train()
+    sequences = Sequences(corpus, length=48, max_tokens=600)
+    calls = []
+    handle = model.register_forward_pre_hook(lambda *_: calls.append(1))
+    inner = model.model.register_forward_pre_hook(lambda *_: calls.append(1))
+    for options, words in (
+        ({"distortion": 0.0}, "distortion"),
+        ({"order": 0}, "order 0"),
+        ({"seed": -1}, "the seed is -1"),
+        ({"context": 0}, "a context of 0 tokens"),
+        ({"context": 1}, "a context of 1 tokens"),
+        ({"documents": 0}, "0 documents"),
+    ):
+        for loss_only in (False, True):
+            with pytest.raises(InputError, match=words):
+                spectra_report(
+                    model, sequences, options=SpectraOptions(**options), loss_only=loss_only
+                )
+    assert not calls, "refused before anything is read"
+    handle.remove()
+    inner.remove()
+    states = read_states(model, sequences.batches(), positions=300)
+    assert model.training
+    assert len(states[0].positions) == 300
+    assert all(math.isfinite(rates.gain) for rates in layer_rates(states))
+
+
+def test_what_cannot_be_read_is_refused():
+    model, batch = make_signal_noise(), make_batch(*ROWS)
+    with pytest.raises(InputError, match="'gpt2' has no signal and noise dictionaries"):
+        read_states(make_gpt2(), [batch])
+    with pytest.raises(InputError, match="no layer 2"):
+        read_states(model, [batch], layers=[2])
+    with pytest.raises(InputError, match="fewer than two tokens"):
+        read_states(model, [make_batch([5])])
+    with pytest.raises(InputError, match="expected at least 2"):
+        read_states(model, [batch], positions=1)
+    with pytest.raises(InputError, match="distortion"):
+        layer_rates(states_of(model), distortion=0.0)
+    model.model.layers[1].attention.projection.weight[0, 0] = math.nan
+    with pytest.raises(InputError, match="not finite"):
+        layer_rates(states_of(model)[1:])

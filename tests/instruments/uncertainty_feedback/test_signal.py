@@ -1,0 +1,207 @@
+"""A model's own codes, and losses with codes that are given."""
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from prismlm.errors import InputError
+from prismlm.instruments.uncertainty_feedback import (
+    Signal,
+    ablation,
+    own_codes,
+    prefill_gap,
+    recursion,
+    replay,
+)
+from prismlm.instruments.uncertainty_feedback.sample import of_one_length
+from prismlm.instruments.uncertainty_feedback.signal import permuted
+from prismlm.ops.uncertainty_feedback import naive, quantise
+from tests.helpers.feedback_models import (
+    LEVELS,
+    make_fed_gpt2,
+    make_fed_protot,
+    random_texts,
+    set_table,
+    silence_blocks,
+)
+
+TEXTS = random_texts(12, 7, 12, 9, 12)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("make", [make_fed_gpt2, make_fed_protot])
+def test_the_recursion_is_token_by_token(make):
+    model, _ = make()
+    codes, found = recursion(model, TEXTS)
+    for text, own, one in zip(TEXTS, codes, found, strict=True):
+        # The equation: each code from a pass over all that came before it.
+        expected = [-1]
+        for at in range(1, len(text)):
+            prefix = torch.tensor([expected])
+            logits = model(text[None, :at], uncertainty_codes=prefix, use_cache=False).logits
+            share = naive.normalised_entropy(logits[0, -1]).float()
+            expected.append(int(quantise(share, LEVELS)))
+        assert (own - torch.tensor(expected)).abs().max() <= 1
+        logits = model(text[None], uncertainty_codes=own[None], use_cache=False).logits[0]
+        loss = torch.nn.functional.cross_entropy(logits[:-1], text[1:], reduction="none")
+        torch.testing.assert_close(one.losses.float(), loss, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(
+            one.shares, naive.normalised_entropy(logits).float(), atol=1e-4, rtol=1e-4
+        )
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("passes", [1, 2, 3])
+def test_codes_of_passes_are_those_that_the_model_takes(passes):
+    model, feedback = make_fed_gpt2()
+    found = own_codes(model, TEXTS, Signal("passes", passes))
+    feedback.passes = passes
+    for text, own in zip(TEXTS, found, strict=True):
+        feedback.reset_uncertainty()
+        assert torch.equal(model(text[None], use_cache=False).uncertainty_codes[0], own)
+    if passes == 1:
+        assert {int(code) for own in found for code in own[1:]} == {LEVELS // 2}
+
+
+def test_as_many_passes_as_tokens_are_the_recursion():
+    model, _ = make_fed_gpt2()
+    gap = prefill_gap(model, random_texts(6, 6, 4, 5), passes=6)
+    assert gap.gaps[0].differing > 0.5
+    assert [one.passes for one in gap.gaps] == [1, 2, 3, 4, 5, 6]
+    last = gap.gaps[-1]
+    assert last.differing == last.far == last.distance == 0
+    assert abs(last.loss_change.value) < 1e-6
+    assert last.loss == pytest.approx(gap.loss)
+    assert gap.rounding < 1e-4
+    assert gap.positions == 5 + 5 + 3 + 4
+    # By hand: one pass is neutral everywhere.
+    true = torch.cat([own[1:] for own in recursion(model, random_texts(6, 6, 4, 5))[0]])
+    apart = (true - LEVELS // 2).abs().double() / (LEVELS - 1)
+    assert gap.gaps[0].distance == pytest.approx(float(apart.mean()))
+    assert gap.gaps[0].differing == pytest.approx(float((apart > 0).double().mean()))
+    assert "6 passes give 100.0% of positions" in gap.verdict
+
+
+@torch.no_grad()
+def test_ablation_is_the_loss_with_other_codes():
+    model, feedback = make_fed_gpt2()
+    set_table(feedback, 3 * torch.randn(LEVELS, 16, generator=torch.Generator().manual_seed(0)))
+    codes = own_codes(model, TEXTS, Signal())
+    found = ablation(model, TEXTS, codes, permutations=3, seed=5)
+    assert found.tokens == sum(map(len, TEXTS)) - len(TEXTS)
+
+    def loss(given):
+        total = torch.zeros(())
+        for text, own in zip(TEXTS, given, strict=True):
+            logits = model(text[None], uncertainty_codes=own[None], use_cache=False).logits[0]
+            total = total + torch.nn.functional.cross_entropy(
+                logits[:-1], text[1:], reduction="sum"
+            )
+        return float(total) / found.tokens
+
+    zero, neutral = ([torch.full_like(own, code) for own in codes] for code in (-1, LEVELS // 2))
+    for row in neutral:
+        row[0] = -1
+    assert found.loss == pytest.approx(loss(codes), rel=1e-5)
+    assert found.of("zero").loss == pytest.approx(loss(zero), rel=1e-5)
+    assert found.of("neutral").loss == pytest.approx(loss(neutral), rel=1e-5)
+    shuffled = found.of("shuffled")
+    assert len(set(shuffled.by_permutation)) == 3
+    assert shuffled.change.value == pytest.approx(sum(shuffled.by_permutation) / 3)
+    assert shuffled.by_permutation[0] == pytest.approx(
+        loss(permuted(codes, 5)) - found.loss, abs=1e-4
+    )
+    assert shuffled.change.low < shuffled.change.value < shuffled.change.high
+    ratio = shuffled.perplexity_change.value
+    assert ratio == pytest.approx(shuffled.perplexity / found.perplexity - 1)
+
+
+@torch.no_grad()
+def test_a_model_that_goes_by_its_codes_is_found_out():
+    """Blocks that add nothing, so that the next token is the one that the code's vector names."""
+    model, feedback = make_fed_gpt2()
+    silence_blocks(model)
+    model.transformer.wte.weight.normal_(generator=torch.Generator().manual_seed(0))
+    table = 30 * torch.randn(LEVELS, 16, generator=torch.Generator().manual_seed(1))
+    set_table(feedback, table)
+    named = (model.transformer.ln_f(table) @ model.transformer.wte.weight.T).argmax(-1)
+    generator = torch.Generator().manual_seed(2)
+    codes = tuple(torch.randint(0, LEVELS, (20,), generator=generator) for _ in range(8))
+    texts = [torch.cat([torch.tensor([1]), named[row[:-1]]]) for row in codes]
+    for row in codes:
+        row[0] = -1
+    found = ablation(model, texts, codes)
+    for one in found.conditions:
+        assert one.change.above_zero
+        assert one.perplexity_change.low > 1
+    assert found.verdict.startswith("Which code a token gets matters: shuffled codes change")
+    # Fed the wrong way round, shuffled codes are the better ones.
+    other = permuted(codes, 9)
+    assert ablation(model, texts, other).of("neutral").change.value < found.of("neutral").change.low
+
+
+def test_equal_rows_leave_nothing_to_shuffle_and_a_table_of_zeros_nothing_at_all():
+    model, feedback = make_fed_gpt2()
+    set_table(feedback, torch.randn(1, 16, generator=torch.Generator().manual_seed(0)))
+    codes = own_codes(model, TEXTS, Signal())
+    found = ablation(model, TEXTS, codes)
+    assert set(found.of("shuffled").by_permutation) == {0.0}
+    assert found.of("neutral").change.value == found.of("shuffled").change.high == 0
+    assert found.of("zero").change.value != 0
+    assert found.verdict.startswith("No sign that it uses the signal")
+    set_table(feedback, torch.zeros(1, 16))
+    for one in ablation(model, TEXTS, codes).conditions:
+        assert (one.change.value, one.change.low, one.change.high) == (0, 0, 0)
+    one_pass = own_codes(model, TEXTS, Signal("passes", 1))
+    assert ablation(model, TEXTS, one_pass).verdict.startswith("Says nothing")
+
+
+def test_shuffled_codes_are_the_same_codes_at_positions_that_have_one():
+    codes = tuple(torch.tensor([-1, *range(10 * n, 10 * n + 4)]) for n in range(5))
+    mixed = permuted(codes, 3)
+    assert all(row[0] == -1 for row in mixed)
+    assert torch.equal(torch.cat(mixed).sort().values, torch.cat(codes).sort().values)
+    assert not torch.equal(torch.cat(mixed), torch.cat(codes))
+    assert torch.equal(torch.cat(permuted(codes, 3)), torch.cat(mixed))
+
+
+def test_texts_are_read_together_by_length():
+    assert list(of_one_length(TEXTS, 24)) == [[0, 2], [4], [3], [1]]
+    assert list(of_one_length(TEXTS, 1)) == [[0], [2], [4], [3], [1]]
+
+
+def test_reading_leaves_the_model_as_it_was():
+    model, feedback = make_fed_gpt2()
+    ids = TEXTS[0][None]
+    with torch.no_grad(), feedback.continuing():
+        model(ids[:, :5], use_cache=False)
+        expected = model(ids, use_cache=False).uncertainty_codes
+    with torch.no_grad():
+        before = model(ids, use_cache=False).uncertainty_codes
+        assert not torch.equal(expected, before)
+        # A part that somebody has frozen stays as it is in a model that trains.
+        model.train()
+        model.transformer.h[1].eval()
+        modes = [module.training for module in model.modules()]
+        recursion(model, TEXTS)
+        ablation(model, TEXTS, own_codes(model, TEXTS, Signal()))
+        assert [module.training for module in model.modules()] == modes
+        assert len(set(modes)) == 2
+        assert not feedback.seen.any()
+        model.eval()
+        assert torch.equal(model(ids, use_cache=False).uncertainty_codes, before)
+        assert torch.equal(before, own_codes(model, ids, Signal("passes", 1))[0][None])
+
+
+def test_what_cannot_be_read_is_refused():
+    config = GPT2Config(vocab_size=37, n_embd=16, n_layer=1, n_head=2, n_positions=32)
+    plain = GPT2LMHeadModel(config).eval()
+    with pytest.raises(InputError, match=r"no uncertainty feedback.*recipe"):
+        replay(plain, TEXTS, own_codes(plain, TEXTS, Signal()))
+    with pytest.raises(InputError, match="expected passes or recursion"):
+        Signal("magic")
+    with pytest.raises(InputError, match="0 passes"):
+        Signal("passes", 0)
+    model, _ = make_fed_gpt2()
+    with pytest.raises(InputError, match="0 permutations"):
+        ablation(model, TEXTS, own_codes(model, TEXTS, Signal()), permutations=0)

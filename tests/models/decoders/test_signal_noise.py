@@ -1,0 +1,391 @@
+"""The signal/noise decoder as a Hugging Face model."""
+
+import copy
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import AutoModelForCausalLM, DynamicCache
+
+import prismlm.models
+from prismlm.errors import FormatError, InputError
+from prismlm.models.decoders.projection_cache import ProjectionCache
+from prismlm.models.decoders.signal_noise import SignalNoiseConfig, SignalNoiseForCausalLM
+from prismlm.models.decoders.signal_noise_checks import check_noise_weight_set
+
+VOCAB = 50
+CLOSE = {"rtol": 1e-4, "atol": 1e-5}
+FAMILIES = {
+    "source": {},
+    "untied": {"tied_output": False, "bias": True, "frequency_scaling": "angle"},
+    "R = 4": {"expansion": 4, "frequency_ratio": 2.0, "tie_word_embeddings": False},
+    "sparse coding": {"mlp": "sparse_coding"},
+    "complete dictionary": {"mlp": "sparse_coding", "sparse_coding_form": "complete"},
+    "experts": {"mlp": "experts", "num_local_experts": 4, "bias": True},
+}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def model(request):
+    return build(**FAMILIES[request.param])
+
+
+def build(**settings):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": VOCAB, "hidden_size": 24, "head_size": 6, "num_hidden_layers": 2}
+    own = {"initializer_range": 0.3, "noise_weight": 0.1}
+    config = SignalNoiseConfig(**sizes | own | settings)
+    return SignalNoiseForCausalLM(config).eval()
+
+
+def tokens(batch, length, seed=0):
+    return torch.randint(VOCAB, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def options(**more):
+    return {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, **more}
+
+
+def test_cached_logits_equal_uncached_in_any_pieces(model):
+    ids = tokens(2, 11)
+    whole = model(ids, use_cache=False).logits
+    for cuts in ([0, 5, 11], [0, 1, 2, 3, 11], list(range(12))):
+        cache, parts = None, []
+        for first, last in pairwise(cuts):
+            output = model(ids[:, first:last], past_key_values=cache, use_cache=True)
+            cache = output.past_key_values
+            parts.append(output.logits)
+        torch.testing.assert_close(torch.cat(parts, 1), whole, **CLOSE)
+
+
+def test_a_cache_holds_one_unrotated_tensor_per_head(model):
+    ids = tokens(2, 11)
+    cache = model(ids, use_cache=True).past_key_values
+    attention = model.model.layers[0].attention
+    held = cache.layers[0].keys
+    assert held.shape == (2, 2 * attention.heads, 11, 6)
+    z = model.model.layers[0].attention_norm(model.model.embed_tokens(ids))
+    expected = (z @ attention.projection.weight.T).unflatten(2, (-1, 6)).transpose(1, 2)
+    torch.testing.assert_close(held, expected)
+
+
+def test_no_position_sees_what_comes_after_it(model):
+    ids = tokens(1, 12)
+    changed = ids.clone()
+    changed[:, 8:] = (changed[:, 8:] + 1) % VOCAB
+    before, after = model(ids).logits, model(changed).logits
+    torch.testing.assert_close(before[:, :8], after[:, :8])
+    assert not torch.allclose(before[:, 8:], after[:, 8:])
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_changes_no_logits(model, side):
+    ids = tokens(2, 7)
+    alone = model(ids).logits
+    pad = torch.zeros(2, 3, dtype=torch.int64)
+    kept, none = torch.ones_like(ids), torch.zeros_like(pad)
+    order = (pad, ids) if side == "left" else (ids, pad)
+    mask = torch.cat((none, kept) if side == "left" else (kept, none), 1)
+    padded = model(torch.cat(order, 1), attention_mask=mask).logits
+    own = padded[:, 3:] if side == "left" else padded[:, :7]
+    torch.testing.assert_close(own, alone, **CLOSE)
+
+
+@pytest.mark.parametrize("use_cache", [False, None])
+def test_documents_packed_into_one_row_stay_apart(model, use_cache):
+    ids = tokens(1, 12)
+    positions = torch.cat([torch.arange(5), torch.arange(7)])[None]
+    packed = model(ids, position_ids=positions, use_cache=use_cache).logits
+    torch.testing.assert_close(packed[:, :5], model(ids[:, :5]).logits, **CLOSE)
+    torch.testing.assert_close(packed[:, 5:], model(ids[:, 5:]).logits, **CLOSE)
+
+
+@pytest.mark.parametrize("way", [{}, {"num_beams": 3}, {"num_beams": 2, "do_sample": True}])
+def test_generation_with_a_cache_equals_generation_without(model, way):
+    ids = tokens(2, 6)
+    found = []
+    for use_cache in (True, False):
+        torch.manual_seed(3)
+        found.append(model.generate(ids, **options(**way, use_cache=use_cache)))
+    assert torch.equal(*found)
+
+
+def test_left_padded_batches_generate_what_each_row_generates_alone(model):
+    rows = [tokens(1, 4, 1), tokens(1, 7, 2)]
+    alone = [model.generate(row, **options())[0, row.shape[1] :] for row in rows]
+    ids = torch.zeros(2, 7, dtype=torch.int64)
+    mask = torch.zeros_like(ids)
+    for i, row in enumerate(rows):
+        ids[i, -row.shape[1] :], mask[i, -row.shape[1] :] = row[0], 1
+    together = model.generate(ids, attention_mask=mask, **options())[:, 7:]
+    assert torch.equal(together, torch.stack(alone))
+
+
+def test_assisted_generation_gives_the_same(model):
+    """Tokens can be taken back from this cache, unlike from a state."""
+    ids = tokens(1, 6)
+    plain = model.generate(ids, **options())
+    assert torch.equal(model.generate(ids, prompt_lookup_num_tokens=2, **options()), plain)
+
+
+def test_a_checkpoint_comes_back_with_its_noise_weight(model, tmp_path):
+    ids = tokens(2, 6)
+    model.set_noise_weight(0.25)
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert loaded.model.noise_weight == 0.25
+    assert loaded.config.noise_weight == 0.25
+    assert torch.equal(loaded(ids).logits, model(ids).logits)
+    half = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    assert half.dtype == torch.bfloat16
+    torch.testing.assert_close(half(ids).logits.float(), model(ids).logits, rtol=0.2, atol=0.3)
+    model.set_noise_weight(0.1)
+    assert not torch.equal(loaded(ids).logits, model(ids).logits)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_lambda_stays_exact_in_half_precision(dtype, tmp_path):
+    """0.1 is 0.10009765625 in bf16, and a step of its cosine may be lost altogether."""
+    exact, model = torch.tensor(0.0731), build()
+    assert exact.to(dtype).float() != exact
+    model.set_noise_weight(exact.item())
+    model.save_pretrained(tmp_path / "whole")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "whole", dtype=dtype)
+    cast = copy.deepcopy(model).to(dtype)
+    for half, place in ((loaded, "loaded"), (cast, "cast")):
+        assert half.dtype == half.lm_head.weight.dtype == dtype
+        assert half.model.noise_weight.dtype == torch.float32
+        assert half.model.noise_weight == exact
+        assert half.config.noise_weight == 0.0731
+        half.save_pretrained(tmp_path / place)
+        again = AutoModelForCausalLM.from_pretrained(tmp_path / place, dtype="auto")
+        assert again.dtype == dtype
+        assert again.model.noise_weight == exact
+    # What was rounded when it was saved comes back as it was saved.
+    file = tmp_path / "cast" / "model.safetensors"
+    weights = load_file(file) | {"model.noise_weight": exact.to(dtype)}
+    save_file(weights, file, metadata={"format": "pt"})
+    old = AutoModelForCausalLM.from_pretrained(tmp_path / "cast", dtype="auto")
+    assert old.model.noise_weight.dtype == torch.float32
+    assert old.model.noise_weight == exact.to(dtype).float()
+    assert copy.deepcopy(model).double().model.noise_weight == exact.double()
+    # Drawn anew under another default dtype too.
+    with torch.device("cpu"):
+        drawn = AutoModelForCausalLM.from_config(model.config, dtype=dtype)
+    assert drawn.model.noise_weight.dtype == torch.float32
+    assert drawn.model.noise_weight == exact
+
+
+def test_a_checkpoint_without_noise_weight_is_refused(tmp_path):
+    build().save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    kept = {k: v for k, v in load_file(file).items() if not k.endswith("noise_weight")}
+    save_file(kept, file, metadata={"format": "pt"})
+    with pytest.raises(FormatError, match=r"has no 'model\.noise_weight'"):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("asked", [{}, {"ignore_mismatched_sizes": True}])
+def test_a_checkpoint_with_a_noise_weight_of_another_shape_is_refused(asked, tmp_path):
+    build().save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    weights = load_file(file) | {"model.noise_weight": torch.tensor([0.1, 0.2])}
+    save_file(weights, file, metadata={"format": "pt"})
+    with pytest.raises(FormatError, match=r"holds 'model\.noise_weight' of shape \[2\]"):
+        AutoModelForCausalLM.from_pretrained(tmp_path, **asked)
+
+
+def test_a_matrix_of_another_shape_is_refused_unless_asked_for(tmp_path):
+    build().save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    weights = load_file(file) | {"model.norm.weight": torch.ones(7)}
+    save_file(weights, file, metadata={"format": "pt"})
+    with pytest.raises(FormatError, match=r"holds 'model\.norm\.weight' of shape \[7\]"):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, ignore_mismatched_sizes=True)
+    assert loaded.model.norm.weight.shape == (loaded.config.hidden_size,)
+
+
+@pytest.mark.parametrize("weight", [-0.5, 5.0, math.nan])
+def test_a_checkpoint_with_a_noise_weight_that_cannot_be_is_refused(weight, tmp_path):
+    build().save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    weights = load_file(file) | {"model.noise_weight": torch.tensor(weight)}
+    save_file(weights, file, metadata={"format": "pt"})
+    with pytest.raises(FormatError, match=r"holds 'model\.noise_weight' = .* from 0 to 1"):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("pads", [0, 3])
+def test_the_eager_implementation_is_the_same(pads):
+    model, ids = build(), tokens(2, 9)
+    mask = torch.ones_like(ids)
+    mask[0, :pads] = 0
+    expected = model(ids, attention_mask=mask).logits
+    model.set_attn_implementation("eager")
+    found = model(ids, attention_mask=mask).logits
+    torch.testing.assert_close(found[mask.bool()], expected[mask.bool()], **CLOSE)
+
+
+def test_plain_rows_need_no_mask_where_values_cannot_be_read():
+    """As while compiling: then attention keeps the kernel's own causal form."""
+    masks = []
+    with FakeTensorMode():
+        model = build()
+        hook = model.model.layers[0].attention.register_forward_hook(
+            lambda module, args, kwargs, output: masks.append(kwargs["mask"]), with_kwargs=True
+        )
+        model(torch.zeros(2, 9, dtype=torch.int64))
+        hook.remove()
+    assert masks == [None]
+
+
+def test_attention_weights_are_not_among_the_outputs():
+    model, ids = build(), tokens(1, 4)
+    for call in (model, model.model):
+        with pytest.raises(InputError, match="never holds its weights"):
+            call(ids, output_attentions=True)
+    asked = options(return_dict_in_generate=True, output_attentions=True)
+    with pytest.raises(InputError, match="never holds its weights"):
+        model.generate(ids, **asked)
+
+
+def test_gradient_checkpointing_gives_the_same_gradients(model):
+    ids = tokens(2, 8)
+    model.train()
+    gradients = []
+    for on in (False, True):
+        model.gradient_checkpointing_enable() if on else model.gradient_checkpointing_disable()
+        model.zero_grad()
+        model(ids, labels=ids).loss.backward()
+        gradients.append([p.grad.clone() for p in model.parameters()])
+    model.gradient_checkpointing_disable()
+    model.eval()
+    for a, e in zip(*gradients, strict=True):
+        torch.testing.assert_close(a, e)
+
+
+def test_gradient_checkpointing_has_no_cache_and_says_so(capture_warnings):
+    """As in Hugging Face's decoders, but for a cache whose context would be lost."""
+    model, ids = build(), tokens(2, 8)
+    cache = model(ids, use_cache=True).past_key_values
+    model.train().gradient_checkpointing_enable()
+    plain = model(ids, use_cache=False)
+    assert capture_warnings() == []
+    for asked in ({}, {"use_cache": True}, {"past_key_values": ProjectionCache(2)}):
+        output = model(ids, **asked)
+        assert output.past_key_values is None
+        assert torch.equal(output.logits, plain.logits)
+    (said,) = capture_warnings()
+    assert "incompatible with gradient checkpointing" in said
+    with pytest.raises(InputError, match=r"holds 8 positions, .* give whole sequences, or call"):
+        model(ids, past_key_values=cache)
+    with pytest.raises(InputError, match="take the ProjectionCache"):
+        model(ids, past_key_values=DynamicCache())
+    # Without gradients to keep it goes on from it.
+    assert model.eval()(ids, past_key_values=cache).past_key_values.get_seq_length() == 16
+
+
+def test_sizes():
+    """Equal to a block of 4 d² tied at R = 4 and untied at R = 2."""
+    counts = {
+        (expansion, tied): sum(
+            p.numel()
+            for p in build(expansion=expansion, tied_output=tied)
+            .model.layers[0]
+            .attention.parameters()
+        )
+        for expansion in (2, 4)
+        for tied in (True, False)
+    }
+    assert counts[4, True] == counts[2, False] == 4 * 24**2
+    assert counts[2, True] == 2 * 24**2
+
+
+def test_wrong_input_says_what_is_wrong(model):
+    ids = tokens(2, 6)
+    with pytest.raises(InputError, match="and not both"):
+        model()
+    with pytest.raises(InputError, match="at least one token"):
+        model(ids[:, :0])
+    with pytest.raises(InputError, match="take the ProjectionCache"):
+        model(ids, past_key_values=DynamicCache())
+    with pytest.raises(InputError, match="one form only"):
+        model.generate(ids, cache_implementation="static", **options())
+    with pytest.raises(InputError, match="has 5 layers and the model 2"):
+        model(ids, past_key_values=ProjectionCache(5))
+    cache = model(ids, use_cache=True).past_key_values
+    with pytest.raises(InputError, match="holds 2 rows and the input has 1"):
+        model(ids[:1], past_key_values=cache)
+    other = build(expansion=6)
+    with pytest.raises(InputError, match="is another model's"):
+        other(ids, past_key_values=cache)
+    before = model.model.noise_weight.clone()
+    tensors = (torch.tensor(-1.0), torch.tensor(math.nan), torch.tensor([0.1, 0.2]))
+    for weight in (-0.1, 1.1, math.nan, *tensors):
+        with pytest.raises(InputError, match=r"λ is .* one number from 0 to 1"):
+            model.set_noise_weight(weight)
+    for weight in ("0.1", None, True):
+        with pytest.raises(InputError, match=r"λ is .* one number from 0 to 1"):
+            check_noise_weight_set(weight)
+    assert torch.equal(model.model.noise_weight, before)
+    model.set_noise_weight(torch.tensor(0.5))
+    assert model.model.noise_weight == 0.5
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        *(
+            ({name: value}, rf"{name} is {value!r}: expected a whole number of at least 1\. Give ")
+            for name in ("vocab_size", "hidden_size", "num_hidden_layers", "head_size", "expansion")
+            for value in (0, -2, 1.5, "6", True)
+        ),
+        ({"intermediate_size": 0}, "intermediate_size is 0: .* leave it out for 4 d"),
+        ({"head_size": 3}, "head size of 3 .* width of 24: .* Choose 2, 4, 6, 8, 12, 24"),
+        ({"head_size": 10}, "head size of 10 with a width of 24: expected an even divisor"),
+        ({"hidden_size": 21, "head_size": 7}, "No size divides an odd width"),
+        ({"head_size": 24, "expansion": 1}, "make 1 heads: expected an even .* Take an even R"),
+        *(
+            ({"noise_weight": value}, f"noise_weight is {value!r}: expected λ, a number from 0")
+            for value in (-0.01, 1.01, math.nan, "0.1", None)
+        ),
+        *(
+            ({"dropout": value}, f"dropout is {value!r}: expected a share .* below 1; 0 for none")
+            for value in (-0.1, 1.0, 1, math.nan, "0.1")
+        ),
+        *(
+            ({name: value}, f"{name} is {value!r}: expected a positive, finite number")
+            for name in ("frequency_ratio", "frequency_base")
+            for value in (0.0, -math.pi, math.inf, math.nan, "3")
+        ),
+        ({"layer_norm_eps": 0.0}, r"layer_norm_eps is 0\.0: expected a small positive"),
+        ({"initializer_range": -1.0}, r"initializer_range is -1\.0: expected a small positive"),
+        *(
+            ({name: value}, f"{name} is {value!r}: expected true or false")
+            for name in ("tied_output", "scale_by_width", "bias", "use_cache")
+            for value in ("maybe", 1, None)
+        ),
+        ({"frequency_scaling": "angles"}, "frequency_scaling is 'angles': .* Did you mean 'angle'"),
+    ],
+    ids=lambda given: (
+        ", ".join(f"{k}={v}" for k, v in given.items()) if given.__class__ is dict else ""
+    ),
+)
+def test_settings_that_no_model_can_have_say_what_is_wrong(settings, words):
+    with pytest.raises(InputError, match=words):
+        build(**settings)
+
+
+@pytest.mark.parametrize("settings", [{"dropout": 0.999}, {"noise_weight": 0}, {"noise_weight": 1}])
+def test_settings_at_the_end_of_their_range_are_taken(settings):
+    assert build(**settings, num_hidden_layers=1)(tokens(1, 3)).logits.isfinite().all()
+
+
+def test_importing_the_models_registers_it():
+    assert prismlm.models is not None
+    config = SignalNoiseConfig(vocab_size=7, hidden_size=8, head_size=2, num_hidden_layers=1)
+    assert type(AutoModelForCausalLM.from_config(config)) is SignalNoiseForCausalLM

@@ -1,0 +1,214 @@
+"""The MLPs that a signal/noise decoder can have: sizes, losses of routers, checkpoints, errors."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+from transformers import AutoModelForCausalLM
+from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
+
+from prismlm.errors import InputError
+from prismlm.layers.experts import Experts
+from prismlm.layers.sparse_coding import SparseCoding
+from prismlm.models.decoders.signal_noise import SignalNoiseConfig, SignalNoiseForCausalLM
+from prismlm.ops.sparse_coding import largest_step, naive
+
+VOCAB, WIDTH, LAYERS = 50, 24, 2
+NAN, INF = float("nan"), float("inf")
+SPARSE = {"mlp": "sparse_coding"}
+COMPLETE = {"mlp": "sparse_coding", "sparse_coding_form": "complete"}
+EXPERTS = {"mlp": "experts", "num_local_experts": 4}
+
+
+def build(**settings):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": VOCAB, "hidden_size": WIDTH, "head_size": 6, "num_hidden_layers": LAYERS}
+    return SignalNoiseForCausalLM(SignalNoiseConfig(**sizes | settings)).eval()
+
+
+def tokens(batch=2, length=9, seed=0):
+    return torch.randint(VOCAB, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def cross_entropy(model, ids):
+    logits = model(ids).logits[:, :-1].flatten(0, 1)
+    return F.cross_entropy(logits, ids[:, 1:].flatten())
+
+
+@pytest.mark.parametrize(
+    ("settings", "count"),
+    [
+        ({}, 8 * WIDTH**2),
+        ({"intermediate_size": 30}, 2 * 30 * WIDTH),
+        ({"bias": True}, 8 * WIDTH**2 + 5 * WIDTH),
+        (SPARSE, 4 * WIDTH**2),
+        (SPARSE | {"intermediate_size": 30, "bias": True}, 30 * WIDTH),
+        (COMPLETE, WIDTH**2),
+        (EXPERTS, 4 * 8 * WIDTH**2 + 4 * WIDTH),
+        (EXPERTS | {"bias": True}, 4 * (8 * WIDTH**2 + 5 * WIDTH) + 4 * WIDTH),
+    ],
+)
+def test_sizes(settings, count):
+    """An MLP has 2 d·m, a dictionary d·m or d², experts E · 2 d·m + E·d; m is 4 d."""
+    model = build(**settings)
+    assert sum(p.numel() for p in model.model.layers[0].mlp.parameters()) == count
+    norms = (2 * LAYERS + 1) * WIDTH * (2 if settings.get("bias") else 1)
+    attention = 2 * WIDTH**2  # R·d², tied
+    whole = sum(p.numel() for p in model.parameters())
+    assert whole == VOCAB * WIDTH + LAYERS * (attention + count) + norms
+
+
+def test_weights_start_where_they_should():
+    wide = {"hidden_size": 96, "num_hidden_layers": 8, "initializer_range": 0.05}
+    dictionary = build(**wide, **SPARSE).model.layers[3].mlp.dictionary
+    assert dictionary.shape == (96, 384)
+    assert dictionary.std().item() == pytest.approx(96**-0.5, rel=0.03)
+    assert largest_step(dictionary) > 0.1
+    mlp = build(**wide, **EXPERTS).model.layers[3].mlp
+    assert mlp.router.weight.std().item() == pytest.approx(0.05, rel=0.15)
+    for expert in mlp.experts:
+        assert expert.up_proj.weight.std().item() == pytest.approx(0.05, rel=0.03)
+        assert expert.down_proj.weight.std().item() == pytest.approx(0.05 / 4, rel=0.03)
+    # Standing alone the layer is no uninitialised memory either.
+    assert SparseCoding(96, 384).dictionary.std().item() == pytest.approx(96**-0.5, rel=0.03)
+
+
+@pytest.mark.parametrize("form", ["overcomplete", "complete"])
+def test_what_a_block_does_with_a_code(form):
+    model = build(mlp="sparse_coding", sparse_coding_form=form, initializer_range=0.3).double()
+    ids, block = tokens(), model.model.layers[0]
+    seen = {}
+    handle = block.mlp_norm.register_forward_hook(lambda m, i, o: seen.update(before=i[0], z=o))
+    after = model(ids, output_hidden_states=True).hidden_states[1]
+    handle.remove()
+    z, dictionary = seen["z"], block.mlp.dictionary.detach()
+    settings = {"step": 0.1, "threshold": 0.1, "steps": 2 if form == "overcomplete" else 1}
+    start = z if form == "complete" else None
+    code = naive.sparse_code(z, dictionary, **settings, start=start)
+    torch.testing.assert_close(block.mlp(z).code, code)
+    if form == "complete":
+        torch.testing.assert_close(after, code)
+        assert after.min() == 0
+    else:
+        torch.testing.assert_close(after, seen["before"] + code @ dictionary.T)
+
+
+def test_steps_are_the_sources_unless_given():
+    assert build(**SPARSE).model.layers[0].mlp.steps == 2
+    assert build(**COMPLETE).model.layers[0].mlp.steps == 1
+    mlp = build(**SPARSE, sparse_coding_steps=5, sparse_coding_threshold=0.3).model.layers[0].mlp
+    assert (mlp.steps, mlp.threshold) == (5, 0.3)
+
+
+@pytest.mark.parametrize("chosen", [1, 2])
+def test_the_loss_counts_the_balance_of_the_routers(chosen):
+    model = build(**EXPERTS, num_experts_per_tok=chosen, router_aux_loss_coef=0.3)
+    ids = tokens()
+    output = model(ids, labels=ids)
+    assert [tuple(logits.shape) for logits in output.router_logits] == [(18, 4)] * LAYERS
+    expected = load_balancing_loss_func(output.router_logits, 4, chosen)
+    torch.testing.assert_close(output.aux_loss, expected)
+    torch.testing.assert_close(output.loss, cross_entropy(model, ids) + 0.3 * expected)
+    plain = model(ids, labels=ids, output_router_logits=False)
+    assert plain.router_logits is None
+    assert plain.aux_loss is None
+    torch.testing.assert_close(plain.loss, cross_entropy(model, ids))
+    output.loss.backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+    assert model.model.layers[0].mlp.router.weight.grad.any()
+    assert model(ids).loss is None
+    assert model.model(ids).router_logits is not None
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_does_not_count_in_the_auxiliary_loss(side):
+    model = build(**EXPERTS, initializer_range=0.3)
+    ids, pad = tokens(2, 7), torch.full((2, 4), 3)
+    kept, none = torch.ones_like(ids), torch.zeros_like(pad)
+    alone = model(ids).aux_loss
+    order = (pad, ids) if side == "left" else (ids, pad)
+    mask = torch.cat((none, kept) if side == "left" else (kept, none), 1)
+    padded = torch.cat(order, 1)
+    torch.testing.assert_close(model(padded, attention_mask=mask).aux_loss, alone)
+    assert not torch.allclose(model(padded).aux_loss, alone)
+    if side == "left":
+        cache = model(padded[:, :6], attention_mask=mask[:, :6], use_cache=True).past_key_values
+        last = model(padded[:, 6:], attention_mask=mask, past_key_values=cache)
+        assert last.router_logits[0].shape == (10, 4)
+        rest = model.model(ids).router_logits
+        own = [logits.unflatten(0, (2, 7))[:, 2:].flatten(0, 1) for logits in rest]
+        expected = load_balancing_loss_func(tuple(own), 4, 2)
+        torch.testing.assert_close(last.aux_loss, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_parts_of_a_step_add_up():
+    """With the step's count, as Trainer gives it, the routers' loss counts once."""
+    model = build(**EXPERTS, router_aux_loss_coef=0.5)
+    parts = [tokens(2, 9), tokens(3, 5, seed=1)]
+    count = torch.tensor(2 * 8 + 3 * 4)
+    total = sum(model(ids, labels=ids, num_items_in_batch=count).loss for ids in parts)
+    means = [model(ids, labels=ids).loss for ids in parts]
+    torch.testing.assert_close(total, (16 * means[0] + 12 * means[1]) / 28)
+
+
+@pytest.mark.parametrize("settings", [SPARSE, COMPLETE, EXPERTS])
+def test_a_checkpoint_comes_back_with_its_mlp(settings, tmp_path):
+    model, ids = build(**settings), tokens()
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert loaded.config.mlp == settings["mlp"]
+    assert loaded.config.output_router_logits is (settings is EXPERTS)
+    for name, parameter in model.named_parameters():
+        assert torch.equal(loaded.get_parameter(name), parameter), name
+    assert torch.equal(loaded(ids).logits, model(ids).logits)
+
+
+def test_one_expert_is_an_mlp():
+    torch.manual_seed(0)
+    layer = Experts(8, 16, 1, 1)
+    x = torch.randn(2, 5, 8)
+    torch.testing.assert_close(layer(x).output, layer.experts[0](x))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"mlp": "expert"}, "mlp is 'expert': .* Did you mean 'experts'"),
+        (SPARSE | {"sparse_coding_form": "full"}, "'overcomplete' or 'complete'"),
+        (SPARSE | {"sparse_coding_steps": 0}, "sparse_coding_steps is 0: expected a whole number"),
+        (SPARSE | {"sparse_coding_steps": 1.5}, r"sparse_coding_steps is 1\.5: expected a whole"),
+        *(
+            (
+                SPARSE | {f"sparse_coding_{name}": value},
+                f"sparse_coding_{name} is {value}: expected",
+            )
+            for name, values in (("step_size", (0.0, NAN, INF)), ("threshold", (-1.0, NAN, INF)))
+            for value in values
+        ),
+        (SPARSE | {"intermediate_size": 0}, "intermediate_size is 0: expected a whole number"),
+        (EXPERTS | {"num_local_experts": 0}, "num_local_experts is 0: .* Give the number"),
+        (
+            EXPERTS | {"num_experts_per_tok": 5},
+            "num_experts_per_tok is 5, of .* 4: .* Lower the one",
+        ),
+        (EXPERTS | {"num_experts_per_tok": 0}, "num_experts_per_tok is 0: .* at least 1. Give k"),
+        (EXPERTS | {"num_experts_per_tok": 1.5}, r"num_experts_per_tok is 1\.5: expected a whole"),
+        ({"output_router_logits": True}, "mlp='gelu' has no router"),
+        (SPARSE | {"output_router_logits": True}, "mlp='sparse_coding' has no router"),
+        *(
+            (
+                EXPERTS | {"router_aux_loss_coef": value},
+                f"router_aux_loss_coef is {value}: expected 0",
+            )
+            for value in (-0.1, NAN, INF)
+        ),
+    ],
+)
+def test_wrong_settings_say_what_is_wrong(settings, message):
+    with pytest.raises(InputError, match=message):
+        build(**settings)
+
+
+def test_router_logits_need_a_router():
+    with pytest.raises(InputError, match="has no router"):
+        build()(tokens(), output_router_logits=True)

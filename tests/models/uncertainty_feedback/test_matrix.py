@@ -1,0 +1,142 @@
+"""Uncertainty feedback on every family, in everything that a model is used for.
+
+The parametrisation is the matrix of docs/uncertainty_feedback.md, which a run of all cells writes:
+
+    pytest -n 0 -m "" tests/models/uncertainty_feedback/test_matrix.py --write-uncertainty-matrix
+"""
+
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.uncertainty_feedback.render_matrix import RESULT
+from prismlm.training import parallel
+from tests.helpers import forked
+from tests.helpers.uncertain_cells import CELLS
+from tests.helpers.uncertain_families import TITLES
+from tests.helpers.uncertain_processes import ROWS, step_of, trained
+from tests.helpers.uncertainty_matrix import COLUMNS
+
+HELPERS = Path(__file__).parents[2] / "helpers"
+# Tracing them all takes minutes.
+COMPILED_BY_DEFAULT = ("llama",)
+
+
+def cell(family, column):
+    slow = column == "compile" and family not in COMPILED_BY_DEFAULT
+    marks = [pytest.mark.slow] if slow else []
+    return pytest.param(family, column, id=f"{family}-{column}", marks=marks)
+
+
+@pytest.mark.parametrize(
+    ("family", "column"), [cell(family, column) for family in TITLES for column in COLUMNS]
+)
+def test_cell(family, column, request, tmp_path, record_property):
+    if column == "compile":
+        note = compiled_as_eager(family, request.getfixturevalue("compiled"))
+    elif column in ("DDP", "FSDP2"):
+        note = as_in_one_process(family, column, request.getfixturevalue("processes"))
+    else:
+        note = CELLS[column](family, tmp_path)
+    record_property("cell", [family, column, note or ""])
+
+
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory):
+    """Every family's step in DDP and in FSDP2, in one start of two processes."""
+    directory = tmp_path_factory.mktemp("processes")
+    done = forked.run_script(HELPERS / "uncertain_processes.py", directory)
+    assert done.returncode == 0, done.stderr
+    return [pickle.loads((directory / f"rank-{rank}.pickle").read_bytes()) for rank in (0, 1)]
+
+
+@pytest.fixture(scope="module")
+def compiled(request, tmp_path_factory):
+    """What the process that compiles says of the families whose cells are run."""
+    asked = [
+        item.callspec.params["family"]
+        for item in request.session.items
+        if getattr(item, "callspec", None) and item.callspec.params.get("column") == "compile"
+    ]
+    path = tmp_path_factory.mktemp("compiled") / "results.json"
+    # Tracing is what the cells test; the other backends take minutes.
+    run("uncertain_compiled.py", path, "eager", *(asked or COMPILED_BY_DEFAULT))
+    return json.loads(path.read_text())
+
+
+def run(script, *arguments):
+    command = [sys.executable, str(HELPERS / script), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def as_in_one_process(family, column, processes):
+    """Two processes have the loss and gradients of one that sees all rows, and its codes."""
+    fed = trained(family)
+    loss, codes = step_of(fed, list(range(ROWS)))
+    expected = {f"model.{k}": p.grad for k, p in fed.model.named_parameters()}
+    expected["feedback.embedding.weight"] = fed.feedback.embedding.weight.grad
+    expected = {name: value for name, value in expected.items() if value is not None}
+    results = [result[column, family] for result in processes]
+    for found in results:
+        assert "error" not in found, found["error"]
+        torch.testing.assert_close(found["loss"], loss, rtol=1e-5, atol=1e-6)
+        assert found["gradients"].keys() == expected.keys()
+        for name, value in expected.items():
+            torch.testing.assert_close(
+                found["gradients"][name], value, rtol=1e-4, atol=1e-5, msg=name
+            )
+        assert torch.equal(found["seen"], fed.feedback.seen)
+    assert torch.equal(torch.cat([found["codes"] for found in results]), codes)
+    assert not torch.equal(results[0]["codes"], results[1]["codes"])
+
+
+def compiled_as_eager(family, compiled):
+    found = compiled[family]
+    assert "error" not in found, found["error"]
+    said = []
+    if found["training"]:
+        plain = found["training without feedback"]
+        said.append(
+            f"a training step of two passes breaks its graph {found['training']} times, "
+            f"one without feedback {plain}"
+        )
+    if found["decoding"]:
+        said.append(f"decoding breaks the graph {found['decoding']} times")
+    return "; ".join(said)
+
+
+@pytest.mark.slow
+def test_the_default_backend_gives_the_same(tmp_path):
+    families = ("llama", "gpt2", "mamba")
+    run("uncertain_compiled.py", tmp_path / "results.json", "inductor", *families)
+    found = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
+    assert set(families) <= set(found)
+    assert not {name: found[name]["error"] for name in families if "error" in found[name]}
+
+
+def test_logits_that_are_not_numbers_stop_a_compiled_model(compiled):
+    assert "entropy is not a number" in compiled["not a number"]
+
+
+def test_the_published_matrix_has_these_cells_and_no_others():
+    published = json.loads(RESULT.read_text(encoding="utf-8"))
+    assert published["families"] == TITLES
+    assert published["columns"] == list(COLUMNS)
+    assert {name: list(row) for name, row in published["cells"].items()} == {
+        name: list(COLUMNS) for name in TITLES
+    }
+
+
+@pytest.mark.parametrize("family", TITLES)
+def test_no_block_is_within_another(family):
+    """Or FSDP2 would shard the inner one after the outer."""
+    found = parallel.blocks(trained(family).model.get_decoder())
+    within = [set(block.modules()) - {block} for block in found]
+    assert len(found) == 2
+    assert not set(found) & set().union(*within)

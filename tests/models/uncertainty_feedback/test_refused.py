@@ -1,0 +1,363 @@
+"""What uncertainty feedback refuses, in which words, and that nothing is left behind."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertLMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    LlamaForCausalLM,
+    LlamaModel,
+)
+
+import prismlm
+from prismlm.errors import FormatError, InputError
+from prismlm.models.uncertainty_feedback import load_uncertainty, save_uncertainty, uncertainty_of
+from tests.helpers.uncertain_families import FAMILIES, V, build
+
+IDS = torch.tensor([[3, 4, 5], [5, 6, 7]])
+TABLE = "uncertainty_feedback.safetensors"
+ENCODER = {
+    "vocab_size": V,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "initializer_range": 0.4,
+}
+
+
+@pytest.fixture
+def model():
+    return build("llama")
+
+
+@pytest.mark.parametrize(
+    ("levels", "words"),
+    [
+        (1, "1 levels of uncertainty: expected at least 2"),
+        (0, "0 levels"),
+        (-5, "-5 levels"),
+        (True, "True, a bool: expected a whole number from 2 on"),
+        (256.0, "256.0, a float"),
+        ("256", "'256', a str"),
+    ],
+)
+@pytest.mark.usefixtures("unchecked")
+def test_levels_that_are_no_whole_number_from_two_on(model, levels, words):
+    with pytest.raises(InputError, match=words):
+        prismlm.attach_uncertainty(model, levels)
+    assert uncertainty_of(model) is None
+
+
+@pytest.mark.parametrize("deviation", [-0.1, float("nan"), float("inf")])
+def test_a_deviation_that_nothing_can_be_drawn_with(model, deviation):
+    with pytest.raises(InputError, match="expected a number from 0 on"):
+        prismlm.attach_uncertainty(model, 8, deviation=deviation)
+    assert uncertainty_of(model) is None
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_other_whole_numbers_and_what_is_none(model):
+    feedback = prismlm.attach_uncertainty(model, np.int64(64), rows=np.int32(9), passes=np.int64(2))
+    assert (feedback.embedding.levels, feedback.passes) == (64, 2)
+    assert type(feedback.embedding.levels) is type(feedback.passes) is int
+    feedback.detach()
+    for given, words in (
+        ({"passes": "2"}, "'2' passes: expected a whole number"),
+        ({"passes": True}, "True passes"),
+        ({"rows": 2.5}, "2.5 rows for 8 codes: expected a whole number"),
+    ):
+        with pytest.raises(InputError, match=words):
+            prismlm.attach_uncertainty(model, 8, **given)
+    assert uncertainty_of(model) is None
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_what_is_no_hugging_face_model(model):
+    class Opened:
+        pass
+
+    opened = Opened()
+    opened.model = model
+    for given, words in (
+        (torch.nn.Linear(2, 2), "got a Linear"),
+        (None, "got a NoneType"),
+        ("gpt2", "got a str, 'gpt2': load it"),
+        (torch.nn.DataParallel(model), r"got a DataParallel around one: attach to its \.module"),
+        (opened, r"got a Opened: give its \.model"),
+    ):
+        with pytest.raises(InputError, match=words):
+            prismlm.attach_uncertainty(given, 8)
+
+
+@torch.no_grad()
+def test_ids_of_another_shape(model):
+    prismlm.attach_uncertainty(model, 8)
+    for ids in (IDS[0], IDS[:, :0]):
+        with pytest.raises(InputError, match=r"input_ids are \[.*expected a tensor \[B, T\]"):
+            model(ids)
+
+
+def test_a_named_decoder_without_embeddings(model):
+    with pytest.raises(InputError, match=r"model.layers.0 of .* has no embeddings inside"):
+        prismlm.attach_uncertainty(model, 8, decoder="model.layers.0")
+
+
+class Unsaid(LlamaForCausalLM):
+    """A model that says neither where its decoder is nor where its embeddings are."""
+
+    def get_input_embeddings(self):
+        raise NotImplementedError
+
+    def get_decoder(self):
+        return self
+
+
+NAMES = {"decoder": "model", "embeddings": "model.embed_tokens"}
+
+
+def unsaid():
+    torch.manual_seed(0)
+    found = Unsaid(FAMILIES["llama"]()).eval()
+    found.load_state_dict(build("llama").state_dict())
+    return found
+
+
+def test_a_model_that_does_not_say_where_its_parts_are():
+    model = unsaid()
+    with pytest.raises(InputError) as error:
+        prismlm.attach_uncertainty(model, 8)
+    for words in (
+        "no decoder and no embeddings found in a Unsaid of type 'llama'",
+        "get_decoder() for its decoder and get_input_embeddings() for its embeddings",
+        'attach_uncertainty(model, decoder="…", embeddings="…")',
+        "Modules that have parts: model.",
+        "nn.Embedding modules: model.embed_tokens.",
+    ):
+        assert words in str(error.value)
+    with pytest.raises(InputError, match="looked at modle for its decoder"):
+        prismlm.attach_uncertainty(model, 8, decoder="modle", embeddings="model.embed_tokens")
+    with pytest.raises(
+        InputError, match=r"model.norm of .* LlamaRMSNorm without a weight \[V, d\]"
+    ):
+        prismlm.attach_uncertainty(model, 8, decoder="model", embeddings="model.norm")
+
+
+@torch.no_grad()
+def test_named_parts_are_used_saved_and_found_again(model, tmp_path):
+    named = unsaid()
+    feedback = prismlm.attach_uncertainty(named, 8, passes=2, **NAMES)
+    plain = prismlm.attach_uncertainty(model, 8, passes=2)
+    plain.embedding.load_state_dict(feedback.embedding.state_dict())
+    expected = model(IDS)
+    found = named(IDS)
+    assert torch.equal(found.uncertainty_codes, expected.uncertainty_codes)
+    assert torch.equal(found.logits, expected.logits)
+    save_uncertainty(tmp_path, feedback)
+    again = unsaid()
+    assert load_uncertainty(tmp_path, again).places == NAMES
+    assert torch.equal(again(IDS).logits, expected.logits)
+
+
+@torch.no_grad()
+def test_embeddings_that_the_decoder_does_not_call_are_not_passed_over_in_silence(model):
+    model.unused = torch.nn.Embedding(V, 16)
+    for name, words in (
+        ("unused", "nothing was added to the input of this LlamaForCausalLM"),
+        ("lm_head", r"codes are \[2, 3, 16\], and .* is \[2, 3, 23\]"),
+    ):
+        feedback = prismlm.attach_uncertainty(model, 8, embeddings=name)
+        with pytest.raises(InputError, match=words):
+            model(IDS)
+        feedback.detach()
+    prismlm.attach_uncertainty(model, 8)
+    assert model(IDS).logits.shape == (2, 3, V)
+
+
+def test_encoders_are_refused_with_the_reason():
+    with pytest.raises(InputError, match=r"BertForMaskedLM .* predicts no next token"):
+        prismlm.attach_uncertainty(BertForMaskedLM(BertConfig(**ENCODER)), 8)
+    with pytest.raises(InputError, match=r"LlamaModel .* predicts no next token"):
+        prismlm.attach_uncertainty(LlamaModel(FAMILIES["llama"]()), 8)
+    # Its class is one for language modelling; what it attends to is not.
+    model = BertLMHeadModel(BertConfig(**ENCODER)).train()
+    with pytest.raises(InputError, match=r"is an encoder: .* is_decoder=True"):
+        prismlm.attach_uncertainty(model, 8)
+    assert model.training
+    assert uncertainty_of(model) is None
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", [BertLMHeadModel, GPTNeoXForCausalLM])
+def test_causal_models_are_told_from_encoders_by_what_they_do(kind):
+    """BERT as a decoder, and GPT-NeoX, whose configuration says is_decoder=False too."""
+    if kind is BertLMHeadModel:
+        config = BertConfig(**ENCODER, is_decoder=True)
+    else:
+        config = GPTNeoXConfig(**ENCODER)
+        assert config.is_decoder is False
+    model = kind(config).eval()
+    feedback = prismlm.attach_uncertainty(model, 64)
+    output = model(input_ids=IDS)
+    feedback.detach()
+    assert (output.logits - model(input_ids=IDS).logits)[:, 1:].abs().max() > 1e-4
+
+
+@torch.no_grad()
+def test_embeddings_without_ids(model):
+    embeds = model.get_input_embeddings()(IDS)
+    plain = model(inputs_embeds=embeds).logits
+    feedback = prismlm.attach_uncertainty(model, 8)
+    words = r"no input_ids: .* cannot tell tokens from embeddings alone. Give the ids, or detach"
+    with pytest.raises(InputError, match=words):
+        model(inputs_embeds=embeds)
+    with pytest.raises(InputError, match=words):
+        model.generate(inputs_embeds=embeds, max_new_tokens=2)
+    feedback.detach()
+    assert torch.equal(model(inputs_embeds=embeds).logits, plain)
+
+
+@torch.no_grad()
+def test_a_batch_that_changes_its_size_while_its_cache_goes_on(model):
+    prismlm.attach_uncertainty(model, 8)
+    cache = model(IDS, use_cache=True).past_key_values
+    words = (
+        r"codes of 2 rows and the input has 1: .*batch_select_indices.*reset_uncertainty\(\) and "
+        "no cache"
+    )
+    with pytest.raises(InputError, match=words):
+        model(IDS[:1, :1], past_key_values=cache)
+
+
+@torch.no_grad()
+def test_codes_that_cannot_be_replayed(model):
+    prismlm.attach_uncertainty(model, 8)
+    with pytest.raises(InputError, match=r"-1 \(none\) to 7"):
+        model(IDS, uncertainty_codes=torch.full((2, 3), 8))
+    with pytest.raises(InputError, match=r"\[2, 3\], one for each token"):
+        model(IDS, uncertainty_codes=torch.zeros(2, 4, dtype=torch.int64))
+    with pytest.raises(InputError, match="return_dict=False"):
+        model(IDS, return_dict=False)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_logits_that_are_no_numbers_are_told_by_row_and_position(model, passes, use_cache):
+    prismlm.attach_uncertainty(model, 8, passes=passes)
+    spoilt = torch.zeros(2, 3, V)
+    spoilt[1, 2, 4] = torch.nan
+    handle = model.lm_head.register_forward_hook(lambda _module, _given, logits: logits + spoilt)
+    looked_at = 2 if passes == 1 else 6
+    words = rf"NaN or \+∞.* First at row 1, position 2; 1 of {looked_at}"
+    with pytest.raises(InputError, match=words):
+        model(IDS, use_cache=use_cache)
+    handle.remove()
+    # The next call begins anew.
+    assert model(IDS, use_cache=use_cache).uncertainty_codes[:, 0].tolist() == [-1, -1]
+
+
+def test_attaching_twice(model):
+    feedback = prismlm.attach_uncertainty(model, 8)
+    with pytest.raises(InputError, match=r"has uncertainty feedback already: detach\(\)"):
+        prismlm.attach_uncertainty(model, 8)
+    assert uncertainty_of(model) is feedback
+    feedback.detach()
+    again = prismlm.attach_uncertainty(model, 16)
+    assert model(IDS).uncertainty_codes.max() == 8
+    assert uncertainty_of(model) is again
+
+
+@pytest.fixture
+def saved(model, tmp_path):
+    feedback = prismlm.attach_uncertainty(model, 64, passes=2)
+    save_uncertainty(tmp_path, feedback)
+    feedback.detach()
+    return tmp_path
+
+
+def test_a_table_of_another_width_level_count_model_or_dtype(model, saved):
+    config = FAMILIES["llama"]()
+    config.hidden_size = 32
+    with pytest.raises(FormatError, match=r"are 16 wide, and the input embeddings of .* 32"):
+        load_uncertainty(saved, LlamaForCausalLM(config))
+    with pytest.raises(FormatError, match="has 64 levels, and 256 were expected"):
+        load_uncertainty(saved, model, levels=256)
+    with pytest.raises(FormatError, match=r"saved with a model in torch.float32 .*torch.bfloat16"):
+        load_uncertainty(saved, build("llama").bfloat16())
+    assert load_uncertainty(saved, model, levels=64).passes == 2
+    other = build("llama")
+    with torch.no_grad():
+        other.get_input_embeddings().weight[0, 0] += 1
+    with pytest.raises(FormatError, match="not those that"):
+        load_uncertainty(saved, other)
+    assert uncertainty_of(other) is None
+    with pytest.raises(FormatError, match="has no uncertainty_feedback"):
+        load_uncertainty(saved / "none", other)
+
+
+@pytest.mark.parametrize("share", [0, 0.001, 0.05, 0.5, 0.999])
+def test_a_truncated_file(model, saved, share):
+    path = saved / TABLE
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(share * len(whole))])
+    with pytest.raises(FormatError, match=r"cannot be read: .* Put a whole copy of the file"):
+        load_uncertainty(saved, model)
+    assert uncertainty_of(model) is None
+    path.write_bytes(whole)
+    load_uncertainty(saved, model)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"format_version": 2}, "format version 2; this prismlm reads 1"),
+        ({"levels": 1}, "what cannot be: levels: 1"),
+        ({"levels": 64.5}, "levels: 64.5"),
+        ({"levels": True}, "levels: True"),
+        ({"levels": 63}, "64 rows for 63 levels"),
+        ({"passes": 0}, "passes: 0"),
+        ({"model": None}, "model: None"),
+        ({"places": ["model"]}, "places:"),
+        ({"places": {"head": "model"}}, "places:"),
+        ({"places": {"decoder": "gone"}}, "no decoder found .* looked at gone"),
+    ],
+)
+def test_a_file_that_says_of_its_table_what_cannot_be(model, saved, changes, words):
+    rewrite(saved, **changes)
+    with pytest.raises((FormatError, InputError), match=words):
+        load_uncertainty(saved, model)
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        (torch.full((64, 16), torch.nan), "holds NaN or infinity"),
+        (torch.zeros(64, 16, dtype=torch.int64), r"\[K, d\] of floats, and has torch.int64"),
+        (torch.zeros(16), r"has torch.float32 \[16\]"),
+        (torch.zeros(1, 16), "1 rows for 64 levels"),
+    ],
+)
+def test_a_file_whose_table_is_none(model, saved, table, words):
+    rewrite(saved, table)
+    with pytest.raises(FormatError, match=words):
+        load_uncertainty(saved, model)
+
+
+def rewrite(directory, table=None, **changes):
+    path = directory / TABLE
+    held = load_file(path)["embedding"] if table is None else table
+    meta = json.loads(json.loads(header(path))["__metadata__"]["uncertainty_feedback"]) | changes
+    save_file({"embedding": held}, path, {"uncertainty_feedback": json.dumps(meta)})
+
+
+def header(path):
+    data = path.read_bytes()
+    return data[8 : 8 + int.from_bytes(data[:8], "little")]

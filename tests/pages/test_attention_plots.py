@@ -1,0 +1,114 @@
+"""Pictures of attention maps: the right weights, and labels that can be read."""
+
+import struct
+from itertools import combinations
+
+import pytest
+import torch
+
+from prismlm.errors import InputError
+from prismlm.explain.attention_maps import AttentionMap, Head
+
+pytest.importorskip("matplotlib")
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+from prismlm.pages.attention_plots import DOTS_PER_INCH, maps_figure, save_maps
+
+WORDS = (
+    "The frog found a shiny key . He went home and looked for a very extraordinarily old door "
+    "in the wall , but $ x $ 日 was not the\n door"
+)
+SENTENCE = WORDS.split(" ")
+
+
+def maps(tokens, count=1, rows=slice(None)):
+    generator = torch.Generator().manual_seed(0)
+    size = len(tokens)
+    scores = torch.randn(count, size, size, generator=generator)
+    mask = torch.ones(size, size, dtype=torch.bool).triu(1)
+    weights = scores.masked_fill(mask, -torch.inf).softmax(-1)
+    names = tuple(f" {token}" for token in tokens)
+    return [
+        AttentionMap(Head(6, n, "signal", n), names, tuple(range(size)), own)[rows]
+        for n, own in enumerate(weights)
+    ]
+
+
+def test_panels_show_the_weights_over_one_scale():
+    own = maps(SENTENCE[:9], 3)
+    figure = maps_figure(own)
+    panels = [axes for axes in figure.axes if axes.get_title(loc="left").startswith("layer")]
+    assert [axes.get_title(loc="left") for axes in panels] == [
+        f"layer 6 · signal head {n}" for n in range(3)
+    ]
+    largest = max(float(one.weights[1:].max()) for one in own)
+    for axes, one in zip(panels, own, strict=True):
+        image = axes.images[0]
+        shown = image.get_array()
+        assert torch.equal(torch.from_numpy(shown.filled(0)), one.weights)
+        # What is not seen yet is no weight of 0.
+        assert shown.mask[0].tolist() == [False] + [True] * 8
+        assert (image.norm.vmin, image.norm.vmax) == (0, pytest.approx(largest))
+        assert [label.get_text() for label in axes.get_yticklabels()] == SENTENCE[:9]
+
+
+@pytest.mark.parametrize(("count", "rows"), [(1, slice(None)), (3, slice(None)), (2, slice(3, 6))])
+def test_no_two_texts_overlap_and_all_are_inside(count, rows):
+    figure = maps_figure(maps(SENTENCE, count, rows))
+    FigureCanvasAgg(figure).draw()
+    texts = [
+        text
+        for axes in figure.axes
+        for text in (*axes.get_xticklabels(), *axes.get_yticklabels(), axes._left_title)
+        if text.get_text()
+    ]
+    assert len(texts) > count * len(SENTENCE)
+    boxes = [text.get_window_extent() for text in texts]
+    width, height = figure.get_size_inches() * figure.dpi
+    for box in boxes:
+        assert 0 <= box.x0 < box.x1 <= width
+        assert 0 <= box.y0 < box.y1 <= height
+    for one, other in combinations(zip(texts, boxes, strict=True), 2):
+        if one[1].overlaps(other[1]):
+            # Boxes of turned labels may touch by the space around their letters.
+            across = min(one[1].x1, other[1].x1) - max(one[1].x0, other[1].x0)
+            down = min(one[1].y1, other[1].y1) - max(one[1].y0, other[1].y0)
+            assert min(across, down) < 1, (one[0].get_text(), other[0].get_text())
+
+
+def test_labels_are_plain_text_of_letters_that_the_font_has(recwarn):
+    figure = maps_figure(maps(SENTENCE))
+    FigureCanvasAgg(figure).draw()
+    labels = [label.get_text() for label in figure.axes[0].get_xticklabels()]
+    assert "$" in labels
+    assert "extraordinari…" in labels
+    assert "□" in labels
+    assert "the↵" in labels
+    assert not [w for w in recwarn if "missing from font" in str(w.message)]
+
+
+def test_a_png_of_the_expected_size(tmp_path):
+    own = maps(SENTENCE, 2)
+    save_maps(own, tmp_path / "maps.png")
+    data = (tmp_path / "maps.png").read_bytes()
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    width, height = struct.unpack(">II", data[16:24])
+    inches = maps_figure(own).get_size_inches()
+    assert width == pytest.approx(inches[0] * DOTS_PER_INCH, abs=1)
+    assert height == pytest.approx(inches[1] * DOTS_PER_INCH, abs=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["maps.png"]
+    from matplotlib.image import imread
+
+    pixels = imread(tmp_path / "maps.png")
+    assert pixels.shape[:2] == (height, width)
+    assert len({tuple(pixel) for row in pixels[::7] for pixel in row[::7].tolist()}) > 20
+
+
+def test_pictures_that_could_not_be_read():
+    with pytest.raises(InputError, match="49 tokens, and a picture shows at most 48"):
+        maps_figure(maps(["word"] * 49))
+    with pytest.raises(InputError, match=r"33 heads are too many .* at most 32"):
+        maps_figure(maps(["one", "two"], 33))
+    with pytest.raises(InputError, match="no map to draw"):
+        maps_figure([])

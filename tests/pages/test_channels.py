@@ -1,0 +1,301 @@
+"""The page holds the gates it shows, lets no text become markup, and works in a browser."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+import torch
+
+from prismlm.corpus import build_corpus
+from prismlm.corpus.sequences import Sequences
+from prismlm.errors import InputError
+from prismlm.instruments.channels import read_channels
+from prismlm.instruments.channels.build_report import ReportOptions, channel_report
+from prismlm.pages.channels import CAVEAT, channel_page, write_page
+from prismlm.pages.channels_data import page_data, quantise
+from tests.helpers.mixer_models import CHANNELS, LAYERS, make_llama, make_model
+
+EVIL = "</script><script>document.title='hurt'</script><img src=x onerror=alert(1)>"
+TEXT = f"Maps of 日本 and the Fuß. {EVIL}"
+OPTIONS = ReportOptions(kept=3, tokens=4, max_lag=2, shuffles=9)
+
+
+class Reader(HTMLParser):
+    """Collects elements, scripts, JSON and text."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.elements, self.scripts, self.blocks, self.text, self.inside = [], [], [], "", ""
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        self.inside = tag
+
+    def handle_endtag(self, tag):
+        self.inside = ""
+
+    def handle_data(self, data):
+        if self.inside == "script":
+            if self.elements[-1][1].get("type") == "application/json":
+                self.blocks.append(json.loads(data))
+            else:
+                self.scripts.append(data)
+        elif self.inside != "style":
+            self.text += data
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("corpus")
+    rows = [
+        {
+            "text": f"The {thing} of 日本 carries {EVIL} to the {thing}, don't forget. " * 3,
+            "title": f"{EVIL}{number}",
+            "url": "javascript:alert(1)" if number % 2 else "https://example.org/a",
+        }
+        for number, thing in enumerate(["river", "council", "maps", "winter"] * 6)
+    ]
+    source = directory / "documents.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return build_corpus(source, directory / "corpus", vocab_size=300)
+
+
+@pytest.fixture(scope="module")
+def model(corpus):
+    return make_model(len(corpus.tokenizer))
+
+
+@pytest.fixture(scope="module")
+def report(corpus, model):
+    return channel_report(
+        model, corpus.tokenizer, Sequences(corpus, "all", 48), text=TEXT, name=EVIL, options=OPTIONS
+    )
+
+
+@pytest.fixture(scope="module")
+def page(corpus, model, report):
+    return channel_page(report, model, corpus)
+
+
+def stored(data, layer, channel):
+    """Yield each text's words with its write and read bytes."""
+    for text, write, read, _ in stored_with_decays(data, layer, channel):
+        yield text, write, read
+
+
+def stored_with_decays(data, layer, channel):
+    """Yield the bytes of decays too, or None where a channel has one for all positions."""
+    levels = np.frombuffer(base64.b64decode(data["gates"]), np.uint8)
+    shown = data["layers"][layer]["channels"][channel]
+    at = shown["at"]
+    for number, _ in shown["texts"]:
+        text = data["texts"][number]
+        length = sum(
+            text["many"].get(str(w), text["many"].get(w, 1)) for w in range(len(text["words"]))
+        )
+        write = levels[at : at + length]
+        at += length
+        read = write
+        if not data["layers"][layer]["shared"]:
+            read, at = levels[at : at + length], at + length
+        decay = None
+        if shown["decay"] is None:
+            decay, at = levels[at : at + length], at + length
+        yield text, write, read, decay
+
+
+def test_quantising_by_hand():
+    gates = torch.tensor([0.0, 0.5, 0.125, 0.02])
+    # √(0.125 / 0.5) is a half: 127.5, to the even of its neighbours.
+    assert quantise(gates, 0.5).tolist() == [0, 255, 128, 51]
+    assert quantise(gates, 0.0).tolist() == [0, 0, 0, 0]
+    many = torch.rand(4000, generator=torch.Generator().manual_seed(0)) * 0.3
+    back = 0.3 * (quantise(many, 0.3).double() / 255) ** 2
+    error = (back - many).abs()
+    assert error.max() <= 0.3 / 255
+    assert (error / many)[many > 0.04 * 0.3].max() <= 0.02
+
+
+def test_the_stored_gates_are_those_of_each_sequence_alone(corpus, model, report):
+    data = page_data(model, corpus, report)
+    assert [len(layer["channels"]) for layer in data["layers"]] == [CHANNELS] * LAYERS
+    for layer in range(LAYERS):
+        for k, channel in enumerate(report.layers[layer].channels):
+            texts = list(stored(data, layer, k))
+            assert len(texts) == 1 + len(channel.sequences)
+            assert "".join(texts[0][0]["words"]) == TEXT
+            ids = [list(report.text.token_ids)]
+            for sequence, (text, _, _) in zip(channel.sequences, texts[1:], strict=True):
+                assert "".join(text["words"]) == corpus.excerpt(sequence.start, sequence.length)
+                ids.append(corpus.read_tokens(sequence.start, sequence.length).tolist())
+            largest = data["layers"][layer]["channels"][k]["largest"]
+            for one, (_, write, read) in zip(ids, texts, strict=True):
+                (curves,) = read_channels(model, torch.tensor(one), [layer])
+                for levels, gate, top in ((write, curves.write, 0), (read, curves.read, 1)):
+                    expected = gate[:, k].numpy()
+                    assert len(levels) == len(expected)
+                    back = largest[top] * (levels / 255.0) ** 2
+                    assert np.abs(back - expected).max() <= largest[top] / 255 + 1e-6
+
+
+def test_decays_by_token_are_stored_for_every_position(corpus):
+    by_token = make_model(len(corpus.tokenizer), decay_mode="token")
+    sequences = Sequences(corpus, "all", 48)
+    found = channel_report(by_token, corpus.tokenizer, sequences, text=TEXT, options=OPTIONS)
+    data = page_data(by_token, corpus, found)
+    least, most = data["rates"]
+    for layer in range(LAYERS):
+        for k, channel in enumerate(found.layers[layer].channels):
+            assert data["layers"][layer]["channels"][k]["halfLife"] is None
+            ids = [list(found.text.token_ids)]
+            ids += [corpus.read_tokens(s.start, s.length).tolist() for s in channel.sequences]
+            kept = list(stored_with_decays(data, layer, k))
+            for one, (_, write, _, levels) in zip(ids, kept, strict=True):
+                (curves,) = read_channels(by_token, torch.tensor(one), [layer])
+                # As the page's script does it.
+                decay = np.exp(-least * (most / least) ** (levels / 255.0))
+                expected = curves.decay[:, k].double().numpy()
+                np.testing.assert_allclose(np.log(decay), np.log(expected), rtol=0.04)
+                gate = data["layers"][layer]["channels"][k]["largest"][0] * (write / 255.0) ** 2
+                i = len(one) - 1
+                left = np.cumprod(decay[:i][::-1])[::-1] * gate[:i]
+                weights = curves.memory(k)[i].numpy()
+                np.testing.assert_allclose(left / left.sum(), weights[:i], atol=0.03)
+    write = json.dumps(data, allow_nan=False)
+    assert "NaN" not in write
+
+
+def test_each_passage_and_document_is_held_once(corpus, model, report):
+    data = page_data(model, corpus, report)
+    assert len(data["texts"]) == 1 + len(report.passages)
+    ids = [document["doc_id"] for document in data["documents"]]
+    assert len(set(ids)) == len(ids)
+    urls = {document["url"] for document in data["documents"]}
+    assert urls <= {None, "https://example.org/a"}
+
+
+def test_nothing_in_a_text_or_corpus_becomes_markup(page):
+    reader = Reader(page)
+    assert len(reader.blocks) == len(reader.scripts) == 1
+    assert page.count("<script") == page.count("</script") == 2
+    assert [tag for tag, _ in reader.elements if tag in ("img", "a", "iframe", "link")] == []
+    assert not [a for _, a in reader.elements if "src" in a or "href" in a or "onerror" in a]
+    # What was escaped is still there to be read, and no part of a character is.
+    (data,) = reader.blocks
+    assert EVIL in "".join(data["texts"][0]["words"])
+    assert EVIL in reader.text
+    assert "\ufffd" not in page
+
+
+def test_a_page_requests_nothing(page):
+    reader = Reader(page)
+    policy = [a for tag, a in reader.elements if tag == "meta" and "http-equiv" in a]
+    assert policy[0]["content"].startswith("default-src 'none'")
+    script = "".join(reader.scripts)
+    assert not re.search(r"fetch\(|XMLHttpRequest|import\b|innerHTML|\beval\b|url\(", script)
+    style = page[page.index("<style>") : page.index("</style>")]
+    assert "url(" not in style
+    assert "@import" not in style
+
+
+def test_figures_can_be_read_without_a_script(page, report):
+    text = Reader(page).text
+    metrics = report.layers[1].metrics["read"]
+    assert f"{metrics.sparsity_ratio:.2f}" in text
+    assert f"{metrics.entropy:.3f}" in text
+    assert "Spearman" in text or "No ρ" in text
+    assert CAVEAT in text
+
+
+def test_a_page_of_a_text_alone_and_what_has_none(corpus, model, tmp_path):
+    alone = channel_report(model, corpus.tokenizer, text="The river.")
+    write_page(alone, model, None, tmp_path / "page.html")
+    (data,) = Reader((tmp_path / "page.html").read_text(encoding="utf-8")).blocks
+    assert len(data["texts"]) == 1
+    assert data["documents"] == []
+    with pytest.raises(InputError, match="needs a corpus or a text"):
+        channel_page(channel_report(model, corpus.tokenizer), model, None)
+    llama = make_llama(len(corpus.tokenizer))
+    heads = channel_report(llama, corpus.tokenizer, Sequences(corpus, "all", 48), name="llama")
+    with pytest.raises(InputError, match="llama has no channels"):
+        channel_page(heads, llama, corpus)
+
+
+def assert_finds(words, chosen, text, memory):
+    """What the chosen word finds: the figures of the library, from the stored bytes."""
+    weights = memory[sum(text.counts[: chosen + 1]) - 1]
+    shares = [0.0] * len(text.words)
+    for place, word in enumerate(text.word_of):
+        shares[word] += weights[place].item()
+    labels = [words.nth(i).get_attribute("aria-label") for i in range(len(text.words))]
+    for label, share in zip(labels, shares, strict=True):
+        found = re.search(r"memory (<1|\d+) %", label)
+        assert found, label
+        assert abs(float(found[1].strip("<")) / 100 - share) < 0.02
+    strength = [
+        float(words.nth(i).evaluate("n => n.style.getPropertyValue('--a')"))
+        for i in range(chosen + 2)
+    ]
+    assert strength[: chosen + 1] == pytest.approx(
+        [s / max(shares) for s in shares[: chosen + 1]], abs=0.03
+    )
+    assert strength[chosen + 1] == 0
+
+
+@pytest.mark.slow
+def test_in_a_browser(page, report, tmp_path):
+    from playwright.sync_api import sync_playwright
+
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    assert chromium, "this test needs chromium"
+    path = tmp_path / "page.html"
+    path.write_text(page, encoding="utf-8")
+    requests, errors = [], []
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        tab = browser.new_page(viewport={"width": 1300, "height": 1000})
+        tab.on("request", lambda request: requests.append(request.url))
+        tab.on("pageerror", lambda error: errors.append(str(error)))
+        tab.goto(path.as_uri())
+        tab.wait_for_selector("[data-ready=yes]")
+        assert tab.title() == f"What the channels carry: {EVIL}"
+        assert "Layer 0, channel 0" in tab.inner_text(".c-main")
+
+        tab.get_by_role("radio", name="2", exact=True).check(force=True)
+        tab.click('.c-item[data-channel="4"]')
+        shown = tab.inner_text(".c-main")
+        channel = report.layers[2].channels[4]
+        assert "Layer 2, channel 4" in shown
+        assert f"{channel.repetition:.2f}" in shown
+        assert tab.evaluate("location.hash") == "#l2c4"
+        assert tab.locator(".c-texts > li").count() == 1 + len(channel.sequences)
+        assert "日" in shown
+        assert EVIL.split(">")[1] in shown
+
+        words = tab.locator(".c-texts > li").first.locator(".c-word")
+        tab.get_by_role("radio", name="memory").check(force=True)
+        chosen = 6
+        words.nth(chosen).click()
+        assert_finds(words, chosen, report.text.text, report.text.curves[2].memory(4))
+
+        # By keys alone: the next word, and the next channel.
+        tab.keyboard.press("ArrowRight")
+        assert words.nth(chosen + 1).get_attribute("aria-selected") == "true"
+        assert words.nth(chosen + 1).evaluate("n => n === document.activeElement")
+        tab.focus('.c-item[aria-selected="true"]')
+        tab.keyboard.press("ArrowDown")
+        assert "Layer 2, channel 5" in tab.inner_text(".c-main")
+        assert tab.evaluate("document.activeElement.dataset.channel") == "5"
+
+        tab.emulate_media(color_scheme="dark")
+        assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(16, 18, 22)"
+        browser.close()
+    assert errors == []
+    assert [url for url in requests if url != path.as_uri()] == []

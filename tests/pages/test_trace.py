@@ -1,0 +1,299 @@
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import prismlm
+from prismlm.models.uncertainty_feedback import attach_uncertainty
+from prismlm.pages.trace import CAVEAT, fragment, page
+from prismlm.pages.trace_data import safe_link, visible
+
+EVIL = "</script><script>alert(1)</script>"
+VOID = {"meta", "br", "img", "link", "input", "hr"}
+
+
+class Reader(HTMLParser):
+    """Collects elements, ids, text and the JSON blocks; fails on tags that do not nest."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.blocks: list[dict] = []
+        self.scripts: list[str] = []
+        self.text = ""
+        self.feed(html)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        inside = self.open[-1] if self.open else ""
+        if inside == "script":
+            if self.elements[-1][1].get("type") == "application/json":
+                self.blocks.append(json.loads(data))
+            else:
+                self.scripts.append(data)
+        elif inside != "style":
+            self.text += data
+
+    def all(self, tag, **attributes):
+        wanted = attributes.items()
+        return [a for t, a in self.elements if t == tag and all(a.get(k) == v for k, v in wanted)]
+
+
+@pytest.fixture(scope="module")
+def lm(tiny_model):
+    return prismlm.load(tiny_model)
+
+
+@pytest.fixture(scope="module")
+def trace(lm):
+    return lm.explain("The proof relies on\nthe theory of groups.", generate=3)
+
+
+@pytest.fixture(scope="module")
+def fed_back(tiny_model):
+    """The reading of a model with uncertainty feedback."""
+    lm = prismlm.load(tiny_model)
+    attach_uncertainty(lm.model, 4096)
+    return lm.explain("The proof relies on\nthe theory of groups.", generate=3)
+
+
+@pytest.fixture(scope="module")
+def evil(tiny_model, tmp_path_factory):
+    """A model whose lens, from names to addresses, is out to break the page."""
+    copy = shutil.copytree(tiny_model, tmp_path_factory.mktemp("evil") / EVIL.replace("/", "_"))
+    for name, columns in {
+        "index.parquet": ("doc_id", "source", "license", "title", "before", "token", "after"),
+        "mass.parquet": ("source", "domain", "license"),
+        "prototypes.parquet": ("name", "category"),
+    }.items():
+        path = copy / "lens" / "sample" / name
+        table = pq.read_table(path)
+        for column in columns:
+            place = table.schema.get_field_index(column)
+            table = table.set_column(place, column, pa.array([f"{EVIL}{column}"] * len(table)))
+        if name == "index.parquet":
+            urls = pa.array(["javascript:alert(1)"] * len(table))
+            table = table.set_column(table.schema.get_field_index("url"), "url", urls)
+        pq.write_table(table, path)
+    meta = copy / "lens" / "sample" / "meta.json"
+    value = json.loads(meta.read_text(encoding="utf-8"))
+    meta.write_text(json.dumps(value | {"files": {}}), encoding="utf-8")
+    return prismlm.load(copy).explain(f"{EVIL} & <b>\u2028")
+
+
+def test_a_page_shows_every_token_and_where_it_is_from(trace):
+    html = page([trace], title="A reading")
+    reader = Reader(html)
+    tokens = reader.all("span", role="option")
+    assert len(tokens) == len(trace)
+    assert [int(t["data-step"] or -1) for t in tokens] == list(range(len(trace)))
+    assert sum("p-written" in (t["class"] or "") for t in tokens) == 2
+    for token, step in zip(tokens, trace, strict=True):
+        leading = max(step.prototypes, key=lambda use: use.evidence)
+        assert leading.name is not None
+        assert leading.name in (token["title"] or "")
+        assert f"{step.probability:.1%}" in (token["aria-label"] or "")
+    assert "A reading" in reader.text
+    assert CAVEAT in reader.text
+    assert str(trace.model) in reader.text
+
+
+def test_what_was_fed_back_is_shown_where_there_is_feedback(fed_back, trace):
+    html = page([fed_back])
+    reader = Reader(html)
+    (data,) = reader.blocks
+    assert data["feedback"]
+    tokens = reader.all("span", role="option")
+    assert "fed" not in data["steps"][0]
+    assert fed_back[0].uncertainty_code is None
+    assert "fed back: nothing" in (tokens[0]["title"] or "")
+    assert "--u:0.000" in (tokens[0]["style"] or "")
+    for shown, token, step in list(zip(data["steps"], tokens, fed_back, strict=True))[1:]:
+        share, code = shown["fed"]
+        assert share == step.uncertainty == pytest.approx(code / 4095)
+        assert 0 < code < 4096
+        assert f"fed back: uncertainty {share:.0%}, code {code:,}" in (token["aria-label"] or "")
+        assert f"--u:{share:.3f}" in (token["style"] or "")
+        assert "p-fed" in (token["class"] or "")
+    assert "uncertainty fed back to the token" in reader.text
+
+    plain = Reader(page([trace]))
+    assert not plain.blocks[0]["feedback"]
+    assert not any("fed" in step for step in plain.blocks[0]["steps"])
+    assert "uncertainty" not in plain.text
+    assert not any("p-fed" in (t["class"] or "") for t in plain.all("span", role="option"))
+    # The code is the share in another unit: tables and JSON have the share alone.
+    assert "uncertainty_code" not in fed_back[1].to_dict()
+
+
+def test_parts_in_the_page_sum_to_the_logits(trace):
+    (data,) = Reader(page([trace])).blocks
+    assert len(data["steps"]) == len(trace)
+    for shown, step in zip(data["steps"], trace, strict=True):
+        total = sum(use[1] for use in shown["uses"]) + shown["residual"][0] + shown["bias"][0]
+        assert total == pytest.approx(step.model_logit, abs=1e-3 * max(1, abs(step.model_logit)))
+        assert shown["logit"] == step.logit
+        evidence = sum(use[2] for use in shown["uses"])
+        whole = evidence + shown["residual"][1] + shown["bias"][1]
+        assert evidence / whole == pytest.approx(step.explained_share, rel=1e-3)
+
+
+def test_shares_in_the_page_sum_to_one(trace):
+    (data,) = Reader(page([trace])).blocks
+    groups = [group for step in data["steps"] for group in step["shares"]]
+    groups += data["whole"]["shares"]
+    assert [group["by"] for group in data["whole"]["shares"]] == ["domain", "source", "license"]
+    for group in groups:
+        total = sum(share for _, share in group["items"]) + group["others"][1]
+        assert total + group["unattributed"] == pytest.approx(1, abs=1e-6)
+    first = trace[0:1].sources("domain")
+    assert data["steps"][0]["shares"][0]["items"][0] == [first.items[0].key, first.items[0].share]
+
+
+def test_contexts_are_the_index_and_held_once(trace):
+    (data,) = Reader(page([trace])).blocks
+    places = [tuple(place.items()) for place in data["contexts"]]
+    assert len(set(places)) == len(places)
+    index = trace.lens.index
+    for number, prototype in data["prototypes"].items():
+        rows = trace.lens.rows_of(int(number))
+        count = min(3, rows.stop - rows.start)
+        nearest = index.slice(rows.start, count).to_pylist()
+        shown = [data["contexts"][n] for n in prototype["contexts"]]
+        for row, place in zip(nearest, shown, strict=True):
+            kept = ("before", "token", "after", "doc_id", "source", "license", "title")
+            assert all(place[key] == row[key] for key in kept)
+
+
+def test_nothing_in_a_text_or_corpus_becomes_markup(evil):
+    html = page([evil], title=EVIL)
+    reader = Reader(html)
+    assert len(reader.scripts) == 1
+    assert "alert" not in reader.scripts[0]
+    assert len(reader.blocks) == 1
+    assert len(reader.all("script")) == 2
+    assert reader.all("b") == []
+    assert reader.all("a") == []
+    assert html.count("<script") == html.count("</script") == 2
+    assert "\u2028" not in html
+    (data,) = reader.blocks
+    assert all(place["url"] is None for place in data["contexts"])
+    # What was escaped is still there to be read.
+    assert all(place["title"] == f"{EVIL}title" for place in data["contexts"])
+    assert EVIL in reader.text
+
+
+def test_a_page_requests_nothing(trace):
+    html = page([trace])
+    reader = Reader(html)
+    (policy,) = reader.all("meta", **{"http-equiv": "Content-Security-Policy"})
+    assert (policy["content"] or "").startswith("default-src 'none'")
+    assert not [a for _, a in reader.elements if "src" in a or "href" in a]
+    script = "".join(reader.scripts)
+    assert not re.search(r"fetch\(|XMLHttpRequest|import|innerHTML|eval|url\(", script)
+    style = html[html.index("<style>") : html.index("</style>")]
+    assert "url(" not in style
+    assert "@import" not in style
+
+
+@pytest.mark.parametrize(
+    ("url", "safe"),
+    [
+        ("https://example.org/a?b=1", "https://example.org/a?b=1"),
+        (" http://example.org ", "http://example.org"),
+        ("javascript:alert(1)", None),
+        ("JAVASCRIPT:alert(1)", None),
+        ("data:text/html,x", None),
+        ("//example.org", None),
+        ("https://[", None),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_links_are_http_or_none(url, safe):
+    assert safe_link(url) == safe
+
+
+def test_ids_on_one_page_do_not_clash(lm, trace):
+    other = lm.explain("Another text")
+    html = page([trace, other, trace]) + fragment(other[:1])
+    ids = [attributes["id"] for _, attributes in Reader(html).elements if "id" in attributes]
+    assert len(ids) == 8
+    assert len(set(ids)) == len(ids)
+    controlled = [a["aria-controls"] for a in Reader(html).all("div", role="listbox")]
+    assert set(controlled) < set(ids)
+
+
+def test_a_fragment_stands_alone_and_repeats_itself(trace):
+    assert fragment(trace) == trace._repr_html_() == fragment(trace)
+    reader = Reader(fragment(trace))
+    assert not reader.all("html")
+    assert len(reader.scripts) == len(reader.blocks) == 1
+
+
+def test_without_a_lens_there_are_no_shares(trace):
+    bare = replace(trace, lens=None)
+    (data,) = Reader(page([bare])).blocks
+    assert data["whole"] is None
+    assert data["contexts"] == []
+    assert all(step["shares"] == [] for step in data["steps"])
+
+
+def test_a_trace_without_steps(trace):
+    assert "no steps" in Reader(page([trace[:0]])).text
+
+
+@pytest.mark.parametrize(
+    ("token", "shown"),
+    [(" the", "·the"), ("\n\n", "↵↵"), ("  ", "␣␣"), ("\t", "⇥"), ("", "∅"), ("a b ", "a b·")],
+)
+def test_whitespace_is_visible(token, shown):
+    assert visible(token) == shown
+
+
+@pytest.mark.slow
+def test_in_a_browser(trace, evil, fed_back, tmp_path):
+    path = tmp_path / "page.html"
+    path.write_text(page([trace, evil, fed_back]), encoding="utf-8")
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    assert chromium, "this test needs chromium"
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
+    flags += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
+    command = [
+        chromium,
+        *flags,
+        f"--user-data-dir={tmp_path / 'user'}",
+        "--dump-dom",
+        path.as_uri(),
+    ]
+    dom = subprocess.run(command, capture_output=True, encoding="utf-8", check=True, timeout=60)
+    reader = Reader(dom.stdout)
+    last = trace[-1]
+    # All panels are open on their last token, with every prototype of it.
+    assert len(reader.all("article", **{"data-ready": "yes"})) == 3
+    assert len(reader.all("span", **{"aria-selected": "true"})) == 3
+    used = sum(len(one[-1].prototypes) for one in (trace, evil, fed_back))
+    assert len(reader.all("details")) == used
+    # Of one trace out of three.
+    assert reader.text.count("fed back, code") == 1
+    assert f"fed back, code {fed_back[-1].uncertainty_code:,}" in reader.text
+    assert f"{last.logit:.3f}".replace("-", "−") in reader.text
+    assert "unattributed" in reader.text
+    assert len(reader.all("script")) == 4

@@ -1,0 +1,445 @@
+"""Searches for hyper-parameters: real trials, with real samplers, stopped and gone on with."""
+
+import csv
+import json
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from prismlm.cli.app import app
+from prismlm.errors import InputError, PrismError
+from prismlm.locks import locked
+from prismlm.training import (
+    TrainingInterrupted,
+    build_recipe,
+    estimate_search,
+    load_recipe,
+    search,
+    train,
+)
+from prismlm.training.checkpoints import latest_checkpoint
+from prismlm.training.search.space import check_measured, check_space, recipe_of
+from tests.helpers.runs import InterruptAfter
+
+RATES = {"low": 1e-3, "high": 3e-2, "log": True}
+SPACE = {"batch_size": [4, 8], "optimizer.learning_rate": RATES}
+
+
+def settings_of(corpus, out):
+    """Three trials of two seeds, a thousand tokens each, of a model of 40,000 parameters."""
+    return {
+        "corpus": str(corpus),
+        "out": str(out),
+        "model": {"preset": "protot-tiny", "hidden_size": 16, "num_channels": 4},
+        "head": {"enabled": False, "prototypes": 16, "prototypes_per_token": 2},
+        "data": {"length": 32},
+        "steps": 8,
+        "batch_size": 4,
+        "precision": "float32",
+        "evaluation": {"every": 0, "final_tokens": 300},
+        "checkpoint": {"every": 2},
+        "logging": {"every": 4, "tensorboard": False},
+        "search": {"trials": 3, "startup_trials": 2, "seeds": 2, "space": SPACE},
+    }
+
+
+@pytest.fixture
+def toy(tiny_corpus, tmp_path):
+    return settings_of(tiny_corpus, tmp_path / "out")
+
+
+@pytest.fixture(scope="module")
+def straight(tiny_corpus, tmp_path_factory):
+    """A whole search: the recipe, its result and the trials that were told."""
+    recipe = build_recipe(settings_of(tiny_corpus, tmp_path_factory.mktemp("straight") / "out"))
+    told = []
+    return recipe, search(recipe, told=told.append), told
+
+
+def with_search(settings, **changes):
+    return settings | {"search": settings["search"] | changes}
+
+
+def found(result):
+    return [(trial.values, trial.ce, trial.seeds) for trial in result.trials]
+
+
+def test_a_search_measures_each_trial_and_leaves_a_recipe_that_trains_to_the_best(straight):
+    recipe, result, told = straight
+    directory = recipe.out / "search"
+    assert told == list(result.trials)
+    assert [trial.number for trial in result.trials] == [0, 1, 2]
+    for trial in result.trials:
+        assert trial.values["batch_size"] in (4, 8)
+        assert 1e-3 <= trial.values["optimizer.learning_rate"] <= 3e-2
+        assert [seed.seed for seed in trial.seeds] == [0, 1]
+        assert trial.ce == statistics.fmean(seed.ce for seed in trial.seeds)
+        assert trial.seeds[0].ce != trial.seeds[1].ce
+        assert trial.seeds[0].steps == 32 // trial.values["batch_size"]
+    assert result.best.ce == min(trial.ce for trial in result.trials)
+
+    best = load_recipe(result.best_recipe)
+    assert best.optimizer.learning_rate == result.best.values["optimizer.learning_rate"]
+    assert best.batch_size == result.best.values["batch_size"]
+    assert best.out == recipe.out / "best"
+    # The same run as the first of the trial.
+    assert train(best).ce == result.best.seeds[0].ce
+
+    saved = json.loads((directory / "search.json").read_text())
+    assert saved["trials"] == json.loads(json.dumps([trial.to_dict() for trial in result.trials]))
+    assert saved["best"]["trial"] == result.best.number
+    assert saved["search"]["space"] == SPACE
+    assert {"optuna", "botorch"} <= saved["versions"].keys()
+    with (directory / "search.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["ce"]) for row in rows] == [trial.ce for trial in result.trials]
+    assert rows[0]["batch_size"] == str(result.trials[0].values["batch_size"])
+
+    runs = sorted(directory.glob("trials/*/seed-*"))
+    assert len(runs) == 6
+    for run in runs:
+        names = {path.name for path in run.iterdir()}
+        assert names == {"outcome.json", "training.json", "training.jsonl", "routing.csv"}
+
+
+def test_the_study_is_one_that_optuna_reads(toy):
+    import optuna
+    from optuna.storages.journal import JournalFileBackend
+
+    result = search(build_recipe(with_search(toy, sampler="tpe", trials=2, seeds=1)))
+    backend = JournalFileBackend(str(result.directory / "study.journal"))
+    study = optuna.load_study(study_name="prismlm", storage=optuna.storages.JournalStorage(backend))
+    assert [trial.value for trial in study.trials] == [trial.ce for trial in result.trials]
+    assert study.best_trial.params == result.best.values
+    assert not list(result.directory.glob("*.lock*"))
+
+
+def test_the_sampler_is_asked_after_the_start_which_is_drawn_at_random(toy, straight):
+    drawn = {"botorch": [trial.values for trial in straight[1].trials]}
+    settings = with_search(toy, sampler="random", seeds=1)
+    drawn["random"] = [trial.values for trial in search(build_recipe(settings)).trials]
+    assert drawn["botorch"][:2] == drawn["random"][:2]
+    assert drawn["botorch"][2] != drawn["random"][2]
+    rates = [values["optimizer.learning_rate"] for values in drawn["random"]]
+    assert len(set(rates)) == 3
+
+
+def diverging(settings, *rates):
+    return with_search(
+        settings, sampler="random", seeds=2, space={"optimizer.learning_rate": list(rates)}
+    )
+
+
+@pytest.mark.parametrize("mode", ["channel", "token"])
+@pytest.mark.parametrize("every", [0, 1])
+def test_a_trial_that_diverges_has_failed_and_the_search_goes_on(toy, mode, every):
+    toy["model"]["decay_mode"] = mode
+    toy["evaluation"]["every"] = every
+    # With this seed the first two draws are the first choice, and the third is the other.
+    result = search(build_recipe(diverging(toy, 1e30, 3e-3) | {"seed": 3}))
+    by_rate = {trial.values["optimizer.learning_rate"]: trial for trial in result.trials}
+    assert by_rate.keys() == {1e30, 3e-3}
+    bad, good = by_rate[1e30], by_rate[3e-3]
+    assert (bad.state, good.state) == ("failed", "complete")
+    assert bad.ce is None
+    assert "not finite" in bad.failed or "nan" in bad.failed
+    # The other seed could not have made it a mean.
+    assert len(bad.seeds) == 1
+    assert result.best.values == good.values
+    assert json.loads((result.directory / "search.json").read_text())["trials"]
+
+
+def test_if_every_trial_fails_the_search_says_so(toy):
+    settings = diverging(toy, 1e30, 1e31)
+    settings["search"]["trials"] = 2
+    with pytest.raises(PrismError, match=r"all 2 trials failed.*lower learning rates"):
+        search(build_recipe(settings))
+    out = Path(settings["out"]) / "search"
+    assert len(json.loads((out / "search.json").read_text())["trials"]) == 2
+    assert not (out / "best.yaml").exists()
+
+
+@pytest.mark.parametrize("stop_at", [1, 11])
+def test_stopped_and_resumed_is_the_straight_search(toy, straight, stop_at):
+    """With Ctrl-C in the first run of the first trial, or later."""
+    whole = straight[1]
+    recipe = build_recipe(toy)
+    with pytest.raises(TrainingInterrupted):
+        search(recipe, progress=InterruptAfter(stop_at))
+    with pytest.raises(InputError, match="holds a search"):
+        search(recipe)
+    # What a kill in the middle of a write leaves.
+    journal = recipe.out / "search" / "study.journal"
+    with journal.open("a") as file:
+        file.write('{"op_code":5,"worker')
+    journal.with_name("study.journal.lock").touch()
+    again = search(recipe, resume=True)
+    assert found(again) == found(whole)
+    assert again.best.number == whole.best.number
+
+
+def test_a_finished_run_is_not_done_again_and_more_trials_go_on(toy):
+    settings = with_search(toy, sampler="random", seeds=1, trials=2)
+    first = search(build_recipe(settings))
+    histories = {p: p.stat().st_mtime_ns for p in first.directory.rglob("training.jsonl")}
+    # A kill after the study was told, and before the results were written.
+    results = first.directory / "search.json"
+    saved = json.loads(results.read_text())
+    results.write_text(json.dumps(saved | {"trials": saved["trials"][:1]}))
+    (first.directory / "trials/0000/seed-0/model.safetensors").write_text("left behind")
+    longer = search(build_recipe(with_search(settings, trials=3)), resume=True)
+    assert found(longer)[:2] == found(first)
+    assert len(longer.trials) == 3
+    for path, time_written in histories.items():
+        assert path.stat().st_mtime_ns == time_written
+
+
+def test_a_damaged_checkpoint_is_trained_anew(toy):
+    recipe = build_recipe(with_search(toy, sampler="random", seeds=1, trials=1))
+    with pytest.raises(TrainingInterrupted):
+        search(recipe, progress=InterruptAfter(3))
+    checkpoint = latest_checkpoint(recipe.out / "search/trials/0000/seed-0/checkpoints")
+    (checkpoint / "prismlm.json").write_text("{")
+    assert search(recipe, resume=True).best.ce > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"search": {"sampler": "random"}}, "search.sampler: tpe → random"),
+        ({"search": {"space": {"batch_size": [4, 16]}}}, "search.space"),
+        ({"steps": 9}, "steps: 8 → 9"),
+    ],
+)
+def test_another_search_is_not_resumed_and_the_difference_is_named(toy, change, expected):
+    settings = with_search(toy, sampler="tpe", trials=1, seeds=1)
+    search(build_recipe(settings))
+    own = dict(change)
+    changed = with_search(settings, **own.pop("search", {})) | own
+    with pytest.raises(InputError, match="begun as another search") as error:
+        search(build_recipe(changed), resume=True)
+    assert expected in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("space", "expected"),
+    [
+        ({"optimizer.learning_rat": [1e-3, 1e-2]}, "Did you mean 'optimizer.learning_rate'?"),
+        ({"model.num_chanels": [4, 8]}, "Did you mean 'num_channels'?"),
+        ({"model": [4, 8]}, "no recipe key 'model'"),
+        ({"optimizer.learning_rate": {"low": 1e-3, "high": 1e-3}}, "is empty: low is 0.001"),
+        ({"optimizer.learning_rate": {"low": 1e-2, "high": 1e-3}}, "expected low < high"),
+        ({"optimizer.learning_rate": {"low": 0, "high": 1, "log": True}}, "has to be above 0"),
+        ({"optimizer.learning_rate": {"low": -1, "high": 1, "log": True}}, "has to be above 0"),
+        ({"optimizer.learning_rate": {"lo": 1, "high": 2}}, "Did you mean 'low'?"),
+        ({"optimizer.learning_rate": {"low": 1e-3}}, "high is None; expected a finite number"),
+        ({"optimizer.learning_rate": {"low": -1.0, "high": 1.0}}, "learning_rate is -1.0"),
+        ({"optimizer.learning_rate": 3e-3}, "expected a list of choices, or a range"),
+        ({"batch_size": [4]}, "at least two choices, all different"),
+        ({"batch_size": [4, 4]}, "at least two choices, all different"),
+        ({"batch_size": []}, "at least two choices"),
+        ({"batch_size": [4, 8.5]}, "batch_size is 8.5"),
+        ({"batch_size": [[4], [8]]}, "expected numbers, texts, true or false"),
+        ({"optimizer.schedule": ["cosine", "steps"]}, "optimizer.schedule is 'steps'"),
+        ({"seed": [1, 2]}, "search.seeds says how many"),
+        ({"data.length": [32, 64]}, "in windows of it"),
+        ({"evaluation.final_tokens": [10, 20]}, "cannot be searched over"),
+        ({}, "search.space"),
+    ],
+)
+def test_a_wrong_space_names_the_key_and_what_is_allowed(toy, space, expected):
+    with pytest.raises(InputError) as error:
+        build_recipe(with_search(toy, space=space), "recipe.yaml")
+    assert expected in str(error.value)
+    assert "recipe.yaml" in str(error.value)
+    assert "search" in str(error.value)
+
+
+def test_what_cannot_change_the_objective_is_not_searched(toy):
+    settings = with_search(toy, space={"head.scale": [1.0, 2.0]})
+    # The plain run takes the recipe as it is.
+    recipe = build_recipe(settings)
+    for refuses in (search, estimate_search):
+        with pytest.raises(InputError, match="nothing of the head reaches the model"):
+            refuses(recipe)
+    reaching = {"enabled": True, "detach": False}
+    check_measured(build_recipe(settings | {"head": settings["head"] | reaching}))
+    also = {"head.detach": [True, False], "head.scale": [1.0, 2.0]}
+    check_measured(build_recipe(with_search(toy, space=also)))
+
+
+def test_wrong_settings_of_a_search_are_named(toy):
+    for change, expected in (
+        ({"trials": 0}, "search.trials is 0"),
+        ({"seed": 3}, "there is no setting 'search.seed'. Did you mean 'seeds'?"),
+        ({"sampler": "gp"}, "search.sampler is 'gp'"),
+    ):
+        with pytest.raises(InputError) as error:
+            build_recipe(with_search(toy, **change))
+        assert expected in str(error.value)
+
+
+def test_a_recipe_without_a_section_is_searched_as_the_source_did(toy):
+    del toy["search"]
+    recipe = build_recipe(toy)
+    section = recipe.search
+    assert (section.trials, section.startup_trials, section.seeds) == (50, 15, 3)
+    assert section.sampler == "botorch"
+    assert section.space == {
+        "batch_size": [32, 64, 128],
+        "optimizer.learning_rate": {"low": 3e-5, "high": 3e-2, "log": True},
+    }
+    check_space(recipe)
+    assert "search" not in recipe.to_dict()
+
+
+def test_trials_of_other_batches_train_on_as_many_positions(toy):
+    toy |= {"steps": 400, "checkpoint": {"every": 100}, "evaluation": {"every": 50}}
+    toy["head"] |= {"enabled": True, "detach": False, "initialise_at_step": 30}
+    recipe = build_recipe(toy)
+    larger = recipe_of(recipe, {"batch_size": 8})
+    assert larger.positions_per_step * larger.steps == recipe.positions_per_step * recipe.steps
+    assert (larger.steps, larger.checkpoint.every, larger.evaluation.every) == (200, 50, 25)
+    assert larger.head.initialise_at_step == 15
+    # So short a run has its prototypes placed before its only step.
+    short = build_recipe(toy | {"steps": 5, "head": toy["head"] | {"initialise_at_step": 4}})
+    tiny = recipe_of(short, {"batch_size": 32})
+    assert (tiny.steps, tiny.head.initialise_at_step) == (1, 0)
+    assert recipe_of(recipe, {"gradient_accumulation": 2, "batch_size": 2}).steps == 400
+    assert recipe_of(recipe, {"steps": 100, "batch_size": 8}).steps == 100
+
+
+def test_whole_numbers_stay_whole_and_others_do_not(toy):
+    toy["search"] |= {
+        "sampler": "random",
+        "trials": 2,
+        "seeds": 1,
+        "space": {
+            "model.num_channels": {"low": 2, "high": 64, "log": True},
+            "optimizer.weight_decay": {"low": 0, "high": 1},
+        },
+    }
+    toy["steps"] = 2
+    for trial in search(build_recipe(toy)).trials:
+        assert isinstance(trial.values["model.num_channels"], int)
+        assert trial.values["optimizer.weight_decay"] not in (0, 1)
+
+
+def test_what_is_in_the_way_is_named(toy, tmp_path, monkeypatch):
+    recipe = build_recipe(with_search(toy, trials=1, seeds=1, sampler="random"))
+    directory = recipe.out / "search"
+    directory.mkdir(parents=True)
+    with (
+        locked(directory / ".lock"),
+        pytest.raises(InputError, match="written to by another search"),
+    ):
+        search(recipe)
+    (recipe.out / "thesis.tex").write_text("mine")
+    with pytest.raises(InputError, match="holds no search"):
+        search(recipe, resume=True)
+    (recipe.out / "thesis.tex").unlink()
+    search(recipe)
+    with pytest.raises(InputError, match=r"holds a search.*best\.yaml"):
+        train(recipe)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(InputError, match="without torchrun"):
+        search(recipe, resume=True)
+
+
+def test_too_little_text_for_the_largest_batch_is_said_before_the_first_trial(toy):
+    settings = with_search(toy, space={"batch_size": [4, 100_000]})
+    with pytest.raises(InputError, match="lower batch_size"):
+        search(build_recipe(settings))
+    assert not Path(settings["out"]).exists()
+
+
+@pytest.mark.parametrize(("missing", "sampler"), [("optuna", "random"), ("botorch", "botorch")])
+def test_a_missing_package_names_the_extra(toy, monkeypatch, missing, sampler):
+    monkeypatch.setitem(sys.modules, missing, None)
+    recipe = build_recipe(with_search(toy, sampler=sampler))
+    with pytest.raises(InputError, match=rf"{missing}.*pip install 'prismlm\[search\]'"):
+        search(recipe)
+    assert not recipe.out.exists()
+
+
+def test_the_estimate_counts_every_run_and_writes_nothing(toy):
+    recipe = build_recipe(toy | {"steps": 64})
+    expected = estimate_search(recipe)
+    assert (expected.trials, expected.trials_left, expected.runs) == (3, 3, 6)
+    assert (expected.first.steps, expected.last.steps) == (64, 32)
+    assert expected.first.tokens == expected.last.tokens
+    both = expected.first.seconds + expected.last.seconds
+    assert expected.seconds == pytest.approx(6 * both / 2)
+    assert expected.seconds_least <= expected.seconds <= expected.seconds_most
+    assert not recipe.out.exists()
+
+
+def test_the_estimate_is_of_the_least_and_greatest_choice_in_any_order(toy):
+    space = {"batch_size": [8, 32, 16], "optimizer.schedule": ["linear", "cosine"]}
+    found = estimate_search(build_recipe(with_search(toy | {"steps": 64}, space=space)))
+    # 64 steps of 4 rows are 32 of 8 and 8 of 32.
+    assert (found.first.steps, found.last.steps) == (32, 8)
+    assert found.memory_bytes == max(found.first.memory_bytes, found.last.memory_bytes)
+
+
+def written(settings, tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(settings))
+    return path
+
+
+def test_the_command_prints_a_table_or_one_json_document(toy, tmp_path):
+    path = written(with_search(toy, sampler="random", trials=2, seeds=1), tmp_path)
+    dry = CliRunner().invoke(app, ["train", str(path), "--search", "--dry-run", "--json"])
+    assert json.loads(dry.stdout)["runs"] == 2
+    shown = CliRunner().invoke(app, ["train", str(path), "--search"])
+    assert shown.exit_code == 0, shown.output
+    assert "2 trials, 0 failed" in shown.stdout
+    assert "prismlm train" in shown.stdout
+    assert "best.yaml" in shown.stdout
+    assert "trial 1 (" in shown.stderr
+    again = CliRunner().invoke(app, ["train", str(path), "--search", "--resume", "--json"])
+    document = json.loads(again.stdout)
+    assert [trial["trial"] for trial in document["trials"]] == [0, 1]
+    refused = CliRunner().invoke(app, ["train", str(path), "--search"])
+    assert refused.exit_code == 2
+    assert "--resume" in refused.stderr
+    left = CliRunner().invoke(app, ["train", str(path), "--search", "--resume", "--dry-run"])
+    assert "0 left of 2" in left.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGINT])
+def test_a_killed_search_goes_on_to_the_same_trials(toy, tmp_path, ending):
+    toy |= {"steps": 40, "checkpoint": {"every": 1}}
+    straight = search(build_recipe(toy | {"out": str(tmp_path / "straight")}))
+    path = written(toy, tmp_path)
+    command = [sys.executable, "-m", "prismlm", "train", str(path), "--search"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    run = Path(toy["out"]) / "search" / "trials" / "0001" / "seed-1"
+    deadline = time.monotonic() + 240
+    while latest_checkpoint(run / "checkpoints") is None:
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(ending)
+    stdout, stderr = process.communicate(timeout=240)
+    assert stdout == ""
+    assert (f"prismlm train {path} --search --resume" in stderr) == (ending == signal.SIGINT)
+    assert not (run / "outcome.json").exists()
+    done = {p: p.stat().st_mtime_ns for p in run.parents[1].rglob("outcome.json")}
+    assert len(done) == 3
+    result = subprocess.run([*command, "--resume", "--json"], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    for file, time_written in done.items():
+        assert file.stat().st_mtime_ns == time_written
+    document = json.loads(result.stdout)
+    expected = json.loads(json.dumps([trial.to_dict() for trial in straight.trials]))
+    assert document["trials"] == expected
