@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
 
+from prismlm.training.dimensions import Dimension, dimension_of
 from prismlm.training.objective import LossWeights
-from prismlm.training.search.dimensions import Dimension, dimension_of
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]

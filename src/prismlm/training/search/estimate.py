@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from prismlm.training.dimensions import Dimension, Scalar
 from prismlm.training.estimate import TrainingEstimate, estimate
 from prismlm.training.recipe import Recipe
 from prismlm.training.run_directory import SEARCH
-from prismlm.training.search.dimensions import Dimension, Scalar
 from prismlm.training.search.runs import TRIALS
 from prismlm.training.search.search import check_search, finished_trials
 from prismlm.training.search.space import check_measured, check_space, recipe_of

@@ -13,10 +13,10 @@ from typing import Any, Literal
 import yaml
 
 from prismlm.files import atomic_file, write_json
+from prismlm.training.dimensions import Scalar
 from prismlm.training.evaluation import perplexity
 from prismlm.training.recipe import Recipe
 from prismlm.training.run_directory import BEST_FILE
-from prismlm.training.search.dimensions import Scalar
 
 RESULTS_FILE = "search.json"
 TABLE_FILE = "search.csv"

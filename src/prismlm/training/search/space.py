@@ -9,9 +9,9 @@ from typing import Any, get_args
 from pydantic import BaseModel
 
 from prismlm.errors import InputError, suggest
+from prismlm.training.dimensions import Range, Scalar
 from prismlm.training.recipe import Recipe
 from prismlm.training.recipe_values import recipe_from
-from prismlm.training.search.dimensions import Range, Scalar
 
 # Why a key cannot be searched over.
 FIXED = {

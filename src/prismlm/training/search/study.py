@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from prismlm.errors import FormatError, InputError
+from prismlm.training.dimensions import Choices, Dimension, Scalar
 from prismlm.training.recipe import Recipe, SearchRecipe
-from prismlm.training.search.dimensions import Choices, Dimension, Scalar
 from prismlm.training.search.space import takes_whole_numbers
 
 JOURNAL = "study.journal"

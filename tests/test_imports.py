@@ -1,0 +1,29 @@
+"""Arrows of imports point one way, late ones and the packages that are run on the way counted."""
+
+from graphlib import TopologicalSorter
+
+import grimp
+
+# A trace shows itself in a notebook: the one import against the order, when it is asked to.
+ALLOWED = ("prismlm.explain.trace", "prismlm.pages.trace")
+
+
+def packages_run_for(imported, importer):
+    """Return the packages whose ``__init__`` runs before a module, but for the importer's own."""
+    parts = imported.split(".")
+    above = (".".join(parts[:n]) for n in range(1, len(parts)))
+    return {name for name in above if importer != name and not importer.startswith(f"{name}.")}
+
+
+def test_no_module_is_imported_in_a_circle():
+    graph = grimp.build_graph("prismlm", exclude_type_checking_imports=True, cache_dir=None)
+    imports = {
+        module: set(graph.find_modules_directly_imported_by(module)) for module in graph.modules
+    }
+    assert ALLOWED[1] in imports[ALLOWED[0]]
+    imports[ALLOWED[0]].remove(ALLOWED[1])
+    for module, imported in imports.items():
+        for name in list(imported):
+            imported |= packages_run_for(name, module)
+    assert len(imports) > 300
+    TopologicalSorter(imports).prepare()
