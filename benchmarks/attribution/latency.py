@@ -26,7 +26,8 @@ from safetensors.torch import save_file
 
 import prismlm
 from benchmarks.shared.environment import environment
-from prismlm.explain.attribution import EvidenceTable, attribute
+from prismlm.explain.attribution import attribute
+from prismlm.explain.evidence import EvidenceTable
 from prismlm.index import layout
 from prismlm.index.lens import Lens
 from prismlm.layers import PrototypeHead

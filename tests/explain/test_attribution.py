@@ -14,12 +14,12 @@ from safetensors.torch import save_file
 from prismlm.errors import InputError
 from prismlm.explain.attribution import (
     CONTEXT_TEMPERATURE,
-    EvidenceTable,
     attribute,
     document_shares,
     merge,
     source_shares,
 )
+from prismlm.explain.evidence import EvidenceTable
 from prismlm.index import layout
 from prismlm.index.lens import Lens
 

@@ -8,8 +8,8 @@ import torch
 
 import prismlm
 from prismlm.errors import DecompositionError, InputError
-from prismlm.explain import prediction as explain
 from prismlm.explain.prediction import check_sums
+from prismlm.explain.steps import Steps
 from prismlm.models.sidecar import weight_of
 
 TEXT = "The patient was given a dose of the drug, and the court ruled that"
@@ -176,8 +176,8 @@ def test_a_damaged_checkpoint(tiny_model, tmp_path, name):
 
 def test_steps_are_built_once_they_are_looked_at(lm, monkeypatch):
     built = []
-    build = explain._build_steps
-    monkeypatch.setattr(explain, "_build_steps", lambda *a: built.append(1) or build(*a))
+    build = Steps.build
+    monkeypatch.setattr(Steps, "build", lambda steps: built.append(1) or build(steps))
     trace = lm.explain("Once upon a time")
     assert len(trace) == len(trace.table.indices)
     assert built == []

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from prismlm import Trace
     from prismlm.demo import DemoResult, DemoSize
-    from prismlm.explain.trace import PrototypeUse
+    from prismlm.explain.steps import PrototypeUse
 
 PORT = 8321
 FIGURES = (

@@ -20,7 +20,7 @@ from prismlm.eval.domain_share import (
     paired_difference,
     shuffled,
 )
-from prismlm.explain.prediction import evidence_table, read_tokens
+from prismlm.explain.prediction import split_predictions
 from prismlm.index.lens import GroupWeights
 from prismlm.layers import PrototypeHead
 from prismlm.models.seam import LogitMap
@@ -56,8 +56,8 @@ def prompt_evidence(
             continue
         found = corpus.tokens(int(corpus.starts[document]), length)
         ids = torch.from_numpy(found.astype(np.int64))
-        reading = read_tokens(model, head, logit_map, ids[None].to(device), length)
-        table = evidence_table(reading)
+        split = split_predictions(model, head, logit_map, ids[None].to(device), length)
+        table = split.evidence()
         np.add.at(sums[row], table.indices.numpy(), table.positive.numpy())
     return DocumentEvidence(documents, sums)
 

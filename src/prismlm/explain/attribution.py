@@ -24,15 +24,14 @@ neither the predicted token nor the residual, so only prototypes without context
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from prismlm.errors import InputError
+from prismlm.explain.evidence import EvidenceTable
 from prismlm.explain.shares import (
     DocumentShare,
     Method,
@@ -41,7 +40,6 @@ from prismlm.explain.shares import (
     Sums,
     add_up,
     check_by,
-    check_method,
 )
 from prismlm.index.lens import Lens
 from prismlm.index.where import Conditions, Where, normalised
@@ -51,91 +49,6 @@ from prismlm.ops.pair_products import pair_products
 CONTEXT_TEMPERATURE = 0.02
 # How many float32 of hidden states are multiplied at once: 16 MB.
 NUMBERS_AT_ONCE = 4_000_000
-
-
-class Uses(NamedTuple):
-    """The uses of prototypes that count, in the order of positions.
-
-    Attributes:
-        position: of each use, int64 [u].
-        prototype: its prototype.
-        weight: its positive evidence, or α, float64 [u].
-        by_prototype: the weights added up.
-    """
-
-    position: np.ndarray
-    prototype: np.ndarray
-    weight: np.ndarray
-    by_prototype: Sums
-
-
-@dataclass(frozen=True)
-class EvidenceTable:
-    """The evidence of T positions, k prototypes each.
-
-    Attributes:
-        indices: prototypes, int64 [T, k].
-        evidence: their evidence for the target, float32 [T, k]; zero where not used.
-        residual: evidence of the residual, float32 [T].
-        bias: evidence of the bias, float32 [T].
-        states: unit hidden states, float32 [T, d].
-        activations: α, float32 [T, k]; only ``method="source"`` needs them.
-    """
-
-    indices: Tensor
-    evidence: Tensor
-    residual: Tensor
-    bias: Tensor
-    states: Tensor
-    activations: Tensor | None = None
-    _uses: dict[Method, Uses] = field(default_factory=dict, init=False, repr=False, compare=False)
-
-    def __getitem__(self, positions: slice) -> EvidenceTable:
-        """Return some of the positions."""
-        return EvidenceTable(
-            self.indices[positions],
-            self.evidence[positions],
-            self.residual[positions],
-            self.bias[positions],
-            self.states[positions],
-            None if self.activations is None else self.activations[positions],
-        )
-
-    def uses(self, method: Method) -> Uses:
-        """Return every use that counts; found once for each method.
-
-        Raises:
-            InputError: no such method, or the activations that it needs are not there.
-        """
-        check_method(method)
-        if method not in self._uses:
-            weights = self.positive if method == "evidence" else self.activations
-            if weights is None:
-                raise InputError("method 'source' needs an evidence table with activations.")
-            position, slot = (weights > 0).nonzero(as_tuple=True)
-            prototype = self.indices[position, slot].numpy()
-            weight = weights[position, slot].double().numpy()
-            self._uses[method] = Uses(
-                position.numpy(), prototype, weight, add_up([Sums(prototype, weight)])
-            )
-        return self._uses[method]
-
-    @property
-    def positive(self) -> Tensor:
-        """Positive evidence of prototypes, [T, k]; negative evidence is never netted."""
-        return self.evidence.clamp_min(0)
-
-    @cached_property
-    def residual_and_bias(self) -> float:
-        """Positive evidence of residuals and biases, which no training text stands behind."""
-        return float(
-            self.residual.double().clamp_min(0).sum() + self.bias.double().clamp_min(0).sum()
-        )
-
-    @property
-    def total(self) -> float:
-        """All positive evidence, of prototypes, residuals and biases."""
-        return float(self.positive.double().sum()) + self.residual_and_bias
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from prismlm.errors import InputError
-from prismlm.explain.attribution import Attribution, Sums
-from prismlm.explain.shares import DocumentShare, Method, Sources
+from prismlm.explain.attribution import Attribution
+from prismlm.explain.shares import DocumentShare, Method, Sources, Sums
 from prismlm.explain.texts import TextOptions, TextReading, read_texts
 from prismlm.index.layout import GROUP_COLUMNS
 from prismlm.index.lens import Lens

@@ -6,8 +6,8 @@ later layers and SwiGLUs, and reached the head through them, counts as theirs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from prismlm.edits.channels.scope import interventions_hold
 from prismlm.edits.scope import edits_hold
 from prismlm.errors import DecompositionError
+from prismlm.explain.deferred import Deferred
 from prismlm.explain.direct_path import ActivationParts, DirectPath
 from prismlm.explain.residual_stream import decoder_of, read_direct_path
 from prismlm.layers import PrototypeHead
@@ -112,24 +113,6 @@ class Used(NamedTuple):
     prototypes: Int64[Tensor, " C"]
     activations: Sequence[float]
     contributions: Sequence[float]
-
-
-def later(
-    model: nn.Module, head: PrototypeHead, input_ids: Int64[Tensor, " T"]
-) -> Callable[[], DirectPath] | None:
-    """Return what gives the direct path of a text when it is first asked for.
-
-    Where an edit or an intervention holds now, the model is run now: later it may hold no more.
-
-    Returns:
-        None for a model that has no prototype mixers in all of its layers.
-    """
-    if decoder_of(model) is None:
-        return None
-    read = cache(lambda: read_direct_path(model, head, input_ids))
-    if edits_hold() or interventions_hold():
-        read()
-    return read
 
 
 def chains(
@@ -231,3 +214,47 @@ def _check(path: DirectPath, position: int, total: Tensor, own: Tensor) -> None:
             f"{float(total[worst]):.6g} and the model's own is {float(own[worst]):.6g}: the model "
             "was changed since the text was explained, or its weights are not finite."
         )
+
+
+class ChainsOfText:
+    """The chains of one text's steps, each split when it is looked at.
+
+    The model runs once more for them, when the first is looked at; where an edit or an
+    intervention holds, at once: later it may hold no more.
+    """
+
+    def __init__(
+        self, model: nn.Module, head: PrototypeHead, input_ids: Int64[Tensor, " T"]
+    ) -> None:
+        self._model, self._head, self._input_ids = model, head, input_ids
+        if edits_hold() or interventions_hold():
+            _ = self.path
+
+    @cached_property
+    def path(self) -> DirectPath:
+        """What the text's hidden states are the sum of."""
+        return read_direct_path(self._model, self._head, self._input_ids)
+
+    def of(self, position: int, used: Used, tokens: Sequence[str]) -> Sequence[PrototypeChain]:
+        """Return the chains of some prototypes at one position."""
+        return _StepChains(self, position, used, tokens)
+
+
+class _StepChains(Deferred[PrototypeChain]):
+    def __init__(
+        self, text: ChainsOfText, position: int, used: Used, tokens: Sequence[str]
+    ) -> None:
+        self._text, self._position, self._used, self._tokens = text, position, used, tokens
+
+    def __len__(self) -> int:
+        return len(self._used.prototypes)
+
+    def build(self) -> tuple[PrototypeChain, ...]:
+        return chains(self._text.path, self._position, self._used, self._tokens)
+
+
+def chains_of_text(
+    model: nn.Module, head: PrototypeHead, input_ids: Int64[Tensor, " T"]
+) -> ChainsOfText | None:
+    """Return the chains of one text, or None unless all layers of the model are mixers."""
+    return None if decoder_of(model) is None else ChainsOfText(model, head, input_ids)

@@ -11,14 +11,10 @@ from prismlm.corpus.tokenizer import tokenizer_fingerprint
 from prismlm.edits.plan import plan_for
 from prismlm.edits.scope import applied
 from prismlm.edits.values import Edit, Only
-from prismlm.explain.prediction import (
-    build_steps,
-    decoded,
-    direct_path,
-    evidence_table,
-    read_tokens,
-    record,
-)
+from prismlm.explain.attention_maps import heads_at, maps_of
+from prismlm.explain.chain import chains_of_text
+from prismlm.explain.prediction import record, split_predictions
+from prismlm.explain.steps import Steps, decode_tokens
 from prismlm.explain.trace import Trace
 from prismlm.index.layout import find_lens
 from prismlm.index.lens import Lens
@@ -57,27 +53,20 @@ class PrismLM(OpenedModel):
                 along a single token.
             DecompositionError: parts that do not sum to the model's logit.
         """
-        from prismlm.explain.attention_maps import heads_at, maps_of
-
         prompt = self.encode(text, generate)
         heads = heads_at(self.model, attention) if attention else ()
         with record(self.model) as recorded:
             ids = self.write(prompt, generate, temperature, seed, all_logits=True)
-        steps = ids.shape[1] - (1 if ids.shape[1] > prompt.shape[1] else 0)
-        reading = read_tokens(self.model, self.head, self.logit_map, ids, steps, recorded)
-        path = direct_path(self.model, self.head, ids)
+        count = ids.shape[1] - (1 if ids.shape[1] > prompt.shape[1] else 0)
+        split = split_predictions(self.model, self.head, self.logit_map, ids, count, recorded)
+        chains = chains_of_text(self.model, self.head, ids[0])
+        steps = Steps(split, ids[0].tolist(), prompt.shape[1], self.tokenizer, self.lens, chains)
         maps = None
         if heads:
-            read = ids[:, :steps]
-            maps = maps_of(self.model, read, decoded(self.tokenizer, read[0].tolist()), heads)
-        return Trace(
-            str(self.path),
-            build_steps(reading, ids[0].tolist(), prompt.shape[1], self.tokenizer, self.lens, path),
-            evidence_table(reading),
-            self.lens,
-            reading.rounding,
-            maps,
-        )
+            read = ids[:, :count]
+            tokens = decode_tokens(self.tokenizer, read[0].tolist())
+            maps = maps_of(self.model, read, tokens, heads)
+        return Trace(str(self.path), steps, split.evidence(), self.lens, split.rounding, maps)
 
     def edit(self, *edits: Edit, only: Only | None = None) -> AbstractContextManager[None]:
         """Return a context in which the model predicts from edited states.

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from prismlm.errors import DecompositionError
-from prismlm.explain.attribution import EvidenceTable
-from prismlm.explain.trace import Deferred, PrototypeUse, Step, Steps, TargetFrom
-from prismlm.index.lens import Lens
-from prismlm.layers import PrototypeHead, PrototypeMixer
+from prismlm.explain.evidence import EvidenceTable
+from prismlm.layers import PrototypeHead
 from prismlm.models.seam import LogitMap, capture, is_unwatched, output_embedding
 from prismlm.models.uncertainty_feedback import CODES, uncertainty_of
 from prismlm.ops.decomposition import Parts, decompose
@@ -24,27 +21,9 @@ from prismlm.ops.prototype_head import Nearest
 from prismlm.ops.prototype_head.routing import inverse_norms
 from prismlm.ops.uncertainty_feedback import NO_CODE
 
-if TYPE_CHECKING:
-    from prismlm.explain.chain import PrototypeChain
-    from prismlm.explain.direct_path import DirectPath
-
-PROTOTYPES_CHAINED = 3
 TOLERANCE = 1e-3
 # bf16 and fp16 models round their own logits; the parts are computed in float32.
 LOW_PRECISION_TOLERANCE = 2e-2
-
-
-class Reading(NamedTuple):
-    """The numbers behind the steps of one text, T predictions."""
-
-    routing: Nearest
-    parts: Parts
-    model_logits: Tensor
-    probabilities: Tensor
-    targets: Tensor
-    states: Tensor
-    rounding: float
-    uncertainty: list[tuple[float | None, int | None]] | None
 
 
 class Recorded(NamedTuple):
@@ -59,6 +38,42 @@ class Recorded(NamedTuple):
     states: list[Tensor]
     embedded: list[Tensor]
     codes: list[Tensor]
+
+
+class SplitPredictions(NamedTuple):
+    """The numbers behind the T predictions along one text.
+
+    Attributes:
+        routing: the prototypes of each state.
+        parts: of the logit of each target.
+        model_logits: the model's own, before any soft-cap, [T].
+        probabilities: the model's, of each target, [T].
+        targets: the token that each prediction is of, [T].
+        states: unit hidden states, [T, d].
+        rounding: the largest |sum of parts − model's logit| / max(1, |logit|).
+        uncertainty: what was fed back at each position, as a share of the largest entropy and as
+            a code; None for models without uncertainty feedback.
+    """
+
+    routing: Nearest
+    parts: Parts
+    model_logits: Tensor
+    probabilities: Tensor
+    targets: Tensor
+    states: Tensor
+    rounding: float
+    uncertainty: list[tuple[float | None, int | None]] | None
+
+    def evidence(self) -> EvidenceTable:
+        """Return the evidence that shares are taken from, on the CPU."""
+        return EvidenceTable(
+            self.routing.indices.cpu(),
+            self.parts.evidence.cpu(),
+            self.parts.residual_evidence.cpu(),
+            self.parts.bias_evidence.cpu(),
+            self.states.cpu(),
+            self.routing.activations.cpu(),
+        )
 
 
 @contextmanager
@@ -100,14 +115,14 @@ def _states(
 
 
 @torch.no_grad()
-def read_tokens(
+def split_predictions(
     model: PreTrainedModel,
     head: PrototypeHead,
     logit_map: LogitMap,
     ids: Tensor,
     steps: int,
     recorded: Recorded | None = None,
-) -> Reading:
+) -> SplitPredictions:
     """Split the first ``steps`` predictions along ``ids`` [1, T].
 
     The target of prediction t is token t + 1; the last token's target is the model's top token.
@@ -139,7 +154,7 @@ def read_tokens(
     target_logits = logits.gather(1, targets[:, None])[:, 0]
     probabilities = torch.exp(target_logits - logits.logsumexp(-1))
     unit, fed_back = z * inverse_norms(z), _uncertainty(model, codes)
-    return Reading(routing, parts, own, probabilities, targets, unit, rounding, fed_back)
+    return SplitPredictions(routing, parts, own, probabilities, targets, unit, rounding, fed_back)
 
 
 def _uncertainty(
@@ -174,156 +189,3 @@ def check_sums(logits: Tensor, own: Tensor, dtype: torch.dtype) -> float:
             "model, or its weights are not finite."
         )
     return float(error.max())
-
-
-def evidence_table(reading: Reading) -> EvidenceTable:
-    """Return the evidence that shares are taken from, on the CPU."""
-    return EvidenceTable(
-        reading.routing.indices.cpu(),
-        reading.parts.evidence.cpu(),
-        reading.parts.residual_evidence.cpu(),
-        reading.parts.bias_evidence.cpu(),
-        reading.states.cpu(),
-        reading.routing.activations.cpu(),
-    )
-
-
-def direct_path(
-    model: PreTrainedModel, head: PrototypeHead, ids: Tensor
-) -> Callable[[], DirectPath] | None:
-    """Return what splits the states of ``ids`` [1, T] over channels and tokens when it is called.
-
-    Returns:
-        None for models without prototype mixers.
-    """
-    if not any(isinstance(module, PrototypeMixer) for module in model.modules()):
-        return None
-    from prismlm.explain.chain import later
-
-    return later(model, head, ids[0])
-
-
-def build_steps(
-    reading: Reading,
-    ids: list[int],
-    prompt_length: int,
-    tokenizer: PreTrainedTokenizerBase,
-    lens: Lens | None,
-    path: Callable[[], DirectPath] | None = None,
-) -> Steps:
-    """Turn numbers into steps with names, when they are looked at; each token is decoded once."""
-    return Steps(
-        len(reading.targets),
-        lambda: _build_steps(reading, ids, prompt_length, tokenizer, lens, path),
-    )
-
-
-def _build_steps(
-    reading: Reading,
-    ids: list[int],
-    prompt_length: int,
-    tokenizer: PreTrainedTokenizerBase,
-    lens: Lens | None,
-    path: Callable[[], DirectPath] | None,
-) -> tuple[Step, ...]:
-    parts = reading.parts
-    uses = list(_uses(reading, lens))
-    # Whole columns at once: reading single elements of tensors takes longer than the mathematics.
-    figures = zip(
-        parts.logit.tolist(),
-        reading.model_logits.tolist(),
-        reading.probabilities.tolist(),
-        parts.bias.tolist(),
-        parts.residual.tolist(),
-        parts.residual_evidence.tolist(),
-        parts.explained_share.tolist(),
-        uses,
-        strict=True,
-    )
-    decode = cache(lambda token: _decode(tokenizer, token))
-    tokens = [decode(token) for token in ids]
-    chains = [None if path is None else _chains(path, t, u, tokens) for t, u in enumerate(uses)]
-    fed_back = reading.uncertainty or [(None, None)] * len(uses)
-    return tuple(
-        Step(
-            t,
-            tokens[t],
-            ids[t],
-            decode(target),
-            target,
-            _target_from(t, prompt_length, len(ids)),
-            *row,
-            uncertainty=fed_back[t][0],
-            uncertainty_code=fed_back[t][1],
-            chains=chains[t],
-        )
-        for t, (target, row) in enumerate(zip(reading.targets.tolist(), figures, strict=True))
-    )
-
-
-def _uses(reading: Reading, lens: Lens | None) -> Iterator[tuple[PrototypeUse, ...]]:
-    """Yield the prototypes in use at each position, by contribution, largest first."""
-    routing, parts = reading.routing, reading.parts
-    # Those that are not in use come last.
-    keys = parts.contributions.masked_fill(routing.activations <= 0, -torch.inf)
-    order = keys.argsort(dim=1, descending=True, stable=True)
-    columns = (
-        column.gather(1, order).tolist()
-        for column in (
-            routing.indices,
-            routing.activations,
-            routing.cosines,
-            parts.contributions,
-            parts.evidence,
-        )
-    )
-    counts = (routing.activations > 0).sum(1).tolist()
-    for count, (indices, *figures) in zip(counts, zip(*columns, strict=True), strict=True):
-        used = indices[:count]
-        names: list[str | None] = [None] * count
-        categories = names
-        if lens is not None:
-            names = [lens.names[i] for i in used]
-            categories = [lens.categories[i] for i in used]
-        # As many as are in use: figures of the others are cut off with them.
-        yield tuple(map(PrototypeUse, used, *figures, names, categories))
-
-
-def _chains(
-    path: Callable[[], DirectPath],
-    position: int,
-    uses: tuple[PrototypeUse, ...],
-    tokens: Sequence[str],
-) -> Sequence[PrototypeChain]:
-    leading = uses[:PROTOTYPES_CHAINED]
-
-    def build() -> tuple[PrototypeChain, ...]:
-        from prismlm.explain.chain import Used, chains
-
-        own = Used(
-            torch.tensor([use.id for use in leading]),
-            [use.activation for use in leading],
-            [use.contribution for use in leading],
-        )
-        return chains(path(), position, own, tokens)
-
-    return Deferred(len(leading), build)
-
-
-def _target_from(position: int, prompt_length: int, length: int) -> TargetFrom:
-    if position + 1 >= length:
-        return "argmax"
-    return "text" if position + 1 < prompt_length else "generated"
-
-
-def decoded(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> tuple[str, ...]:
-    """Return each token as steps show it."""
-    return tuple(_decode(tokenizer, token) for token in ids)
-
-
-def _decode(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
-    if tokenizer.is_fast:
-        # What the line below comes down to, at a third of the time.
-        backend: Any = getattr(tokenizer, "backend_tokenizer")  # noqa: B009
-        return str(backend.decode([token], skip_special_tokens=False))
-    return str(tokenizer.decode([token], clean_up_tokenization_spaces=False))

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from prismlm.errors import InputError
-from prismlm.explain.attribution import Attribution, EvidenceTable, attribute, merge
+from prismlm.explain.attribution import Attribution, attribute, merge
+from prismlm.explain.evidence import EvidenceTable
 from prismlm.explain.prediction import check_sums
 from prismlm.explain.shares import Method
 from prismlm.models.seam import capture, output_embedding

@@ -2,155 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
-from functools import cached_property
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from prismlm.errors import InputError
-from prismlm.explain.attribution import EvidenceTable, document_shares, source_shares
+from prismlm.explain.attribution import document_shares, source_shares
+from prismlm.explain.evidence import EvidenceTable
 from prismlm.explain.shares import DocumentShare, Method, Sources
+from prismlm.explain.steps import Step
 from prismlm.files import atomic_file
 from prismlm.index.lens import Lens
 from prismlm.index.where import Where
 
 if TYPE_CHECKING:
     from prismlm.explain.attention_maps import AttentionMap
-    from prismlm.explain.chain import PrototypeChain
 
-T = TypeVar("T")
-TargetFrom = Literal["text", "generated", "argmax"]
 DOCUMENTS_SHOWN = 10
-
-
-class PrototypeUse(NamedTuple):
-    """One prototype's part in one prediction.
-
-    Attributes:
-        id: its number.
-        activation: α > 0.
-        cosine: to the hidden state.
-        contribution: scale · α (W p)[target], in logits.
-        evidence: contribution minus its mean over the vocabulary.
-        name: from the lens, or None without one.
-        category: likewise.
-    """
-
-    id: int
-    activation: float
-    cosine: float
-    contribution: float
-    evidence: float
-    name: str | None = None
-    category: str | None = None
-
-
-@dataclass(frozen=True)
-class Step:
-    """The prediction made after reading one token.
-
-    Attributes:
-        position: of the token read, from 0.
-        token, token_id: the token read.
-        target, target_id: the token whose logit is split.
-        target_from: the next token of the text, a generated token, or the model's top token.
-        logit: the sum of contributions, residual and bias.
-        model_logit: the model's own, before any soft-cap; the two agree to 1e-3·max(1, |logit|).
-        probability: the model's, of the target.
-        bias, residual: their parts of the logit.
-        residual_evidence: the residual's part minus its mean over the vocabulary.
-        explained_share: Σ e_i / (Σ e_i + e_residual + e_bias) for the target.
-        prototypes: those in use, by contribution, largest first.
-        uncertainty: what was fed back to this position, the entropy of the prediction before it as
-            a share of the largest possible, for models with uncertainty feedback; None at the
-            first token.
-        uncertainty_code: the code that was fed back, from 0 to one less than the model's levels.
-        chains: for models of prototype mixers, which channels and earlier tokens the leading
-            prototypes' activations came through; computed when they are looked at.
-    """
-
-    position: int
-    token: str
-    token_id: int
-    target: str
-    target_id: int
-    target_from: TargetFrom
-    logit: float
-    model_logit: float
-    probability: float
-    bias: float
-    residual: float
-    residual_evidence: float
-    explained_share: float
-    prototypes: tuple[PrototypeUse, ...]
-    uncertainty: float | None = None
-    # The same in the model's own unit, which the levels give: in no table and no JSON.
-    uncertainty_code: int | None = field(default=None, compare=False, repr=False)
-    # A function of the rest, and not free: neither == nor repr() computes it.
-    chains: Sequence[PrototypeChain] | None = field(default=None, compare=False, repr=False)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the entry of ``prismlm explain --json``; chains only where there are any."""
-        value = self._figures() | {"prototypes": [use._asdict() for use in self.prototypes]}
-        if self.chains is not None:
-            value["chains"] = [chain.to_dict() for chain in self.chains]
-        return value
-
-    def rows(self) -> Iterator[dict[str, Any]]:
-        """Yield a row of a table for each prototype in use, the step's own figures repeated."""
-        own = {name: value for name, value in self._figures().items() if name != "prototypes"}
-        for use in self.prototypes:
-            yield own | {f"prototype_{k}": v for k, v in use._asdict().items()}
-
-    def _figures(self) -> dict[str, Any]:
-        return {item.name: getattr(self, item.name) for item in fields(self) if item.compare}
-
-
-class Deferred(Sequence[T], Generic[T]):
-    """A sequence of known length that is built when it is first looked at."""
-
-    def __init__(self, length: int, build: Callable[[], tuple[T, ...]]) -> None:
-        self._length = length
-        self._build = build
-
-    @cached_property
-    def _built(self) -> tuple[T, ...]:
-        return self._build()
-
-    def __len__(self) -> int:
-        return self._length
-
-    @overload
-    def __getitem__(self, index: int) -> T: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> tuple[T, ...]: ...
-
-    def __getitem__(self, index: int | slice) -> T | tuple[T, ...]:
-        return self._built[index]
-
-    def __eq__(self, other: object) -> bool:
-        return self._built == (other._built if isinstance(other, Deferred) else other)
-
-    def __hash__(self) -> int:
-        return hash(self._built)
-
-    def __repr__(self) -> str:
-        return repr(self._built)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return tuple, (self._built,)
-
-
-class Steps(Deferred[Step]):
-    """Steps that are put into objects and words when they are first looked at.
-
-    Shares do not need them, and beside the model's own work they are not free.
-    """
 
 
 @dataclass(frozen=True)

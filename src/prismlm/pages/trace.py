@@ -10,7 +10,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from prismlm.explain.trace import Step, Trace
+from prismlm.explain.steps import Step
+from prismlm.explain.trace import Trace
 from prismlm.files import atomic_file
 from prismlm.index.layout import told_training
 from prismlm.pages.trace_data import has_feedback, hue, trace_data, visible

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from prismlm.explain.shares import DocumentShare, Sources
-from prismlm.explain.trace import PrototypeUse, Step, Trace
+from prismlm.explain.steps import PrototypeUse, Step
+from prismlm.explain.trace import Trace
 from prismlm.index.lens import Lens
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from prismlm.cli.output import (
     plain,
 )
 from prismlm.explain.chain import ChannelUse, PrototypeChain
-from prismlm.explain.trace import Step
+from prismlm.explain.steps import Step
 from prismlm.pages.trace_data import visible
 
 ROOM_FOR_HALF_LIFE = 60

@@ -23,7 +23,8 @@ from prismlm.cli.output import (
     plain,
 )
 from prismlm.explain.shares import DocumentShare, Method, Sources
-from prismlm.explain.trace import PrototypeUse, Step, Trace
+from prismlm.explain.steps import PrototypeUse, Step
+from prismlm.explain.trace import Trace
 from prismlm.index.where import Where
 from prismlm.pages.trace import CAVEAT
 from prismlm.pages.trace_data import hue, visible

@@ -1,0 +1,223 @@
+"""What a prediction is made of, as values: one step after every token read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cache
+from typing import Any, Literal, NamedTuple
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from prismlm.explain.chain import ChainsOfText, PrototypeChain, Used
+from prismlm.explain.deferred import Deferred
+from prismlm.explain.prediction import SplitPredictions
+from prismlm.index.lens import Lens
+
+PROTOTYPES_CHAINED = 3
+TargetFrom = Literal["text", "generated", "argmax"]
+
+
+class PrototypeUse(NamedTuple):
+    """One prototype's part in one prediction.
+
+    Attributes:
+        id: its number.
+        activation: α > 0.
+        cosine: to the hidden state.
+        contribution: scale · α (W p)[target], in logits.
+        evidence: contribution minus its mean over the vocabulary.
+        name: from the lens, or None without one.
+        category: likewise.
+    """
+
+    id: int
+    activation: float
+    cosine: float
+    contribution: float
+    evidence: float
+    name: str | None = None
+    category: str | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """The prediction made after reading one token.
+
+    Attributes:
+        position: of the token read, from 0.
+        token, token_id: the token read.
+        target, target_id: the token whose logit is split.
+        target_from: the next token of the text, a generated token, or the model's top token.
+        logit: the sum of contributions, residual and bias.
+        model_logit: the model's own, before any soft-cap; the two agree to 1e-3·max(1, |logit|).
+        probability: the model's, of the target.
+        bias, residual: their parts of the logit.
+        residual_evidence: the residual's part minus its mean over the vocabulary.
+        explained_share: Σ e_i / (Σ e_i + e_residual + e_bias) for the target.
+        prototypes: those in use, by contribution, largest first.
+        uncertainty: what was fed back to this position, the entropy of the prediction before it as
+            a share of the largest possible, for models with uncertainty feedback; None at the
+            first token.
+        uncertainty_code: the code that was fed back, from 0 to one less than the model's levels.
+        chains: for models of prototype mixers, which channels and earlier tokens the leading
+            prototypes' activations came through; computed when they are looked at.
+    """
+
+    position: int
+    token: str
+    token_id: int
+    target: str
+    target_id: int
+    target_from: TargetFrom
+    logit: float
+    model_logit: float
+    probability: float
+    bias: float
+    residual: float
+    residual_evidence: float
+    explained_share: float
+    prototypes: tuple[PrototypeUse, ...]
+    uncertainty: float | None = None
+    # The same in the model's own unit, which the levels give: in no table and no JSON.
+    uncertainty_code: int | None = field(default=None, compare=False, repr=False)
+    # A function of the rest, and not free: neither == nor repr() computes it.
+    chains: Sequence[PrototypeChain] | None = field(default=None, compare=False, repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the entry of ``prismlm explain --json``; chains only where there are any."""
+        value = self._figures() | {"prototypes": [use._asdict() for use in self.prototypes]}
+        if self.chains is not None:
+            value["chains"] = [chain.to_dict() for chain in self.chains]
+        return value
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Yield a row of a table for each prototype in use, the step's own figures repeated."""
+        own = {name: value for name, value in self._figures().items() if name != "prototypes"}
+        for use in self.prototypes:
+            yield own | {f"prototype_{k}": v for k, v in use._asdict().items()}
+
+    def _figures(self) -> dict[str, Any]:
+        return {item.name: getattr(self, item.name) for item in fields(self) if item.compare}
+
+
+class Steps(Deferred[Step]):
+    """The steps of one text, put into objects and words when they are first looked at.
+
+    Shares do not need them, and beside the model's own work they are not free.
+    """
+
+    def __init__(
+        self,
+        split: SplitPredictions,
+        ids: list[int],
+        prompt_length: int,
+        tokenizer: PreTrainedTokenizerBase,
+        lens: Lens | None,
+        chains: ChainsOfText | None = None,
+    ) -> None:
+        self._split, self._ids, self._prompt_length = split, ids, prompt_length
+        self._tokenizer, self._lens, self._chains = tokenizer, lens, chains
+
+    def __len__(self) -> int:
+        return len(self._split.targets)
+
+    def build(self) -> tuple[Step, ...]:
+        """Return all steps; each token is decoded once."""
+        parts, ids = self._split.parts, self._ids
+        uses = list(_uses(self._split, self._lens))
+        # Whole columns at once: reading single elements of tensors takes longer than the
+        # mathematics.
+        figures = zip(
+            parts.logit.tolist(),
+            self._split.model_logits.tolist(),
+            self._split.probabilities.tolist(),
+            parts.bias.tolist(),
+            parts.residual.tolist(),
+            parts.residual_evidence.tolist(),
+            parts.explained_share.tolist(),
+            uses,
+            strict=True,
+        )
+        decode = cache(lambda token: decode_token(self._tokenizer, token))
+        tokens = [decode(token) for token in ids]
+        fed_back = self._split.uncertainty or [(None, None)] * len(uses)
+        return tuple(
+            Step(
+                t,
+                tokens[t],
+                ids[t],
+                decode(target),
+                target,
+                _target_from(t, self._prompt_length, len(ids)),
+                *row,
+                uncertainty=fed_back[t][0],
+                uncertainty_code=fed_back[t][1],
+                chains=self._chains_of(t, uses[t], tokens),
+            )
+            for t, (target, row) in enumerate(
+                zip(self._split.targets.tolist(), figures, strict=True)
+            )
+        )
+
+    def _chains_of(
+        self, position: int, uses: tuple[PrototypeUse, ...], tokens: Sequence[str]
+    ) -> Sequence[PrototypeChain] | None:
+        if self._chains is None:
+            return None
+        leading = uses[:PROTOTYPES_CHAINED]
+        used = Used(
+            torch.tensor([use.id for use in leading]),
+            [use.activation for use in leading],
+            [use.contribution for use in leading],
+        )
+        return self._chains.of(position, used, tokens)
+
+
+def _uses(split: SplitPredictions, lens: Lens | None) -> Iterator[tuple[PrototypeUse, ...]]:
+    """Yield the prototypes in use at each position, by contribution, largest first."""
+    routing, parts = split.routing, split.parts
+    # Those that are not in use come last.
+    keys = parts.contributions.masked_fill(routing.activations <= 0, -torch.inf)
+    order = keys.argsort(dim=1, descending=True, stable=True)
+    columns = (
+        column.gather(1, order).tolist()
+        for column in (
+            routing.indices,
+            routing.activations,
+            routing.cosines,
+            parts.contributions,
+            parts.evidence,
+        )
+    )
+    counts = (routing.activations > 0).sum(1).tolist()
+    for count, (indices, *figures) in zip(counts, zip(*columns, strict=True), strict=True):
+        used = indices[:count]
+        names: list[str | None] = [None] * count
+        categories = names
+        if lens is not None:
+            names = [lens.names[i] for i in used]
+            categories = [lens.categories[i] for i in used]
+        # As many as are in use: figures of the others are cut off with them.
+        yield tuple(map(PrototypeUse, used, *figures, names, categories))
+
+
+def _target_from(position: int, prompt_length: int, length: int) -> TargetFrom:
+    if position + 1 >= length:
+        return "argmax"
+    return "text" if position + 1 < prompt_length else "generated"
+
+
+def decode_tokens(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> tuple[str, ...]:
+    """Return each token as steps show it."""
+    return tuple(decode_token(tokenizer, token) for token in ids)
+
+
+def decode_token(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
+    """Return one token as steps show it: special tokens as they are spelt, nothing cleaned up."""
+    if tokenizer.is_fast:
+        # What the line below comes down to, at a third of the time.
+        backend: Any = getattr(tokenizer, "backend_tokenizer")  # noqa: B009
+        return str(backend.decode([token], skip_special_tokens=False))
+    return str(tokenizer.decode([token], clean_up_tokenization_spaces=False))
