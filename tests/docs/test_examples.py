@@ -1,5 +1,6 @@
 """The Python examples of the README and the docs run as they stand."""
 
+import pkgutil
 import re
 import shutil
 from pathlib import Path
@@ -46,8 +47,19 @@ def test_examples_run(page, blocks, workplace, capsys):
     assert capsys.readouterr().out.strip()
 
 
+def pages():
+    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def test_every_name_of_the_pages_is_in_the_package():
+    for page in pages():
+        for name in set(re.findall(r"\bprismlm(?:\.\w+)+", page.read_text(encoding="utf-8"))):
+            if name != "prismlm.json":
+                assert pkgutil.resolve_name(name), f"{page.name} names {name}"
+
+
 def test_every_link_of_the_pages_leads_somewhere():
-    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+    for page in pages():
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
             if "://" not in target:
                 assert (page.parent / target).exists(), f"{page.name} links to {target}"

@@ -1,0 +1,49 @@
+"""The page of the architecture says what the code and the rules of imports say."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+
+
+def section(title):
+    return PAGE.partition(f"## {title}\n")[2].partition("\n## ")[0]
+
+
+def contracts():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    return settings["tool"]["importlinter"]["contracts"]
+
+
+def test_the_picture_is_drawn_from_the_imports():
+    command = [sys.executable, "-m", "benchmarks.structure.architecture"]
+    check = subprocess.run([*command, "--check"], cwd=ROOT, capture_output=True, text=True)
+    assert check.returncode == 0, f"{check.stdout}{check.stderr}run {' '.join(command[1:])}"
+
+
+def test_the_table_has_the_layers_of_the_import_rules():
+    cells = re.findall(r"^\| (`.*?) \|", section("What may import what"), re.MULTILINE)
+    listed = [re.findall(r"`(\w+)`", cell) for cell in cells]
+    rules = next(c["layers"] for c in contracts() if c["type"] == "layers")
+    # A layer in brackets may be missing.
+    there = [r for r in rules if r[0] != "(" or (ROOT / "src" / "prismlm" / r.strip("()")).exists()]
+    assert listed == [row.strip("()").split(" | ") for row in there]
+
+
+def test_the_exceptions_are_those_of_the_import_rules():
+    allowed = {line for c in contracts() for line in c.get("ignore_imports", [])}
+    assert set(re.findall(r"`([\w.]+ -> [\w.]+)`", PAGE)) == allowed
+
+
+def test_the_files_to_touch_exist():
+    table = section("Where to add something")
+    paths = re.findall(r"`([a-z_]+/[\w/]+\.py)`", table)
+    assert len(paths) >= 10
+    for path in paths:
+        written = ROOT / "src" / "prismlm" / path
+        place = written.parent if written.stem == "NAME" else written
+        assert place.exists(), f"docs/architecture.md names {path}"
