@@ -6,6 +6,9 @@ import sys
 import tomllib
 from pathlib import Path
 
+import prismlm
+from prismlm.cli.explain import explain
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 
@@ -47,3 +50,24 @@ def test_the_files_to_touch_exist():
         written = ROOT / "src" / "prismlm" / path
         place = written.parent if written.stem == "NAME" else written
         assert place.exists(), f"docs/architecture.md names {path}"
+
+
+def test_the_way_of_explain_is_entered_station_by_station(tiny_model, capsys):
+    stations = re.findall(r"^\d+\. `([\w/]+\.py)`", section("The way of explain"), re.MULTILINE)
+    assert 5 <= len(stations) <= 10
+    package, entered = Path(prismlm.__file__).parent, {}
+
+    def note(frame, event, argument):
+        file = Path(frame.f_code.co_filename)
+        if event == "call" and package in file.parents:
+            entered.setdefault(file.relative_to(package).as_posix())
+
+    # Once before, so that no module is imported on the way.
+    explain(tiny_model, "Once upon a time")
+    sys.setprofile(note)
+    try:
+        explain(tiny_model, "Once upon a time")
+    finally:
+        sys.setprofile(None)
+    assert "Where it comes from" in capsys.readouterr().out
+    assert [file for file in entered if file in stations] == stations

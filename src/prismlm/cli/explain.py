@@ -13,6 +13,7 @@ from prismlm.cli.options import Json, Lens, Method, Model, Where, check_outputs,
 from prismlm.errors import InputError, suggest
 
 if TYPE_CHECKING:
+    from prismlm.explain.shares import DocumentShare, Sources
     from prismlm.explain.trace import Trace
 
 BY = ["document", "source", "domain", "license"]
@@ -95,8 +96,8 @@ def explain(
     from prismlm.cli.printing.trace import print_trace
 
     for trace in chosen:
-        all_shown = tokens is not None
-        print_trace(trace, by=column, top=top, documents=documents, all_shown=all_shown, **how)
+        sources, listed = _shares(trace, column, documents, how)
+        print_trace(trace, sources, listed, top=top, all_shown=tokens is not None)
 
 
 def _heads(attention: list[str] | None, as_json: bool) -> list[tuple[int, int]]:
@@ -120,6 +121,15 @@ def _write(traces: list[Trace], html: Path | None, parquet: Path | None) -> None
     if parquet is not None:
         write_parquet(traces, parquet)
         typer.echo(f"wrote {parquet}", err=True)
+
+
+def _shares(
+    trace: Trace, by: str, documents: int, how: dict[str, Any]
+) -> tuple[Sources | None, list[DocumentShare]]:
+    """Return the shares that are printed; none without a lens."""
+    if trace.lens is None:
+        return None, []
+    return trace.sources(by, **how), trace.documents(documents, **how) if documents else []
 
 
 def _texts(text: str | None, file: str | None, lines: bool) -> list[str]:

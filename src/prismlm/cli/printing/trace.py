@@ -22,10 +22,10 @@ from prismlm.cli.output import (
     fit,
     plain,
 )
-from prismlm.explain.shares import DocumentShare, Method, Sources
+from prismlm.cli.printing.chains import print_chains
+from prismlm.explain.shares import DocumentShare, Sources
 from prismlm.explain.steps import PrototypeUse, Step
 from prismlm.explain.trace import Trace
-from prismlm.index.where import Where
 from prismlm.pages.trace import CAVEAT
 from prismlm.pages.trace_data import hue, visible
 
@@ -38,15 +38,13 @@ PLACE_WIDTH = 320
 
 def print_trace(
     trace: Trace,
+    sources: Sources | None,
+    documents: list[DocumentShare],
     *,
-    by: str,
     top: int,
-    documents: int,
     all_shown: bool,
-    method: Method = "evidence",
-    where: Where | None = None,
 ) -> None:
-    """Print a trace; a pipe gets the same text without colour, 100 columns wide."""
+    """Print a trace and its shares; a pipe gets the same text without colour, 100 columns wide."""
     console = console_for_reading()
     _print_header(console, trace)
     console.print(_tokens(trace))
@@ -60,15 +58,12 @@ def print_trace(
         )
     console.print()
     if any(step.chains is not None for step in steps):
-        from prismlm.cli.printing.chains import print_chains
-
         print_chains(console, steps)
-    if trace.lens is None:
+    if sources is None:
         console.print("[dim]No lens, so no training text: build one with prismlm index.[/]")
         return
-    print_shares(console, trace.sources(by, method=method, where=where))
-    if documents:
-        print_documents(console, trace.documents(documents, method=method, where=where))
+    print_shares(console, sources)
+    print_documents(console, documents)
     console.print(Text(CAVEAT, style="dim"))
 
 
