@@ -127,7 +127,7 @@ def _token(step: Step, number: int, generated: bool, feedback: bool) -> str:
     if feedback:
         classes += " p-fed"
         style += f";--u:{step.uncertainty or 0:.3f}"
-        label += f"; fed back: {fed_back(step)}"
+        label += f"; fed back: {fed_back_in_words(step)}"
     return (
         f'<span class="{classes}" role="option" '
         f'tabindex="{0 if number == 0 else -1}" aria-selected="false" data-step="{number}" '
@@ -136,7 +136,7 @@ def _token(step: Step, number: int, generated: bool, feedback: bool) -> str:
     )
 
 
-def fed_back(step: Step) -> str:
+def fed_back_in_words(step: Step) -> str:
     """Return what uncertainty feedback gave to a token, in words."""
     if step.uncertainty is None:
         return "nothing"

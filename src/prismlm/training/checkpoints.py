@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
 from transformers.trainer_callback import TrainerState
@@ -29,7 +30,7 @@ from prismlm.files import share
 from prismlm.models.seam import LogitMap
 from prismlm.models.sidecar import Sidecar, base_of, save_sidecar
 from prismlm.models.uncertainty_feedback import save_uncertainty
-from prismlm.training import parallel
+from prismlm.training import distributed, parallel
 
 if TYPE_CHECKING:
     from prismlm.training.model import PrismForCausalLM
@@ -118,6 +119,34 @@ def load_state(directory: Path, model: PrismForCausalLM) -> dict[str, Any]:
     if model.usage is not None and uses is not None:
         model.usage.load(uses)
     return meter
+
+
+def save_optimizer(
+    directory: Path, optimizer: torch.optim.Optimizer, scheduler: LRScheduler
+) -> None:
+    """Write the state of a sharded model's optimizer, as one process would; every one has to call.
+
+    Args:
+        directory: the checkpoint.
+        optimizer: over the shards.
+        scheduler: its own.
+    """
+    state = parallel.full_optimizer_state(optimizer)
+    if distributed.is_main():
+        torch.save(state, directory / OPTIMIZER_NAME)
+        torch.save(scheduler.state_dict(), directory / SCHEDULER_NAME)
+
+
+def load_optimizer(
+    directory: Path, optimizer: torch.optim.Optimizer, scheduler: LRScheduler
+) -> None:
+    """Read what :func:`save_optimizer` wrote; every process takes its shards."""
+    whole, schedule = (
+        torch.load(directory / name, map_location="cpu", weights_only=True)
+        for name in (OPTIMIZER_NAME, SCHEDULER_NAME)
+    )
+    parallel.load_optimizer_state(optimizer, whole)
+    scheduler.load_state_dict(schedule)
 
 
 @contextmanager
