@@ -21,7 +21,7 @@ from prismlm.explain.quality import measure_quality
 from prismlm.models.seam import LogitMap
 from prismlm.training import checkpoints, distributed, parallel
 from prismlm.training.evaluation import HeldOut
-from prismlm.training.initialise import Rows
+from prismlm.training.initialise import TrainingRows
 from prismlm.training.meter import LossMeter
 from prismlm.training.model import IGNORED_AT_INFERENCE, PrismForCausalLM
 from prismlm.training.noise_weight import noise_weight_of
@@ -73,7 +73,7 @@ class PrismTrainer(Trainer):
         self,
         model: PrismForCausalLM,
         args: TrainingArguments,
-        rows: Rows,
+        rows: TrainingRows,
         tokenizer: PreTrainedTokenizerFast,
         *,
         head_learning_rate: float,
@@ -312,7 +312,7 @@ class PrismTrainer(Trainer):
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         directory = self._checkpoints
-        checkpoints.check_finite(self.model, self.state.global_step, directory)
+        checkpoints.check_weights_finite(self.model, self.state.global_step, directory)
         if self.model.uncertainty is not None:
             distributed.union(self.model.uncertainty.seen)
         needed = checkpoints.BYTES_PER_PARAMETER * sum(p.numel() for p in self.model.parameters())

@@ -22,12 +22,12 @@ from prismlm.instruments.uncertainty_feedback.ranks import (
 from prismlm.instruments.uncertainty_feedback.sample import longer_than
 from prismlm.instruments.uncertainty_feedback.signal import (
     Codes,
-    batches,
     different,
+    evaluating_feedback,
     no_codes,
-    reading,
     run,
     stacked,
+    text_batches,
 )
 from prismlm.instruments.uncertainty_feedback.words import CONSTANT, of_texts, with_interval
 from prismlm.models.attention import attention_layers, reading_attention
@@ -211,11 +211,11 @@ def received(
 
     title = "Reading attention"
     with (
-        reading(model),
+        evaluating_feedback(model),
         reading_attention(model, read),
         progress.task(title, length * len(texts)) as task,
     ):
-        for numbers in batches(model, texts):
+        for numbers in text_batches(model, texts):
             run(model, stacked(texts, numbers), stacked(codes, numbers))
             task.advance(length * len(numbers))
     if not np.isfinite(found).all():

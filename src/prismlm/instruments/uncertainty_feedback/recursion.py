@@ -13,13 +13,13 @@ from prismlm.instruments.uncertainty_feedback.signal import (
     Codes,
     Replay,
     Signal,
-    batches,
     codes_after,
+    evaluating_feedback,
     feedback_of,
     neutral_codes,
     pass_codes,
-    reading,
     stacked,
+    text_batches,
     token_losses,
 )
 from prismlm.models.uncertainty_feedback import CODES
@@ -64,8 +64,8 @@ def recursion(
     """
     codes: dict[int, Tensor] = {}
     found: dict[int, Replay] = {}
-    with reading(model), progress.task("Token by token", sum(map(len, texts))) as task:
-        for numbers in batches(model, texts):
+    with evaluating_feedback(model), progress.task("Token by token", sum(map(len, texts))) as task:
+        for numbers in text_batches(model, texts):
             ids = stacked(texts, numbers)
             used: list[Tensor] = []
             losses: list[Tensor] = []

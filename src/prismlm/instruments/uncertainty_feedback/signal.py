@@ -90,14 +90,14 @@ def feedback_of(model: PreTrainedModel) -> UncertaintyFeedback:
 
 
 @contextmanager
-def reading(model: PreTrainedModel) -> Iterator[UncertaintyFeedback]:
+def evaluating_feedback(model: PreTrainedModel) -> Iterator[UncertaintyFeedback]:
     """Run the block in evaluation mode without gradients; the model is as it was afterwards."""
     feedback = feedback_of(model)
     with evaluating(model):
         yield feedback
 
 
-def batches(model: PreTrainedModel, texts: Sequence[Tensor]) -> Iterator[list[int]]:
+def text_batches(model: PreTrainedModel, texts: Sequence[Tensor]) -> Iterator[list[int]]:
     """Yield numbers of equally long texts that one forward pass reads together."""
     vocabulary = int(model.config.get_text_config().vocab_size)
     return of_one_length(texts, min(PASS_TOKENS, max(1, LOGITS // vocabulary)))
@@ -122,8 +122,8 @@ def replay(
         InputError: a model without feedback, or codes that do not go with it.
     """
     found: dict[int, Replay] = {}
-    with reading(model), progress.task(title, sum(map(len, texts))) as task:
-        for numbers in batches(model, texts):
+    with evaluating_feedback(model), progress.task(title, sum(map(len, texts))) as task:
+        for numbers in text_batches(model, texts):
             ids = stacked(texts, numbers)
             output = run(model, ids, stacked(codes, numbers))
             losses, shares = read_logits(output.logits, ids)
