@@ -17,8 +17,9 @@ from prismlm.corpus.sequences import Sequences
 from prismlm.errors import InputError
 from prismlm.instruments.channels import read_channels
 from prismlm.instruments.channels.build_report import ReportOptions, channel_report
-from prismlm.pages.channels import CAVEAT, channel_page, write_page
+from prismlm.pages.channels import CAVEAT, channel_page
 from prismlm.pages.channels_data import page_data, quantise_gates
+from prismlm.pages.document import write_page
 from tests.helpers.mixer_models import CHANNELS, LAYERS, make_llama, make_model
 
 EVIL = "</script><script>document.title='hurt'</script><img src=x onerror=alert(1)>"
@@ -216,7 +217,7 @@ def test_figures_can_be_read_without_a_script(page, report):
 
 def test_a_page_of_a_text_alone_and_what_has_none(corpus, model, tmp_path):
     alone = channel_report(model, corpus.tokenizer, text="The river.")
-    write_page(alone, model, None, tmp_path / "page.html")
+    write_page(channel_page(alone, model, None), tmp_path / "page.html")
     (data,) = Reader((tmp_path / "page.html").read_text(encoding="utf-8")).blocks
     assert len(data["texts"]) == 1
     assert data["documents"] == []
