@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from prismlm.errors import InputError
+from prismlm.instruments.losses import target_losses
 from prismlm.instruments.uncertainty_feedback.signal import (
     Codes,
     Replay,
@@ -20,7 +21,6 @@ from prismlm.instruments.uncertainty_feedback.signal import (
     pass_codes,
     stacked,
     text_batches,
-    token_losses,
 )
 from prismlm.models.uncertainty_feedback import CODES
 from prismlm.models.uncertainty_feedback.call import CACHES
@@ -78,7 +78,7 @@ def recursion(
                 used.append(output[CODES][:, 0].cpu())
                 shares.append(normalised_entropy(output.logits[:, -1]).float().cpu())
                 if at + 1 < ids.shape[1]:
-                    losses.append(token_losses(output.logits[:, -1], ids[:, at + 1]))
+                    losses.append(target_losses(output.logits[:, -1], ids[:, at + 1]))
                 task.advance(len(ids))
             for row, number in enumerate(numbers):
                 codes[number] = torch.stack([one[row] for one in used])
