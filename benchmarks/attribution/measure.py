@@ -28,13 +28,13 @@ from benchmarks.first_light.measure import SHUFFLES, random_states_head
 from benchmarks.shared.environment import environment
 from prismlm.corpus import Corpus
 from prismlm.eval.domain_prompts import against_controls, prompt_evidence
-from prismlm.eval.domain_share import paired_difference
 from prismlm.eval.planted_facts import chance_recall, recall
 from prismlm.explain.shares import Method
 from prismlm.files import read_json, write_json
 from prismlm.index.build import IndexOptions, build_index
 from prismlm.index.lens import Lens
 from prismlm.models.sidecar import load_sidecar
+from prismlm.statistics import paired_difference
 
 LIMIT = 10
 PROMPT_TOKENS = (8, 32, 128)

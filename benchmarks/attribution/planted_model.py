@@ -22,7 +22,7 @@ from prismlm.cli.progress import ConsoleReporter
 from prismlm.corpus import Corpus, build_corpus, pack, sample_path
 from prismlm.corpus.layout import is_held_out
 from prismlm.corpus.read import read_documents
-from prismlm.eval.planted_facts import COPIES, invent_facts, plant
+from prismlm.eval.planted_facts import COPIES, invent_facts, plant_in_documents
 from prismlm.files import atomic_file, read_json, write_json
 from prismlm.index.build import IndexOptions, build_index
 from prismlm.models.checkpoint import load_checkpoint
@@ -95,7 +95,7 @@ def plant_facts(
     real = list(read_documents(source))
     facts = invent_facts(per_level, seed, known=(host.text for host in real), copies=copies)
     training = [host for host in real if not is_held_out(host.doc_id, HELDOUT_FRACTION)]
-    planted = plant(facts, training, seed, heldout_fraction=HELDOUT_FRACTION)
+    planted = plant_in_documents(facts, training, seed, heldout_fraction=HELDOUT_FRACTION)
     columns = {"id": "doc_id"} | {name: name for name in ("text", "source", "domain", "license")}
     table = pa.table(
         {

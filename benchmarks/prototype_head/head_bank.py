@@ -17,7 +17,7 @@ from prismlm.models.seam import capture
 from prismlm.models.sidecar import weight_of
 from prismlm.training import PrismForCausalLM, PrismTrainer, Recipe
 from prismlm.training.callbacks import HeadSchedule
-from prismlm.training.initialise import Rows
+from prismlm.training.initialise import TrainingRows
 from prismlm.training.recipe_file import build_recipe
 from prismlm.training.revival import Usage, revive
 from prismlm.training.setup import build_trainer, head_of, prepare
@@ -35,7 +35,7 @@ class BankedHead:
     losses: list[dict[str, float]] = field(default_factory=list[dict[str, float]])
 
     @classmethod
-    def of(cls, name: str, recipe: Recipe, backbone: nn.Module, rows: Rows) -> BankedHead:
+    def of(cls, name: str, recipe: Recipe, backbone: nn.Module, rows: TrainingRows) -> BankedHead:
         """Make a head that is not placed yet."""
         settings, losses = recipe.head, recipe.losses
         head = head_of(recipe, backbone).to(weight_of(backbone).device)

@@ -31,7 +31,7 @@ from prismlm.layers import PrototypeHead
 from prismlm.models.seam import LogitMap
 from prismlm.models.sidecar import weight_of
 from prismlm.training import build_recipe, load_recipe, train
-from prismlm.training.initialise import Rows, sample_states
+from prismlm.training.initialise import TrainingRows, sample_states
 from prismlm.training.setup import prepare
 
 ROOT = Path(__file__).parents[2]
@@ -189,7 +189,7 @@ def control_quality(trainer: BankTrainer, prototypes: int, per_token: int) -> He
     return quality_of(trainer, head)
 
 
-def random_states(model: Any, rows: Rows, like: PrototypeHead, seed: int) -> PrototypeHead:
+def random_states(model: Any, rows: TrainingRows, like: PrototypeHead, seed: int) -> PrototypeHead:
     """Return a head of the same shape, placed on random training states and left there."""
     head = PrototypeHead(like.width, like.num_prototypes, like.prototypes_per_token)
     generator = torch.Generator().manual_seed(seed + 1)

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from prismlm.layers import PrototypeMixer
-from prismlm.layers.prototype_mixer import GateInputs
+from prismlm.layers.mixer_gates import GateInputs
 from prismlm.models.presets import PRESETS, build_config, build_model
 
 CHANNELS = 32

@@ -19,7 +19,7 @@ from prismlm.corpus import Corpus
 from prismlm.corpus.windows import WindowBatch, WindowGrid, document_windows, window_batches
 from prismlm.errors import InputError
 from prismlm.models.uncertainty_feedback import uncertainty_of
-from prismlm.models.uncertainty_feedback.call import fed_back
+from prismlm.models.uncertainty_feedback.codes import codes_fed_back
 from prismlm.ops.uncertainty_feedback import NO_CODE, normalised_entropy, quantise, shuffle_codes
 
 WINDOWS, SAMPLE = 384, 64
@@ -166,7 +166,7 @@ def by_signal(
     settled = torch.zeros_like(codes, dtype=torch.bool)
     for name in (OWN, THIRD):
         predicted = quantise(normalised_entropy(output.logits), feedback.embedding.levels)
-        codes = fed_back(codes, predicted, settled, NO_CODE)
+        codes = codes_fed_back(codes, predicted, settled, NO_CODE)
         output = run(codes)
         fed[name] = Fed(_losses(output.logits, ids), codes)
     own = fed[OWN].codes

@@ -108,10 +108,10 @@ def run_demo(out: Path, size: DemoSize = FULL, *, progress: Reporter = SILENT) -
         _index(corpus, model, model / "lens" / "sample", size, progress)
     traces = _explain(model, progress)
     report = out / REPORT_FILE
+    from prismlm.pages.document import write_page
     from prismlm.pages.trace import page
 
-    with atomic_file(report) as temporary:
-        temporary.write_text(page(list(traces.values()), title="prismlm demo"), encoding="utf-8")
+    write_page(page(list(traces.values()), title="prismlm demo"), report)
     return DemoResult(model, corpus, report, traces, cached=all(there.values()))
 
 

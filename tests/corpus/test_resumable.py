@@ -116,9 +116,9 @@ def test_documents_before_the_place_that_was_kept_are_not_read_again(
     state = json.loads((tmp_path / ".out.partial" / "build.json").read_text())
     assert state["position"]["row"] > 1000
     again = StopAfter(10**6)
-    encoded, encode = [], resumable.encode
+    encoded, encode = [], resumable.encode_documents
     monkeypatch.setattr(
-        resumable, "encode", lambda e, batch: encoded.extend(batch) or encode(e, batch)
+        resumable, "encode_documents", lambda e, batch: encoded.extend(batch) or encode(e, batch)
     )
     corpus = stream(folder, tmp_path / "out", tokenizer, progress=again)
     closed = sum(shard["documents"] for shard in state["shards"])

@@ -17,7 +17,7 @@ from prismlm.edits.plan import plan_for
 from prismlm.edits.steering import steer
 from prismlm.edits.steering_control import NEAREST, control_orders, control_state
 from prismlm.edits.steering_cost import corpus_of, held_out_batches, perplexity_cost
-from prismlm.edits.steering_effects import bootstrap, measure_effects, summarise
+from prismlm.edits.steering_effects import measure_effects, summarise
 from prismlm.errors import InputError
 from prismlm.explain.quality import measure_quality
 from prismlm.models.seam import capture
@@ -242,14 +242,6 @@ def test_effect_sizes_by_hand():
     alone = summarise([(3.0, 2.0)])
     assert (alone.difference, alone.difference_interval, alone.d) == (1.0, None, None)
     assert summarise([(3.0, None), (1.0, None)]).difference is None
-
-
-def test_a_bootstrap_interval_has_the_width_of_the_standard_error():
-    values = np.random.default_rng(1).normal(2.0, 3.0, 400)
-    low, high = bootstrap(values)
-    error = values.std() / 20
-    assert low == pytest.approx(values.mean() - 1.96 * error, abs=0.05)
-    assert high == pytest.approx(values.mean() + 1.96 * error, abs=0.05)
 
 
 def test_effects_are_those_of_the_model_in_an_edit(lm, leading):

@@ -8,7 +8,6 @@ from prismlm.eval.domain_share import (
     DocumentEvidence,
     document_evidence,
     domain_share,
-    paired_difference,
     shuffled,
 )
 from prismlm.index.lens import GroupWeights
@@ -26,18 +25,6 @@ def test_hand_computed():
     assert figures.accuracy == 1.0
     assert figures.chance_accuracy == 0.5
     assert figures.documents == 2
-
-
-def test_paired_difference():
-    left, right = {0: 1.0, 1: 0.5, 7: 9.0}, {0: 0.75, 1: 0.25, 3: 9.0}
-    assert paired_difference(left, right) == pytest.approx((0.25, 0.25, 0.25))
-    noisy = {row: float(row % 2) for row in range(100)}
-    interval = paired_difference(noisy, dict.fromkeys(range(100), 0.5))
-    assert interval.low < 0 < interval.high
-    # 100 differences of ±0.5 have a standard error of 0.05.
-    assert interval.high - interval.low == pytest.approx(4 * 0.05, rel=0.1)
-    with pytest.raises(InputError, match="share no document"):
-        paired_difference({0: 1.0}, {1: 1.0})
 
 
 def test_shuffling_moves_whole_rows():

@@ -7,7 +7,13 @@ from prismlm.corpus.documents import Document
 from prismlm.corpus.layout import is_held_out
 from prismlm.corpus.read import read_documents
 from prismlm.errors import InputError
-from prismlm.eval.planted_facts import WORDINGS, chance_recall, invent_facts, plant, recall
+from prismlm.eval.planted_facts import (
+    WORDINGS,
+    chance_recall,
+    invent_facts,
+    plant_in_documents,
+    recall,
+)
 
 SENTENCE = "This is sentence number {} of the document called {}, and it is plain prose."
 
@@ -20,7 +26,7 @@ def host(name, sentences=6):
 @pytest.fixture(scope="module")
 def planted():
     facts = invent_facts(2, seed=3, known=["nothing known"], copies=(1, 4, 16))
-    return facts, plant(facts, [host(f"h{i}") for i in range(50)], seed=3)
+    return facts, plant_in_documents(facts, [host(f"h{i}") for i in range(50)], seed=3)
 
 
 def test_every_fact_has_its_documents(planted):
@@ -77,7 +83,7 @@ def test_a_seed_decides_everything():
     hosts = [host(f"h{i}") for i in range(30)]
 
     def build(seed):
-        return plant(invent_facts(1, seed, known=[]), hosts, seed)
+        return plant_in_documents(invent_facts(1, seed, known=[]), hosts, seed)
 
     assert build(1) == build(1)
     assert {item.document.text for item in build(1)}.isdisjoint(
@@ -95,7 +101,7 @@ def test_known_words_are_no_names():
 def test_the_bundled_sample_has_room():
     documents = [d for d in read_documents(sample_path()) if not is_held_out(d.doc_id, 0.05)]
     facts = invent_facts(32, 0, known=(d.text for d in documents))
-    found = plant(facts, documents, 0)
+    found = plant_in_documents(facts, documents, 0)
     assert len(found) == 32 * 21
     assert len({item.document.domain for item in found}) == 12
     assert max(len(item.prefix) for item in found) < 500
@@ -118,6 +124,6 @@ def test_bad_arguments():
     with pytest.raises(InputError, match="opens in another"):
         invent_facts(1, 0, known=[], copies=(17,))
     with pytest.raises(InputError, match="plant fewer"):
-        plant(invent_facts(1, 0, known=[]), [host("a")], 0)
+        plant_in_documents(invent_facts(1, 0, known=[]), [host("a")], 0)
     with pytest.raises(InputError, match="at least 1"):
         recall([], [])

@@ -17,8 +17,9 @@ from prismlm.corpus.sequences import Sequences
 from prismlm.errors import InputError
 from prismlm.instruments.channels import read_channels
 from prismlm.instruments.channels.build_report import ReportOptions, channel_report
-from prismlm.pages.channels import CAVEAT, channel_page, write_page
-from prismlm.pages.channels_data import page_data, quantise
+from prismlm.pages.channels import CAVEAT, channel_page
+from prismlm.pages.channels_data import page_data, quantise_gates
+from prismlm.pages.document import write_page
 from tests.helpers.mixer_models import CHANNELS, LAYERS, make_llama, make_model
 
 EVIL = "</script><script>document.title='hurt'</script><img src=x onerror=alert(1)>"
@@ -114,10 +115,10 @@ def stored_with_decays(data, layer, channel):
 def test_quantising_by_hand():
     gates = torch.tensor([0.0, 0.5, 0.125, 0.02])
     # √(0.125 / 0.5) is a half: 127.5, to the even of its neighbours.
-    assert quantise(gates, 0.5).tolist() == [0, 255, 128, 51]
-    assert quantise(gates, 0.0).tolist() == [0, 0, 0, 0]
+    assert quantise_gates(gates, 0.5).tolist() == [0, 255, 128, 51]
+    assert quantise_gates(gates, 0.0).tolist() == [0, 0, 0, 0]
     many = torch.rand(4000, generator=torch.Generator().manual_seed(0)) * 0.3
-    back = 0.3 * (quantise(many, 0.3).double() / 255) ** 2
+    back = 0.3 * (quantise_gates(many, 0.3).double() / 255) ** 2
     error = (back - many).abs()
     assert error.max() <= 0.3 / 255
     assert (error / many)[many > 0.04 * 0.3].max() <= 0.02
@@ -216,7 +217,7 @@ def test_figures_can_be_read_without_a_script(page, report):
 
 def test_a_page_of_a_text_alone_and_what_has_none(corpus, model, tmp_path):
     alone = channel_report(model, corpus.tokenizer, text="The river.")
-    write_page(alone, model, None, tmp_path / "page.html")
+    write_page(channel_page(alone, model, None), tmp_path / "page.html")
     (data,) = Reader((tmp_path / "page.html").read_text(encoding="utf-8")).blocks
     assert len(data["texts"]) == 1
     assert data["documents"] == []

@@ -23,7 +23,7 @@ from prismlm.errors import FormatError, InputError, PrismError
 from prismlm.training import PrismForCausalLM, TrainingInterrupted, build_recipe, train
 from prismlm.training.checkpoints import latest_checkpoint, list_checkpoints, step_of
 from prismlm.training.recipe import Recipe
-from prismlm.training.run_directory import FREE_TO_CHANGE, check_out, exclusive
+from prismlm.training.run_directory import FREE_TO_CHANGE, check_run_directory, exclusive
 from tests.helpers import forked
 from tests.helpers.runs import InterruptAfter, assert_same_run, curve, start
 
@@ -153,11 +153,11 @@ def test_every_setting_that_changes_results_is_compared(settings):
     recipe = build_recipe(settings)
     with pytest.raises(TrainingInterrupted):
         train(recipe, progress=InterruptAfter(2))
-    check_out(recipe, resume=True)
+    check_run_directory(recipe, resume=True)
     keys = dict(flat(recipe.to_dict()))
     # What is searched changes nothing of a run.
     sections = {name for name in Recipe.model_fields if name not in keys} - {"search"}
-    check_out(build_recipe(settings | {"search": {"trials": 3}}), resume=True)
+    check_run_directory(build_recipe(settings | {"search": {"trials": 3}}), resume=True)
     assert {key.split(".")[0] for key in keys if "." in key} == sections
     for key, value in keys.items():
         if key == "out":
@@ -172,10 +172,10 @@ def test_every_setting_that_changes_results_is_compared(settings):
             # In place of steps.
             changed["steps"] = 0
         if key in FREE_TO_CHANGE:
-            check_out(build_recipe(changed), resume=True)
+            check_run_directory(build_recipe(changed), resume=True)
         else:
             with pytest.raises(InputError, match="another recipe") as error:
-                check_out(build_recipe(changed), resume=True)
+                check_run_directory(build_recipe(changed), resume=True)
             assert key in str(error.value)
 
 
@@ -188,7 +188,7 @@ def test_what_auto_came_to_is_noted_and_compared(settings):
     device = "cuda" if torch.cuda.is_available() else "cpu"
     assert noted["resolved"] == {"device": device, "precision": "float32"}
     # Naming what auto came to is no change; another machine's choice is.
-    check_out(build_recipe(settings | {"device": device}), resume=True)
+    check_run_directory(build_recipe(settings | {"device": device}), resume=True)
     noted["resolved"]["device"] = "mps"
     run.write_text(json.dumps(noted))
     with pytest.raises(InputError, match=f'device: "mps" → "{device}"'):

@@ -113,10 +113,11 @@ def _heads(attention: list[str] | None, as_json: bool) -> list[tuple[int, int]]:
 
 def _write(traces: list[Trace], html: Path | None, parquet: Path | None) -> None:
     from prismlm.explain.trace import write_parquet
-    from prismlm.pages.trace import write_page
+    from prismlm.pages.document import write_page
+    from prismlm.pages.trace import page
 
     if html is not None:
-        write_page(traces, html)
+        write_page(page(traces), html)
         typer.echo(f"wrote {html}", err=True)
     if parquet is not None:
         write_parquet(traces, parquet)

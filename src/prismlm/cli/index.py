@@ -150,14 +150,14 @@ def _source(
 def _run(job: _Job, source: Source, asked: Options, *, dry_run: bool, as_json: bool) -> None:
     from prismlm.cli.progress import ConsoleReporter
     from prismlm.corpus.tokenizer import tokenizer_fingerprint
-    from prismlm.index.build import check_lens, check_window, index_shard
+    from prismlm.index.build import check_lens, check_window_and_batches, index_shard
     from prismlm.models.checkpoint import load_checkpoint
     from prismlm.progress import SILENT
 
     check_lens(job.out, overwrite=job.overwrite)
     checkpoint = load_checkpoint(job.model)
     options = asked.resolve(checkpoint)
-    check_window(checkpoint.model, options)
+    check_window_and_batches(checkpoint.model, options)
     if dry_run:
         source.estimate(checkpoint, options, as_json=as_json)
         return

@@ -234,18 +234,18 @@ def _tokenise(
     reader: DocumentReader, encoder: Tokenizer, writer: CorpusWriter, progress: Reporter
 ) -> None:
     with progress.task("Tokenising", reader.total, "bytes") as task:
-        for batch in batches(_reported(reader, task)):
-            for document, ids in zip(batch, encode(encoder, batch), strict=True):
+        for batch in document_batches(_reported(reader, task)):
+            for document, ids in zip(batch, encode_documents(encoder, batch), strict=True):
                 writer.add(document, ids)
 
 
-def encode(encoder: Tokenizer, batch: list[Document]) -> list[list[int]]:
+def encode_documents(encoder: Tokenizer, batch: list[Document]) -> list[list[int]]:
     """Return the token ids of each document, without an end of text."""
     texts = [document.text for document in batch]
     return [found.ids for found in encoder.encode_batch_fast(texts, add_special_tokens=False)]
 
 
-def batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
+def document_batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
     """Group documents into batches of about a megabyte of text."""
     batch: list[Document] = []
     size = 0

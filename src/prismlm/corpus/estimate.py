@@ -8,7 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prismlm.corpus.build import TRAINING_CHARACTERS, batches, check_build, encode
+from prismlm.corpus.build import (
+    TRAINING_CHARACTERS,
+    check_build,
+    document_batches,
+    encode_documents,
+)
 from prismlm.corpus.documents import Columns, Document
 from prismlm.corpus.read import DocumentReader, Paths
 from prismlm.corpus.tokenizer import load_tokenizer, text_encoder, train_tokenizer
@@ -101,7 +106,11 @@ def training_scale(scale: float, characters: int) -> float:
 
 def count_tokens(documents: list[Document], encoder: Tokenizer) -> int:
     """Return how many tokens the documents have, their ends of text among them."""
-    return sum(len(ids) + 1 for batch in batches(iter(documents)) for ids in encode(encoder, batch))
+    return sum(
+        len(ids) + 1
+        for batch in document_batches(iter(documents))
+        for ids in encode_documents(encoder, batch)
+    )
 
 
 def _piece(reader: DocumentReader, columns: Columns | None) -> tuple[list[Document], float]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prismlm.corpus import layout
-from prismlm.corpus.build import Plan, batches, check_build, encode, origin_of
+from prismlm.corpus.build import Plan, check_build, document_batches, encode_documents, origin_of
 from prismlm.corpus.datasets import DatasetReader, HubDataset, Position
 from prismlm.corpus.documents import Columns, Document
 from prismlm.corpus.read import SeenIds
@@ -213,8 +213,8 @@ def _stream(
             documents, kept = _resumed(reader, writer, saved), saved
             done = _documents(saved.shards)
             task.note(f"{done:,} documents were kept")
-        for batch in batches(documents):
-            for document, ids in zip(batch, encode(plan.encoder, batch), strict=True):
+        for batch in document_batches(documents):
+            for document, ids in zip(batch, encode_documents(plan.encoder, batch), strict=True):
                 writer.add(document, ids)
                 if len(writer.shards) > len(kept.shards):
                     kept = _Saved(list(writer.shards), kept.position, kept.documents)

@@ -19,9 +19,9 @@ from prismlm.errors import InputError
 from prismlm.index.opened_model import OpenedModel
 from prismlm.models.sidecar import weight_of
 from prismlm.progress import SILENT, Reporter
+from prismlm.statistics import mean_interval
 
 SIGNATURE_TOKENS = 10
-BOOTSTRAP_SAMPLES = 10_000
 MEASURES = ("signature", "text", "divergence")
 
 
@@ -147,32 +147,26 @@ def summarise(pairs: Sequence[tuple[float, float | None]], seed: int = 0) -> Eff
     edit = np.array([pair[0] for pair in pairs])
     control = [pair[1] for pair in pairs if pair[1] is not None]
     if not control:
-        return Effect(len(edit), float(edit.mean()), bootstrap(edit, seed), None, None, None, None)
+        return Effect(len(edit), float(edit.mean()), _interval(edit, seed), None, None, None, None)
     difference = edit - np.array(control)
     spread = float(difference.std(ddof=1)) if len(edit) > 1 else 0.0
     mean = float(difference.mean())
     return Effect(
         prompts=len(edit),
         edit=float(edit.mean()),
-        edit_interval=bootstrap(edit, seed),
+        edit_interval=_interval(edit, seed),
         control=float(np.mean(control)),
         difference=mean,
-        difference_interval=bootstrap(difference, seed),
+        difference_interval=_interval(difference, seed),
         d=mean / spread if spread > 0 else None,
     )
 
 
-def bootstrap(values: np.ndarray, seed: int = 0) -> tuple[float, float] | None:
-    """Return the 2.5th and 97.5th percentile of the mean, values drawn with replacement."""
+def _interval(values: np.ndarray, seed: int) -> tuple[float, float] | None:
     if len(values) < 2:
         return None
-    generator = np.random.default_rng(seed)
-    means = [
-        values[generator.integers(len(values), size=(1000, len(values)))].mean(1)
-        for _ in range(BOOTSTRAP_SAMPLES // 1000)
-    ]
-    low, high = np.percentile(np.concatenate(means), [2.5, 97.5])
-    return float(low), float(high)
+    found = mean_interval(values, seed=seed)
+    return found.low, found.high
 
 
 def _encode(lm: OpenedModel, number: int, prompt: str) -> Tensor:

@@ -17,7 +17,6 @@ from prismlm.eval.domain_share import (
     DocumentEvidence,
     DomainShare,
     domain_share,
-    paired_difference,
     shuffled,
 )
 from prismlm.explain.prediction import split_predictions
@@ -25,6 +24,7 @@ from prismlm.index.lens import GroupWeights
 from prismlm.layers import PrototypeHead
 from prismlm.models.seam import LogitMap
 from prismlm.models.sidecar import weight_of
+from prismlm.statistics import paired_difference
 
 if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus

@@ -151,29 +151,3 @@ def domain_share(
         own_shares=dict(zip(rows, own_shares.tolist(), strict=True)),
         hits=dict(zip(rows, hits.tolist(), strict=True)),
     )
-
-
-class Interval(NamedTuple):
-    """A mean difference with the 2.5th and 97.5th percentile of its bootstrap."""
-
-    difference: float
-    low: float
-    high: float
-
-
-def paired_difference(
-    left: dict[int, Any], right: dict[int, Any], *, samples: int = 10_000, seed: int = 0
-) -> Interval:
-    """Return mean(left − right) over the documents of both, with a paired bootstrap interval.
-
-    Raises:
-        InputError: the two share no document.
-    """
-    common = sorted(left.keys() & right.keys())
-    if not common:
-        raise InputError("the two results share no document, so they cannot be compared.")
-    differences = np.array([float(left[row]) - float(right[row]) for row in common])
-    generator = np.random.default_rng(seed)
-    drawn = generator.integers(len(common), size=(samples, len(common)))
-    low, high = np.percentile(differences[drawn].mean(1), [2.5, 97.5])
-    return Interval(float(differences.mean()), float(low), float(high))

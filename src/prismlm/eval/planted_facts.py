@@ -162,7 +162,7 @@ def _invent_name(generator: np.random.Generator, taken: Collection[str]) -> str:
             return name.capitalize()
 
 
-def plant(
+def plant_in_documents(
     facts: Sequence[Fact],
     hosts: Iterable[Document],
     seed: int,

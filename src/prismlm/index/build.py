@@ -167,7 +167,7 @@ def index_shard(
             partial.publish()
         if same:
             return out
-    check_out(out, overwrite=overwrite)
+    check_lens_directory(out, overwrite=overwrite)
     reading = reading_of(model, head, corpus, options)
     if model.device.type == "cpu":
         keep_freed_memory()
@@ -326,13 +326,13 @@ def check_lens(out: Path, *, overwrite: bool) -> None:
     """Check that a lens may be written to a directory, unless one has only to be put there.
 
     Raises:
-        InputError: as of :func:`check_out`.
+        InputError: as of :func:`check_lens_directory`.
     """
     if not Partial(out).finished():
-        check_out(out, overwrite=overwrite)
+        check_lens_directory(out, overwrite=overwrite)
 
 
-def check_out(out: Path, *, overwrite: bool) -> None:
+def check_lens_directory(out: Path, *, overwrite: bool) -> None:
     """Check that a lens may be written to a directory.
 
     Raises:
@@ -357,7 +357,7 @@ def check_index(
             f"the corpus {corpus.name} has no documents in its {options.split} split: "
             "index --split all, or build the corpus with another --heldout share."
         )
-    check_window(model, options)
+    check_window_and_batches(model, options)
     vocabulary = weight_of(model).shape[0]
     if len(corpus.tokenizer) > vocabulary:
         raise InputError(
@@ -371,7 +371,7 @@ def check_index(
         )
 
 
-def check_window(model: PreTrainedModel, options: IndexOptions) -> None:
+def check_window_and_batches(model: PreTrainedModel, options: IndexOptions) -> None:
     """Check the options that no corpus is needed for.
 
     Raises:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from html import escape
-from importlib.resources import files
 from typing import Any
 
 from prismlm.index.layout import told_training
+from prismlm.pages.document import html_document
 from prismlm.pages.trace import CAVEAT
 from prismlm.pages.trace_data import safe_link
 
-POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 BARS = 12
 HEADINGS = {"source": "By source", "domain": "By domain", "license": "By licence"}
 METHODS = {
@@ -27,22 +26,14 @@ def audit_page(summary: dict[str, Any]) -> str:
     links.
     """
     title = "What these texts rely on"
-    style = "".join(
-        files("prismlm.pages").joinpath("assets", name).read_text(encoding="utf-8")
-        for name in ("trace.css", "audit.css")
-    )
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{escape(POLICY)}">\n'
-        '<meta name="color-scheme" content="light dark">\n'
-        f"<title>{title}</title>\n<style>{style}</style>\n</head>\n"
-        f'<body class="prismlm-page">\n<main>\n<h1>{title}</h1>\n'
+    body = (
+        f"<h1>{title}</h1>\n"
         f'<article class="prismlm p-audit">\n{_header(summary)}\n{_figures(summary)}\n'
         f'<section class="p-columns-3 p-block">{"".join(_shares(summary))}</section>\n'
         f"{_documents(summary['documents'])}\n{_texts(summary)}\n"
-        f'<p class="p-caveat">{escape(CAVEAT)}</p>\n</article>\n</main>\n</body>\n</html>\n'
+        f'<p class="p-caveat">{escape(CAVEAT)}</p>\n</article>'
     )
+    return html_document(title, body, styles=("trace.css", "audit.css"))
 
 
 def _header(summary: dict[str, Any]) -> str:

@@ -7,18 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from html import escape
-from importlib.resources import files
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prismlm.errors import InputError
-from prismlm.files import atomic_file
 from prismlm.instruments.channels.activations import Kind
 from prismlm.instruments.channels.measure import LayerMetrics
 from prismlm.instruments.channels.report import ChannelReport, Locality
 from prismlm.instruments.channels.wording import lag_words, locality_words
 from prismlm.pages.channels_data import page_data
-from prismlm.pages.trace import POLICY, json_for_script
+from prismlm.pages.document import html_document
+from prismlm.pages.trace import json_for_script
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -65,38 +63,18 @@ def channel_page(report: ChannelReport, model: PreTrainedModel, corpus: Corpus |
     if report.text is None and not report.passages:
         raise InputError("a page of channels needs a corpus or a text: read one into the report.")
     data = json_for_script(page_data(model, corpus, report))
-    style = _asset("trace.css") + _asset("channels.css")
     title = f"{TITLE}: {report.model}" if report.model else TITLE
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{escape(POLICY)}">\n'
-        '<meta name="color-scheme" content="light dark">\n'
-        f"<title>{escape(title)}</title>\n<style>{style}</style>\n</head>\n"
-        f'<body class="prismlm-page">\n<main>\n<h1>{TITLE}</h1>\n'
-        f'<article class="prismlm p-channels">\n{_header(report)}\n'
+    body = (
+        f'<h1>{TITLE}</h1>\n<article class="prismlm p-channels">\n{_header(report)}\n'
         '<div class="c-layers" role="group" aria-label="Layer"></div>\n'
         '<div class="c-body">\n<div class="c-list" role="listbox" aria-label="Channels of the '
         'layer; arrow keys move"></div>\n<section class="c-main"></section>\n'
         "</div>\n<noscript><p class='p-note'>Choosing channels needs JavaScript; the figures "
         f"below do not.</p></noscript>\n{_findings(report)}\n"
         f'<p class="p-caveat">{escape(CAVEAT)}</p>\n'
-        f'<script type="application/json">{data}</script>\n</article>\n</main>\n'
-        f"<script>{_asset('channels.js')}</script>\n</body>\n</html>\n"
+        f'<script type="application/json">{data}</script>\n</article>'
     )
-
-
-def write_page(
-    report: ChannelReport, model: PreTrainedModel, corpus: Corpus | None, path: Path | str
-) -> None:
-    """Write :func:`channel_page` to a file, whole or not at all."""
-    text = channel_page(report, model, corpus)
-    with atomic_file(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
-
-
-def _asset(name: str) -> str:
-    return files("prismlm.pages").joinpath("assets", name).read_text(encoding="utf-8")
+    return html_document(title, body, styles=("trace.css", "channels.css"), script="channels.js")
 
 
 def _header(report: ChannelReport) -> str:

@@ -52,7 +52,7 @@ class Gates(NamedTuple):
     decay: Float[Tensor, "T R"] | None
 
 
-def quantise(gates: Float[Tensor, "..."], largest: float) -> UInt8[Tensor, "..."]:
+def quantise_gates(gates: Float[Tensor, "..."], largest: float) -> UInt8[Tensor, "..."]:
     """Return round(255·√(gate / largest)); zeros where the largest is 0."""
     if largest <= 0:
         return torch.zeros(gates.shape, dtype=torch.uint8)
@@ -199,9 +199,9 @@ def _channel(
         for kind in ("write", "read")
     ]
     for one in gates:
-        pool.store(quantise(one.write[:, number], largest[0]))
+        pool.store(quantise_gates(one.write[:, number], largest[0]))
         if not layer.shared_routing:
-            pool.store(quantise(one.read[:, number], largest[1]))
+            pool.store(quantise_gates(one.read[:, number], largest[1]))
         if one.decay is not None:
             pool.store(quantise_decay(one.decay[:, number]))
     return {

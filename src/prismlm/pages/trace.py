@@ -6,22 +6,18 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from html import escape
-from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 from prismlm.explain.steps import Step
 from prismlm.explain.trace import Trace
-from prismlm.files import atomic_file
 from prismlm.index.layout import told_training
+from prismlm.pages.document import asset, html_document
 from prismlm.pages.trace_data import has_feedback, hue, trace_data, visible
 
 CAVEAT = (
     "Shares show which learned patterns carry a prediction and where they occur in the corpus; "
     "they are no proof that removing a document changes the answer."
 )
-# What a page may do: its own style and script, and not one request.
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 FROM = {"generated": "written by the model", "argmax": "the model's top token"}
 
 
@@ -32,33 +28,15 @@ def page(traces: Sequence[Trace], title: str = "What each token relies on") -> s
     become links, and a content policy forbids every request.
     """
     bodies = "\n".join(_body(trace, number) for number, trace in enumerate(traces))
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{escape(POLICY)}">\n'
-        '<meta name="color-scheme" content="light dark">\n'
-        f"<title>{escape(title)}</title>\n<style>{_asset('trace.css')}</style>\n</head>\n"
-        f'<body class="prismlm-page">\n<main>\n<h1>{escape(title)}</h1>\n{bodies}\n</main>\n'
-        f"<script>{_asset('trace.js')}</script>\n</body>\n</html>\n"
-    )
-
-
-def write_page(traces: Sequence[Trace], path: Path | str) -> None:
-    """Write :func:`page` to a file, whole or not at all."""
-    with atomic_file(path) as temporary:
-        temporary.write_text(page(traces), encoding="utf-8")
+    body = f"<h1>{escape(title)}</h1>\n{bodies}"
+    return html_document(title, body, styles=("trace.css",), script="trace.js")
 
 
 def fragment(trace: Trace) -> str:
     """Return what a notebook shows for a trace; any number of them may stand on one page."""
     return (
-        f"<style>{_asset('trace.css')}</style>\n{_body(trace)}\n"
-        f"<script>{_asset('trace.js')}</script>"
+        f"<style>{asset('trace.css')}</style>\n{_body(trace)}\n<script>{asset('trace.js')}</script>"
     )
-
-
-def _asset(name: str) -> str:
-    return files("prismlm.pages").joinpath("assets", name).read_text(encoding="utf-8")
 
 
 def _body(trace: Trace, number: int = 0) -> str:
@@ -128,7 +106,7 @@ def _token(step: Step, number: int, generated: bool, feedback: bool) -> str:
     if feedback:
         classes += " p-fed"
         style += f";--u:{step.uncertainty or 0:.3f}"
-        label += f"; fed back: {fed_back(step)}"
+        label += f"; fed back: {fed_back_in_words(step)}"
     return (
         f'<span class="{classes}" role="option" '
         f'tabindex="{0 if number == 0 else -1}" aria-selected="false" data-step="{number}" '
@@ -137,7 +115,7 @@ def _token(step: Step, number: int, generated: bool, feedback: bool) -> str:
     )
 
 
-def fed_back(step: Step) -> str:
+def fed_back_in_words(step: Step) -> str:
     """Return what uncertainty feedback gave to a token, in words."""
     if step.uncertainty is None:
         return "nothing"

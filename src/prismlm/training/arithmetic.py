@@ -11,7 +11,7 @@ from torch import nn
 
 from prismlm.models.presets import build_config, build_model
 from prismlm.models.seam import output_embedding
-from prismlm.models.uncertainty_feedback.feedback import decoder_of, width_of
+from prismlm.models.uncertainty_feedback.place import decoder_of, width_of
 from prismlm.training.recipe import Recipe
 
 # Weights, gradients and AdamW's two moments, each in float32.

@@ -15,7 +15,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from prismlm.progress import Task
 from prismlm.training import distributed
-from prismlm.training.initialise import Rows, place_prototypes
+from prismlm.training.initialise import TrainingRows, place_prototypes
 from prismlm.training.model import PrismForCausalLM
 
 
@@ -37,7 +37,7 @@ class HeadSchedule(TrainerCallback):
 
     def __init__(
         self,
-        rows: Rows,
+        rows: TrainingRows,
         *,
         initialise_at_step: int,
         warmup: float,

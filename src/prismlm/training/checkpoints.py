@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
 from transformers.trainer_callback import TrainerState
@@ -29,7 +30,7 @@ from prismlm.files import share
 from prismlm.models.seam import LogitMap
 from prismlm.models.sidecar import Sidecar, base_of, save_sidecar
 from prismlm.models.uncertainty_feedback import save_uncertainty
-from prismlm.training import parallel
+from prismlm.training import distributed, parallel
 
 if TYPE_CHECKING:
     from prismlm.training.model import PrismForCausalLM
@@ -104,7 +105,7 @@ def load_state(directory: Path, model: PrismForCausalLM) -> dict[str, Any]:
     Raises:
         FormatError: the checkpoint cannot be read or is of another model.
     """
-    with reading(directory):
+    with guard_reading(directory):
         state = torch.load(directory / STATE_FILE, map_location="cpu", weights_only=True)
         meter, placed, uses = state["meter"], state["head_placed"], state.get("uses")
         backbone: PreTrainedModel = type(model.model).from_pretrained(
@@ -120,8 +121,36 @@ def load_state(directory: Path, model: PrismForCausalLM) -> dict[str, Any]:
     return meter
 
 
+def save_optimizer(
+    directory: Path, optimizer: torch.optim.Optimizer, scheduler: LRScheduler
+) -> None:
+    """Write the state of a sharded model's optimizer, as one process would; every one has to call.
+
+    Args:
+        directory: the checkpoint.
+        optimizer: over the shards.
+        scheduler: its own.
+    """
+    state = parallel.full_optimizer_state(optimizer)
+    if distributed.is_main():
+        torch.save(state, directory / OPTIMIZER_NAME)
+        torch.save(scheduler.state_dict(), directory / SCHEDULER_NAME)
+
+
+def load_optimizer(
+    directory: Path, optimizer: torch.optim.Optimizer, scheduler: LRScheduler
+) -> None:
+    """Read what :func:`save_optimizer` wrote; every process takes its shards."""
+    whole, schedule = (
+        torch.load(directory / name, map_location="cpu", weights_only=True)
+        for name in (OPTIMIZER_NAME, SCHEDULER_NAME)
+    )
+    parallel.load_optimizer_state(optimizer, whole)
+    scheduler.load_state_dict(schedule)
+
+
 @contextmanager
-def reading(checkpoint: Path) -> Iterator[None]:
+def guard_reading(checkpoint: Path) -> Iterator[None]:
     """Turn what damaged files raise into an error that says how to go on.
 
     Raises:
@@ -143,7 +172,7 @@ def reading(checkpoint: Path) -> Iterator[None]:
 def open_state(checkpoint: Path) -> None:
     """Open what Trainer reads of a checkpoint, but for the numbers of its tensors.
 
-    Within :func:`reading`, so that a file that is damaged is told before anything is built.
+    Within :func:`guard_reading`, so that a file that is damaged is told before anything is built.
     """
     TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
     for name in (OPTIMIZER_NAME, SCHEDULER_NAME):
@@ -185,7 +214,7 @@ def staging(directory: Path, needed: int) -> Iterator[Path]:
     """
     hidden = directory / f".writing-{uuid.uuid4().hex[:8]}"
     try:
-        with writing(f"a checkpoint in {directory}", directory, needed):
+        with guard_writing(f"a checkpoint in {directory}", directory, needed):
             hidden.mkdir(parents=True)
             yield hidden
             for checkpoint in list_checkpoints(hidden):
@@ -198,7 +227,7 @@ def staging(directory: Path, needed: int) -> Iterator[Path]:
 
 
 @contextmanager
-def writing(what: str, directory: Path, needed: int = 0) -> Iterator[None]:
+def guard_writing(what: str, directory: Path, needed: int = 0) -> Iterator[None]:
     """Turn a disk that is full, or fails, into an error that says what is left to go on from.
 
     Args:
@@ -255,7 +284,7 @@ def clean(directory: Path) -> None:
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def check_finite(model: PrismForCausalLM, step: int, directory: Path) -> None:
+def check_weights_finite(model: PrismForCausalLM, step: int, directory: Path) -> None:
     """Check every weight, so that no checkpoint holds what training cannot go on from.
 
     Raises:

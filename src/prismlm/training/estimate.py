@@ -21,7 +21,7 @@ from prismlm.training.arithmetic import H100, Gpu, Size
 from prismlm.training.checkpoints import BYTES_PER_PARAMETER
 from prismlm.training.device import device_of, uses_bf16
 from prismlm.training.recipe import Recipe
-from prismlm.training.run_directory import check_out
+from prismlm.training.run_directory import check_run_directory
 from prismlm.training.setup import build_trainer, prepare, training_rows, with_steps
 
 WARMUP_STEPS = 1
@@ -96,7 +96,7 @@ def estimate(recipe: Recipe, *, resume: bool = False) -> TrainingEstimate:
     Raises:
         InputError: as :func:`prismlm.training.run.train`, but not for a missing GPU.
     """
-    check_out(recipe, resume=resume)
+    check_run_directory(recipe, resume=resume)
     corpus = Corpus.open(recipe.corpus)
     size = arithmetic.size_of(recipe, len(corpus.tokenizer))
     why_not = _why_not_measured(recipe, size)

@@ -27,7 +27,7 @@ STATES_PER_CLUSTER = 8
 KMEANS_ITERATIONS = 10
 
 
-class Rows(Protocol):
+class TrainingRows(Protocol):
     """Training rows as :class:`prismlm.corpus.packing.PackedDataset` gives them."""
 
     def __len__(self) -> int: ...
@@ -36,7 +36,7 @@ class Rows(Protocol):
 
 def place_prototypes(
     model: PrismForCausalLM,
-    rows: Rows,
+    rows: TrainingRows,
     generator: torch.Generator,
     method: Literal["states", "kmeans", "random"] = "states",
 ) -> None:
@@ -75,7 +75,7 @@ def _centres(states: Tensor, count: int) -> Tensor:
 @torch.no_grad()
 def sample_states(
     model: Any,
-    rows: Rows,
+    rows: TrainingRows,
     count: int,
     generator: torch.Generator,
     *,

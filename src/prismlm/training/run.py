@@ -27,7 +27,12 @@ from prismlm.training.logs.channels import routing_log
 from prismlm.training.logs.heads import spectra_log, write_spectra
 from prismlm.training.logs.layers import LayerLog, LogLayers
 from prismlm.training.recipe import Recipe
-from prismlm.training.run_directory import begin, check_out, checkpoint_to_resume, exclusive
+from prismlm.training.run_directory import (
+    begin,
+    check_run_directory,
+    checkpoint_to_resume,
+    exclusive,
+)
 from prismlm.training.setup import CHECKPOINTS, TENSORBOARD, Prepared, build_trainer, prepare
 from prismlm.training.trainer import REMEDY, PrismTrainer
 
@@ -104,7 +109,7 @@ def train(recipe: Recipe, *, resume: bool = False, progress: Reporter = SILENT) 
     stop = StopOnInterrupt()
     with ExitStack() as held, quiet_transformers():
         distributed.on_main(lambda: held.enter_context(exclusive(recipe.out)))
-        distributed.on_main(lambda: check_out(recipe, resume=resume))
+        distributed.on_main(lambda: check_run_directory(recipe, resume=resume))
         prepared = prepare(recipe)
         distributed.on_main(lambda: begin(prepared))
         trainer, logs = _train(prepared, stop, progress)
@@ -206,9 +211,9 @@ def _finish(prepared: Prepared, trainer: PrismTrainer, quality: HeadQuality) -> 
     provenance = prepared.provenance(steps=state.global_step, tokens=trainer.meter.tokens)
     figures = quality.to_dict()
     provenance["quality"] = figures if prepared.recipe.head.enabled else {"ce": quality.ce}
-    checkpoints.check_finite(prepared.model, state.global_step, out / CHECKPOINTS)
+    checkpoints.check_weights_finite(prepared.model, state.global_step, out / CHECKPOINTS)
     needed = 4 * sum(p.numel() for p in prepared.model.parameters())
-    with checkpoints.writing(f"the model in {out}", out / CHECKPOINTS, needed):
+    with checkpoints.guard_writing(f"the model in {out}", out / CHECKPOINTS, needed):
         _write_model(trainer, prepared.recipe, provenance)
 
 
@@ -249,5 +254,5 @@ class _History(TrainerCallback):
         self._out = out
 
     def on_save(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        with checkpoints.writing(f"the history in {self._out}", self._out / CHECKPOINTS):
+        with checkpoints.guard_writing(f"the history in {self._out}", self._out / CHECKPOINTS):
             write_history(self._out, state.log_history)

@@ -79,7 +79,7 @@ def check_ours(out: Path) -> None:
         )
 
 
-def check_out(recipe: Recipe, *, resume: bool) -> None:
+def check_run_directory(recipe: Recipe, *, resume: bool) -> None:
     """Check that ``recipe.out`` may be written to.
 
     Raises:
@@ -178,7 +178,7 @@ def checkpoint_to_resume(prepared: Prepared) -> Path | None:
     checkpoint = checkpoints.latest_checkpoint(prepared.recipe.out / CHECKPOINTS)
     if checkpoint is None:
         return None
-    with checkpoints.reading(checkpoint):
+    with checkpoints.guard_reading(checkpoint):
         made = read_json(checkpoint / META_FILE)["provenance"]
         foreign = differences(made, prepared.recipe)
         if made["corpus"]["fingerprint"] != prepared.corpus.fingerprint:

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import default_collate
 from transformers import PreTrainedTokenizerFast, Trainer, TrainerCallback, TrainingArguments
-from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 from transformers.trainer_callback import PrinterCallback
 
 from prismlm.errors import DivergenceError, InputError
@@ -22,11 +21,12 @@ from prismlm.explain.quality import measure_quality
 from prismlm.models.seam import LogitMap
 from prismlm.training import checkpoints, distributed, parallel
 from prismlm.training.evaluation import HeldOut
-from prismlm.training.initialise import Rows
+from prismlm.training.initialise import TrainingRows
 from prismlm.training.meter import LossMeter
 from prismlm.training.model import IGNORED_AT_INFERENCE, PrismForCausalLM
 from prismlm.training.noise_weight import noise_weight_of
 from prismlm.training.objective import NO_LABEL
+from prismlm.training.parameter_groups import parameter_groups
 from prismlm.training.step import Step
 
 REMEDY = (
@@ -73,7 +73,7 @@ class PrismTrainer(Trainer):
         self,
         model: PrismForCausalLM,
         args: TrainingArguments,
-        rows: Rows,
+        rows: TrainingRows,
         tokenizer: PreTrainedTokenizerFast,
         *,
         head_learning_rate: float,
@@ -161,28 +161,11 @@ class PrismTrainer(Trainer):
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """Return AdamW over matrices, vectors, and the head with a rate of its own."""
         if self.optimizer is None:
-            backbone = self.model.model
-            trained = [(n, p) for n, p in backbone.named_parameters() if p.requires_grad]
-            # Hugging Face's rule goes by names; decays, temperatures and gates are no matrices.
-            matrices = {n for n, p in trained if p.ndim > 1}
-            decayed = matrices & set(self.get_decay_parameter_names(backbone))
-            groups = [
-                {
-                    "params": [p for n, p in trained if n in decayed],
-                    "weight_decay": self.args.weight_decay,
-                },
-                {"params": [p for n, p in trained if n not in decayed], "weight_decay": 0.0},
-                {
-                    "params": list(self.model.prototype_head.parameters()),
-                    "weight_decay": 0.0,
-                    "lr": self.head_learning_rate,
-                },
-            ]
+            decayed = self.get_decay_parameter_names(self.model.model)
+            groups = parameter_groups(
+                self.model, decayed, self.args.weight_decay, self.head_learning_rate
+            )
             kind, settings = self.get_optimizer_cls_and_kwargs(self.args)
-            if self.model.uncertainty is not None:
-                # Rows that no code of a step asked for are to stay where they are.
-                own = list(self.model.uncertainty.parameters())
-                groups.append({"params": own, "weight_decay": 0.0})
             self.optimizer = kind(groups, **settings)
         return self.optimizer
 
@@ -329,7 +312,7 @@ class PrismTrainer(Trainer):
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         directory = self._checkpoints
-        checkpoints.check_finite(self.model, self.state.global_step, directory)
+        checkpoints.check_weights_finite(self.model, self.state.global_step, directory)
         if self.model.uncertainty is not None:
             distributed.union(self.model.uncertainty.seen)
         needed = checkpoints.BYTES_PER_PARAMETER * sum(p.numel() for p in self.model.parameters())
@@ -378,10 +361,7 @@ class PrismTrainer(Trainer):
             return
         assert self.optimizer is not None
         assert isinstance(self.lr_scheduler, LRScheduler)
-        state = parallel.full_optimizer_state(self.optimizer)
-        if distributed.is_main():
-            torch.save(state, Path(output_dir) / OPTIMIZER_NAME)
-            torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
+        checkpoints.save_optimizer(Path(output_dir), self.optimizer, self.lr_scheduler)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if self.spread != "fsdp2" or checkpoint is None:
@@ -389,12 +369,7 @@ class PrismTrainer(Trainer):
             return
         assert self.optimizer is not None
         assert isinstance(self.lr_scheduler, LRScheduler)
-        optimizer, scheduler = (
-            torch.load(Path(checkpoint) / name, map_location="cpu", weights_only=True)
-            for name in (OPTIMIZER_NAME, SCHEDULER_NAME)
-        )
-        parallel.load_optimizer_state(self.optimizer, optimizer)
-        self.lr_scheduler.load_state_dict(scheduler)
+        checkpoints.load_optimizer(Path(checkpoint), self.optimizer, self.lr_scheduler)
 
     def _load_from_checkpoint(
         self, resume_from_checkpoint: str, model: nn.Module | None = None

@@ -10,7 +10,7 @@ from torch import nn
 from prismlm.edits.channels.interventions import MaskRead, MaskWrite, Reinitialise
 from prismlm.edits.channels.scope import _standing, intervene
 from prismlm.errors import InputError
-from prismlm.layers.prototype_mixer import MixerEvidence, RoutingGates
+from prismlm.layers.mixer_gates import MixerEvidence, RoutingGates
 from tests.helpers.mixer_models import CHANNELS, LAYERS, make_llama, make_model, tokens
 
 IDS = tokens(2, 20)

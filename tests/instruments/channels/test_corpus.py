@@ -20,7 +20,7 @@ from prismlm.instruments.channels import (
 )
 from prismlm.instruments.channels.activations import activations
 from prismlm.instruments.channels.metrics import entropy, gini, sparsity_ratio
-from prismlm.instruments.channels.top_sequences import candidates, empty, merge
+from prismlm.instruments.channels.top_sequences import candidates, empty_ranking, merge_rankings
 from tests.helpers.mixer_models import (
     CHANNELS,
     LAYERS,
@@ -119,7 +119,7 @@ def batch_of(write, first):
 
 def test_candidates_by_hand():
     write = torch.tensor([[[0.1], [0.4], [0.1], [0.3]], [[0.2], [0.2], [0.1], [9.0]]])
-    found = merge(empty(1, 3, 5), candidates(write, batch_of(write, 20), 5))
+    found = merge_rankings(empty_ranking(1, 3, 5), candidates(write, batch_of(write, 20), 5))
     first, second = sequences_of(found, 0)
     assert (first.start, first.length, first.document) == (20, 4, 0)
     assert first.total == pytest.approx(0.9)
@@ -141,16 +141,16 @@ def test_rankings_merge_in_any_order_with_ties_by_position():
         # Few values, so that totals tie.
         write = torch.randint(1, 3, (4, 4, 2), generator=generator).float()
         parts.append(candidates(write, batch_of(write, first), 2))
-    nothing = empty(2, 3, 2)
+    nothing = empty_ranking(2, 3, 2)
     forward, backward = nothing, nothing
     for part in parts:
-        forward = merge(forward, part)
+        forward = merge_rankings(forward, part)
     for part in reversed(parts):
-        backward = merge(backward, part)
+        backward = merge_rankings(backward, part)
     halves = [nothing, nothing]
     for i, part in enumerate(parts):
-        halves[i % 2] = merge(halves[i % 2], part)
-    for other in (backward, merge(*halves)):
+        halves[i % 2] = merge_rankings(halves[i % 2], part)
+    for other in (backward, merge_rankings(*halves)):
         for a, b in zip(forward, other, strict=True):
             assert torch.equal(a, b)
     everything = sorted(

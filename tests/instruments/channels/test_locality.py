@@ -10,7 +10,7 @@ import torch
 from prismlm.errors import InputError
 from prismlm.instruments.channels import quartiles, repetition, spearman
 from prismlm.instruments.channels.lags import LagTally
-from prismlm.instruments.channels.top_sequences import empty
+from prismlm.instruments.channels.top_sequences import empty_ranking
 
 
 def test_spearman_by_hand():
@@ -94,13 +94,13 @@ def test_quartiles_of_channels_that_decay_alike_are_refused():
 
 
 def test_repetition_by_hand():
-    best = empty(2, 2, 3)
+    best = empty_ranking(2, 2, 3)
     best.token[0] = torch.tensor([[5, 5, 6], [5, -1, -1]])
     best.token[1] = torch.tensor([[1, 2, 3], [4, 5, 6]])
     # Two distinct of four, and six of six.
     assert repetition(best).tolist() == [0.5, 0.0]
     with pytest.raises(InputError, match="no kept tokens"):
-        repetition(empty(1, 1, 1))
+        repetition(empty_ranking(1, 1, 1))
 
 
 def test_cross_correlation_by_hand():

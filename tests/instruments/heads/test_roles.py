@@ -8,6 +8,7 @@ import torch
 
 from prismlm.errors import InputError
 from prismlm.explain.attention_maps import Head
+from prismlm.instruments.heads.role_attention import expected, word_sums
 from prismlm.instruments.heads.role_cases import (
     Mark,
     RoleText,
@@ -16,14 +17,7 @@ from prismlm.instruments.heads.role_cases import (
     parse_case,
     role_text,
 )
-from prismlm.instruments.heads.roles import (
-    benjamini_hochberg,
-    expected,
-    score_roles,
-    search_roles,
-    untrained,
-    word_sums,
-)
+from prismlm.instruments.heads.roles import score_roles, search_roles, untrained
 from prismlm.models.decoders.signal_noise import SignalNoiseConfig, SignalNoiseForCausalLM
 from tests.helpers.mixer_models import make_corpus
 
@@ -168,12 +162,6 @@ def test_a_head_that_goes_by_distance_is_expected_as_it_is():
     changed = [heads[0].clone(), heads[1]]
     changed[0][0, 8, 3] += 0.2
     assert (changed[0] - expected(changed)[0])[0, 8, 3] > 0.1
-
-
-def test_q_by_hand():
-    # The third is found with the fourth: 0.05 · 5 / 4.
-    q = benjamini_hochberg(torch.tensor([0.01, 0.9, 0.02, 0.06, 0.05], dtype=torch.float64))
-    assert q.tolist() == pytest.approx([0.05, 0.9, 0.05, 0.075, 0.075])
 
 
 def sentences(count=14):

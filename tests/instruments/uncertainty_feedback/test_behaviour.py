@@ -11,7 +11,7 @@ from prismlm.instruments.uncertainty_feedback import Signal, hedging, mistakes, 
 from prismlm.instruments.uncertainty_feedback.continuation import choose, continuations
 from prismlm.instruments.uncertainty_feedback.hedges import hedge_starts
 from prismlm.instruments.uncertainty_feedback.hedging import hedges_after
-from prismlm.instruments.uncertainty_feedback.mistakes import excess, plant
+from prismlm.instruments.uncertainty_feedback.mistakes import excess, plant_mistake
 from prismlm.instruments.uncertainty_feedback.signal import Replay
 from tests.helpers.feedback_models import (
     LEVELS,
@@ -213,7 +213,7 @@ def test_the_loss_after_a_mistake_is_that_of_the_tokens_after_it():
     rng = np.random.default_rng(0)
     text = torch.arange(6)
     for _ in range(20):
-        other = plant(text, 3, np.array([2, 3, 4]), rng)
+        other = plant_mistake(text, 3, np.array([2, 3, 4]), rng)
         assert (other != text).nonzero().tolist() == [[3]]
         assert int(other[3]) in (2, 4)
 
@@ -246,7 +246,7 @@ def test_mistakes_with_each_signal():
     only = mistakes(model, text, own_codes(model, text, Signal()), Signal(), draws=1, seed=4)
     rng = np.random.default_rng(4)
     place = int(rng.integers(1, 2))
-    wrong = plant(text[0], place, np.arange(37), rng)
+    wrong = plant_mistake(text[0], place, np.arange(37), rng)
     none = torch.full((1, 10), -1)
     losses = [
         torch.nn.functional.cross_entropy(

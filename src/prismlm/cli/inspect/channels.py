@@ -74,9 +74,10 @@ def channels(
     asked = _Asked(layer, channel, text, top, split, max_tokens or None)
     found = _read(model, corpus, beside, asked, page=html is not None)
     if html is not None:
-        from prismlm.pages.channels import write_page
+        from prismlm.pages.channels import channel_page
+        from prismlm.pages.document import write_page
 
-        write_page(found.report, found.model, found.corpus, html)
+        write_page(channel_page(found.report, found.model, found.corpus), html)
         typer.echo(f"wrote {html}", err=True)
     if out is not None:
         _draw(found, asked, out, image)

@@ -16,7 +16,7 @@ from prismlm.errors import InputError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from prismlm.instruments.uncertainty_feedback import InspectEstimate, Sample
+    from prismlm.instruments.uncertainty_feedback import InspectEstimate, Sample, UncertaintyReport
 
 TEXTS = 64
 
@@ -122,12 +122,7 @@ def uncertainty(
     report = inspect_uncertainty(
         opened, tokenizer, sample, checks, name=name, options=options, progress=ConsoleReporter()
     )
-    if as_json:
-        _print_json(report.to_dict())
-        return
-    from prismlm.cli.printing.uncertainty_feedback import print_uncertainty
-
-    print_uncertainty(report)
+    _print_report(report, as_json=as_json)
 
 
 class _Source:
@@ -203,6 +198,15 @@ def _signal(model: PreTrainedModel, kind: str, passes: int | None) -> Any:
     # One pass has the same code everywhere, which says nothing.
     wanted = max(2, own) if passes is None else passes
     return Signal("recursion" if kind == "recursion" else "passes", wanted)
+
+
+def _print_report(report: UncertaintyReport, *, as_json: bool) -> None:
+    if as_json:
+        _print_json(report.to_dict())
+        return
+    from prismlm.cli.printing.uncertainty_feedback import print_uncertainty
+
+    print_uncertainty(report)
 
 
 def _print_estimate(found: InspectEstimate, *, as_json: bool) -> None:

@@ -31,7 +31,8 @@ from prismlm.edits.channels.interventions import Intervention, MaskRead, MaskWri
 from prismlm.edits.standing_hooks import Handles, StandingHooks
 from prismlm.errors import InputError
 from prismlm.layers import MixerEvidence, PrototypeMixer
-from prismlm.layers.prototype_mixer import GateInputs, initial_prototypes
+from prismlm.layers.mixer_gates import GateInputs
+from prismlm.layers.prototype_mixer import initial_prototypes
 from prismlm.models.decoders.mixers import check_channel, check_layer, chosen_layers, mixers_of
 from prismlm.models.decoders.recurrent_decoder import RecurrentModel
 

@@ -13,6 +13,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from prismlm.errors import InputError
+from prismlm.explain.steps import decode_tokens
 from prismlm.layers import PrototypeMixer
 from prismlm.models.decoders.mixers import (
     check_channel,
@@ -168,11 +169,4 @@ def read_text(
     if not ids.numel():
         raise InputError("the text is empty: give at least one token to read.")
     curves = read_channels(model, ids.to(model.device), layers)
-    return TextCurves(decoded(tokenizer, ids.tolist()), ids, curves)
-
-
-def decoded(tokenizer: PreTrainedTokenizerBase, ids: Iterable[int]) -> tuple[str, ...]:
-    """Return the text of each token by itself."""
-    return tuple(
-        str(tokenizer.decode([token], clean_up_tokenization_spaces=False)) for token in ids
-    )
+    return TextCurves(decode_tokens(tokenizer, ids.tolist()), ids, curves)

@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from prismlm.corpus.sequences import Sequences
 from prismlm.instruments.channels.lags import LagCorrelation, LagTally
 from prismlm.instruments.channels.measure import LayerMetrics, LayerTally
-from prismlm.instruments.channels.top_sequences import TopSequences, candidates, empty, merge
+from prismlm.instruments.channels.top_sequences import (
+    TopSequences,
+    candidates,
+    empty_ranking,
+    merge_rankings,
+)
 from prismlm.models.decoders.mixers import chosen_layers, mixers_of, routing_of
 from prismlm.progress import SILENT, Reporter
 
@@ -42,14 +47,14 @@ class _Tallies:
         self, vocabulary: int, mixer: PrototypeMixer, kept: int, tokens: int, lags: LagTally
     ) -> None:
         self.write, self.read = (LayerTally(vocabulary, groups=mixer.groups) for _ in range(2))
-        self.best, self.tokens = empty(mixer.channels, kept, tokens), tokens
+        self.best, self.tokens = empty_ranking(mixer.channels, kept, tokens), tokens
         self.lags = lags
 
     def add(self, batch: WindowBatch, write: Tensor, read: Tensor) -> None:
         ids = batch.input_ids[batch.owned]
         self.write.add(ids, write[batch.owned])
         self.read.add(ids, read[batch.owned])
-        self.best = merge(self.best, candidates(write, batch, self.tokens))
+        self.best = merge_rankings(self.best, candidates(write, batch, self.tokens))
         for row, owned in enumerate(batch.owned):
             self.lags.add(write[row, owned], read[row, owned])
 

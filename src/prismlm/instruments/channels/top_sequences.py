@@ -77,7 +77,7 @@ class ChannelSequence:
     tokens: tuple[ChannelToken, ...]
 
 
-def empty(channels: int, sequences: int, tokens: int) -> TopSequences:
+def empty_ranking(channels: int, sequences: int, tokens: int) -> TopSequences:
     """Return places for ``sequences`` with ``tokens`` each, for every channel.
 
     Raises:
@@ -99,7 +99,7 @@ def empty(channels: int, sequences: int, tokens: int) -> TopSequences:
     )
 
 
-def merge(left: TopSequences, right: TopSequences) -> TopSequences:
+def merge_rankings(left: TopSequences, right: TopSequences) -> TopSequences:
     """Return the best of both, in as many places as ``left`` has; associative and commutative.
 
     Raises:
@@ -116,7 +116,7 @@ def merge(left: TopSequences, right: TopSequences) -> TopSequences:
 
 
 def candidates(write: Float32[Tensor, "B T R"], batch: WindowBatch, tokens: int) -> TopSequences:
-    """Return a batch's sequences as a ranking of B places, unordered, for :func:`merge`.
+    """Return a batch's sequences as a ranking of B places, unordered, for :func:`merge_rankings`.
 
     Raises:
         InputError: a gate is not finite.
@@ -163,13 +163,13 @@ def rank_sequences(
     """
     mixers = mixers_of(model)
     chosen = chosen_layers(len(mixers), layers)
-    best = {layer: empty(mixers[layer].channels, kept, tokens) for layer in chosen}
+    best = {layer: empty_ranking(mixers[layer].channels, kept, tokens) for layer in chosen}
     for batch in sequences.batches():
         ids, mask = batch.input_ids.to(model.device), batch.attention_mask.to(model.device)
         routing = routing_of(model, ids, mask)
         for layer in chosen:
             write = routing[layer].write.float().cpu()
-            best[layer] = merge(best[layer], candidates(write, batch, tokens))
+            best[layer] = merge_rankings(best[layer], candidates(write, batch, tokens))
     return best
 
 

@@ -14,6 +14,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from prismlm.errors import InputError
+from prismlm.instruments.losses import target_losses
 from prismlm.models.evaluating import evaluating
 from prismlm.models.positions import check_window
 from prismlm.models.seam import LogitMap, capture, output_embedding
@@ -160,9 +161,8 @@ def token_losses(
     states, targets = seen.z[:, :-1].flatten(0, 1), ids[:, 1:].flatten()
     parts: list[Tensor] = []
     for z, target in zip(states.split(LOGIT_ROWS), targets.split(LOGIT_ROWS), strict=True):
-        logits = logit_map(embedding(z)).float()
-        parts.append((logits.logsumexp(-1) - logits.gather(1, target[:, None])[:, 0]).double())
-    losses = torch.cat(parts).view(len(ids), -1).cpu()
+        parts.append(target_losses(logit_map(embedding(z)), target))
+    losses = torch.cat(parts).view(len(ids), -1)
     if not bool(torch.isfinite(losses).all()):
         raise InputError("the loss is not finite: the model's weights hold NaN or infinity.")
     return losses

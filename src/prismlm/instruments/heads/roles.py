@@ -2,21 +2,13 @@
 
 Over the sentences of a set, for each head and role:
 
-    M_w = Σ_i Σ_{j∈w} A_ij    U_w = Σ_i Σ_{j∈w} 1 / (i + 1)
     lift = mean over sentences of Σ_w M_w / Σ_w U_w
 
-w are the words of the role, i the tokens after w; for the object, i is only the token after which
-the target is predicted. U is what a head would give w that looks at all it sees alike. Where i and
-j are the same token the pair does not count: tied heads look for their own likes, "the" at "the".
-
-A head that looks at what is near, whatever it is, has a large lift on words that are late. So a
-second figure takes off what the head gives at the same distances to any word:
+with M and U of :mod:`role_attention`. A head that looks at what is near, whatever it is, has a
+large lift on words that are late. So a second figure takes off what the head gives at the same
+distances to any word:
 
     excess = mean over sentences of Σ_w (M_w − E_w) / Σ_w U_w
-    E_w = Σ_i Σ_{j∈w} r_i f(i − j) / Σ_{0<k≤i} f(i − k)
-
-with r_i the row's weight outside of the first token, where heads put what they have no use for,
-and f the head's own likelihood by distance, fitted over all sentences.
 
 The control moves the role to as many random words of the same sentence. Its own are among them, as
 in any permutation test: otherwise two sentences would do to beat all draws. A head beats the
@@ -43,6 +35,7 @@ from torch import Tensor
 
 from prismlm.errors import InputError
 from prismlm.explain.attention_maps import Head, heads_of, read_weights
+from prismlm.instruments.heads.role_attention import expected, word_sums
 from prismlm.instruments.heads.role_cases import (
     ROLES,
     Role,
@@ -54,6 +47,7 @@ from prismlm.instruments.heads.role_cases import (
 from prismlm.models.attention import check_finite
 from prismlm.models.decoders.signal_noise import SignalNoiseForCausalLM
 from prismlm.progress import SILENT, Reporter
+from prismlm.statistics import benjamini_hochberg
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -63,7 +57,6 @@ LEAST_DRAWS = 10_000
 DRAWS_AT_ONCE = 2048
 # In units of lift; smaller differences are rounding, and count as ties.
 TIE = 1e-4
-FITTING_STEPS = 200
 
 
 class RoleScore(NamedTuple):
@@ -255,7 +248,7 @@ def score_roles(
     generator = torch.Generator().manual_seed(seed)
     tested = {role: _tested(role, texts, own, usual, draws, generator) for role in ROLES}
     p = torch.cat([t.rank.double() / (draws + 1) for t in tested.values() if t is not None])
-    q = iter(benjamini_hochberg(p).tolist())
+    q = iter(benjamini_hochberg(p.numpy()).tolist())
     findings: list[RoleFinding] = []
     for role in ROLES:
         having = [text for text in texts if role in text.roles]
@@ -265,70 +258,6 @@ def score_roles(
         scores.sort(key=lambda score: (score.p, -score.lift))
         findings.append(RoleFinding(role, len(having), words, tuple(scores), level))
     return RoleSearch(tuple(findings), len(heads), draws, seed, level)
-
-
-def expected(weights: Sequence[Tensor]) -> list[Tensor]:
-    """Return what each head would give if it went by distance alone: E of the module's equation.
-
-    f is its maximum-likelihood fit over all texts, by Hunter's iteration
-    f_d ← Σ A_{i,i−d} / Σ_i r_i / Σ_{k<i} f_k. The column of the first token is that of the weights.
-
-    Args:
-        weights: of each text, float64 [heads, T, T].
-    """
-    heads, longest = len(weights[0]), max(one.shape[-1] for one in weights)
-    at = weights[0].new_zeros(heads, longest - 1)  # of each distance
-    outside = torch.zeros_like(at)  # of each row from the second, r
-    for one in weights:
-        inner = one[:, 1:, 1:]
-        outside[:, : inner.shape[1]] += inner.sum(-1)
-        for distance in range(inner.shape[1]):
-            at[:, distance] += inner.diagonal(-distance, 1, 2).sum(-1)
-    f = torch.ones_like(at)
-    for _ in range(FITTING_STEPS):
-        # A row whose distances all have no weight has none outside of the first token.
-        share = outside / f.cumsum(1).clamp_min(1e-300)
-        f = at / share.flip(1).cumsum(1).flip(1).clamp_min(1e-300)
-    return [_by_distance(one, f) for one in weights]
-
-
-def _by_distance(own: Tensor, f: Tensor) -> Tensor:
-    inner = own[:, 1:, 1:]
-    place = torch.arange(inner.shape[1])
-    distance = place[:, None] - place
-    likelihood = f[:, distance.clamp_min(0)] * (distance >= 0)
-    total = likelihood.sum(-1, keepdim=True).clamp_min(1e-300)
-    found = own.clone()
-    found[:, 1:, 1:] = likelihood / total * inner.sum(-1, keepdim=True)
-    return found
-
-
-def word_sums(weights: Tensor, text: RoleText, role: Role) -> tuple[Tensor, Tensor]:
-    """Return M [heads, words] and U [words] of the words that are seen; see the module.
-
-    Args:
-        weights: [heads, T, T].
-        text: of T tokens.
-        role: whose rows count.
-    """
-    masses: list[Tensor] = []
-    uniform: list[float] = []
-    for number in text.seen(role):
-        rows, tokens = (list(side) for side in zip(*text.pairs(number, role), strict=True))
-        masses.append(weights[:, rows, tokens].sum(1))
-        uniform.append(sum(1 / (row + 1) for row in rows))
-    return torch.stack(masses, 1), torch.tensor(uniform, dtype=weights.dtype)
-
-
-def benjamini_hochberg(p: Tensor) -> Tensor:
-    """Return q of each p [n]: the least false discovery rate at which it is found.
-
-    q_(k) = min over l ≥ k of p_(l) n / l
-    """
-    ranked, order = p.sort()
-    count = torch.arange(1, len(p) + 1, dtype=p.dtype)
-    least = (ranked * len(p) / count).flip(0).cummin(0).values.flip(0).clamp_max(1)
-    return torch.empty_like(p).scatter_(0, order, least)
 
 
 class _Tested(NamedTuple):

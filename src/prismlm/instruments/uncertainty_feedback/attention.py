@@ -13,7 +13,6 @@ from torch import Tensor
 
 from prismlm.errors import InputError
 from prismlm.instruments.channels.wording import signed
-from prismlm.instruments.heads.roles import benjamini_hochberg
 from prismlm.instruments.uncertainty_feedback.ranks import (
     PERMUTATIONS,
     MatchedRanks,
@@ -23,17 +22,17 @@ from prismlm.instruments.uncertainty_feedback.ranks import (
 from prismlm.instruments.uncertainty_feedback.sample import longer_than
 from prismlm.instruments.uncertainty_feedback.signal import (
     Codes,
-    batches,
     different,
+    evaluating_feedback,
     no_codes,
-    reading,
     run,
     stacked,
+    text_batches,
 )
 from prismlm.instruments.uncertainty_feedback.words import CONSTANT, of_texts, with_interval
 from prismlm.models.attention import attention_layers, reading_attention
 from prismlm.progress import SILENT, Reporter
-from prismlm.statistics import Interval, bootstrap
+from prismlm.statistics import Interval, benjamini_hochberg, bootstrap
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -177,7 +176,7 @@ def attention_probe(
         [matched_ranks(x, y, permutations=permutations, seed=seed) for y in pair]
         for pair in zip(own, bare, strict=True)
     ]
-    q = benjamini_hochberg(torch.tensor([fed.p for fed, _ in found], dtype=torch.float64))
+    q = benjamini_hochberg(np.array([fed.p for fed, _ in found]))
     layers = tuple(
         _layer(number, x, own[number], fed, unfed, float(q[number]), seed)
         for number, (fed, unfed) in enumerate(found)
@@ -212,11 +211,11 @@ def received(
 
     title = "Reading attention"
     with (
-        reading(model),
+        evaluating_feedback(model),
         reading_attention(model, read),
         progress.task(title, length * len(texts)) as task,
     ):
-        for numbers in batches(model, texts):
+        for numbers in text_batches(model, texts):
             run(model, stacked(texts, numbers), stacked(codes, numbers))
             task.advance(length * len(numbers))
     if not np.isfinite(found).all():

@@ -14,7 +14,12 @@ from torch import Tensor
 
 from prismlm.errors import InputError
 from prismlm.instruments.uncertainty_feedback.recursion import cache_of
-from prismlm.instruments.uncertainty_feedback.signal import Codes, batches, reading, stacked
+from prismlm.instruments.uncertainty_feedback.signal import (
+    Codes,
+    evaluating_feedback,
+    stacked,
+    text_batches,
+)
 from prismlm.models.positions import check_window
 from prismlm.models.uncertainty_feedback import CODES
 from prismlm.ops.uncertainty_feedback import NO_CODE, normalised_entropy
@@ -81,8 +86,8 @@ def continuations(
     title = "Writing on" if own else "Writing with other codes" if feedback else "Writing without"
     if not feedback:
         written_codes = tuple(torch.full((tokens - 1,), NO_CODE) for _ in prompts)
-    with reading(model), progress.task(title, len(prompts) * tokens) as task:
-        for numbers in batches(model, prompts):
+    with evaluating_feedback(model), progress.task(title, len(prompts) * tokens) as task:
+        for numbers in text_batches(model, prompts):
             ids, fed = stacked(prompts, numbers), stacked(codes, numbers)
             if not feedback:
                 fed = torch.full_like(fed, NO_CODE)

@@ -14,10 +14,10 @@ from prismlm.instruments.uncertainty_feedback.planning import DEFAULTS, InspectO
 from prismlm.instruments.uncertainty_feedback.recursion import recursion
 from prismlm.instruments.uncertainty_feedback.sample import Sample
 from prismlm.instruments.uncertainty_feedback.signal import (
-    batches,
     feedback_of,
     neutral_codes,
     replay,
+    text_batches,
 )
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def estimate_inspection(
     """
     planned, _ = plan(model, sample, checks, options)
     texts = sample.texts
-    grouped = list(batches(model, texts))
+    grouped = list(text_batches(model, texts))
     first = [texts[number] for number in grouped[0]]
     starts = [text[:STEPS_MEASURED] for text in first]
     codes = neutral_codes(first, feedback_of(model).embedding.levels)
@@ -80,7 +80,7 @@ def estimate_inspection(
         passes += options.signal.passes - 1
     steps += along * ("prefill" in planned)
     if "hedging" in planned:
-        steps += len(SIGNALS) * options.tokens * len(list(batches(model, prompts_of(texts))))
+        steps += len(SIGNALS) * options.tokens * len(list(text_batches(model, prompts_of(texts))))
     # A model without a cache has no such step.
     step_seconds = _timed(lambda: recursion(model, starts)) / len(starts[0]) if steps else 0.0
     return InspectEstimate(

@@ -148,7 +148,9 @@ def mistakes(
     with progress.task("Planting mistakes", draws * len(rows), "mistakes") as task:
         for draw in range(draws):
             places = [int(rng.integers(1, len(row) - steps)) for row in rows]
-            planted = [plant(row, at, pool, rng) for row, at in zip(rows, places, strict=True)]
+            planted = [
+                plant_mistake(row, at, pool, rng) for row, at in zip(rows, places, strict=True)
+            ]
             theirs, mixed = own_codes(model, planted, signal), seed + 1 + draw
             intact = [*still, replay(model, rows, permuted(own, mixed))]
             codes_fed = max(codes_fed, different((*own, *theirs)))
@@ -173,7 +175,7 @@ def _long_enough(texts: Sequence[Tensor], steps: int, draws: int) -> list[int]:
     return kept
 
 
-def plant(text: Tensor, place: int, pool: np.ndarray, rng: np.random.Generator) -> Tensor:
+def plant_mistake(text: Tensor, place: int, pool: np.ndarray, rng: np.random.Generator) -> Tensor:
     """Return a text with another token at ``place``, drawn from ``pool``."""
     others = pool[pool != int(text[place])]
     wrong = text.clone()

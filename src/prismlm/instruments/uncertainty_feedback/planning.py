@@ -17,7 +17,7 @@ from prismlm.instruments.uncertainty_feedback.mistakes import DRAWS, STEPS
 from prismlm.instruments.uncertainty_feedback.prefill import PASSES
 from prismlm.instruments.uncertainty_feedback.recursion import cache_of
 from prismlm.instruments.uncertainty_feedback.sample import Sample, check_sample, longer_than
-from prismlm.instruments.uncertainty_feedback.signal import Signal, feedback_of, reading
+from prismlm.instruments.uncertainty_feedback.signal import Signal, evaluating_feedback, feedback_of
 from prismlm.models.attention import attention_layers
 from prismlm.models.positions import learned_positions
 
@@ -156,7 +156,7 @@ def _too_long(model: PreTrainedModel, check: str, options: InspectOptions) -> st
 
 
 def _no_cache(model: PreTrainedModel) -> str | None:
-    with reading(model):
+    with evaluating_feedback(model):
         try:
             cache_of(model(input_ids=torch.zeros(1, 1, dtype=torch.int64, device=model.device)))
         except InputError as error:

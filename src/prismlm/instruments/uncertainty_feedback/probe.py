@@ -15,15 +15,15 @@ from prismlm.errors import InputError
 from prismlm.instruments.uncertainty_feedback.ridge import Moments, Readout
 from prismlm.instruments.uncertainty_feedback.signal import (
     Codes,
-    batches,
     different,
+    evaluating_feedback,
     feedback_of,
     no_codes,
     permuted,
     read_logits,
-    reading,
     run,
     stacked,
+    text_batches,
 )
 from prismlm.instruments.uncertainty_feedback.words import CONSTANT, of_texts, with_interval
 from prismlm.progress import SILENT, Reporter
@@ -192,10 +192,10 @@ class _Reading:
     def _passes(self, chosen: list[int]):  # noqa: ANN202 - numbers, states, targets
         rows = [self.texts[number] for number in chosen]
         with (
-            reading(self.model),
+            evaluating_feedback(self.model),
             self.progress.task("Reading states", sum(map(len, rows))) as task,
         ):
-            for some in batches(self.model, rows):
+            for some in text_batches(self.model, rows):
                 numbers = [chosen[row] for row in some]
                 ids = stacked(self.texts, numbers)
                 fed = stacked(self.fed, numbers)

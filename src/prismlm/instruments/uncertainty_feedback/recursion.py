@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 
 from prismlm.errors import InputError
+from prismlm.instruments.losses import target_losses
 from prismlm.instruments.uncertainty_feedback.signal import (
     Codes,
     Replay,
     Signal,
-    batches,
     codes_after,
+    evaluating_feedback,
     feedback_of,
     neutral_codes,
     pass_codes,
-    reading,
     stacked,
-    token_losses,
+    text_batches,
 )
 from prismlm.models.uncertainty_feedback import CODES
 from prismlm.models.uncertainty_feedback.call import CACHES
@@ -64,8 +64,8 @@ def recursion(
     """
     codes: dict[int, Tensor] = {}
     found: dict[int, Replay] = {}
-    with reading(model), progress.task("Token by token", sum(map(len, texts))) as task:
-        for numbers in batches(model, texts):
+    with evaluating_feedback(model), progress.task("Token by token", sum(map(len, texts))) as task:
+        for numbers in text_batches(model, texts):
             ids = stacked(texts, numbers)
             used: list[Tensor] = []
             losses: list[Tensor] = []
@@ -78,7 +78,7 @@ def recursion(
                 used.append(output[CODES][:, 0].cpu())
                 shares.append(normalised_entropy(output.logits[:, -1]).float().cpu())
                 if at + 1 < ids.shape[1]:
-                    losses.append(token_losses(output.logits[:, -1], ids[:, at + 1]))
+                    losses.append(target_losses(output.logits[:, -1], ids[:, at + 1]))
                 task.advance(len(ids))
             for row, number in enumerate(numbers):
                 codes[number] = torch.stack([one[row] for one in used])

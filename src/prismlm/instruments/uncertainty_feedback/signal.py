@@ -13,6 +13,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from prismlm.errors import InputError
+from prismlm.instruments.losses import target_losses
 from prismlm.instruments.uncertainty_feedback.sample import of_one_length
 from prismlm.models.evaluating import evaluating
 from prismlm.models.uncertainty_feedback import CODES, UncertaintyFeedback, uncertainty_of
@@ -90,14 +91,14 @@ def feedback_of(model: PreTrainedModel) -> UncertaintyFeedback:
 
 
 @contextmanager
-def reading(model: PreTrainedModel) -> Iterator[UncertaintyFeedback]:
+def evaluating_feedback(model: PreTrainedModel) -> Iterator[UncertaintyFeedback]:
     """Run the block in evaluation mode without gradients; the model is as it was afterwards."""
     feedback = feedback_of(model)
     with evaluating(model):
         yield feedback
 
 
-def batches(model: PreTrainedModel, texts: Sequence[Tensor]) -> Iterator[list[int]]:
+def text_batches(model: PreTrainedModel, texts: Sequence[Tensor]) -> Iterator[list[int]]:
     """Yield numbers of equally long texts that one forward pass reads together."""
     vocabulary = int(model.config.get_text_config().vocab_size)
     return of_one_length(texts, min(PASS_TOKENS, max(1, LOGITS // vocabulary)))
@@ -122,8 +123,8 @@ def replay(
         InputError: a model without feedback, or codes that do not go with it.
     """
     found: dict[int, Replay] = {}
-    with reading(model), progress.task(title, sum(map(len, texts))) as task:
-        for numbers in batches(model, texts):
+    with evaluating_feedback(model), progress.task(title, sum(map(len, texts))) as task:
+        for numbers in text_batches(model, texts):
             ids = stacked(texts, numbers)
             output = run(model, ids, stacked(codes, numbers))
             losses, shares = read_logits(output.logits, ids)
@@ -142,15 +143,8 @@ def run(model: PreTrainedModel, ids: Tensor, codes: Tensor, **more: Any) -> Any:
 def read_logits(logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
     """Return the losses [B, T − 1] and the entropies [B, T] of predictions, on the CPU."""
     shares = normalised_entropy(logits).float().cpu()
-    losses = [token_losses(row[:-1], own[1:]) for row, own in zip(logits, ids, strict=True)]
+    losses = [target_losses(row[:-1], own[1:]) for row, own in zip(logits, ids, strict=True)]
     return torch.stack(losses), shares
-
-
-def token_losses(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the cross-entropy of each target, nats; float64, on the CPU."""
-    rows = logits.float()
-    chosen = rows.gather(-1, targets.to(rows.device)[..., None])[..., 0]
-    return (rows.logsumexp(-1) - chosen).double().cpu()
 
 
 def no_codes(texts: Sequence[Tensor]) -> Codes:

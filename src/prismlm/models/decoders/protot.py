@@ -11,7 +11,7 @@ from transformers import initialization as init
 from prismlm.errors import InputError, check_choice
 from prismlm.layers import PrototypeMixer
 from prismlm.layers.prototype_mixer import DECAY_MODES, TEMPERATURE_MODES
-from prismlm.models.decoders.recurrent_checks import check_finite, check_layers
+from prismlm.models.decoders.recurrent_checks import check_finite_number, check_layers
 from prismlm.models.decoders.recurrent_config import RecurrentConfig
 from prismlm.models.decoders.recurrent_decoder import (
     RecurrentForCausalLM,
@@ -91,7 +91,7 @@ class ProtoTConfig(RecurrentConfig):
         super().validate_architecture()
         check_choice("temperature_mode", self.temperature_mode, TEMPERATURE_MODES)
         check_choice("decay_mode", self.decay_mode, DECAY_MODES)
-        check_finite("alpha", self.alpha)
+        check_finite_number("alpha", self.alpha)
         for name in ("shared_routing_layers", "convolution_layers"):
             default = getattr(type(self), name)
             check_layers(name, getattr(self, name), self.num_hidden_layers, default)

@@ -17,7 +17,7 @@ def check_share(name: str, value: object) -> None:
         )
 
 
-def check_finite(name: str, value: object) -> None:
+def check_finite_number(name: str, value: object) -> None:
     """Raise InputError unless a value is a finite number."""
     if not _is_number(value) or not math.isfinite(value):
         raise InputError(f"{name} is {value!r}: expected a finite number.")

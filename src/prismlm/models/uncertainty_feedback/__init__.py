@@ -1,11 +1,8 @@
 """Uncertainty feedback beside any Hugging Face decoder (PRISMA)."""
 
-from prismlm.models.uncertainty_feedback.feedback import (
-    CODES,
-    UncertaintyFeedback,
-    attach_uncertainty,
-    uncertainty_of,
-)
+from prismlm.models.uncertainty_feedback.attach import attach_uncertainty
+from prismlm.models.uncertainty_feedback.codes import CODES
+from prismlm.models.uncertainty_feedback.feedback import UncertaintyFeedback, uncertainty_of
 from prismlm.models.uncertainty_feedback.files import (
     has_uncertainty,
     load_uncertainty,

@@ -16,14 +16,27 @@ from transformers import PreTrainedModel
 from prismlm.errors import InputError
 from prismlm.layers.uncertainty_feedback import UncertaintyEmbedding
 from prismlm.models.seam import unwatched
-from prismlm.models.uncertainty_feedback.cache import carry, codes_of, copied, has_seen, length_of
+from prismlm.models.uncertainty_feedback.cache import (
+    carry,
+    check_cache_kind,
+    codes_of,
+    copied,
+    has_seen,
+    length_of,
+)
 from prismlm.models.uncertainty_feedback.call import (
     CACHES,
     Call,
     Forward,
-    fed_back,
-    first_pass_codes,
+    logits_of_last,
     read_call,
+)
+from prismlm.models.uncertainty_feedback.codes import (
+    CODES,
+    checked_codes,
+    codes_fed_back,
+    codes_that_occur,
+    first_pass_codes,
 )
 from prismlm.models.uncertainty_feedback.continued import Earlier, go_on
 from prismlm.models.uncertainty_feedback.place import (
@@ -33,12 +46,9 @@ from prismlm.models.uncertainty_feedback.place import (
     width_of,
 )
 from prismlm.models.uncertainty_feedback.state import State, Threads
-from prismlm.ops.uncertainty_feedback import NO_CODE, check_levels, entropy_codes, neutral_code
+from prismlm.ops.uncertainty_feedback import NO_CODE, entropy_codes, neutral_code
 
-CODES = "uncertainty_codes"
 ATTACHED = "_prismlm_uncertainty"
-# Caches that nothing can be put beside.
-OTHER_CACHES = ("state", "mems", "past_buckets_states")
 # What the pass that codes are taken from is to leave out.
 NOT_IN_FIRST_PASS = ("labels", "logits_to_keep", "output_hidden_states", "output_attentions")
 
@@ -204,13 +214,13 @@ class UncertaintyFeedback(nn.Module):
             # What rows of other weights were fed says nothing of these.
             state.earlier = None
         if replayed is not None:
-            state.replayed, state.codes = True, self._checked(replayed, call)
+            state.replayed, state.codes = True, checked_codes(replayed, call, self._levels)
             return (), kwargs
         codes, settled = self._first_codes(call)
         if self.passes > 1 and call.ids.shape[1] > 1:
             for _ in range(self.passes - 1):
                 predicted = self._predicted(codes, kwargs)
-                codes = fed_back(codes, predicted, settled, NO_CODE)
+                codes = codes_fed_back(codes, predicted, settled, NO_CODE)
         if module.training and self.rearrange is not None:
             codes = self.rearrange(codes)
         state.codes = codes
@@ -307,13 +317,13 @@ class UncertaintyFeedback(nn.Module):
         output[CODES] = codes
         # Some models write into the cache that they were given and do not return it.
         cache = next((output[name] for name in CACHES if output.get(name) is not None), call.cache)
-        _check_cache(module, output)
+        check_cache_kind(module, output)
         if module.training:
-            self.seen |= _occurring(codes, self._levels).to(self.seen.device)
+            self.seen |= codes_that_occur(codes, self._levels).to(self.seen.device)
         if cache is None and (module.training or not output.logits.shape[1]):
             state.earlier = None
             return output
-        row = _of_last(output.logits, call)
+        row = logits_of_last(output.logits, call)
         if row is None and cache is None and (state.replayed or not state.goes_on):
             return output
         place = call.ids.shape[1] - 1
@@ -331,93 +341,6 @@ class UncertaintyFeedback(nn.Module):
         elif state.goes_on and not state.replayed:
             state.earlier = Earlier(call, torch.cat([codes, following], 1))
         return output
-
-    def _checked(self, codes: Tensor, call: Call) -> Int64[Tensor, "B T"]:
-        levels = self._levels
-        if codes.shape != call.ids.shape or codes.is_floating_point():
-            raise InputError(
-                f"{CODES} are {codes.dtype} {list(codes.shape)}: expected whole numbers "
-                f"{list(call.ids.shape)}, one for each token."
-            )
-        if int(codes.min()) < NO_CODE or int(codes.max()) >= levels:
-            raise InputError(
-                f"{CODES} reach from {int(codes.min())} to {int(codes.max())}: expected "
-                f"{NO_CODE} (none) to {levels - 1}."
-            )
-        return codes.to(call.ids.device, torch.int64)
-
-
-def _of_last(logits: Tensor, call: Call) -> Tensor | None:
-    """Return the logits [B, 1, V] of the last position, or None if there are none of it."""
-    place, at = call.ids.shape[1] - 1, -1
-    if isinstance(call.kept, Tensor):
-        # Not a number of positions, but which.
-        found = [one for one, p in enumerate(call.kept.tolist()) if p in (place, -1)]
-        at = found[-1] if found else logits.shape[1]
-    if at >= logits.shape[1] or not logits.shape[1]:
-        return None
-    return logits if logits.shape[1] == 1 else logits[:, at : at + 1 or None]
-
-
-def _check_cache(module: nn.Module, output: Any) -> None:
-    """Refuse an output with a cache that the code of the next token cannot be put beside."""
-    held = next((name for name in OTHER_CACHES if output.get(name) is not None), None)
-    if held is not None:
-        raise InputError(
-            f"{type(module).__name__} keeps what it has seen as {held!r}, which carries no codes, "
-            "so that the next token would have none: set use_cache=False (use_mems=False), in "
-            "generate too."
-        )
-
-
-def _occurring(codes: Int64[Tensor, "B T"], levels: int) -> Tensor:
-    """Return bool [levels], which codes there are; in one graph, as indexing by a mask is not."""
-    places = torch.where(codes == NO_CODE, levels, codes).flatten()
-    found = torch.zeros(levels + 1, dtype=torch.bool, device=codes.device)
-    return found.index_fill_(0, places, True)[:levels]
-
-
-def attach_uncertainty(
-    model: PreTrainedModel,
-    levels: int = 65536,
-    *,
-    rows: int | None = None,
-    deviation: float | None = None,
-    passes: int = 1,
-    decoder: str | None = None,
-    embeddings: str | None = None,
-) -> UncertaintyFeedback:
-    """Put uncertainty feedback beside a model, its table freshly drawn.
-
-    The table has the dtype and device that the input embeddings have now, and N(0,
-    initializer_range²), as in the source: move it with ``feedback.to(…)`` where the model is moved
-    later.
-
-    Args:
-        model: a Hugging Face decoder, or encoder-decoder.
-        levels: how many codes there are.
-        rows: of the table; None for one a code, fewer to interpolate between them.
-        deviation: of the table at the start in place of initializer_range; with 0 the model
-            begins as it was without feedback.
-        passes: see :class:`UncertaintyFeedback`.
-        decoder: dotted name of the decoder, as in ``model.named_modules()``, for a model that does
-            not say which of its modules that is. Saved and loaded with the table.
-        embeddings: dotted name of its input embeddings, likewise.
-
-    Raises:
-        InputError: as :class:`UncertaintyFeedback`, levels that are no whole number from 2 on, or
-            a deviation below 0.
-    """
-    check_levels(levels)
-    check_model(model)
-    _, inputs = decoder_of(model, decoder=decoder, embeddings=embeddings)
-    text: Any = model.config.get_text_config(decoder=True)
-    spread = getattr(text, "initializer_range", 0.02) if deviation is None else deviation
-    embedding = UncertaintyEmbedding(width_of(inputs), levels, rows=rows, deviation=spread)
-    weight = next(inputs.parameters())
-    return UncertaintyFeedback(
-        model, embedding.to(weight), passes=passes, decoder=decoder, embeddings=embeddings
-    )
 
 
 def uncertainty_of(model: nn.Module) -> UncertaintyFeedback | None:

@@ -140,7 +140,7 @@ def scan(
     found = screen(states, bank, k, elements, nearest)
     if found is None:
         return None
-    values, indices = ranked(found, states, bank, spread, elements)
+    values, indices = largest_listed(found, states, bank, spread, elements)
     best, state = nearest.settle(states, bank)
     return Candidates(values, indices, best, state, torch.zeros_like(state, dtype=torch.bool))
 
@@ -275,7 +275,7 @@ def _starts(row: Tensor, n: int) -> Tensor:
     return starts
 
 
-def ranked(
+def largest_listed(
     found: Listed, states: Vectors, bank: Vectors, spread: int, elements: int
 ) -> tuple[Tensor, Tensor]:
     """Return the largest cosines of every state, ABSENT beyond the listed, and their prototypes."""

@@ -129,7 +129,7 @@ def write_spectra(prepared: Prepared) -> None:
     if distributed.is_main():
         file = recipe.out / REPORT_FILE
         with (
-            checkpoints.writing(str(file), recipe.out / CHECKPOINTS),
+            checkpoints.guard_writing(str(file), recipe.out / CHECKPOINTS),
             atomic_file(file) as temporary,
         ):
             text = json.dumps(report.to_dict(), ensure_ascii=False, allow_nan=False, indent=1)

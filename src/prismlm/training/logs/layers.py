@@ -103,7 +103,7 @@ class LayerLog:
             found.append({name: row[name] for name in self.columns})
         self.rows = [row for row in self.rows if row["step"] != step] + found
         if distributed.is_main():
-            with checkpoints.writing(str(self._file), self._checkpoints):
+            with checkpoints.guard_writing(str(self._file), self._checkpoints):
                 self._write()
                 self._draw(found)
 

@@ -126,7 +126,7 @@ class SearchResult:
     @property
     def ranked(self) -> list[TrialResult]:
         """The completed trials, the best first."""
-        return ranked(self.trials)
+        return ranked_trials(self.trials)
 
     @property
     def best(self) -> TrialResult | None:
@@ -149,7 +149,7 @@ class SearchResult:
         }
 
 
-def ranked(trials: Iterable[TrialResult]) -> list[TrialResult]:
+def ranked_trials(trials: Iterable[TrialResult]) -> list[TrialResult]:
     """Return the completed trials, the least objective first."""
     complete = [(trial.ce, trial.number, trial) for trial in trials if trial.ce is not None]
     return [trial for *_, trial in sorted(complete)]

@@ -1,0 +1,85 @@
+"""The write and read gates of the prototype mixer: which channels each position uses."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+
+class MixerEvidence(NamedTuple):
+    """Which channels each position uses; zero on padding.
+
+    Attributes:
+        write: the write gate, a share for each channel; the channels of a group sum to 1.
+        read: the read gate, likewise.
+    """
+
+    write: Float[Tensor, "B T R"]
+    read: Float[Tensor, "B T R"]
+
+
+class GateInputs(NamedTuple):
+    """What both gates of a mixer are computed from.
+
+    Attributes:
+        x: what positions write by.
+        queries: W x, what they read by; None with shared routing.
+        prototypes: p.
+        log_write_temperature: log τ_w.
+        log_read_temperature: log τ_r, or None with shared routing.
+        write_excluded: channels whose write scores are −∞, so that the others of their group
+            share its gate.
+        read_excluded: likewise of the read gate.
+    """
+
+    x: Float[Tensor, "B T d"]
+    queries: Float[Tensor, "B T d"] | None
+    prototypes: Float[Tensor, "R d"]
+    log_write_temperature: Float[Tensor, " G"]
+    log_read_temperature: Float[Tensor, " G"] | None
+    write_excluded: Bool[Tensor, " R"] | None = None
+    read_excluded: Bool[Tensor, " R"] | None = None
+
+
+class RoutingGates(nn.Module):
+    """Both gates of a mixer, without parameters of their own.
+
+        write = softmax_k(x·p_k / τ_w),   read = softmax_k(q·p_k / τ_r), or write without queries q
+
+    They are a module so that a forward hook can stand on them: interventions on channels are hooks.
+
+    Args:
+        temperature_mode: ``divide`` scores by τ, or ``multiply``.
+        groups: G; each softmax runs over the R / G channels of one group.
+    """
+
+    def __init__(self, temperature_mode: Literal["divide", "multiply"], groups: int = 1) -> None:
+        super().__init__()
+        self.temperature_mode: Literal["divide", "multiply"] = temperature_mode
+        self.groups = groups
+
+    def forward(self, inputs: GateInputs) -> MixerEvidence:
+        """Return both gates; with shared routing they are one tensor unless exclusions differ."""
+        scores = self._scores(inputs.x, inputs.prototypes, inputs.log_write_temperature)
+        write = self._softmax(scores, inputs.write_excluded)
+        if inputs.queries is not None and inputs.log_read_temperature is not None:
+            scores = self._scores(inputs.queries, inputs.prototypes, inputs.log_read_temperature)
+        elif inputs.write_excluded is inputs.read_excluded:
+            return MixerEvidence(write, write)
+        return MixerEvidence(write, self._softmax(scores, inputs.read_excluded))
+
+    def _scores(self, x: Tensor, prototypes: Tensor, log_temperature: Tensor) -> Tensor:
+        scores = (x @ prototypes.T).float()
+        temperature = log_temperature.float().exp()
+        if self.groups > 1:
+            temperature = temperature.repeat_interleave(len(prototypes) // self.groups)
+        return scores / temperature if self.temperature_mode == "divide" else scores * temperature
+
+    def _softmax(self, scores: Tensor, excluded: Tensor | None) -> Tensor:
+        if excluded is not None:
+            scores = scores.masked_fill(excluded, -torch.inf)
+        parts = scores.reshape(*scores.shape[:-1], self.groups, -1)
+        return parts.softmax(-1).reshape(scores.shape)

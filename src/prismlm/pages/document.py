@@ -1,0 +1,50 @@
+"""The frame of every page, the files that are written into it, and how a page is written."""
+
+from __future__ import annotations
+
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+
+from prismlm.files import atomic_file
+
+# What a page may do: its own style and script, and not one request.
+STYLE_ONLY = "default-src 'none'; style-src 'unsafe-inline'"
+STYLE_AND_SCRIPT = f"{STYLE_ONLY}; script-src 'unsafe-inline'"
+
+
+def html_document(
+    title: str, body: str, *, styles: tuple[str, ...], script: str | None = None
+) -> str:
+    """Return a complete HTML document that needs nothing but a browser.
+
+    A content policy forbids every request.
+
+    Args:
+        title: as text.
+        body: what stands in ``main``, as HTML.
+        styles: names of style sheets among the assets.
+        script: name of a script among them; None for a page without.
+    """
+    policy = STYLE_ONLY if script is None else STYLE_AND_SCRIPT
+    style = "".join(map(asset, styles))
+    end = "" if script is None else f"<script>{asset(script)}</script>\n"
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{escape(policy)}">\n'
+        '<meta name="color-scheme" content="light dark">\n'
+        f"<title>{escape(title)}</title>\n<style>{style}</style>\n</head>\n"
+        f'<body class="prismlm-page">\n<main>\n{body}\n</main>\n{end}</body>\n</html>\n'
+    )
+
+
+def asset(name: str) -> str:
+    """Return the text of a style sheet or script of the pages."""
+    return files("prismlm.pages").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def write_page(html: str, path: Path | str) -> None:
+    """Write a finished page to a file, whole or not at all."""
+    with atomic_file(path) as temporary:
+        temporary.write_text(html, encoding="utf-8")
