@@ -1,0 +1,90 @@
+"""Renames that are intended: how a tree that has them is asked, and what it says is read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Renames:
+    """What is called otherwise in the tree AFTER, each as old name: new name.
+
+    Attributes:
+        commands: whole commands, such as ``inspect spectra``.
+        recipe_keys: keys at the top of a recipe.
+        files: names of files that are written.
+    """
+
+    commands: dict[str, str]
+    recipe_keys: dict[str, str]
+    files: dict[str, str]
+
+    def had_by(self, help_of: Callable[[str], str], known_keys: str) -> Renames:
+        """Return those that a tree has; it may have none yet.
+
+        Files are not asked for: they are looked at when there are some.
+
+        Args:
+            help_of: returns the help of the group that a command is in, given the group's name.
+            known_keys: what the tree says of an unknown key, which lists those that it knows.
+        """
+
+        def has(new: str) -> bool:
+            group, _, word = new.rpartition(" ")
+            return word in help_of(group).split()
+
+        keys = set(re.findall(r"\w+", known_keys))
+        return Renames(
+            {old: new for old, new in self.commands.items() if has(new)},
+            {old: new for old, new in self.recipe_keys.items() if new in keys},
+            self.files,
+        )
+
+    def in_arguments(self, arguments: list[str]) -> list[str]:
+        """Return the arguments of a command in the new words."""
+        found = list(arguments)
+        for old, new in self.commands.items():
+            words = old.split()
+            if found[: len(words)] == words:
+                found[: len(words)] = new.split()
+        for at, option in enumerate(found[:-1]):
+            if option == "--set":
+                found[at + 1] = self.in_recipe(found[at + 1])
+        return found
+
+    def in_recipe(self, text: str) -> str:
+        """Return a recipe, or one setting of it, with the new keys."""
+        for old, new in self.recipe_keys.items():
+            text = re.sub(rf"^{re.escape(old)}(?=[:.=])", new, text, flags=re.MULTILINE)
+        return text
+
+    def undone(self, text: str) -> str:
+        """Return a text with the old words in place of the new ones."""
+        for old, new in self._words():
+            text = re.sub(rf"\b{re.escape(new)}\b", old, text)
+        return text
+
+    def undone_in_letters(self, text: str) -> str:
+        """Do the same, and leave out blanks and frames, which follow the length of the words."""
+        text = re.sub(r"[\s─│╭╮╰╯]+", "", text)
+        for old, new in self._words():
+            text = text.replace(new, old)
+        return text
+
+    def move_layout(self, before: str, after: str) -> bool:
+        """Say whether a command of another length stands in one of two pages and not the other."""
+        words = [new for _, new in self._command_words()]
+        return any((word in before) != (word in after) for word in words)
+
+    def _command_words(self) -> list[tuple[str, str]]:
+        return [
+            pair
+            for old, new in self.commands.items()
+            for pair in zip(old.split(), new.split(), strict=True)
+            if pair[0] != pair[1]
+        ]
+
+    def _words(self) -> list[tuple[str, str]]:
+        return [*self._command_words(), *self.recipe_keys.items(), *self.files.items()]
