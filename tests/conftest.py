@@ -47,7 +47,7 @@ def unchecked() -> Iterator[None]:
 def pytest_configure(config: pytest.Config) -> None:
     # The processes that tests are spread over report to the one that writes.
     if config.getoption("--write-uncertainty-matrix") and not hasattr(config, "workerinput"):
-        from tests.helpers.uncertainty_matrix import MatrixWriter
+        from tests.helpers.feedback_matrix import MatrixWriter
 
         config.pluginmanager.register(MatrixWriter())
 

@@ -19,15 +19,10 @@ from prismlm.instruments.channels import (
     token_gates,
 )
 from prismlm.instruments.channels.word_forms import continuing, whole_words
-from tests.helpers.mixer_models import CHANNELS, LAYERS, make_corpus, make_model
+from tests.helpers.mixer_models import CHANNELS, LAYERS, make_model
 
 LENGTH = 24
 PLACE = (0, 4)
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    return make_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 @pytest.fixture(scope="module")
