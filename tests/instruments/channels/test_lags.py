@@ -32,6 +32,11 @@ def test_cross_correlation_by_hand():
     assert found.peak.tolist() == [1]
 
 
+def random_gates(count, length, channels, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.rand(length + 3 * i, channels, generator=generator) for i in range(count)]
+
+
 def test_a_read_before_each_write_peaks_at_one_and_unrelated_gates_do_not():
     tally, noise = LagTally(3, seed=1), random_gates(6, 40, 3, seed=9)
     for write, other in zip(random_gates(6, 40, 3), noise, strict=True):
