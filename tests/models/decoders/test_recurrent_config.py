@@ -10,13 +10,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 from prismlm.errors import InputError
 from prismlm.models.presets import build_config, build_model
-from tests.helpers.recurrent_models import END, FAMILIES, VOCABULARY, recurrent_model, tokens
-
-
-@pytest.fixture(scope="module", params=FAMILIES)
-def model(request):
-    return recurrent_model(request.param)
-
+from tests.helpers.recurrent_models import END, FAMILIES, VOCABULARY, tokens
 
 WRONG = {
     "temperature_mode": [("multipy", "expected 'divide' or 'multiply'. Did you mean 'multiply'"),
