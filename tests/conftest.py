@@ -1,4 +1,5 @@
 import fcntl
+import gc
 import os
 import shutil
 
@@ -50,6 +51,12 @@ def pytest_configure(config: pytest.Config) -> None:
         from tests.helpers.feedback_matrix import MatrixWriter
 
         config.pluginmanager.register(MatrixWriter())
+
+
+def pytest_collection_finish() -> None:
+    # Accelerate collects garbage at every run: what was imported is not looked through each time.
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
