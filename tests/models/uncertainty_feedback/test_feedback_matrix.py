@@ -66,14 +66,10 @@ def compiled(request, tmp_path_factory):
     ]
     path = tmp_path_factory.mktemp("compiled") / "results.json"
     # Tracing is what the cells test; the other backends take minutes.
-    run("feedback_compiled.py", path, "eager", *(asked or COMPILED_BY_DEFAULT))
-    return json.loads(path.read_text())
-
-
-def run(script, *arguments):
-    command = [sys.executable, str(HELPERS / script), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    names = asked or COMPILED_BY_DEFAULT
+    done = forked.run_script(HELPERS / "feedback_compiled.py", path, "eager", *names)
     assert done.returncode == 0, done.stderr
+    return json.loads(path.read_text())
 
 
 def as_in_one_process(family, column, processes):
@@ -115,7 +111,9 @@ def compiled_as_eager(family, compiled):
 @pytest.mark.slow
 def test_the_default_backend_gives_the_same(tmp_path):
     families = ("llama", "gpt2", "mamba")
-    run("feedback_compiled.py", tmp_path / "results.json", "inductor", *families)
+    command = [sys.executable, str(HELPERS / "feedback_compiled.py"), tmp_path / "results.json"]
+    done = subprocess.run([*command, "inductor", *families], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
     assert set(families) <= set(found)
     assert not {name: found[name]["error"] for name in families if "error" in found[name]}
