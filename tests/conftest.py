@@ -59,6 +59,10 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    gc.unfreeze()
+
+
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     """A test that leaves more threads behind would change the last digits of those after it."""

@@ -30,6 +30,7 @@ def epochs(settings):
 
 
 def test_epochs_become_steps(epochs, tmp_path):
+    epochs["data"]["documents"] = 10
     recipe = build_recipe(epochs)
     prepared = prepare(recipe)
     each = len(prepared.rows) // 4
