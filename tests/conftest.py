@@ -1,4 +1,5 @@
 import fcntl
+import gc
 import os
 import shutil
 
@@ -47,9 +48,19 @@ def unchecked() -> Iterator[None]:
 def pytest_configure(config: pytest.Config) -> None:
     # The processes that tests are spread over report to the one that writes.
     if config.getoption("--write-uncertainty-matrix") and not hasattr(config, "workerinput"):
-        from tests.helpers.uncertainty_matrix import MatrixWriter
+        from tests.helpers.feedback_matrix import MatrixWriter
 
         config.pluginmanager.register(MatrixWriter())
+
+
+def pytest_collection_finish() -> None:
+    # Accelerate collects garbage at every run: what was imported is not looked through each time.
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

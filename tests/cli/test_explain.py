@@ -25,8 +25,8 @@ PROTOTYPE = {"id", "activation", "cosine", "contribution", "evidence", "name", "
 
 
 @pytest.fixture(scope="module")
-def printed(cold_prism, tiny_model):
-    result = cold_prism("explain", tiny_model, TEXT, "--generate", 4, "--by", "domain", "--json")
+def printed(prism, tiny_model):
+    result = prism("explain", tiny_model, TEXT, "--generate", 4, "--by", "domain", "--json")
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
     return json.loads(result.stdout)

@@ -195,16 +195,37 @@ def test_a_file_that_is_cut_off(refused, copy, name):
     assert str(path) in refused("explain", copy, "The")
 
 
-def test_shards_under_torchrun_and_by_hand(prism, copy, tiny_corpus):
-    arguments = ["index", copy, "--corpus", tiny_corpus, "--contexts", 8]
+def under_torchrun(arguments):
+    """Run three processes as a user does: four starts of Python with PyTorch."""
     environment = {**os.environ, "PYTHONPATH": SOURCES, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3"]
-    command += ["-m", "prismlm", *map(str, arguments), "--lens", "spread", "--json"]
     done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=240, check=False
+        [*command, "-m", "prismlm", *map(str, arguments)],
+        env=environment, capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    return [(done.returncode, done.stdout, done.stderr)]
+
+
+def as_torchrun_does(arguments):
+    """Fork three processes that the environment tells what torchrun would tell them."""
+    told = (
+        "import os; os.environ |= {{'WORLD_SIZE': '3', 'LOCAL_WORLD_SIZE': '3', 'RANK': '{0}'}}\n"
     )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["prototypes"] == 192
+    started = [
+        forked.start(*arguments, code=told.format(rank) + forked.COMMAND) for rank in range(3)
+    ]
+    streams = [process.communicate(240) for process in started]
+    return [(p.returncode, *said) for p, said in zip(started, streams, strict=True)]
+
+
+@pytest.mark.parametrize(
+    "spread", [pytest.param(under_torchrun, marks=pytest.mark.slow), as_torchrun_does]
+)
+def test_shards_under_torchrun_and_by_hand(prism, copy, tiny_corpus, spread):
+    arguments = ["index", copy, "--corpus", tiny_corpus, "--contexts", 8]
+    done = spread([*arguments, "--lens", "spread", "--json"])
+    assert [code for code, _, _ in done] == [0] * len(done), done
+    assert json.loads("".join(stdout for _, stdout, _ in done))["prototypes"] == 192
     first = prism(*arguments, "--lens", "parts", "--shard", "2/2", "--json")
     assert json.loads(first.stdout) == {"lens": None, "shards": 2, "done": [2], "left": [1]}
     assert prism(*arguments, "--lens", "parts", "--shard", "1/2").returncode == 0

@@ -48,3 +48,10 @@ def silence_blocks(model):
                 last.weight.zero_()
                 last.bias.zero_()
         model.transformer.wpe.weight.zero_()
+
+
+def directions(count):
+    """Orthonormal vectors that the final norm only lengthens, having mean 0."""
+    drawn = torch.randn(16, count, generator=torch.Generator().manual_seed(0), dtype=torch.double)
+    basis = torch.linalg.qr(torch.cat([torch.ones(16, 1, dtype=torch.double), drawn], 1)).Q
+    return basis[:, 1:].T.float()

@@ -14,12 +14,13 @@ from pathlib import Path
 
 import prismlm
 
+ROOT = str(Path(__file__).parents[2])
 SOURCES = str(Path(prismlm.__file__).parents[1])
 PYTHONPATH = os.pathsep.join(filter(None, (SOURCES, os.environ.get("PYTHONPATH"))))
 COMMAND = "import prismlm.cli.app; prismlm.cli.app.main()"
 SCRIPT = """
 import runpy, sys
-sys.path.insert(0, {folder!r})
+sys.path[:0] = {folders!r}
 runpy.run_path({path!r}, run_name="__main__")
 """
 STREAMS = ("stdin", "stdout", "stderr")
@@ -127,5 +128,5 @@ def run(
 
 def run_script(path: Path, *arguments: object, timeout: float = 500):
     """Run a file as ``python path arguments`` does."""
-    code = SCRIPT.format(folder=str(path.parent), path=str(path))
+    code = SCRIPT.format(folders=[str(path.parent), ROOT], path=str(path))
     return run(*arguments, code=code, timeout=timeout)

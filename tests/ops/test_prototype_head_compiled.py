@@ -1,17 +1,18 @@
 """torch.compile around the prototype head; run as a script it is the compiled process itself."""
 
-import subprocess
 import sys
+from pathlib import Path
 
 import torch
 import torch._dynamo
 
 from prismlm.ops import prototype_head as ops
+from tests.helpers import forked
 
 
 def test_a_compiled_step_equals_eager():
     # A process of its own: the run-time type checks of the test run cannot be traced.
-    done = subprocess.run([sys.executable, __file__], capture_output=True, text=True, check=False)
+    done = forked.run_script(Path(__file__))
     assert done.returncode == 0, done.stderr
     assert done.stdout == "2 graphs, equal\n"
 

@@ -5,7 +5,6 @@ import os
 import pickle
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -17,54 +16,22 @@ from safetensors.torch import load_file
 from prismlm.errors import InputError
 from prismlm.training import build_recipe, train
 from prismlm.training.checkpoints import latest_checkpoint, step_of
+from tests.helpers.micro_batches import WEIGHTS, assert_same, split, uneven_rows
+from tests.helpers.spread_runs import (
+    ONE_PASS,
+    TORCHRUN,
+    TWO_PASSES,
+    assert_same_history,
+    base_settings,
+    command,
+)
 from tests.helpers.tiny_head import make
 from tests.helpers.two_processes import gradients_of
-from tests.training.test_accumulation import WEIGHTS, assert_same, split, uneven_rows
-
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-RATES = {"learning_rate", "epoch", "step", "tokens", "loss_scale", "eval_tokens"}
-
-# Each process's micro-batches, as the data loader deals them out: [first, second].
-ONE_PASS = [[(0, 4)], [(4, 8)]]
-TWO_PASSES = [[(0, 2), (4, 6)], [(2, 4), (6, 8)]]
 
 
 def rows_between(*bounds):
     everything = uneven_rows()
     return [{k: v[first:last] for k, v in everything.items()} for first, last in bounds]
-
-
-def base_settings(corpus):
-    """Twelve steps without dropout, which differs between the processes."""
-    return {
-        "corpus": str(corpus),
-        "model": {
-            "model_type": "llama",
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "num_key_value_heads": 2,
-            "max_position_embeddings": 128,
-            "tie_word_embeddings": True,
-        },
-        "head": {
-            "prototypes": 48,
-            "prototypes_per_token": 4,
-            "initialise_at_step": 3,
-            "detach": False,
-            "position_share": 1.0,
-        },
-        "losses": {"prototype_pull": 1.0, "residual": 1.0, "diversity": 0.5, "warmup": 0.5},
-        "data": {"length": 32},
-        "optimizer": {"learning_rate": 3e-3, "head_learning_rate": 3e-3},
-        "steps": 12,
-        "batch_size": 4,
-        "precision": "float32",
-        "evaluation": {"every": 5, "tokens": 500, "final_tokens": 1000},
-        "checkpoint": {"every": 6},
-        "logging": {"every": 2, "tensorboard": False},
-    }
 
 
 def runs_of(corpus, directory):
@@ -152,19 +119,6 @@ def test_a_run_in_two_processes_is_the_run_in_one(launched, name, tmp_path):
     assert json.loads((out / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
 
 
-def assert_same_history(expected, actual):
-    assert [row["step"] for row in actual] == [row["step"] for row in expected]
-    for theirs, ours in zip(expected, actual, strict=True):
-        names = theirs.keys() - {"tokens_per_second"}
-        assert ours.keys() - {"tokens_per_second"} == names
-        for name in names:
-            # The norm of a large gradient is summed in float32, in another order.
-            tolerance = 0 if name in RATES else 5e-5 if name.endswith("grad_norm") else 1e-5
-            # Of a KL of a thousandth, float32 leaves fewer digits.
-            expected_here = pytest.approx(theirs[name], rel=tolerance, abs=tolerance * 1e-2)
-            assert ours[name] == expected_here, (name, ours["step"])
-
-
 def test_both_processes_stopped_at_the_same_step(launched):
     stopped = [results["fsdp2 stopped"] for results in launched[1]]
     assert stopped[0] == stopped[1]
@@ -185,10 +139,6 @@ def test_another_number_of_processes_does_not_resume(launched):
     settings = launched[0]["ddp"]
     with pytest.raises(InputError, match="begun with 2 processes, and these are 1"):
         train(build_recipe(settings), resume=True)
-
-
-def command(path, *arguments):
-    return [*TORCHRUN, "-m", "prismlm", "train", str(path), *arguments]
 
 
 def wait_for_checkpoint(process, directory, step):

@@ -25,7 +25,7 @@ from benchmarks.uncertainty_feedback.validation import (
 from prismlm.corpus.windows import WindowBatch
 from prismlm.models.uncertainty_feedback import attach_uncertainty
 from prismlm.training import build_recipe
-from tests.helpers.uncertain_families import FAMILIES, V
+from tests.helpers.feedback_families import FAMILIES, V
 
 
 def run(module, monkeypatch, *words):

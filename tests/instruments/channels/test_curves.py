@@ -8,11 +8,18 @@ import torch
 from prismlm.edits.channels.interventions import MaskWrite
 from prismlm.edits.channels.scope import intervene
 from prismlm.errors import InputError
-from prismlm.instruments.channels import read_channels
+from prismlm.instruments.channels import read_channels, read_text
 from prismlm.instruments.channels.curves import LayerCurves, discounted_mass
 from prismlm.models.decoders.mixers import half_life, half_lives
 from prismlm.ops.prototype_mixer import naive
-from tests.helpers.mixer_models import CHANNELS, LAYERS, VOCABULARY, make_llama, make_model, tokens
+from tests.helpers.mixer_models import (
+    CHANNELS,
+    LAYERS,
+    VOCABULARY,
+    make_llama,
+    make_model,
+    tokens,
+)
 
 
 @pytest.fixture(scope="module")
@@ -156,3 +163,13 @@ def test_what_cannot_be_read_is_refused(model):
         read_channels(model, tokens(4))[2].memory(CHANNELS)
     with pytest.raises(InputError, match="'llama' has no prototype mixer"):
         read_channels(make_llama(VOCABULARY), tokens(4))
+
+
+def test_a_text_is_read_with_its_tokens(corpus, model):
+    text = "Old maps forgets letters in a box."
+    found = read_text(model, corpus.tokenizer, text, [1])
+    assert "".join(found.tokens) == text
+    assert found.token_ids.tolist() == corpus.tokenizer(text)["input_ids"]
+    assert found.layers[0].write.shape == (len(found.tokens), CHANNELS)
+    with pytest.raises(InputError, match="the text is empty"):
+        read_text(model, corpus.tokenizer, "")

@@ -72,10 +72,9 @@ def test_every_cell_is_one_forward_pass(model, table):
     assert len(table.controls[PLACE]) == 3
     rows = table.rows()
     assert len(rows) == len(table.probes) * 4 * len(INTERVENTIONS)
-    by_context = {probe.context: probe for probe in probes()}
+    by_context = {probe.context: (probe, alone(model, probe)) for probe in probes()}
     for row in rows:
-        probe = by_context[row.context]
-        base = alone(model, probe)
+        probe, base = by_context[row.context]
         place = (row.layer, row.channel)
         assert row.control_of == (None if place == PLACE else PLACE)
         if row.intervention == "reinitialise":

@@ -29,7 +29,6 @@ from prismlm.models.decoders.mixers import half_lives
 from tests.helpers.mixer_models import (
     CHANNELS,
     LAYERS,
-    make_corpus,
     make_llama,
     make_model,
     save_model,
@@ -37,16 +36,6 @@ from tests.helpers.mixer_models import (
 
 TEXT = "Old maps — 日本, the river."
 OPTIONS = ReportOptions(kept=4, tokens=7, max_lag=2, shuffles=9)
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    return make_corpus(tmp_path_factory.mktemp("corpus"))
-
-
-@pytest.fixture(scope="module")
-def model(corpus):
-    return make_model(len(corpus.tokenizer))
 
 
 @pytest.fixture(scope="module")

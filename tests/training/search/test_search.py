@@ -16,43 +16,10 @@ from typer.testing import CliRunner
 from prismlm.cli.app import app
 from prismlm.errors import InputError, PrismError
 from prismlm.locks import locked
-from prismlm.training import (
-    TrainingInterrupted,
-    build_recipe,
-    estimate_search,
-    load_recipe,
-    search,
-    train,
-)
+from prismlm.training import TrainingInterrupted, build_recipe, load_recipe, search, train
 from prismlm.training.checkpoints import latest_checkpoint
-from prismlm.training.search.space import check_measured, check_space, recipe_of
 from tests.helpers.runs import InterruptAfter
-
-RATES = {"low": 1e-3, "high": 3e-2, "log": True}
-SPACE = {"batch_size": [4, 8], "optimizer.learning_rate": RATES}
-
-
-def settings_of(corpus, out):
-    """Three trials of two seeds, a thousand tokens each, of a model of 40,000 parameters."""
-    return {
-        "corpus": str(corpus),
-        "out": str(out),
-        "model": {"preset": "protot-tiny", "hidden_size": 16, "num_channels": 4},
-        "head": {"enabled": False, "prototypes": 16, "prototypes_per_token": 2},
-        "data": {"length": 32},
-        "steps": 8,
-        "batch_size": 4,
-        "precision": "float32",
-        "evaluation": {"every": 0, "final_tokens": 300},
-        "checkpoint": {"every": 2},
-        "logging": {"every": 4, "tensorboard": False},
-        "search": {"trials": 3, "startup_trials": 2, "seeds": 2, "space": SPACE},
-    }
-
-
-@pytest.fixture
-def toy(tiny_corpus, tmp_path):
-    return settings_of(tiny_corpus, tmp_path / "out")
+from tests.helpers.toy_search import SPACE, settings_of, with_search
 
 
 @pytest.fixture(scope="module")
@@ -61,10 +28,6 @@ def straight(tiny_corpus, tmp_path_factory):
     recipe = build_recipe(settings_of(tiny_corpus, tmp_path_factory.mktemp("straight") / "out"))
     told = []
     return recipe, search(recipe, told=told.append), told
-
-
-def with_search(settings, **changes):
-    return settings | {"search": settings["search"] | changes}
 
 
 def found(result):
@@ -228,94 +191,6 @@ def test_another_search_is_not_resumed_and_the_difference_is_named(toy, change, 
     assert expected in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("space", "expected"),
-    [
-        ({"optimizer.learning_rat": [1e-3, 1e-2]}, "Did you mean 'optimizer.learning_rate'?"),
-        ({"model.num_chanels": [4, 8]}, "Did you mean 'num_channels'?"),
-        ({"model": [4, 8]}, "no recipe key 'model'"),
-        ({"optimizer.learning_rate": {"low": 1e-3, "high": 1e-3}}, "is empty: low is 0.001"),
-        ({"optimizer.learning_rate": {"low": 1e-2, "high": 1e-3}}, "expected low < high"),
-        ({"optimizer.learning_rate": {"low": 0, "high": 1, "log": True}}, "has to be above 0"),
-        ({"optimizer.learning_rate": {"low": -1, "high": 1, "log": True}}, "has to be above 0"),
-        ({"optimizer.learning_rate": {"lo": 1, "high": 2}}, "Did you mean 'low'?"),
-        ({"optimizer.learning_rate": {"low": 1e-3}}, "high is None; expected a finite number"),
-        ({"optimizer.learning_rate": {"low": -1.0, "high": 1.0}}, "learning_rate is -1.0"),
-        ({"optimizer.learning_rate": 3e-3}, "expected a list of choices, or a range"),
-        ({"batch_size": [4]}, "at least two choices, all different"),
-        ({"batch_size": [4, 4]}, "at least two choices, all different"),
-        ({"batch_size": []}, "at least two choices"),
-        ({"batch_size": [4, 8.5]}, "batch_size is 8.5"),
-        ({"batch_size": [[4], [8]]}, "expected numbers, texts, true or false"),
-        ({"optimizer.schedule": ["cosine", "steps"]}, "optimizer.schedule is 'steps'"),
-        ({"seed": [1, 2]}, "search.seeds says how many"),
-        ({"data.length": [32, 64]}, "in windows of it"),
-        ({"evaluation.final_tokens": [10, 20]}, "cannot be searched over"),
-        ({}, "search.space"),
-    ],
-)
-def test_a_wrong_space_names_the_key_and_what_is_allowed(toy, space, expected):
-    with pytest.raises(InputError) as error:
-        build_recipe(with_search(toy, space=space), "recipe.yaml")
-    assert expected in str(error.value)
-    assert "recipe.yaml" in str(error.value)
-    assert "search" in str(error.value)
-
-
-def test_what_cannot_change_the_objective_is_not_searched(toy):
-    settings = with_search(toy, space={"head.scale": [1.0, 2.0]})
-    # The plain run takes the recipe as it is.
-    recipe = build_recipe(settings)
-    for refuses in (search, estimate_search):
-        with pytest.raises(InputError, match="nothing of the head reaches the model"):
-            refuses(recipe)
-    reaching = {"enabled": True, "detach": False}
-    check_measured(build_recipe(settings | {"head": settings["head"] | reaching}))
-    also = {"head.detach": [True, False], "head.scale": [1.0, 2.0]}
-    check_measured(build_recipe(with_search(toy, space=also)))
-
-
-def test_wrong_settings_of_a_search_are_named(toy):
-    for change, expected in (
-        ({"trials": 0}, "search.trials is 0"),
-        ({"seed": 3}, "there is no setting 'search.seed'. Did you mean 'seeds'?"),
-        ({"sampler": "gp"}, "search.sampler is 'gp'"),
-    ):
-        with pytest.raises(InputError) as error:
-            build_recipe(with_search(toy, **change))
-        assert expected in str(error.value)
-
-
-def test_a_recipe_without_a_section_is_searched_as_the_source_did(toy):
-    del toy["search"]
-    recipe = build_recipe(toy)
-    section = recipe.search
-    assert (section.trials, section.startup_trials, section.seeds) == (50, 15, 3)
-    assert section.sampler == "botorch"
-    assert section.space == {
-        "batch_size": [32, 64, 128],
-        "optimizer.learning_rate": {"low": 3e-5, "high": 3e-2, "log": True},
-    }
-    check_space(recipe)
-    assert "search" not in recipe.to_dict()
-
-
-def test_trials_of_other_batches_train_on_as_many_positions(toy):
-    toy |= {"steps": 400, "checkpoint": {"every": 100}, "evaluation": {"every": 50}}
-    toy["head"] |= {"enabled": True, "detach": False, "initialise_at_step": 30}
-    recipe = build_recipe(toy)
-    larger = recipe_of(recipe, {"batch_size": 8})
-    assert larger.positions_per_step * larger.steps == recipe.positions_per_step * recipe.steps
-    assert (larger.steps, larger.checkpoint.every, larger.evaluation.every) == (200, 50, 25)
-    assert larger.head.initialise_at_step == 15
-    # So short a run has its prototypes placed before its only step.
-    short = build_recipe(toy | {"steps": 5, "head": toy["head"] | {"initialise_at_step": 4}})
-    tiny = recipe_of(short, {"batch_size": 32})
-    assert (tiny.steps, tiny.head.initialise_at_step) == (1, 0)
-    assert recipe_of(recipe, {"gradient_accumulation": 2, "batch_size": 2}).steps == 400
-    assert recipe_of(recipe, {"steps": 100, "batch_size": 8}).steps == 100
-
-
 def test_whole_numbers_stay_whole_and_others_do_not(toy):
     toy["search"] |= {
         "sampler": "random",
@@ -367,26 +242,6 @@ def test_a_missing_package_names_the_extra(toy, monkeypatch, missing, sampler):
     with pytest.raises(InputError, match=rf"{missing}.*pip install 'prismlm\[search\]'"):
         search(recipe)
     assert not recipe.out.exists()
-
-
-def test_the_estimate_counts_every_run_and_writes_nothing(toy):
-    recipe = build_recipe(toy | {"steps": 64})
-    expected = estimate_search(recipe)
-    assert (expected.trials, expected.trials_left, expected.runs) == (3, 3, 6)
-    assert (expected.first.steps, expected.last.steps) == (64, 32)
-    assert expected.first.tokens == expected.last.tokens
-    both = expected.first.seconds + expected.last.seconds
-    assert expected.seconds == pytest.approx(6 * both / 2)
-    assert expected.seconds_least <= expected.seconds <= expected.seconds_most
-    assert not recipe.out.exists()
-
-
-def test_the_estimate_is_of_the_least_and_greatest_choice_in_any_order(toy):
-    space = {"batch_size": [8, 32, 16], "optimizer.schedule": ["linear", "cosine"]}
-    found = estimate_search(build_recipe(with_search(toy | {"steps": 64}, space=space)))
-    # 64 steps of 4 rows are 32 of 8 and 8 of 32.
-    assert (found.first.steps, found.last.steps) == (32, 8)
-    assert found.memory_bytes == max(found.first.memory_bytes, found.last.memory_bytes)
 
 
 def written(settings, tmp_path):

@@ -19,7 +19,7 @@ from transformers import (
 import prismlm
 from prismlm.errors import FormatError, InputError
 from prismlm.models.uncertainty_feedback import load_uncertainty, save_uncertainty, uncertainty_of
-from tests.helpers.uncertain_families import FAMILIES, V, build
+from tests.helpers.feedback_families import FAMILIES, V, build
 
 IDS = torch.tensor([[3, 4, 5], [5, 6, 7]])
 TABLE = "uncertainty_feedback.safetensors"

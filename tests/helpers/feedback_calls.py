@@ -6,7 +6,7 @@ import torch
 
 from prismlm.models.uncertainty_feedback import attach_uncertainty
 from prismlm.ops.uncertainty_feedback import naive, quantise
-from tests.helpers.uncertain_families import IMAGE, V, build
+from tests.helpers.feedback_families import IMAGE, V, build
 
 LEVELS = 64
 PROMPT = 4

@@ -1,6 +1,6 @@
 """The column of compiled models of the matrix of uncertainty feedback, in a process of its own.
 
-The run-time type checks of the test run cannot be traced. python uncertain_compiled.py FILE BACKEND
+The run-time type checks of the test run cannot be traced. python feedback_compiled.py FILE BACKEND
 NAME… writes JSON: of each of these families how many breaks its graphs have, or the error that
 ended it.
 """
@@ -16,7 +16,7 @@ from torch._dynamo.utils import counters
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.helpers.uncertain_calls import Fed, gradients, same
+from tests.helpers.feedback_calls import Fed, gradients, same
 
 
 def compiled(model):

@@ -1,6 +1,6 @@
 """The columns DDP and FSDP2 of the matrix of uncertainty feedback: two processes do all families.
 
-python uncertain_processes.py DIR writes DIR/rank-N.pickle: of every column and family the loss,
+python feedback_processes.py DIR writes DIR/rank-N.pickle: of every column and family the loss,
 the gradients and the codes of a step, or the error that ended it.
 """
 
@@ -18,9 +18,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from prismlm.models.uncertainty_feedback.place import decoder_of
 from prismlm.training import distributed, parallel
+from tests.helpers.feedback_calls import PROMPT, Fed
+from tests.helpers.feedback_families import TITLES
 from tests.helpers.two_processes import fork
-from tests.helpers.uncertain_calls import PROMPT, Fed
-from tests.helpers.uncertain_families import TITLES
 
 COLUMNS = ("DDP", "FSDP2")
 ROWS = 4

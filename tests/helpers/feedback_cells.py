@@ -11,7 +11,7 @@ import torch
 from prismlm.models.uncertainty_feedback import load_uncertainty, save_uncertainty
 from prismlm.models.uncertainty_feedback.place import decoder_of
 from prismlm.training import parallel
-from tests.helpers.uncertain_calls import LEVELS, NEVER, PROMPT, Fed, code_of, gradients, same
+from tests.helpers.feedback_calls import LEVELS, NEVER, PROMPT, Fed, code_of, gradients, same
 
 NEW = 5
 NEUTRAL = LEVELS // 2

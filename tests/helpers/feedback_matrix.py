@@ -6,7 +6,7 @@ from benchmarks.shared.environment import environment
 from benchmarks.shared.pages import publish
 from benchmarks.uncertainty_feedback.render_matrix import RESULT, pages
 from prismlm.files import write_json
-from tests.helpers.uncertain_families import TITLES
+from tests.helpers.feedback_families import TITLES
 
 COLUMNS = (
     "greedy",

@@ -5,7 +5,7 @@ import torch
 
 from prismlm.models.uncertainty_feedback import attach_uncertainty
 from prismlm.ops.uncertainty_feedback import naive, quantise
-from tests.helpers.uncertain_families import FAMILIES, V, build
+from tests.helpers.feedback_families import FAMILIES, V, build
 
 
 @pytest.fixture(params=FAMILIES)

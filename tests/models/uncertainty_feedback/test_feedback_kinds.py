@@ -14,7 +14,7 @@ from prismlm.models.uncertainty_feedback import (
     save_uncertainty,
 )
 from prismlm.ops.uncertainty_feedback import naive, quantise
-from tests.helpers.uncertain_families import IMAGE, V, build
+from tests.helpers.feedback_families import IMAGE, V, build
 
 
 def code_of(logits):

@@ -2,7 +2,8 @@
 
 The parametrisation is the matrix of docs/uncertainty_feedback.md, which a run of all cells writes:
 
-    pytest -n 0 -m "" tests/models/uncertainty_feedback/test_matrix.py --write-uncertainty-matrix
+    pytest -n 0 -m "" --write-uncertainty-matrix
+        tests/models/uncertainty_feedback/test_feedback_matrix.py
 """
 
 import json
@@ -17,10 +18,10 @@ import torch
 from benchmarks.uncertainty_feedback.render_matrix import RESULT
 from prismlm.training import parallel
 from tests.helpers import forked
-from tests.helpers.uncertain_cells import CELLS
-from tests.helpers.uncertain_families import TITLES
-from tests.helpers.uncertain_processes import ROWS, step_of, trained
-from tests.helpers.uncertainty_matrix import COLUMNS
+from tests.helpers.feedback_cells import CELLS
+from tests.helpers.feedback_families import TITLES
+from tests.helpers.feedback_matrix import COLUMNS
+from tests.helpers.feedback_processes import ROWS, step_of, trained
 
 HELPERS = Path(__file__).parents[2] / "helpers"
 # Tracing them all takes minutes.
@@ -50,7 +51,7 @@ def test_cell(family, column, request, tmp_path, record_property):
 def processes(tmp_path_factory):
     """Every family's step in DDP and in FSDP2, in one start of two processes."""
     directory = tmp_path_factory.mktemp("processes")
-    done = forked.run_script(HELPERS / "uncertain_processes.py", directory)
+    done = forked.run_script(HELPERS / "feedback_processes.py", directory)
     assert done.returncode == 0, done.stderr
     return [pickle.loads((directory / f"rank-{rank}.pickle").read_bytes()) for rank in (0, 1)]
 
@@ -65,14 +66,10 @@ def compiled(request, tmp_path_factory):
     ]
     path = tmp_path_factory.mktemp("compiled") / "results.json"
     # Tracing is what the cells test; the other backends take minutes.
-    run("uncertain_compiled.py", path, "eager", *(asked or COMPILED_BY_DEFAULT))
-    return json.loads(path.read_text())
-
-
-def run(script, *arguments):
-    command = [sys.executable, str(HELPERS / script), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    names = asked or COMPILED_BY_DEFAULT
+    done = forked.run_script(HELPERS / "feedback_compiled.py", path, "eager", *names)
     assert done.returncode == 0, done.stderr
+    return json.loads(path.read_text())
 
 
 def as_in_one_process(family, column, processes):
@@ -114,7 +111,9 @@ def compiled_as_eager(family, compiled):
 @pytest.mark.slow
 def test_the_default_backend_gives_the_same(tmp_path):
     families = ("llama", "gpt2", "mamba")
-    run("uncertain_compiled.py", tmp_path / "results.json", "inductor", *families)
+    command = [sys.executable, str(HELPERS / "feedback_compiled.py"), tmp_path / "results.json"]
+    done = subprocess.run([*command, "inductor", *families], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
     assert set(families) <= set(found)
     assert not {name: found[name]["error"] for name in families if "error" in found[name]}

@@ -6,44 +6,9 @@ import torch.nn.functional as F
 
 from prismlm.training import LossWeights
 from prismlm.training.step import Step, paired_cosines
-from tests.helpers.tiny_head import batch, make
+from tests.helpers.micro_batches import WEIGHTS, assert_same, split, uneven_rows
+from tests.helpers.tiny_head import make
 from tests.helpers.two_processes import gradients_of
-
-WEIGHTS = LossWeights(
-    prototype_pull=0.8,
-    point_pull=0.5,
-    residual=0.7,
-    diversity=0.9,
-    prototype_only_ce=0.3,
-    prototype_only_kl=0.2,
-)
-
-
-def uneven_rows(count=8):
-    """Rows with between 3 and 10 tokens, so that means of means are not the mean."""
-    rows = batch(count, 10)
-    lengths = torch.tensor([10, 3, 9, 4, 10, 8, 3, 10])[:count, None]
-    rows["token_mask"] = torch.arange(10) < lengths
-    rows["labels"] = rows["labels"].masked_fill(~rows["token_mask"], -100)
-    rows["labels"][0, 5] = -100
-    return rows
-
-
-def split(rows, *sizes):
-    parts = [dict(zip(rows, chunk, strict=True)) for chunk in _chunks(rows, sizes)]
-    assert sum(len(part["input_ids"]) for part in parts) == len(rows["input_ids"])
-    return parts
-
-
-def _chunks(rows, sizes):
-    return zip(*(value.split(list(sizes)) for value in rows.values()), strict=True)
-
-
-def assert_same(first, second, *, only="", rtol=2e-5):
-    assert first.keys() == second.keys()
-    for name, value in first.items():
-        if name.startswith(only):
-            torch.testing.assert_close(value, second[name], rtol=rtol, atol=2e-7, msg=name)
 
 
 def in_micro_batches(sizes, **arguments):

@@ -30,6 +30,7 @@ def epochs(settings):
 
 
 def test_epochs_become_steps(epochs, tmp_path):
+    epochs["data"]["documents"] = 10
     recipe = build_recipe(epochs)
     prepared = prepare(recipe)
     each = len(prepared.rows) // 4
@@ -108,3 +109,39 @@ def test_the_rate_grows_with_the_root_of_the_rows(settings, tmp_path):
 
     assert rate() == rate(learning_rate_length=32) == 3e-3
     assert rate(learning_rate_length=8) == pytest.approx(6e-3)
+
+
+def rates(settings, tmp_path, **optimizer):
+    """Return every group's share of its own peak before each of ten steps, and after them."""
+    changes = {"learning_rate": 1e-2, "head_learning_rate": 3e-2, "warmup": 0.2}
+    settings |= {"steps": 10, "optimizer": changes | optimizer}
+    trainer = build_trainer(prepare(build_recipe(settings)), tmp_path, [])
+    trainer.create_optimizer_and_scheduler(10)
+    peaks = [group["initial_lr"] for group in trainer.optimizer.param_groups]
+    assert set(peaks) == {1e-2, 3e-2}
+    found = []
+    for _ in range(11):
+        groups = trainer.optimizer.param_groups
+        shares = {round(group["lr"] / peak, 9) for group, peak in zip(groups, peaks, strict=True)}
+        assert len(shares) == 1
+        found += shares
+        trainer.optimizer.step()
+        trainer.lr_scheduler.step()
+    return found
+
+
+def test_a_cosine_ends_at_its_floor(settings, tmp_path):
+    # Two steps up; then 0.1 + 0.9 (1 + cos(π n / 8)) / 2: cos(π/4) = 0.70710678 at n = 2.
+    found = rates(settings, tmp_path, final_learning_rate_share=0.1)
+    assert found[:3] == [0, 0.5, 1]
+    assert found[4] == pytest.approx(0.1 + 0.45 * 1.70710678)
+    assert found[6] == pytest.approx(0.55)
+    assert found[8] == pytest.approx(0.1 + 0.45 * 0.29289322)
+    assert found[10] == pytest.approx(0.1)
+
+
+def test_without_a_floor_it_ends_at_nothing(settings, tmp_path):
+    found = rates(settings, tmp_path)
+    assert found[:3] == [0, 0.5, 1]
+    assert found[6] == pytest.approx(0.5)
+    assert found[10] == 0

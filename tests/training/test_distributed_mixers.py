@@ -14,16 +14,16 @@ from prismlm.training import build_recipe, train
 from prismlm.training.parallel import blocks, recompute_activations
 from prismlm.training.shuffled_signal import ShuffledSignal
 from tests.helpers import forked
-from tests.helpers.tiny_head import make
-from tests.helpers.two_processes import gradients_of
-from tests.training.test_accumulation import WEIGHTS, uneven_rows
-from tests.training.test_distributed import (
+from tests.helpers.micro_batches import WEIGHTS, uneven_rows
+from tests.helpers.spread_runs import (
     ONE_PASS,
     TWO_PASSES,
     assert_same_history,
     base_settings,
     command,
 )
+from tests.helpers.tiny_head import make
+from tests.helpers.two_processes import gradients_of
 
 FAMILIES = {
     "protot": {"preset": "protot-tiny", "num_channels": 6, "num_hidden_layers": 3},

@@ -1,79 +1,25 @@
 """Own recurrent decoders as Hugging Face models: caches, padding, generation, checkpoints, seam."""
 
 import copy
-import json
-import math
-import re
 import subprocess
 import sys
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, GenerationConfig
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from prismlm.errors import InputError
-from prismlm.models.decoders.recurrent_cache import RecurrentCache
-from prismlm.models.presets import build_config, build_model
 from prismlm.models.seam import LogitMap, capture, verify_logit_map
 from prismlm.training.isolation import keeps_documents_apart
 from prismlm.training.parallel import recompute_activations
+from tests.helpers.recurrent_models import FAMILIES, recurrent_model, tokens
 
-VOCABULARY = 50
-END = 0
-FAMILIES = {
-    "deltanet": {"model_type": "prismlm_deltanet", "num_heads": 3, "num_hidden_layers": 2},
-    "protot": {"model_type": "prismlm_protot", "num_channels": 6, "num_hidden_layers": 3},
-    "protot-off": {
-        "model_type": "prismlm_protot",
-        "num_channels": 3,
-        "num_hidden_layers": 2,
-        "shared_routing_layers": [],
-        "convolution_layers": [],
-        "mass_normalisation": False,
-        "temperature_mode": "multiply",
-        "tie_word_embeddings": False,
-    },
-    "protot-groups": {
-        "model_type": "prismlm_protot",
-        "num_channels": 6,
-        "num_hidden_layers": 2,
-        "num_groups": 2,
-        "decay_half_lives": [1.0, 64.0],
-        "decay_mode": "token",
-        "initial_temperatures": [2.0, 0.5],
-    },
-}
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def model(request):
-    torch.manual_seed(0)
-    settings = FAMILIES[request.param] | {"hidden_size": 24, "initializer_range": 0.3}
-    model = build_model(build_config(settings, VOCABULARY, END)).eval()
-    for name, parameter in model.named_parameters():
-        if name.endswith("decay_map"):
-            torch.nn.init.normal_(parameter)  # as after training
-    return model
-
-
-def tokens(*shape, seed=0):
-    return torch.randint(1, VOCABULARY, shape, generator=torch.Generator().manual_seed(seed))
-
-
-@torch.no_grad()
-def test_cached_logits_equal_uncached_in_any_pieces(model):
-    ids = tokens(2, 40)
-    whole = model(ids, use_cache=False)
-    assert whole.past_key_values is None
-    for sizes in ([1] * 40, [17, 1, 1, 21], [40]):
-        cache, parts = None, []
-        for piece in ids.split(sizes, dim=1):
-            output = model(piece, past_key_values=cache, use_cache=True)
-            cache = output.past_key_values
-            parts.append(output.logits)
-        torch.testing.assert_close(torch.cat(parts, 1), whole.logits, **CLOSE)
-        assert cache.get_seq_length() == 40
+    return recurrent_model(request.param)
 
 
 @torch.no_grad()
@@ -116,67 +62,9 @@ def test_documents_packed_into_one_row_stay_apart(model):
         torch.testing.assert_close(logits, model(piece).logits, **CLOSE)
 
 
-def greedy(model, ids, steps, mask=None):
-    """Continue without a cache and without generate."""
-    for _ in range(steps):
-        with torch.no_grad():
-            logits = model(ids, attention_mask=mask, use_cache=False).logits[:, -1]
-        ids = torch.cat([ids, logits.argmax(-1)[:, None]], 1)
-        mask = None if mask is None else torch.cat([mask, mask[:, -1:]], 1)
-    return ids
-
-
 def options(**changes):
     fixed = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     return fixed | changes
-
-
-def test_greedy_generation_equals_the_uncached_loop(model):
-    ids = tokens(2, 11)
-    expected = greedy(model, ids, 8)
-    assert torch.equal(model.generate(ids, **options()), expected)
-    assert torch.equal(model.generate(ids, **options(use_cache=False)), expected)
-    assert torch.equal(model.generate(ids, **options(prefill_chunk_size=4)), expected)
-
-
-def test_generation_goes_on_from_a_cache(model):
-    ids = tokens(1, 11)
-    cache = RecurrentCache(model.config.num_hidden_layers)
-    first = model.generate(ids, past_key_values=cache, **options(max_new_tokens=3))
-    more = torch.cat([first, tokens(1, 4, seed=5)], 1)
-    # Without a mask, generate takes every token that is the padding's for padding.
-    going_on = {"past_key_values": cache, "attention_mask": torch.ones_like(more)}
-    assert torch.equal(model.generate(more, **going_on, **options()), greedy(model, more, 8))
-
-
-def test_left_padded_batches_generate_what_each_row_generates_alone(model):
-    ids = tokens(3, 12)
-    mask = torch.ones_like(ids)
-    mask[0, :7] = 0
-    mask[1, :1] = 0
-    out = model.generate(ids, attention_mask=mask, **options())
-    for row, first in enumerate((7, 1, 0)):
-        alone = model.generate(ids[row : row + 1, first:], **options())
-        assert torch.equal(out[row, 12:], alone[0, 12 - first :])
-
-
-def test_beams_are_those_of_the_uncached_model(model):
-    ids = tokens(2, 9)
-    settings = options(num_beams=4, num_return_sequences=2, max_new_tokens=6)
-    cached = model.generate(ids, **settings)
-    assert torch.equal(cached, model.generate(ids, **settings, use_cache=False))
-    assert not torch.equal(cached[0], cached[1])
-
-
-def test_samples_follow_the_seed(model):
-    ids = tokens(2, 9)
-    drawn = []
-    for cache in (True, False):
-        torch.manual_seed(3)
-        settings = options(do_sample=True, num_return_sequences=3, use_cache=cache)
-        drawn.append(model.generate(ids, **settings))
-    assert torch.equal(*drawn)
-    assert len({tuple(row.tolist()) for row in drawn[0][:3]}) == 3
 
 
 def test_a_checkpoint_comes_back_as_it_was(model, tmp_path):
@@ -342,97 +230,12 @@ def test_wrong_input_says_what_is_wrong(model):
 
 
 @torch.no_grad()
-def test_a_mask_is_over_what_comes_or_over_the_cache_too(model):
-    ids = tokens(2, 9)
-    whole = model(ids).logits
-    mask = torch.ones(2, 12, dtype=torch.int64)
-    empty = RecurrentCache(model.config.num_hidden_layers)
-    for wrong in (8, 10):
-        with pytest.raises(InputError, match=rf"is \[2, {wrong}\]: expected \[2, 9\]\."):
-            model(ids, attention_mask=mask[:, :wrong], past_key_values=empty)
-    cache = model(ids[:, :6], attention_mask=mask[:, :6], past_key_values=empty).past_key_values
-    for wrong in (1, 6, 10):
-        with pytest.raises(InputError, match=r"expected \[2, 3\], or \[2, 9\] with what is in the"):
-            model(ids[:, 6:], attention_mask=mask[:, :wrong], past_key_values=cache)
-    for width in (3, 9):
-        rest = {"attention_mask": mask[:, :width], "past_key_values": copy.deepcopy(cache)}
-        torch.testing.assert_close(model(ids[:, 6:], **rest).logits, whole[:, 6:], **CLOSE)
-
-
-@torch.no_grad()
 def test_a_mask_of_any_numbers_is_one(model):
     ids = tokens(2, 6)
     mask = torch.tensor([[1, 1, 1, 1, 0, 0], [0, 1, 1, 1, 1, 1]])
     expected = model(ids, attention_mask=mask.bool()).logits
     for dtype in (torch.int64, torch.float32):
         assert torch.equal(model(ids, attention_mask=mask.to(dtype)).logits, expected)
-
-
-WRONG = {
-    "temperature_mode": [("multipy", "expected 'divide' or 'multiply'. Did you mean 'multiply'"),
-                         ("Divide", "Did you mean 'divide'"), (None, "None")],
-    "decay_mode": [("tokens", "expected 'channel' or 'token'. Did you mean 'token'")],
-    "alpha": [(math.nan, "expected a finite number"), (math.inf, "inf"), ("1", "'1'")],
-    "dropout": [(2.0, "at least 0 and below 1"), (1.0, "1.0"), (-0.1, "-0.1"), (math.nan, "nan")],
-    "convolution_layers": [([5], "whole numbers from 0 to 1 for num_hidden_layers 2"),
-                           ([-1], "-1"), ([True], "True"), (["0"], "'0'"), (1, "1:"),
-                           ([0, 1, 2], "0, 1, 2")],
-    "shared_routing_layers": [([5], "from 0 to 1"), ([0.0], "0.0"), (None, "None")],
-}  # fmt: skip
-
-
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("name", WRONG)
-def test_settings_that_would_build_another_model_are_refused(name):
-    for value, words in WRONG[name]:
-        with pytest.raises(InputError, match=rf"^{name} is .*{re.escape(words)}"):
-            build_config(
-                {"model_type": "prismlm_protot", "num_hidden_layers": 2, name: value}, 50, END
-            )
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_settings_changed_later_are_refused_when_the_model_is_built():
-    config = build_config(FAMILIES["protot"] | {"hidden_size": 24}, VOCABULARY, END)
-    config.temperature_mode = "multipy"
-    with pytest.raises(InputError, match="temperature_mode is 'multipy'"):
-        build_model(config)
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_the_delta_rule_checks_its_settings_too():
-    for settings, words in (
-        ({"dropout": 2.0}, "dropout is 2.0"),
-        ({"num_heads": 7}, "num_heads is 7: expected a divisor of hidden_size, which is 256"),
-    ):
-        with pytest.raises(InputError, match=words):
-            build_config({"model_type": "prismlm_deltanet"} | settings, VOCABULARY, END)
-
-
-def test_a_model_of_one_layer_has_the_defaults_and_its_checkpoint_comes_back(tmp_path):
-    settings = {"model_type": "prismlm_protot", "num_channels": 4, "hidden_size": 24}
-    model = build_model(build_config(settings | {"num_hidden_layers": 1}, VOCABULARY, END)).eval()
-    model.save_pretrained(tmp_path)
-    assert json.loads((tmp_path / "config.json").read_text())["convolution_layers"] == [0, 1]
-    again = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
-    assert torch.equal(again(tokens(1, 5)).logits, model(tokens(1, 5)).logits)
-
-
-def test_another_models_cache_is_refused(model):
-    ids = tokens(2, 6)
-    cache = model(ids, use_cache=True).past_key_values
-    layers = model.config.num_hidden_layers
-    settings = model.config.to_dict()
-    more = settings | {"num_hidden_layers": layers + 1, "initial_temperatures": None}
-    deeper = type(model)(type(model.config)(**more))
-    with pytest.raises(InputError, match=f"has {layers} layers and the model {layers + 1}"):
-        deeper(ids, past_key_values=cache)
-    kernel = model.config.convolution_width + 1
-    wider = type(model)(type(model.config)(**settings | {"convolution_width": kernel})).eval()
-    with pytest.raises(InputError, match=f"convolution_width {kernel - 1}, and .* has {kernel}"):
-        wider(ids, past_key_values=cache)
-    cache.reset()
-    torch.testing.assert_close(wider(ids, past_key_values=cache).logits, wider(ids).logits)
 
 
 def test_importing_the_models_registers_them():
@@ -445,12 +248,3 @@ for name in ("prismlm_deltanet", "prismlm_protot"):
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["DeltaNetForCausalLM", "ProtoTForCausalLM"]
-
-
-@pytest.mark.parametrize("preset", ["protot", "deltanet", "signal-noise"])
-def test_no_setting_is_taken_for_one_of_generation(preset):
-    # transformers copies what has the name of one: a τ called temperature would sample with it.
-    ours = set(build_config({"preset": preset}, 64, 0).to_dict())
-    tokens = {"bos_token_id", "eos_token_id", "pad_token_id"}
-    everywhere = {"use_cache", "output_attentions", "output_hidden_states", "transformers_version"}
-    assert ours & set(GenerationConfig().to_dict()) <= tokens | everywhere

@@ -1,0 +1,45 @@
+"""Small random recurrent decoders of each family and under each switch."""
+
+import torch
+
+from prismlm.models.presets import build_config, build_model
+
+VOCABULARY = 50
+END = 0
+FAMILIES = {
+    "deltanet": {"model_type": "prismlm_deltanet", "num_heads": 3, "num_hidden_layers": 2},
+    "protot": {"model_type": "prismlm_protot", "num_channels": 6, "num_hidden_layers": 3},
+    "protot-off": {
+        "model_type": "prismlm_protot",
+        "num_channels": 3,
+        "num_hidden_layers": 2,
+        "shared_routing_layers": [],
+        "convolution_layers": [],
+        "mass_normalisation": False,
+        "temperature_mode": "multiply",
+        "tie_word_embeddings": False,
+    },
+    "protot-groups": {
+        "model_type": "prismlm_protot",
+        "num_channels": 6,
+        "num_hidden_layers": 2,
+        "num_groups": 2,
+        "decay_half_lives": [1.0, 64.0],
+        "decay_mode": "token",
+        "initial_temperatures": [2.0, 0.5],
+    },
+}
+
+
+def recurrent_model(family):
+    torch.manual_seed(0)
+    settings = FAMILIES[family] | {"hidden_size": 24, "initializer_range": 0.3}
+    model = build_model(build_config(settings, VOCABULARY, END)).eval()
+    for name, parameter in model.named_parameters():
+        if name.endswith("decay_map"):
+            torch.nn.init.normal_(parameter)  # as after training
+    return model
+
+
+def tokens(*shape, seed=0):
+    return torch.randint(1, VOCABULARY, shape, generator=torch.Generator().manual_seed(seed))

@@ -1,0 +1,37 @@
+import pytest
+import torch
+
+from prismlm.corpus.sequences import Sequences
+from tests.helpers.mixer_models import make_corpus, make_model
+
+LENGTH = 12
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory):
+    return make_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(scope="session")
+def model(corpus):
+    return make_model(len(corpus.tokenizer))
+
+
+@pytest.fixture(scope="session")
+def sequences(corpus):
+    return Sequences(corpus, "all", LENGTH)
+
+
+@pytest.fixture(scope="session")
+def alone(corpus, model):
+    """Every sequence by itself: start, document, ids, and routing of each layer."""
+    found, routings = [], {}
+    for number, (start, length) in enumerate(zip(corpus.starts, corpus.lengths, strict=True)):
+        for first in range(start, start + length, LENGTH):
+            span = min(LENGTH, start + length - first)
+            ids = torch.from_numpy(corpus.read_tokens(int(first), int(span)).astype("int64"))
+            # Each text is there four times.
+            if (text := tuple(ids.tolist())) not in routings:
+                routings[text] = model(ids[None], output_routing=True).routing
+            found.append((int(first), number, ids, routings[text]))
+    return found

@@ -1,0 +1,98 @@
+"""The sequences in which a channel writes most, against all of a corpus."""
+
+import math
+
+import pytest
+import torch
+
+from prismlm.corpus.windows import WindowBatch
+from prismlm.errors import InputError
+from prismlm.instruments.channels import rank_sequences, repetition, sequences_of
+from prismlm.instruments.channels.top_sequences import candidates, empty_ranking, merge_rankings
+from tests.helpers.mixer_models import CHANNELS, LAYERS
+
+
+def test_the_ranking_is_that_of_all_sequences(model, sequences, alone):
+    found = rank_sequences(model, sequences, kept=5, tokens=3)
+    assert sorted(found) == list(range(LAYERS))
+    for layer in range(LAYERS):
+        for channel in range(CHANNELS):
+            totals = {}
+            for start, document, ids, routing in alone:
+                gate = routing[layer].write[0, :, channel]
+                totals[start] = (gate.sum().item(), len(ids), document, ids, gate)
+            # Texts come again, so totals do: float32 tells equals apart by their batch.
+            floor = sorted((value[0] for value in totals.values()), reverse=True)[4]
+            kept = sequences_of(found[layer], channel)
+            assert len(kept) == 5
+            assert [s.total for s in kept] == sorted((s.total for s in kept), reverse=True)
+            for sequence in kept:
+                total, length, document, ids, gate = totals[sequence.start]
+                assert total >= floor - 1e-4
+                assert sequence.total == pytest.approx(total, rel=1e-4)
+                assert (sequence.length, sequence.document) == (length, document)
+                best = gate.sort(descending=True).values[:3].tolist()
+                assert [t.gate for t in sequence.tokens] == pytest.approx(best, rel=1e-3)
+                for token in sequence.tokens:
+                    place = token.position - sequence.start
+                    assert token.token_id == ids[place]
+                    assert token.gate == pytest.approx(gate[place].item(), rel=1e-3)
+    scores = repetition(found[1])
+    assert scores.shape == (CHANNELS,)
+    assert ((scores >= 0) & (scores < 1)).all()
+
+
+def batch_of(write, first):
+    """Write gates of sequences of four tokens, the second of three, as a batch."""
+    rows = len(write)
+    owned = torch.ones(rows, 4, dtype=torch.bool)
+    owned[1:2, 3] = False
+    positions = torch.arange(first, first + 4 * rows).reshape(rows, 4)
+    return WindowBatch(
+        positions % 10, owned, owned, torch.where(owned, positions, -1), torch.arange(rows)
+    )
+
+
+def test_candidates_by_hand():
+    write = torch.tensor([[[0.1], [0.4], [0.1], [0.3]], [[0.2], [0.2], [0.1], [9.0]]])
+    found = merge_rankings(empty_ranking(1, 3, 5), candidates(write, batch_of(write, 20), 5))
+    first, second = sequences_of(found, 0)
+    assert (first.start, first.length, first.document) == (20, 4, 0)
+    assert first.total == pytest.approx(0.9)
+    # The earlier of two equal gates comes first; what is beyond the end takes no part.
+    assert [t.position for t in first.tokens] == [21, 23, 20, 22]
+    assert [t.token_id for t in first.tokens] == [1, 3, 0, 2]
+    assert second.total == pytest.approx(0.5)
+    assert [t.position for t in second.tokens] == [24, 25, 26]
+    with pytest.raises(InputError, match="no channel 1 in layer 7"):
+        sequences_of(found, 1, layer=7)
+    with pytest.raises(InputError, match="not finite"):
+        candidates(write * math.nan, batch_of(write, 20), 5)
+
+
+def test_rankings_merge_in_any_order_with_ties_by_position():
+    generator = torch.Generator().manual_seed(0)
+    parts = []
+    for first in range(0, 96, 16):
+        # Few values, so that totals tie.
+        write = torch.randint(1, 3, (4, 4, 2), generator=generator).float()
+        parts.append(candidates(write, batch_of(write, first), 2))
+    nothing = empty_ranking(2, 3, 2)
+    forward, backward = nothing, nothing
+    for part in parts:
+        forward = merge_rankings(forward, part)
+    for part in reversed(parts):
+        backward = merge_rankings(backward, part)
+    halves = [nothing, nothing]
+    for i, part in enumerate(parts):
+        halves[i % 2] = merge_rankings(halves[i % 2], part)
+    for other in (backward, merge_rankings(*halves)):
+        for a, b in zip(forward, other, strict=True):
+            assert torch.equal(a, b)
+    everything = sorted(
+        (-t, s)
+        for p in parts
+        for t, s in zip(p.total[0].tolist(), p.start[0].tolist(), strict=True)
+    )
+    assert [(-s.total, s.start) for s in sequences_of(forward, 0)] == everything[:3]
+    assert len({t for t, _ in everything}) < len(everything)

@@ -1,0 +1,175 @@
+"""Attention received by code."""
+
+import numpy as np
+import pytest
+import torch
+
+from prismlm.errors import InputError
+from prismlm.instruments.uncertainty_feedback import (
+    AfterMistake,
+    AttentionProbe,
+    CodeProbe,
+    LayerAttention,
+    LayerProbe,
+    Mistakes,
+    Signal,
+    attention_probe,
+    own_codes,
+)
+from prismlm.instruments.uncertainty_feedback.attention import received
+from prismlm.statistics import Interval
+from tests.helpers.feedback_models import (
+    LEVELS,
+    make_fed_gpt2,
+    make_fed_protot,
+    random_texts,
+    set_table,
+)
+
+
+@torch.no_grad()
+def test_attention_received_is_the_mean_over_later_tokens():
+    model, _ = make_fed_gpt2()
+    texts = random_texts(6, 6)
+    codes = own_codes(model, texts, Signal())
+    found = received(model, texts, codes)
+    assert model.config._attn_implementation == "sdpa"
+    model.set_attn_implementation("eager")
+    for number, text in enumerate(texts):
+        output = model(
+            text[None],
+            uncertainty_codes=codes[number][None],
+            output_attentions=True,
+            use_cache=False,
+        )
+        for layer, weights in enumerate(output.attentions):
+            expected = [
+                sum(float(weights[0, :, i, j].mean()) for i in range(j + 1, 6)) / (5 - j)
+                for j in range(5)
+            ]
+            np.testing.assert_allclose(found[layer, number], [*expected, 0], atol=1e-6)
+
+
+def test_texts_are_cut_to_one_length_and_compared_with_nothing_fed():
+    model, feedback = make_fed_gpt2()
+    texts = random_texts(30, 24, 40, 24, 26, 12, 24, 28)
+    codes = own_codes(model, texts, Signal())
+    found = attention_probe(model, texts, codes, permutations=49)
+    # The lower of the middle two of 12, 24, 24, 24, 26, 28, 30, 40.
+    assert (found.length, found.texts, found.left_out) == (24, 7, 1)
+    assert found.positions == 24 - 1 - 8
+    assert len(found.layers) == 2
+    for one in found.layers:
+        assert -1 <= one.correlation <= 1
+        assert 1 / 50 <= one.p <= one.q <= 1
+        assert one.added.value == pytest.approx(one.correlation - one.without)
+    # Texts too short by themselves change nothing, however many they are.
+    several = [*texts, *random_texts(*[5] * 20)]
+    mixed = attention_probe(model, several, own_codes(model, several, Signal()), permutations=49)
+    assert (mixed.length, mixed.texts, mixed.left_out) == (24, 7, 21)
+    assert mixed.layers == found.layers
+    # Cut off is as never read.
+    alike = attention_probe(
+        model,
+        [text[:24] for text in texts if len(text) >= 24],
+        [row[:24] for row in codes if len(row) >= 24],
+        permutations=49,
+    )
+    assert alike.layers == found.layers
+    # With a table of zeros, nothing fed is the same.
+    set_table(feedback, torch.zeros(1, 16))
+    for one in attention_probe(model, texts, codes, permutations=49).layers:
+        assert one.correlation == one.without
+        assert (one.added.low, one.added.high) == (0, 0)
+
+
+def test_codes_that_draw_attention_are_found():
+    """A table whose vector is what every query looks for."""
+    model, feedback = make_fed_gpt2(layers=1)
+    with torch.no_grad():
+        block = model.transformer.h[0]
+        # Keys are the first coordinate, and every query is 1.
+        block.attn.c_attn.weight.zero_()
+        block.attn.c_attn.bias.zero_()
+        block.attn.c_attn.bias[:16] = 1.0
+        block.attn.c_attn.weight[0, 16:32] = 0.5
+        model.transformer.wpe.weight.zero_()
+        model.transformer.wte.weight[:, 0] = 0
+    table = torch.zeros(LEVELS, 16)
+    table[:, 0] = torch.linspace(-3, 3, LEVELS)
+    set_table(feedback, table)
+    texts = random_texts(*[24] * 12)
+    generator = torch.Generator().manual_seed(0)
+    codes = tuple(torch.randint(0, LEVELS, (24,), generator=generator) for _ in texts)
+    for row in codes:
+        row[0] = -1
+    (layer,) = attention_probe(model, texts, codes).layers
+    assert layer.correlation > 0.8
+    assert layer.p == layer.q == 1 / 1000
+    assert layer.matched_top > 2 * layer.matched_bottom
+    assert layer.top > 2 * layer.bottom
+    assert abs(layer.without) < 0.3
+    assert layer.added.above_zero
+    found = attention_probe(model, texts, codes)
+    assert "the signal itself adds to it in 1" in found.verdict
+    # Turned round, low codes draw it.
+    set_table(feedback, table.flip(0))
+    turned = attention_probe(model, texts, codes)
+    assert turned.layers[0].correlation < -0.8
+    assert turned.verdict.startswith("No later layer")
+
+
+def test_texts_too_few_for_the_attention_probe():
+    model, _ = make_fed_gpt2()
+    texts = random_texts(20, 20, 20)
+    with pytest.raises(InputError, match="at least 4, of at least 10 tokens"):
+        attention_probe(model, texts, own_codes(model, texts, Signal()))
+    protot, _ = make_fed_protot()
+    with pytest.raises(InputError, match="no attention heads to read"):
+        attention_probe(protot, texts, own_codes(protot, texts, Signal()))
+
+
+NONE, MORE, LESS = Interval(0.0, -0.1, 0.1), Interval(0.2, 0.1, 0.3), Interval(-0.2, -0.3, -0.1)
+
+
+@pytest.mark.parametrize(
+    ("correlation", "q", "added", "said"),
+    [
+        (0.3, 0.01, MORE, "the signal itself adds to it in 1, at most +0.200 [+0.100, +0.300]"),
+        (0.3, 0.01, NONE, "the text makes it and not the signal"),
+        (0.3, 0.2, MORE, "No later layer"),
+        (-0.3, 0.01, LESS, "No later layer"),
+    ],
+)
+def test_what_is_said_of_attention(correlation, q, added, said):
+    early = LayerAttention(0, 1, 1, 0, 1, 1, 0.9, 0.001, 0.001, 0, MORE)
+    late = LayerAttention(1, 1, 1, 0, 1, 1, correlation, q, q, 0, added)
+    assert said in AttentionProbe(9, 30, 20, 0, (early, late), 9).verdict
+
+
+def test_the_layer_that_is_named_is_one_that_is_counted():
+    layers = [
+        LayerAttention(number, 1, 1, 0, 1, 1, correlation, q, q, 0, NONE)
+        for number, (correlation, q) in enumerate([(0, 1), (0, 1), (0.5, 0.2), (0.2, 0.01)])
+    ]
+    verdict = AttentionProbe(9, 30, 20, 0, tuple(layers), 9).verdict
+    assert "1 of 2 later layers" in verdict
+    assert "at most with a rank correlation of +0.200, layer 3" in verdict
+
+
+def test_codes_that_are_all_the_same_are_no_negative_finding():
+    layer = LayerAttention(0, 1, 1, 0, 1, 1, 0.0, 1.0, 1.0, 0, NONE)
+    nothing = "Says nothing: all own codes are the same"
+    assert AttentionProbe(9, 30, 20, 0, (layer,), 1).verdict.startswith(nothing)
+    once = AfterMistake("own", (0.1,), (0.5,), NONE, MORE, None)
+    recovery = Mistakes(9, 4, 0.1, (once,), NONE, NONE, NONE, NONE, 1)
+    assert recovery.verdict.startswith(nothing)
+    nan = Interval(*[float("nan")] * 3)
+    probed = (
+        LayerProbe(0, 0.0, nan, nan, nan, nan, NONE),
+        LayerProbe(1, 1.0, MORE, nan, *[NONE] * 3),
+    )
+    assert CodeProbe(8, 4, 500, 2 / 3, probed, 1).verdict.startswith(nothing)
+    found = CodeProbe(8, 4, 500, 2 / 3, probed, 2)
+    assert found.peak.layer == 1
+    assert found.verdict.startswith("Says nothing: R² is no number")

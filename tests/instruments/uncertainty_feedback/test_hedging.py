@@ -1,0 +1,143 @@
+"""Hedging words after steps of high and of low entropy."""
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from prismlm.errors import InputError
+from prismlm.instruments.uncertainty_feedback import Hedging, HedgingRun, Signal, hedging, own_codes
+from prismlm.instruments.uncertainty_feedback.hedges import hedge_starts
+from prismlm.instruments.uncertainty_feedback.hedging import hedges_after
+from prismlm.statistics import Interval
+from tests.helpers.feedback_models import (
+    LEVELS,
+    VOCABULARY,
+    directions,
+    make_fed_gpt2,
+    random_texts,
+    set_table,
+    silence_blocks,
+)
+
+PIECES = ("<end>", "It", "Ġis", "Ġper", "haps", "Ġmight", "y", "Ġmaybe", ".", "Per", "Ġlikely")
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    """One in which words may have several tokens, with as many tokens as the model."""
+    vocabulary = {piece: number for number, piece in enumerate(PIECES)}
+    vocabulary |= {f"Ġword{number}": number for number in range(len(PIECES), 37)}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<end>"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    backend.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>")
+
+
+def test_words_after_high_and_low_steps_by_hand():
+    # Steps 0 to 3 have two tokens after their own.
+    shares = [np.array([0.9, 0.1, 0.5, 0.5, 0.0, 1.0])]
+    begun = [np.array([0, 0, 1, 0, 1, 1], dtype=bool)]
+    found, steps = hedges_after(shares, begun, 2)
+    # After step 0 are tokens 1 and 2: one word. After step 1, 2 and 3: one. Quartiles of
+    # (0.9, 0.1, 0.5, 0.5) are 0.4 and 0.6.
+    assert steps == 4
+    assert found.tolist() == [[1, 2, 1, 2]]
+    shares.append(np.array([0.95, 0.95, 0.95]))
+    begun.append(np.array([1, 0, 1], dtype=bool))
+    # Of five steps the quartiles are 0.5 and 0.9: two steps each are as low or lower, as high.
+    found, steps = hedges_after(shares, begun, 2)
+    assert steps == 5
+    # Low: steps 1 to 3, with one, one and two words after them.
+    assert found.tolist() == [[1, 2, 4, 6], [1, 2, 0, 0]]
+    nothing = [np.array([0.5] * 4)]
+    assert hedges_after(nothing, [np.ones(4, dtype=bool)], 2)[0].sum() == 0
+
+
+def test_without_a_signal_both_write_the_same_and_hedge_alike(tokenizer):
+    model, feedback = make_fed_gpt2()
+    texts = random_texts(*[20] * 6)
+    set_table(feedback, torch.zeros(1, 16))
+    codes = own_codes(model, texts, Signal())
+    found = hedging(model, tokenizer, texts, codes, tokens=40, window=4, seed=3)
+    assert found.fed == found.bare == found.shuffled
+    assert found.fed.hedges > 0
+    assert 0 < found.fed.tokens <= 240
+    assert (found.change.value, found.change.low, found.change.high) == (0, 0, 0)
+    assert "does not beat both controls" in found.verdict
+    assert found == hedging(model, tokenizer, texts, codes, tokens=40, window=4, seed=3)
+    set_table(feedback, 3 * torch.randn(64, 16, generator=torch.Generator().manual_seed(0)))
+    other = hedging(model, tokenizer, texts, codes, tokens=40, window=4, seed=3)
+    assert other.fed != other.bare
+    assert other.bare == found.bare
+    assert other.shuffled not in (other.fed, other.bare)
+    with pytest.raises(InputError, match="expected 1 to 7"):
+        hedging(model, tokenizer, texts, codes, tokens=8, window=8)
+    with pytest.raises(InputError, match="has learned an embedding of 64"):
+        hedging(model, tokenizer, texts, codes, tokens=60)
+
+
+@torch.no_grad()
+def test_a_model_that_hedges_when_it_is_told_to_is_found_out(tokenizer):
+    """Half of the words leave open what comes next. A high code calls for "maybe"."""
+    model, feedback = make_fed_gpt2(tied=False)
+    silence_blocks(model)
+    call, *rest = directions(8)
+    words, head = model.transformer.wte.weight, model.lm_head.weight
+    words.zero_()
+    head.zero_()
+    head[PIECES.index("Ġmaybe")] = 2 * call
+    for number in range(24, VOCABULARY):
+        words[number] = 0.5 * rest[number % 7]
+        head[number] = 1.5 * rest[number % 5]
+    table = torch.where(torch.arange(LEVELS)[:, None] > 0.9 * LEVELS, call, -call)
+    set_table(feedback, table)
+    texts = random_texts(*[8] * 24)
+    codes = own_codes(model, texts, Signal())
+    found = hedging(model, tokenizer, texts, codes, tokens=40, window=1)
+    assert found.fed.after_high > 2 * found.fed.after_low
+    assert found.bare.hedges > 0
+    assert abs(found.bare.difference.value) < 0.1 * found.fed.difference.value
+    assert found.change.above_zero
+    assert found.shuffled.hedges > 0
+    assert abs(found.shuffled.difference.value) < 0.1 * found.fed.difference.value
+    assert found.change_against_shuffled.above_zero
+    assert found.verdict.startswith("Its signal makes it hedge more after high entropy")
+
+
+NONE, MORE, LESS = Interval(0.0, -0.1, 0.1), Interval(0.2, 0.1, 0.3), Interval(-0.2, -0.3, -0.1)
+
+
+@pytest.mark.parametrize(
+    ("change", "shuffled", "hedges", "said"),
+    [
+        (MORE, MORE, 4, "Its signal makes it hedge more"),
+        (MORE, NONE, 4, "does not beat both controls"),
+        (NONE, MORE, 4, "does not beat both controls"),
+        (LESS, LESS, 4, "does not beat both controls"),
+        (None, None, 4, "entropies do not differ"),
+        (MORE, None, 4, "entropies do not differ"),
+        (NONE, NONE, 0, "no hedging word was written"),
+    ],
+)
+def test_hedging_must_beat_both_controls(change, shuffled, hedges, said):
+    run = HedgingRun(100, hedges, 50, 0.1, 0.1, NONE)
+    assert said in Hedging(9, 8, 1.0, run, run, run, change, shuffled).verdict
+
+
+def starts(tokenizer, prompt, added):
+    numbers = {piece: number for number, piece in enumerate(PIECES)}
+    ids = ([numbers[piece] for piece in row] for row in (prompt, added))
+    return hedge_starts(tokenizer, *ids)
+
+
+def test_hedging_words_are_whole_words_and_begin_in_a_token(tokenizer):
+    added = ["Ġper", "haps", "Ġis", "Ġmight", "y", "Ġmight", ".", "Ġlikely"]
+    # "mighty" is another word; "perhaps" begins in its first token, at a space or not.
+    expected = [True, False, False, False, False, True, False, True]
+    assert starts(tokenizer, ["It"], added) == expected
+    assert starts(tokenizer, ["It", "."], ["Per", "haps"]) == [True, False]
+    # Begun in the prompt.
+    assert starts(tokenizer, ["It", "Ġper"], ["haps", "Ġmaybe"]) == [False, True]
+    assert starts(tokenizer, ["It"], []) == []

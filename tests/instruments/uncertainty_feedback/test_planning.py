@@ -1,0 +1,53 @@
+"""Which checks some texts allow, and what they take."""
+
+import pytest
+import torch
+
+from prismlm.errors import InputError
+from prismlm.instruments.uncertainty_feedback import (
+    InspectOptions,
+    Sample,
+    Signal,
+    estimate_inspection,
+    plan,
+)
+from tests.helpers.feedback_models import make_fed_gpt2, random_texts
+
+FAST = InspectOptions(permutations=2, passes=2, tokens=10, window=2, mistakes=1)
+
+
+def test_texts_that_do_not_do_are_named():
+    model, _ = make_fed_gpt2()
+    few = Sample("few", tuple(random_texts(20, 20, 20)))
+    with pytest.raises(InputError, match=r"ablation needs at least 4 texts .* few has 3"):
+        plan(model, few, ["ablation"])
+    with pytest.raises(InputError, match="no check can be done"):
+        plan(model, few)
+    some = Sample("some", tuple(random_texts(20, 20, 20, 20, 6)))
+    planned, left_out = plan(model, some)
+    assert planned == ("ablation", "prefill", "hedging", "mistakes")
+    assert "needs at least 8 texts of at least 10 tokens" in left_out["attention"]
+    # 16 tokens and 48 more of 64 fit; the model has just as many.
+    assert plan(model, some, ["hedging"])[0] == ("hedging",)
+    with pytest.raises(InputError, match=r"there is no check 'ablatoin'.*Did you mean 'ablation'"):
+        plan(model, some, ["ablatoin"])
+    with pytest.raises(InputError, match="hold token 99 and the model has 37"):
+        plan(model, Sample("other", (torch.tensor([1, 99, 3]),)))
+    with pytest.raises(InputError, match="learned an embedding of 64"):
+        plan(model, Sample("long", tuple(random_texts(70))))
+
+
+def test_an_estimate_counts_passes():
+    model, _ = make_fed_gpt2()
+    sample = Sample("some", tuple(random_texts(*[20] * 4, *[12] * 4)))
+    found = estimate_inspection(model, sample, ["ablation", "prefill"])
+    # Own codes in one pass more than the first, 3 + 5 and 1 + 3; token by token 20 + 12.
+    assert (found.passes, found.steps) == (1 + 8 + 4, 32)
+    assert found.seconds > 0
+    # Its prompts are of 10 tokens and of 6: two batches, and three signals.
+    written = estimate_inspection(model, sample, ["hedging"], FAST)
+    assert written.steps == 3 * FAST.tokens * 2
+    true = estimate_inspection(
+        model, sample, ["mistakes"], InspectOptions(signal=Signal("recursion"), mistakes=2)
+    )
+    assert (true.passes, true.steps) == (2 + 2 * 4, 32 * 3)

@@ -1,0 +1,83 @@
+"""The code in hidden states."""
+
+import pytest
+import torch
+
+from prismlm.errors import InputError
+from prismlm.instruments.uncertainty_feedback import (
+    CodeProbe,
+    LayerProbe,
+    Signal,
+    code_probe,
+    own_codes,
+)
+from prismlm.statistics import Interval
+from tests.helpers.feedback_models import (
+    LEVELS,
+    make_fed_gpt2,
+    make_fed_protot,
+    random_texts,
+    set_table,
+)
+
+
+@pytest.mark.parametrize("make", [make_fed_gpt2, make_fed_protot])
+def test_a_code_that_is_fed_can_be_read_and_a_shuffled_one_cannot(make):
+    model, feedback = make()
+    texts = random_texts(*[40] * 30)
+    table = torch.zeros(LEVELS, 16)
+    table[:, 3] = torch.linspace(-20, 20, LEVELS)
+    set_table(feedback, table)
+    generator = torch.Generator().manual_seed(0)
+    codes = tuple(torch.randint(0, LEVELS, (40,), generator=generator) for _ in texts)
+    for row in codes:
+        row[0] = -1
+    found = code_probe(model, texts, codes)
+    assert (found.fitted_on, found.tested_on, found.positions) == (20, 10, 20 * 39)
+    assert [one.layer for one in found.layers] == [0, 1, 2]
+    assert [one.depth for one in found.layers] == [0, 0.5, 1]
+    first = found.layers[0]
+    assert first.code.low > 0.95
+    assert abs(first.shuffled.value) < 0.1
+    assert abs(first.without.value) < 0.1
+    assert first.added.low > 0.9
+    assert found.peak is first
+    assert found.verdict.startswith("The code is read best at depth 0.00 (layer 0 of 2; about 0.67")
+    # What nothing is fed of, the fed states do not have.
+    set_table(feedback, torch.zeros(1, 16))
+    nothing = code_probe(model, texts, codes)
+    for one in nothing.layers:
+        assert one.code == one.without
+        assert (one.added.low, one.added.high) == (0, 0)
+    assert nothing.verdict.startswith("No layer lets the code be read")
+
+
+@torch.no_grad()
+def test_the_next_entropy_is_that_of_the_prediction_at_the_position():
+    model, _ = make_fed_gpt2()
+    texts = random_texts(*[24] * 30)
+    found = code_probe(model, texts, own_codes(model, texts, Signal()))
+    # The last state gives the logits, so it tells of their entropy more than the first does.
+    assert found.layers[-1].next_entropy.value > found.layers[0].next_entropy.value
+    with pytest.raises(InputError, match="at least 4"):
+        code_probe(model, texts[:3], own_codes(model, texts[:3], Signal()))
+
+
+NONE, MORE, LESS = Interval(0.0, -0.1, 0.1), Interval(0.2, 0.1, 0.3), Interval(-0.2, -0.3, -0.1)
+
+
+def test_what_is_said_of_a_probe():
+    def layer(number, code, added):
+        found = Interval(code, code - 0.05, code + 0.05)
+        return LayerProbe(number, number / 3, found, NONE, NONE, added, NONE)
+
+    def verdict(*layers):
+        return CodeProbe(8, 4, 500, 2 / 3, layers, 9).verdict
+
+    peak = verdict(
+        layer(0, 0.3, NONE), layer(1, 0.4, NONE), layer(2, 0.6, MORE), layer(3, 0.5, NONE)
+    )
+    assert "depth 0.67 (layer 2 of 3; about 0.67 is expected), R² 0.600" in peak
+    assert "more than the text alone tells" in peak
+    assert "the text tells it as well" in verdict(layer(0, 0.3, MORE), layer(1, 0.4, NONE))
+    assert "No layer" in verdict(layer(0, 0.0, NONE), layer(1, 0.04, NONE))

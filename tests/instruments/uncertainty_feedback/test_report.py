@@ -1,0 +1,87 @@
+"""The report of all checks."""
+
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, RwkvConfig, RwkvForCausalLM
+
+from prismlm.instruments.uncertainty_feedback import (
+    InspectOptions,
+    Sample,
+    estimate_inspection,
+    inspect_uncertainty,
+)
+from prismlm.models.decoders.signal_noise import SignalNoiseConfig
+from prismlm.models.uncertainty_feedback import attach_uncertainty
+from tests.helpers.feedback_families import FAMILIES, V
+from tests.helpers.feedback_models import make_fed_protot, random_texts
+
+FAST = InspectOptions(permutations=2, passes=2, tokens=10, window=2, mistakes=1)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    from tokenizers import Tokenizer, models
+
+    vocabulary = {f"w{number}": number for number in range(37)}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="w0"))
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="w0")
+
+
+def test_a_report_has_every_check_or_its_reason(tokenizer):
+    model, _ = make_fed_protot()
+    sample = Sample("some", tuple(random_texts(*[20] * 8)))
+    found = inspect_uncertainty(model, tokenizer, sample, name="it", options=FAST)
+    assert set(found.left_out) == {"attention"}
+    assert "no attention heads" in found.left_out["attention"]
+    assert set(found.verdicts) == {"ablation", "prefill", "hedging", "mistakes", "probe"}
+    value = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert value["attention"] is None
+    assert value["ablation"]["conditions"][2]["signal"] == "shuffled"
+    assert value["verdicts"]["ablation"] == found.ablation.verdict
+    again = inspect_uncertainty(model, tokenizer, sample, name="it", options=FAST)
+    assert again.to_dict() == found.to_dict()
+    chosen = inspect_uncertainty(model, tokenizer, sample, ["attention", "probe"], options=FAST)
+    assert set(chosen.verdicts) == {"probe"}
+    assert set(chosen.left_out) == {"attention"}
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, "signal-noise"])
+def test_every_family_is_read(name, tokenizer):
+    torch.manual_seed(0)
+    if name == "signal-noise":
+        config = SignalNoiseConfig(
+            vocab_size=V, hidden_size=16, num_hidden_layers=2, head_size=4, initializer_range=0.4
+        )
+    else:
+        config = FAMILIES[name]()
+    model = AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
+    attach_uncertainty(model, 64)
+    sample = Sample("some", tuple(random_texts(*[14] * 8, vocabulary=V)))
+    options = InspectOptions(permutations=1, passes=1, tokens=4, window=2, mistakes=1)
+    found = inspect_uncertainty(model, tokenizer, sample, options=options)
+    assert set(found.left_out) == ({"attention"} if name == "mamba" else set())
+    assert len(found.probe.layers) == 3
+    assert found.prefill.rounding < 1e-3
+    if found.attention is not None:
+        assert len(found.attention.layers) == 2
+
+
+def test_a_model_without_a_cache_is_read_without_what_needs_one(tokenizer):
+    torch.manual_seed(0)
+    config = RwkvConfig(
+        vocab_size=V, hidden_size=16, num_hidden_layers=2, attention_hidden_size=16,
+        intermediate_size=24,
+    )  # fmt: skip
+    model = RwkvForCausalLM(config).eval().requires_grad_(False)
+    attach_uncertainty(model, 64)
+    sample = Sample("some", tuple(random_texts(*[14] * 8, vocabulary=V)))
+    found = inspect_uncertainty(model, tokenizer, sample, options=FAST)
+    assert set(found.left_out) == {"attention", "prefill", "hedging"}
+    assert "carries no codes" in found.left_out["hedging"]
+    assert found.ablation is not None
+    assert found.mistakes.texts == 8
+    # Nothing is measured token by token, which it cannot do.
+    expected = estimate_inspection(model, sample, options=FAST)
+    assert (expected.checks, expected.steps) == (("ablation", "mistakes", "probe"), 0)

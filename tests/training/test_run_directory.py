@@ -1,0 +1,195 @@
+"""A run's directory: what it is compared by, its lock, and what is left behind."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from typer.testing import CliRunner
+
+from prismlm.cli.app import app
+from prismlm.errors import InputError
+from prismlm.training import TrainingInterrupted, build_recipe, train
+from prismlm.training.checkpoints import latest_checkpoint, step_of
+from prismlm.training.device import resolved
+from prismlm.training.recipe import Recipe
+from prismlm.training.run_directory import (
+    FREE_TO_CHANGE,
+    check_run_directory,
+    differences,
+    exclusive,
+)
+from tests.helpers.runs import InterruptAfter, start
+
+
+def other(key, value):
+    """Return another valid value for a key of the tests' recipe."""
+    chosen = {
+        "head.initialise": "random",
+        "head.initialise_at_step": 6,
+        "head.anneal_from": 5,
+        "head.prototypes_per_token": 5,
+        "losses.residual_reduction": "sum",
+        "optimizer.schedule": "linear",
+        "optimizer.betas": [0.8, 0.9],
+        "data.packing": "padded",
+        "data.documents": 20,
+        "optimizer.learning_rate_length": 8,
+        "epochs": 3,
+        "noise_weight": {"initial": 0.2},
+        "uncertainty.rows": 9,
+        "uncertainty.deviation": 0.5,
+        "uncertainty.signal": "shuffled",
+        "parallel": "fsdp2",
+        "precision": "bf16",
+        "device": "cuda",
+        "model.model_type": "mistral",
+        "model.hidden_size": 64,
+        "model.num_key_value_heads": 1,
+        "model.num_attention_heads": 4,
+    }
+    if key in chosen:
+        return chosen[key]
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return value + 1
+    return value / 2 + 0.1 if isinstance(value, float) else value + "-other"
+
+
+def flat(value, prefix=""):
+    for key, item in value.items():
+        if isinstance(item, dict):
+            yield from flat(item, f"{prefix}{key}.")
+        else:
+            yield prefix + key, item
+
+
+def test_every_setting_that_changes_results_is_compared(settings):
+    recipe = build_recipe(settings)
+    with pytest.raises(TrainingInterrupted):
+        train(recipe, progress=InterruptAfter(2))
+    check_run_directory(recipe, resume=True)
+    keys = dict(flat(recipe.to_dict()))
+    # What is searched changes nothing of a run.
+    sections = {name for name in Recipe.model_fields if name not in keys} - {"search"}
+    check_run_directory(build_recipe(settings | {"search": {"trials": 3}}), resume=True)
+    assert {key.split(".")[0] for key in keys if "." in key} == sections
+    for key, value in keys.items():
+        if key == "out":
+            continue
+        changed = recipe.to_dict()
+        *path, name = key.split(".")
+        here = changed
+        for part in path:
+            here = here[part]
+        here[name] = other(key, value)
+        if key == "epochs":
+            # In place of steps.
+            changed["steps"] = 0
+        if key in FREE_TO_CHANGE:
+            check_run_directory(build_recipe(changed), resume=True)
+        else:
+            with pytest.raises(InputError, match="another recipe") as error:
+                check_run_directory(build_recipe(changed), resume=True)
+            assert key in str(error.value)
+
+
+def test_what_auto_came_to_is_noted_and_compared(settings):
+    recipe = build_recipe(settings | {"device": "auto"})
+    with pytest.raises(TrainingInterrupted):
+        train(recipe, progress=InterruptAfter(2))
+    run = recipe.out / "training.json"
+    noted = json.loads(run.read_text())
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    assert noted["resolved"] == {"device": device, "precision": "float32"}
+    # Naming what auto came to is no change; another machine's choice is.
+    check_run_directory(build_recipe(settings | {"device": device}), resume=True)
+    noted["resolved"]["device"] = "mps"
+    run.write_text(json.dumps(noted))
+    with pytest.raises(InputError, match=f'device: "mps" → "{device}"'):
+        train(recipe, resume=True)
+
+
+def test_two_processes_cannot_write_to_one_directory(settings, tmp_path):
+    settings["evaluation"]["every"] = 0
+    process, path, checkpoints = start(settings, tmp_path, 200)
+    try:
+        # It holds its lock while it stands still, and takes no time from the other.
+        process.send_signal(signal.SIGSTOP)
+        second = CliRunner().invoke(app, ["train", str(path), "--resume"])
+        assert second.exit_code == 2
+        assert f"another run, process {process.pid}." in second.stderr
+        assert "Traceback" not in second.stderr
+        recipe = build_recipe(yaml.safe_load(path.read_text()))
+        with pytest.raises(InputError, match=f"another run, process {process.pid}"):
+            train(recipe)
+        before = step_of(latest_checkpoint(checkpoints))
+        process.send_signal(signal.SIGCONT)
+        deadline = time.monotonic() + 120
+        while step_of(latest_checkpoint(checkpoints)) == before:
+            assert process.poll() is None, "the first run goes on unharmed"
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        process.kill()
+        process.communicate(timeout=240)
+    # The kernel has given the lock back, though the file is still there.
+    assert (Path(settings["out"]) / ".lock").read_text() == f"{process.pid}\n"
+    done = step_of(latest_checkpoint(checkpoints))
+    with pytest.raises(TrainingInterrupted) as stop:
+        train(recipe, resume=True, progress=InterruptAfter(2))
+    assert step_of(stop.value.checkpoint) > done
+    assert not (recipe.out / ".lock").exists()
+
+
+def test_a_directory_that_nothing_came_into_is_taken_away_again(tmp_path):
+    out = tmp_path / "a" / "b"
+    with exclusive(out):
+        assert (out / ".lock").read_text() == f"{os.getpid()}\n"
+    assert not out.exists()
+    with exclusive(out):
+        (out / "training.json").touch()
+    assert [path.name for path in out.iterdir()] == ["training.json"]
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="cannot write to"), exclusive(tmp_path / "file" / "out"):
+        pass
+
+
+def test_what_a_kill_leaves_behind_is_cleaned_up(settings, tmp_path):
+    settings["evaluation"]["every"] = 0
+    process, path, checkpoints = start(settings, tmp_path, 2000)
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=240)
+    out = checkpoints.parent
+    (checkpoints / ".writing-1" / "checkpoint-9").mkdir(parents=True)
+    (checkpoints / ".deleting-1").mkdir()
+    (out / ".model.tmp").mkdir()
+    (out / ".model.tmp" / "model.safetensors").write_text("half")
+    (out / ".training.jsonl.0123abcd.tmp").write_text("half")
+    recipe = build_recipe(yaml.safe_load(path.read_text()))
+    with pytest.raises(TrainingInterrupted):
+        train(recipe, resume=True, progress=InterruptAfter(1))
+    assert list(out.rglob(".*")) == []
+
+
+def test_a_run_begun_before_the_setting_was_there_can_be_resumed(settings):
+    recipe = build_recipe(settings)
+    before = recipe.to_dict()
+    del before["optimizer"]["final_learning_rate_share"]
+    run = {"recipe": before, "resolved": resolved(recipe)}
+    assert differences(run, recipe) == []
+    settings["optimizer"]["final_learning_rate_share"] = 0.1
+    changed = "optimizer.final_learning_rate_share: 0.0 → 0.1"
+    assert differences(run, build_recipe(settings)) == [changed]
+    settings["optimizer"]["final_learning_rate_share"] = 0.0
+    settings["model"] |= {"attention_dropout": 0.2, "rms_norm_eps": 1e-5}
+    found = differences(run, build_recipe(settings))
+    assert found == [
+        "model.attention_dropout: 0.1 → 0.2",
+        "model.rms_norm_eps: not set → 1e-05",
+    ]
