@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks.uncertainty_feedback import checks as uncertainty_checks
+from benchmarks.uncertainty_feedback import costs
 from benchmarks.uncertainty_feedback import measure as uncertainty_feedback
 from benchmarks.uncertainty_feedback import overhead as uncertainty_overhead
 from benchmarks.uncertainty_feedback import render as render_uncertainty_feedback
@@ -307,7 +308,7 @@ def test_the_cost_is_judged_by_what_settles_it(whole, alone, told):
         forms["what one pass adds, alone"] = alone
     timed = {"decode": {"one pass": ratio(1.0, 0.99, 1.0)}, "step": forms, "large step": forms}
     names = dict.fromkeys(timed, "training step of 2,000 tokens")
-    lines = render_uncertainty_feedback._judged(timed, names, dict.fromkeys(timed, 2000))
+    lines = costs.judged(timed, names, dict.fromkeys(timed, 2000))
     assert lines[0].startswith("- Decoding takes +0.0% of processor time (-1.0% to +0.0%)")
     assert lines[1] == lines[2]
     assert lines[1].startswith("- One pass in a training step of 2,000 tokens takes ")
