@@ -5,13 +5,17 @@ What edits do is taken from ``edits.json``, where it exists.
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from benchmarks.shared.pages import RESULTS, measured_on, publish
+from benchmarks.shared.pages import (
+    escaped,
+    measured_on,
+    page_options,
+    publish,
+    read_result,
+    table_head,
+)
 
 METHODS = {
     "attribution": "attribution",
@@ -48,14 +52,11 @@ DOMAIN_CONTROLS = {
 
 def main() -> int:
     """Render, or say whether the page is up to date."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true")
-    arguments = parser.parse_args()
-    result = json.loads((RESULTS / "attribution.json").read_text(encoding="utf-8"))
-    edits = RESULTS / "edits.json"
-    measured = json.loads(edits.read_text(encoding="utf-8")) if edits.exists() else None
-    text = render(result, edits=measured)
-    return publish({RESULTS / "attribution.md": text}, check=arguments.check)
+    given = page_options(__doc__).parse_args()
+    result = read_result(given.results / "attribution.json", "attribution.measure")
+    edits = read_result(given.results / "edits.json", "edits.measure")
+    page = render(result, edits=edits)
+    return publish({given.results / "attribution.md": page}, check=given.check)
 
 
 def render(result: dict[str, Any], *, edits: dict[str, Any] | None) -> str:
@@ -331,8 +332,7 @@ def edits_section(result: dict[str, Any]) -> list[str]:
         "of the edit's effect and an interval without 0. Costs, and what the measure can say: "
         "[edits](edits.md).",
         "",
-        "| edit | beyond control | edit | control | difference |",
-        "|---|---|---|---|---|",
+        *table_head("| edit | beyond control | edit | control | difference |"),
         *rows,
         "",
     ]
@@ -348,9 +348,8 @@ def _interval(interval: dict[str, float]) -> str:
 
 
 def _plain(text: str) -> str:
-    escaped = "".join("\\" + c if c in "\\`*_[]<>#|" else c for c in text)
-    return " ".join(escaped.split())
+    return " ".join(escaped(text).split())
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

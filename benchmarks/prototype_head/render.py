@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
 from typing import Any
 
 from benchmarks.first_light.render import domains
@@ -12,28 +9,38 @@ from benchmarks.prototype_head.frontier import frontier, plot
 from benchmarks.prototype_head.runs_compared import figure, methods, plain_ce
 from benchmarks.prototype_head.sweeps import sizes, sweep
 from benchmarks.prototype_head.targets import targets
-from benchmarks.shared.pages import RESULTS, publish
+from benchmarks.shared.pages import page_options, publish, read_result, read_results, table_head
+
+Runs = list[dict[str, Any]]
 
 
 def main() -> int:
     """Render, or say whether page and plot are up to date."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true")
+    parser = page_options(__doc__)
     parser.add_argument("--name", default="prototype_head", help="the folder in docs/results")
-    arguments = parser.parse_args()
-    files = sorted((RESULTS / arguments.name).glob("*.json"))
-    results = [json.loads(path.read_text(encoding="utf-8")) for path in files]
-    runs = [result for result in results if "quality" in result]
-    times = [result for result in results if "recipes" in result]
+    given = parser.parse_args()
+    results, by = given.results, "prototype_head"
+    times = read_results(results / given.name, f"{by}.step_time", "step-time-*.json")
+    found = read_results(results / given.name, f"{by}.measure")
+    runs = [result for result in found if "quality" in result]
+    demo = read_result(results / "first_light.json", "first_light.measure")
+    route = read_result(results / "route.json", f"{by}.route")
     pages = {
-        RESULTS / f"{arguments.name}.md": render(runs, times),
-        RESULTS / f"{arguments.name}.svg": plot(runs),
+        results / f"{given.name}.md": render(runs, times, demo, route),
+        results / f"{given.name}.svg": plot(runs),
     }
-    return publish(pages, check=arguments.check)
+    return publish(pages, check=given.check)
 
 
-def render(runs: list[dict[str, Any]], times: list[dict[str, Any]]) -> str:
-    """Return the page."""
+def render(runs: Runs, times: Runs, demo: dict[str, Any], route: dict[str, Any]) -> str:
+    """Return the page.
+
+    Args:
+        runs: of training.
+        times: of steps.
+        demo: what was measured on the demo's model.
+        route: timings of the routing alone.
+    """
     plain = plain_ce(runs)
     sections = [
         head_of_page(runs, plain),
@@ -42,13 +49,13 @@ def render(runs: list[dict[str, Any]], times: list[dict[str, Any]]) -> str:
         sweep(runs, plain),
         sizes(runs),
         step_times(times),
-        second_control(runs),
-        operation(),
+        second_control(runs, demo),
+        operation(route),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
-def head_of_page(runs: list[dict[str, Any]], plain: dict[int, float]) -> str:
+def head_of_page(runs: Runs, plain: dict[int, float]) -> str:
     """Return the introduction."""
     some = methods(runs)["default"][0]
     environment, settings = some["environment"], some["settings"]
@@ -75,7 +82,7 @@ t); a figure without one is of one seed. Torch {environment["torch"]}, transform
 [concepts](../concepts.md)."""
 
 
-def step_times(times: list[dict[str, Any]]) -> str:
+def step_times(times: Runs) -> str:
     """Return the table of step times."""
     lines = [
         "## Time of a step",
@@ -85,8 +92,7 @@ def step_times(times: list[dict[str, Any]]) -> str:
         "ratio of neighbours, its median and a 95 % bootstrap interval. The head takes part in "
         "the second half of the default's steps only.",
         "",
-        "| model | recipe | threads | ratio | interval |",
-        "|---|---|---|---|---|",
+        *table_head("| model | recipe | threads | ratio | interval |"),
     ]
     for time in times:
         for name, found in time["recipes"].items():
@@ -98,9 +104,8 @@ def step_times(times: list[dict[str, Any]]) -> str:
     return "\n".join(lines) if times else ""
 
 
-def second_control(runs: list[dict[str, Any]]) -> str:
+def second_control(runs: Runs, result: dict[str, Any]) -> str:
     """Return what shuffling the map from prototypes to text does, if it was measured with them."""
-    result = json.loads((RESULTS / "first_light.json").read_text(encoding="utf-8"))
     default = methods(runs)["default"][0]["settings"]
     same = all(
         result["recipe"][section].get(key) == value
@@ -122,10 +127,8 @@ def second_control(runs: list[dict[str, Any]]) -> str:
     return "\n".join(lines).rstrip()
 
 
-def operation() -> str:
+def operation(result: dict[str, Any]) -> str:
     """Return the table of the routing operation by itself."""
-    path = RESULTS / "route.json"
-    result = json.loads(path.read_text(encoding="utf-8"))
     environment = result["environment"]
     lines = [
         "## Routing by itself",
@@ -140,8 +143,7 @@ def operation() -> str:
         "target ≥ 3 ×. *Memory*: how many times more that takes; target ≥ 8 ×. The targets are for "
         "the larger shape.",
         "",
-        "| N, d, K, k | what | dtype | threads | ratio |",
-        "|---|---|---|---|---|",
+        *table_head("| N, d, K, k | what | dtype | threads | ratio |"),
     ]
     for found in result["results"]:
         shape = ", ".join(f"{size:,}" for size in found["shape"].values())
@@ -167,4 +169,4 @@ def operation() -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.prototype_head.runs_compared import figure, methods, over_plain, random_states
+from benchmarks.shared.pages import table_head
 
 WITHIN, EXPLAINED, IN_USE, STEP = 2.5, 0.97, 0.97, 1.10
 
@@ -23,8 +24,7 @@ def targets(
         f"{len(group)} seeds. The control is as many random training states as prototypes, "
         "untrained.",
         "",
-        "| figure | default | random states | target | |",
-        "|---|---|---|---|---|",
+        *table_head("| figure | default | random states | target | |"),
     ]
     for name, value, other, target, met in [*quality_rows(group, plain), *time_rows(group, times)]:
         verdict = "" if met is None else "met" if met else "**missed**"

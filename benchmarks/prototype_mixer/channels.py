@@ -27,6 +27,7 @@ from benchmarks.prototype_mixer.channel_concepts import (
 )
 from benchmarks.prototype_mixer.channel_readings import described, lags, locality, unselected
 from benchmarks.shared.environment import environment
+from benchmarks.shared.options import RESULTS, script_options
 from prismlm.cli.progress import ConsoleReporter
 from prismlm.corpus import Corpus
 from prismlm.corpus.sequences import Sequences
@@ -92,9 +93,7 @@ def study(models: list[Loaded], corpus: Corpus, settings: Settings) -> dict[str,
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script_options(__doc__, RESULTS / "channels.json")
     parser.add_argument("models", type=Path, nargs="+", metavar="MODEL")
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--concepts", type=int, default=6)
@@ -108,7 +107,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--common", type=int, default=100, help="most frequent tokens left out")
     parser.add_argument("--minimum-cases", type=int, default=10)
     parser.add_argument("--minimum-probability", type=float, default=0.01)
-    parser.add_argument("--out", type=Path, default=Path("docs/results/channels.json"))
     return parser.parse_args()
 
 

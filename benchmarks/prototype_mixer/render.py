@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
-import sys
 from collections import defaultdict
-from pathlib import Path
 
 from benchmarks.prototype_mixer.figures import (
     NAMES,
@@ -27,7 +23,7 @@ from benchmarks.prototype_mixer.figures import (
 )
 from benchmarks.prototype_mixer.measure import IMPROVEMENTS
 from benchmarks.prototype_mixer.rates import beside_the_rate, best_factor, on_the_choice, rates
-from benchmarks.shared.pages import RESULTS, publish, runs_made
+from benchmarks.shared.pages import page_options, publish, read_results, runs_made, table_head
 from prismlm.models.presets import PRESETS
 
 SOURCE_WARMUP, SOURCE_DROPOUT = 0.02, 0.1
@@ -36,15 +32,8 @@ BEST = "at the best of the rates run with the most seeds"
 
 def main() -> int:
     """Render, or say whether the page is up to date."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true")
-    parser.add_argument("--results", type=Path, default=RESULTS)
-    given = parser.parse_args()
-    files = sorted((given.results / "prototype_mixer").glob("*.json"))
-    if not files:
-        print(f"{given.results / 'prototype_mixer'} holds no run: nothing to render")
-        return 0
-    rows = [json.loads(path.read_text(encoding="utf-8")) for path in files]
+    given = page_options(__doc__).parse_args()
+    rows = read_results(given.results / "prototype_mixer", "prototype_mixer.measure")
     return publish({given.results / "prototype_mixer.md": render(rows)}, check=given.check)
 
 
@@ -221,8 +210,7 @@ def _longer(runs: Runs, steps: int) -> list[str]:
         "",
         "The rate falls over as many steps; the text is then read more than once.",
         "",
-        f"| model | rows of | steps ({steps} above) | perplexity | over LLaMA |",
-        "|---|---|---|---|---|",
+        *table_head(f"| model | rows of | steps ({steps} above) | perplexity | over LLaMA |"),
     ]
     for key, rows in sorted(runs.items(), key=lambda item: (item[0].context, item[0])):
         other = runs.get(key._replace(model="llama", variant="", factor=1.0))
@@ -276,4 +264,4 @@ def _improved(runs: Runs, contexts: list[int], best: float) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

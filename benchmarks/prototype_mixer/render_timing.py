@@ -1,21 +1,18 @@
-"""Write docs/results/mixer.md from mixer.json and mixer_cuda.json; ``--check`` only compares."""
+"""Write docs/results/mixer.md from what timing.py measured; ``--check`` only compares."""
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
-from pathlib import Path
 from typing import Any
 
-from benchmarks.shared.pages import RESULTS, measured_on, publish
+from benchmarks.shared.pages import measured_on, page_options, publish, read_result, without_gpu
 
+CUDA = "mixer_cuda.json"
 FILES = {
     " --throughput-rounds 2 --memory-share 0.9": "mixer.json",
     # By itself, with nothing else in memory, so that Mamba's longest row has room.
     " --parts throughput --threads 1 --rounds 2 --memory-share 0.9 "
     "--out docs/results/mixer_throughput.json": "mixer_throughput.json",
-    " --device cuda --out docs/results/mixer_cuda.json": "mixer_cuda.json",
+    f" --device cuda --out docs/results/{CUDA}": CUDA,
 }
 LONG, SHORT = 4096, 256
 THREADS = 2
@@ -43,18 +40,12 @@ Rows = list[dict[str, Any]]
 
 def main() -> int:
     """Render, or say whether the page is up to date."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true")
-    parser.add_argument("--results", type=Path, default=RESULTS)
-    given = parser.parse_args()
+    given = page_options(__doc__).parse_args()
     found = {
-        options: json.loads((given.results / name).read_text(encoding="utf-8"))
+        options: read_result(given.results / name, f"prototype_mixer.timing{options}")
         for options, name in FILES.items()
-        if (given.results / name).is_file()
+        if name != CUDA or (given.results / name).is_file()
     }
-    if not found:
-        print(f"{given.results} holds none of {', '.join(FILES.values())}: nothing to render")
-        return 0
     return publish({given.results / "mixer.md": render(found)}, check=given.check)
 
 
@@ -89,6 +80,9 @@ def render(found: dict[str, dict[str, Any]]) -> str:
             for name, section in SECTIONS.items():
                 if parts.get(name, {}).get("rows"):
                     lines += [*section(parts[name]["rows"]), *_measured(name, parts[name]), ""]
+    for options in FILES:
+        if FILES[options] == CUDA and options not in found:
+            lines.append(without_gpu(CUDA, f"prototype_mixer.timing{options}"))
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -306,4 +300,4 @@ def _place(row: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -6,6 +6,7 @@ import statistics
 from typing import Any
 
 from benchmarks.shared.over_seeds import Answer, Claim, Figures, answers, lines_of
+from benchmarks.shared.pages import table_head
 from benchmarks.signal_noise_attention.figures import DEFAULT, OTHERS, mean, spread
 from benchmarks.signal_noise_attention.measure import OWN, VOCABULARY
 from prismlm.instruments.heads.resonance import ORDER, RATIOS, Denominator, denominators
@@ -137,8 +138,7 @@ def resonance(models: dict[str, list[Row]]) -> list[str]:
         "under the ratio that it was trained with, mean over layers, then over seeds, least and "
         "most. K_SN itself grows with the size of what heads read.",
         "",
-        "| trained with | K_SN | normalised | seeds |",
-        "|---|---|---|---|",
+        *table_head("| trained with | K_SN | normalised | seeds |"),
         *(
             f"| {name} | "
             f"{spread(statistics.fmean(_k_sn(term)) for term in terms.values())} | "

@@ -25,11 +25,10 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.prototype_mixer.measure import Settings, measure
+from benchmarks.shared.options import RESULTS, training_options
 from prismlm.corpus import Corpus, build_corpus
 from prismlm.files import write_json
 
-RESULTS = Path(__file__).parents[2] / "docs" / "results" / "signal_noise_attention"
-DESCRIBED = RESULTS.with_name("stories.json")
 PARTS = ["corpus", "describe", "train", "rates"]
 VOCABULARY = 4096
 HELD_OUT = 0.05
@@ -101,8 +100,8 @@ def main() -> None:
         return
     described = describe(Corpus.open(given.corpus))
     if given.part == "describe":
-        out = given.out / DESCRIBED.name if given.out != RESULTS else DESCRIBED
-        out.parent.mkdir(parents=True, exist_ok=True)
+        default = given.out == RESULTS / "signal_noise_attention"
+        out = (RESULTS if default else given.out) / "stories.json"
         write_json(out, described)
         print(f"wrote {out}")
         return
@@ -125,18 +124,12 @@ def main() -> None:
 
 def arguments() -> argparse.Namespace:
     """Return what the command line says."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    parser = training_options(
+        __doc__, PARTS, work="signal-noise-runs", out=RESULTS / "signal_noise_attention"
     )
-    parser.add_argument("corpus", type=Path)
-    parser.add_argument("part", choices=PARTS)
     parser.add_argument("texts", type=Path, nargs="*", help="what the corpus is built from")
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", nargs="*", help="variants")
     parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--work", type=Path, default=Path("signal-noise-runs"))
-    parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
     if (given.part == "corpus") != bool(given.texts):
         parser.error("texts are given to build the corpus from, and only then")

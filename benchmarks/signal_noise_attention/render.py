@@ -5,20 +5,27 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
-import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 from benchmarks.shared.over_seeds import HOW, Claim, lines_of
-from benchmarks.shared.pages import RESULTS, measured_on, publish, runs_made
+from benchmarks.shared.pages import (
+    measured_on,
+    page_options,
+    publish,
+    read_result,
+    read_results,
+    read_timings,
+    runs_made,
+    table_head,
+    without_gpu,
+)
 from benchmarks.signal_noise_attention.claims import claims
 from benchmarks.signal_noise_attention.figures import DEFAULT
 
-PAGE = "signal_noise_attention.md"
 TIMINGS = "signal_noise_attention.json"
 CUDA = "signal_noise_cuda.json"
 AGAINST = (
@@ -27,33 +34,21 @@ AGAINST = (
 )
 EQUAL = ("R = 4", "R = 2, untied")
 """What has the parameters of GPT-2's attention, 4 d² a layer."""
-STORIES = "stories.json"
 Row = dict[str, Any]
 Runs = dict[tuple[str, float], dict[int, Row]]
 
 
 def main() -> int:
     """Render, or say whether the page is up to date."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true")
-    parser.add_argument("--results", type=Path, default=RESULTS)
-    given = parser.parse_args()
-    runs = [_json(path) for path in sorted((given.results / PAGE[:-3]).glob("*.json"))]
-    readings = [
-        _json(path) for path in sorted((given.results / "signal_noise_readings").glob("*.json"))
-    ]
-    timings = {
-        name: _json(given.results / name)
-        for name in (TIMINGS, CUDA)
-        if (given.results / name).is_file()
-    }
-    if not runs and not readings and not timings:
-        print(f"{given.results} holds no figures of signal/noise attention: nothing to render")
-        return 0
-    stories = given.results / STORIES
-    described = _json(stories) if stories.is_file() else None
-    page = render(runs, readings, timings, described)
-    return publish({given.results / PAGE: page}, check=given.check)
+    given = page_options(__doc__).parse_args()
+    results, by = given.results, "signal_noise_attention"
+    page = render(
+        read_results(results / "signal_noise_attention", f"{by}.measure"),
+        read_results(results / "signal_noise_readings", f"{by}.read"),
+        read_timings(results, (TIMINGS, CUDA), f"{by}.timing"),
+        read_result(results / "stories.json", f"{by}.measure stories describe"),
+    )
+    return publish({results / "signal_noise_attention.md": page}, check=given.check)
 
 
 def _json(path: Path) -> Row:
@@ -90,6 +85,9 @@ def render(
     ]
     for name, timing in timings.items():
         lines += _timed(timing, "on a GPU" if name == CUDA else "on a CPU")
+    if CUDA not in timings:
+        command = f"signal_noise_attention.timing --device cuda --out docs/results/{CUDA}"
+        lines.append(without_gpu(CUDA, command))
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -113,8 +111,7 @@ def _trained(rows: list[Row], described: Row | None) -> list[str]:
         *([_stories(described), ""] if described and described["name"] in corpora else []),
         HOW,
         "",
-        "| model | loss | difference | seeds | parameters |",
-        "|---|---|---|---|---|",
+        *table_head("| model | loss | difference | seeds | parameters |"),
     ]
     for (variant, factor), found in runs.items():
         if factor == 1:
@@ -281,4 +278,4 @@ def _ratio(found: Row | None) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

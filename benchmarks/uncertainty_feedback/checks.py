@@ -1,4 +1,4 @@
-"""Check whether what `uncertainty_feedback.py` trained uses its signal.
+"""Check whether what `measure.py` trained uses its signal.
 
     python -m benchmarks.uncertainty_feedback.checks uncertainty-runs
     python -m benchmarks.uncertainty_feedback.render
@@ -18,6 +18,8 @@ from typing import Any
 import torch
 
 from benchmarks.shared.environment import environment
+from benchmarks.shared.options import RESULTS, script_options
+from benchmarks.shared.pages import table_head
 from benchmarks.uncertainty_feedback.measure import LENGTH, SWEEP, TRAIN, slug
 from prismlm.corpus import Corpus
 from prismlm.files import write_json
@@ -29,7 +31,6 @@ from prismlm.instruments.uncertainty_feedback import (
 )
 from prismlm.models.checkpoint import read_checkpoint
 
-RESULTS = Path(__file__).parents[2] / "docs" / "results" / "uncertainty_checks"
 SIGNIFICANT = 0.05
 TEXTS = 64
 # Trained with the codes of its own predictions, so that it may have learned to use them.
@@ -55,21 +56,17 @@ def main() -> None:
                 print(f"{model} holds no trained model: train it first")
             else:
                 row = {"arm": name, "seed": seed, "report": check(model, given.texts)}
-                given.out.mkdir(parents=True, exist_ok=True)
                 write_json(result, row | {"environment": environment()})
                 print(f"wrote {result}", flush=True)
 
 
 def arguments() -> argparse.Namespace:
     """Return what the command line says."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = script_options(__doc__, RESULTS / "uncertainty_checks")
     parser.add_argument("models", type=Path, help="--work of the training script")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--texts", type=int, default=TEXTS)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--out", type=Path, default=RESULTS)
     return parser.parse_args()
 
 
@@ -106,8 +103,7 @@ def rendered(rows: list[Row]) -> list[str]:
         "*probe*, R² of the code read from hidden states where it is read best, less that where "
         "nothing is fed, and the depth (the source expects 0.67).",
         "",
-        "| check | trained with | yes in | by seed |",
-        "|---|---|---|---|",
+        *table_head("| check | trained with | yes in | by seed |"),
     ]
     arms = {row["arm"]: [r for r in rows if r["arm"] == row["arm"]] for row in rows}
     order = [name for name in FED if name in arms]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.shared.pages import measured_on
+from benchmarks.shared.pages import measured_on, table_head
 from benchmarks.uncertainty_feedback.arms import Row
 
 GOAL = 0.01
@@ -26,8 +26,7 @@ def overhead(result: Row, where: str) -> list[str]:
         "their gradient, and clipping and AdamW of the table, timed in turn with the steps; what "
         "the hooks read of a call is not in it.",
         "",
-        "| what | form | time | processor | without feedback, ms | peak MiB |",
-        "|---|---|---|---|---|---|",
+        *table_head("| what | form | time | processor | without feedback, ms | peak MiB |"),
     ]
     names = _names(shape)
     for part, forms in result["timed"].items():

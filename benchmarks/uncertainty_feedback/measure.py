@@ -6,7 +6,7 @@
     python -m benchmarks.uncertainty_feedback.render
 
 Every model sees the same rows in the same order for as many steps, with the same peak rate, and
-begins with the weights of the same seed: those of ``signal_noise_training.py``, so that the runs
+begins with the weights of the same seed: those of signal/noise attention, so that the runs
 without feedback can be compared with the ones there. The control is trained with the table and
 the codes of two passes, but permuted over all positions of a batch.
 
@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.prototype_mixer.measure import Settings, measure
+from benchmarks.shared.options import RESULTS, training_options
 from benchmarks.signal_noise_attention.measure import LENGTH, RATE, ROWS, STEPS
 from benchmarks.uncertainty_feedback.validation import validate
 from prismlm.corpus import Corpus
@@ -35,7 +36,6 @@ from prismlm.training import build_recipe
 from prismlm.training.run import HISTORY_FILE
 from prismlm.training.setup import prepare
 
-RESULTS = Path(__file__).parents[2] / "docs" / "results" / "uncertainty_feedback"
 BACKBONES: dict[str, Settings] = {
     "LLaMA": {"preset": "llama-laptop"},
     "ProtoT": {"preset": "protot-laptop"},
@@ -109,17 +109,11 @@ def main() -> None:
 
 def arguments() -> argparse.Namespace:
     """Return what the command line says."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    parser = training_options(
+        __doc__, PARTS, work="uncertainty-runs", out=RESULTS / "uncertainty_feedback"
     )
-    parser.add_argument("corpus", type=Path)
-    parser.add_argument("part", choices=PARTS)
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", nargs="*", help=f"of {', '.join([*TRAIN, *SWEEP])!r}")
     parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--work", type=Path, default=Path("uncertainty-runs"))
-    parser.add_argument("--out", type=Path, default=RESULTS)
     return parser.parse_args()
 
 

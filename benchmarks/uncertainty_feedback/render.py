@@ -5,14 +5,20 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.shared.over_seeds import HOW, Claim, answers
-from benchmarks.shared.pages import RESULTS, measured_on, publish, runs_made
+from benchmarks.shared.pages import (
+    measured_on,
+    page_options,
+    publish,
+    read_results,
+    read_timings,
+    runs_made,
+    without_gpu,
+)
 from benchmarks.uncertainty_feedback.arms import (
     Arms,
     Row,
@@ -29,8 +35,6 @@ from benchmarks.uncertainty_feedback.costs import overhead
 from benchmarks.uncertainty_feedback.signals import fed_others, levels_visited, recursion
 from benchmarks.uncertainty_feedback.validation import PLAIN
 
-PAGE = "uncertainty_feedback.md"
-CHECKS = "uncertainty_checks"
 OVERHEAD = "uncertainty_overhead.json"
 CUDA = "uncertainty_overhead_cuda.json"
 # Without feedback, with it, with the shuffled signal.
@@ -52,23 +56,14 @@ TRIPLES = {
 
 def main() -> int:
     """Render, or say whether the page is up to date."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true")
-    parser.add_argument("--results", type=Path, default=RESULTS)
-    given = parser.parse_args()
-    runs, checks = (
-        [_json(path) for path in sorted((given.results / folder).glob("*.json"))]
-        for folder in (PAGE[:-3], CHECKS)
+    given = page_options(__doc__).parse_args()
+    results, by = given.results, "uncertainty_feedback"
+    page = render(
+        read_results(results / "uncertainty_feedback", f"{by}.measure"),
+        read_timings(results, (OVERHEAD, CUDA), f"{by}.overhead"),
+        read_results(results / "uncertainty_checks", f"{by}.checks"),
     )
-    timings = {
-        name: _json(given.results / name)
-        for name in (OVERHEAD, CUDA)
-        if (given.results / name).is_file()
-    }
-    if not runs and not timings and not checks:
-        print(f"{given.results} holds no figures of uncertainty feedback: nothing to render")
-        return 0
-    return publish({given.results / PAGE: render(runs, timings, checks)}, check=given.check)
+    return publish({results / "uncertainty_feedback.md": page}, check=given.check)
 
 
 def _json(path: Path) -> Row:
@@ -102,6 +97,8 @@ def render(runs: list[Row], timings: dict[str, Row], checks: Sequence[Row] = ())
         lines += [*checked(list(checks)), measured_on(checks[-1]["environment"]), ""]
     for name, timing in timings.items():
         lines += overhead(timing, "on a GPU" if name == CUDA else "on a CPU")
+    if CUDA not in timings:
+        lines.append(without_gpu(CUDA, "uncertainty_feedback.overhead --device cuda"))
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -218,4 +215,4 @@ def _base(row: Row) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

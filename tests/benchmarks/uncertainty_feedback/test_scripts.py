@@ -24,6 +24,7 @@ from benchmarks.uncertainty_feedback.validation import (
     ZERO,
 )
 from prismlm.corpus.windows import WindowBatch
+from prismlm.files import write_json
 from prismlm.models.uncertainty_feedback import attach_uncertainty
 from prismlm.training import build_recipe
 from tests.helpers.uncertain_families import FAMILIES, V
@@ -252,6 +253,11 @@ def test_the_overhead_is_timed_counted_and_rendered(overhead, monkeypatch, capsy
     forward = 2 * (parameters - 1024 * 32) + 4 * 12 * 64
     assert result["counted"]["decode"] == pytest.approx((7 * 300 + 32) / forward)
 
+    for folder, made_up in (
+        ("uncertainty_feedback", row("no feedback", 0, 5.0)),
+        ("uncertainty_checks", checks_of(0, True)),
+    ):
+        write_json(overhead.parent / folder / "0.json", made_up)
     assert run(render_uncertainty_feedback, monkeypatch, "--results", overhead.parent) == 0
     page = (overhead.parent / "uncertainty_feedback.md").read_text(encoding="utf-8")
     shown = f"{found['ratio']:.4f} ({found['low']:.4f} to {found['high']:.4f})"
@@ -261,6 +267,7 @@ def test_the_overhead_is_timed_counted_and_rendered(overhead, monkeypatch, capsy
     assert re.search(
         rf"^\| decoding \| no feedback, again \| [^|]+ \| {re.escape(shown)}", page, re.M
     )
+    assert "there is no `uncertainty_overhead_cuda.json`" in page
     words = ["--results", overhead.parent, "--check"]
     assert run(render_uncertainty_feedback, monkeypatch, *words) == 0
 
