@@ -195,8 +195,7 @@ def _planted(summary: dict[str, Any]) -> list[str]:
         "recall@10 of a perfect order of the contexts of the prototypes that carry the answer, the "
         "most that attribution could have.",
         "",
-        _row("", columns.values()),
-        "|---|" + "---|" * len(columns),
+        *table_head(_row("", columns.values())),
         *_figure_rows(summary, columns),
         "",
         *_differences(summary["all"]),
@@ -207,8 +206,7 @@ def _planted(summary: dict[str, Any]) -> list[str]:
 def _recall_table(summary: dict[str, Any], columns: dict[str, str]) -> list[str]:
     shown = [f"{name} ({summary[key]['facts']} facts)" for key, name in columns.items()]
     return [
-        _row("recall@10", shown),
-        "|---|" + "---|" * len(columns),
+        *table_head(_row("recall@10", shown)),
         *(
             _row(name, (_interval(summary[key]["recall"][method]) for key in columns))
             for method, name in METHODS.items()
@@ -262,8 +260,7 @@ def _verbatim(summary: dict[str, Any]) -> list[str]:
         "",
         *_recall_table(summary, columns),
         "",
-        _row("", columns.values()),
-        "|---|" + "---|" * len(columns),
+        *table_head(_row("", columns.values())),
         *_figure_rows(summary, columns),
         "",
         *_differences(summary["all"]),

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.prototype_head.protopnet_plot import draw
-from benchmarks.shared.pages import page_options, publish, read_result
+from benchmarks.shared.pages import page_options, publish, read_result, table_head
 
 SHOWN = {
     "plain": "plain: W z",
@@ -210,8 +210,7 @@ def _levels(result: dict[str, Any]) -> list[str]:
         lines += [
             f"Against *{reference}*:",
             "",
-            "| perplexity | " + " | ".join(v for v in SHOWN if v != reference) + " |",
-            "|---" * len(SHOWN) + "|",
+            *table_head(f"| perplexity | {' | '.join(v for v in SHOWN if v != reference)} |"),
         ]
         for row in comparison["levels"]:
             cells = [
@@ -242,8 +241,7 @@ def _rates(search: dict[str, Any]) -> list[str]:
         "*plain* chose the backbone's rate, for all variants; the others then the rate of their "
         "prototypes, τ and M.",
         "",
-        "| | " + " | ".join(rates) + " |",
-        "|---" * (1 + len(rates)) + "|",
+        *table_head(f"| | {' | '.join(rates)} |"),
     ]
     for variant, ces in search["ce"].items():
         best = min(ces.values())

@@ -12,7 +12,7 @@ the page of it.
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -41,19 +41,9 @@ def main() -> None:
     """Measure and write."""
     given = _arguments()
     corpus = Corpus.open(given.corpus)
-    settings = Settings(
-        given.concepts,
-        given.words,
-        given.controls,
-        given.seed,
-        given.train_tokens or None,
-        given.heldout_tokens or None,
-        given.lag_tokens,
-        given.least,
-        given.common,
-        given.minimum_cases,
-        given.minimum_probability,
-    )
+    named = {field.name: getattr(given, field.name) for field in fields(Settings)}
+    all_of_it = {name: named[name] or None for name in ("train_tokens", "heldout_tokens")}
+    settings = Settings(**named | all_of_it)
     models: list[Loaded] = []
     for path in given.models:
         model, tokenizer = read_checkpoint(path)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import statistics
 from typing import Any, NamedTuple
 
+from benchmarks.shared.pages import table_head
+
 NAMES = {"llama": "LLaMA", "mamba": "Mamba 2", "deltanet": "DeltaNet", "protot": "ProtoT"}
 # Table 1 of the source: perplexity at 256, 512, 1,024 and 2,048.
 SOURCE = {
@@ -50,14 +52,10 @@ def several(values: set[Any]) -> str:
     return ", ".join(map(str, sorted(values)))
 
 
-def header(first: str, contexts: list[int], *more: str) -> str:
-    """Return a table's first line: a column for each context."""
-    return "| " + " | ".join([first, *(f"{context:,}" for context in contexts), *more]) + " |"
-
-
-def rule(contexts: list[int], more: int = 0) -> str:
-    """Return a table's second line."""
-    return "|" + "---|" * (1 + len(contexts) + more)
+def header(first: str, contexts: list[int], *more: str) -> list[str]:
+    """Return a table's first two lines: a column for each context."""
+    cells = [first, *(f"{context:,}" for context in contexts), *more]
+    return table_head(f"| {' | '.join(cells)} |")
 
 
 def mean(rows: list[Row] | None) -> str:

@@ -11,7 +11,6 @@ from benchmarks.prototype_mixer.figures import (
     cell,
     counted,
     header,
-    rule,
     seeds_of,
 )
 
@@ -86,8 +85,7 @@ def rates(runs: Runs, contexts: list[int]) -> list[str]:
         "The source's rates were found for its size. Below, each model has the rate of least mean "
         "perplexity at the shortest context, of those run with the most seeds.",
         "",
-        header("model, × its rate", contexts),
-        rule(contexts),
+        *header("model, × its rate", contexts),
     ]
     for name in NAMES:
         for factor in factors:

@@ -16,7 +16,6 @@ from benchmarks.prototype_mixer.figures import (
     mean,
     number,
     ratio_of,
-    rule,
     several,
     source,
     time_of,
@@ -166,7 +165,7 @@ def _compared(
     }
     table = {name: found for name, found in table.items() if any(found)}
     lines = [f"## By context, {where}", "", *([note, ""] if note else [])]
-    lines += [header("model", contexts, "parameters"), rule(contexts, 1)]
+    lines += header("model", contexts, "parameters")
     for name, found in table.items():
         size = next((rows[0]["parameters"] for rows in found if rows), None)
         times = f", rate × {factors[name]:g}" if factors[name] != 1 else ""
@@ -178,8 +177,7 @@ def _compared(
             "Against LLaMA at the same context and seed, median and range of the ratio; in "
             "brackets the source's (Table 1, another size and corpus).",
             "",
-            header("model", contexts),
-            rule(contexts),
+            *header("model", contexts),
         ]
         for name, found in table.items():
             if name != "llama":
@@ -194,8 +192,7 @@ def _compared(
         "did not take turns, so these are no comparison of speed. A run that was resumed is not "
         "counted.",
         "",
-        header("model", contexts),
-        rule(contexts),
+        *header("model", contexts),
     ]
     for name, found in table.items():
         lines.append(f"| {NAMES[name]} | {' | '.join(time_of(rows) for rows in found)} |")
@@ -243,8 +240,7 @@ def _improved(runs: Runs, contexts: list[int], best: float) -> list[str]:
         "run.",
         "",
         *beside_the_rate(runs, best),
-        header("what", contexts, "seeds", "parameters"),
-        rule(contexts, 2),
+        *header("what", contexts, "seeds", "parameters"),
     ]
     raised = [("", best)] if best != 1 else []
     for variant, factor in [("", 1.0), *raised, *((variant, 1.0) for variant in variants)]:

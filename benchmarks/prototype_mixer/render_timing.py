@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.shared.pages import measured_on, page_options, publish, read_result, without_gpu
+from benchmarks.shared.pages import (
+    measured_on,
+    page_options,
+    publish,
+    ranged,
+    read_result,
+    table_head,
+    without_gpu,
+)
 
 CUDA = "mixer_cuda.json"
 FILES = {
@@ -222,8 +230,7 @@ def _throughput(rows: Rows) -> list[str]:
         "Passes a second, without the output embedding; in brackets the source's Table 14, on a",
         "GPU of its own (it names an A100 and an H100).",
         "",
-        "| positions | " + " | ".join(MODELS.values()) + " | LLaMA / ProtoT, time |",
-        "|---|---|---|---|---|---|",
+        *table_head(f"| positions | {' | '.join(MODELS.values())} | LLaMA / ProtoT, time |"),
     ]
     for row in rows:
         source = dict(zip(MODELS, SOURCE.get(row["length"], ()), strict=False))
@@ -271,9 +278,7 @@ def _cell(row: dict[str, Any], name: str) -> str:
 
 
 def _interval(ratio: dict[str, float] | None) -> str:
-    if ratio is None:
-        return "–"
-    return f"{ratio['ratio']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})"
+    return ranged(ratio, "ratio", ".2f")
 
 
 def _ms(milliseconds: dict[str, float], name: str) -> str:

@@ -23,16 +23,7 @@ def page_options(description: str | None) -> argparse.ArgumentParser:
 
 
 def read_result(path: Path, written_by: str, *, run: str = "python -m benchmarks.") -> Any:
-    """Return what a JSON file holds.
-
-    Args:
-        path: of the file.
-        written_by: the script that writes it, said where the file is missing.
-        run: the command that runs it.
-
-    Raises:
-        SystemExit: there is no such file.
-    """
+    """Return what a JSON file holds; exit with what writes it where it is missing."""
     if not path.is_file():
         raise SystemExit(f"{path} is missing: `{run}{written_by}` writes it")
     return read_json(path)

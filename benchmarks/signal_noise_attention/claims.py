@@ -6,11 +6,11 @@ import statistics
 from collections import defaultdict
 from typing import Any
 
-from benchmarks.shared.over_seeds import HOW, LEVEL, Claim, Figures, lines_of
+from benchmarks.shared.over_seeds import HOW, LEVEL, Claim, Figures, lines_of, spread
 from benchmarks.shared.pages import runs_made, table_head
 from benchmarks.signal_noise_attention.claims_roles import roles_of
 from benchmarks.signal_noise_attention.claims_spectra import length, rates, resonance
-from benchmarks.signal_noise_attention.figures import DEFAULT, OTHERS, spread
+from benchmarks.signal_noise_attention.figures import DEFAULT, OTHERS
 
 MEASURES = {
     "distance": "mean distance, positions",

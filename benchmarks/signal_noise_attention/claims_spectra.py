@@ -5,9 +5,9 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from benchmarks.shared.over_seeds import Answer, Claim, Figures, answers, lines_of
+from benchmarks.shared.over_seeds import Answer, Claim, Figures, answers, lines_of, spread
 from benchmarks.shared.pages import table_head
-from benchmarks.signal_noise_attention.figures import DEFAULT, OTHERS, mean, spread
+from benchmarks.signal_noise_attention.figures import DEFAULT, OTHERS, mean
 from benchmarks.signal_noise_attention.measure import OWN, VOCABULARY
 from prismlm.instruments.heads.resonance import ORDER, RATIOS, Denominator, denominators
 from prismlm.models.presets import build_config
@@ -258,8 +258,7 @@ def length(models: dict[str, list[Row]]) -> list[str]:
             "",
         ]
     lines += [
-        f"| model | {' | '.join(names)} | documents |",
-        "|---|" + "---|" * (len(names) + 1),
+        *table_head(f"| model | {' | '.join(names)} | documents |"),
     ]
     for name, losses in found.items():
         cells = [_beyond_cell(list(losses.values()), wanted) for wanted in beyond]

@@ -6,16 +6,16 @@
 from __future__ import annotations
 
 import json
-import statistics
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.shared.over_seeds import HOW, Claim, lines_of
+from benchmarks.shared.over_seeds import HOW, Claim, lines_of, spread
 from benchmarks.shared.pages import (
     measured_on,
     page_options,
     publish,
+    ranged,
     read_result,
     read_results,
     read_timings,
@@ -129,13 +129,13 @@ def _trained(rows: list[Row], described: Row | None) -> list[str]:
     lines += ["", *lines_of(wanted)]
     rated = {key for key in runs if key[1] != 1}
     if rated:
-        lines += ["", "At other peak rates:", "", "| model, × the rate | loss | seeds |"]
-        lines.append("|---|---|---|")
+        head = table_head("| model, × the rate | loss | seeds |")
+        lines += ["", "At other peak rates:", "", *head]
         for variant in dict.fromkeys(name for name, _ in rated):
             for factor in sorted({f for name, f in runs if name == variant}):
                 found = runs[variant, factor]
-                seeds = _several(found)
-                lines.append(f"| {variant}, {factor:g} | {_spread(_losses(found))} | {seeds} |")
+                cells = f"{_losses(found)} | {_several(found)}"
+                lines.append(f"| {variant}, {factor:g} | {cells} |")
     return [*lines, "", runs_made([row["environment"] for row in rows]), ""]
 
 
@@ -167,24 +167,17 @@ def _loss_row(variant: str, found: dict[int, Row], default: dict[int, Row]) -> s
     differences = [
         row["ce"] - default[seed]["ce"] for seed, row in found.items() if seed in default
     ]
-    beside = "" if variant == DEFAULT or not differences else _spread(differences, "+.4f")
+    beside = "" if variant == DEFAULT or not differences else spread(differences, "+.4f")
     size = next(iter(found.values()))["parameters"]
-    return f"| {variant} | {_spread(_losses(found))} | {beside} | {_several(found)} | {size:,} |"
+    return f"| {variant} | {_losses(found)} | {beside} | {_several(found)} | {size:,} |"
 
 
-def _losses(found: dict[int, Row]) -> list[float]:
-    return [row["ce"] for row in found.values()]
+def _losses(found: dict[int, Row]) -> str:
+    return spread((row["ce"] for row in found.values()), ".4f")
 
 
 def _several(found: dict[int, Row]) -> str:
     return ", ".join(map(str, sorted(found)))
-
-
-def _spread(values: list[float], form: str = ".4f") -> str:
-    mean = format(statistics.fmean(values), form)
-    if len(values) == 1:
-        return mean
-    return f"{mean} ({format(min(values), form)} to {format(max(values), form)})"
 
 
 def _timed(result: Row, where: str) -> list[str]:
@@ -274,7 +267,7 @@ def _kind(row: Row) -> str:
 
 
 def _ratio(found: Row | None) -> str:
-    return "–" if not found else f"{found['ratio']:.3f} ({found['low']:.3f} to {found['high']:.3f})"
+    return ranged(found, "ratio", ".3f")
 
 
 if __name__ == "__main__":

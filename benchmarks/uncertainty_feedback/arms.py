@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import defaultdict
-from collections.abc import Iterable
 from typing import Any
 
+from benchmarks.shared.over_seeds import spread
+from benchmarks.shared.pages import ranged
 from benchmarks.uncertainty_feedback.measure import SWEEP, TRAIN
 from benchmarks.uncertainty_feedback.validation import NEUTRAL, OWN, PLAIN, SHUFFLED
 
@@ -62,15 +62,5 @@ def seeds_of(found: dict[int, Row]) -> str:
 def interval(found: list[Row]) -> str:
     """Return the mean of differences and their range, or the interval of the only one."""
     if len(found) == 1:
-        only = found[0]
-        return f"{only['mean']:+.4f} ({only['low']:+.4f} to {only['high']:+.4f})"
+        return ranged(found[0], "mean", "+.4f")
     return spread((one["mean"] for one in found), "+.4f")
-
-
-def spread(values: Iterable[float], form: str) -> str:
-    """Return a mean, and the least and most in brackets."""
-    found = list(values)
-    if not found:
-        return "–"
-    mean, least, most = (format(f(found), form) for f in (statistics.fmean, min, max))
-    return mean if len(found) == 1 else f"{mean} ({least} to {most})"

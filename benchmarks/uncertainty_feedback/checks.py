@@ -19,7 +19,7 @@ import torch
 
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
-from benchmarks.shared.pages import table_head
+from benchmarks.shared.pages import ranged, table_head
 from benchmarks.uncertainty_feedback.measure import LENGTH, SWEEP, TRAIN, slug
 from prismlm.corpus import Corpus
 from prismlm.files import write_json
@@ -119,7 +119,7 @@ def rendered(rows: list[Row]) -> list[str]:
 def _interval(found: Row | None, form: str = "+.4f") -> str:
     if found is None or found["value"] is None:
         return "nothing to compare"
-    return f"{found['value']:{form}} ({found['low']:{form}} to {found['high']:{form}})"
+    return ranged(found, "value", form)
 
 
 def _above(found: Row | None) -> bool:

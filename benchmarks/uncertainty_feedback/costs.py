@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.shared.pages import measured_on, table_head
+from benchmarks.shared.pages import measured_on, ranged, table_head
 from benchmarks.uncertainty_feedback.arms import Row
 
 GOAL = 0.01
@@ -31,10 +31,8 @@ def overhead(result: Row, where: str) -> list[str]:
     names = _names(shape)
     for part, forms in result["timed"].items():
         for form, clocks in forms.items():
-            cells = " | ".join(
-                f"{c['ratio']:.4f} ({c['low']:.4f} to {c['high']:.4f})"
-                for c in (clocks["elapsed"], clocks["processor"])
-            )
+            both = (clocks["elapsed"], clocks["processor"])
+            cells = " | ".join(ranged(clock, "ratio", ".4f") for clock in both)
             took = result["milliseconds"][part]["no feedback"]
             peak = result["peak_mib"][part]
             shown = "from the cache" if (part, form) == ("decode", "one pass") else form

@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.shared.over_seeds import HOW, Claim, answers
+from benchmarks.shared.over_seeds import HOW, Claim, answers, spread
 from benchmarks.shared.pages import (
     measured_on,
     page_options,
@@ -28,7 +28,6 @@ from benchmarks.uncertainty_feedback.arms import (
     seeds_of,
     short,
     signal_of,
-    spread,
 )
 from benchmarks.uncertainty_feedback.checks import rendered as checked
 from benchmarks.uncertainty_feedback.costs import overhead

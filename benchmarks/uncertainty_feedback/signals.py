@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import statistics
 
+from benchmarks.shared.over_seeds import spread
+from benchmarks.shared.pages import table_head
 from benchmarks.uncertainty_feedback.arms import (
     Arms,
     Row,
@@ -14,7 +16,6 @@ from benchmarks.uncertainty_feedback.arms import (
     seeds_of,
     short,
     signal_of,
-    spread,
 )
 from benchmarks.uncertainty_feedback.validation import (
     NEUTRAL,
@@ -43,8 +44,7 @@ def fed_others(arms: Arms) -> list[str]:
         "resampled documents. *zero*: nothing is added. *shuffled*: the codes of two passes, at "
         "other positions. A model that uses the signal loses by every one of them.",
         "",
-        f"| model | trained with | {' | '.join(SIGNALS[1:])} | seeds |",
-        "|---|---|---|---|---|---|---|",
+        *table_head(f"| model | trained with | {' | '.join(SIGNALS[1:])} | seeds |"),
     ]
     for name, found in fed.items():
         cells = [
