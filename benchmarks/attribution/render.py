@@ -1,7 +1,4 @@
-"""Write docs/results/attribution.md from its JSON; ``--check`` only compares the two.
-
-What edits do is taken from ``edits.json``, where it exists.
-"""
+"""Write docs/results/attribution.md from its JSON and edits.json; ``--check`` only compares."""
 
 from __future__ import annotations
 
@@ -32,22 +29,14 @@ RIVALS = {
     "shuffled_map": "a shuffled map",
     **{key: METHODS[key] for key in list(METHODS)[4:]},
 }
-GROUPS = {
-    "copies_1": "in 1 document",
-    "copies_4": "in 4",
-    "copies_16": "in 16",
-    "all": "all",
-}
+GROUPS = {"copies_1": "in 1 document", "copies_4": "in 4", "copies_16": "in 16", "all": "all"}
 KNOWN = {
     "rank_1_10": "answer ranked 1–10",
     "rank_11_100": "11–100",
     "rank_101_on": "beyond 100",
     "known": "likeliest of eight",
 }
-DOMAIN_CONTROLS = {
-    "random_states": "random states",
-    "shuffled_map": "one shuffled map",
-}
+DOMAIN_CONTROLS = {"random_states": "random states", "shuffled_map": "one shuffled map"}
 
 
 def main() -> int:
@@ -109,9 +98,7 @@ def _verdicts(
 
 def _document_verdict(name: str, figures: dict[str, Any]) -> str:
     won = [key for key in RIVALS if figures["attribution_minus"][key]["low"] > 0]
-    worth = _worth(
-        [RIVALS[key] for key in won], [name for key, name in RIVALS.items() if key not in won]
-    )
+    worth = _worth(RIVALS, won)
     means = {key: value["difference"] for key, value in figures["recall"].items()}
     return (
         f"- {name}: {worth}. Recall@10 {means['attribution']:.3f}; nearest hidden "
@@ -124,10 +111,7 @@ def _domain_verdict(figures: dict[str, Any]) -> str:
     won = [
         key for key in DOMAIN_CONTROLS if figures[f"trained_minus_{key}"]["own_share"]["low"] > 0
     ]
-    worth = _worth(
-        [DOMAIN_CONTROLS[key] for key in won],
-        [name for key, name in DOMAIN_CONTROLS.items() if key not in won],
-    )
+    worth = _worth(DOMAIN_CONTROLS, won)
     own, chance = figures["trained"]["own_share"], figures["trained"]["chance"]
     return (
         f"- Domain of the first {figures['tokens']} tokens of a held-out document: share on the "
@@ -137,7 +121,9 @@ def _domain_verdict(figures: dict[str, Any]) -> str:
     )
 
 
-def _worth(won: list[str], lost: list[str]) -> str:
+def _worth(names: dict[str, str], keys: list[str]) -> str:
+    won = [names[key] for key in keys]
+    lost = [name for key, name in names.items() if key not in keys]
     if not lost:
         return f"works: better than {_listed(won)}"
     better = f"better than {_listed(won)}, but " if won else ""
@@ -170,7 +156,7 @@ def _setting(result: dict[str, Any]) -> list[str]:
         "",
         f"Asked: *{example['prompt']}* → *{example['answer']}*. One of its documents:",
         "",
-        f"> {_plain(example['document'])}",
+        f"> {' '.join(escaped(example['document']).split())}",
         "",
     ]
 
@@ -342,10 +328,6 @@ def _row(name: str, cells: Iterable[str]) -> str:
 def _interval(interval: dict[str, float]) -> str:
     mean, low, high = (interval[key] for key in ("difference", "low", "high"))
     return f"{mean:.3f}" if low == high else f"{mean:.3f} ({low:.3f}–{high:.3f})"
-
-
-def _plain(text: str) -> str:
-    return " ".join(escaped(text).split())
 
 
 if __name__ == "__main__":

@@ -114,13 +114,7 @@ def domain_figures(
 
     def evidence(head: PrototypeHead) -> DocumentEvidence:
         return document_evidence(
-            lm.model,
-            head,
-            lm.logit_map,
-            corpus,
-            documents,
-            window=meta.window,
-            stride=meta.stride,
+            lm.model, head, lm.logit_map, corpus, documents, window=meta.window, stride=meta.stride
         )
 
     print("tracing held-out documents to domains")

@@ -136,12 +136,7 @@ class Contestant:
 
 
 def build(
-    name: str,
-    initial: Any,
-    rows: Rows,
-    settings: Settings,
-    head_rate: float,
-    seed: int,
+    name: str, initial: Any, rows: Rows, settings: Settings, head_rate: float, seed: int
 ) -> Contestant:
     """Return a variant that starts from the weights of ``initial``.
 

@@ -29,14 +29,7 @@ from prismlm.training.initialise import place_prototypes
 from prismlm.training.setup import build_trainer, prepare
 
 WARM_UP = 10
-NAMES = [
-    "default",
-    "default-quarter",
-    "default-eighth",
-    "default-all",
-    "light",
-    "light-kl",
-]
+NAMES = ["default", "default-quarter", "default-eighth", "default-all", "light", "light-kl"]
 RESAMPLES = 2000
 
 

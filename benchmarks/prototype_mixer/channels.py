@@ -11,7 +11,6 @@ the page of it.
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -39,9 +38,23 @@ from prismlm.models.checkpoint import read_checkpoint
 
 def main() -> None:
     """Measure and write."""
-    given = _arguments()
+    parser = script_options(__doc__, RESULTS / "channels.json")
+    parser.add_argument("models", type=Path, nargs="+", metavar="MODEL")
+    parser.add_argument("--corpus", type=Path, required=True)
+    parser.add_argument("--concepts", type=int, default=6)
+    parser.add_argument("--words", type=int, default=4, help="of each concept")
+    parser.add_argument("--controls", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--train-tokens", type=int, default=1_000_000, help="0 for all")
+    parser.add_argument("--heldout-tokens", type=int, default=0, help="0 for all")
+    parser.add_argument("--lag-tokens", type=int, default=20_000)
+    parser.add_argument("--least", type=int, default=100, help="occurrences of a word")
+    parser.add_argument("--common", type=int, default=100, help="most frequent tokens left out")
+    parser.add_argument("--minimum-cases", type=int, default=10)
+    parser.add_argument("--minimum-probability", type=float, default=0.01)
+    given = parser.parse_args()
     corpus = Corpus.open(given.corpus)
-    named = {field.name: getattr(given, field.name) for field in fields(Settings)}
+    named: dict[str, Any] = {field.name: getattr(given, field.name) for field in fields(Settings)}
     all_of_it = {name: named[name] or None for name in ("train_tokens", "heldout_tokens")}
     settings = Settings(**named | all_of_it)
     models: list[Loaded] = []
@@ -80,24 +93,6 @@ def study(models: list[Loaded], corpus: Corpus, settings: Settings) -> dict[str,
         },
         "lags": lags(first, corpus, settings),
     }
-
-
-def _arguments() -> argparse.Namespace:
-    parser = script_options(__doc__, RESULTS / "channels.json")
-    parser.add_argument("models", type=Path, nargs="+", metavar="MODEL")
-    parser.add_argument("--corpus", type=Path, required=True)
-    parser.add_argument("--concepts", type=int, default=6)
-    parser.add_argument("--words", type=int, default=4, help="of each concept")
-    parser.add_argument("--controls", type=int, default=5)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--train-tokens", type=int, default=1_000_000, help="0 for all")
-    parser.add_argument("--heldout-tokens", type=int, default=0, help="0 for all")
-    parser.add_argument("--lag-tokens", type=int, default=20_000)
-    parser.add_argument("--least", type=int, default=100, help="occurrences of a word")
-    parser.add_argument("--common", type=int, default=100, help="most frequent tokens left out")
-    parser.add_argument("--minimum-cases", type=int, default=10)
-    parser.add_argument("--minimum-probability", type=float, default=0.01)
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

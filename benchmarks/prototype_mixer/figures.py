@@ -47,11 +47,6 @@ def counted(seeds: int) -> str:
     return "one seed" if seeds == 1 else f"{seeds} seeds"
 
 
-def several(values: set[Any]) -> str:
-    """Return values as text, sorted."""
-    return ", ".join(map(str, sorted(values)))
-
-
 def header(first: str, contexts: list[int], *more: str) -> list[str]:
     """Return a table's first two lines: a column for each context."""
     cells = [first, *(f"{context:,}" for context in contexts), *more]

@@ -19,7 +19,6 @@ on from its last checkpoint in ``--work``.
 
 from __future__ import annotations
 
-import argparse
 import math
 import shutil
 import time
@@ -125,7 +124,15 @@ class Run(NamedTuple):
 
 def main() -> None:
     """Build the corpus, or make every run of a part that has no result yet."""
-    given = arguments()
+    parser = training_options(
+        __doc__, PARTS, work="prototype-mixer-runs", out=RESULTS / "prototype_mixer"
+    )
+    parser.add_argument("--contexts", type=int, nargs="+", default=list(CONTEXTS))
+    parser.add_argument("--only", nargs="*", help="models or variants")
+    parser.add_argument("--steps", type=int, help=f"{STEPS}; of longer runs, {LONGER}")
+    parser.add_argument("--factor", type=float, help="times the source's rate, for every run")
+    parser.add_argument("--keep", action="store_true", help="keep the trained models in --work")
+    given = parser.parse_args()
     if given.part == "corpus":
         build_long_corpus(given.corpus)
         return
@@ -145,19 +152,6 @@ def main() -> None:
         measure(run._asdict(), settings, work, result)
         if not given.keep:
             shutil.rmtree(work)
-
-
-def arguments() -> argparse.Namespace:
-    """Return what the command line says."""
-    parser = training_options(
-        __doc__, PARTS, work="prototype-mixer-runs", out=RESULTS / "prototype_mixer"
-    )
-    parser.add_argument("--contexts", type=int, nargs="+", default=list(CONTEXTS))
-    parser.add_argument("--only", nargs="*", help="models or variants")
-    parser.add_argument("--steps", type=int, help=f"{STEPS}; of longer runs, {LONGER}")
-    parser.add_argument("--factor", type=float, help="times the source's rate, for every run")
-    parser.add_argument("--keep", action="store_true", help="keep the trained models in --work")
-    return parser.parse_args()
 
 
 def build_long_corpus(out: Path) -> None:

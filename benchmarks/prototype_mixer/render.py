@@ -16,13 +16,19 @@ from benchmarks.prototype_mixer.figures import (
     mean,
     number,
     ratio_of,
-    several,
     source,
     time_of,
 )
 from benchmarks.prototype_mixer.measure import IMPROVEMENTS
 from benchmarks.prototype_mixer.rates import beside_the_rate, best_factor, on_the_choice, rates
-from benchmarks.shared.pages import page_options, publish, read_results, runs_made, table_head
+from benchmarks.shared.pages import (
+    page_options,
+    publish,
+    read_results,
+    runs_made,
+    several,
+    table_head,
+)
 from prismlm.models.presets import PRESETS
 
 SOURCE_WARMUP, SOURCE_DROPOUT = 0.02, 0.1

@@ -165,11 +165,7 @@ def _models(value: dict[str, Any]) -> list[str]:
     lines.append("")
     for bundled, what in ((False, "Concepts found above"), (True, "Bundled sets of cases")):
         lines += [_emerged(rows, bundled, what, len(value["models"]))]
-    lines += [
-        "",
-        "Of a bundled target that is several tokens, the first is predicted.",
-        "",
-    ]
+    lines += ["", "Of a bundled target that is several tokens, the first is predicted.", ""]
     return [*lines, *(["Not measured:", "", *notes, ""] if notes else [])]
 
 

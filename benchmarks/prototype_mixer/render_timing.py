@@ -15,12 +15,13 @@ from benchmarks.shared.pages import (
 )
 
 CUDA = "mixer_cuda.json"
+GPU = f" --device cuda --out docs/results/{CUDA}"
 FILES = {
     " --throughput-rounds 2 --memory-share 0.9": "mixer.json",
     # By itself, with nothing else in memory, so that Mamba's longest row has room.
     " --parts throughput --threads 1 --rounds 2 --memory-share 0.9 "
     "--out docs/results/mixer_throughput.json": "mixer_throughput.json",
-    f" --device cuda --out docs/results/{CUDA}": CUDA,
+    GPU: CUDA,
 }
 LONG, SHORT = 4096, 256
 THREADS = 2
@@ -88,9 +89,8 @@ def render(found: dict[str, dict[str, Any]]) -> str:
             for name, section in SECTIONS.items():
                 if parts.get(name, {}).get("rows"):
                     lines += [*section(parts[name]["rows"]), *_measured(name, parts[name]), ""]
-    for options in FILES:
-        if FILES[options] == CUDA and options not in found:
-            lines.append(without_gpu(CUDA, f"prototype_mixer.timing{options}"))
+    if GPU not in found:
+        lines.append(without_gpu(CUDA, f"prototype_mixer.timing{GPU}"))
     return "\n".join(lines).rstrip() + "\n"
 
 

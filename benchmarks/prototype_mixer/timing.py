@@ -313,12 +313,7 @@ def decoding(setting: Setting) -> list[dict[str, Any]]:
     sizes = setting.sizes
     changes = {"changes": sizes.changes, "vocab": sizes.vocab}
     return decode(
-        sizes.positions,
-        sizes.decoded,
-        setting.rounds,
-        setting.device,
-        setting.dtype,
-        **changes,
+        sizes.positions, sizes.decoded, setting.rounds, setting.device, setting.dtype, **changes
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 RESULTS = Path("docs/results")
@@ -21,7 +21,7 @@ def script_options(description: str | None, out: Path | None = None) -> argparse
 
 
 def training_options(
-    description: str | None, parts: Sequence[str], *, work: str, out: Path
+    description: str | None, parts: Iterable[str], *, work: str, out: Path
 ) -> argparse.ArgumentParser:
     """Return a parser of a corpus, what is run on it, a seed, threads, and two folders."""
     parser = script_options(description, out)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +48,7 @@ def read_timings(results: Path, files: tuple[str, str], written_by: str) -> dict
 
 def without_gpu(file: str, command: str) -> str:
     """Return what a page says where the timings of a GPU are missing."""
-    return (
-        f"Nothing was timed on a GPU: there is no `{file}`, which `python -m benchmarks.{command}` "
-        "writes."
-    )
+    return f"Not timed on a GPU: there is no `{file}`, of `python -m benchmarks.{command}`."
 
 
 def table_head(header: str) -> list[str]:
@@ -61,6 +59,11 @@ def table_head(header: str) -> list[str]:
 def escaped(text: str) -> str:
     """Return text whose characters mean nothing to Markdown."""
     return "".join("\\" + c if c in "\\`*_[]<>#|" else c for c in text)
+
+
+def several(values: Iterable[Any]) -> str:
+    """Return values as text, sorted."""
+    return ", ".join(map(str, sorted(values)))
 
 
 def ranged(found: dict[str, Any] | None, key: str, form: str) -> str:

@@ -257,9 +257,7 @@ def length(models: dict[str, list[Row]]) -> list[str]:
             "drawn, and it was not read there.",
             "",
         ]
-    lines += [
-        *table_head(f"| model | {' | '.join(names)} | documents |"),
-    ]
+    lines += [*table_head(f"| model | {' | '.join(names)} | documents |")]
     for name, losses in found.items():
         cells = [_beyond_cell(list(losses.values()), wanted) for wanted in beyond]
         documents = next(iter(losses.values()))["documents"]

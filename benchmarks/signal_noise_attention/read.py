@@ -11,7 +11,6 @@ seed of a model has random weights of its own beside it, drawn from that seed.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 from pathlib import Path
@@ -45,7 +44,12 @@ LATER = 0.75
 
 def main() -> None:
     """Read every model that has no file yet."""
-    given = arguments()
+    parser = script_options(__doc__, RESULTS / "signal_noise_readings")
+    parser.add_argument("corpus", type=Path)
+    parser.add_argument("models", type=Path, help="--work of the training script")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--threads", type=int, default=2)
+    given = parser.parse_args()
     torch.set_num_threads(given.threads)
     corpus = Corpus.open(given.corpus)
     for variant in VARIANTS:
@@ -60,16 +64,6 @@ def main() -> None:
                 row = {"variant": variant, "seed": seed} | read(given.models / name, corpus, seed)
                 write_json(result, row | {"environment": environment()})
                 print(f"wrote {result}", flush=True)
-
-
-def arguments() -> argparse.Namespace:
-    """Return what the command line says."""
-    parser = script_options(__doc__, RESULTS / "signal_noise_readings")
-    parser.add_argument("corpus", type=Path)
-    parser.add_argument("models", type=Path, help="--work of the training script")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--threads", type=int, default=2)
-    return parser.parse_args()
 
 
 def read(directory: Path, corpus: Corpus, seed: int) -> dict[str, Any]:

@@ -1,7 +1,4 @@
-"""Write docs/results/signal_noise_attention.md from what three scripts measured.
-
-``--check`` only compares the page with them.
-"""
+"""Write docs/results/signal_noise_attention.md from its JSON; ``--check`` only compares."""
 
 from __future__ import annotations
 
@@ -20,6 +17,7 @@ from benchmarks.shared.pages import (
     read_results,
     read_timings,
     runs_made,
+    several,
     table_head,
     without_gpu,
 )
@@ -56,10 +54,7 @@ def _json(path: Path) -> Row:
 
 
 def render(
-    runs: list[Row],
-    readings: list[Row],
-    timings: dict[str, Row],
-    described: Row | None = None,
+    runs: list[Row], readings: list[Row], timings: dict[str, Row], described: Row | None = None
 ) -> str:
     """Return the page.
 
@@ -134,7 +129,7 @@ def _trained(rows: list[Row], described: Row | None) -> list[str]:
         for variant in dict.fromkeys(name for name, _ in rated):
             for factor in sorted({f for name, f in runs if name == variant}):
                 found = runs[variant, factor]
-                cells = f"{_losses(found)} | {_several(found)}"
+                cells = f"{_losses(found)} | {several(found)}"
                 lines.append(f"| {variant}, {factor:g} | {cells} |")
     return [*lines, "", runs_made([row["environment"] for row in rows]), ""]
 
@@ -169,15 +164,11 @@ def _loss_row(variant: str, found: dict[int, Row], default: dict[int, Row]) -> s
     ]
     beside = "" if variant == DEFAULT or not differences else spread(differences, "+.4f")
     size = next(iter(found.values()))["parameters"]
-    return f"| {variant} | {_losses(found)} | {beside} | {_several(found)} | {size:,} |"
+    return f"| {variant} | {_losses(found)} | {beside} | {several(found)} | {size:,} |"
 
 
 def _losses(found: dict[int, Row]) -> str:
     return spread((row["ce"] for row in found.values()), ".4f")
-
-
-def _several(found: dict[int, Row]) -> str:
-    return ", ".join(map(str, sorted(found)))
 
 
 def _timed(result: Row, where: str) -> list[str]:
@@ -189,12 +180,8 @@ def _timed(result: Row, where: str) -> list[str]:
         "",
     ]
     parts = result["parts"]
-    if "attention" in parts:
-        lines += _attention(parts["attention"])
-    if "step" in parts:
-        lines += _step(parts["step"])
-    if "decode" in parts:
-        lines += _decode(parts["decode"])
+    for name, section in (("attention", _attention), ("step", _step), ("decode", _decode)):
+        lines += section(parts[name]) if name in parts else []
     return lines
 
 

@@ -10,7 +10,6 @@ model to docs/results/uncertainty_checks/. A model whose file is there is not ch
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -44,7 +43,12 @@ Row = dict[str, Any]
 
 def main() -> None:
     """Check every model that has no file yet."""
-    given = arguments()
+    parser = script_options(__doc__, RESULTS / "uncertainty_checks")
+    parser.add_argument("models", type=Path, help="--work of the training script")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--texts", type=int, default=TEXTS)
+    parser.add_argument("--threads", type=int, default=2)
+    given = parser.parse_args()
     torch.set_num_threads(given.threads)
     for name in FED:
         for seed in given.seeds:
@@ -58,16 +62,6 @@ def main() -> None:
                 row = {"arm": name, "seed": seed, "report": check(model, given.texts)}
                 write_json(result, row | {"environment": environment()})
                 print(f"wrote {result}", flush=True)
-
-
-def arguments() -> argparse.Namespace:
-    """Return what the command line says."""
-    parser = script_options(__doc__, RESULTS / "uncertainty_checks")
-    parser.add_argument("models", type=Path, help="--work of the training script")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--texts", type=int, default=TEXTS)
-    parser.add_argument("--threads", type=int, default=2)
-    return parser.parse_args()
 
 
 def check(directory: Path, texts: int) -> Row:

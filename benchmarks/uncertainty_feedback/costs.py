@@ -44,7 +44,8 @@ def overhead(result: Row, where: str) -> list[str]:
     tokens = {part: rows * shape["length"] for part, rows in tokens.items()}
     lines += ["", *judged(result["timed"], names, tokens)]
     table, own = (sum(result["memory"][name].values()) / 2**20 for name in ("table", "model"))
-    lines += [
+    return [
+        *lines,
         "",
         f"The peak is of the first call, beyond what was held before it; in brackets without "
         f"feedback. Weights, gradients and AdamW's state of the table hold {table:,.0f} MiB beside "
@@ -57,7 +58,6 @@ def overhead(result: Row, where: str) -> list[str]:
         measured_on(result["environment"]),
         "",
     ]
-    return lines
 
 
 def _names(shape: Row) -> dict[str, str]:

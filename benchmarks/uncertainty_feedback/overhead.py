@@ -179,11 +179,7 @@ def prefill(plain: nn.Module, fed: nn.Module, ids: Tensor, given: argparse.Names
 
 
 def step(
-    plain: nn.Module,
-    fed: nn.Module,
-    ids: Tensor,
-    given: argparse.Namespace,
-    names: tuple[str, ...],
+    plain: nn.Module, fed: nn.Module, ids: Tensor, given: argparse.Namespace, names: tuple[str, ...]
 ) -> Figures:
     """Time a training step: loss, backward pass, clipping and AdamW, of the table too."""
     feedback = feedback_of(fed)

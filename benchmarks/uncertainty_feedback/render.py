@@ -1,7 +1,4 @@
-"""Write docs/results/uncertainty_feedback.md from what three scripts measured.
-
-``--check`` only compares the page with them.
-"""
+"""Write docs/results/uncertainty_feedback.md from its JSON; ``--check`` only compares."""
 
 from __future__ import annotations
 
@@ -102,10 +99,7 @@ def render(runs: list[Row], timings: dict[str, Row], checks: Sequence[Row] = ())
 
 
 def verdict(
-    fed: dict[int, float],
-    plain: dict[int, float],
-    control: dict[int, float],
-    signs: Sequence[int],
+    fed: dict[int, float], plain: dict[int, float], control: dict[int, float], signs: Sequence[int]
 ) -> str:
     """Return whether feedback lowers the loss below both, in every seed that all three have.
 
