@@ -55,8 +55,9 @@ def main() -> None:
     given = parser.parse_args()
     corpus = Corpus.open(given.corpus)
     named: dict[str, Any] = {field.name: getattr(given, field.name) for field in fields(Settings)}
-    all_of_it = {name: named[name] or None for name in ("train_tokens", "heldout_tokens")}
-    settings = Settings(**named | all_of_it)
+    for name in ("train_tokens", "heldout_tokens"):
+        named[name] = named[name] or None
+    settings = Settings(**named)
     models: list[Loaded] = []
     for path in given.models:
         model, tokenizer = read_checkpoint(path)

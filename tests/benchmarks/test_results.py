@@ -46,3 +46,41 @@ def test_no_page_is_rendered_without_its_json(path, words, tmp_path, monkeypatch
     assert not list(tmp_path.iterdir())
     script = re.match(r"python -m (benchmarks\.\S+)|pytest .* (tests/\S+\.py) ", missing[2])
     assert Path(script[2] or script[1].replace(".", "/") + ".py").is_file()
+
+
+@pytest.mark.parametrize(
+    ("renderer", "missing"),
+    [
+        ("attribution/render", "edits.json"),
+        ("prototype_head/render", "first_light.json"),
+        ("prototype_head/render", "route.json"),
+        ("prototype_mixer/render_timing", "mixer_throughput.json"),
+        ("signal_noise_attention/render", "signal_noise_attention.json"),
+        ("signal_noise_attention/render", "signal_noise_readings"),
+        ("signal_noise_attention/render", "stories.json"),
+        ("uncertainty_feedback/render", "uncertainty_checks"),
+        ("uncertainty_feedback/render", "uncertainty_overhead.json"),
+    ],
+)
+def test_every_part_of_a_page_has_to_be_there(renderer, missing, tmp_path, monkeypatch):
+    for path in (ROOT / "docs" / "results").iterdir():
+        if path.name != missing:
+            (tmp_path / path.name).symlink_to(path)
+    path = ROOT / "benchmarks" / f"{renderer}.py"
+    said = ends(path, monkeypatch, "--results", tmp_path, "--check")
+    assert said.startswith(f"{tmp_path / missing}")
+    assert " is missing: `python -m benchmarks." in said
+
+
+@pytest.mark.parametrize(
+    ("page", "missing"),
+    [
+        ("mixer", "mixer_cuda.json"),
+        ("signal_noise_attention", "signal_noise_cuda.json"),
+        ("uncertainty_feedback", "uncertainty_overhead_cuda.json"),
+    ],
+)
+def test_a_page_says_that_no_gpu_was_timed(page, missing):
+    results = ROOT / "docs" / "results"
+    said = f"Not timed on a GPU: there is no `{missing}`" in (results / f"{page}.md").read_text()
+    assert said != (results / missing).is_file()
