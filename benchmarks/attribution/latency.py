@@ -9,7 +9,6 @@ directory with a lens, is for the second part.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import tempfile
@@ -26,6 +25,7 @@ from safetensors.torch import save_file
 
 import prismlm
 from benchmarks.shared.environment import environment
+from benchmarks.shared.options import RESULTS, script_options
 from prismlm.explain.attribution import attribute
 from prismlm.explain.evidence import EvidenceTable
 from prismlm.index import layout
@@ -40,7 +40,6 @@ DOCUMENTS, SOURCES, DOMAINS, LICENSES = 200_000, 60, 12, 8
 TOKENS_TIMED = 400
 GENERATED, PROMPTS_PER_ARM, SAMPLES = 50, 1, 60
 PROMPT = "Once upon a time there was a little girl who lived"
-OUT = Path("docs/results/attribution_latency.json")
 
 
 def build_lens(directory: Path, seed: int = 0) -> None:
@@ -246,10 +245,9 @@ def measure(model: Path, synthetic: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Measure and write the result."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = script_options(__doc__, RESULTS / "attribution_latency.json")
     parser.add_argument("model", type=Path)
     parser.add_argument("--synthetic", type=Path, help="keep the synthetic lens here")
-    parser.add_argument("--out", type=Path, default=OUT)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         place = arguments.synthetic or Path(temporary)

@@ -13,7 +13,6 @@ and by words (BM25).
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +25,7 @@ import prismlm
 from benchmarks.attribution.retrieval import BM25, nearest_cosines
 from benchmarks.first_light.measure import SHUFFLES, random_states_head
 from benchmarks.shared.environment import environment
+from benchmarks.shared.options import RESULTS, script_options
 from prismlm.corpus import Corpus
 from prismlm.eval.domain_prompts import against_controls, prompt_evidence
 from prismlm.eval.planted_facts import chance_recall, recall
@@ -67,9 +67,8 @@ class Question:
 
 def main() -> None:
     """Run the measurement."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = script_options(__doc__, RESULTS / "attribution.json")
     parser.add_argument("planted", type=Path, help="the directory that planted_model.py built")
-    parser.add_argument("--out", type=Path, default=Path("docs/results/attribution.json"))
     arguments = parser.parse_args()
     lm = prismlm.load(arguments.planted / "model")
     corpus = Corpus.open(arguments.planted / "corpus")

@@ -1,4 +1,4 @@
-"""Plant invented facts in the bundled sample, train on it and index it: what attribution.py asks.
+"""Plant invented facts in the bundled sample, train on it and index it: what measure.py asks.
 
     python -m benchmarks.attribution.planted_model planted
     python -m benchmarks.attribution.measure planted
@@ -9,7 +9,6 @@ from its last checkpoint.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from benchmarks.shared.options import script_options
 from prismlm.cli.progress import ConsoleReporter
 from prismlm.corpus import Corpus, build_corpus, pack, sample_path
 from prismlm.corpus.layout import is_held_out
@@ -39,7 +39,7 @@ FACTS_FILE = "facts.json"
 
 def main() -> None:
     """Build what is missing."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = script_options(__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--facts", type=int, default=32, help="for each number of documents")
     parser.add_argument("--epochs", type=int, default=2)

@@ -1,17 +1,18 @@
-"""Write docs/results/attribution.md from its JSON; ``--check`` only compares the two.
-
-What edits do is taken from ``edits.json``, where it exists.
-"""
+"""Write docs/results/attribution.md from its JSON and edits.json; ``--check`` only compares."""
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from benchmarks.shared.pages import RESULTS, measured_on, publish
+from benchmarks.shared.pages import (
+    escaped,
+    measured_on,
+    page_options,
+    publish,
+    read_result,
+    table_head,
+)
 
 METHODS = {
     "attribution": "attribution",
@@ -28,34 +29,23 @@ RIVALS = {
     "shuffled_map": "a shuffled map",
     **{key: METHODS[key] for key in list(METHODS)[4:]},
 }
-GROUPS = {
-    "copies_1": "in 1 document",
-    "copies_4": "in 4",
-    "copies_16": "in 16",
-    "all": "all",
-}
+GROUPS = {"copies_1": "in 1 document", "copies_4": "in 4", "copies_16": "in 16", "all": "all"}
 KNOWN = {
     "rank_1_10": "answer ranked 1–10",
     "rank_11_100": "11–100",
     "rank_101_on": "beyond 100",
     "known": "likeliest of eight",
 }
-DOMAIN_CONTROLS = {
-    "random_states": "random states",
-    "shuffled_map": "one shuffled map",
-}
+DOMAIN_CONTROLS = {"random_states": "random states", "shuffled_map": "one shuffled map"}
 
 
 def main() -> int:
     """Render, or say whether the page is up to date."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true")
-    arguments = parser.parse_args()
-    result = json.loads((RESULTS / "attribution.json").read_text(encoding="utf-8"))
-    edits = RESULTS / "edits.json"
-    measured = json.loads(edits.read_text(encoding="utf-8")) if edits.exists() else None
-    text = render(result, edits=measured)
-    return publish({RESULTS / "attribution.md": text}, check=arguments.check)
+    given = page_options(__doc__).parse_args()
+    result = read_result(given.results / "attribution.json", "attribution.measure")
+    edits = read_result(given.results / "edits.json", "edits.measure")
+    page = render(result, edits=edits)
+    return publish({given.results / "attribution.md": page}, check=given.check)
 
 
 def render(result: dict[str, Any], *, edits: dict[str, Any] | None) -> str:
@@ -108,9 +98,7 @@ def _verdicts(
 
 def _document_verdict(name: str, figures: dict[str, Any]) -> str:
     won = [key for key in RIVALS if figures["attribution_minus"][key]["low"] > 0]
-    worth = _worth(
-        [RIVALS[key] for key in won], [name for key, name in RIVALS.items() if key not in won]
-    )
+    worth = _worth(RIVALS, won)
     means = {key: value["difference"] for key, value in figures["recall"].items()}
     return (
         f"- {name}: {worth}. Recall@10 {means['attribution']:.3f}; nearest hidden "
@@ -123,10 +111,7 @@ def _domain_verdict(figures: dict[str, Any]) -> str:
     won = [
         key for key in DOMAIN_CONTROLS if figures[f"trained_minus_{key}"]["own_share"]["low"] > 0
     ]
-    worth = _worth(
-        [DOMAIN_CONTROLS[key] for key in won],
-        [name for key, name in DOMAIN_CONTROLS.items() if key not in won],
-    )
+    worth = _worth(DOMAIN_CONTROLS, won)
     own, chance = figures["trained"]["own_share"], figures["trained"]["chance"]
     return (
         f"- Domain of the first {figures['tokens']} tokens of a held-out document: share on the "
@@ -136,7 +121,9 @@ def _domain_verdict(figures: dict[str, Any]) -> str:
     )
 
 
-def _worth(won: list[str], lost: list[str]) -> str:
+def _worth(names: dict[str, str], keys: list[str]) -> str:
+    won = [names[key] for key in keys]
+    lost = [name for key, name in names.items() if key not in keys]
     if not lost:
         return f"works: better than {_listed(won)}"
     better = f"better than {_listed(won)}, but " if won else ""
@@ -169,7 +156,7 @@ def _setting(result: dict[str, Any]) -> list[str]:
         "",
         f"Asked: *{example['prompt']}* → *{example['answer']}*. One of its documents:",
         "",
-        f"> {_plain(example['document'])}",
+        f"> {' '.join(escaped(example['document']).split())}",
         "",
     ]
 
@@ -194,8 +181,7 @@ def _planted(summary: dict[str, Any]) -> list[str]:
         "recall@10 of a perfect order of the contexts of the prototypes that carry the answer, the "
         "most that attribution could have.",
         "",
-        _row("", columns.values()),
-        "|---|" + "---|" * len(columns),
+        *table_head(_row("", columns.values())),
         *_figure_rows(summary, columns),
         "",
         *_differences(summary["all"]),
@@ -206,8 +192,7 @@ def _planted(summary: dict[str, Any]) -> list[str]:
 def _recall_table(summary: dict[str, Any], columns: dict[str, str]) -> list[str]:
     shown = [f"{name} ({summary[key]['facts']} facts)" for key, name in columns.items()]
     return [
-        _row("recall@10", shown),
-        "|---|" + "---|" * len(columns),
+        *table_head(_row("recall@10", shown)),
         *(
             _row(name, (_interval(summary[key]["recall"][method]) for key in columns))
             for method, name in METHODS.items()
@@ -261,8 +246,7 @@ def _verbatim(summary: dict[str, Any]) -> list[str]:
         "",
         *_recall_table(summary, columns),
         "",
-        _row("", columns.values()),
-        "|---|" + "---|" * len(columns),
+        *table_head(_row("", columns.values())),
         *_figure_rows(summary, columns),
         "",
         *_differences(summary["all"]),
@@ -331,8 +315,7 @@ def edits_section(result: dict[str, Any]) -> list[str]:
         "of the edit's effect and an interval without 0. Costs, and what the measure can say: "
         "[edits](edits.md).",
         "",
-        "| edit | beyond control | edit | control | difference |",
-        "|---|---|---|---|---|",
+        *table_head("| edit | beyond control | edit | control | difference |"),
         *rows,
         "",
     ]
@@ -347,10 +330,5 @@ def _interval(interval: dict[str, float]) -> str:
     return f"{mean:.3f}" if low == high else f"{mean:.3f} ({low:.3f}–{high:.3f})"
 
 
-def _plain(text: str) -> str:
-    escaped = "".join("\\" + c if c in "\\`*_[]<>#|" else c for c in text)
-    return " ".join(escaped.split())
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

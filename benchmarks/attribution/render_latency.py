@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
 from typing import Any
 
-from benchmarks.shared.pages import RESULTS, measured_on, publish
+from benchmarks.shared.pages import measured_on, page_options, publish, read_result, table_head
 
 ROWS = (
     ("attribution", "attribution: shares by source, ten documents"),
@@ -17,11 +14,9 @@ ROWS = (
 
 def main() -> int:
     """Render, or say whether the page is up to date."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true")
-    arguments = parser.parse_args()
-    text = render(json.loads((RESULTS / "attribution_latency.json").read_text(encoding="utf-8")))
-    return publish({RESULTS / "attribution_latency.md": text}, check=arguments.check)
+    given = page_options(__doc__).parse_args()
+    result = read_result(given.results / "attribution_latency.json", "attribution.latency")
+    return publish({given.results / "attribution_latency.md": render(result)}, check=given.check)
 
 
 def render(result: dict[str, Any]) -> str:
@@ -67,8 +62,7 @@ def _token(lens: dict[str, Any], token: dict[str, Any]) -> list[str]:
         "been read through once before. CPU time is",
         "what this process used, without its waiting for a core.",
         "",
-        "| | p50 | p99 | p50, CPU time | p99, CPU time |",
-        "|---|---|---|---|---|",
+        *table_head("| | p50 | p99 | p50, CPU time | p99, CPU time |"),
     ]
     for key, name in ROWS:
         wall, cpu = token[key], token[f"{key}_cpu"]
@@ -96,8 +90,7 @@ def _generation(found: dict[str, Any]) -> list[str]:
         f"{found['prototypes_per_token']} per token, {found['contexts']} contexts each: "
         f"median of {found['samples']} rounds in which the ways take turns.",
         "",
-        "| | ms | against generation alone: median, least, most |",
-        "|---|---|---|",
+        *table_head("| | ms | against generation alone: median, least, most |"),
         f"| generation alone | {found['milliseconds']['plain']:.0f} | |",
     ]
     for key, name in (
@@ -130,4 +123,4 @@ def _verdict(reached: bool) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -8,7 +8,6 @@ unchanged; titles and arXiv addresses are filled in from the text and the id.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import re
 from collections import Counter, defaultdict
@@ -20,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.corpus.sample_credits import attribution
+from benchmarks.shared.options import script_options
 
 Row = dict[str, Any]
 
@@ -138,7 +138,7 @@ def build(sets: Path) -> list[dict[str, str | None]]:
 
 def main() -> None:
     """Write the sample and its attribution, and print what they hold."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = script_options(__doc__)
     parser.add_argument("sets", type=Path, help="directory of the source Parquet sets")
     rows = build(parser.parse_args().sets)
     table = pa.table({name: pa.array([row[name] for row in rows], pa.string()) for name in COLUMNS})

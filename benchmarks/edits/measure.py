@@ -10,7 +10,6 @@ most of their activation in one domain, measured on prompts from that domain and
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import numpy as np
 
 import prismlm
 from benchmarks.shared.environment import environment
+from benchmarks.shared.options import RESULTS, script_options
 from prismlm.corpus import Corpus
 from prismlm.edits.steering_cost import perplexity_cost
 from prismlm.edits.steering_effects import measure_effects
@@ -41,9 +41,8 @@ COST_DRAWS = 4
 
 def main() -> None:
     """Run the measurement."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = script_options(__doc__, RESULTS / "edits.json")
     parser.add_argument("demo", type=Path, help="the directory that prismlm demo built")
-    parser.add_argument("--out", type=Path, default=Path("docs/results/edits.json"))
     arguments = parser.parse_args()
     lm = prismlm.load(arguments.demo / "model")
     corpus = Corpus.open(arguments.demo / "corpus")

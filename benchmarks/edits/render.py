@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
 from typing import Any
 
-from benchmarks.shared.pages import RESULTS, measured_on, publish
+from benchmarks.shared.pages import escaped, measured_on, page_options, publish, read_result
 
 
 def main() -> int:
     """Render, or say whether the page is up to date."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true")
-    arguments = parser.parse_args()
-    text = render(json.loads((RESULTS / "edits.json").read_text(encoding="utf-8")))
-    return publish({RESULTS / "edits.md": text}, check=arguments.check)
+    given = page_options(__doc__).parse_args()
+    result = read_result(given.results / "edits.json", "edits.measure")
+    return publish({given.results / "edits.md": render(result)}, check=given.check)
 
 
 def render(result: dict[str, Any]) -> str:
@@ -169,8 +164,8 @@ def _cost(cost: dict[str, Any]) -> str:
 
 
 def _plain(text: str) -> str:
-    return "".join("\\" + c if c in "\\`*_[]<>#|" else c for c in text).replace("\n", "↵")
+    return escaped(text).replace("\n", "↵")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

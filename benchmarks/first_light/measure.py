@@ -10,7 +10,6 @@ the trained head with its prototype → domain map shuffled.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ import torch
 
 import prismlm
 from benchmarks.shared.environment import environment
+from benchmarks.shared.options import RESULTS, script_options
 from prismlm.corpus import Corpus, document_windows, pack, window_batches
 from prismlm.eval.domain_prompts import against_controls
 from prismlm.eval.domain_share import DocumentEvidence, document_evidence
@@ -39,9 +39,8 @@ SHUFFLES = 20
 
 def main() -> None:
     """Run the measurement."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = script_options(__doc__, RESULTS / "first_light.json")
     parser.add_argument("demo", type=Path, help="the directory that prismlm demo built")
-    parser.add_argument("--out", type=Path, default=Path("docs/results/first_light.json"))
     arguments = parser.parse_args()
     lm = prismlm.load(arguments.demo / "model")
     corpus = Corpus.open(arguments.demo / "corpus")
@@ -115,13 +114,7 @@ def domain_figures(
 
     def evidence(head: PrototypeHead) -> DocumentEvidence:
         return document_evidence(
-            lm.model,
-            head,
-            lm.logit_map,
-            corpus,
-            documents,
-            window=meta.window,
-            stride=meta.stride,
+            lm.model, head, lm.logit_map, corpus, documents, window=meta.window, stride=meta.stride
         )
 
     print("tracing held-out documents to domains")

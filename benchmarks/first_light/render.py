@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
 from typing import Any
 
-from benchmarks.shared.pages import RESULTS, measured_on, publish
+from benchmarks.shared.pages import (
+    escaped,
+    measured_on,
+    page_options,
+    publish,
+    read_result,
+    table_head,
+)
 
 QUALITY = (
     ("ce", "CE of the model", "{:.3f}"),
@@ -22,11 +26,9 @@ QUALITY = (
 
 def main() -> int:
     """Render, or say whether the page is up to date."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true")
-    arguments = parser.parse_args()
-    text = render(json.loads((RESULTS / "first_light.json").read_text(encoding="utf-8")))
-    return publish({RESULTS / "first_light.md": text}, check=arguments.check)
+    given = page_options(__doc__).parse_args()
+    result = read_result(given.results / "first_light.json", "first_light.measure")
+    return publish({given.results / "first_light.md": render(result)}, check=given.check)
 
 
 def render(result: dict[str, Any]) -> str:
@@ -78,8 +80,7 @@ def _quality(quality: dict[str, Any]) -> list[str]:
         f"{trained['tokens']:,} held-out predictions. The control takes K random training hidden "
         "states of the same model as prototypes, untrained.",
         "",
-        "| | trained prototypes | control: random states |",
-        "|---|---|---|",
+        *table_head("| | trained prototypes | control: random states |"),
         *rows,
         "",
         f"Without the residual the model loses {gap:.3f} nats with its trained prototypes and "
@@ -184,8 +185,7 @@ def _prototypes(prototypes: list[dict[str, Any]]) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    escaped = "".join("\\" + c if c in "\\`*_[]<>#|" else c for c in text)
-    return " ".join(escaped.replace("\n", " ↵ ").split(" "))
+    return escaped(text).replace("\n", " ↵ ")
 
 
 def _code(token: str) -> str:
@@ -194,4 +194,4 @@ def _code(token: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -11,7 +11,6 @@ untrained model, each in a process of its own. Both write docs/results/index.jso
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import resource
 import shutil
@@ -24,6 +23,7 @@ import numpy as np
 import torch
 
 from benchmarks.shared.environment import environment
+from benchmarks.shared.options import RESULTS, script_options
 from prismlm.allocator import keep_freed_memory
 from prismlm.corpus import Corpus
 from prismlm.corpus.blocks import block_passes
@@ -35,7 +35,7 @@ from prismlm.models.checkpoint import load_checkpoint
 from prismlm.models.presets import build_config, build_model
 from prismlm.models.seam import capture
 
-RESULT = Path(__file__).parents[2] / "docs" / "results" / "index.json"
+RESULT = RESULTS / "index.json"
 WARM_UP = 5
 RESAMPLES = 2000
 PROTOTYPES, PER_TOKEN, CONTEXTS = 256, 8, 16
@@ -43,7 +43,7 @@ PROTOTYPES, PER_TOKEN, CONTEXTS = 256, 8, 16
 
 def main() -> None:
     """Run one of the two and add its figures to the result."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = script_options(__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     ratio = commands.add_parser("ratio")
     ratio.add_argument("model", type=Path)

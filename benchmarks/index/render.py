@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
 from typing import Any
 
-from benchmarks.shared.pages import RESULTS, measured_on, publish
+from benchmarks.shared.pages import measured_on, page_options, publish, read_result, table_head
 
 TARGET = 1.3
 EXTRAPOLATED = {"10⁹": 10**9, "10¹²": 10**12}
@@ -17,11 +14,9 @@ MIB = 2**20
 
 def main() -> int:
     """Render, or say whether the page is up to date."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true")
-    arguments = parser.parse_args()
-    result = json.loads((RESULTS / "index.json").read_text(encoding="utf-8"))
-    return publish({RESULTS / "index.md": render(result)}, check=arguments.check)
+    given = page_options(__doc__).parse_args()
+    result = read_result(given.results / "index.json", "index.measure")
+    return publish({given.results / "index.md": render(result)}, check=given.check)
 
 
 def render(result: dict[str, Any]) -> str:
@@ -57,8 +52,7 @@ def _ratio(found: dict[str, Any], where: dict[str, Any] | None) -> list[str]:
         f"alone, alone with logits, and with all that the index does, in turns. CPU seconds, "
         f"{found['threads']} thread(s); intervals are 95 % over resampled passes.",
         "",
-        "| time of the index over that of | ratio | interval |",
-        "|---|---|---|",
+        *table_head("| time of the index over that of | ratio | interval |"),
         *(f"| {name} | {r['ratio']:.2f} | {r['low']:.2f} to {r['high']:.2f} |" for name, r in rows),
         "",
         f"Target: at most {TARGET} × the same passes: {'met' if met else '**missed**'}. The first "
@@ -110,4 +104,4 @@ def _growth(rows: list[dict[str, Any]], where: dict[str, Any] | None) -> list[st
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -6,10 +6,10 @@
 # Writes OUT_DIR/prototype_head_gpu/*.json; copy it to docs/results/ and render it with
 # `python -m benchmarks.prototype_head.render --name prototype_head_gpu`.
 set -euo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 parquet=$1 out=$2
 shift 2
-export PYTHONPATH=src:benchmarks
+export PYTHONPATH=src
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 python -m prismlm corpus build "$parquet"/*.parquet --out "$work/corpus-gpu" --vocab-size 16384

@@ -1,7 +1,7 @@
 """Train several prototype heads, all detached, beside one decoder: the decoder is paid for once.
 
 A head on a detached state changes nothing of the decoder, so each head of a bank is the head that
-its own run would give. Imported by ``prototype_head.py``.
+its own run would give.
 """
 
 from __future__ import annotations

@@ -14,7 +14,6 @@ file per head, so that a sweep can be cut short.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
 from pathlib import Path
@@ -25,6 +24,7 @@ import torch
 import prismlm
 from benchmarks.prototype_head.head_bank import BankTrainer, merged, train_bank
 from benchmarks.shared.environment import environment
+from benchmarks.shared.options import RESULTS, script_options
 from prismlm.explain.quality import HeadQuality, measure_quality
 from prismlm.files import write_json
 from prismlm.layers import PrototypeHead
@@ -36,7 +36,6 @@ from prismlm.training.setup import prepare
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "recipes" / "prototype_head"
-RESULTS = ROOT / "docs" / "results" / "prototype_head"
 DEFAULT, VARIED = "default", "default-quarter"
 PARTS = ["methods", "attached", "detached", "tried", "sweep", "sizes"]
 HELD_OUT_TOKENS = 50_000
@@ -58,7 +57,7 @@ Settings = dict[str, Any]
 
 def main() -> None:
     """Run one part."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = script_options(__doc__, RESULTS / "prototype_head")
     parser.add_argument("corpus", type=Path)
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("--seed", type=int, default=0)
@@ -66,7 +65,6 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="fewer, to try it out")
     parser.add_argument("--recipes", type=Path, default=RECIPES, help="where the recipes are")
     parser.add_argument("--set", nargs="*", default=[], help="KEY=VALUE, as of prismlm train")
-    parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     common: Settings = {"corpus": str(arguments.corpus), "seed": arguments.seed}
     if arguments.steps:

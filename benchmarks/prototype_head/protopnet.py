@@ -43,6 +43,7 @@ from benchmarks.prototype_head.protopnet_contest import (
 )
 from benchmarks.prototype_head.protopnet_levels import compare
 from benchmarks.shared.environment import environment
+from benchmarks.shared.options import RESULTS, script_options
 from prismlm.corpus import Corpus, PackedDataset, WindowBatch, build_corpus, pack, sample_path
 from prismlm.errors import InputError
 from prismlm.files import read_json, write_json
@@ -152,11 +153,8 @@ def prepare(
 
 def parse() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script_options(__doc__, RESULTS / "protopnet.json")
     parser.add_argument("--corpus", type=Path, help="a directory of prismlm corpus build")
-    parser.add_argument("--out", type=Path, default=Path("docs/results/protopnet.json"))
     parser.add_argument("--preset", default="llama-tiny")
     parser.add_argument("--prototypes", type=int, default=1024)
     parser.add_argument("--prototypes-per-token", type=int, default=16)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
-import sys
 from statistics import fmean
 from typing import Any
 
 from benchmarks.prototype_head.protopnet_plot import draw
-from benchmarks.shared.pages import RESULTS, publish
+from benchmarks.shared.pages import page_options, publish, read_result, table_head
 
 SHOWN = {
     "plain": "plain: W z",
@@ -24,15 +21,10 @@ CLAIM = 3.0
 
 def main() -> int:
     """Render, or say whether page and plot are up to date."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true")
-    arguments = parser.parse_args()
-    result = json.loads((RESULTS / "protopnet.json").read_text(encoding="utf-8"))
-    pages = {
-        RESULTS / "protopnet.md": render(result),
-        RESULTS / "protopnet.svg": draw(result["runs"], SHOWN),
-    }
-    return publish(pages, check=arguments.check)
+    given = page_options(__doc__).parse_args()
+    result = read_result(given.results / "protopnet.json", "prototype_head.protopnet")
+    pages = {"protopnet.md": render(result), "protopnet.svg": draw(result["runs"], SHOWN)}
+    return publish({given.results / name: page for name, page in pages.items()}, check=given.check)
 
 
 def render(result: dict[str, Any]) -> str:
@@ -218,8 +210,7 @@ def _levels(result: dict[str, Any]) -> list[str]:
         lines += [
             f"Against *{reference}*:",
             "",
-            "| perplexity | " + " | ".join(v for v in SHOWN if v != reference) + " |",
-            "|---" * len(SHOWN) + "|",
+            *table_head(f"| perplexity | {' | '.join(v for v in SHOWN if v != reference)} |"),
         ]
         for row in comparison["levels"]:
             cells = [
@@ -250,8 +241,7 @@ def _rates(search: dict[str, Any]) -> list[str]:
         "*plain* chose the backbone's rate, for all variants; the others then the rate of their "
         "prototypes, τ and M.",
         "",
-        "| | " + " | ".join(rates) + " |",
-        "|---" * (1 + len(rates)) + "|",
+        *table_head(f"| | {' | '.join(rates)} |"),
     ]
     for variant, ces in search["ce"].items():
         best = min(ces.values())
@@ -270,4 +260,4 @@ def _rates(search: dict[str, Any]) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -32,6 +32,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.shared.environment import ROOT, environment, processor
+from benchmarks.shared.options import RESULTS, script_options
 from prismlm.files import write_json
 from prismlm.ops import prototype_head as ops
 
@@ -55,14 +56,11 @@ ROWS = 1024
 
 def main() -> None:
     """Run the comparisons, print a table and write the figures."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = script_options(__doc__, RESULTS / "route.json")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--quick", action="store_true", help="a small shape, to see that it runs")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="on a CPU")
-    parser.add_argument("--out", type=Path, default=Path("docs/results/route.json"))
     parser.add_argument("--peak", nargs=2, metavar=("FORM", "SHAPE"), help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.peak:

@@ -10,7 +10,6 @@ threads. Another model: --set model.preset=llama-small.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
 from pathlib import Path
@@ -21,22 +20,16 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from benchmarks.prototype_head.head_bank import merged
-from benchmarks.prototype_head.measure import RECIPES, RESULTS, recipes
+from benchmarks.prototype_head.measure import RECIPES, recipes
 from benchmarks.shared.environment import environment
+from benchmarks.shared.options import RESULTS, script_options
 from prismlm.files import write_json
 from prismlm.training import build_recipe
 from prismlm.training.initialise import place_prototypes
 from prismlm.training.setup import build_trainer, prepare
 
 WARM_UP = 10
-NAMES = [
-    "default",
-    "default-quarter",
-    "default-eighth",
-    "default-all",
-    "light",
-    "light-kl",
-]
+NAMES = ["default", "default-quarter", "default-eighth", "default-all", "light", "light-kl"]
 RESAMPLES = 2000
 
 
@@ -65,14 +58,13 @@ class Turns(TrainerCallback):
 
 def main() -> None:
     """Time every recipe."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = script_options(__doc__, RESULTS / "prototype_head")
     parser.add_argument("corpus", type=Path)
     parser.add_argument("--steps", type=int, default=160)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--recipes", type=Path, default=RECIPES, help="where the recipes are")
     parser.add_argument("--set", nargs="*", default=[], help="KEY=VALUE, as of prismlm train")
     parser.add_argument("--only", nargs="*", default=NAMES, help="names of recipes")
-    parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     found = recipes(arguments.recipes, arguments.set)

@@ -15,7 +15,6 @@ Every intervention is a forward pass of its own, over the text up to the positio
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -29,6 +28,7 @@ from torch import Tensor, nn
 
 import prismlm
 from benchmarks.shared.environment import environment
+from benchmarks.shared.options import RESULTS, script_options
 from prismlm.corpus import Corpus
 from prismlm.corpus.sequences import Sequences
 from prismlm.edits.channels.interventions import MaskWrite
@@ -44,7 +44,6 @@ from prismlm.ops.channel_parts import channel_parts, token_parts
 LENGTH, EARLIEST, PER_SEQUENCE = 256, 24, 4
 REPLACEMENTS = 4
 BOOTSTRAPS = 1000
-OUT = Path("docs/results/chain.json")
 SAME_LAYER_ARMS = ("largest", "random", "smallest")
 CHANNEL_ARMS = (*SAME_LAYER_ARMS, "loudest")
 TOKEN_ARMS = ("credited", "distant")
@@ -303,12 +302,11 @@ def texts(corpus: Corpus, wanted: int, rng: np.random.Generator) -> Iterator[Ten
 
 def main() -> None:
     """Measure and write the result."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = script_options(__doc__, RESULTS / "chain.json")
     parser.add_argument("model", type=Path)
     parser.add_argument("corpus", type=Path)
     parser.add_argument("--positions", type=int, default=400)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=OUT)
     given = parser.parse_args()
     lm, corpus = prismlm.load(given.model), Corpus.open(given.corpus)
     rng = np.random.default_rng(given.seed)

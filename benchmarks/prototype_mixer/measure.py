@@ -19,7 +19,6 @@ on from its last checkpoint in ``--work``.
 
 from __future__ import annotations
 
-import argparse
 import math
 import shutil
 import time
@@ -31,12 +30,12 @@ import pyarrow.parquet as pq
 import torch
 
 from benchmarks.shared.environment import environment
+from benchmarks.shared.options import RESULTS, training_options
 from prismlm.corpus import build_corpus, sample_path
 from prismlm.files import atomic_file, write_json
 from prismlm.training import build_recipe, train
 from prismlm.training.setup import prepare
 
-RESULTS = Path(__file__).parents[2] / "docs" / "results" / "prototype_mixer"
 PARTS = ["corpus", "compare", "improve", "rates", "longer"]
 STEPS, LONGER = 750, 3000
 """About one pass over the sample's long documents, and four."""
@@ -125,7 +124,15 @@ class Run(NamedTuple):
 
 def main() -> None:
     """Build the corpus, or make every run of a part that has no result yet."""
-    given = arguments()
+    parser = training_options(
+        __doc__, PARTS, work="prototype-mixer-runs", out=RESULTS / "prototype_mixer"
+    )
+    parser.add_argument("--contexts", type=int, nargs="+", default=list(CONTEXTS))
+    parser.add_argument("--only", nargs="*", help="models or variants")
+    parser.add_argument("--steps", type=int, help=f"{STEPS}; of longer runs, {LONGER}")
+    parser.add_argument("--factor", type=float, help="times the source's rate, for every run")
+    parser.add_argument("--keep", action="store_true", help="keep the trained models in --work")
+    given = parser.parse_args()
     if given.part == "corpus":
         build_long_corpus(given.corpus)
         return
@@ -145,25 +152,6 @@ def main() -> None:
         measure(run._asdict(), settings, work, result)
         if not given.keep:
             shutil.rmtree(work)
-
-
-def arguments() -> argparse.Namespace:
-    """Return what the command line says."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("corpus", type=Path)
-    parser.add_argument("part", choices=PARTS)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--contexts", type=int, nargs="+", default=list(CONTEXTS))
-    parser.add_argument("--only", nargs="*", help="models or variants")
-    parser.add_argument("--steps", type=int, help=f"{STEPS}; of longer runs, {LONGER}")
-    parser.add_argument("--factor", type=float, help="times the source's rate, for every run")
-    parser.add_argument("--keep", action="store_true", help="keep the trained models in --work")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--work", type=Path, default=Path("prototype-mixer-runs"))
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    return parser.parse_args()
 
 
 def build_long_corpus(out: Path) -> None:
@@ -237,7 +225,6 @@ def measure(run: Settings, settings: Settings, work: Path, result: Path) -> None
         "processor_seconds": round(processor, 2),
         "resumed": resumed,
     }
-    result.parent.mkdir(parents=True, exist_ok=True)
     row = run | {"seed": settings["seed"], "settings": shown} | figures
     write_json(result, row | {"environment": environment()})
     print(f"{result.name}: perplexity {figures['perplexity']:.2f}, {elapsed:.0f} s", flush=True)

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
-from pathlib import Path
 from typing import Any
 
-from benchmarks.shared.pages import RESULTS, measured_on, publish
+from benchmarks.shared.pages import measured_on, page_options, publish, read_result, table_head
 
 HEADINGS = (
     "cases",
@@ -34,15 +30,8 @@ TOKENS = {
 
 def main() -> int:
     """Render, or say whether the page is up to date."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true")
-    parser.add_argument("--results", type=Path, default=RESULTS)
-    given = parser.parse_args()
-    source = given.results / "chain.json"
-    if not source.is_file():
-        print(f"{source} is not there: nothing to render")
-        return 0
-    result = json.loads(source.read_text(encoding="utf-8"))
+    given = page_options(__doc__).parse_args()
+    result = read_result(given.results / "chain.json", "prototype_mixer.chain")
     return publish({given.results / "chain.md": render(result)}, check=given.check)
 
 
@@ -88,8 +77,7 @@ def render(result: dict[str, Any]) -> str:
         "",
         "## Which changes more?",
         "",
-        "| | share of cases |",
-        "|---|---|",
+        *table_head("| | share of cases |"),
         *(f"| {name} | {share:.3f} |" for name, share in found["larger"].items()),
     ]
     return "\n".join(lines).rstrip() + "\n"
@@ -174,4 +162,4 @@ def _row(row: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
-from pathlib import Path
 from typing import Any
 
-from benchmarks.shared.pages import RESULTS, measured_on, publish
+from benchmarks.shared.pages import measured_on, page_options, publish, read_result, table_head
 from prismlm.instruments.channels.effect_table import SHORT, cell, channel_name, interval_text
 
 ORDINALS = ("shortest", "second", "third", "longest")
@@ -16,16 +12,9 @@ ORDINALS = ("shortest", "second", "third", "longest")
 
 def main() -> int:
     """Render, or say whether the page is up to date."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true")
-    parser.add_argument("--results", type=Path, default=RESULTS)
-    given = parser.parse_args()
-    path = given.results / "channels.json"
-    if not path.is_file():
-        print(f"there is no {path}: nothing to render")
-        return 0
-    page = render(json.loads(path.read_text(encoding="utf-8")))
-    return publish({given.results / "channels.md": page}, check=given.check)
+    given = page_options(__doc__).parse_args()
+    result = read_result(given.results / "channels.json", "prototype_mixer.channels")
+    return publish({given.results / "channels.md": render(result)}, check=given.check)
 
 
 def render(value: dict[str, Any]) -> str:
@@ -176,11 +165,7 @@ def _models(value: dict[str, Any]) -> list[str]:
     lines.append("")
     for bundled, what in ((False, "Concepts found above"), (True, "Bundled sets of cases")):
         lines += [_emerged(rows, bundled, what, len(value["models"]))]
-    lines += [
-        "",
-        "Of a bundled target that is several tokens, the first is predicted.",
-        "",
-    ]
+    lines += ["", "Of a bundled target that is several tokens, the first is predicted.", ""]
     return [*lines, *(["Not measured:", "", *notes, ""] if notes else [])]
 
 
@@ -265,8 +250,7 @@ def _locality(found: dict[str, Any]) -> list[str]:
         "for: their half-lives differ (above), so that a difference between layers would show here "
         "as one between channels.",
         "",
-        "| quartile of half-life | channels | mean repetition |",
-        "|---|---|---|",
+        *table_head("| quartile of half-life | channels | mean repetition |"),
     ]
     for name, count, mean in zip(ORDINALS, parts["counts"], parts["means"], strict=True):
         lines.append(f"| {name} | {count} | {'–' if mean is None else f'{mean:.3f}'} |")
@@ -284,8 +268,7 @@ def _measures(found: dict[str, Any]) -> list[str]:
         "",
         "Write gate / read gate; mutual information with the token after Miller and Madow.",
         "",
-        "| layer | max over mean | Gini | entropy, nats | mutual information, nats |",
-        "|---|---|---|---|---|",
+        *table_head("| layer | max over mean | Gini | entropy, nats | mutual information, nats |"),
     ]
     keys = ("sparsity_ratio", "gini", "entropy", "mutual_information_corrected")
     for write, read in zip(found["write"], found["read"], strict=True):
@@ -344,4 +327,4 @@ def _plain(text: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -1,21 +1,27 @@
-"""Write docs/results/mixer.md from mixer.json and mixer_cuda.json; ``--check`` only compares."""
+"""Write docs/results/mixer.md from what timing.py measured; ``--check`` only compares."""
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
-from pathlib import Path
 from typing import Any
 
-from benchmarks.shared.pages import RESULTS, measured_on, publish
+from benchmarks.shared.pages import (
+    measured_on,
+    page_options,
+    publish,
+    ranged,
+    read_result,
+    table_head,
+    without_gpu,
+)
 
+CUDA = "mixer_cuda.json"
+GPU = f" --device cuda --out docs/results/{CUDA}"
 FILES = {
     " --throughput-rounds 2 --memory-share 0.9": "mixer.json",
     # By itself, with nothing else in memory, so that Mamba's longest row has room.
     " --parts throughput --threads 1 --rounds 2 --memory-share 0.9 "
     "--out docs/results/mixer_throughput.json": "mixer_throughput.json",
-    " --device cuda --out docs/results/mixer_cuda.json": "mixer_cuda.json",
+    GPU: CUDA,
 }
 LONG, SHORT = 4096, 256
 THREADS = 2
@@ -43,18 +49,12 @@ Rows = list[dict[str, Any]]
 
 def main() -> int:
     """Render, or say whether the page is up to date."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true")
-    parser.add_argument("--results", type=Path, default=RESULTS)
-    given = parser.parse_args()
+    given = page_options(__doc__).parse_args()
     found = {
-        options: json.loads((given.results / name).read_text(encoding="utf-8"))
+        options: read_result(given.results / name, f"prototype_mixer.timing{options}")
         for options, name in FILES.items()
-        if (given.results / name).is_file()
+        if name != CUDA or (given.results / name).is_file()
     }
-    if not found:
-        print(f"{given.results} holds none of {', '.join(FILES.values())}: nothing to render")
-        return 0
     return publish({given.results / "mixer.md": render(found)}, check=given.check)
 
 
@@ -89,6 +89,8 @@ def render(found: dict[str, dict[str, Any]]) -> str:
             for name, section in SECTIONS.items():
                 if parts.get(name, {}).get("rows"):
                     lines += [*section(parts[name]["rows"]), *_measured(name, parts[name]), ""]
+    if GPU not in found:
+        lines.append(without_gpu(CUDA, f"prototype_mixer.timing{GPU}"))
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -228,8 +230,7 @@ def _throughput(rows: Rows) -> list[str]:
         "Passes a second, without the output embedding; in brackets the source's Table 14, on a",
         "GPU of its own (it names an A100 and an H100).",
         "",
-        "| positions | " + " | ".join(MODELS.values()) + " | LLaMA / ProtoT, time |",
-        "|---|---|---|---|---|---|",
+        *table_head(f"| positions | {' | '.join(MODELS.values())} | LLaMA / ProtoT, time |"),
     ]
     for row in rows:
         source = dict(zip(MODELS, SOURCE.get(row["length"], ()), strict=False))
@@ -277,9 +278,7 @@ def _cell(row: dict[str, Any], name: str) -> str:
 
 
 def _interval(ratio: dict[str, float] | None) -> str:
-    if ratio is None:
-        return "–"
-    return f"{ratio['ratio']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})"
+    return ranged(ratio, "ratio", ".2f")
 
 
 def _ms(milliseconds: dict[str, float], name: str) -> str:
@@ -306,4 +305,4 @@ def _place(row: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

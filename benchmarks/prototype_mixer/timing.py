@@ -22,7 +22,6 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -39,6 +38,7 @@ from benchmarks.prototype_mixer.timing_forms import (
     without_dropout,
 )
 from benchmarks.shared.environment import ROOT
+from benchmarks.shared.options import RESULTS
 from benchmarks.shared.parts import parts_parser, rounds_of, run_parts
 from benchmarks.shared.turns import (
     SHARE_OF_MEMORY,
@@ -121,7 +121,7 @@ def main() -> None:
 
 def arguments() -> argparse.Namespace:
     """Return what the command line says."""
-    parser = parts_parser(__doc__, PARTS, rounds=7, out=Path("docs/results/mixer.json"))
+    parser = parts_parser(__doc__, PARTS, rounds=7, out=RESULTS / "mixer.json")
     parser.add_argument(
         "--limit", type=float, default=3600, help="seconds that one pass of a throughput may take"
     )
@@ -313,12 +313,7 @@ def decoding(setting: Setting) -> list[dict[str, Any]]:
     sizes = setting.sizes
     changes = {"changes": sizes.changes, "vocab": sizes.vocab}
     return decode(
-        sizes.positions,
-        sizes.decoded,
-        setting.rounds,
-        setting.device,
-        setting.dtype,
-        **changes,
+        sizes.positions, sizes.decoded, setting.rounds, setting.device, setting.dtype, **changes
     )
 
 

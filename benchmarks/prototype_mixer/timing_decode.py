@@ -1,4 +1,4 @@
-"""Time one generated token after a number of others, for ProtoT and LLaMA. Imported by mixer.py."""
+"""Time one generated token after a number of others, for ProtoT and LLaMA."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What the prototype mixer is timed beside: attention, and the form that Eq. 1 and 2 spell out.
-
-Imported by ``mixer.py``.
-"""
+"""What the prototype mixer is timed beside: attention, and the form that Eq. 1 and 2 spell out."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 LEVEL = 0.05
@@ -98,6 +98,15 @@ def interval(differences: Sequence[float], level: float = LEVEL) -> tuple[float,
     half = quantile(level, count - 1) * statistics.stdev(differences) / math.sqrt(count)
     mean = statistics.fmean(differences)
     return mean - half, mean + half
+
+
+def spread(values: Iterable[float], form: str = ".3g") -> str:
+    """Return the mean with the least and the most, or a dash for none."""
+    found = list(values)
+    if not found:
+        return "–"
+    middle, least, most = (format(f(found), form) for f in (statistics.fmean, min, max))
+    return middle if len(found) == 1 else f"{middle} ({least} to {most})"
 
 
 def beyond(t: float, freedom: int) -> float:

@@ -2,13 +2,75 @@
 
 from __future__ import annotations
 
+import argparse
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path("docs/results")
+from benchmarks.shared.options import RESULTS, script_options
+from prismlm.files import read_json
+
 PLACE = (("", "date"), ("at ", "commit"), ("on ", "machine"))
 VERSIONS = (("Python", "python"), ("torch", "torch"), ("transformers", "transformers"))
+
+
+def page_options(description: str | None) -> argparse.ArgumentParser:
+    """Return a renderer's parser: whether to compare only, and where the results are."""
+    parser = script_options(description)
+    parser.add_argument("--check", action="store_true", help="write nothing, only compare")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    return parser
+
+
+def read_result(path: Path, written_by: str, *, run: str = "python -m benchmarks.") -> Any:
+    """Return what a JSON file holds; exit with what writes it where it is missing."""
+    if not path.is_file():
+        raise SystemExit(f"{path} is missing: `{run}{written_by}` writes it")
+    return read_json(path)
+
+
+def read_results(folder: Path, written_by: str, pattern: str = "*.json") -> list[Any]:
+    """Return what every file of a folder holds, as :func:`read_result`, sorted by name."""
+    return [read_json(path) for path in sorted(folder.glob(pattern))] or [
+        read_result(folder / pattern, written_by)
+    ]
+
+
+def read_timings(results: Path, files: tuple[str, str], written_by: str) -> dict[str, Any]:
+    """Return the timings of a CPU, and of a GPU where there are any, by file name."""
+    return {
+        name: read_result(results / name, written_by)
+        for name in files
+        if name == files[0] or (results / name).is_file()
+    }
+
+
+def without_gpu(file: str, command: str) -> str:
+    """Return what a page says where the timings of a GPU are missing."""
+    return f"Not timed on a GPU: there is no `{file}`, of `python -m benchmarks.{command}`."
+
+
+def table_head(header: str) -> list[str]:
+    """Return the first two lines of a table, of which the first is given."""
+    return [header, "|" + "---|" * (header.replace("\\|", "").count("|") - 1)]
+
+
+def escaped(text: str) -> str:
+    """Return text whose characters mean nothing to Markdown."""
+    return "".join("\\" + c if c in "\\`*_[]<>#|" else c for c in text)
+
+
+def several(values: Iterable[Any]) -> str:
+    """Return values as text, sorted."""
+    return ", ".join(map(str, sorted(values)))
+
+
+def ranged(found: dict[str, Any] | None, key: str, form: str) -> str:
+    """Return a figure with the interval ``low`` to ``high`` beside it, or a dash for none."""
+    if not found:
+        return "–"
+    return "{} ({} to {})".format(*(format(found[name], form) for name in (key, "low", "high")))
 
 
 def publish(pages: dict[Path, str], *, check: bool) -> int:

@@ -1,7 +1,4 @@
-"""What scripts that time things in parts share: their options, and writing each part.
-
-Imported by ``mixer.py`` and ``signal_noise_attention.py``.
-"""
+"""What scripts that time things in parts share: their options, and writing each part."""
 
 from __future__ import annotations
 
@@ -16,6 +13,7 @@ import torch
 
 from benchmarks.prototype_head.route import machine
 from benchmarks.shared.environment import environment
+from benchmarks.shared.options import script_options
 from prismlm.allocator import keep_freed_memory
 from prismlm.files import read_json, write_json
 
@@ -24,9 +22,7 @@ def parts_parser(
     description: str | None, parts: Iterable[str], *, rounds: int, out: Path
 ) -> argparse.ArgumentParser:
     """Return a parser of device, parts, sizes, rounds, threads, dtypes and the file."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = script_options(description, out)
     names = list(parts)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--parts", nargs="+", choices=names, default=names)
@@ -39,7 +35,6 @@ def parts_parser(
         choices=["float32", "bfloat16"],
         help="bfloat16: autocast in training",
     )
-    parser.add_argument("--out", type=Path, default=out)
     return parser
 
 
@@ -74,5 +69,4 @@ def run_parts(
         noted = {"environment": where, "run_began": began, "rounds": rounds_of(part, given)}
         noted |= {**how, "rows": rows}
         result["parts"][part] = noted
-        given.out.parent.mkdir(parents=True, exist_ok=True)
         write_json(given.out, result)

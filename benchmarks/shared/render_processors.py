@@ -3,38 +3,33 @@
     python -m benchmarks.shared.render_processors --add RESULTS AGAIN …   results of the same runs
     python -m benchmarks.shared.render_processors
 
-RESULTS and AGAIN are folders that `signal_noise_training.py` or `uncertainty_feedback.py` wrote.
+RESULTS and AGAIN are folders that the `measure.py` of signal/noise attention or of uncertainty
+feedback wrote.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from pathlib import Path
 from typing import Any
 
-from benchmarks.shared.pages import RESULTS, publish
+from benchmarks.shared.pages import page_options, publish, read_result, table_head
 from prismlm.files import read_json, write_json
 
-JSON, PAGE = "processors.json", "processors.md"
 Row = dict[str, Any]
 
 
 def main() -> int:
     """Add pairs of runs, then write the page or check it."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = page_options(__doc__)
     parser.add_argument("--add", type=Path, nargs=2, metavar=("RESULTS", "AGAIN"))
-    parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--check", action="store_true")
     given = parser.parse_args()
-    path = given.results / JSON
-    rows: list[Row] = read_json(path) if path.is_file() else []
+    path = given.results / "processors.json"
     if given.add:
-        rows = [*rows, *pairs(*given.add)]
-        write_json(path, rows)
-    return publish({given.results / PAGE: render(rows)}, check=given.check)
+        before = read_json(path) if path.is_file() else []
+        write_json(path, [*before, *pairs(*given.add)])
+    rows = read_result(path, "shared.render_processors --add RESULTS AGAIN")
+    return publish({given.results / "processors.md": render(rows)}, check=given.check)
 
 
 def pairs(results: Path, again: Path) -> list[Row]:
@@ -68,8 +63,7 @@ def render(rows: list[Row]) -> str:
         "processor's name was not noted, the architecture stands in its place: two of the same "
         "architecture need not be one processor.",
         "",
-        "| run | first | on | again | on | difference |",
-        "|---|---|---|---|---|---|",
+        *table_head("| run | first | on | again | on | difference |"),
     ]
     apart: list[float] = []
     for row in rows:

@@ -1,7 +1,4 @@
-"""Forms of one thing timed in turns, and what keeps a form that is too large from being run.
-
-Imported by ``mixer.py``.
-"""
+"""Forms of one thing timed in turns, and what keeps a form that is too large from being run."""
 
 from __future__ import annotations
 

@@ -6,11 +6,11 @@ import statistics
 from collections import defaultdict
 from typing import Any
 
-from benchmarks.shared.over_seeds import HOW, LEVEL, Claim, Figures, lines_of
-from benchmarks.shared.pages import runs_made
+from benchmarks.shared.over_seeds import HOW, LEVEL, Claim, Figures, lines_of, spread
+from benchmarks.shared.pages import runs_made, table_head
 from benchmarks.signal_noise_attention.claims_roles import roles_of
 from benchmarks.signal_noise_attention.claims_spectra import length, rates, resonance
-from benchmarks.signal_noise_attention.figures import DEFAULT, OTHERS, spread
+from benchmarks.signal_noise_attention.figures import DEFAULT, OTHERS
 
 MEASURES = {
     "distance": "mean distance, positions",
@@ -266,8 +266,7 @@ def _gradients(models: dict[str, list[Row]]) -> list[str]:
         "has a line of, then over seeds; and the greatest of these. A line has the norm of its own "
         "step alone, every tenth by default: a greater one between two lines is not seen.",
         "",
-        "| model | mean | greatest |",
-        "|---|---|---|",
+        *table_head("| model | mean | greatest |"),
     ]
     for name, rows in models.items():
         greatest = max(row["gradient"]["greatest"] for row in rows)

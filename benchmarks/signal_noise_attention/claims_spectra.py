@@ -5,8 +5,9 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from benchmarks.shared.over_seeds import Answer, Claim, Figures, answers, lines_of
-from benchmarks.signal_noise_attention.figures import DEFAULT, OTHERS, mean, spread
+from benchmarks.shared.over_seeds import Answer, Claim, Figures, answers, lines_of, spread
+from benchmarks.shared.pages import table_head
+from benchmarks.signal_noise_attention.figures import DEFAULT, OTHERS, mean
 from benchmarks.signal_noise_attention.measure import OWN, VOCABULARY
 from prismlm.instruments.heads.resonance import ORDER, RATIOS, Denominator, denominators
 from prismlm.models.presets import build_config
@@ -137,8 +138,7 @@ def resonance(models: dict[str, list[Row]]) -> list[str]:
         "under the ratio that it was trained with, mean over layers, then over seeds, least and "
         "most. K_SN itself grows with the size of what heads read.",
         "",
-        "| trained with | K_SN | normalised | seeds |",
-        "|---|---|---|---|",
+        *table_head("| trained with | K_SN | normalised | seeds |"),
         *(
             f"| {name} | "
             f"{spread(statistics.fmean(_k_sn(term)) for term in terms.values())} | "
@@ -257,10 +257,7 @@ def length(models: dict[str, list[Row]]) -> list[str]:
             "drawn, and it was not read there.",
             "",
         ]
-    lines += [
-        f"| model | {' | '.join(names)} | documents |",
-        "|---|" + "---|" * (len(names) + 1),
-    ]
+    lines += [*table_head(f"| model | {' | '.join(names)} | documents |")]
     for name, losses in found.items():
         cells = [_beyond_cell(list(losses.values()), wanted) for wanted in beyond]
         documents = next(iter(losses.values()))["documents"]

@@ -13,12 +13,3 @@ OTHERS = ("ratio 2", "ratio 1", "λ = 0", "GPT-2", "LLaMA")
 def mean(values: Iterable[float]) -> str:
     """Return the mean."""
     return f"{statistics.fmean(values):.4g}"
-
-
-def spread(values: Iterable[float], form: str = ".3g") -> str:
-    """Return the mean with the least and the most, or a dash for none."""
-    found = list(values)
-    if not found:
-        return "–"
-    middle, least, most = (format(f(found), form) for f in (statistics.fmean, min, max))
-    return middle if len(found) == 1 else f"{middle} ({least} to {most})"

@@ -17,7 +17,6 @@ models stay.
 
 from __future__ import annotations
 
-import argparse
 import math
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,11 +24,10 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.prototype_mixer.measure import Settings, measure
+from benchmarks.shared.options import RESULTS, training_options
 from prismlm.corpus import Corpus, build_corpus
 from prismlm.files import write_json
 
-RESULTS = Path(__file__).parents[2] / "docs" / "results" / "signal_noise_attention"
-DESCRIBED = RESULTS.with_name("stories.json")
 PARTS = ["corpus", "describe", "train", "rates"]
 VOCABULARY = 4096
 HELD_OUT = 0.05
@@ -92,7 +90,15 @@ class Run(NamedTuple):
 
 def main() -> None:
     """Build the corpus, or make every run of a part that has no result yet."""
-    given = arguments()
+    parser = training_options(
+        __doc__, PARTS, work="signal-noise-runs", out=RESULTS / "signal_noise_attention"
+    )
+    parser.add_argument("texts", type=Path, nargs="*", help="what the corpus is built from")
+    parser.add_argument("--only", nargs="*", help="variants")
+    parser.add_argument("--steps", type=int, default=STEPS)
+    given = parser.parse_args()
+    if (given.part == "corpus") != bool(given.texts):
+        parser.error("texts are given to build the corpus from, and only then")
     if given.part == "corpus":
         corpus = build_corpus(
             given.texts, given.corpus, vocab_size=VOCABULARY, heldout_fraction=HELD_OUT
@@ -101,8 +107,8 @@ def main() -> None:
         return
     described = describe(Corpus.open(given.corpus))
     if given.part == "describe":
-        out = given.out / DESCRIBED.name if given.out != RESULTS else DESCRIBED
-        out.parent.mkdir(parents=True, exist_ok=True)
+        default = given.out == RESULTS / "signal_noise_attention"
+        out = (RESULTS if default else given.out) / "stories.json"
         write_json(out, described)
         print(f"wrote {out}")
         return
@@ -121,26 +127,6 @@ def main() -> None:
             given.work / f"{run.slug}-{given.seed}",
             result,
         )
-
-
-def arguments() -> argparse.Namespace:
-    """Return what the command line says."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("corpus", type=Path)
-    parser.add_argument("part", choices=PARTS)
-    parser.add_argument("texts", type=Path, nargs="*", help="what the corpus is built from")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", nargs="*", help="variants")
-    parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--work", type=Path, default=Path("signal-noise-runs"))
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    given = parser.parse_args()
-    if (given.part == "corpus") != bool(given.texts):
-        parser.error("texts are given to build the corpus from, and only then")
-    return given
 
 
 def describe(corpus: Corpus) -> dict[str, Any]:
@@ -178,18 +164,24 @@ def runs(part: str) -> list[Run]:
     return [Run(name, factor) for name in RATED for factor in FACTORS]
 
 
-def recipe_of(run: Run, corpus: Path, seed: int, steps: int = STEPS) -> dict[str, Any]:
+def recipe_of(run: Run, corpus: Path, seed: int, steps: int = STEPS) -> Settings:
     """Return the recipe of a run, but for where it is written."""
     variant = VARIANTS[run.variant]
+    given: Settings = {"corpus": str(corpus), "seed": seed, "model": variant.model, "steps": steps}
+    return on_stories(given, LENGTH, RATE * run.factor, noise_weight=variant.noise_weight)
+
+
+def on_stories(given: Settings, length: int, rate: float = RATE, **more: Any) -> Settings:
+    """Return a recipe of corpus, seed, model and steps, with what all runs on stories have."""
     return {
-        "corpus": str(corpus),
-        "seed": seed,
-        "model": variant.model,
+        "corpus": given["corpus"],
+        "seed": given["seed"],
+        "model": given["model"],
         "head": {"enabled": False},
-        "noise_weight": variant.noise_weight,
-        "data": {"length": LENGTH},
-        "optimizer": {"learning_rate": RATE * run.factor},
-        "steps": steps,
+        **more,
+        "data": {"length": length},
+        "optimizer": {"learning_rate": rate},
+        "steps": given["steps"],
         "batch_size": ROWS,
         "evaluation": {"every": 0, "final_tokens": 200_000},
         "checkpoint": {"every": 250, "keep": 1},

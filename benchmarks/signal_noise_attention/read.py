@@ -1,4 +1,4 @@
-"""Read what `signal_noise_training.py` trained: heads, coding rates, cross terms, loss by length.
+"""Read what `measure.py` trained: heads, coding rates, cross terms, loss by length.
 
     python -m benchmarks.signal_noise_attention.read stories signal-noise-runs
     python -m benchmarks.signal_noise_attention.render
@@ -11,7 +11,6 @@ seed of a model has random weights of its own beside it, drawn from that seed.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 from pathlib import Path
@@ -21,6 +20,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from benchmarks.shared.environment import environment
+from benchmarks.shared.options import RESULTS, script_options
 from benchmarks.signal_noise_attention.measure import LENGTH, VARIANTS, Run, describe
 from prismlm.corpus import Corpus
 from prismlm.corpus.sequences import Sequences
@@ -37,7 +37,6 @@ from prismlm.instruments.heads.role_cases import load_role_cases
 from prismlm.instruments.heads.roles import score_to_dict, search_roles, untrained
 from prismlm.models.checkpoint import read_checkpoint
 
-RESULTS = Path(__file__).parents[2] / "docs" / "results" / "signal_noise_readings"
 HEAD_TOKENS = 100_000
 LATER = 0.75
 """The share of all steps after which the gradient's norm is averaged."""
@@ -45,7 +44,12 @@ LATER = 0.75
 
 def main() -> None:
     """Read every model that has no file yet."""
-    given = arguments()
+    parser = script_options(__doc__, RESULTS / "signal_noise_readings")
+    parser.add_argument("corpus", type=Path)
+    parser.add_argument("models", type=Path, help="--work of the training script")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--threads", type=int, default=2)
+    given = parser.parse_args()
     torch.set_num_threads(given.threads)
     corpus = Corpus.open(given.corpus)
     for variant in VARIANTS:
@@ -58,22 +62,8 @@ def main() -> None:
                 print(f"{given.models / name} holds no trained model: train it first")
             else:
                 row = {"variant": variant, "seed": seed} | read(given.models / name, corpus, seed)
-                given.out.mkdir(parents=True, exist_ok=True)
                 write_json(result, row | {"environment": environment()})
                 print(f"wrote {result}", flush=True)
-
-
-def arguments() -> argparse.Namespace:
-    """Return what the command line says."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("corpus", type=Path)
-    parser.add_argument("models", type=Path, help="--work of the training script")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    return parser.parse_args()
 
 
 def read(directory: Path, corpus: Corpus, seed: int) -> dict[str, Any]:

@@ -1,24 +1,29 @@
-"""Write docs/results/signal_noise_attention.md from what three scripts measured.
-
-``--check`` only compares the page with them.
-"""
+"""Write docs/results/signal_noise_attention.md from its JSON; ``--check`` only compares."""
 
 from __future__ import annotations
 
-import argparse
 import json
-import statistics
-import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.shared.over_seeds import HOW, Claim, lines_of
-from benchmarks.shared.pages import RESULTS, measured_on, publish, runs_made
+from benchmarks.shared.over_seeds import HOW, Claim, lines_of, spread
+from benchmarks.shared.pages import (
+    measured_on,
+    page_options,
+    publish,
+    ranged,
+    read_result,
+    read_results,
+    read_timings,
+    runs_made,
+    several,
+    table_head,
+    without_gpu,
+)
 from benchmarks.signal_noise_attention.claims import claims
 from benchmarks.signal_noise_attention.figures import DEFAULT
 
-PAGE = "signal_noise_attention.md"
 TIMINGS = "signal_noise_attention.json"
 CUDA = "signal_noise_cuda.json"
 AGAINST = (
@@ -27,33 +32,21 @@ AGAINST = (
 )
 EQUAL = ("R = 4", "R = 2, untied")
 """What has the parameters of GPT-2's attention, 4 d² a layer."""
-STORIES = "stories.json"
 Row = dict[str, Any]
 Runs = dict[tuple[str, float], dict[int, Row]]
 
 
 def main() -> int:
     """Render, or say whether the page is up to date."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true")
-    parser.add_argument("--results", type=Path, default=RESULTS)
-    given = parser.parse_args()
-    runs = [_json(path) for path in sorted((given.results / PAGE[:-3]).glob("*.json"))]
-    readings = [
-        _json(path) for path in sorted((given.results / "signal_noise_readings").glob("*.json"))
-    ]
-    timings = {
-        name: _json(given.results / name)
-        for name in (TIMINGS, CUDA)
-        if (given.results / name).is_file()
-    }
-    if not runs and not readings and not timings:
-        print(f"{given.results} holds no figures of signal/noise attention: nothing to render")
-        return 0
-    stories = given.results / STORIES
-    described = _json(stories) if stories.is_file() else None
-    page = render(runs, readings, timings, described)
-    return publish({given.results / PAGE: page}, check=given.check)
+    given = page_options(__doc__).parse_args()
+    results, by = given.results, "signal_noise_attention"
+    page = render(
+        read_results(results / "signal_noise_attention", f"{by}.measure"),
+        read_results(results / "signal_noise_readings", f"{by}.read"),
+        read_timings(results, (TIMINGS, CUDA), f"{by}.timing"),
+        read_result(results / "stories.json", f"{by}.measure stories describe"),
+    )
+    return publish({results / "signal_noise_attention.md": page}, check=given.check)
 
 
 def _json(path: Path) -> Row:
@@ -61,10 +54,7 @@ def _json(path: Path) -> Row:
 
 
 def render(
-    runs: list[Row],
-    readings: list[Row],
-    timings: dict[str, Row],
-    described: Row | None = None,
+    runs: list[Row], readings: list[Row], timings: dict[str, Row], described: Row | None = None
 ) -> str:
     """Return the page.
 
@@ -90,6 +80,9 @@ def render(
     ]
     for name, timing in timings.items():
         lines += _timed(timing, "on a GPU" if name == CUDA else "on a CPU")
+    if CUDA not in timings:
+        command = f"signal_noise_attention.timing --device cuda --out docs/results/{CUDA}"
+        lines.append(without_gpu(CUDA, command))
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -113,8 +106,7 @@ def _trained(rows: list[Row], described: Row | None) -> list[str]:
         *([_stories(described), ""] if described and described["name"] in corpora else []),
         HOW,
         "",
-        "| model | loss | difference | seeds | parameters |",
-        "|---|---|---|---|---|",
+        *table_head("| model | loss | difference | seeds | parameters |"),
     ]
     for (variant, factor), found in runs.items():
         if factor == 1:
@@ -132,13 +124,13 @@ def _trained(rows: list[Row], described: Row | None) -> list[str]:
     lines += ["", *lines_of(wanted)]
     rated = {key for key in runs if key[1] != 1}
     if rated:
-        lines += ["", "At other peak rates:", "", "| model, × the rate | loss | seeds |"]
-        lines.append("|---|---|---|")
+        head = table_head("| model, × the rate | loss | seeds |")
+        lines += ["", "At other peak rates:", "", *head]
         for variant in dict.fromkeys(name for name, _ in rated):
             for factor in sorted({f for name, f in runs if name == variant}):
                 found = runs[variant, factor]
-                seeds = _several(found)
-                lines.append(f"| {variant}, {factor:g} | {_spread(_losses(found))} | {seeds} |")
+                cells = f"{_losses(found)} | {several(found)}"
+                lines.append(f"| {variant}, {factor:g} | {cells} |")
     return [*lines, "", runs_made([row["environment"] for row in rows]), ""]
 
 
@@ -170,24 +162,13 @@ def _loss_row(variant: str, found: dict[int, Row], default: dict[int, Row]) -> s
     differences = [
         row["ce"] - default[seed]["ce"] for seed, row in found.items() if seed in default
     ]
-    beside = "" if variant == DEFAULT or not differences else _spread(differences, "+.4f")
+    beside = "" if variant == DEFAULT or not differences else spread(differences, "+.4f")
     size = next(iter(found.values()))["parameters"]
-    return f"| {variant} | {_spread(_losses(found))} | {beside} | {_several(found)} | {size:,} |"
+    return f"| {variant} | {_losses(found)} | {beside} | {several(found)} | {size:,} |"
 
 
-def _losses(found: dict[int, Row]) -> list[float]:
-    return [row["ce"] for row in found.values()]
-
-
-def _several(found: dict[int, Row]) -> str:
-    return ", ".join(map(str, sorted(found)))
-
-
-def _spread(values: list[float], form: str = ".4f") -> str:
-    mean = format(statistics.fmean(values), form)
-    if len(values) == 1:
-        return mean
-    return f"{mean} ({format(min(values), form)} to {format(max(values), form)})"
+def _losses(found: dict[int, Row]) -> str:
+    return spread((row["ce"] for row in found.values()), ".4f")
 
 
 def _timed(result: Row, where: str) -> list[str]:
@@ -199,12 +180,8 @@ def _timed(result: Row, where: str) -> list[str]:
         "",
     ]
     parts = result["parts"]
-    if "attention" in parts:
-        lines += _attention(parts["attention"])
-    if "step" in parts:
-        lines += _step(parts["step"])
-    if "decode" in parts:
-        lines += _decode(parts["decode"])
+    for name, section in (("attention", _attention), ("step", _step), ("decode", _decode)):
+        lines += section(parts[name]) if name in parts else []
     return lines
 
 
@@ -277,8 +254,8 @@ def _kind(row: Row) -> str:
 
 
 def _ratio(found: Row | None) -> str:
-    return "–" if not found else f"{found['ratio']:.3f} ({found['low']:.3f} to {found['high']:.3f})"
+    return ranged(found, "ratio", ".3f")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

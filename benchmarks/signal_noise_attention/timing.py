@@ -17,7 +17,6 @@ clock and by processor time, which says more on a CPU that has other work.
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -31,6 +30,7 @@ from benchmarks.prototype_mixer.timing_forms import (
     model_of,
     training_step,
 )
+from benchmarks.shared.options import RESULTS
 from benchmarks.shared.parts import parts_parser, run_parts
 from benchmarks.shared.turns import Turns, against, in_turns, milliseconds
 from benchmarks.signal_noise_attention.timing_decode import decode_heads, decode_models
@@ -82,7 +82,7 @@ class Setting(NamedTuple):
 
 def main() -> None:
     """Run the parts, and write each as soon as it is there."""
-    out = Path("docs/results/signal_noise_attention.json")
+    out = RESULTS / "signal_noise_attention.json"
     given = parts_parser(__doc__, PARTS, rounds=9, out=out).parse_args()
     sizes = QUICK if given.quick else FULL
 

@@ -1,7 +1,4 @@
-"""Time one generated token with a cache of one tensor per head, and with keys and values.
-
-Imported by ``signal_noise_attention.py``.
-"""
+"""Time one generated token with a cache of one tensor per head, and with keys and values."""
 
 from __future__ import annotations
 

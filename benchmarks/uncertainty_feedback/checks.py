@@ -1,4 +1,4 @@
-"""Check whether what `uncertainty_feedback.py` trained uses its signal.
+"""Check whether what `measure.py` trained uses its signal.
 
     python -m benchmarks.uncertainty_feedback.checks uncertainty-runs
     python -m benchmarks.uncertainty_feedback.render
@@ -10,7 +10,6 @@ model to docs/results/uncertainty_checks/. A model whose file is there is not ch
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,8 @@ from typing import Any
 import torch
 
 from benchmarks.shared.environment import environment
+from benchmarks.shared.options import RESULTS, script_options
+from benchmarks.shared.pages import ranged, table_head
 from benchmarks.uncertainty_feedback.measure import LENGTH, SWEEP, TRAIN, slug
 from prismlm.corpus import Corpus
 from prismlm.files import write_json
@@ -29,7 +30,6 @@ from prismlm.instruments.uncertainty_feedback import (
 )
 from prismlm.models.checkpoint import read_checkpoint
 
-RESULTS = Path(__file__).parents[2] / "docs" / "results" / "uncertainty_checks"
 SIGNIFICANT = 0.05
 TEXTS = 64
 # Trained with the codes of its own predictions, so that it may have learned to use them.
@@ -43,7 +43,12 @@ Row = dict[str, Any]
 
 def main() -> None:
     """Check every model that has no file yet."""
-    given = arguments()
+    parser = script_options(__doc__, RESULTS / "uncertainty_checks")
+    parser.add_argument("models", type=Path, help="--work of the training script")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--texts", type=int, default=TEXTS)
+    parser.add_argument("--threads", type=int, default=2)
+    given = parser.parse_args()
     torch.set_num_threads(given.threads)
     for name in FED:
         for seed in given.seeds:
@@ -55,22 +60,8 @@ def main() -> None:
                 print(f"{model} holds no trained model: train it first")
             else:
                 row = {"arm": name, "seed": seed, "report": check(model, given.texts)}
-                given.out.mkdir(parents=True, exist_ok=True)
                 write_json(result, row | {"environment": environment()})
                 print(f"wrote {result}", flush=True)
-
-
-def arguments() -> argparse.Namespace:
-    """Return what the command line says."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("models", type=Path, help="--work of the training script")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--texts", type=int, default=TEXTS)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    return parser.parse_args()
 
 
 def check(directory: Path, texts: int) -> Row:
@@ -106,8 +97,7 @@ def rendered(rows: list[Row]) -> list[str]:
         "*probe*, R² of the code read from hidden states where it is read best, less that where "
         "nothing is fed, and the depth (the source expects 0.67).",
         "",
-        "| check | trained with | yes in | by seed |",
-        "|---|---|---|---|",
+        *table_head("| check | trained with | yes in | by seed |"),
     ]
     arms = {row["arm"]: [r for r in rows if r["arm"] == row["arm"]] for row in rows}
     order = [name for name in FED if name in arms]
@@ -123,7 +113,7 @@ def rendered(rows: list[Row]) -> list[str]:
 def _interval(found: Row | None, form: str = "+.4f") -> str:
     if found is None or found["value"] is None:
         return "nothing to compare"
-    return f"{found['value']:{form}} ({found['low']:{form}} to {found['high']:{form}})"
+    return ranged(found, "value", form)
 
 
 def _above(found: Row | None) -> bool:

@@ -6,7 +6,7 @@
     python -m benchmarks.uncertainty_feedback.render
 
 Every model sees the same rows in the same order for as many steps, with the same peak rate, and
-begins with the weights of the same seed: those of ``signal_noise_training.py``, so that the runs
+begins with the weights of the same seed: those of signal/noise attention, so that the runs
 without feedback can be compared with the ones there. The control is trained with the table and
 the codes of two passes, but permuted over all positions of a batch.
 
@@ -17,7 +17,6 @@ models stay, those of 65,536 levels with 200 MB each.
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +24,8 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.prototype_mixer.measure import Settings, measure
-from benchmarks.signal_noise_attention.measure import LENGTH, RATE, ROWS, STEPS
+from benchmarks.shared.options import RESULTS, training_options
+from benchmarks.signal_noise_attention.measure import LENGTH, STEPS, on_stories
 from benchmarks.uncertainty_feedback.validation import validate
 from prismlm.corpus import Corpus
 from prismlm.files import write_json
@@ -35,7 +35,6 @@ from prismlm.training import build_recipe
 from prismlm.training.run import HISTORY_FILE
 from prismlm.training.setup import prepare
 
-RESULTS = Path(__file__).parents[2] / "docs" / "results" / "uncertainty_feedback"
 BACKBONES: dict[str, Settings] = {
     "LLaMA": {"preset": "llama-laptop"},
     "ProtoT": {"preset": "protot-laptop"},
@@ -94,7 +93,12 @@ def slug(arm: str) -> str:
 
 def main() -> None:
     """Make every run of a part that has no result yet."""
-    given = arguments()
+    parser = training_options(
+        __doc__, PARTS, work="uncertainty-runs", out=RESULTS / "uncertainty_feedback"
+    )
+    parser.add_argument("--only", nargs="*", help=f"of {', '.join([*TRAIN, *SWEEP])!r}")
+    parser.add_argument("--steps", type=int, default=STEPS)
+    given = parser.parse_args()
     torch.set_num_threads(given.threads)
     for name, arm in PARTS[given.part].items():
         result = given.out / f"{slug(name)}-{given.seed}.json"
@@ -107,38 +111,11 @@ def main() -> None:
         run(name, arm, settings, given.work / f"{slug(name)}-{given.seed}", result)
 
 
-def arguments() -> argparse.Namespace:
-    """Return what the command line says."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("corpus", type=Path)
-    parser.add_argument("part", choices=PARTS)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", nargs="*", help=f"of {', '.join([*TRAIN, *SWEEP])!r}")
-    parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--work", type=Path, default=Path("uncertainty-runs"))
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    return parser.parse_args()
-
-
 def recipe_of(arm: Arm, corpus: Path, seed: int, steps: int = STEPS) -> Settings:
     """Return the recipe of a run, but for where it is written."""
+    given: Settings = {"corpus": str(corpus), "seed": seed, "steps": steps}
     feedback = {} if arm.uncertainty is None else {"uncertainty": arm.uncertainty}
-    return {
-        "corpus": str(corpus),
-        "seed": seed,
-        "model": BACKBONES[arm.backbone],
-        "head": {"enabled": False},
-        "data": {"length": LENGTH},
-        "optimizer": {"learning_rate": RATE},
-        "steps": steps,
-        "batch_size": ROWS,
-        "evaluation": {"every": 0, "final_tokens": 200_000},
-        "checkpoint": {"every": 250, "keep": 1},
-        "logging": {"tensorboard": False},
-    } | feedback
+    return on_stories(given | {"model": BACKBONES[arm.backbone]}, LENGTH) | feedback
 
 
 def run(name: str, arm: Arm, settings: Settings, work: Path, result: Path) -> None:

@@ -6,7 +6,7 @@
 GPT-2 small with 65,536 levels, unless sizes say otherwise. Both have the same random weights, and
 take turns in one run: at every token in decoding, where the model without feedback is also timed
 against itself. Writes docs/results/uncertainty_overhead.json, or uncertainty_overhead_cuda.json
-from a GPU; the page is that of ``render_uncertainty_feedback.py``.
+from a GPU; the page is that of ``render.py``.
 
 The optimizer goes over the whole table in every step, whose share of the time falls with the
 tokens of the step: steps of ``--batch`` and of ``--large-batch`` rows are timed. What one pass adds
@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from benchmarks.shared.environment import environment
+from benchmarks.shared.options import RESULTS, script_options
 from benchmarks.shared.turns import Turns, in_turns, ratios
 from prismlm.files import write_json
 from prismlm.models.uncertainty_feedback import (
@@ -37,7 +38,6 @@ from prismlm.models.uncertainty_feedback import (
 )
 from prismlm.ops.uncertainty_feedback import NO_CODE, neutral_code
 
-RESULTS = Path(__file__).parents[2] / "docs" / "results"
 PLAIN, ONE, TWO = "no feedback", "one pass", "two passes"
 AGAIN, ADDED = "no feedback, again", "what one pass adds, alone"
 RATE = 1e-4
@@ -90,9 +90,7 @@ def main() -> None:
 
 def arguments() -> argparse.Namespace:
     """Return what the command line says."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = script_options(__doc__)
     parser.add_argument("--width", type=int, default=768)
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--vocabulary", type=int, default=50257)
@@ -181,11 +179,7 @@ def prefill(plain: nn.Module, fed: nn.Module, ids: Tensor, given: argparse.Names
 
 
 def step(
-    plain: nn.Module,
-    fed: nn.Module,
-    ids: Tensor,
-    given: argparse.Namespace,
-    names: tuple[str, ...],
+    plain: nn.Module, fed: nn.Module, ids: Tensor, given: argparse.Namespace, names: tuple[str, ...]
 ) -> Figures:
     """Time a training step: loss, backward pass, clipping and AdamW, of the table too."""
     feedback = feedback_of(fed)

@@ -1,40 +1,38 @@
-"""Write docs/results/uncertainty_feedback.md from what three scripts measured.
-
-``--check`` only compares the page with them.
-"""
+"""Write docs/results/uncertainty_feedback.md from its JSON; ``--check`` only compares."""
 
 from __future__ import annotations
 
-import argparse
 import json
-import statistics
-import sys
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from benchmarks.shared.over_seeds import HOW, Claim, answers
-from benchmarks.shared.pages import RESULTS, measured_on, publish, runs_made
-from benchmarks.uncertainty_feedback.checks import rendered as checked
-from benchmarks.uncertainty_feedback.measure import SWEEP, TRAIN
-from benchmarks.uncertainty_feedback.validation import (
-    NEUTRAL,
-    OWN,
-    PLAIN,
-    RECURSION,
-    SHUFFLED,
-    THIRD,
-    ZERO,
+from benchmarks.shared.over_seeds import HOW, Claim, answers, spread
+from benchmarks.shared.pages import (
+    measured_on,
+    page_options,
+    publish,
+    read_results,
+    read_timings,
+    runs_made,
+    without_gpu,
 )
+from benchmarks.uncertainty_feedback.arms import (
+    Arms,
+    Row,
+    by_arm,
+    loss,
+    losses,
+    seeds_of,
+    short,
+    signal_of,
+)
+from benchmarks.uncertainty_feedback.checks import rendered as checked
+from benchmarks.uncertainty_feedback.costs import overhead
+from benchmarks.uncertainty_feedback.signals import fed_others, levels_visited, recursion
+from benchmarks.uncertainty_feedback.validation import PLAIN
 
-PAGE = "uncertainty_feedback.md"
-CHECKS = "uncertainty_checks"
 OVERHEAD = "uncertainty_overhead.json"
 CUDA = "uncertainty_overhead_cuda.json"
-GOAL = 0.01
-# What an arm was trained with, and is judged by.
-SIGNALS = (OWN, THIRD, NEUTRAL, ZERO, SHUFFLED)
 # Without feedback, with it, with the shuffled signal.
 TRIPLES = {
     "LLaMA, 65,536 rows": ("no feedback", "two passes", "shuffled"),
@@ -50,29 +48,18 @@ TRIPLES = {
     ),
     "ProtoT, 65,536 rows": ("ProtoT, no feedback", "ProtoT, two passes", "ProtoT, shuffled"),
 }
-Row = dict[str, Any]
-Arms = dict[str, dict[int, Row]]
 
 
 def main() -> int:
     """Render, or say whether the page is up to date."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true")
-    parser.add_argument("--results", type=Path, default=RESULTS)
-    given = parser.parse_args()
-    runs, checks = (
-        [_json(path) for path in sorted((given.results / folder).glob("*.json"))]
-        for folder in (PAGE[:-3], CHECKS)
+    given = page_options(__doc__).parse_args()
+    results, by = given.results, "uncertainty_feedback"
+    page = render(
+        read_results(results / "uncertainty_feedback", f"{by}.measure"),
+        read_timings(results, (OVERHEAD, CUDA), f"{by}.overhead"),
+        read_results(results / "uncertainty_checks", f"{by}.checks"),
     )
-    timings = {
-        name: _json(given.results / name)
-        for name in (OVERHEAD, CUDA)
-        if (given.results / name).is_file()
-    }
-    if not runs and not timings and not checks:
-        print(f"{given.results} holds no figures of uncertainty feedback: nothing to render")
-        return 0
-    return publish({given.results / PAGE: render(runs, timings, checks)}, check=given.check)
+    return publish({results / "uncertainty_feedback.md": page}, check=given.check)
 
 
 def _json(path: Path) -> Row:
@@ -94,50 +81,25 @@ def render(runs: list[Row], timings: dict[str, Row], checks: Sequence[Row] = ())
     ]
     if runs:
         arms = by_arm(runs)
-        lines += [*_answers(arms), *_trained(arms), *_fed(arms), *_recursion(arms), *_levels(arms)]
+        lines += [
+            *_answers(arms),
+            *_trained(arms),
+            *fed_others(arms),
+            *recursion(arms),
+            *levels_visited(arms),
+        ]
         lines += [runs_made([row["environment"] for row in runs]), ""]
     if checks:
         lines += [*checked(list(checks)), measured_on(checks[-1]["environment"]), ""]
     for name, timing in timings.items():
-        lines += _overhead(timing, "on a GPU" if name == CUDA else "on a CPU")
+        lines += overhead(timing, "on a GPU" if name == CUDA else "on a CPU")
+    if CUDA not in timings:
+        lines.append(without_gpu(CUDA, "uncertainty_feedback.overhead --device cuda"))
     return "\n".join(lines).rstrip() + "\n"
 
 
-def by_arm(runs: list[Row]) -> Arms:
-    """Return runs by arm, in the order of the script, and seed."""
-    arms: Arms = defaultdict(dict)
-    for row in runs:
-        arms[row["arm"]][row["seed"]] = row
-    order = [*TRAIN, *SWEEP]
-    ranked = sorted(arms, key=lambda name: order.index(name) if name in order else len(order))
-    return {name: dict(sorted(arms[name].items())) for name in ranked}
-
-
-def signal_of(row: Row) -> str:
-    """Return the signal that a model was trained with: it is judged by the loss with that."""
-    feedback = row["settings"].get("uncertainty")
-    if feedback is None:
-        return PLAIN
-    if feedback["passes"] == 1:
-        return NEUTRAL
-    return SHUFFLED if feedback.get("signal") == "shuffled" else OWN
-
-
-def loss(row: Row) -> float:
-    """Return nats per token with the signal that a model was trained with."""
-    return row["validation"]["all"]["losses"][signal_of(row)]
-
-
-def losses(arms: Arms, name: str) -> dict[int, float]:
-    """Return an arm's losses by seed."""
-    return {seed: loss(row) for seed, row in arms.get(name, {}).items()}
-
-
 def verdict(
-    fed: dict[int, float],
-    plain: dict[int, float],
-    control: dict[int, float],
-    signs: Sequence[int],
+    fed: dict[int, float], plain: dict[int, float], control: dict[int, float], signs: Sequence[int]
 ) -> str:
     """Return whether feedback lowers the loss below both, in every seed that all three have.
 
@@ -230,14 +192,14 @@ def _trained(arms: Arms) -> list[str]:
         times = [found[s]["processor_seconds"] / base[s]["processor_seconds"] for s in whole]
         table = some["table"]["parameters"] if "table" in some else 0
         cells = [
-            _spread(map(loss, found.values()), ".4f"),
-            "" if signal_of(some) == PLAIN else _spread(apart, "+.4f"),
-            _seeds(found),
+            spread(map(loss, found.values()), ".4f"),
+            "" if signal_of(some) == PLAIN else spread(apart, "+.4f"),
+            seeds_of(found),
             f"{some['parameters']:,}",
             f"{table:,}",
-            _spread(times, ".2f"),
+            spread(times, ".2f"),
         ]
-        lines.append(f"| {some['backbone']} | {_short(name)} | {' | '.join(cells)} |")
+        lines.append(f"| {some['backbone']} | {short(name)} | {' | '.join(cells)} |")
     return [*lines, ""]
 
 
@@ -245,250 +207,5 @@ def _base(row: Row) -> str:
     return "no feedback" if row["backbone"] == "LLaMA" else f"{row['backbone']}, no feedback"
 
 
-def _short(name: str) -> str:
-    return name.removeprefix("ProtoT, ")
-
-
-def _fed(arms: Arms) -> list[str]:
-    fed = {name: found for name, found in arms.items() if signal_of(_first(found)) != PLAIN}
-    if not fed:
-        return []
-    lines = [
-        "## What a trained model makes of other signals",
-        "",
-        "The same windows and models, fed something else: nats per token more than with the codes "
-        "of two passes, mean over seeds; least and most, or for one seed the 95 % interval over "
-        "resampled documents. *zero*: nothing is added. *shuffled*: the codes of two passes, at "
-        "other positions. A model that uses the signal loses by every one of them.",
-        "",
-        f"| model | trained with | {' | '.join(SIGNALS[1:])} | seeds |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for name, found in fed.items():
-        cells = [
-            _interval([row["validation"]["all"]["differences"][signal] for row in found.values()])
-            for signal in SIGNALS[1:]
-        ]
-        some = _first(found)
-        lines.append(
-            f"| {some['backbone']} | {_short(name)} | {' | '.join(cells)} | {_seeds(found)} |"
-        )
-    lines.append("")
-    for name, found in fed.items():
-        if signal_of(_first(found)) == OWN:
-            lines.append(f"- {_first(found)['backbone']}, {_short(name)}: {_uses(found)}.")
-    return [*lines, ""]
-
-
-def _uses(found: dict[int, Row]) -> str:
-    used = all(
-        row["validation"]["all"]["differences"][signal]["low"] > 0
-        for row in found.values()
-        for signal in (ZERO, SHUFFLED, NEUTRAL)
-    )
-    where = "in the one seed there is" if len(found) == 1 else f"in all of {len(found)} seeds"
-    if used:
-        return f"it uses the signal: without it or shuffled, the loss is higher, {where}"
-    return "that it uses the signal is not shown: some change of it does not raise the loss"
-
-
-def _recursion(arms: Arms) -> list[str]:
-    fed = {name: found for name, found in arms.items() if "codes" in _first(found)["validation"]}
-    if not fed:
-        return []
-    sample = _first(next(iter(fed.values())))["validation"]["sample"]
-    lines = [
-        "## Passes and the true recursion",
-        "",
-        f"{sample['windows']} of the windows, also token by token, as in generation: nats per "
-        "token more than so, mean over seeds; least and most, or for one seed the 95 % interval "
-        "over resampled documents. Then the share of the codes of two passes that are those of the "
-        "recursion, and their mean distance as a share of the largest entropy.",
-        "",
-        f"| model | trained with | token by token | {NEUTRAL} | {OWN} | {THIRD} | same codes | "
-        "distance | seeds |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    for name, found in fed.items():
-        values = [row["validation"] for row in found.values()]
-        cells = [_spread((v["sample"]["losses"][RECURSION] for v in values), ".4f")]
-        cells += [
-            _interval([v["sample"]["differences"][signal] for v in values])
-            for signal in (NEUTRAL, OWN, THIRD)
-        ]
-        cells += [
-            _spread((v["codes"][OWN][key] for v in values), form)
-            for key, form in (("same", ".1%"), ("distance", ".2%"))
-        ]
-        some = _first(found)
-        lines.append(
-            f"| {some['backbone']} | {_short(name)} | {' | '.join(cells)} | {_seeds(found)} |"
-        )
-    return [*lines, ""]
-
-
-def _levels(arms: Arms) -> list[str]:
-    own = {
-        name: found
-        for name, found in arms.items()
-        if signal_of(_first(found)) in (OWN, SHUFFLED) and _first(found)["backbone"] == "LLaMA"
-    }
-    if not own:
-        return []
-    base = losses(arms, "no feedback")
-    lines = [
-        "## Levels, rows and which of them were visited",
-        "",
-        "*starts*: with a table drawn from N(0, initializer_range²), as large as the embeddings of "
-        "tokens, or with zeros. *codes fed*: how many different ones a model got in training. "
-        "*rows moved*: rows of the table that training changed. Means over seeds.",
-        "",
-        "| levels | rows | starts | signal | codes fed | rows moved | loss | below no feedback "
-        "in |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for found in own.values():
-        some = _first(found)
-        levels, rows = some["settings"]["uncertainty"]["levels"], some["table"]["rows"]
-        shared = [seed for seed in found if seed in base]
-        below = sum(loss(found[seed]) < base[seed] for seed in shared)
-        fed, moved = (
-            statistics.fmean(row["table"][key] for row in found.values())
-            for key in ("codes_seen", "rows_moved")
-        )
-        signal = "shuffled" if signal_of(some) == SHUFFLED else "own"
-        drawn = some["settings"]["uncertainty"].get("deviation") is None
-        starts = "drawn" if drawn else "at zero"
-        lines.append(
-            f"| {levels:,} | {rows:,} | {starts} | {signal} | {fed:,.0f} ({fed / levels:.1%}) | "
-            f"{moved:,.0f} ({moved / rows:.1%}) | {_spread(map(loss, found.values()), '.4f')} | "
-            f"{below} of {len(shared)} {'seed' if len(shared) == 1 else 'seeds'} |"
-        )
-    return [*lines, ""]
-
-
-def _overhead(result: Row, where: str) -> list[str]:
-    model, shape, counted = result["model"], result["shape"], result["counted"]
-    lines = [
-        f"## What it costs {where}",
-        "",
-        f"GPT-2 of width {model['width']} with {model['layers']} layers and random weights, "
-        f"{model['parameters']:,} parameters; the table of {model['levels']:,} levels has "
-        f"{model['table']:,} more, {model['table'] / model['parameters']:.0%}. Forms took turns in "
-        "one run; a ratio is to the same model without feedback, the median over rounds with its "
-        "95 % interval over resampled rounds, which of fewer than six reaches from the least to "
-        f"the most. Decoding: {shape['tokens']} tokens after "
-        f"{shape['prompt']}, each a round; prefill: {shape['batch']} × {shape['length']} tokens, "
-        f"{shape['rounds']} rounds, as of training steps. *No feedback, again*: the control, the "
-        "same model timed a second time. *What one pass adds, alone*: the vectors of the codes, "
-        "their gradient, and clipping and AdamW of the table, timed in turn with the steps; what "
-        "the hooks read of a call is not in it.",
-        "",
-        "| what | form | time | processor | without feedback, ms | peak MiB |",
-        "|---|---|---|---|---|---|",
-    ]
-    names = _names(shape)
-    for part, forms in result["timed"].items():
-        for form, clocks in forms.items():
-            cells = " | ".join(
-                f"{c['ratio']:.4f} ({c['low']:.4f} to {c['high']:.4f})"
-                for c in (clocks["elapsed"], clocks["processor"])
-            )
-            took = result["milliseconds"][part]["no feedback"]
-            peak = result["peak_mib"][part]
-            shown = "from the cache" if (part, form) == ("decode", "one pass") else form
-            lines.append(
-                f"| {names[part]} | {shown} | {cells} | {took:,.1f} | {peak[form]:,.0f} "
-                f"({peak['no feedback']:,.0f}) |"
-            )
-    tokens = {"step": shape["batch"], "large step": shape["large_batch"]}
-    tokens = {part: rows * shape["length"] for part, rows in tokens.items()}
-    lines += ["", *_judged(result["timed"], names, tokens)]
-    table, own = (sum(result["memory"][name].values()) / 2**20 for name in ("table", "model"))
-    lines += [
-        "",
-        f"The peak is of the first call, beyond what was held before it; in brackets without "
-        f"feedback. Weights, gradients and AdamW's state of the table hold {table:,.0f} MiB beside "
-        f"the model's {own:,.0f}, {table / own:.0%} more.",
-        "",
-        "Counted on paper, floating point operations beside the model's: decoding "
-        f"{counted['decode']:.2%}; a training step of {counted['tokens_of_a_step']:,} tokens "
-        f"{counted['one_pass']:.2%} with one pass and {counted['two_passes']:.0%} with two.",
-        "",
-        measured_on(result["environment"]),
-        "",
-    ]
-    return lines
-
-
-def _names(shape: Row) -> dict[str, str]:
-    """Return what the parts are called."""
-    tokens = {name: shape[name] * shape["length"] for name in ("batch", "large_batch")}
-    return {
-        "decode": "decoding",
-        "prefill": "prefill",
-        "step": f"training step of {tokens['batch']:,} tokens",
-        "large step": f"training step of {tokens['large_batch']:,} tokens",
-    }
-
-
-def _judged(timed: dict[str, Row], names: dict[str, str], tokens: dict[str, int]) -> list[str]:
-    """Return whether decoding and one pass of training cost less than the goal, as measured."""
-    lines: list[str] = []
-    for part in ("decode", "step", "large step"):
-        found = _less_one(timed[part]["one pass"]["processor"])
-        settled = not found["low"] < GOAL <= found["high"]
-        words = "Decoding" if part == "decode" else f"One pass in a {names[part]}"
-        alone = timed[part].get("what one pass adds, alone")
-        line = (
-            f"- {words} takes {found['ratio']:+.1%} of processor time ({found['low']:+.1%} to "
-            f"{found['high']:+.1%}); goal of under {GOAL:.0%}: "
-        )
-        if settled or alone is None:
-            line += f"{_answer(found['ratio'])}{'' if settled else ', by the median alone'}."
-        else:
-            share = alone["processor"]
-            # To two digits.
-            long = float(f"{share['ratio'] / GOAL * tokens[part]:.2g}")
-            line += (
-                f"not settled so. What it adds takes {share['ratio']:.2%} ({share['low']:.2%} to "
-                f"{share['high']:.2%}) of such a step, timed alone: {_answer(share['ratio'])}. It "
-                f"would be {GOAL:.0%} of a step of {long:,.0f} tokens."
-            )
-        lines.append(line)
-    return lines
-
-
-def _less_one(ratio: Row) -> Row:
-    return {name: value - 1 for name, value in ratio.items()}
-
-
-def _answer(more: float) -> str:
-    return f"**{'reached' if more < GOAL else 'missed'}**"
-
-
-def _first(found: dict[int, Row]) -> Row:
-    return next(iter(found.values()))
-
-
-def _seeds(found: dict[int, Row]) -> str:
-    return "one seed" if len(found) == 1 else str(len(found))
-
-
-def _interval(found: list[Row]) -> str:
-    if len(found) == 1:
-        only = found[0]
-        return f"{only['mean']:+.4f} ({only['low']:+.4f} to {only['high']:+.4f})"
-    return _spread((one["mean"] for one in found), "+.4f")
-
-
-def _spread(values: Iterable[float], form: str) -> str:
-    found = list(values)
-    if not found:
-        return "–"
-    mean, least, most = (format(f(found), form) for f in (statistics.fmean, min, max))
-    return mean if len(found) == 1 else f"{mean} ({least} to {most})"
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.shared.pages import measured_on, publish
+from benchmarks.shared.pages import RESULTS, measured_on, page_options, publish, read_result
 
-ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "uncertainty_feedback.md"
-RESULT = ROOT / "docs" / "results" / "uncertainty_matrix.json"
+RESULT = RESULTS / "uncertainty_matrix.json"
 BEGIN, END = "<!-- matrix: written by its tests -->\n", "<!-- end of the matrix -->"
 
 
 def main() -> int:
     """Render, or say whether the page is up to date."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true")
-    return publish(pages(), check=parser.parse_args().check)
+    given = page_options(__doc__).parse_args()
+    return publish(pages(given.results), check=given.check)
 
 
-def pages() -> dict[Path, str]:
+def pages(results: Path = RESULTS) -> dict[Path, str]:
     """Return the page with the matrix of the JSON between its markers."""
-    page = PAGE.read_text(encoding="utf-8")
+    tests = "tests/models/uncertainty_feedback/test_matrix.py --write-uncertainty-matrix"
+    result = read_result(results / RESULT.name, tests, run='pytest -n 0 -m "" ')
+    path = results.parent / "uncertainty_feedback.md"
+    page = path.read_text(encoding="utf-8")
     before, rest = page.split(BEGIN)
     _, after = rest.split(END)
-    result = json.loads(RESULT.read_text(encoding="utf-8"))
-    return {PAGE: f"{before}{BEGIN}\n{render(result)}\n{END}{after}"}
+    return {path: f"{before}{BEGIN}\n{render(result)}\n{END}{after}"}
 
 
 def render(result: dict[str, Any]) -> str:
@@ -60,4 +56,4 @@ def _cell(note: str, notes: dict[str, int]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -1,6 +1,6 @@
 """Held-out loss of a model with uncertainty feedback, by what signal it is fed.
 
-Imported by ``uncertainty_feedback.py``. The windows are the same for every model of a corpus: cut
+The windows are the same for every model of a corpus: cut
 end to end out of the held-out documents, and drawn from all of them by a fixed seed.
 """
 

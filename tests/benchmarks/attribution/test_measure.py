@@ -191,7 +191,7 @@ def page(attributed, rivals, own_share):
 
 def test_the_page_says_what_does_not_work():
     lost = page(0.1, 0.3, interval(-0.02, 0.01))
-    assert "planted_model.py planted --every 2" in lost
+    assert "benchmarks.attribution.planted_model planted --every 2" in lost
     assert lost.count("**does not work**: not better than random states, a") == 2
     assert "BM25 (prompt and answer) and ten documents at random. Recall@10 0.100;" in lost
     assert "**does not work**: not better than random states and one shuffled map." in lost

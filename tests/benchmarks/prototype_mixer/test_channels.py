@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from benchmarks.prototype_mixer import channels, render_channels
+from benchmarks.prototype_mixer import channel_concepts, channels, render_channels
 from tests.helpers.mixer_models import make_corpus, make_model
 
 
@@ -59,7 +59,7 @@ def test_what_is_written(written):
         assert len(concept["controls"]) == 2
         assert all(layer == concept["layer"] for layer, _ in concept["controls"])
         assert [effect["intervention"] for effect in concept["effects"]] == list(
-            channels.INTERVENTIONS
+            channel_concepts.INTERVENTIONS
         )
     assert len(value["lags"]) == 3
     assert value["lags"][0]["peaks"]["0"] == 6

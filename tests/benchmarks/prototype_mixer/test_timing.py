@@ -18,6 +18,7 @@ from benchmarks.prototype_mixer.timing_forms import (
 )
 from benchmarks.shared import turns
 from benchmarks.shared.turns import Cost
+from prismlm.files import write_json
 from prismlm.layers import PrototypeMixer
 from prismlm.ops.prototype_mixer import prefix_mean
 
@@ -95,7 +96,8 @@ def test_ratios_by_hand():
 def measured(tmp_path_factory):
     """What the script writes at its smallest."""
     out = tmp_path_factory.mktemp("results") / "mixer.json"
-    command = [sys.executable, "benchmarks/prototype_mixer/timing.py", "--quick", "--rounds", "2"]
+    command = [sys.executable, "-m", "benchmarks.prototype_mixer.timing", "--quick"]
+    command += ["--rounds", "2"]
     command += ["--threads", "1", "--out", out]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -118,6 +120,8 @@ def test_it_runs_and_is_rendered(measured):
     assert kept["protot", 20] == kept["protot", 40]
     # Keys and values of 20 positions, 2 layers, width 32, float32.
     assert kept["llama", 20] == pytest.approx(2 * 2 * 20 * 32 * 4 / 2**20, abs=1e-3)
+    alone = {"parts": {"throughput": result["parts"]["throughput"]}}
+    write_json(measured.with_name("mixer_throughput.json"), alone)
     command = [
         sys.executable,
         "-m",

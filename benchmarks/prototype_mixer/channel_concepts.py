@@ -1,0 +1,216 @@
+"""Concepts that channels are proposed for, put to the test in held-out text; for channels.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from prismlm.cli.progress import ConsoleReporter
+from prismlm.corpus.sequences import Sequences
+from prismlm.errors import InputError
+from prismlm.instruments.channels import (
+    INTERVENTIONS,
+    Concept,
+    Probe,
+    TokenGates,
+    WordForms,
+    case_sets,
+    effects_on,
+    found_in,
+    heldout_cases,
+    load_cases,
+    probe_of,
+    propose_concepts,
+    token_gates,
+)
+from prismlm.instruments.channels.case_files import words_of
+from prismlm.instruments.channels.chance import rank_sum_p
+from prismlm.instruments.channels.inspection import EMERGES
+from prismlm.instruments.channels.word_forms import continuing
+from prismlm.models.decoders.mixers import half_lives
+
+TESTED = "mask_write"
+"""The intervention by which a concept is judged; said before any is run."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is read and drawn; see the options."""
+
+    concepts: int
+    words: int
+    controls: int
+    seed: int
+    train_tokens: int | None
+    heldout_tokens: int | None
+    lag_tokens: int
+    least: int
+    common: int
+    minimum_cases: int
+    minimum_probability: float
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model with its tokenizer."""
+
+    name: str
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+
+
+def choose_concepts(
+    loaded: Loaded, gates: TokenGates, heldout: Sequences, settings: Settings
+) -> tuple[list[Concept], int, dict[str, tuple[Probe, ...]]]:
+    """Return the first concepts with enough held-out cases, and how many had too few."""
+    candidates = propose_concepts(
+        gates,
+        loaded.tokenizer,
+        count=8 * settings.concepts,
+        words=settings.words,
+        least=settings.least,
+        common=settings.common,
+    )
+    cases = heldout_cases(
+        loaded.model,
+        loaded.tokenizer,
+        {concept.name: [token.token_id for token in concept.tokens] for concept in candidates},
+        heldout,
+        minimum_probability=settings.minimum_probability,
+    )
+    kept: list[Concept] = []
+    passed_over = 0
+    for concept in candidates:
+        if len(kept) == settings.concepts:
+            break
+        if len(cases[concept.name]) >= settings.minimum_cases:
+            kept.append(concept)
+        else:
+            passed_over += 1
+    return kept, passed_over, cases
+
+
+def put_to_the_test(
+    loaded: Loaded, concept: Concept, cases: tuple[Probe, ...], settings: Settings
+) -> dict[str, Any]:
+    """Return what interventions on a concept's channel do to its words in held-out text."""
+    table = effects_on(
+        loaded.model,
+        cases,
+        [(concept.layer, concept.channel)],
+        controls=settings.controls,
+        interventions=INTERVENTIONS,
+        minimum_probability=settings.minimum_probability,
+        seed=settings.seed,
+        progress=ConsoleReporter(),
+    )
+    return {
+        "layer": concept.layer,
+        "channel": concept.channel,
+        "words": [asdict(token) for token in concept.tokens],
+        "difference": concept.difference,
+        "half_life": float(half_lives(loaded.model)[concept.layer][concept.channel]),
+        "controls": [list(c) for c in table.controls[concept.layer, concept.channel]],
+        "baseline": float(table.baseline.median()),
+        "effects": [asdict(s) | {"beats_controls": s.beats_controls} for s in table.summaries()],
+    }
+
+
+def overall(concepts: Iterable[dict[str, Any]], controls: int) -> float | None:
+    """Return the chance that ranks among controls are at least this good over all concepts.
+
+    Each concept counts once, by the rank of its channel's median size: channels, not cases, are
+    what varies here.
+    """
+    ranks = [
+        controls + 1 - effect["rank"]
+        for concept in concepts
+        for effect in concept["effects"]
+        if effect["intervention"] == TESTED
+    ]
+    return rank_sum_p(ranks, controls) if ranks else None
+
+
+def words_in(
+    loaded: Loaded,
+    concepts: Sequence[Concept],
+    train: Sequences,
+    heldout: Sequences,
+    settings: Settings,
+) -> dict[str, Any]:
+    """Return the channel of every concept's words in one model, and the bundled sets' beside."""
+    sets = {name: load_cases(name) for name in case_sets()}
+    wanted = {concept.name: concept.words for concept in concepts}
+    wanted |= {name: words_of(cases) for name, cases in sets.items()}
+    tokenizer = loaded.tokenizer
+    forms = {name: WordForms.of(tokenizer, words) for name, words in wanted.items()}
+    # Two concepts may have a word in common, and each counts its own.
+    together = WordForms(
+        {_word(name, w): form for name, own in forms.items() for w, form in own.forms.items()},
+        continuing(tokenizer),
+    )
+    gates = token_gates(loaded.model, train, together, progress=ConsoleReporter())
+    members = {c.name: [token.token_id for token in c.tokens] for c in concepts}
+    probes: dict[str, tuple[Probe, ...]] = {}
+    if members:
+        probes = heldout_cases(
+            loaded.model,
+            tokenizer,
+            members,
+            heldout,
+            minimum_probability=settings.minimum_probability,
+        )
+    # Of a word that is several tokens, the first is what is predicted.
+    probes |= {
+        name: tuple(probe_of(tokenizer, case, first_token=True) for case in cases)
+        for name, cases in sets.items()
+    }
+    rows = [_word_row(loaded, gates, forms[name], name, probes[name], settings) for name in wanted]
+    for row in rows:
+        row["bundled"] = row["name"] in sets
+    return {"model": loaded.name, "rows": rows}
+
+
+def _word(concept: str, word: str) -> str:
+    return f"{concept}: {word}"
+
+
+def _word_row(
+    loaded: Loaded,
+    gates: TokenGates,
+    forms: WordForms,
+    name: str,
+    probes: tuple[Probe, ...],
+    settings: Settings,
+) -> dict[str, Any]:
+    row: dict[str, Any] = {"name": name, "found": None, "effect": None, "said": None}
+    own = replace(gates, words={word: gates.words[_word(name, word)] for word in forms.forms})
+    try:
+        found = found_in(own, loaded.tokenizer, forms, seed=settings.seed)
+        row["found"] = asdict(found.best) | {
+            "occurrences": sum(found.words.values()),
+            "others_mean": found.others_mean,
+            "others_deviation": found.others_deviation,
+            "shuffled_mean": found.shuffled_mean,
+            "shuffled_deviation": found.shuffled_deviation,
+            "p": found.p,
+            "emerges": found.p < EMERGES,
+        }
+        table = effects_on(
+            loaded.model,
+            probes,
+            [(found.best.layer, found.best.channel)],
+            controls=settings.controls,
+            interventions=(TESTED,),
+            minimum_probability=settings.minimum_probability,
+            seed=settings.seed,
+        )
+    except InputError as error:
+        row["said"] = str(error)
+        return row
+    (summary,) = table.summaries()
+    row["effect"] = asdict(summary) | {"beats_controls": summary.beats_controls}
+    return row

@@ -1,0 +1,141 @@
+"""What is read of channels that no concept chose: ten drawn, and all of them; for channels.py."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.prototype_mixer.channel_concepts import Loaded, Settings
+from prismlm.corpus import Corpus
+from prismlm.corpus.sequences import Sequences
+from prismlm.errors import InputError
+from prismlm.instruments.channels import (
+    TokenGates,
+    TopSequences,
+    concept_tokens,
+    quartiles,
+    read_write_lags,
+    repetition,
+    sequences_of,
+    spearman,
+)
+from prismlm.instruments.channels.inspection import EMERGES
+from prismlm.models.decoders.mixers import half_lives
+
+CHANNELS_SHOWN = 10
+SEQUENCES_SHOWN = 3
+TOKENS_SHOWN = 8
+EXCERPT = 200
+
+
+def unselected(
+    loaded: Loaded, gates: TokenGates, best: dict[int, TopSequences], corpus: Corpus, seed: int
+) -> list[dict[str, Any]]:
+    """Return channels drawn by a seed, with the tokens and sequences that write most."""
+    lives = half_lives(loaded.model)
+    places = [(layer, channel) for layer, life in enumerate(lives) for channel in range(len(life))]
+    order = np.random.default_rng(seed).permutation(len(places))[:CHANNELS_SHOWN]
+    return [
+        {
+            "layer": layer,
+            "channel": channel,
+            "half_life": float(lives[layer][channel]),
+            "mean_gate": float(gates.mean(layer)[channel]),
+            "tokens": [
+                asdict(token)
+                for token in concept_tokens(
+                    gates, loaded.tokenizer, layer, channel, count=TOKENS_SHOWN
+                )
+            ],
+            "sequences": [
+                _shortened(sequence, corpus)
+                for sequence in sequences_of(best[layer], channel)[:SEQUENCES_SHOWN]
+            ],
+        }
+        for layer, channel in (places[i] for i in order.tolist())
+    ]
+
+
+def _shortened(sequence: Any, corpus: Corpus) -> dict[str, Any]:
+    """Return the text around the token that writes most, with that token."""
+    token = sequence.tokens[0]
+    document = corpus.document_at(token.position)
+    text, spans = corpus.text(document), corpus.spans(document)
+    first = int(corpus.starts[document])
+    start, end = spans[token.position - first].tolist()
+    left = max(int(spans[sequence.start - first][0]), start - EXCERPT // 2)
+    last = sequence.start - first + sequence.length - 1
+    right = min(int(spans[last][1]), end + EXCERPT // 2)
+    return {
+        "document": corpus.doc_ids[document],
+        "total": sequence.total,
+        "length": sequence.length,
+        "before": text[left:start],
+        "token": text[start:end],
+        "after": text[end:right],
+        "gate": token.gate,
+    }
+
+
+def locality(loaded: Loaded, best: dict[int, TopSequences]) -> dict[str, Any]:
+    """Return whether channels of a short half-life keep to few tokens."""
+    lives = torch.cat(half_lives(loaded.model))
+    scores = torch.cat([repetition(best[layer]) for layer in sorted(best)])
+    try:
+        return {
+            "spearman": asdict(spearman(lives, scores)),
+            "quartiles": _finite(asdict(quartiles(lives, scores))),
+            "said": None,
+        }
+    except InputError as error:
+        return {"spearman": None, "quartiles": None, "said": str(error)}
+
+
+def lags(loaded: Loaded, corpus: Corpus, settings: Settings) -> list[dict[str, Any]]:
+    """Return at which lag reading and writing hang together, by layer, beside shuffled reading."""
+    text = Sequences(corpus, "heldout", max_tokens=settings.lag_tokens)
+    rows: list[dict[str, Any]] = []
+    for layer, found in read_write_lags(loaded.model, text, seed=settings.seed).items():
+        known = torch.isfinite(found.p)
+        peaks = found.peak[known].tolist()
+        rows.append(
+            {
+                "layer": layer,
+                "channels": len(peaks),
+                "peaks": {str(lag): peaks.count(lag) for lag in found.lags.tolist()},
+                "beyond_chance": int((found.p[known] < EMERGES).sum()),
+                "correlation": _finite(found.correlation[known].nanmean(0).tolist()),
+                "null_mean": _finite(found.null_mean[known].nanmean(0).tolist()),
+            }
+        )
+    return rows
+
+
+def _finite(value: Any) -> Any:
+    """Return a value with None for what is not a number."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value
+
+
+def described(loaded: Loaded) -> dict[str, Any]:
+    """Return the size of a model and the half-lives of its channels."""
+    lives = half_lives(loaded.model)
+    return {
+        "name": loaded.name,
+        "parameters": sum(p.numel() for p in loaded.model.parameters()),
+        "layers": len(lives),
+        "channels": [len(life) for life in lives],
+        "half_lives": [
+            [float(q) for q in torch.quantile(life, torch.tensor([0.0, 0.5, 1.0]).double())]
+            for life in lives
+        ],
+    }

@@ -1,0 +1,3 @@
+from tests.training.conftest import same_settings, settings
+
+__all__ = ["same_settings", "settings"]

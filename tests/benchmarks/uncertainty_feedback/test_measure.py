@@ -1,0 +1,84 @@
+"""The runs of the training script, and of the checks on what it trained."""
+
+import json
+import math
+
+import pytest
+
+from benchmarks.uncertainty_feedback import checks as uncertainty_checks
+from benchmarks.uncertainty_feedback import measure as uncertainty_feedback
+from benchmarks.uncertainty_feedback import render as render_uncertainty_feedback
+from benchmarks.uncertainty_feedback import validation as uncertainty_validation
+from benchmarks.uncertainty_feedback.measure import SWEEP, TRAIN, Arm, fed
+from prismlm.training import build_recipe
+from tests.benchmarks.scripts import run
+
+
+def test_every_run_is_a_recipe_and_another_one():
+    arms = TRAIN | SWEEP
+    assert len({uncertainty_feedback.slug(name) for name in arms}) == len(TRAIN) + len(SWEEP)
+    recipes = [uncertainty_feedback.recipe_of(arm, "c", 0) for arm in arms.values()]
+    assert len({json.dumps(recipe) for recipe in recipes}) == len(recipes)
+    for recipe in recipes:
+        built = build_recipe(recipe | {"out": "o"})
+        assert built.uncertainty.enabled == ("uncertainty" in recipe)
+
+
+@pytest.mark.slow
+def test_a_run_is_measured_once_and_goes_on_where_it_was_cut(
+    tiny_corpus, tmp_path, monkeypatch, capsys
+):
+    small = {"preset": "llama-laptop", "hidden_size": 30, "num_hidden_layers": 1}
+    monkeypatch.setattr(uncertainty_feedback, "BACKBONES", {"LLaMA": small})
+    arms = {
+        "no feedback": Arm("LLaMA", None),
+        "two passes": Arm("LLaMA", fed(64)),
+        "shuffled": Arm("LLaMA", fed(64, rows=8, signal="shuffled")),
+    }
+    monkeypatch.setattr(uncertainty_feedback, "PARTS", {"train": arms, "levels": {}})
+    for module in (uncertainty_feedback, uncertainty_validation):
+        monkeypatch.setattr(module, "LENGTH", 32, raising=False)
+    monkeypatch.setattr(uncertainty_validation, "WINDOWS", 24)
+    monkeypatch.setattr(uncertainty_validation, "SAMPLE", 5)
+    out, work = tmp_path / "results", tmp_path / "work"
+    words = [tiny_corpus, "train", "--steps", 10, "--threads", 1, "--work", work, "--out", out]
+    run(uncertainty_feedback, monkeypatch, *words)
+    rows = {p.stem: json.loads(p.read_text(encoding="utf-8")) for p in out.iterdir()}
+    assert sorted(rows) == ["no-feedback-0", "shuffled-0", "two-passes-0"]
+    plain, two, shuffled = (rows[f"{n}-0"] for n in ("no-feedback", "two-passes", "shuffled"))
+    assert plain["perplexity"] == pytest.approx(math.exp(plain["ce"]))
+    assert plain["parameters"] == two["parameters"]
+    assert "table" not in plain
+    assert two["table"]["rows"] == 64
+    assert two["table"]["parameters"] == 64 * 30
+    assert 1 <= two["table"]["rows_moved"] <= two["table"]["codes_seen"] < 64
+    assert 2 <= shuffled["table"]["rows_moved"] <= 8
+    counted = [row["validation"]["all"][k] for row in rows.values() for k in ("windows", "tokens")]
+    assert counted[:2] == counted[2:4] == counted[4:]
+    assert counted[0] == 24
+    assert set(plain["validation"]["sample"]["losses"]) == {"no feedback"}
+    found = two["validation"]["sample"]
+    assert found["windows"] == 5
+    assert found["differences"]["2 passes"]["mean"] == pytest.approx(
+        found["losses"]["2 passes"] - found["losses"]["token by token"]
+    )
+    assert str(tmp_path) not in json.dumps(rows)
+
+    # What is there is not run again, and what was trained is not trained again.
+    capsys.readouterr()
+    before = (work / "two-passes-0.json").stat().st_mtime_ns
+    (out / "two-passes-0.json").unlink()
+    run(uncertainty_feedback, monkeypatch, *words)
+    assert (work / "two-passes-0.json").stat().st_mtime_ns == before
+    assert capsys.readouterr().out.count("is there") == 2
+    assert json.loads((out / "two-passes-0.json").read_text(encoding="utf-8")) == two
+
+    checks = tmp_path / "checks"
+    words = [work, "--seeds", 0, "--texts", 6, "--threads", 1, "--out", checks]
+    run(uncertainty_checks, monkeypatch, *words)
+    assert [path.name for path in checks.iterdir()] == ["two-passes-0.json"]
+    checked = json.loads((checks / "two-passes-0.json").read_text(encoding="utf-8"))
+    assert str(tmp_path) not in json.dumps(checked)
+    page = render_uncertainty_feedback.render(list(rows.values()), {}, [checked])
+    for check in uncertainty_checks.ANSWERS:
+        assert f"| {check} | two passes | " in page
