@@ -116,10 +116,10 @@ def _groups(result: dict[str, Any]) -> list[str]:
                     f"{effects['changed']:.0%} | {text['edit']:+.3f} | {text['control']:+.3f} | "
                     f"{_difference(text)} | {_cost(edit['cost'])} |"
                 )
-    return [*lines, "", *_reading(result)]
+    return [*lines, "", *_in_words(result)]
 
 
-def _reading(result: dict[str, Any]) -> list[str]:
+def _in_words(result: dict[str, Any]) -> list[str]:
     """Say in words what the figures show, from the figures."""
     edits = [edit for row in result["prototypes"] for edit in row["edits"].values()]
     shown = sum(_above_zero(e["effects"]["prompts"]["measures"]["signature"]) for e in edits)

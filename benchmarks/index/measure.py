@@ -29,7 +29,7 @@ from prismlm.corpus import Corpus
 from prismlm.corpus.blocks import block_passes
 from prismlm.files import read_json, write_json
 from prismlm.index import scan as index_scan
-from prismlm.index.build import IndexOptions, build_index, reading_of
+from prismlm.index.build import IndexOptions, build_index, scan_input
 from prismlm.layers import PrototypeHead
 from prismlm.models.checkpoint import load_checkpoint
 from prismlm.models.presets import build_config, build_model
@@ -71,13 +71,13 @@ def measure_ratio(model: Path, corpus: Path, tokens: int | None) -> dict[str, An
     checkpoint = load_checkpoint(model)
     plain, head = checkpoint.model, checkpoint.sidecar.head
     text = Corpus.open(corpus)
-    reading = reading_of(plain, head, text, IndexOptions(contexts=64, window=256, stride=192))
-    scan = index_scan.Scan.empty(head.num_prototypes, 64, head.width, reading.plan.count, 0)
+    given = scan_input(plain, head, text, IndexOptions(contexts=64, window=256, stride=192))
+    scan = index_scan.Scan.empty(head.num_prototypes, 64, head.width, given.order.count, 0)
     seconds: list[tuple[float, float, float]] = []
     keep_freed_memory()
     with torch.inference_mode():
-        while scan.slot < reading.plan.count and not (tokens and scan.tokens >= tokens):
-            block = reading.block(scan.slot)
+        while scan.slot < given.order.count and not (tokens and scan.tokens >= tokens):
+            block = given.block(scan.slot)
             for batch, key in block_passes(block, text, text.eos_token_id):
                 inputs = {"input_ids": batch.input_ids, "use_cache": False}
                 inputs["attention_mask"] = batch.attention_mask.long()
@@ -88,11 +88,11 @@ def measure_ratio(model: Path, corpus: Path, tokens: int | None) -> dict[str, An
                 plain(**inputs)
                 with_logits = time.process_time()
                 scan.tokens += index_scan._scan_pass(
-                    scan, reading, batch, block.keys, torch.from_numpy(key)
+                    scan, given, batch, block.keys, torch.from_numpy(key)
                 )
                 indexed = time.process_time()
                 seconds.append((alone - began, with_logits - alone, indexed - with_logits))
-            scan.finish_block(reading.plan)
+            scan.finish_block(given.order)
     began = time.process_time()
     scan.settle()
     settling = time.process_time() - began

@@ -19,16 +19,16 @@ from prismlm.instruments.channels import (
     WordForms,
     case_sets,
     effects_on,
-    found_in,
     heldout_cases,
     load_cases,
     probe_of,
     propose_concepts,
+    rank_channels,
     token_gates,
 )
 from prismlm.instruments.channels.case_files import words_of
 from prismlm.instruments.channels.chance import rank_sum_p
-from prismlm.instruments.channels.inspection import EMERGES
+from prismlm.instruments.channels.concept_emergence import EMERGES
 from prismlm.instruments.channels.word_forms import continuing
 from prismlm.models.decoders.mixers import half_lives
 
@@ -189,7 +189,7 @@ def _word_row(
     row: dict[str, Any] = {"name": name, "found": None, "effect": None, "said": None}
     own = replace(gates, words={word: gates.words[_word(name, word)] for word in forms.forms})
     try:
-        found = found_in(own, loaded.tokenizer, forms, seed=settings.seed)
+        found = rank_channels(own, loaded.tokenizer, forms, seed=settings.seed)
         row["found"] = asdict(found.best) | {
             "occurrences": sum(found.words.values()),
             "others_mean": found.others_mean,

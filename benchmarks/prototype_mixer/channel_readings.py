@@ -23,7 +23,7 @@ from prismlm.instruments.channels import (
     sequences_of,
     spearman,
 )
-from prismlm.instruments.channels.inspection import EMERGES
+from prismlm.instruments.channels.concept_emergence import EMERGES
 from prismlm.models.decoders.mixers import half_lives
 
 CHANNELS_SHOWN = 10

@@ -88,7 +88,7 @@ IMPROVEMENTS: dict[str, Settings] = {
         "convolution_layers": EVERYWHERE,
         "decay_half_lives": (1.0, 256.0),
     },
-    "own read gate in layer 0": {"shared_routing_layers": []},
+    "own read gate in layer 0": {"shared_gate_layers": []},
     "scores times temperature": {"temperature_mode": "multiply"},
     "no mass normalisation": {"mass_normalisation": False},
     "wide values, convolution everywhere": {

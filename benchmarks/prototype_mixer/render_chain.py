@@ -40,7 +40,7 @@ def render(result: dict[str, Any]) -> str:
     found, settings = result["summary"], result["settings"]
     lines = [
         *_head(result),
-        *_reading(found),
+        *_in_words(found),
         "## What an activation is made of, directly",
         "",
         *_shares(found, result["model"]["layers"]),
@@ -107,7 +107,7 @@ def _head(result: dict[str, Any]) -> list[str]:
     ]
 
 
-def _reading(found: dict[str, Any]) -> list[str]:
+def _in_words(found: dict[str, Any]) -> list[str]:
     """Return what the figures come to, in words that they decide."""
     largest, loudest = found["channels"]["largest"], found["channels"]["loudest"]
     more = found["larger"]

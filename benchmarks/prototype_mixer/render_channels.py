@@ -304,7 +304,7 @@ def _lags(rows: list[dict[str, Any]], tokens: int) -> list[str]:
             f"| {row['layer']} | {peaks} | {row['beyond_chance']} of {row['channels']} | "
             f"{' | '.join(at)} |"
         )
-    return [*lines, "", "A layer with shared routing reads by its write gate: 1 at lag 0.", ""]
+    return [*lines, "", "A layer with shared gates reads by its write gate: 1 at lag 0.", ""]
 
 
 def _effect(concept: dict[str, Any], name: str) -> dict[str, Any]:

@@ -22,8 +22,8 @@ def processor() -> str:
 
     Sums are taken in another order on another processor: 750 training steps then end elsewhere.
     """
-    told = Path("/proc/cpuinfo")
-    for line in told.read_text().splitlines() if told.is_file() else []:
+    processors = Path("/proc/cpuinfo")
+    for line in processors.read_text().splitlines() if processors.is_file() else []:
         if line.startswith("model name"):
             return line.split(":", 1)[1].strip()
     return platform.processor() or platform.machine()

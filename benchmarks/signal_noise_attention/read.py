@@ -129,7 +129,7 @@ def roles(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, seed: int)
                 "role": finding.role,
                 "sentences": finding.sentences,
                 "words": finding.words,
-                "found": len(finding.found),
+                "found": len(finding.beating_controls),
                 "untrained": random[finding.role],
                 "best": score_to_dict(finding.scores[0]) if finding.scores else None,
             }

@@ -24,9 +24,16 @@ def by_arm(runs: list[Row]) -> Arms:
     return {name: dict(sorted(arms[name].items())) for name in ranked}
 
 
+def feedback_of(row: Row) -> Row | None:
+    """Return the settings of the feedback that a model was trained with, or None."""
+    # Files of docs/results are records: most are of when recipes had a section `uncertainty`.
+    settings = row["settings"]
+    return settings.get("uncertainty_feedback", settings.get("uncertainty"))
+
+
 def signal_of(row: Row) -> str:
     """Return the signal that a model was trained with: it is judged by the loss with that."""
-    feedback = row["settings"].get("uncertainty")
+    feedback = feedback_of(row)
     if feedback is None:
         return PLAIN
     if feedback["passes"] == 1:

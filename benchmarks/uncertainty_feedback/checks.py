@@ -3,9 +3,10 @@
     python -m benchmarks.uncertainty_feedback.checks uncertainty-runs
     python -m benchmarks.uncertainty_feedback.render
 
-The checks are those of ``prismlm inspect uncertainty``, done on every model that was trained with
-its own codes, on held-out texts of the corpus that it was trained on. Writes one JSON file per
-model to docs/results/uncertainty_checks/. A model whose file is there is not checked again.
+The checks are those of ``prismlm inspect uncertainty-feedback``, done on every model that was
+trained with its own codes, on held-out texts of the corpus that it was trained on. Writes one
+JSON file per model to docs/results/uncertainty_checks/. A model whose file is there is not
+checked again.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from prismlm.instruments.uncertainty_feedback import (
     InspectOptions,
     Signal,
     corpus_sample,
-    inspect_uncertainty,
+    inspect_uncertainty_feedback,
 )
 from prismlm.models.checkpoint import read_checkpoint
 
@@ -36,7 +37,9 @@ TEXTS = 64
 FED = [
     name
     for name, arm in (TRAIN | SWEEP).items()
-    if arm.uncertainty and arm.uncertainty["passes"] > 1 and "signal" not in arm.uncertainty
+    if arm.uncertainty_feedback
+    and arm.uncertainty_feedback["passes"] > 1
+    and "signal" not in arm.uncertainty_feedback
 ]
 Row = dict[str, Any]
 
@@ -71,7 +74,9 @@ def check(directory: Path, texts: int) -> Row:
     corpus = Corpus.open(Path(recipe["corpus"]))
     sample = corpus_sample(corpus, "heldout", texts=texts, tokens=LENGTH, seed=0)
     options = InspectOptions(signal=Signal("passes", 2))
-    report = inspect_uncertainty(model, tokenizer, sample, name=directory.name, options=options)
+    report = inspect_uncertainty_feedback(
+        model, tokenizer, sample, name=directory.name, options=options
+    )
     return report.to_dict()
 
 
@@ -83,7 +88,7 @@ def rendered(rows: list[Row]) -> list[str]:
     lines = [
         "## Do trained models do what the source expects of them?",
         "",
-        f"`prismlm inspect uncertainty` on {first['texts']} texts of {first['sample']}, "
+        f"`prismlm inspect uncertainty-feedback` on {first['texts']} texts of {first['sample']}, "
         f"{first['tokens']:,} tokens, for {len(rows)} of the models trained with their own codes, "
         "by seed below. In brackets 95 % intervals over texts; *yes* takes one on the right side "
         "of 0. What each is measured against: *ablation*, the loss with shuffled codes less that "

@@ -48,11 +48,11 @@ class Arm(NamedTuple):
     """A model, and what it is fed back; None for nothing."""
 
     backbone: str
-    uncertainty: Settings | None
+    uncertainty_feedback: Settings | None
 
 
 def fed(levels: int = LEVELS, **more: Any) -> Settings:
-    """Return the section ``uncertainty`` of a recipe with two passes."""
+    """Return the section ``uncertainty_feedback`` of a recipe with two passes."""
     return {"enabled": True, "levels": levels, "passes": 2} | more
 
 
@@ -114,7 +114,11 @@ def main() -> None:
 def recipe_of(arm: Arm, corpus: Path, seed: int, steps: int = STEPS) -> Settings:
     """Return the recipe of a run, but for where it is written."""
     given: Settings = {"corpus": str(corpus), "seed": seed, "steps": steps}
-    feedback = {} if arm.uncertainty is None else {"uncertainty": arm.uncertainty}
+    feedback = (
+        {}
+        if arm.uncertainty_feedback is None
+        else {"uncertainty_feedback": arm.uncertainty_feedback}
+    )
     return on_stories(given | {"model": BACKBONES[arm.backbone]}, LENGTH) | feedback
 
 

@@ -10,6 +10,7 @@ from benchmarks.uncertainty_feedback.arms import (
     Arms,
     Row,
     a_run,
+    feedback_of,
     interval,
     loss,
     losses,
@@ -133,7 +134,8 @@ def levels_visited(arms: Arms) -> list[str]:
     ]
     for found in own.values():
         some = a_run(found)
-        levels, rows = some["settings"]["uncertainty"]["levels"], some["table"]["rows"]
+        settings, rows = feedback_of(some) or {}, some["table"]["rows"]
+        levels = settings["levels"]
         shared = [seed for seed in found if seed in base]
         below = sum(loss(found[seed]) < base[seed] for seed in shared)
         fed, moved = (
@@ -141,8 +143,7 @@ def levels_visited(arms: Arms) -> list[str]:
             for key in ("codes_seen", "rows_moved")
         )
         signal = "shuffled" if signal_of(some) == SHUFFLED else "own"
-        drawn = some["settings"]["uncertainty"].get("deviation") is None
-        starts = "drawn" if drawn else "at zero"
+        starts = "drawn" if settings.get("deviation") is None else "at zero"
         lines.append(
             f"| {levels:,} | {rows:,} | {starts} | {signal} | {fed:,.0f} ({fed / levels:.1%}) | "
             f"{moved:,.0f} ({moved / rows:.1%}) | {spread(map(loss, found.values()), '.4f')} | "

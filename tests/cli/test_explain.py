@@ -44,7 +44,7 @@ def test_json_is_the_trace(printed, tiny_model):
 
 
 @pytest.mark.parametrize(
-    ("trained", "split", "told", "above"),
+    ("trained", "split", "said", "above"),
     [
         (True, "train", "yes", None),
         (True, "heldout", "no, held out", "held out when it was trained"),
@@ -53,7 +53,7 @@ def test_json_is_the_trace(printed, tiny_model):
         (None, "train", "not known", None),
     ],
 )
-def test_what_was_held_out_is_not_called_trained_on(copy, prism, trained, split, told, above):
+def test_what_was_held_out_is_not_called_trained_on(copy, prism, trained, split, said, above):
     meta = copy / "lens" / "sample" / "meta.json"
     changed = json.loads(meta.read_text()) | {"trained_on": trained, "split": split}
     meta.write_text(json.dumps(changed))
@@ -61,9 +61,9 @@ def test_what_was_held_out_is_not_called_trained_on(copy, prism, trained, split,
     shown = prism("explain", copy, TEXT, "--html", page).stdout.split("\n\n")[0]
     assert ("trained" in shown) == (above is not None)
     assert above is None or above in " ".join(shown.split())
-    fact = f"<dt>trained on it</dt><dd>{told}</dd>"
+    fact = f"<dt>trained on it</dt><dd>{said}</dd>"
     assert (fact in page.read_text(encoding="utf-8")) == (trained is not None)
-    assert f"model trained on them: {told}\n" in prism("inspect", copy).stdout
+    assert f"model trained on them: {said}\n" in prism("inspect", copy).stdout
     assert json.loads(prism("inspect", copy, "--json").stdout)["split"] == split
 
 

@@ -147,7 +147,7 @@ def test_the_cost_needs_a_corpus(prism, tiny_model, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((TEXT,), "--prototype, --category and --document, got none"),
+        ((TEXT,), "--prototype and --document, got none"),
         ((TEXT, "--prototype", 7), "give --strength"),
         ((TEXT, "--prototype", 192, "--strength", 0.5), "no prototype 192: expected 0 to 191"),
         ((TEXT, "--prototype", 7, "--strength", 1.5), "fraction 1.5"),

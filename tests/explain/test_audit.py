@@ -97,20 +97,20 @@ def test_every_prediction_of_a_long_text_counts_once(lm):
     document = TEXTS[3]
     ids = lm.tokenizer(document.text)["input_ids"]
     for window, stride in ((16, 16), (16, 5), (32, 24), (len(ids), 1)):
-        (reading,) = read_texts(lm, [document], text_options([lm], window, stride))
-        assert len(reading.losses) == len(ids) - 1
+        (of_text,) = read_texts(lm, [document], text_options([lm], window, stride))
+        assert len(of_text.losses) == len(ids) - 1
         # The first window starts where the text does, so its losses are those of the whole.
         (whole,) = read_texts(lm, [document], text_options([lm]))
         first = min(window, len(ids) - 1)
-        np.testing.assert_allclose(reading.losses[:first], whole.losses[:first], atol=1e-4)
+        np.testing.assert_allclose(of_text.losses[:first], whole.losses[:first], atol=1e-4)
     # A later window's losses are those of the stretch of text that it sees.
-    (reading,) = read_texts(lm, [document], text_options([lm], 16, 16))
+    (of_text,) = read_texts(lm, [document], text_options([lm], 16, 16))
     with torch.no_grad():
         logits = lm.model(input_ids=torch.tensor([ids[16:33]])).logits[0]
     alone = torch.nn.functional.cross_entropy(
         logits[:-1], torch.tensor(ids[17:33]), reduction="none"
     )
-    np.testing.assert_allclose(reading.losses[16:32], alone.numpy(), atol=1e-4)
+    np.testing.assert_allclose(of_text.losses[16:32], alone.numpy(), atol=1e-4)
 
 
 def test_texts_are_read_as_they_are_asked_for(lm):

@@ -11,7 +11,7 @@ from prismlm.edits.channels.interventions import MaskRead, MaskWrite
 from prismlm.edits.channels.scope import intervene
 from prismlm.errors import DecompositionError, InputError
 from prismlm.explain.chain import Used, chains
-from prismlm.explain.residual_stream import decoder_of, read_direct_path
+from prismlm.explain.residual_stream import mixer_decoder_of, read_direct_path
 from prismlm.instruments.channels import read_channels
 from prismlm.layers import PrototypeHead
 from prismlm.models.decoders.mixers import half_lives
@@ -23,9 +23,9 @@ SWITCHES = {
     "default": {},
     "no mass": {"mass_normalisation": False},
     "no convolution": {"convolution_layers": []},
-    "convolutions and shared routing": {
+    "convolutions and shared gates": {
         "convolution_layers": [0, 1, 2],
-        "shared_routing_layers": [0, 1, 2],
+        "shared_gate_layers": [0, 1, 2],
     },
     "groups": {"num_groups": 2},
     "decays by token": {"decay_mode": "token", "num_groups": 3},
@@ -249,7 +249,7 @@ def test_models_without_mixers_have_no_chains(tiny_model):
 
 def test_what_has_no_direct_path_is_refused():
     model, head = make_llama(), make_head()
-    assert decoder_of(model) is None
+    assert mixer_decoder_of(model) is None
     with pytest.raises(InputError, match="no decoder of prototype mixers"):
         read_direct_path(model, head, tokens(4))
     model = make_model()

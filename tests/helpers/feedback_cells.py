@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from prismlm.models.uncertainty_feedback import load_uncertainty, save_uncertainty
-from prismlm.models.uncertainty_feedback.place import decoder_of
+from prismlm.models.uncertainty_feedback.place import decoder_and_embeddings
 from prismlm.training import parallel
 from tests.helpers.feedback_calls import LEVELS, NEVER, PROMPT, Fed, code_of, gradients, same
 
@@ -76,8 +76,8 @@ def beams(name, _directory):
         zip(found[0].sequences, found[0].sequences_scores, strict=True)
     ):
         logits, _ = fed.steps(sequence[None, :-1], first, rows=[beam // 3])
-        told = logits[0].log_softmax(-1).gather(1, sequence[first:, None]).sum() / NEW
-        same(told, score)
+        summed = logits[0].log_softmax(-1).gather(1, sequence[first:, None]).sum() / NEW
+        same(summed, score)
 
 
 @torch.no_grad()
@@ -110,10 +110,10 @@ def padding(name, _directory):
                 continue
             settings = {"max_new_tokens": NEW, "do_sample": False}
             for use_cache in (True, False):
-                together = fed.generate(ids, mask=mask, use_cache=use_cache, **settings)
+                both = fed.generate(ids, mask=mask, use_cache=use_cache, **settings)
                 for row, one in enumerate((short, long)):
                     alone = fed.generate(one, rows=[row], **settings)
-                    assert torch.equal(together[row, width:], alone[0, one.shape[1] :])
+                    assert torch.equal(both[row, width:], alone[0, one.shape[1] :])
 
 
 @torch.no_grad()
@@ -192,7 +192,7 @@ def checkpointing(name, _directory):
         if recompute:
             parallel.recompute_activations(fed.model)
         runs = Counter()
-        for part in parallel.blocks(decoder_of(fed.model)[0])[-1].modules():
+        for part in parallel.blocks(decoder_and_embeddings(fed.model)[0])[-1].modules():
             if not any(part.children()):
                 part.register_forward_hook(lambda part, *_, runs=runs: runs.update([part]))
         ids = fed.rows(2, PROMPT + 2)

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import fully_shard
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from prismlm.models.uncertainty_feedback.place import decoder_of
+from prismlm.models.uncertainty_feedback.place import decoder_and_embeddings
 from prismlm.training import distributed, parallel
 from tests.helpers.feedback_calls import PROMPT, Fed
 from tests.helpers.feedback_families import TITLES
@@ -26,7 +26,7 @@ COLUMNS = ("DDP", "FSDP2")
 ROWS = 4
 
 
-class Together(nn.Module):
+class ModelAndTable(nn.Module):
     """A model and the table beside it as one module, whose parameters DDP and FSDP2 see."""
 
     def __init__(self, fed):
@@ -57,20 +57,20 @@ def step_of(fed, rows):
 def spread(name, column):
     """Return what one step gives: the mean loss, whole gradients, own codes and all codes seen."""
     fed = trained(name)
-    together, device = Together(fed), torch.device("cpu")
+    both, device = ModelAndTable(fed), torch.device("cpu")
     if column == "DDP":
-        fed.run = parallel.wrap_ddp(together, device)
+        fed.run = parallel.wrap_ddp(both, device)
     else:
         mesh = init_device_mesh("cpu", (distributed.world_size(),))
-        for block in parallel.blocks(decoder_of(fed.model)[0]):
+        for block in parallel.blocks(decoder_and_embeddings(fed.model)[0]):
             fully_shard(block, mesh=mesh)
-        fed.run = fully_shard(together, mesh=mesh)
+        fed.run = fully_shard(both, mesh=mesh)
     each = ROWS // distributed.world_size()
     first = each * distributed.rank()
     loss, codes = step_of(fed, list(range(first, first + each)))
     found = {
         name: parallel.full(p.grad).clone()
-        for name, p in together.named_parameters()
+        for name, p in both.named_parameters()
         if p.grad is not None
     }
     distributed.union(fed.feedback.seen)

@@ -13,7 +13,7 @@ FAMILIES = {
         "model_type": "prismlm_protot",
         "num_channels": 3,
         "num_hidden_layers": 2,
-        "shared_routing_layers": [],
+        "shared_gate_layers": [],
         "convolution_layers": [],
         "mass_normalisation": False,
         "temperature_mode": "multiply",

@@ -18,14 +18,14 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from prismlm.training import TrainingInterrupted, build_recipe, distributed, parallel, train
 from prismlm.training.shuffled_signal import ShuffledSignal
-from prismlm.training.step import Step
+from prismlm.training.step import OptimizerStep
 from tests.helpers.runs import InterruptAfter
 from tests.helpers.tiny_head import make
 
 
 def gradients_of(model, batches, reduce=lambda tensor: tensor, positions=None):
     """Return every gradient of the step that these micro-batches are this process's part of."""
-    step = Step.of(batches, positions)
+    step = OptimizerStep.of(batches, positions)
     losses = {}
     for batch in batches:
         output = model(**batch, within=step)
@@ -47,7 +47,7 @@ def spread_gradients_of(arguments, spread, recompute, batches):
     else:
         parallel.shard(model.model, device)
         wrapped = parallel.Sharded(model, model.model)
-    step, total = Step.of(batches), 0
+    step, total = OptimizerStep.of(batches), 0
     for number, batch in enumerate(batches, 1):
         with nullcontext() if number == len(batches) else wrapped.no_sync():
             loss = wrapped(**batch, within=step).loss

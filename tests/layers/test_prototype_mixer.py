@@ -16,15 +16,15 @@ from prismlm.ops.prototype_mixer import naive
 WIDTH = 12
 SWITCHES = {
     "document": {},
-    "layer 0": {"shared_routing": True, "temperature": 3.0, "convolution_width": 5},
+    "layer 0": {"shared_gates": True, "temperature": 3.0, "convolution_width": 5},
     "layer 1": {"convolution_width": 5},
     "multiplied": {"temperature": 3.0, "temperature_mode": "multiply"},
     "no mass": {"normalise": False},
     "full rank": {"value_width": WIDTH, "convolution_width": 2},
     "groups": {"groups": 2, "temperature": 2.0, "decay_half_lives": (0.5, 40.0)},
     "by token": {"decay_mode": "token", "groups": 2},
-    "by token, layer 0": {"decay_mode": "token", "shared_routing": True, "convolution_width": 3},
-    "groups, layer 0": {"groups": 2, "shared_routing": True, "convolution_width": 5},
+    "by token, layer 0": {"decay_mode": "token", "shared_gates": True, "convolution_width": 3},
+    "groups, layer 0": {"groups": 2, "shared_gates": True, "convolution_width": 5},
 }
 
 
@@ -51,7 +51,7 @@ def by_hand(layer, x):
 
     write = gate(x, layer.log_write_temperature)
     read = write
-    if not layer.shared_routing:
+    if not layer.shared_gates:
         read = gate(layer.read_projection(x), layer.log_read_temperature)
     values = layer.value_projection(x)
     if layer.convolves:
@@ -144,7 +144,7 @@ def test_sizes_of_the_source():
     """Width 256, 32 channels: 139,939 with everything, 65,536 of it W, 640 the convolution."""
     full = PrototypeMixer(256, 32, convolution_width=5)
     assert count(full) == 139_939
-    shared = {"shared_routing": True, "temperature": 3.0}
+    shared = {"shared_gates": True, "temperature": 3.0}
     assert count(PrototypeMixer(256, 32, convolution_width=5, **shared)) == 139_939 - 65_537
     assert count(PrototypeMixer(256, 32)) == 139_939 - 640
     kept = PrototypeMixer(256, 32, **shared, keep_unused=True)

@@ -1,4 +1,4 @@
-"""Mixtures of experts: routes and losses by hand, against plain loops and Hugging Face's loss."""
+"""Mixtures of experts: choices and losses by hand, against plain loops and Hugging Face's loss."""
 
 import math
 
@@ -11,12 +11,12 @@ from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_fun
 from prismlm.errors import InputError
 from prismlm.ops.experts import (
     MLPWeights,
+    choose,
     grouped_linear,
     load_balancing_loss,
     mix,
     mix_mlps,
     naive,
-    route,
 )
 
 
@@ -27,13 +27,13 @@ def logits_of(*shape, seed=0):
 
 def test_routes_by_hand():
     p = torch.tensor([[0.1, 0.6, 0.3], [0.25, 0.5, 0.25]])
-    two = route(p.log(), 2)
+    two = choose(p.log(), 2)
     # Of the second token's 0 and 2, alike, the lower.
     assert two.experts.tolist() == [[1, 2], [1, 0]]
     torch.testing.assert_close(two.weights, torch.tensor([[2 / 3, 1 / 3], [2 / 3, 1 / 3]]))
-    one = route(p.log(), 1)
+    one = choose(p.log(), 1)
     torch.testing.assert_close(one.weights, torch.tensor([[0.6], [0.5]]))
-    assert route(p.log().bfloat16(), 2).weights.dtype == torch.float32
+    assert choose(p.log().bfloat16(), 2).weights.dtype == torch.float32
 
 
 @pytest.mark.parametrize(("experts", "chosen"), [(4, 1), (4, 2), (4, 4), (1, 1), (9, 3)])
@@ -44,12 +44,12 @@ def test_a_mixture_equals_a_loop_over_tokens_and_experts_with_every_gradient(exp
     weights = torch.randn(experts, 5, 5, dtype=torch.float64, requires_grad=True)
     maps = [lambda rows, w=w: torch.tanh(rows @ w) for w in weights]
     results = []
-    for ways in ((route, mix), (naive.route, naive.mix)):
-        routes = ways[0](logits, chosen)
-        mixed = ways[1](x, routes, maps)
+    for ways in ((choose, mix), (naive.choose, naive.mix)):
+        choice = ways[0](logits, chosen)
+        mixed = ways[1](x, choice, maps)
         g = torch.linspace(-1, 1, mixed.numel(), dtype=torch.float64).view_as(mixed)
         found = torch.autograd.grad((mixed * g).sum(), [x, logits, weights])
-        results.append((*routes, mixed, *found))
+        results.append((*choice, mixed, *found))
     for a, e in zip(*results, strict=True):
         torch.testing.assert_close(a, e)
 
@@ -82,8 +82,8 @@ def test_the_compiled_form_equals_the_loop_with_every_gradient(experts, chosen, 
     every = [x, logits, *(one for kind in weights for one in kind)]
     results = []
     for mixed in (
-        mix_mlps(x, route(logits, chosen), weights),
-        naive.mix(x, naive.route(logits, chosen), as_maps(weights)),
+        mix_mlps(x, choose(logits, chosen), weights),
+        naive.mix(x, naive.choose(logits, chosen), as_maps(weights)),
     ):
         g = torch.linspace(-1, 1, mixed.numel(), dtype=torch.float64).view_as(mixed)
         found = torch.autograd.grad((mixed * g).sum(), every, materialize_grads=True)
@@ -123,7 +123,7 @@ def test_the_compiled_form_keeps_no_more_than_the_plain_one():
     x = torch.randn(512, 5, dtype=torch.float64, requires_grad=True)
     logits, weights = logits_of(512, 8).requires_grad_(), mlps_of(8, bias=False)
     compiled, plain = (
-        kept_bytes(lambda m=m, w=w: m(x, route(logits, 2), w).sum())
+        kept_bytes(lambda m=m, w=w: m(x, choose(logits, 2), w).sum())
         for m, w in ((mix_mlps, weights), (mix, as_maps(weights)))
     )
     # But for the counts of 8 experts.
@@ -133,7 +133,7 @@ def test_the_compiled_form_keeps_no_more_than_the_plain_one():
 def test_the_router_learns_from_what_a_single_expert_gives():
     logits = logits_of(6, 4).requires_grad_()
     x = torch.randn(6, 3, dtype=torch.float64)
-    mixed = mix(x, route(logits, 1), [lambda rows, s=s: s * rows for s in (1, 2, 3, 4)])
+    mixed = mix(x, choose(logits, 1), [lambda rows, s=s: s * rows for s in (1, 2, 3, 4)])
     assert torch.autograd.grad(mixed.sum(), logits)[0].abs().min() > 0
 
 
@@ -141,7 +141,7 @@ def test_an_expert_without_tokens_has_a_gradient_of_nought():
     weights = torch.ones(3, 2, requires_grad=True)
     logits = torch.tensor([[9.0, 0.0, -9.0]]).expand(4, 3)
     maps = [lambda rows, e=e: rows * weights[e] for e in range(3)]
-    mixed = mix(torch.ones(4, 2), route(logits, 2), maps)
+    mixed = mix(torch.ones(4, 2), choose(logits, 2), maps)
     (gradient,) = torch.autograd.grad(mixed.sum(), weights)
     assert gradient[0].all()
     assert not gradient[2].any()
@@ -208,7 +208,7 @@ def test_going_down_the_loss_spreads_tokens():
     for _ in range(60):
         (gradient,) = torch.autograd.grad(load_balancing_loss([logits], 1), logits)
         logits = (logits - 20 * gradient).detach().requires_grad_()
-    used = torch.bincount(route(logits.detach(), 1).experts.flatten(), minlength=4)
+    used = torch.bincount(choose(logits.detach(), 1).experts.flatten(), minlength=4)
     assert before > 2
     assert used.max() < 20
     assert math.isclose(float(load_balancing_loss([logits.detach()], 1)), 1.0, abs_tol=0.3)
@@ -218,9 +218,9 @@ def test_wrong_input_says_what_is_wrong():
     logits = torch.zeros(3, 4)
     for chosen in (0, 5, -1):
         with pytest.raises(InputError, match=f"{chosen} experts per token of a mixture of 4"):
-            route(logits, chosen)
+            choose(logits, chosen)
     with pytest.raises(InputError, match="mixture of 0 experts"):
-        route(logits[:, :0], 1)
+        choose(logits[:, :0], 1)
     with pytest.raises(InputError, match="those of one layer or more"):
         load_balancing_loss([], 1)
     with pytest.raises(InputError, match=r"\[\(3, 3\), \(3, 4\)\]"):

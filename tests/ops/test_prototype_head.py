@@ -26,31 +26,31 @@ def inputs(n, k, d, seed=0, dtype=torch.float32, repeats=1):
 def test_hand_computed(form):
     z = torch.tensor([[3.0, 4.0], [0.0, -2.0]])
     prototypes = torch.tensor([[2.0, 0.0], [0.0, 5.0], [-1.0, 0.0]])
-    routing = form.route(z, prototypes, 2, 2.0)
+    by_layer = form.route(z, prototypes, 2, 2.0)
     # cosines: row 0 = (0.6, 0.8, -0.6), row 1 = (0, -1, 0); the tie of row 1 goes to index 0.
-    assert routing.indices.tolist() == [[1, 0], [0, 2]]
-    torch.testing.assert_close(routing.cosines, torch.tensor([[0.8, 0.6], [0.0, 0.0]]))
-    torch.testing.assert_close(routing.activations, torch.tensor([[1.6, 1.2], [0.0, 0.0]]))
-    torch.testing.assert_close(routing.nearest_prototype_cosine, torch.tensor([0.8, 0.0]))
-    assert routing.nearest_point.tolist() == [0, 0, 1]
-    torch.testing.assert_close(routing.nearest_point_cosine, torch.tensor([0.6, 0.8, 0.0]))
-    reconstruction = form.reconstruct(routing, prototypes)
+    assert by_layer.indices.tolist() == [[1, 0], [0, 2]]
+    torch.testing.assert_close(by_layer.cosines, torch.tensor([[0.8, 0.6], [0.0, 0.0]]))
+    torch.testing.assert_close(by_layer.activations, torch.tensor([[1.6, 1.2], [0.0, 0.0]]))
+    torch.testing.assert_close(by_layer.nearest_prototype_cosine, torch.tensor([0.8, 0.0]))
+    assert by_layer.nearest_point.tolist() == [0, 0, 1]
+    torch.testing.assert_close(by_layer.nearest_point_cosine, torch.tensor([0.6, 0.8, 0.0]))
+    reconstruction = form.reconstruct(by_layer, prototypes)
     torch.testing.assert_close(reconstruction, torch.tensor([[2.4, 8.0], [0.0, 0.0]]))
 
 
 def test_losses_hand_computed():
     z = torch.tensor([[3.0, 4.0], [0.0, -2.0]])
     prototypes = torch.tensor([[2.0, 0.0], [0.0, 5.0], [-1.0, 0.0]])
-    routing = ops.route(z, prototypes, 2, 2.0)
-    reconstruction = ops.reconstruct(routing, prototypes)
-    assert ops.prototype_pull(routing).item() == pytest.approx(-(0.6 + 0.8 + 0.0) / 3)
-    assert ops.point_pull(routing).item() == pytest.approx(-0.4)
+    by_layer = ops.route(z, prototypes, 2, 2.0)
+    reconstruction = ops.reconstruct(by_layer, prototypes)
+    assert ops.prototype_pull(by_layer).item() == pytest.approx(-(0.6 + 0.8 + 0.0) / 3)
+    assert ops.point_pull(by_layer).item() == pytest.approx(-0.4)
     # r = (0.6, -4) and (0, -2): squared norms 16.36 and 4.
     assert ops.residual(z, reconstruction, reduction="sum").item() == pytest.approx(10.18)
     assert ops.residual(z, reconstruction).item() == pytest.approx(5.09)
     only_second = torch.tensor([False, True])
     assert ops.residual(z, reconstruction, only_second, "sum").item() == pytest.approx(4.0)
-    assert ops.point_pull(routing, only_second).item() == pytest.approx(0.0)
+    assert ops.point_pull(by_layer, only_second).item() == pytest.approx(0.0)
     # Squared cosines of the three pairs: 0, 1, 0; each counts twice among six ordered pairs.
     assert ops.diversity(prototypes).item() == pytest.approx(1 / 3)
 
@@ -77,13 +77,13 @@ def test_tiled_equals_naive(n, base, repeats, d, seed, dtype, data):
         z, prototypes = inputs(n, base, d, seed, dtype, repeats)
         prototypes = prototypes.detach().requires_grad_()
         scale = torch.tensor(1.7, dtype=dtype, requires_grad=True)
-        routing = form.route(z, prototypes, k, scale, mask)
-        rebuilt = form.reconstruct(routing, prototypes)
+        by_layer = form.route(z, prototypes, k, scale, mask)
+        rebuilt = form.reconstruct(by_layer, prototypes)
         weights = torch.linspace(0.5, 1.5, k, dtype=dtype)
-        loss = (routing.activations * weights).sum() + rebuilt.square().sum()
-        loss = loss + ops.prototype_pull(routing) + ops.point_pull(routing, mask)
+        loss = (by_layer.activations * weights).sum() + rebuilt.square().sum()
+        loss = loss + ops.prototype_pull(by_layer) + ops.point_pull(by_layer, mask)
         loss.backward()
-        results.append((routing, rebuilt, z.grad, prototypes.grad, scale.grad))
+        results.append((by_layer, rebuilt, z.grad, prototypes.grad, scale.grad))
     (slow, slow_rebuilt, *slow_grads), (fast, fast_rebuilt, *fast_grads) = results
     assert torch.equal(fast.indices, slow.indices)
     torch.testing.assert_close(fast.cosines, slow.cosines, atol=1e-6, rtol=0)
@@ -112,14 +112,14 @@ def test_gradcheck_of_every_output():
     scale = torch.tensor(1.5, dtype=torch.float64, requires_grad=True)
 
     def outputs(z, prototypes, scale):
-        routing = tiled.route(z, prototypes, 3, scale)
+        by_layer = tiled.route(z, prototypes, 3, scale)
         return (
-            routing.cosines,
-            routing.activations,
-            routing.nearest_prototype_cosine,
-            routing.nearest_point_cosine,
-            tiled.reconstruct(routing, prototypes),
-            ops.residual(z, tiled.reconstruct(routing, prototypes)),
+            by_layer.cosines,
+            by_layer.activations,
+            by_layer.nearest_prototype_cosine,
+            by_layer.nearest_point_cosine,
+            tiled.reconstruct(by_layer, prototypes),
+            ops.residual(z, tiled.reconstruct(by_layer, prototypes)),
             ops.diversity(prototypes),
         )
 
@@ -128,10 +128,10 @@ def test_gradcheck_of_every_output():
 
 def test_gradients_touch_selected_rows_only():
     z, prototypes = inputs(2, 50, 8)
-    routing = tiled.route(z, prototypes, 3, 1.0)
-    routing.cosines.sum().backward()
+    by_layer = tiled.route(z, prototypes, 3, 1.0)
+    by_layer.cosines.sum().backward()
     touched = prototypes.grad.abs().sum(1) > 0
-    assert set(touched.nonzero().flatten().tolist()) == set(routing.indices.flatten().tolist())
+    assert set(touched.nonzero().flatten().tolist()) == set(by_layer.indices.flatten().tolist())
 
 
 def test_near_ties_rank_as_in_float64():
@@ -219,10 +219,10 @@ def test_inputs_need_not_be_contiguous():
         states, bank = arrange(z.detach()), arrange(prototypes.detach())
         states.requires_grad_()
         bank.requires_grad_()
-        routing = tiled.route(states, bank, 4, 1.0)
-        loss = routing.nearest_point_cosine.sum() + ops.reconstruct(routing, bank).square().sum()
+        by_layer = tiled.route(states, bank, 4, 1.0)
+        loss = by_layer.nearest_point_cosine.sum() + ops.reconstruct(by_layer, bank).square().sum()
         loss.backward()
-        results.append((routing.indices, routing.nearest_point, loss, states.grad, bank.grad))
+        results.append((by_layer.indices, by_layer.nearest_point, loss, states.grad, bank.grad))
     for plain, strided in zip(*results, strict=True):
         torch.testing.assert_close(strided, plain)
 
@@ -239,9 +239,9 @@ def test_bfloat16_states_are_ranked_in_float32():
 def test_zero_rows_have_cosine_zero_and_no_gradient(form):
     z = torch.tensor([[0.0, 0.0], [1.0, 0.0]], requires_grad=True)
     prototypes = torch.tensor([[0.0, 0.0], [1.0, 1.0]], requires_grad=True)
-    routing = form.route(z, prototypes, 2, 1.0)
-    assert routing.cosines[0].tolist() == [0.0, 0.0]
-    (routing.cosines.sum() + routing.nearest_point_cosine.sum()).backward()
+    by_layer = form.route(z, prototypes, 2, 1.0)
+    assert by_layer.cosines[0].tolist() == [0.0, 0.0]
+    (by_layer.cosines.sum() + by_layer.nearest_point_cosine.sum()).backward()
     assert z.grad[0].tolist() == [0.0, 0.0]
     assert prototypes.grad[0].tolist() == [0.0, 0.0]
     assert torch.isfinite(z.grad).all()
@@ -250,10 +250,10 @@ def test_zero_rows_have_cosine_zero_and_no_gradient(form):
 
 def test_no_states():
     prototypes = torch.randn(4, 3)
-    routing = tiled.route(torch.empty(0, 3), prototypes, 2, 1.0)
-    assert routing.indices.shape == (0, 2)
-    assert routing.nearest_point.tolist() == [-1] * 4
-    assert tiled.reconstruct(routing, prototypes).shape == (0, 3)
+    by_layer = tiled.route(torch.empty(0, 3), prototypes, 2, 1.0)
+    assert by_layer.indices.shape == (0, 2)
+    assert by_layer.nearest_point.tolist() == [-1] * 4
+    assert tiled.reconstruct(by_layer, prototypes).shape == (0, 3)
 
 
 @pytest.mark.parametrize(
@@ -297,8 +297,8 @@ def test_no_matrix_of_states_by_prototypes(monkeypatch):
     z, prototypes = inputs(n, count, 16)
     monkeypatch.setattr(tiled, "TILE_THREADS", 1)
     with torch.profiler.profile(profile_memory=True) as profile:
-        routing = tiled.route(z, prototypes, 4, 1.0)
-        (routing.cosines.sum() + routing.nearest_point_cosine.sum()).backward()
+        by_layer = tiled.route(z, prototypes, 4, 1.0)
+        (by_layer.cosines.sum() + by_layer.nearest_point_cosine.sum()).backward()
     largest = max(event.self_cpu_memory_usage for event in profile.events())
     assert largest <= 2 * 4 * max(tiled.TILE_ELEMENTS, n * (4 + SPARE))
     assert largest < 4 * n * count / 4

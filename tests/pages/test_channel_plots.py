@@ -195,12 +195,12 @@ def test_decays_by_token_have_every_figure_but_those_of_half_lives(corpus):
 @pytest.mark.parametrize("text", ["Old", TEXT])
 def test_channels_are_counted_by_gates_whatever_the_length_of_the_text(corpus, text):
     by_token = make_model(len(corpus.tokenizer), decay_mode="token")
-    reading = channel_report(by_token, corpus.tokenizer, text=text).text
-    assert (len(reading.text.tokens) < CHANNELS) == (text == "Old")
-    title = curves_figure(reading, 1, CHANNELS - 1).axes[0].get_title(loc="left")
+    text_curves = channel_report(by_token, corpus.tokenizer, text=text).text
+    assert (len(text_curves.text.tokens) < CHANNELS) == (text == "Old")
+    title = curves_figure(text_curves, 1, CHANNELS - 1).axes[0].get_title(loc="left")
     assert title.startswith(f"Layer 1, channel {CHANNELS - 1}: ")
     with pytest.raises(InputError, match=f"layer 1, channel {CHANNELS}"):
-        curves_figure(reading, 1, CHANNELS)
+        curves_figure(text_curves, 1, CHANNELS)
 
 
 def test_gates_that_never_vary_have_a_line_at_zero_and_no_name(corpus, report):

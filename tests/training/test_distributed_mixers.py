@@ -94,11 +94,16 @@ def run_settings(corpus, family, spread):
     settings = base_settings(corpus) | changes
     if family in FED_BACK:
         signal = "shuffled" if family == "shuffled" else "own"
-        settings["uncertainty"] = {"enabled": True, "levels": 64, "rows": 9, "signal": signal}
+        settings["uncertainty_feedback"] = {
+            "enabled": True,
+            "levels": 64,
+            "rows": 9,
+            "signal": signal,
+        }
     if family == "deltanet":
         # With seed 0 one gradient of 65,536 is nothing but rounding, of which AdamW makes a step.
         settings["seed"] = 1
-    settings["evaluation"] |= {"routing_tokens": 400, "spectra_tokens": 400}
+    settings["evaluation"] |= {"channel_tokens": 400, "attention_head_tokens": 400}
     return settings
 
 
@@ -164,7 +169,7 @@ def test_a_run_in_two_processes_is_the_run_in_one(launched, family, spread, tmp_
     assert quality.ce == pytest.approx(reference.quality.ce, rel=1e-5)
     out = Path(launched[0][family]["out"])
     assert_same_weights(out, reference.directory)
-    for kind, file in (("protot", "routing.csv"), ("signal-noise", "spectra.csv")):
+    for kind, file in (("protot", "channels.csv"), ("signal-noise", "heads.csv")):
         if family.startswith(kind):
             assert_same_rows(out / file, reference.directory / file)
         else:

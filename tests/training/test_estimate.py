@@ -16,7 +16,7 @@ from prismlm.errors import InputError
 from prismlm.models.presets import build_config, build_model
 from prismlm.training import build_recipe, estimate, load_recipe, train
 from prismlm.training.arithmetic import ACTIVATION_BYTES, flops_per_token, size_of, training_bytes
-from prismlm.training.recipe import UncertaintyRecipe
+from prismlm.training.recipe import UncertaintyFeedbackRecipe
 from prismlm.training.setup import build_trainer, prepare
 
 needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -263,10 +263,10 @@ def test_what_a_token_of_signal_noise_attention_is_multiplied_with(
 
 
 def test_a_table_of_codes_takes_what_its_tensors_hold(settings, tmp_path):
-    settings["uncertainty"] = {"enabled": True, "levels": 700, "rows": 90, "passes": 3}
+    settings["uncertainty_feedback"] = {"enabled": True, "levels": 700, "rows": 90, "passes": 3}
     settings |= {"device": "cpu", "head": {"enabled": False}, "steps": 2}
     recipe = build_recipe(settings)
-    without = recipe.model_copy(update={"uncertainty": UncertaintyRecipe()})
+    without = recipe.model_copy(update={"uncertainty_feedback": UncertaintyFeedbackRecipe()})
     vocabulary = len(Corpus.open(recipe.corpus).tokenizer)
     size, plain = (size_of(of, vocabulary) for of in (recipe, without))
     assert size.table_parameters == 90 * 32

@@ -199,10 +199,10 @@ def test_the_recipes_of_the_mixers_source_differ_in_what_they_say():
             assert len(recipe["model"]) == 2
             own = {key: recipe[key] for key in ("model", "out")}
             assert base | own == recipe
-    # Table 15 of the source: shared routing, τ of layer 0, convolution of width 5.
+    # Table 15 of the source: shared gates, τ of layer 0, convolution of width 5.
     table = {
         "baseline": (True, 3.0, True),
-        "no-shared-routing": (False, 3.0, True),
+        "no-shared-gates": (False, 3.0, True),
         "layer-0-temperature-1": (True, 1.0, True),
         "no-convolution": (True, 3.0, False),
         "no-mitigation": (False, 1.0, False),
@@ -212,5 +212,5 @@ def test_the_recipes_of_the_mixers_source_differ_in_what_they_say():
         first, second = build_model(build_config(settings | SMALL, 50, 0)).model.layers[:2]
         temperatures = first.mixer.log_write_temperature.exp().item()
         convolves = {first.mixer.convolves, second.mixer.convolves}
-        assert (first.mixer.shared_routing, round(temperatures, 5), *convolves) == row
+        assert (first.mixer.shared_gates, round(temperatures, 5), *convolves) == row
         assert second.mixer.log_write_temperature.item() == 0

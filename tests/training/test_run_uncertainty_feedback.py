@@ -19,7 +19,7 @@ TABLE = "uncertainty_feedback.safetensors"
 
 @pytest.fixture
 def fed_back(settings):
-    settings["uncertainty"] = {"enabled": True, "levels": 64, "passes": 2}
+    settings["uncertainty_feedback"] = {"enabled": True, "levels": 64, "passes": 2}
     settings["head"]["enabled"] = False
     settings["logging"]["every"] = 1
     settings["steps"] = 20
@@ -50,20 +50,22 @@ def test_the_table_learns_where_codes_were_seen_and_is_saved(fed_back):
 
 
 def test_a_table_from_zero_begins_as_the_model_without_feedback(fed_back):
-    fed_back["uncertainty"] |= {"deviation": 0.0}
+    fed_back["uncertainty_feedback"] |= {"deviation": 0.0}
     fed_back["model"]["attention_dropout"] = 0.0
     fed_back["steps"] = 8
     begun = prepare(build_recipe(fed_back)).model.uncertainty.embedding.weight
     assert not begun.any()
     found = train(build_recipe(fed_back))
-    plain = train(build_recipe(fed_back | {"uncertainty": {}, "out": fed_back["out"] + "-plain"}))
+    plain = train(
+        build_recipe(fed_back | {"uncertainty_feedback": {}, "out": fed_back["out"] + "-plain"})
+    )
     losses = [[row["loss"] for row in result.history if "loss" in row] for result in (found, plain)]
     assert losses[0][0] == pytest.approx(losses[1][0], abs=1e-6)
     assert losses[0][-1] != losses[1][-1]
 
 
 def test_one_pass_trains_the_neutral_code_alone(fed_back):
-    fed_back["uncertainty"]["passes"] = 1
+    fed_back["uncertainty_feedback"]["passes"] = 1
     start = prepare(build_recipe(fed_back)).model.uncertainty.embedding.weight.detach().clone()
     result = train(build_recipe(fed_back))
     table = load_file(result.directory / TABLE)["embedding"]
@@ -135,7 +137,9 @@ def test_a_recipe_that_cannot_be(fed_back):
         ({"deviation": -0.1}, "deviation"),
     ):
         with pytest.raises(InputError, match=words):
-            build_recipe(fed_back | {"uncertainty": fed_back["uncertainty"] | change})
+            build_recipe(
+                fed_back | {"uncertainty_feedback": fed_back["uncertainty_feedback"] | change}
+            )
 
 
 def test_explain_shows_what_was_fed_back(fed_back):

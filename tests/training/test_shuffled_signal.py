@@ -18,7 +18,7 @@ CODES = torch.tensor([[-1, 3, 4, 5, 6], [-1, -1, 7, 7, 9]])
 @pytest.fixture
 def shuffled(settings):
     # Predictions of the first steps are nearly alike: only fine codes tell them apart.
-    settings["uncertainty"] = {"enabled": True, "levels": 65536, "signal": "shuffled"}
+    settings["uncertainty_feedback"] = {"enabled": True, "levels": 65536, "signal": "shuffled"}
     settings["head"]["enabled"] = False
     settings["logging"]["every"] = 1
     settings["steps"] = 14
@@ -67,7 +67,7 @@ def test_the_order_is_that_of_the_seed_the_step_and_the_micro_batch():
 def test_a_step_feeds_the_codes_of_the_signal_in_order_elsewhere(shuffled):
     fed = []
     for signal in ("own", "shuffled"):
-        shuffled["uncertainty"]["signal"] = signal
+        shuffled["uncertainty_feedback"]["signal"] = signal
         prepared = prepare(build_recipe(shuffled))
         shuffled_signal_callbacks(prepared.recipe, prepared.model.uncertainty)
         rows = [prepared.rows[i] for i in range(4)]
@@ -103,7 +103,7 @@ def test_a_resumed_run_is_the_straight_one_and_not_that_of_the_own_signal(shuffl
     for name in ("model.safetensors", TABLE):
         ours, theirs = (load_file(result.directory / name) for result in (resumed, straight))
         assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
-    own = shuffled | {"uncertainty": shuffled["uncertainty"] | {"signal": "own"}}
+    own = shuffled | {"uncertainty_feedback": shuffled["uncertainty_feedback"] | {"signal": "own"}}
     own = train(build_recipe(own | {"out": str(tmp_path / "own")}))
     logs = [[row for row in r.history if "loss" in row] for r in (straight, own)]
     begun = [log[0]["uncertainty_codes_seen"] for log in logs]
@@ -112,9 +112,9 @@ def test_a_resumed_run_is_the_straight_one_and_not_that_of_the_own_signal(shuffl
 
 
 def test_one_pass_has_nothing_to_shuffle(shuffled):
-    shuffled["uncertainty"]["passes"] = 1
+    shuffled["uncertainty_feedback"]["passes"] = 1
     with pytest.raises(InputError, match=r"looks the same in any order; choose passes: 2"):
         build_recipe(shuffled)
-    shuffled["uncertainty"] |= {"passes": 2, "signal": "other"}
+    shuffled["uncertainty_feedback"] |= {"passes": 2, "signal": "other"}
     with pytest.raises(InputError, match=r"signal.*'own' or 'shuffled'"):
         build_recipe(shuffled)

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from prismlm.training import LossWeights
-from prismlm.training.step import Step, paired_cosines
+from prismlm.training.step import OptimizerStep, paired_cosines
 from tests.helpers.micro_batches import WEIGHTS, assert_same, split, uneven_rows
 from tests.helpers.tiny_head import make
 from tests.helpers.two_processes import gradients_of
@@ -80,7 +80,7 @@ def test_positions_left_out_are_not_counted(share):
 def test_one_pass_gives_the_plain_means():
     rows = uneven_rows()
     plain = make(weights=WEIGHTS)(**rows)
-    within = make(weights=WEIGHTS)(**rows, within=Step.of([rows]))
+    within = make(weights=WEIGHTS)(**rows, within=OptimizerStep.of([rows]))
     torch.testing.assert_close(plain.loss, within.loss)
     assert_same(plain.losses, within.losses, rtol=1e-6)
 

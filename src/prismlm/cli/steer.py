@@ -15,7 +15,7 @@ from prismlm.errors import FormatError, InputError, suggest
 if TYPE_CHECKING:
     from prismlm.edits.steering import Steering
     from prismlm.edits.steering_cost import Cost
-    from prismlm.edits.steering_effects import Effects
+    from prismlm.edits.steering_effects import SteeringEffects
     from prismlm.edits.values import Edit, Only
     from prismlm.explain.language_model import PrismLM
 
@@ -24,10 +24,12 @@ PARTS = ["prototypes", "residual"]
 
 
 Prototype = Annotated[int | None, typer.Option(metavar="ID", help="Edit this prototype.")]
+# Not shown, since nothing fills the categories of a lens yet.
 Category = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Edit the prototypes of this category.")
+    str | None,
+    typer.Option(metavar="NAME", hidden=True, help="Edit the prototypes of this category."),
 ]
-Document = Annotated[
+DocumentId = Annotated[
     str | None, typer.Option(metavar="ID", help="Edit those with contexts in this document.")
 ]
 Strength = Annotated[
@@ -66,7 +68,7 @@ def steer(
     ] = None,
     prototype: Prototype = None,
     category: Category = None,
-    document: Document = None,
+    document: DocumentId = None,
     strength: Strength = None,
     edit: Annotated[
         str, typer.Option(metavar="KIND", help="Of a prototype: clamp, scale or ablate.")
@@ -127,7 +129,7 @@ def _result(
     edits: list[Edit],
     how: dict[str, Any],
     sampling: dict[str, Any],
-) -> Steering | Effects:
+) -> Steering | SteeringEffects:
     if prompt is not None:
         from prismlm.edits.steering import steer as write
 
@@ -167,14 +169,12 @@ def _edits(
     if only is not None and not given:
         if options.strength is not None:
             raise InputError(
-                "--strength is of an edit: name a --prototype, --category or --document, or leave "
-                "it out."
+                "--strength is of an edit: name a --prototype or --document, or leave it out."
             )
         return []
     if len(given) != 1:
         raise InputError(
-            f"expected one of --prototype, --category and --document, got "
-            f"{' and '.join(given) or 'none'}."
+            f"expected one of --prototype and --document, got {' and '.join(given) or 'none'}."
         )
     return [_edit(prototype, category, document, options)]
 

@@ -78,7 +78,7 @@ def _search(recipe: Recipe, *, resume: bool, as_json: bool) -> None:
         recipe,
         resume=resume,
         progress=ConsoleReporter(),
-        told=lambda trial: typer.echo(trial_line(trial, recipe.search.trials), err=True),
+        on_trial=lambda trial: typer.echo(trial_line(trial, recipe.search.trials), err=True),
     )
     _print_json(result.to_dict()) if as_json else print_search(result)
 

@@ -36,7 +36,7 @@ _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 @dataclass(frozen=True, slots=True)
-class BlockPlan:
+class BlockOrder:
     """How many blocks a corpus has, and in which order they are read.
 
     Block b holds the documents that start at a position from b·size up to, without, (b+1)·size.
@@ -54,8 +54,8 @@ class BlockPlan:
     step: int
 
     @classmethod
-    def of(cls, num_tokens: int) -> BlockPlan:
-        """Return the plan of a corpus of ``num_tokens``."""
+    def of(cls, num_tokens: int) -> BlockOrder:
+        """Return the order of a corpus of ``num_tokens``."""
         wanted = max(1, num_tokens // BLOCKS_WANTED)
         size = min(LARGEST_BLOCK, max(SMALLEST_BLOCK, 1 << (wanted.bit_length() - 1)))
         count = max(1, -(-num_tokens // size))
@@ -89,7 +89,7 @@ class Block:
 
 
 def read_block(
-    corpus: Corpus, plan: BlockPlan, number: int, split: Split, window: int, stride: int
+    corpus: Corpus, order: BlockOrder, number: int, split: Split, window: int, stride: int
 ) -> Block:
     """Read which documents of a split a block holds, and lay windows over them.
 
@@ -97,7 +97,7 @@ def read_block(
         InputError: the window or stride is out of range.
         FormatError: the corpus is damaged.
     """
-    rows = corpus.documents.between(number * plan.size, (number + 1) * plan.size)
+    rows = corpus.documents.between(number * order.size, (number + 1) * order.size)
     kept = _in_split(corpus, rows.table["doc_id"].to_pylist(), split)
     table, numbers = rows.table.filter(kept), rows.numbers[kept]
     grid = document_windows(

@@ -78,18 +78,18 @@ def build_corpus(
             chosen = _train(reader, vocab_size, progress)
         else:
             chosen = load_tokenizer(tokenizer)
-        plan = Plan.of(chosen, heldout_fraction, shard_tokens)
+        settings = BuildSettings.of(chosen, heldout_fraction, shard_tokens)
         origin = None
         if isinstance(inputs, HubDataset):
-            origin = origin_of(inputs, columns, plan)
-        with plan.writer(directory) as writer:
-            _tokenise(reader, plan.encoder, writer, progress)
-            plan.finish(directory, writer, reader.skipped, origin)
+            origin = origin_of(inputs, columns, settings)
+        with settings.writer(directory) as writer:
+            _tokenise(reader, settings.encoder, writer, progress)
+            settings.finish(directory, writer, reader.skipped, origin)
     return Corpus.open(target)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Plan:
+class BuildSettings:
     """How documents become a corpus.
 
     Attributes:
@@ -111,8 +111,8 @@ class Plan:
     @classmethod
     def of(
         cls, tokenizer: PreTrainedTokenizerFast, heldout_fraction: float, shard_tokens: int
-    ) -> Plan:
-        """Return the plan for a tokenizer."""
+    ) -> BuildSettings:
+        """Return the settings for a tokenizer."""
         eos_token, eos_token_id = end_of_text(tokenizer)
         vocabulary = max(len(tokenizer), eos_token_id + 1)
         meta = {
@@ -155,7 +155,9 @@ class Plan:
         write_json(directory / layout.META_FILE, meta)
 
 
-def origin_of(dataset: HubDataset, columns: Columns | None, plan: Plan) -> dict[str, Any]:
+def origin_of(
+    dataset: HubDataset, columns: Columns | None, settings: BuildSettings
+) -> dict[str, Any]:
     """Return all that a corpus of a dataset follows from, save what the dataset holds."""
     local = Path(dataset.name)
     files = [name if "://" in name else os.path.abspath(name) for name in dataset.data_files]
@@ -166,8 +168,8 @@ def origin_of(dataset: HubDataset, columns: Columns | None, plan: Plan) -> dict[
         "split": dataset.split,
         "data_files": files,
         "columns": {role: name for role, name in named.items() if name is not None},
-        "tokenizer": plan.meta["fingerprint"],
-        "heldout_fraction": plan.heldout_fraction,
+        "tokenizer": settings.meta["fingerprint"],
+        "heldout_fraction": settings.heldout_fraction,
     }
 
 

@@ -18,7 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prismlm.corpus import layout
-from prismlm.corpus.build import Plan, check_build, document_batches, encode_documents, origin_of
+from prismlm.corpus.build import (
+    BuildSettings,
+    check_build,
+    document_batches,
+    encode_documents,
+    origin_of,
+)
 from prismlm.corpus.datasets import DatasetReader, HubDataset, Position
 from prismlm.corpus.documents import Columns, Document
 from prismlm.corpus.read import SeenIds
@@ -71,8 +77,8 @@ def stream_corpus(
         FormatError: what an interruption left is damaged.
     """
     target = Path(out)
-    plan = Plan.of(tokenizer, heldout_fraction, shard_tokens)
-    origin = origin_of(dataset, columns, plan)
+    settings = BuildSettings.of(tokenizer, heldout_fraction, shard_tokens)
+    origin = origin_of(dataset, columns, settings)
     target.parent.mkdir(parents=True, exist_ok=True)
     with _only_here(target, wait=wait):
         if layout.is_corpus(target):
@@ -81,7 +87,7 @@ def stream_corpus(
         partial = target.with_name(f".{target.name}.partial")
         saved = _begin(partial, origin)
         with _keeping(partial):
-            _stream(partial, DatasetReader(dataset, columns), plan, origin, saved, progress)
+            _stream(partial, DatasetReader(dataset, columns), settings, origin, saved, progress)
         # In this order, so that a kill in between leaves the whole corpus.
         os.rename(partial, target)
         (target / STATE_FILE).unlink(missing_ok=True)
@@ -106,8 +112,8 @@ def existing_corpus(
     if not layout.is_corpus(target):
         check_build(target, "", 0, heldout_fraction, SHARD_TOKENS, overwrite=False)
         return None
-    plan = Plan.of(tokenizer, heldout_fraction, SHARD_TOKENS)
-    return _reused(target, origin_of(dataset, columns, plan))
+    settings = BuildSettings.of(tokenizer, heldout_fraction, SHARD_TOKENS)
+    return _reused(target, origin_of(dataset, columns, settings))
 
 
 @contextmanager
@@ -198,13 +204,13 @@ def _keeping(partial: Path) -> Iterator[None]:
 def _stream(
     partial: Path,
     reader: DatasetReader,
-    plan: Plan,
+    settings: BuildSettings,
     origin: dict[str, Any],
     saved: _Saved | None,
     progress: Reporter,
 ) -> None:
     with (
-        plan.writer(partial) as writer,
+        settings.writer(partial) as writer,
         progress.task("Tokenising", reader.num_rows, "rows") as task,
     ):
         documents, before, done = iter(reader), Position(), 0
@@ -214,7 +220,7 @@ def _stream(
             done = _documents(saved.shards)
             task.note(f"{done:,} documents were kept")
         for batch in document_batches(documents):
-            for document, ids in zip(batch, encode_documents(plan.encoder, batch), strict=True):
+            for document, ids in zip(batch, encode_documents(settings.encoder, batch), strict=True):
                 writer.add(document, ids)
                 if len(writer.shards) > len(kept.shards):
                     kept = _Saved(list(writer.shards), kept.position, kept.documents)
@@ -223,7 +229,7 @@ def _stream(
             kept = _Saved(kept.shards, reader.position(), done)
             task.advance(reader.row - before.row)
             before = kept.position
-        plan.finish(partial, writer, reader.skipped, origin)
+        settings.finish(partial, writer, reader.skipped, origin)
 
 
 def _resumed(reader: DatasetReader, writer: CorpusWriter, saved: _Saved) -> Iterator[Document]:

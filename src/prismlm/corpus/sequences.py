@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from prismlm.corpus.blocks import BlockPlan, block_passes, read_block, split_counts
+from prismlm.corpus.blocks import BlockOrder, block_passes, read_block, split_counts
 from prismlm.errors import InputError, suggest
 
 if TYPE_CHECKING:
@@ -55,6 +55,11 @@ class Sequences:
         there = split_counts(self.corpus, self.split)[1]
         return there if self.max_tokens is None else min(there, self.max_tokens)
 
+    def part(self, positions: int) -> CorpusPart:
+        """Return which part of the corpus this is, of which so many positions were read."""
+        corpus = self.corpus
+        return CorpusPart(str(corpus.path), corpus.name, self.split, self.length, positions)
+
     def batches(self) -> Iterator[WindowBatch]:
         """Yield the sequences in batches, each a function of its block alone.
 
@@ -62,10 +67,10 @@ class Sequences:
             InputError: the split has no documents.
             FormatError: the corpus is damaged.
         """
-        plan, read = BlockPlan.of(self.corpus.num_tokens), 0
-        for slot in range(plan.count):
+        order, read = BlockOrder.of(self.corpus.num_tokens), 0
+        for slot in range(order.count):
             block = read_block(
-                self.corpus, plan, plan.block(slot), self.split, self.length, self.length
+                self.corpus, order, order.block(slot), self.split, self.length, self.length
             )
             for batch, _ in block_passes(block, self.corpus, self.corpus.eos_token_id):
                 if self.max_tokens is not None and read >= self.max_tokens:
@@ -77,8 +82,8 @@ class Sequences:
 
 
 @dataclass(frozen=True)
-class CorpusRead:
-    """What was read.
+class CorpusPart:
+    """The part of a corpus that was read.
 
     Attributes:
         path: the corpus directory.

@@ -92,7 +92,7 @@ class Steering:
         return asdict(self) | {"tokens": [asdict(token) for token in self.tokens]}
 
 
-class Reading(NamedTuple):
+class SteeredPredictions(NamedTuple):
     """States of one sequence with and without an edit; T predictions.
 
     Attributes:
@@ -157,13 +157,13 @@ def steer(
     first = length - 1 if generate else 0
     mean = weight_of(lm.model).mean(0, dtype=torch.float32)
     orders = control_orders(lm.head.num_prototypes, 0 if only else draws, seed)
-    reading = read(lm, plan, ids, orders)
+    predictions = steered_predictions(lm, plan, ids, orders)
     return Steering(
         prompt=prompt,
         text=_decode(lm, ids),
         unedited=_decode(lm, unedited),
         tokens=tuple(
-            _token(lm, plan, reading, ids, t, mean) for t in range(first, ids.shape[1] - 1)
+            _token(lm, plan, predictions, ids, t, mean) for t in range(first, ids.shape[1] - 1)
         ),
         draws=len(orders),
     )
@@ -182,11 +182,13 @@ def check_something(plan: Plan, draws: int) -> Plan:
     return plan
 
 
-def read(lm: OpenedModel, plan: Plan, ids: Tensor, orders: Sequence[Tensor]) -> Reading:
+def steered_predictions(
+    lm: OpenedModel, plan: Plan, ids: Tensor, orders: Sequence[Tensor]
+) -> SteeredPredictions:
     """Run the model once over ``ids`` [1, T] and return its predictions with and without a plan."""
     z = _states(lm, ids)
     changes = plan.changes(z)
-    return Reading(
+    return SteeredPredictions(
         z,
         changes,
         log_probabilities(lm, plan, z),
@@ -207,22 +209,22 @@ def _states(lm: OpenedModel, ids: Tensor) -> Tensor:
 
 
 def _token(
-    lm: OpenedModel, plan: Plan, reading: Reading, ids: Tensor, t: int, mean: Tensor
+    lm: OpenedModel, plan: Plan, predictions: SteeredPredictions, ids: Tensor, t: int, mean: Tensor
 ) -> SteeredToken:
     token = int(ids[0, t + 1])
     row = weight_of(lm.model)[token].float() - mean
-    changes = reading.changes
+    changes = predictions.changes
     routing = changes.routing
     active = dict(zip(routing.indices[t].tolist(), routing.activations[t].tolist(), strict=True))
     edited = dict(zip(plan.prototypes.tolist(), changes.after[t].tolist(), strict=True))
     after = {} if plan.only == "residual" else active | edited
-    controls = [float(draw[t, token].exp()) for draw in reading.control]
+    controls = [float(draw[t, token].exp()) for draw in predictions.control]
     return SteeredToken(
         position=t + 1,
         token=str(lm.tokenizer.decode([token], clean_up_tokenization_spaces=False)),
         token_id=token,
-        before=float(reading.before[t, token].exp()),
-        after=float(reading.after[t, token].exp()),
+        before=float(predictions.before[t, token].exp()),
+        after=float(predictions.after[t, token].exp()),
         control=sum(controls) / len(controls) if controls else None,
         leading_before=_leading(lm, active, row),
         leading_after=_leading(lm, after, row),

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from prismlm.edits.plan import Plan, plan_for
-from prismlm.edits.steering import Reading, check_something, read
+from prismlm.edits.steering import SteeredPredictions, check_something, steered_predictions
 from prismlm.edits.steering_control import control_orders
 from prismlm.edits.values import Edit, Only
 from prismlm.errors import InputError
@@ -26,7 +26,7 @@ MEASURES = ("signature", "text", "divergence")
 
 
 @dataclass(frozen=True)
-class Effect:
+class SteeringEffect:
     """One measure over n prompts: mean of the edit, of its control, and of their difference.
 
     Attributes:
@@ -49,7 +49,7 @@ class Effect:
 
 
 @dataclass(frozen=True)
-class Effects:
+class SteeringEffects:
     """Effects of edits over prompts.
 
     Attributes:
@@ -64,7 +64,7 @@ class Effects:
         draws: random controls per prompt.
     """
 
-    measures: dict[str, Effect]
+    measures: dict[str, SteeringEffect]
     signature_tokens: tuple[str, ...]
     predictions: int
     changed: float
@@ -87,7 +87,7 @@ def measure_effects(
     seed: int = 0,
     draws: int = 8,
     progress: Reporter = SILENT,
-) -> Effects:
+) -> SteeringEffects:
     """Measure what edits do to the predictions along each prompt, beside the control.
 
     Raises:
@@ -106,12 +106,12 @@ def measure_effects(
     counts = np.zeros(4)
     with progress.task("Reading prompts", len(ids), "prompts") as task:
         for sequence in ids:
-            reading = read(lm, plan, sequence, orders)
-            counts += _counts(reading, only is not None)
+            predictions = steered_predictions(lm, plan, sequence, orders)
+            counts += _counts(predictions, only is not None)
             for name in measures:
                 before_after = [
-                    _measure(name, reading.before, after, sequence, tokens)
-                    for after in (reading.after, *reading.control)
+                    _measure(name, predictions.before, after, sequence, tokens)
+                    for after in (predictions.after, *predictions.control)
                 ]
                 if len(sequence[0]) > 1 or name != "text":
                     controls = before_after[1:]
@@ -124,7 +124,7 @@ def measure_effects(
             "zero or negative. Take the signature's top token as the target, or another prototype."
         )
     decoded = tuple(str(lm.tokenizer.decode([t])) for t in tokens.tolist())
-    return Effects(
+    return SteeringEffects(
         {name: summarise(pairs) for name, pairs in values.items() if pairs},
         decoded if plan.edits else (),
         predictions=int(counts[0]),
@@ -142,16 +142,18 @@ def signature_tokens(lm: OpenedModel, plan: Plan, count: int = SIGNATURE_TOKENS)
     return (weight.float() @ total).topk(min(count, len(weight))).indices
 
 
-def summarise(pairs: Sequence[tuple[float, float | None]], seed: int = 0) -> Effect:
+def summarise(pairs: Sequence[tuple[float, float | None]], seed: int = 0) -> SteeringEffect:
     """Return means, bootstrap intervals and d of (edit, control) values, one pair per prompt."""
     edit = np.array([pair[0] for pair in pairs])
     control = [pair[1] for pair in pairs if pair[1] is not None]
     if not control:
-        return Effect(len(edit), float(edit.mean()), _interval(edit, seed), None, None, None, None)
+        return SteeringEffect(
+            len(edit), float(edit.mean()), _interval(edit, seed), None, None, None, None
+        )
     difference = edit - np.array(control)
     spread = float(difference.std(ddof=1)) if len(edit) > 1 else 0.0
     mean = float(difference.mean())
-    return Effect(
+    return SteeringEffect(
         prompts=len(edit),
         edit=float(edit.mean()),
         edit_interval=_interval(edit, seed),
@@ -176,9 +178,9 @@ def _encode(lm: OpenedModel, number: int, prompt: str) -> Tensor:
         raise InputError(f"prompt {number}: {error}") from None
 
 
-def _counts(reading: Reading, everywhere: bool) -> np.ndarray:
-    changes = reading.changes
-    total = len(reading.z)
+def _counts(predictions: SteeredPredictions, everywhere: bool) -> np.ndarray:
+    changes = predictions.changes
+    total = len(predictions.z)
     changed = total if everywhere else int(changes.touched.sum())
     return np.array([total, changed, int(changes.left.sum()), int(changes.capped.sum())])
 

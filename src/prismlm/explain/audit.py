@@ -12,7 +12,7 @@ import numpy as np
 from prismlm.errors import InputError
 from prismlm.explain.attribution import Attribution
 from prismlm.explain.shares import DocumentShare, Method, Sources, Sums
-from prismlm.explain.texts import TextOptions, TextReading, read_texts
+from prismlm.explain.texts import TextFigures, TextOptions, read_texts
 from prismlm.index.layout import GROUP_COLUMNS
 from prismlm.index.lens import Lens
 from prismlm.index.where import Conditions, Where, normalised
@@ -133,8 +133,8 @@ class Audit:
         Raises:
             DecompositionError: the parts of a logit do not sum to the model's own.
         """
-        for reading in read_texts(self._lm, documents, self.options):
-            yield self._add(reading)
+        for of_text in read_texts(self._lm, documents, self.options):
+            yield self._add(of_text)
 
     def attribution(self) -> Attribution:
         """Return what the predictions of all texts so far rely on."""
@@ -181,29 +181,29 @@ class Audit:
             "most_matching": self._most_matching.listed(),
         }
 
-    def _add(self, reading: TextReading) -> AuditedText:
-        found, count = reading.attribution, len(reading.losses)
+    def _add(self, of_text: TextFigures) -> AuditedText:
+        found, count = of_text.attribution, len(of_text.losses)
         row = AuditedText(
-            text_id=reading.document.doc_id,
-            opening=reading.document.text[:OPENING],
-            tokens=reading.tokens,
+            text_id=of_text.document.doc_id,
+            opening=of_text.document.text[:OPENING],
+            tokens=of_text.tokens,
             predictions=count,
-            ce=float(reading.losses.mean(dtype=np.float64)) if count else None,
-            explained_share=float(np.median(reading.explained)) if count else None,
+            ce=float(of_text.losses.mean(dtype=np.float64)) if count else None,
+            explained_share=float(np.median(of_text.explained)) if count else None,
             shares=found and {by: found.sources(by, dict(self.where)) for by in GROUP_COLUMNS},
             documents=found.documents(self.documents_kept, dict(self.where)) if found else [],
         )
         self.texts += 1
-        self.tokens += reading.tokens
+        self.tokens += of_text.tokens
         self.predictions += count
         if found is None:
             return row
-        self._loss += float(reading.losses.sum(dtype=np.float64))
+        self._loss += float(of_text.losses.sum(dtype=np.float64))
         self._beside += found.beside
         assert found.contexts is not None
         self._prototypes[found.prototypes.ids] += found.prototypes.values
         self._contexts[found.contexts.ids] += found.contexts.values
-        place = (np.nan_to_num(reading.explained) - BINS_FROM) * (BINS / (BINS_TO - BINS_FROM))
+        place = (np.nan_to_num(of_text.explained) - BINS_FROM) * (BINS / (BINS_TO - BINS_FROM))
         np.add.at(self._explained, place.clip(0, BINS - 1).astype(np.int64), 1)
         self._least_attributed.add(row.unattributed or 0.0, row, "")
         if self.where:

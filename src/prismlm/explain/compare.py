@@ -75,14 +75,14 @@ def compare_texts(
         if not count:
             continue
         predictions += count
-        totals = [reading.losses.sum(dtype=np.float64) for reading in pair]
+        totals = [of_text.losses.sum(dtype=np.float64) for of_text in pair]
         losses += totals
         difference = (totals[1] - totals[0]) / count
         moments += difference, difference**2
-        for side, reading in enumerate(pair):
-            if reading.attribution is not None:
+        for side, of_text in enumerate(pair):
+            if of_text.attribution is not None:
                 before = sums[side]
-                sums[side] = merge([reading.attribution] + ([before] if before else []))
+                sums[side] = merge([of_text.attribution] + ([before] if before else []))
     if not predictions:
         raise InputError("the texts hold nothing to predict: expected at least one of two tokens.")
     ce = losses / predictions

@@ -34,7 +34,7 @@ class MixerDecoder(NamedTuple):
     norm: nn.RMSNorm
 
 
-def decoder_of(model: nn.Module) -> MixerDecoder | None:
+def mixer_decoder_of(model: nn.Module) -> MixerDecoder | None:
     """Return the decoder in a model, or None unless all of its layers have prototype mixers."""
     decoder = next((part for part in model.modules() if isinstance(part, RecurrentModel)), None)
     if decoder is None:
@@ -56,7 +56,7 @@ def read_direct_path(
     Raises:
         InputError: the model has no prototype mixers, or not one sequence of tokens.
     """
-    decoder = decoder_of(model)
+    decoder = mixer_decoder_of(model)
     if decoder is None:
         raise InputError(
             f"{type(model).__name__} is no decoder of prototype mixers, so there are no channels "

@@ -182,12 +182,12 @@ def texts_that_rely(
     number = document_number(lm.lens, doc_id)
     found = (
         TextUse(
-            reading.document.doc_id,
-            reading.document.text[:120],
-            reading.attribution.document_share(number),
+            of_text.document.doc_id,
+            of_text.document.text[:120],
+            of_text.attribution.document_share(number),
         )
-        for reading in read_texts(lm, documents, options)
-        if reading.attribution is not None
+        for of_text in read_texts(lm, documents, options)
+        if of_text.attribution is not None
     )
     return _largest(found, limit)
 

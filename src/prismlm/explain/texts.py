@@ -75,7 +75,7 @@ def text_options(
 
 
 @dataclass(frozen=True)
-class TextReading:
+class TextFigures:
     """What a model's predictions along one text rely on.
 
     Attributes:
@@ -101,9 +101,9 @@ class _Text:
     explained: list[Tensor] = field(default_factory=list[Tensor])
     parts: list[Attribution] = field(default_factory=list[Attribution])
 
-    def finish(self) -> TextReading:
+    def finish(self) -> TextFigures:
         nothing = torch.empty(0)
-        return TextReading(
+        return TextFigures(
             self.document,
             len(self.ids),
             torch.cat([nothing, *self.losses]).numpy(),
@@ -126,8 +126,8 @@ class _Window:
 
 def read_texts(
     lm: PrismLM, documents: Iterable[Document], options: TextOptions
-) -> Iterator[TextReading]:
-    """Yield a reading of every text, in order; the target of each prediction is the text's own.
+) -> Iterator[TextFigures]:
+    """Yield the figures of every text, in order; the target of each prediction is the text's own.
 
     Raises:
         DecompositionError: the parts of a logit do not sum to the model's own.

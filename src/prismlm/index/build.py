@@ -11,10 +11,10 @@ from transformers import PreTrainedModel
 
 from prismlm import fingerprints
 from prismlm.allocator import keep_freed_memory
-from prismlm.corpus.blocks import BlockPlan, split_counts
+from prismlm.corpus.blocks import BlockOrder, split_counts
 from prismlm.errors import InputError
 from prismlm.index import layout
-from prismlm.index.scan import Reading, Scan, scan_passes
+from prismlm.index.scan import Scan, ScanInput, scan_passes
 from prismlm.index.state import Partial
 from prismlm.index.write import write_contexts, write_index, write_prototypes
 from prismlm.interrupts import Interrupts
@@ -168,7 +168,7 @@ def index_shard(
         if same:
             return out
     check_lens_directory(out, overwrite=overwrite)
-    reading = reading_of(model, head, corpus, options)
+    given = scan_input(model, head, corpus, options)
     if model.device.type == "cpu":
         keep_freed_memory()
     with (
@@ -179,21 +179,21 @@ def index_shard(
         with partial.writing("the state"):
             partial.begin(run, overwrite=overwrite)
         with partial.working(shard.number, shard.count):
-            _scan_shard(partial, reading, options, shard, save_seconds, interrupts, progress)
+            _scan_shard(partial, given, options, shard, save_seconds, interrupts, progress)
         interrupts.now = True
         meta = _meta(corpus, run, options, trained_on)
-        return _finish(partial, reading, options, shard, meta, progress)
+        return _finish(partial, given, options, shard, meta, progress)
 
 
-def reading_of(
+def scan_input(
     model: PreTrainedModel, head: PrototypeHead, corpus: Corpus, options: IndexOptions
-) -> Reading:
+) -> ScanInput:
     """Return what is read with these options, and how."""
-    return Reading(
+    return ScanInput(
         model,
         head,
         corpus,
-        BlockPlan.of(corpus.num_tokens),
+        BlockOrder.of(corpus.num_tokens),
         options.split,
         options.window,
         options.stride,
@@ -238,26 +238,26 @@ def _meta(
 
 def _scan_shard(
     partial: Partial,
-    reading: Reading,
+    given: ScanInput,
     options: IndexOptions,
     shard: Shard,
     save_seconds: float,
     interrupts: Interrupts,
     progress: Reporter,
 ) -> None:
-    slots = reading.plan.slots(shard.number, shard.count)
-    head = reading.head
+    slots = given.order.slots(shard.number, shard.count)
+    head = given.head
     scan = partial.load(shard.number, shard.count)
     if scan is None:
-        blocks = reading.plan.count
+        blocks = given.order.count
         scan = Scan.empty(head.num_prototypes, options.contexts, head.width, blocks, slots.start)
-    documents, tokens = split_counts(reading.corpus, options.split)
-    left = (tokens - documents) * len(slots) // reading.plan.count - scan.tokens
+    documents, tokens = split_counts(given.corpus, options.split)
+    left = (tokens - documents) * len(slots) // given.order.count - scan.tokens
     saved, cost = time.monotonic(), 0.0
     with progress.task("Indexing", max(left, 0), "tokens") as task:
         if scan.tokens:
             task.note(f"{scan.tokens:,} tokens were scanned before")
-        for done in scan_passes(scan, reading, slots.stop):
+        for done in scan_passes(scan, given, slots.stop):
             task.advance(done)
             stopped = interrupts.received
             began = time.monotonic()
@@ -268,13 +268,13 @@ def _scan_shard(
                 cost = saved - began
             if stopped:
                 interrupts.stop()
-    scan.finish_shard(reading.plan)
+    scan.finish_shard(given.order)
     partial.save(scan, shard.number, shard.count, complete=True)
 
 
 def _finish(
     partial: Partial,
-    reading: Reading,
+    given: ScanInput,
     options: IndexOptions,
     shard: Shard,
     meta: dict[str, Any],
@@ -297,11 +297,11 @@ def _finish(
             scan.merge(other)
         kept = top_contexts.finish(scan.top)
         with partial.staging() as directory:
-            write_index(directory, kept, reading.corpus, options.with_text, progress)
+            write_index(directory, kept, given.corpus, options.with_text, progress)
             write_contexts(directory, kept)
             layout.write_table(scan.mass.table(), directory / layout.MASS_FILE)
-            write_prototypes(directory, reading.model, reading.head, reading.corpus, scan)
-            curve = convergence(scan, reading.plan)
+            write_prototypes(directory, given.model, given.head, given.corpus, scan)
+            curve = convergence(scan, given.order)
             files = layout.describe_files(directory)
             layout.write_meta(
                 directory,
@@ -310,7 +310,7 @@ def _finish(
     return partial.out
 
 
-def convergence(scan: Scan, plan: BlockPlan) -> list[dict[str, float]]:
+def convergence(scan: Scan, order: BlockOrder) -> list[dict[str, float]]:
     """Return the mean nearest cosine of the prototypes after growing shares of the corpus."""
     points: list[dict[str, float]] = []
     for tokens, nearest in zip(scan.curve_tokens.tolist(), scan.curve_nearest, strict=True):

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 from transformers import PreTrainedModel
 
-from prismlm.corpus.blocks import PASS_TOKENS, BlockPlan, split_counts
-from prismlm.index.build import IndexOptions, check_index, reading_of
+from prismlm.corpus.blocks import PASS_TOKENS, BlockOrder, split_counts
+from prismlm.index.build import IndexOptions, check_index, scan_input
 from prismlm.index.scan import Scan, scan_passes
 from prismlm.layers import PrototypeHead
 from prismlm.models.evaluating import evaluating
@@ -95,12 +95,12 @@ def _seconds_per_token(
     model: PreTrainedModel, head: PrototypeHead, corpus: Corpus, options: IndexOptions
 ) -> float:
     """Scan the first blocks of the order until enough passes are measured, after one to warm up."""
-    plan = BlockPlan.of(corpus.num_tokens)
-    reading = reading_of(model, head, corpus, options)
-    scan = Scan.empty(head.num_prototypes, options.contexts, head.width, plan.count, 0)
+    order = BlockOrder.of(corpus.num_tokens)
+    given = scan_input(model, head, corpus, options)
+    scan = Scan.empty(head.num_prototypes, options.contexts, head.width, order.count, 0)
     began, first, wanted = time.perf_counter(), 0, PASSES_MEASURED * PASS_TOKENS // 2
     with evaluating(model):
-        for number, done in enumerate(scan_passes(scan, reading, plan.count)):
+        for number, done in enumerate(scan_passes(scan, given, order.count)):
             if number == 0:
                 began, first = time.perf_counter(), done
             elif scan.tokens - first >= wanted:

@@ -120,7 +120,7 @@ class LensMeta:
     files: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
 
 
-def told_training(trained_on: bool | None, split: str) -> str:
+def trained_on_words(trained_on: bool | None, split: str) -> str:
     """Say whether a model was trained on the documents of its lens: which is not on every split."""
     if trained_on is None:
         return "not known"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from prismlm.corpus.blocks import Block, BlockPlan, block_passes, read_block
+from prismlm.corpus.blocks import Block, BlockOrder, block_passes, read_block
 from prismlm.errors import InputError
 from prismlm.index.mass import Key, MassCounter
 from prismlm.layers import PrototypeHead
@@ -43,7 +43,7 @@ class Scan:
         mass: uses and activations.
         curve_tokens: the tokens read when each point of the curve was passed, int64 [points].
         curve_nearest: each prototype's nearest cosine then, −2 before any, [points, K].
-        slot: the block being read, as a number of the plan's order.
+        slot: the block being read, as a number of the order.
         passes: how many forward passes of that block are done.
         tokens: predictions read.
     """
@@ -89,18 +89,18 @@ class Scan:
             self.top = top_contexts.update(self.top, waiting)
             self.pending, self.pending_rows = [], 0
 
-    def finish_block(self, plan: BlockPlan) -> None:
+    def finish_block(self, order: BlockOrder) -> None:
         """Go on to the next block; note the nearest cosines where the curve has a point."""
         self.slot, self.passes = self.slot + 1, 0
-        slots = curve_slots(plan.count)
+        slots = curve_slots(order.count)
         if self.slot in slots:
             self.settle()
             self._note(slots.index(self.slot))
 
-    def finish_shard(self, plan: BlockPlan) -> None:
+    def finish_shard(self, order: BlockOrder) -> None:
         """Fill the points of the curve that lie beyond this shard."""
         self.settle()
-        for point, slot in enumerate(curve_slots(plan.count)):
+        for point, slot in enumerate(curve_slots(order.count)):
             if slot > self.slot:
                 self._note(point)
 
@@ -119,14 +119,14 @@ class Scan:
 
 
 @dataclass(frozen=True)
-class Reading:
+class ScanInput:
     """What is read and how.
 
     Attributes:
         model: the causal language model, in evaluation mode.
         head: its prototype head.
         corpus: the text.
-        plan: its blocks.
+        order: of its blocks.
         split: which documents.
         window: tokens of a window.
         stride: tokens between windows.
@@ -136,7 +136,7 @@ class Reading:
     model: PreTrainedModel
     head: PrototypeHead
     corpus: Corpus
-    plan: BlockPlan
+    order: BlockOrder
     split: Split
     window: int
     stride: int
@@ -144,41 +144,41 @@ class Reading:
 
     def block(self, slot: int) -> Block:
         """Return the block that is read as the ``slot``-th."""
-        number = self.plan.block(slot)
-        return read_block(self.corpus, self.plan, number, self.split, self.window, self.stride)
+        number = self.order.block(slot)
+        return read_block(self.corpus, self.order, number, self.split, self.window, self.stride)
 
 
-def scan_passes(scan: Scan, reading: Reading, end: int) -> Iterator[int]:
+def scan_passes(scan: Scan, given: ScanInput, end: int) -> Iterator[int]:
     """Go on from where a scan is to the slot ``end``; yield each pass's predictions.
 
     Memory is set by K × L and one pass, not by the corpus. Between two yields the scan is whole.
     """
     while scan.slot < end:
-        block = reading.block(scan.slot)
-        passes = block_passes(block, reading.corpus, reading.corpus.eos_token_id)
+        block = given.block(scan.slot)
+        passes = block_passes(block, given.corpus, given.corpus.eos_token_id)
         for number, (batch, key) in enumerate(passes):
             if number < scan.passes:
                 continue
             with torch.inference_mode():
-                done = _scan_pass(scan, reading, batch, block.keys, torch.from_numpy(key))
+                done = _scan_pass(scan, given, batch, block.keys, torch.from_numpy(key))
             scan.passes += 1
             before, scan.tokens = scan.tokens, scan.tokens + done
-            if before // reading.tokens_per_batch != scan.tokens // reading.tokens_per_batch:
+            if before // given.tokens_per_batch != scan.tokens // given.tokens_per_batch:
                 scan.settle()
             yield done
-        scan.finish_block(reading.plan)
+        scan.finish_block(given.order)
 
 
 def _scan_pass(
-    scan: Scan, reading: Reading, batch: WindowBatch, keys: list[Key], key: Tensor
+    scan: Scan, given: ScanInput, batch: WindowBatch, keys: list[Key], key: Tensor
 ) -> int:
-    model, head = reading.model, reading.head
+    model, head = given.model, given.head
     ids, attended = batch.input_ids.to(model.device), batch.attention_mask.to(model.device)
     with capture(model, logits=False) as seen:
         model(input_ids=ids, attention_mask=attended.long(), use_cache=False)
     z = seen.z.float()
     # The end of a document predicts nothing of it.
-    owned = batch.owned.to(z.device) & (ids != reading.corpus.eos_token_id)
+    owned = batch.owned.to(z.device) & (ids != given.corpus.eos_token_id)
     # The sum is quick and not finite if a state is not; padding may be the reason too.
     if not torch.isfinite(z.sum()) and not torch.isfinite(z[owned]).all():
         raise InputError("a hidden state is not finite: the model's weights hold NaN or infinity.")

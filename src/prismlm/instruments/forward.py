@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from prismlm.models.positions import check_window
-from prismlm.models.seam import capture, decoder_of
+from prismlm.models.seam import base_model_of, capture
 from prismlm.models.uncertainty_feedback import uncertainty_of
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def forward(model: PreTrainedModel, batch: WindowBatch) -> None:
         "use_cache": False,
     }
     if uncertainty_of(model) is None:
-        decoder_of(model)(**given)
+        base_model_of(model)(**given)
         return
     with capture(model, logits=False):
         model(**given)

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from prismlm.layers.mlp import MLP, OutputLinear
-from prismlm.ops.experts import MLPWeights, check_numbers, mix, mix_mlps, route
+from prismlm.ops.experts import MLPWeights, check_numbers, choose, mix, mix_mlps
 
 
 class ExpertsOutput(NamedTuple):
@@ -84,11 +84,11 @@ class Experts(nn.Module):
         """
         rows = x.flatten(0, -2)
         router_logits = self.router(rows)
-        routes = route(router_logits, self.chosen)
+        choice = choose(router_logits, self.chosen)
         if torch.compiler.is_compiling() and self._only_weights():
-            mixed = mix_mlps(rows, routes, self._weights())
+            mixed = mix_mlps(rows, choice, self._weights())
         else:
-            mixed = mix(rows, routes, list(self.experts))
+            mixed = mix(rows, choice, list(self.experts))
         return ExpertsOutput(mixed.view_as(x), router_logits)
 
     def _only_weights(self) -> bool:

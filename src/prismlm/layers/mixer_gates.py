@@ -26,10 +26,10 @@ class GateInputs(NamedTuple):
 
     Attributes:
         x: what positions write by.
-        queries: W x, what they read by; None with shared routing.
+        queries: W x, what they read by; None with shared gates.
         prototypes: p.
         log_write_temperature: log τ_w.
-        log_read_temperature: log τ_r, or None with shared routing.
+        log_read_temperature: log τ_r, or None with shared gates.
         write_excluded: channels whose write scores are −∞, so that the others of their group
             share its gate.
         read_excluded: likewise of the read gate.
@@ -44,7 +44,7 @@ class GateInputs(NamedTuple):
     read_excluded: Bool[Tensor, " R"] | None = None
 
 
-class RoutingGates(nn.Module):
+class ChannelGates(nn.Module):
     """Both gates of a mixer, without parameters of their own.
 
         write = softmax_k(x·p_k / τ_w),   read = softmax_k(q·p_k / τ_r), or write without queries q
@@ -62,7 +62,7 @@ class RoutingGates(nn.Module):
         self.groups = groups
 
     def forward(self, inputs: GateInputs) -> MixerEvidence:
-        """Return both gates; with shared routing they are one tensor unless exclusions differ."""
+        """Return both gates; with shared gates they are one tensor unless exclusions differ."""
         scores = self._scores(inputs.x, inputs.prototypes, inputs.log_write_temperature)
         write = self._softmax(scores, inputs.write_excluded)
         if inputs.queries is not None and inputs.log_read_temperature is not None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from prismlm.errors import InputError, check_choice
 from prismlm.layers.causal_convolution import CausalConvolution
-from prismlm.layers.mixer_gates import GateInputs, MixerEvidence, RoutingGates
+from prismlm.layers.mixer_gates import ChannelGates, GateInputs, MixerEvidence
 from prismlm.layers.sequence_input import check_sequence
 from prismlm.ops.channel_parts import ChannelFlow
 from prismlm.ops.compaction import Compaction
@@ -58,7 +58,7 @@ class PrototypeMixer(nn.Module):
         v_j = conv(V x_j)
         y_i = α U Σ_k read_ik (Σ_{j<i} β_k^(i−j) write_jk v_j) / (Σ_{j<i} β_k^(i−j) write_jk)
 
-    log τ, γ with β = σ(γ), α and the prototypes p are learned. With shared routing there is no W
+    log τ, γ with β = σ(γ), α and the prototypes p are learned. With shared gates there is no W
     and no τ_r: read = write.
 
     The source has one group of channels. With G of them, channels and the values v_j are cut into
@@ -81,8 +81,8 @@ class PrototypeMixer(nn.Module):
         width: d.
         channels: R.
         value_width: D, or None for half of d.
-        shared_routing: whether positions read by their write gate, as the source's layer 0 does.
-        temperature: τ at the start; the source has 1, and 3 with shared routing.
+        shared_gates: whether positions read by their write gate, as the source's layer 0 does.
+        temperature: τ at the start; the source has 1, and 3 with shared gates.
         temperature_mode: ``divide`` scores by τ, as in Eq. 1, where a larger τ makes gates
             flatter; or ``multiply``, which makes them sharper, as the source's text says of 3.
         convolution_width: positions that the convolution on the values mixes, 5 in the source's
@@ -108,7 +108,7 @@ class PrototypeMixer(nn.Module):
         channels: int = 32,
         *,
         value_width: int | None = None,
-        shared_routing: bool = False,
+        shared_gates: bool = False,
         temperature: float = 1.0,
         temperature_mode: Literal["divide", "multiply"] = "divide",
         convolution_width: int = 0,
@@ -129,7 +129,7 @@ class PrototypeMixer(nn.Module):
         self.groups = groups
         self.normalise = normalise
         self.temperature_mode: Literal["divide", "multiply"] = temperature_mode
-        self.gates = RoutingGates(temperature_mode, groups)
+        self.gates = ChannelGates(temperature_mode, groups)
         self.initial_temperature = temperature
         self.initial_decay_logits = _initial_decay_logits(channels, groups, decay, decay_half_lives)
         self.initial_alpha = alpha
@@ -142,14 +142,14 @@ class PrototypeMixer(nn.Module):
         self.alpha = nn.Parameter(torch.empty(1))
         self.value_projection = nn.Linear(width, value_width, bias=False)
         self.output_projection = nn.Linear(value_width, width, bias=False)
-        self.shared_routing = shared_routing
+        self.shared_gates = shared_gates
         self.read_projection = nn.Linear(width, width, bias=False)
         self.log_read_temperature = nn.Parameter(torch.empty(groups))
         self.convolution = CausalConvolution(value_width, convolution_width or 5)
         self.convolves = convolution_width > 0
         if not self.convolves:
             self._drop("convolution", keep_unused)
-        if shared_routing:
+        if shared_gates:
             self._drop("read_projection", keep_unused)
             self._drop("log_read_temperature", keep_unused)
         self.reset_parameters()
@@ -251,7 +251,7 @@ class PrototypeMixer(nn.Module):
         return MixerOutput(output, MixerState(prefix, history), evidence)
 
     def _gates_of(self, x: Tensor) -> MixerEvidence:
-        shared = self.shared_routing
+        shared = self.shared_gates
         return self.gates(
             GateInputs(
                 x,

@@ -183,6 +183,6 @@ def verify_logit_map(model: nn.Module, logit_map: LogitMap) -> float:
     return error
 
 
-def decoder_of(model: nn.Module) -> nn.Module:
+def base_model_of(model: nn.Module) -> nn.Module:
     """Return the part of a language model that comes before its output embedding."""
     return getattr(model, "base_model", model)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from html import escape
 from typing import Any
 
-from prismlm.index.layout import told_training
+from prismlm.index.layout import trained_on_words
 from prismlm.pages.document import html_document
 from prismlm.pages.trace import CAVEAT
 from prismlm.pages.trace_data import safe_link
@@ -42,7 +42,7 @@ def _header(summary: dict[str, Any]) -> str:
         ("model", summary["model"]),
         ("lens", summary["lens"]),
         ("corpus", f"{corpus['tokens']:,} tokens, {corpus['documents']:,} documents"),
-        ("trained on it", told_training(corpus["trained_on"], corpus["split"])),
+        ("trained on it", trained_on_words(corpus["trained_on"], corpus["split"])),
         ("shares of", METHODS[summary["method"]]),
         ("windows", f"{summary['window']} tokens every {summary['stride']}"),
     ]

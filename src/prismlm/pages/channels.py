@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from prismlm.errors import InputError
 from prismlm.instruments.channels.activations import Kind
-from prismlm.instruments.channels.measure import LayerMetrics
+from prismlm.instruments.channels.layer_metrics import LayerMetrics
 from prismlm.instruments.channels.report import ChannelReport, Locality
 from prismlm.instruments.channels.wording import lag_words, locality_words
 from prismlm.pages.channels_data import page_data

@@ -22,7 +22,7 @@ from prismlm.corpus.words import WordedText
 from prismlm.files import finite
 from prismlm.instruments.channels.curves import decays_seen
 from prismlm.instruments.channels.report import Channel, ChannelReport, LayerReport
-from prismlm.models.decoders.mixers import mixers_of, routing_of
+from prismlm.models.decoders.mixers import gates_of, mixers_of
 from prismlm.pages.trace_data import safe_link, visible
 
 if TYPE_CHECKING:
@@ -91,10 +91,10 @@ def kept_gates(
             rows = starts[first : first + ROWS_OF_A_PASS]
             ids = [torch.from_numpy(corpus.read_tokens(s, length).astype("int64")) for s in rows]
             with decays_seen(mixers) as decays:
-                routing = routing_of(model, torch.stack(ids).to(model.device))
+                by_layer = gates_of(model, torch.stack(ids).to(model.device))
             for row, start in enumerate(rows):
                 for layer in wanted[start]:
-                    write, read = (gate[row].float().cpu() for gate in routing[layer])
+                    write, read = (gate[row].float().cpu() for gate in by_layer[layer])
                     decay = decays[mixers[layer]]
                     by_token = None if decay.ndim == 1 else decay[row].cpu()
                     found[start][layer] = Gates(write, read, by_token)
@@ -145,7 +145,7 @@ def page_data(
     """Return layers, channels, texts and gates as the page's script reads them.
 
     ``gates`` holds, for each channel in turn and each of its texts, the write gates of the tokens
-    and then the read gates; a layer with shared routing has the write gates only. Decays come last,
+    and then the read gates; a layer with shared gates has the write gates only. Decays come last,
     where they depend on the token and ``decay`` is None. A text that was given comes first in every
     channel.
 
@@ -175,7 +175,7 @@ def _layer(layer: LayerReport, pool: _Pool) -> dict[str, Any]:
     own = _own_gates(layer, pool.report)
     return {
         "layer": layer.layer,
-        "shared": layer.shared_routing,
+        "shared": layer.shared_gates,
         "channels": [_channel(layer, channel, own, pool) for channel in layer.channels],
     }
 
@@ -200,7 +200,7 @@ def _channel(
     ]
     for one in gates:
         pool.store(quantise_gates(one.write[:, number], largest[0]))
-        if not layer.shared_routing:
+        if not layer.shared_gates:
             pool.store(quantise_gates(one.read[:, number], largest[1]))
         if one.decay is not None:
             pool.store(quantise_decay(one.decay[:, number]))

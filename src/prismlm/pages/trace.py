@@ -10,7 +10,7 @@ from typing import Any
 
 from prismlm.explain.steps import Step
 from prismlm.explain.trace import Trace
-from prismlm.index.layout import told_training
+from prismlm.index.layout import trained_on_words
 from prismlm.pages.document import asset, html_document
 from prismlm.pages.trace_data import has_feedback, hue, trace_data, visible
 
@@ -72,7 +72,7 @@ def _header(trace: Trace) -> str:
         facts.append(("lens", trace.lens.name))
         facts.append(("corpus", f"{meta.tokens:,} tokens, {meta.documents:,} documents"))
         if meta.trained_on is not None:
-            facts.append(("trained on it", told_training(meta.trained_on, meta.split)))
+            facts.append(("trained on it", trained_on_words(meta.trained_on, meta.split)))
     items = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in facts)
     return f'<header class="p-head"><dl>{items}</dl></header>'
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from prismlm.models.presets import build_config, build_model
 from prismlm.models.seam import output_embedding
-from prismlm.models.uncertainty_feedback.place import decoder_of, width_of
+from prismlm.models.uncertainty_feedback.place import decoder_and_embeddings, width_of
 from prismlm.training.recipe import Recipe
 
 # Weights, gradients and AdamW's two moments, each in float32.
@@ -112,10 +112,10 @@ def size_of(recipe: Recipe, vocab_size: int) -> Size:
 
 
 def _table_parameters(recipe: Recipe, model: Any) -> int:
-    settings = recipe.uncertainty
+    settings = recipe.uncertainty_feedback
     if not settings.enabled:
         return 0
-    _, inputs = decoder_of(model)
+    _, inputs = decoder_and_embeddings(model)
     return (settings.rows or settings.levels) * width_of(inputs)
 
 
@@ -139,7 +139,7 @@ def flops_per_token(size: Size, recipe: Recipe) -> float:
     row of its table is looked up, and the entropy is no product of matrices.
     """
     head, losses = recipe.head, recipe.losses
-    more = recipe.uncertainty.passes - 1 if recipe.uncertainty.enabled else 0
+    more = recipe.uncertainty_feedback.passes - 1 if recipe.uncertainty_feedback.enabled else 0
     attention = (12 + 4 * more) * size.layers * recipe.data.length * size.attention_width
     routing = 2 * head.prototypes * size.width
     touched = 6 * (head.prototypes_per_token + 2) * size.width

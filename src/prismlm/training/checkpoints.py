@@ -172,7 +172,7 @@ def guard_reading(checkpoint: Path) -> Iterator[None]:
 def open_state(checkpoint: Path) -> None:
     """Open what Trainer reads of a checkpoint, but for the numbers of its tensors.
 
-    Within :func:`guard_reading`, so that a file that is damaged is told before anything is built.
+    Within :func:`guard_reading`, so that a damaged file is told before anything is built.
     """
     TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
     for name in (OPTIMIZER_NAME, SCHEDULER_NAME):

@@ -16,7 +16,7 @@ from prismlm.models.uncertainty_feedback import uncertainty_of
 from prismlm.ops.prototype_head import Routing
 from prismlm.training.objective import LossWeights, OutputMap, head_losses, sample_positions, select
 from prismlm.training.revival import Usage
-from prismlm.training.step import Step
+from prismlm.training.step import OptimizerStep
 
 IGNORED_AT_INFERENCE = ("past_key_values", "losses", "routing")
 
@@ -135,7 +135,7 @@ class PrismForCausalLM(nn.Module):
         position_ids: Tensor | None = None,
         labels: Tensor | None = None,
         token_mask: Tensor | None = None,
-        within: Step | None = None,
+        within: OptimizerStep | None = None,
         **kwargs: Any,
     ) -> PrismOutput:
         """Run the decoder, then the head on the states it sent to its output embedding.
@@ -194,7 +194,7 @@ class PrismForCausalLM(nn.Module):
         seen: Captured,
         mask: Tensor | None,
         labels: Tensor | None,
-        within: Step | None = None,
+        within: OptimizerStep | None = None,
     ) -> tuple[Routing, dict[str, Tensor]]:
         """Run the head on what a forward pass sent through the output embedding.
 

@@ -181,12 +181,12 @@ class EvaluationRecipe(Section):
     final_tokens: Count = Field(
         default=100_000, description="held-out tokens of the figures at the end"
     )
-    routing_tokens: int = Field(
+    channel_tokens: int = Field(
         default=8192,
         ge=0,
         description="held-out tokens that the gates of prototype mixers are read on; 0 for none",
     )
-    spectra_tokens: int = Field(
+    attention_head_tokens: int = Field(
         default=8192,
         ge=0,
         description="held-out tokens that signal and noise heads are read on; 0 for none",
@@ -223,7 +223,7 @@ class NoiseWeightRecipe(Section):
     final: Share = Field(default=0.1, description="in the last step")
 
 
-class UncertaintyRecipe(Section):
+class UncertaintyFeedbackRecipe(Section):
     """The entropy of the last prediction, fed back to the next input."""
 
     enabled: bool = Field(default=False, description="whether the model is trained with it")
@@ -246,7 +246,7 @@ class UncertaintyRecipe(Section):
     )
 
     @model_validator(mode="after")
-    def _fits(self) -> UncertaintyRecipe:
+    def _fits(self) -> UncertaintyFeedbackRecipe:
         if self.signal == "shuffled" and self.passes == 1:
             raise ValueError(
                 "signal is shuffled, and with passes 1 all codes are the neutral one, which looks "
@@ -319,7 +319,7 @@ class Recipe(Section):
         default=None,
         description="λ of signal/noise attention; from 0.01 to 0.1 if left out, and only for it",
     )
-    uncertainty: UncertaintyRecipe = UncertaintyRecipe()
+    uncertainty_feedback: UncertaintyFeedbackRecipe = UncertaintyFeedbackRecipe()
     dropout: float = Field(
         default=0.0,
         ge=0,

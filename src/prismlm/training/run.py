@@ -23,8 +23,8 @@ from prismlm.models.sidecar import HEAD_FILE, META_FILE
 from prismlm.progress import SILENT, Reporter
 from prismlm.training import checkpoints, distributed, parallel
 from prismlm.training.callbacks import ReportProgress, StopOnInterrupt, tensorboard_callback
-from prismlm.training.logs.channels import routing_log
-from prismlm.training.logs.heads import spectra_log, write_spectra
+from prismlm.training.logs.channels import channels_log
+from prismlm.training.logs.heads import heads_log, write_heads_report
 from prismlm.training.logs.layers import LayerLog, LogLayers
 from prismlm.training.recipe import Recipe
 from prismlm.training.run_directory import (
@@ -124,7 +124,7 @@ def train(recipe: Recipe, *, resume: bool = False, progress: Reporter = SILENT) 
                 ce_tokens=quality.tokens,
             )
             log.close()
-        write_spectra(prepared)
+        write_heads_report(prepared)
         _finish(prepared, trainer, quality)
     return TrainingResult(
         directory=recipe.out,
@@ -185,7 +185,7 @@ def _reporting_divergence(trainer: PrismTrainer, out: Path) -> Iterator[None]:
 
 
 def _layer_logs(prepared: Prepared, done: int, trainer: PrismTrainer) -> list[LayerLog]:
-    found = (routing_log(prepared, done), spectra_log(prepared, done, trainer))
+    found = (channels_log(prepared, done), heads_log(prepared, done, trainer))
     return [log for log in found if log is not None]
 
 

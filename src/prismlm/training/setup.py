@@ -199,7 +199,7 @@ def build_backbone(recipe: Recipe, corpus: Corpus) -> Any:
 def attach_head(recipe: Recipe, backbone: Any) -> PrismForCausalLM:
     """Put head and feedback of a recipe beside its decoder, prototypes not placed yet."""
     settings = recipe.head
-    if recipe.uncertainty.enabled:
+    if recipe.uncertainty_feedback.enabled:
         feed_back(recipe, backbone)
     return PrismForCausalLM(
         backbone,
@@ -214,7 +214,7 @@ def attach_head(recipe: Recipe, backbone: Any) -> PrismForCausalLM:
 
 def feed_back(recipe: Recipe, backbone: Any) -> None:
     """Put uncertainty feedback beside a decoder, its table drawn from a generator of its own."""
-    settings = recipe.uncertainty
+    settings = recipe.uncertainty_feedback
     feedback = attach_uncertainty(
         backbone,
         settings.levels,

@@ -53,7 +53,7 @@ def shuffled_signal_callbacks(
     recipe: Recipe, feedback: UncertaintyFeedback | None
 ) -> list[TrainerCallback]:
     """Let feedback shuffle its signal, if the recipe says so; return what knows of the steps."""
-    if feedback is None or recipe.uncertainty.signal == "own":
+    if feedback is None or recipe.uncertainty_feedback.signal == "own":
         return []
     shuffled = ShuffledSignal(recipe.seed)
     feedback.rearrange = shuffled

@@ -33,7 +33,7 @@ MEAN_OVER = {
 NONE_FOUND = -2.0
 
 
-class Step:
+class OptimizerStep:
     """How much there is in one optimizer step, and the states nearest to each prototype so far.
 
         CE, R2, RES:  Σ over the step's tokens / their number in the whole step
@@ -65,7 +65,9 @@ class Step:
         self._best_state: Tensor | None = None
 
     @classmethod
-    def of(cls, batches: Sequence[dict[str, Tensor]], positions: Tensor | None = None) -> Step:
+    def of(
+        cls, batches: Sequence[dict[str, Tensor]], positions: Tensor | None = None
+    ) -> OptimizerStep:
         """Count the micro-batches of this process, and add up over all processes.
 
         Args:

@@ -27,7 +27,7 @@ from prismlm.training.model import IGNORED_AT_INFERENCE, PrismForCausalLM
 from prismlm.training.noise_weight import noise_weight_of
 from prismlm.training.objective import NO_LABEL
 from prismlm.training.parameter_groups import parameter_groups
-from prismlm.training.step import Step
+from prismlm.training.step import OptimizerStep
 
 REMEDY = (
     "--resume goes on from there, to the same end unless the cause was outside of the run. Else "
@@ -46,7 +46,7 @@ class PrismTrainer(Trainer):
     part of the loss, averaged since the last log.
 
     A step's gradient, its losses and what is logged are those of all its tokens, however they are
-    split into processes and micro-batches (see :class:`Step`).
+    split into processes and micro-batches (see :class:`OptimizerStep`).
 
     Args:
         model: what to train.
@@ -100,7 +100,7 @@ class PrismTrainer(Trainer):
         self._checkpoints = Path(args.output_dir)
         self._staging: Path | None = None
         self._last_log: tuple[float, int] | None = None
-        self._step: Step | None = None
+        self._step: OptimizerStep | None = None
         self._first_pass = True
         if args.world_size != distributed.world_size():
             raise InputError(
@@ -150,7 +150,7 @@ class PrismTrainer(Trainer):
         if batches:
             length, number = batches[0]["input_ids"].shape[1], self.state.global_step
             positions = self.model.head_positions(length, number, device)
-            self._step = Step.of(batches, positions)
+            self._step = OptimizerStep.of(batches, positions)
             if not int(self._step.labels):
                 raise InputError(
                     f"no token of step {number + 1} is to be predicted: the labels of its rows "

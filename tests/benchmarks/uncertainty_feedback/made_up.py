@@ -23,7 +23,7 @@ def row(arm, seed, value, more=0.0, signal="own"):
     if arm.endswith("no feedback"):
         whole = counts | {"losses": {"no feedback": value}, "differences": {}}
         return base | {"validation": {"all": whole, "sample": whole}}
-    settings["uncertainty"] = {"levels": 1000, "passes": 2, "signal": signal}
+    settings["uncertainty_feedback"] = {"levels": 1000, "passes": 2, "signal": signal}
     others = (THIRD, NEUTRAL, ZERO, SHUFFLED)
     apart = {name: {"mean": more, "low": more - 0.01, "high": more + 0.02} for name in others}
     whole = counts | {

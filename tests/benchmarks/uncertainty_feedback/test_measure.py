@@ -21,7 +21,7 @@ def test_every_run_is_a_recipe_and_another_one():
     assert len({json.dumps(recipe) for recipe in recipes}) == len(recipes)
     for recipe in recipes:
         built = build_recipe(recipe | {"out": "o"})
-        assert built.uncertainty.enabled == ("uncertainty" in recipe)
+        assert built.uncertainty_feedback.enabled == ("uncertainty_feedback" in recipe)
 
 
 @pytest.mark.slow

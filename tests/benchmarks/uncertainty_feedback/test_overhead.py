@@ -68,7 +68,7 @@ def ratio(value, low, high):
 
 
 @pytest.mark.parametrize(
-    ("whole", "alone", "told"),
+    ("whole", "alone", "said"),
     [
         # Where whole steps settle it, they do.
         (
@@ -100,7 +100,7 @@ def ratio(value, low, high):
         ),
     ],
 )
-def test_the_cost_is_judged_by_what_settles_it(whole, alone, told):
+def test_the_cost_is_judged_by_what_settles_it(whole, alone, said):
     forms = {"one pass": whole}
     if alone is not None:
         forms["what one pass adds, alone"] = alone
@@ -110,4 +110,4 @@ def test_the_cost_is_judged_by_what_settles_it(whole, alone, told):
     assert lines[0].startswith("- Decoding takes +0.0% of processor time (-1.0% to +0.0%)")
     assert lines[1] == lines[2]
     assert lines[1].startswith("- One pass in a training step of 2,000 tokens takes ")
-    assert lines[1].endswith(told)
+    assert lines[1].endswith(said)

@@ -1,4 +1,4 @@
-"""prismlm inspect uncertainty shows what the report says."""
+"""prismlm inspect uncertainty-feedback shows what the report says."""
 
 import json
 
@@ -12,14 +12,14 @@ from prismlm.instruments.uncertainty_feedback import (
     Signal,
     corpus_sample,
     document_sample,
-    inspect_uncertainty,
+    inspect_uncertainty_feedback,
 )
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.models.uncertainty_feedback import save_uncertainty
 from tests.helpers.feedback_models import make_fed_gpt2, make_fed_protot
 from tests.helpers.mixer_models import make_corpus
 
-COMMAND = ("inspect", "uncertainty")
+COMMAND = ("inspect", "uncertainty-feedback")
 FAST = ("--permutations", 2, "--write", 10, "--steps", 3, "--texts", 12, "--tokens", 32)
 CHECKS = ("ablation", "prefill", "attention", "hedging", "mistakes", "probe")
 
@@ -61,7 +61,7 @@ def test_json_is_the_report(prism, gpt2, corpus):
     for part in ("Own signal: ", "Token by token: ", "Reading attention: ", "Writing on: "):
         assert part in result.stderr, part
     model, tokenizer = read_checkpoint(gpt2)
-    report = inspect_uncertainty(
+    report = inspect_uncertainty_feedback(
         model,
         tokenizer,
         corpus_sample(corpus, "all", texts=12, tokens=32, seed=3),

@@ -1,9 +1,9 @@
-"""Clamping the routing of one text onto another."""
+"""Clamping the gates of one text onto another."""
 
 import pytest
 import torch
 
-from prismlm.edits.channels.clamp import ClampRouting, record_routing
+from prismlm.edits.channels.clamp import ClampGates, record_gates
 from prismlm.edits.channels.interventions import MaskRead, MaskWrite, Reinitialise
 from prismlm.edits.channels.scope import _standing, intervene
 from prismlm.errors import InputError
@@ -20,17 +20,17 @@ def model():
 
 @pytest.fixture(scope="module")
 def record(model):
-    return record_routing(model, A)
+    return record_gates(model, A)
 
 
 def run(model, ids=B, **inputs):
     ids = ids[None] if ids.ndim == 1 else ids
-    return model(input_ids=ids, output_routing=True, **({"use_cache": False} | inputs))
+    return model(input_ids=ids, output_gates=True, **({"use_cache": False} | inputs))
 
 
-def test_the_own_routing_changes_no_bit_and_nothing_is_left(model, record):
+def test_the_own_gates_change_no_bit_and_nothing_is_left(model, record):
     before = run(model, A).logits
-    with intervene(model, ClampRouting(record)):
+    with intervene(model, ClampGates(record)):
         assert torch.equal(run(model, A).logits, before)
     assert torch.equal(run(model, A).logits, before)
     assert not _standing
@@ -39,21 +39,21 @@ def test_the_own_routing_changes_no_bit_and_nothing_is_left(model, record):
 
 
 def test_every_layer_clamped_has_the_other_texts_gates_and_the_own_values(model, record):
-    with intervene(model, ClampRouting(record)):
+    with intervene(model, ClampGates(record)):
         found = run(model)
-    for gates, wanted in zip(found.routing, record.layers, strict=True):
+    for gates, wanted in zip(found.gates, record.layers, strict=True):
         assert torch.equal(gates.write, wanted.write)
         assert torch.equal(gates.read, wanted.read)
-    assert found.routing[0].read is found.routing[0].write
+    assert found.gates[0].read is found.gates[0].write
     assert (found.logits - run(model).logits).abs().max() > 1e-3
     assert (found.logits - run(model, A).logits).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("gate", ["write", "read"])
 def test_one_gate_of_some_layers(model, record, gate):
-    own = run(model).routing
-    with intervene(model, ClampRouting(record, layers=(0, 2), gates=gate)):
-        found = run(model).routing
+    own = run(model).gates
+    with intervene(model, ClampGates(record, layers=(0, 2), gates=gate)):
+        found = run(model).gates
     other = "read" if gate == "write" else "write"
     # Layer 0 reads by its write gate: it is clamped as a whole, and stays shared.
     assert found[0].write is found[0].read
@@ -67,9 +67,9 @@ def test_one_gate_of_some_layers(model, record, gate):
 def test_an_alignment_says_which_position_and_which_stay(model, record):
     alignment = [3, -1, 0, 0, -1]
     ids = tokens(8, seed=2)
-    own = run(model, ids).routing[0].write[0]
-    with intervene(model, ClampRouting(record, alignment=alignment)):
-        found = run(model, ids).routing
+    own = run(model, ids).gates[0].write[0]
+    with intervene(model, ClampGates(record, alignment=alignment)):
+        found = run(model, ids).gates
     for layer, gates in enumerate(found):
         for place, source in enumerate(alignment):
             if source >= 0:
@@ -81,7 +81,7 @@ def test_an_alignment_says_which_position_and_which_stay(model, record):
 
 
 def test_pieces_rows_and_generation(model, record):
-    clamp = ClampRouting(record)
+    clamp = ClampGates(record)
     with intervene(model, clamp):
         whole = run(model)
         cache, parts, gates = None, [], []
@@ -89,7 +89,7 @@ def test_pieces_rows_and_generation(model, record):
             output = run(model, piece, past_key_values=cache, use_cache=True)
             cache = output.past_key_values
             parts.append(output.logits)
-            gates.append(output.routing[1].read)
+            gates.append(output.gates[1].read)
         torch.testing.assert_close(torch.cat(parts, 1), whole.logits, rtol=1e-4, atol=1e-5)
         assert torch.equal(torch.cat(gates, 1), record.layers[1].read)
         both = run(model, torch.stack([A, B]))
@@ -99,7 +99,7 @@ def test_pieces_rows_and_generation(model, record):
         written = model.generate(B[None], **options)[0]
         beams = model.generate(B[None], **options, num_beams=2)
     # Clamped up to the end of the recorded text, own gates after it: token by token from scratch.
-    with intervene(model, ClampRouting(record, alignment=torch.arange(LENGTH))):
+    with intervene(model, ClampGates(record, alignment=torch.arange(LENGTH))):
         ids = B
         for _ in range(6):
             ids = torch.cat([ids, run(model, ids).logits[0, -1].argmax()[None]])
@@ -109,34 +109,34 @@ def test_pieces_rows_and_generation(model, record):
 
 
 def test_masks_act_on_clamped_gates_and_the_last_clamp_holds(model, record):
-    other = record_routing(model, tokens(LENGTH, seed=3))
-    with intervene(model, ClampRouting(record), ClampRouting(other, layers=(1,)), MaskRead(1, 2)):
-        found = run(model).routing
+    other = record_gates(model, tokens(LENGTH, seed=3))
+    with intervene(model, ClampGates(record), ClampGates(other, layers=(1,)), MaskRead(1, 2)):
+        found = run(model).gates
     assert torch.equal(found[1].write, other.layers[1].write)
     assert torch.equal(found[2].write, record.layers[2].write)
     expected = other.layers[1].read.clone()
     expected[..., 2] = 0
     assert torch.equal(found[1].read, expected)
-    with intervene(model, ClampRouting(record)), intervene(model, ClampRouting(other)):
-        assert torch.equal(run(model).routing[1].read, other.layers[1].read)
+    with intervene(model, ClampGates(record)), intervene(model, ClampGates(other)):
+        assert torch.equal(run(model).gates[1].read, other.layers[1].read)
     # A clamped gate does not ask for prototypes.
-    with intervene(model, ClampRouting(record)):
+    with intervene(model, ClampGates(record)):
         wanted = run(model).logits
         with intervene(model, Reinitialise(1, 0)):
             assert torch.equal(run(model).logits, wanted)
     mask = MaskWrite(1, 2, renormalise=True)
     for held in (
-        [mask, ClampRouting(record)],
-        [mask, ClampRouting(record, layers=(1,), gates="write")],
+        [mask, ClampGates(record)],
+        [mask, ClampGates(record, layers=(1,), gates="write")],
     ):
         with pytest.raises(InputError, match="exclude channel 2"), intervene(model, *held):
             pass
-    with intervene(model, mask, ClampRouting(record, layers=(1,), gates="read")):
-        assert run(model).routing[1].write[..., 2].abs().max() == 0
+    with intervene(model, mask, ClampGates(record, layers=(1,), gates="read")):
+        assert run(model).gates[1].write[..., 2].abs().max() == 0
 
 
 def test_passes_that_do_not_fit_are_refused(model, record):
-    with intervene(model, ClampRouting(record)):
+    with intervene(model, ClampGates(record)):
         with pytest.raises(InputError, match="positions 0 to 14 and the recorded text has 14"):
             run(model, tokens(15))
         with pytest.raises(InputError, match="reads 9 positions and the recorded text has 14"):
@@ -155,9 +155,9 @@ def test_passes_that_do_not_fit_are_refused(model, record):
         with pytest.raises(InputError, match=r"input_ids are \[14\]: expected \[B, T\]"):
             model(B)
         # After an error the block goes on.
-        assert torch.equal(run(model).routing[2].read, record.layers[2].read)
+        assert torch.equal(run(model).gates[2].read, record.layers[2].read)
     with (
-        intervene(model, ClampRouting(record, alignment=[0, 1])),
+        intervene(model, ClampGates(record, alignment=[0, 1])),
         pytest.raises(InputError, match="batch with padding"),
     ):
         run(model, attention_mask=padded)
@@ -165,27 +165,27 @@ def test_passes_that_do_not_fit_are_refused(model, record):
 
 def test_records_and_alignments_that_cannot_be_are_refused(model, record):
     with pytest.raises(InputError, match=r"Did you mean 'write'"):
-        ClampRouting(record, gates="writes")  # pyright: ignore[reportArgumentType]
+        ClampGates(record, gates="writes")  # pyright: ignore[reportArgumentType]
     for alignment in ([0, LENGTH], [-2]):
         with pytest.raises(InputError, match="recorded text has 0 to 13"):
-            ClampRouting(record, alignment=alignment)
+            ClampGates(record, alignment=alignment)
     with pytest.raises(InputError, match="at least one position"):
-        ClampRouting(record, alignment=[])
+        ClampGates(record, alignment=[])
     with pytest.raises(InputError, match="expected integers"):
-        ClampRouting(record, alignment=[0.0, 1.0])  # pyright: ignore[reportArgumentType]
+        ClampGates(record, alignment=[0.0, 1.0])  # pyright: ignore[reportArgumentType]
     with pytest.raises(InputError, match=r"\[1, 14\]: expected \[T\]"):
-        record_routing(model, A[None])
+        record_gates(model, A[None])
     with (
         pytest.raises(InputError, match="no layer 7"),
-        intervene(model, ClampRouting(record, (7,))),
+        intervene(model, ClampGates(record, (7,))),
     ):
         pass
     deeper = make_model(num_hidden_layers=LAYERS + 1)
     with (
-        pytest.raises(InputError, match="4 layers and the recorded routing 3"),
-        intervene(deeper, ClampRouting(record)),
+        pytest.raises(InputError, match="4 layers and the recorded gates 3"),
+        intervene(deeper, ClampGates(record)),
     ):
         pass
     mixer = model.model.layers[0]
     with pytest.raises(InputError, match="1 layers and the recorded"):
-        intervene(mixer, ClampRouting(record)).__enter__()
+        intervene(mixer, ClampGates(record)).__enter__()

@@ -10,7 +10,7 @@ from torch import nn
 from prismlm.edits.channels.interventions import MaskRead, MaskWrite, Reinitialise
 from prismlm.edits.channels.scope import _standing, intervene
 from prismlm.errors import InputError
-from prismlm.layers.mixer_gates import MixerEvidence, RoutingGates
+from prismlm.layers.mixer_gates import ChannelGates, MixerEvidence
 from tests.helpers.mixer_models import CHANNELS, LAYERS, make_llama, make_model, tokens
 
 IDS = tokens(2, 20)
@@ -23,7 +23,7 @@ def model():
 
 
 def run(model, **inputs):
-    return model(**({"input_ids": IDS} | inputs), output_routing=True, use_cache=False)
+    return model(**({"input_ids": IDS} | inputs), output_gates=True, use_cache=False)
 
 
 class Gates(nn.Module):
@@ -58,7 +58,7 @@ def put(which, channel, value):
     return change
 
 
-# Layer 0 has shared routing.
+# Layer 0 has shared gates.
 @pytest.mark.parametrize("layer", range(LAYERS))
 @pytest.mark.parametrize("kind", [MaskWrite, MaskRead])
 @pytest.mark.parametrize("renormalise", [False, True])
@@ -72,8 +72,8 @@ def test_a_mask_is_its_equation(model, layer, kind, renormalise):
         expected = densely(model, layer, gates=put(which, 2, 0.0))
     torch.testing.assert_close(found.logits, expected, **CLOSE)
     assert (found.logits - run(model).logits).abs().max() > 1e-3
-    gate = getattr(found.routing[layer], which)
-    other = getattr(found.routing[layer], "read" if which == "write" else "write")
+    gate = getattr(found.gates[layer], which)
+    other = getattr(found.gates[layer], "read" if which == "write" else "write")
     assert (gate[..., 2] == 0).all()
     assert (other[..., 2] > 0).all()
     torch.testing.assert_close(other.sum(-1), torch.ones(2, 20))
@@ -99,9 +99,9 @@ def test_zero_in_either_gate_is_one_ablation_and_minus_infinity_is_another(model
 def test_in_groups_the_rest_of_the_group_shares_the_gate(kind):
     grouped = make_model(num_groups=2)
     which = "write" if kind is MaskWrite else "read"
-    before = getattr(run(grouped).routing[1], which)
+    before = getattr(run(grouped).gates[1], which)
     with intervene(grouped, kind(1, 4, renormalise=True)):
-        after = getattr(run(grouped).routing[1], which)
+        after = getattr(run(grouped).gates[1], which)
     assert torch.equal(after[..., :3], before[..., :3])
     rest = before[..., [3, 5]]
     torch.testing.assert_close(after[..., [3, 5]], rest / rest.sum(-1, keepdim=True))
@@ -163,7 +163,7 @@ def test_none_changes_no_bit_and_nothing_is_left_behind(model):
     assert torch.equal(run(model).logits, before)
     assert not _standing
     for module in model.modules():
-        if isinstance(module, RoutingGates):
+        if isinstance(module, ChannelGates):
             assert not module._forward_hooks
             assert not module._forward_pre_hooks
 

@@ -24,7 +24,7 @@ def sequences(corpus):
 
 @pytest.fixture(scope="session")
 def alone(corpus, model):
-    """Every sequence by itself: start, document, ids, and routing of each layer."""
+    """Every sequence by itself: start, document, ids, and gates of each layer."""
     found, routings = [], {}
     for number, (start, length) in enumerate(zip(corpus.starts, corpus.lengths, strict=True)):
         for first in range(start, start + length, LENGTH):
@@ -32,6 +32,6 @@ def alone(corpus, model):
             ids = torch.from_numpy(corpus.read_tokens(int(first), int(span)).astype("int64"))
             # Each text is there four times.
             if (text := tuple(ids.tolist())) not in routings:
-                routings[text] = model(ids[None], output_routing=True).routing
+                routings[text] = model(ids[None], output_gates=True).gates
             found.append((int(first), number, ids, routings[text]))
     return found

@@ -12,9 +12,9 @@ from prismlm.instruments.channels import (
     WordForms,
     concept_tokens,
     find_channels,
-    found_in,
     heldout_cases,
     propose_concepts,
+    rank_channels,
     target_probabilities,
     token_gates,
 )
@@ -71,8 +71,8 @@ def read_alone(corpus, model):
             span = min(LENGTH, start + length - first)
             ids = torch.from_numpy(corpus.read_tokens(int(first), int(span)).astype("int64"))
             if (text := tuple(ids.tolist())) not in read:
-                routing = model(ids[None], output_routing=True).routing
-                read[text] = [gates.write[0].double() for gates in routing]
+                by_layer = model(ids[None], output_gates=True).gates
+                read[text] = [gates.write[0].double() for gates in by_layer]
             yield ids, read[text]
 
 
@@ -184,7 +184,7 @@ def test_the_channel_of_a_word_is_found(corpus, planted, sequences, words):
     with pytest.raises(InputError, match="0 shuffles: expected at least 1 each"):
         find_channels(planted, corpus.tokenizer, [word], sequences, shuffles=0)
     gates = token_gates(planted, sequences, forms := WordForms.of(corpus.tokenizer, [word]))
-    assert found_in(gates, corpus.tokenizer, forms, shuffles=99).ranked == found.ranked
+    assert rank_channels(gates, corpus.tokenizer, forms, shuffles=99).ranked == found.ranked
 
 
 def test_concepts_are_proposed_from_the_gates(corpus, planted, sequences, words):

@@ -75,7 +75,7 @@ def test_memory_and_read_gate_give_what_the_mixer_reads(model, layer):
     ids = tokens(18)
     (curves,) = read_channels(model, ids, [layer])
     assert curves.layer == layer
-    evidence = model(ids[None], output_routing=True).routing[layer]
+    evidence = model(ids[None], output_gates=True).gates[layer]
     torch.testing.assert_close(curves.write, evidence.write[0])
     torch.testing.assert_close(curves.read, evidence.read[0])
     decay = model.model.layers[layer].mixer.decay

@@ -8,7 +8,7 @@ import torch
 from prismlm.corpus import Corpus
 from prismlm.corpus.sequences import Sequences
 from prismlm.errors import InputError
-from prismlm.instruments.channels import gate_uses, measure
+from prismlm.instruments.channels import gate_uses, measure_layers
 from prismlm.instruments.channels.gate_use import GateUse, UseTally
 from prismlm.models.presets import build_config, build_model
 
@@ -79,11 +79,11 @@ def test_over_a_corpus_tokens_weigh_alike_and_padding_nothing(tiny_corpus, group
     found = gate_uses(model, sequences.batches())
     assert model.training
     assert gate_uses(model, sequences.batches()) == found, "without dropout"
-    assert found[0].read == found[0].write, "shared routing"
+    assert found[0].read == found[0].write, "shared gates"
     assert found[1].read != found[1].write
     model.eval()
     for kind in ("write", "read"):
-        for layer, metrics in zip(found, measure(model, sequences, kind), strict=True):
+        for layer, metrics in zip(found, measure_layers(model, sequences, kind), strict=True):
             use: GateUse = getattr(layer, kind)
             assert layer.tokens == metrics.positions
             assert use.gini == pytest.approx(metrics.gini, rel=1e-6)

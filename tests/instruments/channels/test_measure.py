@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from prismlm.errors import InputError
-from prismlm.instruments.channels import measure, rank_sequences
+from prismlm.instruments.channels import measure_layers, rank_sequences
 from prismlm.instruments.channels.activations import activations
 from prismlm.instruments.channels.metrics import entropy, gini, sparsity_ratio
 from tests.helpers.mixer_models import LAYERS, make_llama, make_model
@@ -15,7 +15,7 @@ from tests.helpers.mixer_models import LAYERS, make_llama, make_model
 
 def test_groups_are_measured_one_by_one(corpus, sequences):
     grouped = make_model(len(corpus.tokenizer), num_groups=2)
-    for layer in measure(grouped, sequences, "read", bins=4, sample=200):
+    for layer in measure_layers(grouped, sequences, "read", bins=4, sample=200):
         # No more than the 3 channels of a group can be alike, or be led by one.
         assert 1 < layer.sparsity_ratio < 3
         assert 0 < layer.entropy < math.log(3)
@@ -23,7 +23,7 @@ def test_groups_are_measured_one_by_one(corpus, sequences):
 
 @pytest.mark.parametrize("kind", ["write", "read"])
 def test_measures_are_those_of_all_positions(model, sequences, alone, kind):
-    found = measure(model, sequences, kind, bins=4, sample=200)
+    found = measure_layers(model, sequences, kind, bins=4, sample=200)
     assert [m.layer for m in found] == list(range(LAYERS))
     for layer, metrics in enumerate(found):
         gates = torch.cat([getattr(routing[layer], kind)[0] for *_, routing in alone])
@@ -39,7 +39,7 @@ def test_measures_are_those_of_all_positions(model, sequences, alone, kind):
 
 def test_heads_of_llama_are_measured_alike(corpus, sequences):
     llama = make_llama(len(corpus.tokenizer), kv_heads=4)
-    found = measure(llama, sequences, "values", sample=300)
+    found = measure_layers(llama, sequences, "values", sample=300)
     norms = [activations(llama, batch, "values").layers[1] for batch in sequences.batches()]
     assert len(found) == 2
     assert found[1].gini == pytest.approx(gini(torch.cat(norms)).mean().item())
@@ -53,11 +53,11 @@ def test_what_cannot_be_read_is_refused(corpus, model, sequences):
     with pytest.raises(InputError, match="'llama' has no prototype mixer"):
         rank_sequences(llama, sequences)
     with pytest.raises(InputError, match="'llama' has no prototype mixer"):
-        measure(llama, sequences, "write")
+        measure_layers(llama, sequences, "write")
     with pytest.raises(InputError, match="no value projections"):
-        measure(model, sequences, "values")
+        measure_layers(model, sequences, "values")
     with pytest.raises(InputError, match="Did you mean 'values'"):
-        measure(model, sequences, "value")  # pyright: ignore[reportArgumentType]
+        measure_layers(model, sequences, "value")  # pyright: ignore[reportArgumentType]
     with pytest.raises(InputError, match="no layer 9"):
         rank_sequences(model, sequences, layers=[9])
     with pytest.raises(InputError, match="at least 1 of both"):

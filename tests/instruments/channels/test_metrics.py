@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prismlm.errors import InputError
-from prismlm.instruments.channels.measure import LayerTally
+from prismlm.instruments.channels.layer_metrics import LayerTally
 from prismlm.instruments.channels.metrics import entropy, gini, sparsity_ratio
 from prismlm.instruments.channels.mutual_information import TokenCounts, equal_bins
 

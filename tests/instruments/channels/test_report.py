@@ -13,7 +13,7 @@ from prismlm.errors import FormatError, InputError
 from prismlm.files import finite
 from prismlm.index.training_corpus import training_corpus
 from prismlm.instruments.channels import (
-    measure,
+    measure_layers,
     quartiles,
     rank_sequences,
     read_channels,
@@ -57,7 +57,7 @@ def test_figures_are_those_of_the_functions(corpus, sequences, groups):
     assert report.of == "channels"
     assert [layer.layer for layer in report.layers] == list(range(LAYERS))
     for kind in ("write", "read"):
-        expected = measure(model, sequences, kind)
+        expected = measure_layers(model, sequences, kind)
         assert tuple(layer.metrics[kind] for layer in report.layers) == expected
     metrics = report.layers[1].metrics["write"]
     assert metrics.width == CHANNELS // groups
@@ -72,7 +72,7 @@ def test_figures_are_those_of_the_functions(corpus, sequences, groups):
         assert layer.lags is not None
         for name, column in vars(layer.lags).items():
             torch.testing.assert_close(column, getattr(lags[layer.layer], name))
-    assert [layer.shared_routing for layer in report.layers] == [True, False, False]
+    assert [layer.shared_gates for layer in report.layers] == [True, False, False]
 
 
 def test_locality_is_over_all_channels(report):
@@ -184,7 +184,7 @@ def test_decays_by_token_leave_out_half_lives_and_nothing_else(corpus, sequences
         (None, None)
     }
     for kind in ("write", "read"):
-        expected = measure(by_token, sequences, kind)
+        expected = measure_layers(by_token, sequences, kind)
         assert tuple(layer.metrics[kind] for layer in found.layers) == expected
     ranked = rank_sequences(by_token, sequences, kept=4, tokens=7)
     lags = read_write_lags(by_token, sequences, max_lag=2, shuffles=9)
@@ -219,7 +219,7 @@ def test_a_llama_has_figures_of_its_heads_and_no_channels(corpus, sequences):
     llama = make_llama(len(corpus.tokenizer), kv_heads=4)
     found = channel_report(llama, corpus.tokenizer, sequences, name="llama")
     assert found.of == "heads"
-    expected = measure(llama, sequences, "values")
+    expected = measure_layers(llama, sequences, "values")
     assert tuple(layer.metrics["values"] for layer in found.layers) == expected
     assert expected[0].width == 4
     assert all(layer.channels == () and layer.lags is None for layer in found.layers)

@@ -196,7 +196,7 @@ def test_planted_heads_are_found_and_others_are_not():
     texts = sentences()
     heads = [Head(0, n, "signal", n) for n in range(16)]
     search = score_roles(texts, planted(texts), heads)
-    found = {f.role: [score.head.head for score in f.found] for f in search.findings}
+    found = {f.role: [score.head.head for score in f.beating_controls] for f in search.findings}
     assert found == {"subject": [0], "object": [1], "structure": [], "action": []}
     assert search.counts() == {"subject": 1, "object": 1, "structure": 0, "action": 0}
     subject = search.findings[0]

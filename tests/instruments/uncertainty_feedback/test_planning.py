@@ -8,8 +8,8 @@ from prismlm.instruments.uncertainty_feedback import (
     InspectOptions,
     Sample,
     Signal,
+    checks_for,
     estimate_inspection,
-    plan,
 )
 from tests.helpers.feedback_models import make_fed_gpt2, random_texts
 
@@ -20,21 +20,21 @@ def test_texts_that_do_not_do_are_named():
     model, _ = make_fed_gpt2()
     few = Sample("few", tuple(random_texts(20, 20, 20)))
     with pytest.raises(InputError, match=r"ablation needs at least 4 texts .* few has 3"):
-        plan(model, few, ["ablation"])
+        checks_for(model, few, ["ablation"])
     with pytest.raises(InputError, match="no check can be done"):
-        plan(model, few)
+        checks_for(model, few)
     some = Sample("some", tuple(random_texts(20, 20, 20, 20, 6)))
-    planned, left_out = plan(model, some)
+    planned, left_out = checks_for(model, some)
     assert planned == ("ablation", "prefill", "hedging", "mistakes")
     assert "needs at least 8 texts of at least 10 tokens" in left_out["attention"]
     # 16 tokens and 48 more of 64 fit; the model has just as many.
-    assert plan(model, some, ["hedging"])[0] == ("hedging",)
+    assert checks_for(model, some, ["hedging"])[0] == ("hedging",)
     with pytest.raises(InputError, match=r"there is no check 'ablatoin'.*Did you mean 'ablation'"):
-        plan(model, some, ["ablatoin"])
+        checks_for(model, some, ["ablatoin"])
     with pytest.raises(InputError, match="hold token 99 and the model has 37"):
-        plan(model, Sample("other", (torch.tensor([1, 99, 3]),)))
+        checks_for(model, Sample("other", (torch.tensor([1, 99, 3]),)))
     with pytest.raises(InputError, match="learned an embedding of 64"):
-        plan(model, Sample("long", tuple(random_texts(70))))
+        checks_for(model, Sample("long", tuple(random_texts(70))))
 
 
 def test_an_estimate_counts_passes():

@@ -10,7 +10,7 @@ from prismlm.instruments.uncertainty_feedback import (
     InspectOptions,
     Sample,
     estimate_inspection,
-    inspect_uncertainty,
+    inspect_uncertainty_feedback,
 )
 from prismlm.models.decoders.signal_noise import SignalNoiseConfig
 from prismlm.models.uncertainty_feedback import attach_uncertainty
@@ -32,7 +32,7 @@ def tokenizer():
 def test_a_report_has_every_check_or_its_reason(tokenizer):
     model, _ = make_fed_protot()
     sample = Sample("some", tuple(random_texts(*[20] * 8)))
-    found = inspect_uncertainty(model, tokenizer, sample, name="it", options=FAST)
+    found = inspect_uncertainty_feedback(model, tokenizer, sample, name="it", options=FAST)
     assert set(found.left_out) == {"attention"}
     assert "no attention heads" in found.left_out["attention"]
     assert set(found.verdicts) == {"ablation", "prefill", "hedging", "mistakes", "probe"}
@@ -40,9 +40,11 @@ def test_a_report_has_every_check_or_its_reason(tokenizer):
     assert value["attention"] is None
     assert value["ablation"]["conditions"][2]["signal"] == "shuffled"
     assert value["verdicts"]["ablation"] == found.ablation.verdict
-    again = inspect_uncertainty(model, tokenizer, sample, name="it", options=FAST)
+    again = inspect_uncertainty_feedback(model, tokenizer, sample, name="it", options=FAST)
     assert again.to_dict() == found.to_dict()
-    chosen = inspect_uncertainty(model, tokenizer, sample, ["attention", "probe"], options=FAST)
+    chosen = inspect_uncertainty_feedback(
+        model, tokenizer, sample, ["attention", "probe"], options=FAST
+    )
     assert set(chosen.verdicts) == {"probe"}
     assert set(chosen.left_out) == {"attention"}
 
@@ -60,7 +62,7 @@ def test_every_family_is_read(name, tokenizer):
     attach_uncertainty(model, 64)
     sample = Sample("some", tuple(random_texts(*[14] * 8, vocabulary=V)))
     options = InspectOptions(permutations=1, passes=1, tokens=4, window=2, mistakes=1)
-    found = inspect_uncertainty(model, tokenizer, sample, options=options)
+    found = inspect_uncertainty_feedback(model, tokenizer, sample, options=options)
     assert set(found.left_out) == ({"attention"} if name == "mamba" else set())
     assert len(found.probe.layers) == 3
     assert found.prefill.rounding < 1e-3
@@ -77,7 +79,7 @@ def test_a_model_without_a_cache_is_read_without_what_needs_one(tokenizer):
     model = RwkvForCausalLM(config).eval().requires_grad_(False)
     attach_uncertainty(model, 64)
     sample = Sample("some", tuple(random_texts(*[14] * 8, vocabulary=V)))
-    found = inspect_uncertainty(model, tokenizer, sample, options=FAST)
+    found = inspect_uncertainty_feedback(model, tokenizer, sample, options=FAST)
     assert set(found.left_out) == {"attention", "prefill", "hedging"}
     assert "carries no codes" in found.left_out["hedging"]
     assert found.ablation is not None

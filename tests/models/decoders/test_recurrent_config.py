@@ -21,7 +21,7 @@ WRONG = {
     "convolution_layers": [([5], "whole numbers from 0 to 1 for num_hidden_layers 2"),
                            ([-1], "-1"), ([True], "True"), (["0"], "'0'"), (1, "1:"),
                            ([0, 1, 2], "0, 1, 2")],
-    "shared_routing_layers": [([5], "from 0 to 1"), ([0.0], "0.0"), (None, "None")],
+    "shared_gate_layers": [([5], "from 0 to 1"), ([0.0], "0.0"), (None, "None")],
 }  # fmt: skip
 
 

@@ -181,17 +181,17 @@ def test_evidence_comes_layer_by_layer_when_asked_for(model):
     ids = tokens(2, 9)
     mask = torch.ones_like(ids)
     mask[1, 6:] = 0
-    assert model(ids).routing is None
-    routing = model(ids, attention_mask=mask, output_routing=True).routing
-    assert len(routing) == model.config.num_hidden_layers
-    for layer, gates in enumerate(routing):
+    assert model(ids).gates is None
+    by_layer = model(ids, attention_mask=mask, output_gates=True).gates
+    assert len(by_layer) == model.config.num_hidden_layers
+    for layer, gates in enumerate(by_layer):
         if model.config.model_type == "prismlm_deltanet":
             assert gates.shape == (2, 9, model.config.num_heads)
             continue
         for gate in gates:
             parts = gate.unflatten(-1, (model.config.num_groups, -1)).sum(-1)
             torch.testing.assert_close(parts, mask.float()[..., None].expand_as(parts))
-        shared = layer in model.config.shared_routing_layers
+        shared = layer in model.config.shared_gate_layers
         assert torch.equal(gates.write, gates.read) == shared
 
 

@@ -1,4 +1,4 @@
-"""What routers do while a model trains: routing.csv, of whole, resumed and killed runs."""
+"""What channels do while a model trains: channels.csv, of whole, resumed and killed runs."""
 
 import csv
 import math
@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from prismlm.errors import DivergenceError, FormatError
 from prismlm.models.presets import build_config, build_model
 from prismlm.training import TrainingInterrupted, build_recipe, train
-from prismlm.training.logs.channels import COLUMNS, router_figures
+from prismlm.training.logs.channels import COLUMNS, channels_figures
 from prismlm.training.logs.layers import EVALUATED, PLACE, LayerLog
 from prismlm.training.setup import prepare
 from tests.helpers.runs import InterruptAfter, start
@@ -26,8 +26,8 @@ PROTOT = {
     "num_channels": 8,
     "alpha": 0.5,
     "decay": 0.75,
-    "shared_routing_temperature": 3.0,
-    "routing_temperature": 1.5,
+    "shared_gate_temperature": 3.0,
+    "gate_temperature": 1.5,
 }
 FIRST = ("alpha", "tau_write", "tau_read", "half_life_median")
 
@@ -35,7 +35,7 @@ FIRST = ("alpha", "tau_write", "tau_read", "half_life_median")
 def with_mixers(settings):
     settings["model"] = dict(PROTOT)
     settings["head"]["enabled"] = False
-    settings["evaluation"]["routing_tokens"] = 300
+    settings["evaluation"]["channel_tokens"] = 300
     return settings
 
 
@@ -52,7 +52,7 @@ def straight(same_settings, tmp_path_factory):
 
 
 def read(out):
-    with (out / "routing.csv").open() as file:
+    with (out / "channels.csv").open() as file:
         return [{k: float(v) for k, v in row.items()} for row in csv.DictReader(file)]
 
 
@@ -95,7 +95,7 @@ def test_what_the_last_rows_say_is_what_the_saved_model_holds(protot):
         lives = -math.log(2) / own["decay_logits"].double().sigmoid().log()
         for name, value in (("min", lives.min()), ("max", lives.max())):
             assert row[f"half_life_{name}"] == pytest.approx(value.item(), rel=1e-5)
-    # Layer 0 shares its routing, and only there is one temperature both.
+    # Layer 0 shares its gates, and only there is one temperature both.
     assert first["tau_read"] == first["tau_write"]
     assert first["read_gini"] == first["write_gini"]
     other = saved["model.layers.1.mixer.log_read_temperature"].exp().item()
@@ -112,11 +112,11 @@ def untrained(settings, corpus, directory):
     model = build_model(build_config(settings, len(opened.tokenizer), opened.eos_token_id))
     heldout = HeldOut(opened, 32, 0)
     log = LayerLog(
-        directory / "routing.csv",
+        directory / "channels.csv",
         0,
         columns=COLUMNS,
         counts=("gate_tokens",),
-        measure=router_figures(lambda: heldout.batches(100)),
+        measure=channels_figures(lambda: heldout.batches(100)),
         corpus_tokens=200,
     )
     log.add(model, step=1, tokens=50, ce=math.log(7), ce_tokens=11)
@@ -141,7 +141,7 @@ def test_a_cross_entropy_that_is_not_finite_is_divergence_and_nothing_is_read(tm
         raise AssertionError("read")
 
     settings = {"columns": COLUMNS, "measure": measure, "corpus_tokens": 100}
-    log = LayerLog(tmp_path / "routing.csv", 0, **settings)
+    log = LayerLog(tmp_path / "channels.csv", 0, **settings)
     with pytest.raises(
         DivergenceError, match=f"cross-entropy is {ce} after step 20. No checkpoint"
     ):
@@ -157,14 +157,14 @@ def test_decays_by_token_have_no_half_lives(tiny_corpus, tmp_path):
 
 def test_no_rows_are_written_without_mixers_or_when_none_are_asked_for(settings, protot, tmp_path):
     protot |= {"steps": 6}
-    off = protot | {"evaluation": protot["evaluation"] | {"routing_tokens": 0}}
-    assert not (train(build_recipe(off)).directory / "routing.csv").exists()
+    off = protot | {"evaluation": protot["evaluation"] | {"channel_tokens": 0}}
+    assert not (train(build_recipe(off)).directory / "channels.csv").exists()
     llama = settings | {"model": {"preset": "llama-tiny"}, "out": str(tmp_path / "llama")}
-    assert not (train(build_recipe(llama)).directory / "routing.csv").exists()
+    assert not (train(build_recipe(llama)).directory / "channels.csv").exists()
 
 
-def test_measuring_routers_changes_no_weight(protot, straight):
-    protot["evaluation"]["routing_tokens"] = 0
+def test_measuring_channels_changes_no_weight(protot, straight):
+    protot["evaluation"]["channel_tokens"] = 0
     without = train(build_recipe(protot)).directory
     first, second = (load_file(out / "model.safetensors") for out in (straight.directory, without))
     for name, value in first.items():
@@ -189,13 +189,13 @@ def test_rows_after_the_checkpoint_are_replaced(protot):
     recipe = build_recipe(protot)
     straight = read(train(recipe).directory)
     shutil.rmtree(recipe.out / "checkpoints" / "checkpoint-30")
-    rows = (recipe.out / "routing.csv").read_text().splitlines()
+    rows = (recipe.out / "channels.csv").read_text().splitlines()
     # Of step 20 there are rows that the run, going on from step 15, is to write again.
     marked = [
         row.replace(row.split(",")[3], "99.0") if row.startswith("20,") else row for row in rows
     ]
     assert marked != rows
-    (recipe.out / "routing.csv").write_text("\n".join(marked) + "\n")
+    (recipe.out / "channels.csv").write_text("\n".join(marked) + "\n")
     train(recipe, resume=True)
     assert read(recipe.out) == straight
 
@@ -217,11 +217,11 @@ def test_a_foreign_file_is_not_overwritten(protot):
     recipe = build_recipe(protot)
     with pytest.raises(TrainingInterrupted):
         train(recipe, progress=InterruptAfter(12))
-    file = recipe.out / "routing.csv"
+    file = recipe.out / "channels.csv"
     text = file.read_text()
     for damage in ("step,mine\n1,2\n", text + "20,half"):
         file.write_text(damage)
-        with pytest.raises(FormatError, match=r"routing\.csv .* Move it away"):
+        with pytest.raises(FormatError, match=r"channels\.csv .* Move it away"):
             train(recipe, resume=True)
         assert file.read_text() == damage
 
@@ -235,7 +235,7 @@ def test_tensorboard_draws_them(protot):
     with pytest.raises(TrainingInterrupted):
         train(recipe, progress=InterruptAfter(12))
     train(recipe, resume=True)
-    drawn = event_accumulator.EventAccumulator(str(recipe.out / "tensorboard" / "routing"))
+    drawn = event_accumulator.EventAccumulator(str(recipe.out / "tensorboard" / "channels"))
     drawn.Reload()
     rows = read(recipe.out)
     for layer in (0, 1):

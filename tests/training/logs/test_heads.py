@@ -1,4 +1,4 @@
-"""What signal and noise heads do while a model trains: spectra.csv, of whole and resumed runs."""
+"""What signal and noise heads do while a model trains: heads.csv, of whole and resumed runs."""
 
 import csv
 import json
@@ -16,7 +16,7 @@ from prismlm.models.checkpoint import read_checkpoint
 from prismlm.training import TrainingInterrupted, build_recipe, parallel, train
 from prismlm.training.evaluation import HeldOut
 from prismlm.training.logs.gradients import LayerGradients
-from prismlm.training.logs.heads import COLUMNS, HEAD_FIGURES, spectra_figures
+from prismlm.training.logs.heads import COLUMNS, HEAD_FIGURES, heads_figures
 from prismlm.training.logs.layers import EVALUATED, PLACE, LayerLog
 from prismlm.training.trainer import PrismTrainer
 from tests.helpers import forked
@@ -36,12 +36,12 @@ def signal_noise(settings):
     settings["model"] = dict(SIGNAL_NOISE)
     settings["head"]["enabled"] = False
     settings["steps"] = 20
-    settings["evaluation"] |= {"spectra_tokens": 300}
+    settings["evaluation"] |= {"attention_head_tokens": 300}
     return settings
 
 
 def read(out):
-    with (out / "spectra.csv").open() as file:
+    with (out / "heads.csv").open() as file:
         return [{k: float(v) for k, v in row.items()} for row in csv.DictReader(file)]
 
 
@@ -82,9 +82,9 @@ def test_the_rows_are_what_the_instruments_say_of_the_saved_model(signal_noise, 
 
 def test_reading_changes_no_weight_and_can_be_left_out(signal_noise, tmp_path):
     with_rows = train(build_recipe(signal_noise)).directory
-    signal_noise["evaluation"]["spectra_tokens"] = 0
+    signal_noise["evaluation"]["attention_head_tokens"] = 0
     without = train(build_recipe(signal_noise | {"out": str(tmp_path / "without")})).directory
-    assert not (without / "spectra.csv").exists()
+    assert not (without / "heads.csv").exists()
     first, second = (load_file(out / "model.safetensors") for out in (with_rows, without))
     for name, value in first.items():
         assert torch.equal(value, second[name]), name
@@ -111,7 +111,7 @@ def test_resuming_what_is_complete_changes_no_row(signal_noise):
 def test_only_what_was_measured_again_replaces_what_was_there(tmp_path):
     figures = [{"rate": 1.0, "gain": 2.0}, {"rate": 3.0, "gain": math.nan}]
     log = LayerLog(
-        tmp_path / "spectra.csv",
+        tmp_path / "heads.csv",
         0,
         columns=("rate", "gain"),
         measure=lambda _: figures,
@@ -132,7 +132,7 @@ def test_only_what_was_measured_again_replaces_what_was_there(tmp_path):
 
 def test_at_the_end_the_rest_is_in_a_report(signal_noise):
     out = train(build_recipe(signal_noise)).directory
-    report = json.loads((out / "spectra.json").read_text())
+    report = json.loads((out / "heads.json").read_text())
     assert report["options"]["trained_length"] == 32
     assert [len(report[name]) for name in ("rates", "cross_terms")] == [2, 13]
     own = report["cross_terms"][0]
@@ -182,7 +182,7 @@ def test_reading_takes_one_forward_pass_without_logits(signal_noise, tiny_corpus
     model.model.register_forward_pre_hook(lambda *_: calls.append(1))
     model.lm_head.register_forward_pre_hook(lambda *_: logits.append(1))
     gradients = LayerGradients(model.model.layers, build_recipe(signal_noise))
-    rows = spectra_figures(lambda: heldout.batches(9000), 32, gradients)(model)
+    rows = heads_figures(lambda: heldout.batches(9000), 32, gradients)(model)
     assert len(calls) == len(list(heldout.batches(9000))) > 1
     assert not logits
     assert all(math.isnan(row["gradient_norm"]) for row in rows)
@@ -214,7 +214,7 @@ def test_a_compiled_model_is_read_as_one_that_is_not(signal_noise, tmp_path):
     for one, other in zip(read(compiled), read(straight), strict=True):
         assert one == pytest.approx(other, rel=1e-3)
     report, expected = (
-        json.loads((out / "spectra.json").read_text()) for out in (compiled, straight)
+        json.loads((out / "heads.json").read_text()) for out in (compiled, straight)
     )
     for one, other in zip(report["rates"], expected["rates"], strict=True):
         assert one["gain"] == pytest.approx(other["gain"], rel=1e-3)
@@ -237,7 +237,7 @@ def test_where_no_query_sees_enough_the_rest_of_the_row_is_there(signal_noise):
     batches = [make_batch(*random_rows(9, 12))]
     gradients = LayerGradients(model.model.layers, build_recipe(signal_noise))
     for length, nothing in ((12, False), (13, True), (32, True)):
-        for row in spectra_figures(lambda: batches, length, gradients)(model):
+        for row in heads_figures(lambda: batches, length, gradients)(model):
             assert row["positions"] == 21
             assert math.isfinite(row["rate"])
             assert row["attention_tokens"] == (0 if nothing else 21)
@@ -257,7 +257,7 @@ def test_blocks_are_compiled_again_after_a_reading():
 
 def test_a_file_of_an_older_version_is_gone_on_with(tmp_path):
     columns = {"columns": ("rate", "gradient_norm", "positions"), "counts": ("positions",)}
-    file = tmp_path / "spectra.csv"
+    file = tmp_path / "heads.csv"
     old = "step,epoch,layer,rate,positions,ce,perplexity,ce_tokens\n10,0.5,0,2.5,9,1.0,2.7,40\n"
     file.write_text(old)
     log = LayerLog(

@@ -26,18 +26,18 @@ from tests.helpers.toy_search import SPACE, settings_of, with_search
 def straight(tiny_corpus, tmp_path_factory):
     """A whole search: the recipe, its result and the trials that were told."""
     recipe = build_recipe(settings_of(tiny_corpus, tmp_path_factory.mktemp("straight") / "out"))
-    told = []
-    return recipe, search(recipe, told=told.append), told
+    finished = []
+    return recipe, search(recipe, on_trial=finished.append), finished
 
 
-def found(result):
+def outcomes(result):
     return [(trial.values, trial.ce, trial.seeds) for trial in result.trials]
 
 
 def test_a_search_measures_each_trial_and_leaves_a_recipe_that_trains_to_the_best(straight):
-    recipe, result, told = straight
+    recipe, result, finished = straight
     directory = recipe.out / "search"
-    assert told == list(result.trials)
+    assert finished == list(result.trials)
     assert [trial.number for trial in result.trials] == [0, 1, 2]
     for trial in result.trials:
         assert trial.values["batch_size"] in (4, 8)
@@ -69,7 +69,7 @@ def test_a_search_measures_each_trial_and_leaves_a_recipe_that_trains_to_the_bes
     assert len(runs) == 6
     for run in runs:
         names = {path.name for path in run.iterdir()}
-        assert names == {"outcome.json", "training.json", "training.jsonl", "routing.csv"}
+        assert names == {"outcome.json", "training.json", "training.jsonl", "channels.csv"}
 
 
 def test_the_study_is_one_that_optuna_reads(toy):
@@ -144,7 +144,7 @@ def test_stopped_and_resumed_is_the_straight_search(toy, straight, stop_at):
         file.write('{"op_code":5,"worker')
     journal.with_name("study.journal.lock").touch()
     again = search(recipe, resume=True)
-    assert found(again) == found(whole)
+    assert outcomes(again) == outcomes(whole)
     assert again.best.number == whole.best.number
 
 
@@ -158,7 +158,7 @@ def test_a_finished_run_is_not_done_again_and_more_trials_go_on(toy):
     results.write_text(json.dumps(saved | {"trials": saved["trials"][:1]}))
     (first.directory / "trials/0000/seed-0/model.safetensors").write_text("left behind")
     longer = search(build_recipe(with_search(settings, trials=3)), resume=True)
-    assert found(longer)[:2] == found(first)
+    assert outcomes(longer)[:2] == outcomes(first)
     assert len(longer.trials) == 3
     for path, time_written in histories.items():
         assert path.stat().st_mtime_ns == time_written

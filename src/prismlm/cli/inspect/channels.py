@@ -99,7 +99,7 @@ class _Asked(NamedTuple):
     max_tokens: int | None
 
 
-class _Found(NamedTuple):
+class _Reports(NamedTuple):
     report: ChannelReport
     beside: ChannelReport | None
     model: PreTrainedModel
@@ -120,7 +120,7 @@ def _check(layer: int | None, channel: int | None, max_tokens: int, image: str) 
 
 def _read(
     path: Path, corpus: Path | None, beside: Path | None, asked: _Asked, *, page: bool
-) -> _Found:
+) -> _Reports:
     from prismlm.corpus import Corpus
     from prismlm.index.training_corpus import training_corpus
     from prismlm.models.checkpoint import read_checkpoint
@@ -144,7 +144,7 @@ def _read(
         # Of another depth it has other layers.
         everything = asked._replace(layer=None)
         other = _report(beside, second, its_tokenizer, opened, everything, text=None)
-    return _Found(report, other, model, opened)
+    return _Reports(report, other, model, opened)
 
 
 def _report(
@@ -178,7 +178,7 @@ def _report(
     )
 
 
-def _draw(found: _Found, asked: _Asked, out: Path, image: str) -> None:
+def _draw(found: _Reports, asked: _Asked, out: Path, image: str) -> None:
     from prismlm.files import atomic_file
     from prismlm.pages.channel_plots import figures
 
@@ -194,7 +194,7 @@ def _draw(found: _Found, asked: _Asked, out: Path, image: str) -> None:
         typer.echo(f"wrote {path}", err=True)
 
 
-def _value(found: _Found, channel: int | None) -> dict[str, Any]:
+def _value(found: _Reports, channel: int | None) -> dict[str, Any]:
     value = found.report.to_dict()
     if channel is not None:
         for layer in value["layers"]:
@@ -203,7 +203,7 @@ def _value(found: _Found, channel: int | None) -> dict[str, Any]:
     if found.beside is not None:
         other = found.beside.to_dict()
         layers = [
-            {key: layer[key] for key in ("layer", "shared_routing", "metrics")}
+            {key: layer[key] for key in ("layer", "shared_gates", "metrics")}
             for layer in other["layers"]
         ]
         value["beside"] = {"model": other["model"], "of": other["of"], "layers": layers}

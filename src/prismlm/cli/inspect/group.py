@@ -9,10 +9,11 @@ from typer.core import TyperGroup
 
 from prismlm.cli.inspect.attention import attention
 from prismlm.cli.inspect.channels import channels
-from prismlm.cli.inspect.heads import heads, spectra
+from prismlm.cli.inspect.heads import heads
 from prismlm.cli.inspect.index import index
 from prismlm.cli.inspect.interventions import interventions
-from prismlm.cli.inspect.uncertainty_feedback import uncertainty
+from prismlm.cli.inspect.spectra import spectra
+from prismlm.cli.inspect.uncertainty_feedback import uncertainty_feedback
 
 DEFAULT = "index"
 
@@ -44,5 +45,5 @@ app.command()(channels)
 app.command()(interventions)
 app.command()(heads)
 app.command()(spectra)
-app.command()(uncertainty)
+app.command()(uncertainty_feedback)
 app.command(name=DEFAULT)(index)

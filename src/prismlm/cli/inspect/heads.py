@@ -1,4 +1,4 @@
-"""prismlm inspect heads, inspect spectra: what attention heads look at, and Prism's claims."""
+"""prismlm inspect heads: how far attention heads look, and what at."""
 
 from __future__ import annotations
 
@@ -8,30 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from prismlm.cli.options import Json, Model
+from prismlm.cli.inspect.corpus_to_read import CorpusToRead, Length, SplitToRead, open_both
+from prismlm.cli.options import Json
 from prismlm.errors import InputError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from prismlm.corpus.sequences import Sequences
     from prismlm.instruments.heads import HeadReport
 
-# Of a model whose training rows are not known.
-LENGTH = 256
 Models = Annotated[
     list[Path], typer.Argument(metavar="MODEL...", help="Model directories, such as seeds.")
-]
-CorpusToRead = Annotated[
-    Path | None,
-    typer.Option(metavar="DIR", help="The corpus to read; else what the model was trained on."),
-]
-SplitToRead = Annotated[
-    str, typer.Option(metavar="SPLIT", help="Documents to read: train, heldout or all.")
-]
-Length = Annotated[
-    int | None,
-    typer.Option(metavar="T", help="Tokens of a window; else of a training row, or 256."),
 ]
 
 
@@ -85,63 +70,6 @@ def heads(
         print_across(across)
 
 
-def spectra(
-    model: Model,
-    corpus: CorpusToRead = None,
-    split: SplitToRead = "heldout",
-    tokens: Annotated[
-        int, typer.Option(metavar="N", help="Tokens that positions are drawn from; 0 for all.")
-    ] = 50_000,
-    length: Length = None,
-    positions: Annotated[
-        int, typer.Option(metavar="N", help="Positions of coding rates and of content.")
-    ] = 2048,
-    distortion: Annotated[
-        float, typer.Option(metavar="EPSILON", help="Of coding rates; the source leaves it open.")
-    ] = 0.5,
-    order: Annotated[
-        int, typer.Option(metavar="N", help="Of small denominators: n and m from 1 to this.")
-    ] = 22,
-    context: Annotated[
-        int | None,
-        typer.Option(metavar="T", help="Tokens of a window of the loss; else twice a row's."),
-    ] = None,
-    documents: Annotated[
-        int, typer.Option(metavar="N", help="Documents that the loss is read of.")
-    ] = 32,
-    seed: Annotated[
-        int, typer.Option(metavar="N", help="Of positions, documents and controls.")
-    ] = 0,
-    loss_only: Annotated[
-        bool, typer.Option("--loss-only", help="Only the loss by length; of any decoder.")
-    ] = False,
-    as_json: Json = False,
-) -> None:
-    """Show coding rates, incoherence, cross terms, and the loss beyond the trained length."""
-    from prismlm.cli.progress import ConsoleReporter
-    from prismlm.index.training_corpus import trained_length
-    from prismlm.instruments.heads import SpectraOptions, spectra_report
-
-    opened, sequences = _open(model, corpus, split, tokens, length)
-    report = spectra_report(
-        opened,
-        sequences,
-        name=model.resolve().name,
-        options=SpectraOptions(
-            positions, distortion, order, context, trained_length(model), documents, seed
-        ),
-        loss_only=loss_only,
-        progress=ConsoleReporter(),
-    )
-    if as_json:
-        value = report.to_dict()
-        typer.echo(json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False))
-        return
-    from prismlm.cli.printing.spectra import print_spectra
-
-    print_spectra(report)
-
-
 def _heads_of(
     path: Path,
     corpus: Path | None,
@@ -154,7 +82,7 @@ def _heads_of(
     from prismlm.cli.progress import ConsoleReporter
     from prismlm.instruments.heads import head_report
 
-    model, sequences = _open(path, corpus, split, tokens, length)
+    model, sequences = open_both(path, corpus, split, tokens, length)
     return head_report(
         model,
         sequences,
@@ -163,26 +91,3 @@ def _heads_of(
         least_visible=least_visible,
         progress=ConsoleReporter(),
     )
-
-
-def _open(
-    path: Path, corpus: Path | None, split: str, tokens: int, length: int | None
-) -> tuple[PreTrainedModel, Sequences]:
-    """Open a model and say what is to be read of which corpus."""
-    from typing import cast
-
-    from prismlm.corpus import Corpus
-    from prismlm.corpus.sequences import Sequences
-    from prismlm.corpus.store import Split
-    from prismlm.corpus.tokenizer import check_tokenizer_of
-    from prismlm.index.training_corpus import trained_length, training_corpus
-    from prismlm.models.checkpoint import read_checkpoint
-
-    if tokens < 0:
-        raise InputError(f"--tokens is {tokens}: expected at least 1, or 0 for all.")
-    model, tokenizer = read_checkpoint(path)
-    opened = training_corpus(path) if corpus is None else Corpus.open(corpus)
-    check_tokenizer_of(opened, tokenizer, path.resolve().name)
-    row = trained_length(path) or LENGTH if length is None else length
-    sequences = Sequences(opened, cast("Split", split), row, tokens or None)
-    return model, sequences

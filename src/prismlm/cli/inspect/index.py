@@ -44,12 +44,12 @@ def _print(found: LensInspection, path: str) -> None:
     from rich.text import Text
 
     from prismlm.cli.format import count
-    from prismlm.index.layout import told_training
+    from prismlm.index.layout import trained_on_words
 
     console = Console(highlight=False)
     console.print(
         f"{count(found.tokens)} tokens of {count(found.documents)} documents · "
-        f"model trained on them: {told_training(found.trained_on, found.split)}"
+        f"model trained on them: {trained_on_words(found.trained_on, found.split)}"
     )
     console.print(
         f"{found.prototypes:,} prototypes · {found.with_contexts:,} with contexts · "

@@ -13,8 +13,8 @@ from prismlm.errors import InputError, suggest
 
 if TYPE_CHECKING:
     from prismlm.instruments.channels.case_files import Case
+    from prismlm.instruments.channels.concept_emergence import ConceptInModel, TableOptions
     from prismlm.instruments.channels.effect_table import By
-    from prismlm.instruments.channels.inspection import ConceptInModel, TableOptions
 
 BY = ["relative", "points"]
 CONTROLS_FROM = ["layer", "model"]
@@ -83,7 +83,7 @@ def interventions(
     _check(chosen, find, corpus, max_tokens)
     check_outputs(directory=out)
     from prismlm.instruments.channels.case_files import load_cases
-    from prismlm.instruments.channels.inspection import TableOptions
+    from prismlm.instruments.channels.concept_emergence import TableOptions
 
     loaded = load_cases(cases)
     options = TableOptions(
@@ -126,7 +126,7 @@ def _measured(
 ) -> list[ConceptInModel]:
     from prismlm.cli.progress import ConsoleReporter
     from prismlm.corpus import Corpus
-    from prismlm.instruments.channels.inspection import concept_in_model
+    from prismlm.instruments.channels.concept_emergence import concept_in_model
     from prismlm.models.checkpoint import read_checkpoint
 
     opened = None if corpus is None else Corpus.open(corpus)

@@ -1,4 +1,4 @@
-"""prismlm inspect uncertainty: whether a model uses the uncertainty that is fed back to it."""
+"""prismlm inspect uncertainty-feedback: whether a model uses the uncertainty fed back to it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prismlm.cli.inspect.heads import LENGTH, CorpusToRead, SplitToRead
+from prismlm.cli.inspect.corpus_to_read import LENGTH, CorpusToRead, SplitToRead
 from prismlm.cli.options import DryRun, Json, Model
 from prismlm.errors import InputError
 
@@ -67,7 +67,7 @@ Steps = Annotated[
 Seed = Annotated[int, typer.Option(metavar="S", help="Of all that is drawn.")]
 
 
-def uncertainty(
+def uncertainty_feedback(
     model: Model,
     files: Files = None,
     corpus: CorpusToRead = None,
@@ -96,7 +96,7 @@ def uncertainty(
     from prismlm.instruments.uncertainty_feedback import (
         InspectOptions,
         estimate_inspection,
-        inspect_uncertainty,
+        inspect_uncertainty_feedback,
     )
     from prismlm.models.checkpoint import read_checkpoint
 
@@ -119,7 +119,7 @@ def uncertainty(
         _print_estimate(estimate_inspection(opened, sample, checks, options), as_json=as_json)
         return
     name = model.resolve().name
-    report = inspect_uncertainty(
+    report = inspect_uncertainty_feedback(
         opened, tokenizer, sample, checks, name=name, options=options, progress=ConsoleReporter()
     )
     _print_report(report, as_json=as_json)
@@ -204,9 +204,9 @@ def _print_report(report: UncertaintyReport, *, as_json: bool) -> None:
     if as_json:
         _print_json(report.to_dict())
         return
-    from prismlm.cli.printing.uncertainty_feedback import print_uncertainty
+    from prismlm.cli.printing.uncertainty_feedback import print_uncertainty_feedback
 
-    print_uncertainty(report)
+    print_uncertainty_feedback(report)
 
 
 def _print_estimate(found: InspectEstimate, *, as_json: bool) -> None:

@@ -71,7 +71,7 @@ def _print_finding(console: Console, finding: RoleFinding) -> None:
     if not finding.scores:
         console.print("no sentence has it")
         return
-    if not finding.found:
+    if not finding.beating_controls:
         best = finding.scores[0]
         console.print(
             f"none of {len(finding.scores)} heads, in {finding.sentences} sentences; nearest "
@@ -82,7 +82,7 @@ def _print_finding(console: Console, finding: RoleFinding) -> None:
     table.add_column("head", no_wrap=True)
     for heading in ("lift", "controls", "excess", "rank", "p", "q"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for score in finding.found:
+    for score in finding.beating_controls:
         table.add_row(
             score.head.title,
             *(f"{figure:.2f}" for figure in (score.lift, score.control, score.excess)),

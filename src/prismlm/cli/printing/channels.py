@@ -14,7 +14,7 @@ from prismlm.cli.output import bar, console_for_reading, fit, plain
 from prismlm.corpus.words import DITTO
 from prismlm.instruments.channels.curves import LayerCurves
 from prismlm.instruments.channels.passages import Passage
-from prismlm.instruments.channels.report import Channel, ChannelReport, LayerReport, TextReading
+from prismlm.instruments.channels.report import Channel, ChannelReport, LayerReport, TextCurves
 from prismlm.instruments.channels.top_sequences import ChannelSequence
 from prismlm.instruments.channels.wording import (
     lag_words,
@@ -124,7 +124,7 @@ def _print_findings(console: Console, report: ChannelReport) -> None:
     console.print(Text("Is a channel read before it is written?", style="bold"))
     for layer in report.layers:
         line = f"layer {layer.layer}  {lag_words(layer)}"
-        if not layer.shared_routing:
+        if not layer.shared_gates:
             found, mean, deviation = median_correlation(layer, 1)
             line += (
                 f"; at lag +1 the median correlation is {signed(found, 3)}, shuffled "
@@ -140,7 +140,7 @@ def _print_channels(
     if not layer.channels:
         return
     shown = layer.channels if all_shown else _spread(layer.channels)
-    note = " · reads by its write gate" if layer.shared_routing else ""
+    note = " · reads by its write gate" if layer.shared_gates else ""
     console.print(Text(f"Layer {layer.layer}", style="bold").append(note, "dim"))
     ranked = any(channel.sequences for channel in shown)
     if not ranked:
@@ -191,8 +191,8 @@ def _spread(channels: Sequence[Channel]) -> list[Channel]:
 
 
 def _lag(layer: LayerReport, channel: int) -> str:
-    """Return the lag of the peak; nothing with shared routing or a gate that never varies."""
-    if layer.lags is None or layer.shared_routing or layer.lags.p[channel].isnan():
+    """Return the lag of the peak; nothing with shared gates or a gate that never varies."""
+    if layer.lags is None or layer.shared_gates or layer.lags.p[channel].isnan():
         return "–"
     return f"{layer.lags.peak[channel].item():+d}".replace("-", "−").replace("+0", "0")
 
@@ -235,7 +235,7 @@ def _print_channel(
         line = f"half-life {channel.half_life:.3g} positions (β {channel.decay:.4f})"
     if channel.repetition is not None:
         line += f" · repetition {channel.repetition:.2f}"
-    if layer.lags is not None and not layer.shared_routing:
+    if layer.lags is not None and not layer.shared_gates:
         p = layer.lags.p[channel.channel].item()
         best = layer.lags.correlation[channel.channel].max().item()
         line += (
@@ -283,18 +283,18 @@ def _excerpt(sequence: ChannelSequence, passage: Passage) -> Text:
     return shown
 
 
-def _print_text(console: Console, reading: TextReading, channel: int | None) -> None:
+def _print_text(console: Console, text_curves: TextCurves, channel: int | None) -> None:
     console.print(Text("The text", style="bold"))
-    tokens = [Text(fit(visible(plain(token)))) for token in reading.text.tokens]
+    tokens = [Text(fit(visible(plain(token)))) for token in text_curves.text.tokens]
     if channel is None:
-        _print_strongest(console, reading, tokens)
+        _print_strongest(console, text_curves, tokens)
     else:
-        _print_curve(console, reading, reading.curves[0], tokens, channel)
+        _print_curve(console, text_curves, text_curves.curves[0], tokens, channel)
     console.print()
 
 
-def _print_strongest(console: Console, reading: TextReading, tokens: Sequence[Text]) -> None:
-    shown = reading.curves[-LAYERS_OF_A_TEXT:]
+def _print_strongest(console: Console, text_curves: TextCurves, tokens: Sequence[Text]) -> None:
+    shown = text_curves.curves[-LAYERS_OF_A_TEXT:]
     headings = [f"layer {c.layer} {what}" for c in shown for what in ("writes", "reads")]
     table = _table("token", *headings)
     for i, token in enumerate(tokens):
@@ -313,7 +313,7 @@ def _print_strongest(console: Console, reading: TextReading, tokens: Sequence[Te
 
 def _print_curve(
     console: Console,
-    reading: TextReading,
+    text_curves: TextCurves,
     curves: LayerCurves,
     tokens: Sequence[Text],
     channel: int,
@@ -327,7 +327,7 @@ def _print_curve(
         share = memory[i, strongest].item()
         held = Text("–")
         if share > 0:
-            name = visible(plain(_token_at(reading.text.tokens, strongest)))
+            name = visible(plain(_token_at(text_curves.text.tokens, strongest)))
             held = Text(f"{fit(name)} {share:.0%}")
         table.add_row(
             token,

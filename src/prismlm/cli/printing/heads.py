@@ -10,7 +10,7 @@ from rich.text import Text
 
 from prismlm.cli.format import count
 from prismlm.cli.output import console_for_reading, plain
-from prismlm.corpus.sequences import CorpusRead
+from prismlm.corpus.sequences import CorpusPart
 from prismlm.instruments.channels.wording import signed
 from prismlm.instruments.heads import AcrossModels, Comparison, HeadFigures, HeadReport
 
@@ -70,7 +70,7 @@ def print_across(found: Sequence[AcrossModels]) -> None:
     console.print(f"[dim]{models} models: p cannot be below {least:.2g}, whatever they show[/]\n")
 
 
-def print_header(console: Console, model: str, corpus: CorpusRead) -> None:
+def print_header(console: Console, model: str, corpus: CorpusPart) -> None:
     """Print the model's name and what was read."""
     parts = [Text(plain(model), style="bold")]
     if corpus.positions:

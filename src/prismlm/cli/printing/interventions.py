@@ -12,8 +12,8 @@ from prismlm.cli.output import console_for_reading, plain
 from prismlm.instruments.channels.effect_table import SHORT, Channel, channel_name, interval_text
 
 if TYPE_CHECKING:
+    from prismlm.instruments.channels.concept_emergence import ConceptInModel
     from prismlm.instruments.channels.effect_table import By, EffectTable
-    from prismlm.instruments.channels.inspection import ConceptInModel
 
 CONTEXT_WIDTH = 34
 
@@ -23,7 +23,7 @@ def print_concepts(found: list[ConceptInModel], by: By) -> None:
     console = console_for_reading()
     for item in found:
         console.print(Text(plain(item.name), style="bold"))
-        _print_found(console, item)
+        _print_ranked(console, item)
         for place in item.table.channels:
             _print_cases(console, item.table, place, by)
         _print_summaries(console, item.table)
@@ -36,7 +36,7 @@ def print_concepts(found: list[ConceptInModel], by: By) -> None:
         )
 
 
-def _print_found(console: Console, item: ConceptInModel) -> None:
+def _print_ranked(console: Console, item: ConceptInModel) -> None:
     found = item.found
     if found is None:
         return

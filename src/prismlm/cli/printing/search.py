@@ -29,8 +29,8 @@ def print_search(result: SearchResult) -> None:
     console.print(f"[bold]{escape(str(result.directory))}[/]", soft_wrap=True)
     failed = sum(trial.ce is None for trial in result.trials)
     seeds = max((len(trial.seeds) for trial in result.trials), default=0)
-    told = f"{len(result.trials)} trials, {failed} failed"
-    console.print(f"{told} · CE on held-out text at the end, mean of {seeds} seeds")
+    counted = f"{len(result.trials)} trials, {failed} failed"
+    console.print(f"{counted} · CE on held-out text at the end, mean of {seeds} seeds")
     table = Table(box=None, padding=(0, 2), pad_edge=False, header_style="dim")
     keys = list(result.trials[0].values) if result.trials else []
     for name in ("trial", "CE", "perplexity", *keys):

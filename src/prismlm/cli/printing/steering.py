@@ -13,7 +13,7 @@ from rich.text import Text
 from prismlm.cli.format import count
 from prismlm.edits.steering import Leading, SteeredToken, Steering
 from prismlm.edits.steering_cost import Cost
-from prismlm.edits.steering_effects import Effect, Effects
+from prismlm.edits.steering_effects import SteeringEffect, SteeringEffects
 from prismlm.pages.trace_data import visible
 
 WIDTH_WHERE_PIPED = 100
@@ -28,7 +28,7 @@ MEASURED = {
 def print_steering(
     edit: dict[str, Any] | None,
     only: str | None,
-    result: Steering | Effects,
+    result: Steering | SteeringEffects,
     cost: Cost | None,
     note: str,
 ) -> None:
@@ -109,7 +109,7 @@ def _leader(leading: Leading | None) -> str:
     return f"{name} #{leading.prototype}"
 
 
-def _print_effects(console: Console, effects: Effects) -> None:
+def _print_effects(console: Console, effects: SteeringEffects) -> None:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
     table.add_column("nats per prediction")
     for heading in ("prompts", "edit (95 %)", "control", "difference (95 %)", "d"):
@@ -138,7 +138,7 @@ def _print_effects(console: Console, effects: Effects) -> None:
     )
 
 
-def _d(effect: Effect) -> str:
+def _d(effect: SteeringEffect) -> str:
     return "–" if effect.d is None else f"{effect.d:+.2f}"
 
 

@@ -20,10 +20,10 @@ from prismlm.instruments.uncertainty_feedback import (
     PrefillGap,
     UncertaintyReport,
 )
-from prismlm.instruments.uncertainty_feedback.words import with_interval
+from prismlm.instruments.uncertainty_feedback.verdict_words import with_interval
 
 
-def print_uncertainty(report: UncertaintyReport) -> None:
+def print_uncertainty_feedback(report: UncertaintyReport) -> None:
     """Print every check with its control and what it says."""
     console = console_for_reading()
     parts = [

@@ -1,4 +1,4 @@
-"""Clamping the routing of one text onto another: gates that were recorded, in place of own ones.
+"""Clamping the gates of one text onto another: gates that were recorded, in place of own ones.
 
 While a clamp holds, position i of a pass writes and reads by the gates that position
 ``alignment[i]`` of the recorded text had; values stay those of the text that is read.
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from prismlm.errors import InputError, suggest
 from prismlm.layers import MixerEvidence, PrototypeMixer
-from prismlm.models.decoders.mixers import routing_of
+from prismlm.models.decoders.mixers import gates_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -41,7 +41,7 @@ _INPUTS = (
 
 
 @dataclass(frozen=True, eq=False)
-class RoutingRecord:
+class GateRecord:
     """The gates of one text, in every layer.
 
     Attributes:
@@ -53,8 +53,8 @@ class RoutingRecord:
     layers: tuple[MixerEvidence, ...]
 
 
-def record_routing(model: PreTrainedModel, input_ids: Int64[Tensor, " T"]) -> RoutingRecord:
-    """Return the gates of one sequence, with what interventions hold, for :class:`ClampRouting`.
+def record_gates(model: PreTrainedModel, input_ids: Int64[Tensor, " T"]) -> GateRecord:
+    """Return the gates of one sequence, with what interventions hold, for :class:`ClampGates`.
 
     Raises:
         InputError: no prototype mixer, or not one sequence of tokens.
@@ -64,11 +64,11 @@ def record_routing(model: PreTrainedModel, input_ids: Int64[Tensor, " T"]) -> Ro
             f"input_ids are {list(input_ids.shape)}: expected [T], one sequence of at least one "
             "token."
         )
-    return RoutingRecord(input_ids, routing_of(model, input_ids[None]))
+    return GateRecord(input_ids, gates_of(model, input_ids[None]))
 
 
 @dataclass(frozen=True, eq=False)
-class ClampRouting:
+class ClampGates:
     """Give positions the gates that another text had.
 
         write_i = recorded write_a(i),   read_i = recorded read_a(i),   a(i) ≥ 0
@@ -81,11 +81,11 @@ class ClampRouting:
     Every row of a batch is clamped alike. Padding and packed rows are refused: a position in the
     row would not be one in the text.
 
-    A layer with shared routing has one gate. It is clamped whichever of both is asked for, and
+    A layer with shared gates has one gate. It is clamped whichever of both is asked for, and
     stays shared.
 
     Attributes:
-        record: what :func:`record_routing` gave.
+        record: what :func:`record_gates` gave.
         layers: which, or None for all.
         gates: ``"both"``, ``"write"`` or ``"read"``.
         alignment: a(i), a position of the recorded text or −1 for the own gate; or None.
@@ -94,7 +94,7 @@ class ClampRouting:
         InputError: an unknown gate, or an alignment to positions that were not recorded.
     """
 
-    record: RoutingRecord
+    record: GateRecord
     layers: tuple[int, ...] | None = None
     gates: GateName = "both"
     alignment: Sequence[int] | Tensor | None = None
@@ -141,7 +141,7 @@ class LayerClamp(NamedTuple):
     whole: bool
 
 
-class Pass(NamedTuple):
+class PositionSpan(NamedTuple):
     """Which positions a decoder is about to read.
 
     Attributes:
@@ -157,10 +157,10 @@ class Pass(NamedTuple):
     obstacle: str | None
 
 
-_pass: ContextVar[Pass | None] = ContextVar("prismlm_clamped_pass", default=None)
+_span: ContextVar[PositionSpan | None] = ContextVar("prismlm_clamped_span", default=None)
 
 
-def layer_clamp(clamp: ClampRouting, layer: int, mixer: PrototypeMixer) -> LayerClamp:
+def layer_clamp(clamp: ClampGates, layer: int, mixer: PrototypeMixer) -> LayerClamp:
     """Return what a clamp is in one layer.
 
     Raises:
@@ -169,11 +169,11 @@ def layer_clamp(clamp: ClampRouting, layer: int, mixer: PrototypeMixer) -> Layer
     write, read = (gate[0] for gate in clamp.record.layers[layer])
     if write.shape[1] != mixer.channels:
         raise InputError(
-            f"layer {layer} has {mixer.channels} channels and the recorded routing "
+            f"layer {layer} has {mixer.channels} channels and the recorded gates "
             f"{write.shape[1]}: record it with the model that it is clamped onto."
         )
-    gates = "both" if mixer.shared_routing else clamp.gates
-    # One tensor for both keeps shared routing shared.
+    gates = "both" if mixer.shared_gates else clamp.gates
+    # One tensor for both keeps shared gates shared.
     if clamp.record.layers[layer].write is clamp.record.layers[layer].read:
         read = write
     return LayerClamp(
@@ -190,10 +190,10 @@ def clamped(evidence: MixerEvidence, clamp: LayerClamp) -> MixerEvidence:
     Raises:
         InputError: the pass does not fit the clamp.
     """
-    span = _pass.get()
+    span = _span.get()
     if span is None:
         raise InputError(
-            "routing is clamped by position, and only the decoder knows that: run the model, not a "
+            "gates are clamped by position, and only the decoder knows that: run the model, not a "
             "layer of it."
         )
     _check(span, clamp)
@@ -214,9 +214,9 @@ def _replaced(gate: Tensor, recorded: Tensor | None, sources: Tensor) -> Tensor:
     return torch.where((sources >= 0)[:, None], taken, gate)
 
 
-def _check(span: Pass, clamp: LayerClamp) -> None:
+def _check(span: PositionSpan, clamp: LayerClamp) -> None:
     if span.obstacle is not None:
-        raise InputError(f"routing cannot be clamped onto {span.obstacle}.")
+        raise InputError(f"gates cannot be clamped onto {span.obstacle}.")
     last, length = span.first + span.length, len(clamp.sources)
     if not clamp.whole or span.first >= length or last == length:
         return
@@ -232,7 +232,7 @@ def _check(span: Pass, clamp: LayerClamp) -> None:
         )
 
 
-def note_pass(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def note_span(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Note which positions a decoder is about to read: a forward pre-hook with keywords."""
     given: dict[str, Any] = dict(zip(_INPUTS, args, strict=False)) | kwargs
     inputs = given.get("input_ids")
@@ -255,9 +255,9 @@ def note_pass(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     elif packed and past is None and mask is None:
         obstacle = "rows that hold several sequences: give one sequence a row"
     first = 0 if past is None else int(past.get_seq_length())
-    _pass.set(Pass(first, inputs.shape[1], past is not None or bool(goes_on), obstacle))
+    _span.set(PositionSpan(first, inputs.shape[1], past is not None or bool(goes_on), obstacle))
 
 
-def forget_pass(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+def forget_span(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
     """Note that a decoder has read: a forward hook."""
-    _pass.set(None)
+    _span.set(None)

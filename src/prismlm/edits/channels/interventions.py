@@ -11,7 +11,7 @@ from __future__ import annotations
 import operator
 from dataclasses import dataclass
 
-from prismlm.edits.channels.clamp import ClampRouting
+from prismlm.edits.channels.clamp import ClampGates
 from prismlm.errors import InputError
 
 
@@ -74,7 +74,7 @@ class MaskRead:
 
         read_k = 0 after the softmax, or (W x)·p_k / τ_r = −∞ before it, with ``renormalise``
 
-    A layer with shared routing then reads by another gate than it writes by.
+    A layer with shared gates then reads by another gate than it writes by.
 
     Attributes:
         layer: from 0.
@@ -93,7 +93,7 @@ class MaskRead:
         _check_place(self.layer, self.channel)
 
 
-Intervention = Reinitialise | MaskWrite | MaskRead | ClampRouting
+Intervention = Reinitialise | MaskWrite | MaskRead | ClampGates
 
 
 def _check_place(layer: object, channel: object) -> None:

@@ -20,12 +20,12 @@ import torch
 from torch import Tensor, nn
 
 from prismlm.edits.channels.clamp import (
-    ClampRouting,
+    ClampGates,
     LayerClamp,
     clamped,
-    forget_pass,
+    forget_span,
     layer_clamp,
-    note_pass,
+    note_span,
 )
 from prismlm.edits.channels.interventions import Intervention, MaskRead, MaskWrite, Reinitialise
 from prismlm.edits.standing_hooks import Handles, StandingHooks
@@ -38,7 +38,7 @@ from prismlm.models.decoders.recurrent_decoder import RecurrentModel
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _LayerIntervention:
     """What is done to one layer's gates.
 
     Attributes:
@@ -59,9 +59,9 @@ class _Plan:
     read_zero: frozenset[int] = frozenset()
     clamps: tuple[LayerClamp, ...] = ()
 
-    def then(self, inner: _Plan) -> _Plan:
-        """Return the plan of both, with ``inner``'s draw where both draw one channel anew."""
-        return _Plan(
+    def then(self, inner: _LayerIntervention) -> _LayerIntervention:
+        """Return both, with ``inner``'s draw where both draw one channel anew."""
+        return _LayerIntervention(
             self.channels,
             self.groups,
             {**self.prototypes, **inner.prototypes},
@@ -73,9 +73,9 @@ class _Plan:
         )
 
 
-Plans = Mapping[nn.Module, _Plan]
-_NONE: Plans = {}
-_plans: ContextVar[Plans] = ContextVar("prismlm_interventions", default=_NONE)
+ByGates = Mapping[nn.Module, _LayerIntervention]
+_NONE: ByGates = {}
+_in_force: ContextVar[ByGates] = ContextVar("prismlm_interventions", default=_NONE)
 _standing = StandingHooks()
 
 
@@ -100,15 +100,16 @@ def intervene(model: nn.Module, *interventions: Intervention) -> Iterator[None]:
             given is not an intervention, no channel of a group is left to share its gate, or a gate
             is both clamped and renormalised. Inside the block: a pass that a clamp does not fit.
     """
-    own = _planned(model, interventions)
-    outer = _plans.get()
+    own = _by_gates(model, interventions)
+    outer = _in_force.get()
     combined = {
-        gates: outer[gates].then(plan) if gates in outer else plan for gates, plan in own.items()
+        gates: outer[gates].then(wanted) if gates in outer else wanted
+        for gates, wanted in own.items()
     }
-    for plan in combined.values():
-        _check(plan)
+    for wanted in combined.values():
+        _check(wanted)
     hooked = [*own, *_decoders(model, own.values())]
-    token = _plans.set({**outer, **combined})
+    token = _in_force.set({**outer, **combined})
     for module in hooked:
         _standing.stand(module, partial(_hooks, module))
     try:
@@ -116,62 +117,69 @@ def intervene(model: nn.Module, *interventions: Intervention) -> Iterator[None]:
     finally:
         for module in hooked:
             _standing.step_down(module)
-        _plans.reset(token)
+        _in_force.reset(token)
 
 
 def interventions_hold() -> bool:
     """Return whether any intervention holds in this thread or task."""
-    return bool(_plans.get())
+    return bool(_in_force.get())
 
 
-def _planned(model: nn.Module, interventions: Iterable[Intervention]) -> dict[nn.Module, _Plan]:
+def _by_gates(
+    model: nn.Module, interventions: Iterable[Intervention]
+) -> dict[nn.Module, _LayerIntervention]:
     mixers = mixers_of(model)
-    plans: dict[nn.Module, _Plan] = {}
+    by_gates: dict[nn.Module, _LayerIntervention] = {}
     for intervention in interventions:
-        for layer, plan in _plans_of(intervention, mixers):
+        for layer, wanted in _by_layer(intervention, mixers):
             gates = mixers[layer].gates
-            held = plans.get(gates)
-            plans[gates] = plan if held is None else held.then(plan)
-    return plans
+            held = by_gates.get(gates)
+            by_gates[gates] = wanted if held is None else held.then(wanted)
+    return by_gates
 
 
-def _plans_of(
+def _by_layer(
     intervention: Intervention, mixers: tuple[PrototypeMixer, ...]
-) -> Iterator[tuple[int, _Plan]]:
+) -> Iterator[tuple[int, _LayerIntervention]]:
     """Yield an intervention's layers with what it does there."""
-    if isinstance(intervention, ClampRouting):
+    if isinstance(intervention, ClampGates):
         recorded = len(intervention.record.layers)
         if recorded != len(mixers):
             raise InputError(
-                f"the model has {len(mixers)} layers and the recorded routing {recorded}: record "
+                f"the model has {len(mixers)} layers and the recorded gates {recorded}: record "
                 "it with the model that it is clamped onto."
             )
         for layer in chosen_layers(len(mixers), intervention.layers):
             clamp = layer_clamp(intervention, layer, mixers[layer])
-            yield layer, _Plan(mixers[layer].channels, mixers[layer].groups, clamps=(clamp,))
+            yield (
+                layer,
+                _LayerIntervention(mixers[layer].channels, mixers[layer].groups, clamps=(clamp,)),
+            )
         return
     if not isinstance(intervention, (Reinitialise, MaskWrite, MaskRead)):
         raise InputError(
             f"{intervention!r} is not an intervention: expected Reinitialise, MaskWrite, MaskRead "
-            "or ClampRouting."
+            "or ClampGates."
         )
     check_layer(len(mixers), intervention.layer)
     mixer = mixers[intervention.layer]
     check_channel(mixer.channels, intervention.layer, intervention.channel)
-    yield intervention.layer, _plan_of(intervention, mixer)
+    yield intervention.layer, _on_channel(intervention, mixer)
 
 
-def _plan_of(intervention: Reinitialise | MaskWrite | MaskRead, mixer: PrototypeMixer) -> _Plan:
+def _on_channel(
+    intervention: Reinitialise | MaskWrite | MaskRead, mixer: PrototypeMixer
+) -> _LayerIntervention:
     members, none = frozenset([intervention.channel]), frozenset[int]()
     if isinstance(intervention, Reinitialise):
         drawn = {intervention.channel: _drawn(intervention, mixer)}
-        return _Plan(mixer.channels, mixer.groups, drawn)
+        return _LayerIntervention(mixer.channels, mixer.groups, drawn)
     # In the order of the fields: −∞ in the write and the read gate, then zero in both.
     place = 2 * (not intervention.renormalise) + isinstance(intervention, MaskRead)
     excluded_write, excluded_read, zero_write, zero_read = (
         members if i == place else none for i in range(4)
     )
-    return _Plan(
+    return _LayerIntervention(
         mixer.channels,
         mixer.groups,
         write_excluded=excluded_write,
@@ -181,14 +189,14 @@ def _plan_of(intervention: Reinitialise | MaskWrite | MaskRead, mixer: Prototype
     )
 
 
-def _decoders(model: nn.Module, plans: Iterable[_Plan]) -> tuple[nn.Module, ...]:
+def _decoders(model: nn.Module, layers: Iterable[_LayerIntervention]) -> tuple[nn.Module, ...]:
     """Return what says positions, if a clamp asks for them."""
-    if not any(plan.clamps for plan in plans):
+    if not any(wanted.clamps for wanted in layers):
         return ()
     found = tuple(module for module in model.modules() if isinstance(module, RecurrentModel))
     if not found:
         raise InputError(
-            "routing is clamped by position, and only a decoder knows that: give the model, not a "
+            "gates are clamped by position, and only a decoder knows that: give the model, not a "
             "layer of it."
         )
     return found
@@ -201,17 +209,17 @@ def _drawn(intervention: Reinitialise, mixer: PrototypeMixer) -> Tensor:
     return initial_prototypes(1, mixer.prototypes.shape[1], generator)[0]
 
 
-def _check(plan: _Plan) -> None:
-    size = plan.channels // plan.groups
-    for name, excluded in (("write", plan.write_excluded), ("read", plan.read_excluded)):
-        for first in range(0, plan.channels, size):
+def _check(wanted: _LayerIntervention) -> None:
+    size = wanted.channels // wanted.groups
+    for name, excluded in (("write", wanted.write_excluded), ("read", wanted.read_excluded)):
+        for first in range(0, wanted.channels, size):
             if excluded.issuperset(range(first, first + size)):
-                of = "" if plan.groups == 1 else f" of group {first // size}"
+                of = "" if wanted.groups == 1 else f" of group {first // size}"
                 raise InputError(
                     f"all {size} channels{of} of a {name} gate are excluded from its softmax, so "
                     "that none is left to share it: leave one out, or mask without renormalise."
                 )
-        if excluded and any(getattr(clamp, name) is not None for clamp in plan.clamps):
+        if excluded and any(getattr(clamp, name) is not None for clamp in wanted.clamps):
             raise InputError(
                 f"a {name} gate is clamped, which leaves it no softmax to exclude channel "
                 f"{min(excluded)} from: mask without renormalise, or do not clamp its layer."
@@ -221,40 +229,40 @@ def _check(plan: _Plan) -> None:
 def _hooks(module: nn.Module) -> Handles:
     if isinstance(module, RecurrentModel):
         return (
-            module.register_forward_pre_hook(note_pass, with_kwargs=True),
-            module.register_forward_hook(forget_pass, always_call=True),
+            module.register_forward_pre_hook(note_span, with_kwargs=True),
+            module.register_forward_hook(forget_span, always_call=True),
         )
     return (module.register_forward_pre_hook(_before), module.register_forward_hook(_after))
 
 
 def _before(module: nn.Module, args: tuple[Any, ...]) -> tuple[GateInputs] | None:
-    plan = _plans.get().get(module)
-    if plan is None:
+    wanted = _in_force.get().get(module)
+    if wanted is None:
         return None
     inputs: GateInputs = args[0]
     device = inputs.prototypes.device
-    if plan.prototypes:
-        places = torch.tensor(list(plan.prototypes), device=device)
-        rows = torch.stack(list(plan.prototypes.values())).to(inputs.prototypes)
+    if wanted.prototypes:
+        places = torch.tensor(list(wanted.prototypes), device=device)
+        rows = torch.stack(list(wanted.prototypes.values())).to(inputs.prototypes)
         inputs = inputs._replace(prototypes=inputs.prototypes.index_copy(0, places, rows))
-    write = _flags(plan.write_excluded, plan.channels, device)
-    # One tensor for both keeps shared routing shared.
-    same = plan.read_excluded == plan.write_excluded
-    read = write if same else _flags(plan.read_excluded, plan.channels, device)
+    write = _flags(wanted.write_excluded, wanted.channels, device)
+    # One tensor for both keeps shared gates shared.
+    same = wanted.read_excluded == wanted.write_excluded
+    read = write if same else _flags(wanted.read_excluded, wanted.channels, device)
     return (inputs._replace(write_excluded=write, read_excluded=read),)
 
 
 def _after(
     module: nn.Module, args: tuple[Any, ...], evidence: MixerEvidence
 ) -> MixerEvidence | None:
-    plan = _plans.get().get(module)
-    if plan is None or not (plan.write_zero or plan.read_zero or plan.clamps):
+    wanted = _in_force.get().get(module)
+    if wanted is None or not (wanted.write_zero or wanted.read_zero or wanted.clamps):
         return None
-    for clamp in plan.clamps:
+    for clamp in wanted.clamps:
         evidence = clamped(evidence, clamp)
-    if not (plan.write_zero or plan.read_zero):
+    if not (wanted.write_zero or wanted.read_zero):
         return evidence
-    zeros = (plan.write_zero, plan.read_zero)
+    zeros = (wanted.write_zero, wanted.read_zero)
     gates = [
         gate if not zero else gate.index_fill(-1, torch.tensor(sorted(zero), device=gate.device), 0)
         for gate, zero in zip(evidence, zeros, strict=True)

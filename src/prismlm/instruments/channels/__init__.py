@@ -1,7 +1,7 @@
 """Reading the channels of prototype mixers, and intervening on them."""
 
 from prismlm.corpus.sequences import Sequences
-from prismlm.edits.channels.clamp import ClampRouting, RoutingRecord, record_routing
+from prismlm.edits.channels.clamp import ClampGates, GateRecord, record_gates
 from prismlm.edits.channels.interventions import Intervention, MaskRead, MaskWrite, Reinitialise
 from prismlm.edits.channels.scope import intervene
 from prismlm.explain.chain import ChannelSource, ChannelUse, PrototypeChain
@@ -10,18 +10,23 @@ from prismlm.explain.residual_stream import read_direct_path
 from prismlm.instruments.channels.activations import value_norms
 from prismlm.instruments.channels.build_report import ReportOptions, channel_report
 from prismlm.instruments.channels.case_files import Case, Probe, case_sets, load_cases, probe_of
+from prismlm.instruments.channels.concept_emergence import (
+    ConceptInModel,
+    TableOptions,
+    concept_in_model,
+)
 from prismlm.instruments.channels.concepts import (
     ChannelScore,
     Concept,
     ConceptToken,
-    FoundChannels,
+    RankedChannels,
     concept_tokens,
     find_channels,
-    found_in,
     propose_concepts,
+    rank_channels,
 )
 from prismlm.instruments.channels.curves import LayerCurves, TextCurves, read_channels, read_text
-from prismlm.instruments.channels.effect_table import Effect, EffectTable, Summary
+from prismlm.instruments.channels.effect_table import EffectCell, EffectTable, Summary
 from prismlm.instruments.channels.effects import (
     INTERVENTIONS,
     draw_controls,
@@ -30,8 +35,8 @@ from prismlm.instruments.channels.effects import (
 )
 from prismlm.instruments.channels.gate_use import GateUse, LayerUse, gate_uses
 from prismlm.instruments.channels.heldout_cases import heldout_cases
-from prismlm.instruments.channels.inspection import ConceptInModel, TableOptions, concept_in_model
 from prismlm.instruments.channels.lags import LagCorrelation, read_write_lags
+from prismlm.instruments.channels.layer_metrics import LayerMetrics, measure_layers
 from prismlm.instruments.channels.locality import (
     Quartiles,
     RankCorrelation,
@@ -39,7 +44,6 @@ from prismlm.instruments.channels.locality import (
     repetition,
     spearman,
 )
-from prismlm.instruments.channels.measure import LayerMetrics, measure
 from prismlm.instruments.channels.probabilities import target_probabilities
 from prismlm.instruments.channels.report import ChannelReport
 from prismlm.instruments.channels.token_gates import TokenGates, token_gates
@@ -63,14 +67,14 @@ __all__ = [
     "ChannelSource",
     "ChannelToken",
     "ChannelUse",
-    "ClampRouting",
+    "ClampGates",
     "Concept",
     "ConceptInModel",
     "ConceptToken",
     "DirectPath",
-    "Effect",
+    "EffectCell",
     "EffectTable",
-    "FoundChannels",
+    "GateRecord",
     "GateUse",
     "Intervention",
     "LagCorrelation",
@@ -83,9 +87,9 @@ __all__ = [
     "PrototypeChain",
     "Quartiles",
     "RankCorrelation",
+    "RankedChannels",
     "Reinitialise",
     "ReportOptions",
-    "RoutingRecord",
     "Sequences",
     "Summary",
     "TableOptions",
@@ -100,7 +104,6 @@ __all__ = [
     "draw_controls",
     "effects_on",
     "find_channels",
-    "found_in",
     "gate_uses",
     "half_life",
     "half_lives",
@@ -109,17 +112,18 @@ __all__ = [
     "intervene",
     "intervention_table",
     "load_cases",
-    "measure",
+    "measure_layers",
     "mixers_of",
     "probe_of",
     "propose_concepts",
     "quartiles",
+    "rank_channels",
     "rank_sequences",
     "read_channels",
     "read_direct_path",
     "read_text",
     "read_write_lags",
-    "record_routing",
+    "record_gates",
     "repetition",
     "sequences_of",
     "spearman",

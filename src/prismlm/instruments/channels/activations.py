@@ -10,8 +10,8 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from prismlm.errors import InputError, suggest
-from prismlm.models.decoders.mixers import routing_of
-from prismlm.models.seam import decoder_of
+from prismlm.models.decoders.mixers import gates_of
+from prismlm.models.seam import base_model_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -22,7 +22,7 @@ Kind = Literal["write", "read", "values"]
 KINDS = ("write", "read", "values")
 
 
-class Pass(NamedTuple):
+class BatchActivations(NamedTuple):
     """Activations of one batch, on the CPU, padding left out: N positions.
 
     Attributes:
@@ -58,7 +58,7 @@ def value_norms(
 
     handles = [module.register_forward_hook(note) for module in projections]
     try:
-        decoder_of(model)(
+        base_model_of(model)(
             input_ids=input_ids,
             attention_mask=None if mask is None else mask.long(),
             use_cache=False,
@@ -69,7 +69,9 @@ def value_norms(
     return tuple(found[module] for module in projections)
 
 
-def activations(model: PreTrainedModel, batch: WindowBatch, kind: Kind = "write") -> Pass:
+def activations(
+    model: PreTrainedModel, batch: WindowBatch, kind: Kind = "write"
+) -> BatchActivations:
     """Return a batch's write gates, read gates or value norms.
 
     Raises:
@@ -79,14 +81,16 @@ def activations(model: PreTrainedModel, batch: WindowBatch, kind: Kind = "write"
     if kind == "values":
         layers = value_norms(model, ids, mask)
     elif kind in KINDS:
-        layers = tuple(getattr(evidence, kind) for evidence in routing_of(model, ids, mask))
+        layers = tuple(getattr(evidence, kind) for evidence in gates_of(model, ids, mask))
     else:
         raise InputError(
             f"there are no activations {kind!r}: expected {', '.join(KINDS)}."
             f"{suggest(kind, list(KINDS))}"
         )
     owned = batch.owned.to(model.device)
-    return Pass(batch.input_ids[batch.owned], tuple(a[owned].float().cpu() for a in layers))
+    return BatchActivations(
+        batch.input_ids[batch.owned], tuple(a[owned].float().cpu() for a in layers)
+    )
 
 
 def _value_projections(model: nn.Module) -> dict[nn.Module, int]:

@@ -7,24 +7,24 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from prismlm.corpus.sequences import CorpusRead, Sequences
+from prismlm.corpus.sequences import CorpusPart, Sequences
 from prismlm.corpus.tokenizer import check_tokenizer_of
 from prismlm.corpus.words import encode, worded
 from prismlm.errors import InputError
 from prismlm.instruments.channels.activations import Kind
+from prismlm.instruments.channels.channel_survey import LayerSurvey, survey_channels
 from prismlm.instruments.channels.curves import read_channels
+from prismlm.instruments.channels.layer_metrics import LayerMetrics, measure_layers
 from prismlm.instruments.channels.locality import quartiles, repetition, spearman
-from prismlm.instruments.channels.measure import LayerMetrics, measure
 from prismlm.instruments.channels.passages import Passage, read_passages
 from prismlm.instruments.channels.report import (
     Channel,
     ChannelReport,
     LayerReport,
     Locality,
-    TextReading,
+    TextCurves,
     TopToken,
 )
-from prismlm.instruments.channels.survey import LayerSurvey, survey
 from prismlm.instruments.channels.top_sequences import ChannelSequence, sequences_of
 from prismlm.layers import PrototypeMixer
 from prismlm.models.decoders.mixers import check_layer, chosen_layers, half_life, mixers_of
@@ -73,7 +73,8 @@ def channel_report(
     channel has no half-life of its own, and everything else. A model without prototype mixers
     but with value heads, as LLaMA, has the figures of their norms, and no channels.
 
-    Memory: see :func:`survey`. A corpus is read once; documents of kept sequences once more.
+    Memory: see :func:`survey_channels`. A corpus is read once; documents of kept sequences
+    once more.
 
     Args:
         model: in evaluation mode.
@@ -96,10 +97,10 @@ def channel_report(
         return _of_heads(model, sequences, text, name, options, progress)
     mixers = mixers_of(model)
     chosen = chosen_layers(len(mixers), options.layers)
-    reading = None if text is None else _read(model, tokenizer, text, chosen)
+    text_curves = None if text is None else _read(model, tokenizer, text, chosen)
     found: Mapping[int, LayerSurvey] = {}
     if sequences is not None:
-        found = survey(model, sequences, **options._asdict(), progress=progress)
+        found = survey_channels(model, sequences, **options._asdict(), progress=progress)
     ranked = {layer: _ranked(found[layer], layer, mixers[layer].channels) for layer in found}
     passages = _passages(sequences, ranked)
     layers = tuple(
@@ -109,11 +110,11 @@ def channel_report(
     return ChannelReport(
         model=name,
         of="channels",
-        corpus=_corpus_read(sequences, [found[layer].write for layer in found]),
+        corpus=_corpus_part(sequences, [found[layer].write for layer in found]),
         layers=layers,
         locality=locality_of(layers, seed=options.seed) if found else None,
         passages=passages,
-        text=reading,
+        text=text_curves,
     )
 
 
@@ -167,28 +168,26 @@ def _of_heads(
         # Says that there are none, and of which model.
         mixers_of(model)
     assert sequences is not None
-    metrics = measure(model, sequences, "values", progress=progress)
+    metrics = measure_layers(model, sequences, "values", progress=progress)
     for layer in options.layers or ():
         check_layer(len(metrics), layer)
     chosen = [m for m in metrics if options.layers is None or m.layer in options.layers]
     layers = tuple(LayerReport(m.layer, False, {"values": m}, None, ()) for m in chosen)
-    return ChannelReport(name, "heads", _corpus_read(sequences, chosen), layers, None, {}, None)
+    return ChannelReport(name, "heads", _corpus_part(sequences, chosen), layers, None, {}, None)
 
 
-def _corpus_read(sequences: Sequences | None, metrics: list[LayerMetrics]) -> CorpusRead | None:
+def _corpus_part(sequences: Sequences | None, metrics: list[LayerMetrics]) -> CorpusPart | None:
     if sequences is None:
         return None
-    corpus = sequences.corpus
-    positions = metrics[0].positions if metrics else 0
-    return CorpusRead(str(corpus.path), corpus.name, sequences.split, sequences.length, positions)
+    return sequences.part(metrics[0].positions if metrics else 0)
 
 
 def _read(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str, layers: Iterable[int]
-) -> TextReading:
+) -> TextCurves:
     ids, spans = encode(tokenizer, text)
     curves = read_channels(model, torch.tensor(ids, device=model.device), layers)
-    return TextReading(worded(text, spans), tuple(ids), curves)
+    return TextCurves(worded(text, spans), tuple(ids), curves)
 
 
 def _layer(
@@ -216,7 +215,7 @@ def _layer(
     if found is not None:
         metrics = {"write": found.write, "read": found.read}
     lags = None if found is None else found.lags
-    return LayerReport(layer, mixer.shared_routing, metrics, lags, channels)
+    return LayerReport(layer, mixer.shared_gates, metrics, lags, channels)
 
 
 def top_tokens(

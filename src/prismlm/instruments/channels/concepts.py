@@ -54,7 +54,7 @@ class ChannelScore:
 
 
 @dataclass(frozen=True, eq=False)
-class FoundChannels:
+class RankedChannels:
     """Channels ranked for a concept.
 
     Attributes:
@@ -141,7 +141,7 @@ def find_channels(
     shuffles: int = 999,
     seed: int = 0,
     progress: Reporter = SILENT,
-) -> FoundChannels:
+) -> RankedChannels:
     """Rank all channels by the standardised difference of their write gate at words.
 
     Args:
@@ -163,10 +163,12 @@ def find_channels(
     texts += tuple(w for w in listed if isinstance(w, str))
     forms = WordForms.of(tokenizer, texts)
     gates = token_gates(model, sequences, forms, progress=progress)
-    return found_in(gates, tokenizer, forms, least=least, kept=kept, shuffles=shuffles, seed=seed)
+    return rank_channels(
+        gates, tokenizer, forms, least=least, kept=kept, shuffles=shuffles, seed=seed
+    )
 
 
-def found_in(
+def rank_channels(
     gates: TokenGates,
     tokenizer: PreTrainedTokenizerBase,
     forms: WordForms,
@@ -175,7 +177,7 @@ def found_in(
     kept: int = 10,
     shuffles: int = 999,
     seed: int = 0,
-) -> FoundChannels:
+) -> RankedChannels:
     """Rank channels as :func:`find_channels`, from gates that were summed with these words.
 
     Raises:
@@ -207,7 +209,7 @@ def found_in(
     others = torch.cat(difference).sort(descending=True).values[1:]
     null = _shuffled(gates, tokenizer, forms, [n for n in counts.values() if n], shuffles, seed)
     at_least = int((null >= scores[0].difference).sum())
-    return FoundChannels(
+    return RankedChannels(
         counts,
         gates.positions,
         difference,

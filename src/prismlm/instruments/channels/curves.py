@@ -18,9 +18,9 @@ from prismlm.layers import PrototypeMixer
 from prismlm.models.decoders.mixers import (
     check_channel,
     chosen_layers,
+    gates_of,
     half_life,
     mixers_of,
-    routing_of,
 )
 from prismlm.ops.prototype_mixer.state import EMPTY_BELOW
 
@@ -126,10 +126,10 @@ def read_channels(
             "token."
         )
     with decays_seen(mixers) as decays:
-        routing = routing_of(model, input_ids[None])
+        by_layer = gates_of(model, input_ids[None])
     curves: list[LayerCurves] = []
     for layer in chosen:
-        write, read = (gate[0].float().cpu() for gate in routing[layer])
+        write, read = (gate[0].float().cpu() for gate in by_layer[layer])
         decay = decays[mixers[layer]].cpu()
         decay = decay if decay.ndim == 1 else decay[0]
         curves.append(LayerCurves(layer, write, read, discounted_mass(write, decay), decay))

@@ -45,7 +45,7 @@ class Measured(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Effect:
+class EffectCell:
     """One cell of the table.
 
     Attributes:
@@ -163,9 +163,9 @@ class EffectTable:
         difference = self.measured[place, intervention].probability - self.baseline
         return (100 * (difference / self.baseline if by == "relative" else difference)).tolist()
 
-    def rows(self) -> list[Effect]:
+    def rows(self) -> list[EffectCell]:
         """Return every cell, a control once for each channel that it is drawn for."""
-        rows: list[Effect] = []
+        rows: list[EffectCell] = []
         for chosen in self.channels:
             for place in (chosen, *self.controls[chosen]):
                 for name in self.interventions:
@@ -224,13 +224,13 @@ class EffectTable:
             lines += [*self._markdown(place, by), ""]
         return "\n".join([*lines, *_summary_lines(self.summaries())]) + "\n"
 
-    def _cells(self, place: Channel, name: str, control_of: Channel | None) -> list[Effect]:
+    def _cells(self, place: Channel, name: str, control_of: Channel | None) -> list[EffectCell]:
         relative, points = (self.changes(place, name, by) for by in ("relative", "points"))
         probability, deviation = self.measured[place, name]
         deviations = [None] * len(self.probes) if deviation is None else deviation.tolist()
         columns = (self.baseline.tolist(), probability.tolist(), relative, points, deviations)
         return [
-            Effect(
+            EffectCell(
                 *(probe.concept, probe.context, probe.target, probe.measured),
                 *place,
                 control_of,

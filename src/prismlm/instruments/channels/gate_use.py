@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from prismlm.errors import InputError
 from prismlm.instruments.channels.metrics import gini
-from prismlm.models.decoders.mixers import mixers_of, routing_of
+from prismlm.models.decoders.mixers import gates_of, mixers_of
 from prismlm.models.evaluating import evaluating
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class GateUse:
 
 @dataclass(frozen=True)
 class LayerUse:
-    """Both gates of a layer; with shared routing they are the same.
+    """Both gates of a layer; with shared gates they are the same.
 
     Attributes:
         tokens: N.
@@ -114,7 +114,7 @@ def gate_uses(model: nn.Module, batches: Iterable[WindowBatch]) -> tuple[LayerUs
     with evaluating(model):
         for batch in batches:
             owned = batch.owned.to(device)
-            layers = routing_of(model, batch.input_ids.to(device), batch.attention_mask.to(device))
+            layers = gates_of(model, batch.input_ids.to(device), batch.attention_mask.to(device))
             for (write, read), evidence in zip(tallies, layers, strict=True):
                 write.add(evidence.write[owned])
                 read.add(evidence.read[owned])

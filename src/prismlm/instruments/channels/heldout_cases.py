@@ -12,7 +12,7 @@ from prismlm.corpus.sequences import Sequences
 from prismlm.errors import InputError
 from prismlm.instruments.channels.case_files import Probe
 from prismlm.instruments.channels.probabilities import probabilities_at
-from prismlm.models.seam import decoder_of
+from prismlm.models.seam import base_model_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -62,7 +62,7 @@ def heldout_cases(
         rows = {name: _again(batch, flags) for name, flags in members.items()}
         if not any(bool(hits.any()) for hits in rows.values()):
             continue
-        hidden = decoder_of(model)(
+        hidden = base_model_of(model)(
             input_ids=batch.input_ids.to(model.device),
             attention_mask=batch.attention_mask.long().to(model.device),
             use_cache=False,

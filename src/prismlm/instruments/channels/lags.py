@@ -22,7 +22,7 @@ from torch import Tensor
 
 from prismlm.corpus.sequences import Sequences
 from prismlm.errors import InputError
-from prismlm.models.decoders.mixers import chosen_layers, mixers_of, routing_of
+from prismlm.models.decoders.mixers import chosen_layers, gates_of, mixers_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -123,7 +123,7 @@ def read_write_lags(
 ) -> dict[int, LagCorrelation]:
     """Return the cross-correlation of read and write of every channel, by layer.
 
-    A layer with shared routing reads by its write gate: its correlation is 1 at lag 0.
+    A layer with shared gates reads by its write gate: its correlation is 1 at lag 0.
 
     Raises:
         InputError: no prototype mixer, an unknown layer, no text, or as :class:`LagTally`.
@@ -135,9 +135,9 @@ def read_write_lags(
     }
     for batch in sequences.batches():
         ids, mask = batch.input_ids.to(model.device), batch.attention_mask.to(model.device)
-        routing = routing_of(model, ids, mask)
+        by_layer = gates_of(model, ids, mask)
         for layer, tally in tallies.items():
-            write, read = (gate.float().cpu() for gate in routing[layer])
+            write, read = (gate.float().cpu() for gate in by_layer[layer])
             for row, owned in enumerate(batch.owned):
                 tally.add(write[row, owned], read[row, owned])
     return {layer: tally.result() for layer, tally in tallies.items()}

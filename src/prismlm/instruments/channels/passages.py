@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Document:
+class PassageOrigin:
     """Where a passage is from; None is what the corpus does not know."""
 
     doc_id: str
@@ -40,7 +40,7 @@ class Passage:
 
     start: int
     offset: int
-    document: Document
+    document: PassageOrigin
     text: WordedText
 
 
@@ -62,7 +62,7 @@ def read_passages(corpus: Corpus, sequences: Iterable[ChannelSequence]) -> dict[
     found: dict[int, Passage] = {}
     for number, row, spans in zip(numbers, rows, corpus.spans_batch(numbers), strict=True):
         text = corpus.text(number)
-        document = Document(**{name: row[name] for name in Document.__dataclass_fields__})
+        document = PassageOrigin(**{name: row[name] for name in PassageOrigin.__dataclass_fields__})
         for start, length in sorted(wanted[number]):
             offset = start - row["start"]
             words = worded(text, spans[offset : offset + length])

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from prismlm.errors import InputError
 from prismlm.instruments.channels.case_files import Probe
-from prismlm.models.seam import decoder_of
+from prismlm.models.seam import base_model_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -44,7 +44,7 @@ def target_probabilities(
         for row, probe in enumerate(chosen):
             ids[row, : len(probe.ids)] = torch.tensor(probe.ids)
         mask = torch.arange(width) < lengths[:, None]
-        hidden = decoder_of(model)(
+        hidden = base_model_of(model)(
             input_ids=ids.to(model.device),
             attention_mask=mask.long().to(model.device),
             use_cache=False,

@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from prismlm.corpus.sequences import CorpusRead
+from prismlm.corpus.sequences import CorpusPart
 from prismlm.corpus.words import WordedText
 from prismlm.files import finite
 from prismlm.instruments.channels.activations import Kind
 from prismlm.instruments.channels.curves import LayerCurves
 from prismlm.instruments.channels.lags import LagCorrelation
+from prismlm.instruments.channels.layer_metrics import LayerMetrics
 from prismlm.instruments.channels.locality import Quartiles, RankCorrelation
-from prismlm.instruments.channels.measure import LayerMetrics
 from prismlm.instruments.channels.passages import Passage
 from prismlm.instruments.channels.top_sequences import ChannelSequence
 
@@ -66,14 +66,14 @@ class LayerReport:
 
     Attributes:
         layer: from 0.
-        shared_routing: whether it reads by its write gate.
+        shared_gates: whether it reads by its write gate.
         metrics: figures by kind of activation.
         lags: cross-correlation of read and write; None without a corpus or channels.
         channels: its channels; none of a model without prototype mixers.
     """
 
     layer: int
-    shared_routing: bool
+    shared_gates: bool
     metrics: Mapping[Kind, LayerMetrics]
     lags: LagCorrelation | None
     channels: tuple[Channel, ...]
@@ -97,7 +97,7 @@ class Locality:
 
 
 @dataclass(frozen=True)
-class TextReading:
+class TextCurves:
     """A text with what its positions write and read.
 
     Attributes:
@@ -127,11 +127,11 @@ class ChannelReport:
 
     model: str
     of: Literal["channels", "heads"]
-    corpus: CorpusRead | None
+    corpus: CorpusPart | None
     layers: tuple[LayerReport, ...]
     locality: Locality | None
     passages: Mapping[int, Passage]
-    text: TextReading | None
+    text: TextCurves | None
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values; what is not a number is None."""
@@ -153,7 +153,7 @@ def _layer(layer: LayerReport, passages: Mapping[int, Passage]) -> dict[str, Any
     }
     return {
         "layer": layer.layer,
-        "shared_routing": layer.shared_routing,
+        "shared_gates": layer.shared_gates,
         "metrics": metrics,
         "lags": None
         if layer.lags is None
@@ -191,12 +191,12 @@ def _sequence(sequence: ChannelSequence, passage: Passage) -> dict[str, Any]:
     }
 
 
-def _text(reading: TextReading) -> dict[str, Any]:
+def _text(text_curves: TextCurves) -> dict[str, Any]:
     return {
-        "tokens": list(reading.text.tokens),
-        "token_ids": list(reading.token_ids),
-        "words": list(reading.text.words),
-        "tokens_of_words": list(reading.text.counts),
+        "tokens": list(text_curves.text.tokens),
+        "token_ids": list(text_curves.token_ids),
+        "words": list(text_curves.text.words),
+        "tokens_of_words": list(text_curves.text.counts),
         "layers": [
             {
                 "layer": curves.layer,
@@ -205,6 +205,6 @@ def _text(reading: TextReading) -> dict[str, Any]:
                 "read": curves.read.tolist(),
                 "mass": curves.mass.tolist(),
             }
-            for curves in reading.curves
+            for curves in text_curves.curves
         ],
     }

@@ -13,7 +13,7 @@ from prismlm.corpus.blocks import split_counts
 from prismlm.corpus.sequences import Sequences
 from prismlm.errors import InputError
 from prismlm.instruments.channels.word_forms import WordForms
-from prismlm.models.decoders.mixers import mixers_of, routing_of
+from prismlm.models.decoders.mixers import gates_of, mixers_of
 from prismlm.progress import SILENT, Reporter
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def _write_gates(model: PreTrainedModel, batch: WindowBatch) -> list[Tensor]:
     """Return each layer's write gates at the owned positions, float64 [N, R] on the CPU."""
     ids, mask = batch.input_ids.to(model.device), batch.attention_mask.to(model.device)
     owned = batch.owned.to(model.device)
-    layers = [gates.write[owned].double().cpu() for gates in routing_of(model, ids, mask)]
+    layers = [gates.write[owned].double().cpu() for gates in gates_of(model, ids, mask)]
     if not all(bool(torch.isfinite(write).all()) for write in layers):
         raise InputError("a gate is not finite: the model's weights hold NaN or infinity.")
     return layers

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from prismlm.corpus.sequences import Sequences
 from prismlm.errors import InputError
-from prismlm.models.decoders.mixers import check_channel, chosen_layers, mixers_of, routing_of
+from prismlm.models.decoders.mixers import check_channel, chosen_layers, gates_of, mixers_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -166,9 +166,9 @@ def rank_sequences(
     best = {layer: empty_ranking(mixers[layer].channels, kept, tokens) for layer in chosen}
     for batch in sequences.batches():
         ids, mask = batch.input_ids.to(model.device), batch.attention_mask.to(model.device)
-        routing = routing_of(model, ids, mask)
+        by_layer = gates_of(model, ids, mask)
         for layer in chosen:
-            write = routing[layer].write.float().cpu()
+            write = by_layer[layer].write.float().cpu()
             best[layer] = merge_rankings(best[layer], candidates(write, batch, tokens))
     return best
 

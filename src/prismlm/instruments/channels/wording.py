@@ -38,7 +38,7 @@ def lag_words(layer: LayerReport) -> str:
     """Return at which lags the channels of a layer peak, and how many stand out from chance."""
     if layer.lags is None:
         return ""
-    if layer.shared_routing:
+    if layer.shared_gates:
         return "reads by its write gate, so that both go together at lag 0"
     lags = layer.lags
     clear = lags.p < SIGNIFICANT

@@ -16,14 +16,7 @@ from prismlm.instruments.heads.length import (
 )
 from prismlm.instruments.heads.rank_test import RankTest, sign_test, stratified_rank_test
 from prismlm.instruments.heads.rates import Incoherence, LayerRates, Rates, layer_rates, rates_of
-from prismlm.instruments.heads.report import (
-    HeadReport,
-    SpectraOptions,
-    SpectraReport,
-    head_report,
-    spectra_report,
-    write_heads,
-)
+from prismlm.instruments.heads.report import HeadReport, head_report, write_heads
 from prismlm.instruments.heads.resonance import (
     CrossTerms,
     Denominator,
@@ -32,8 +25,13 @@ from prismlm.instruments.heads.resonance import (
     denominators,
     own_cross_terms,
 )
-from prismlm.instruments.heads.states import AttentionStates, read_states, signal_noise_layers
-from prismlm.instruments.heads.together import read_states_and_heads
+from prismlm.instruments.heads.spectra import SpectraOptions, SpectraReport, spectra_report
+from prismlm.instruments.heads.states import (
+    AttentionStates,
+    read_states,
+    read_states_and_heads,
+    signal_noise_layers,
+)
 from prismlm.models.attention import HeadGroup, attention_layers, head_groups, reading_attention
 
 __all__ = [

@@ -155,20 +155,20 @@ def head_uses(
         InputError: a model without attention or without that layer, windows longer than its
             positions, no query that sees enough, or weights that are not finite.
     """
-    reading = HeadReading(model, layers=layers, least_visible=least_visible)
+    collector = HeadUseCollector(model, layers=layers, least_visible=least_visible)
     with (
         evaluating(model),
-        reading.listening(),
+        collector.listening(),
         progress.task("Reading heads") as task,
     ):
         for batch in batches:
-            reading.begin(batch)
+            collector.begin(batch)
             forward(model, batch)
             task.advance(int(batch.owned.sum()))
-    return reading.result()
+    return collector.result()
 
 
-class HeadReading:
+class HeadUseCollector:
     """What :func:`head_uses` does beside the forward passes, for those of somebody else.
 
     Args:

@@ -100,7 +100,7 @@ class RoleFinding:
     level: float
 
     @property
-    def found(self) -> tuple[RoleScore, ...]:
+    def beating_controls(self) -> tuple[RoleScore, ...]:
         """The heads that beat their controls: q ≤ level."""
         return tuple(score for score in self.scores if score.q <= self.level)
 
@@ -125,7 +125,7 @@ class RoleSearch:
 
     def counts(self) -> dict[str, int]:
         """Return how many heads were found for each role."""
-        return {finding.role: len(finding.found) for finding in self.findings}
+        return {finding.role: len(finding.beating_controls) for finding in self.findings}
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything, for JSON."""
@@ -139,7 +139,7 @@ class RoleSearch:
                     "role": finding.role,
                     "sentences": finding.sentences,
                     "words": finding.words,
-                    "found": [score_to_dict(score) for score in finding.found],
+                    "found": [score_to_dict(score) for score in finding.beating_controls],
                     "scores": [score_to_dict(score) for score in finding.scores],
                 }
                 for finding in self.findings

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from prismlm.errors import InputError
 from prismlm.instruments.forward import forward
+from prismlm.instruments.heads.head_use import LEAST_VISIBLE, HeadUseCollector, HeadUses
 from prismlm.layers.signal_noise_attention import SignalNoiseAttention, SignalNoiseOutput
 from prismlm.models.evaluating import evaluating
 from prismlm.models.seam import is_unwatched
@@ -98,20 +99,20 @@ def read_states(
         InputError: a model without signal/noise heads or without that layer, fewer than two
             tokens, or N below 2.
     """
-    reading = StateReading(model, positions=positions, seed=seed, layers=layers)
+    collector = StateCollector(model, positions=positions, seed=seed, layers=layers)
     with (
         evaluating(model),
-        reading.listening(),
+        collector.listening(),
         progress.task("Reading states") as task,
     ):
         for batch in batches:
-            reading.begin(batch)
+            collector.begin(batch)
             forward(model, batch)
             task.advance(int(batch.owned.sum()))
-    return reading.result()
+    return collector.result()
 
 
-class StateReading:
+class StateCollector:
     """What :func:`read_states` does beside the forward passes, for those of somebody else.
 
     Args:
@@ -182,6 +183,39 @@ class StateReading:
             sample.add(self._keys, self._places, args[0][owned], output.output[owned])
 
         return after
+
+
+def read_states_and_heads(
+    model: PreTrainedModel,
+    batches: Iterable[WindowBatch],
+    *,
+    positions: int = POSITIONS,
+    seed: int = 0,
+    least_visible: int = LEAST_VISIBLE,
+) -> tuple[tuple[AttentionStates, ...], HeadUses | None]:
+    """Return what :func:`read_states` and :func:`head_uses` do, in one forward pass a batch.
+
+    There is None in the place of the heads where no query sees enough: the states are there all
+    the same.
+
+    Args:
+        model: a decoder of signal/noise attention.
+        batches: text; tokens count that their window owns.
+        positions: N of the states, or all there are if that is fewer.
+        seed: of the draw of positions.
+        least_visible: a query of a head counts from so many visible positions on.
+
+    Raises:
+        InputError: as both, but for queries.
+    """
+    states = StateCollector(model, positions=positions, seed=seed)
+    heads = HeadUseCollector(model, least_visible=least_visible)
+    with evaluating(model), states.listening(), heads.listening():
+        for batch in batches:
+            states.begin(batch)
+            heads.begin(batch)
+            forward(model, batch)
+    return states.result(), heads.result() if heads.queries else None
 
 
 class _Sample:

@@ -29,7 +29,7 @@ from prismlm.instruments.uncertainty_feedback.signal import (
     stacked,
     text_batches,
 )
-from prismlm.instruments.uncertainty_feedback.words import CONSTANT, of_texts, with_interval
+from prismlm.instruments.uncertainty_feedback.verdict_words import CONSTANT, of_texts, with_interval
 from prismlm.models.attention import attention_layers, reading_attention
 from prismlm.progress import SILENT, Reporter
 from prismlm.statistics import Interval, benjamini_hochberg, bootstrap
@@ -97,7 +97,7 @@ class AttentionProbe:
     codes: int
 
     @property
-    def later(self) -> tuple[LayerAttention, ...]:
+    def second_half(self) -> tuple[LayerAttention, ...]:
         """The second half of the layers."""
         return self.layers[len(self.layers) // 2 :]
 
@@ -107,8 +107,8 @@ class AttentionProbe:
         if self.codes < 2:
             return CONSTANT
         rest = of_texts(self.texts)
-        more = [one for one in self.later if one.correlation > 0 and one.q <= SIGNIFICANT]
-        best = max(more or self.later, key=lambda one: one.correlation)
+        more = [one for one in self.second_half if one.correlation > 0 and one.q <= SIGNIFICANT]
+        best = max(more or self.second_half, key=lambda one: one.correlation)
         if not more:
             return (
                 f"No later layer attends more to positions of high codes than its control does: "
@@ -117,7 +117,7 @@ class AttentionProbe:
             )
         through = [one for one in more if one.added.above_zero]
         said = (
-            f"{len(more)} of {len(self.later)} later layers attend more to positions of high "
+            f"{len(more)} of {len(self.second_half)} later layers attend more to positions of high "
             f"codes, at most with a rank correlation of {signed(best.correlation, 3)}, "
             f"layer {best.layer}"
         )

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from prismlm.instruments.uncertainty_feedback.checks import DEFAULTS, InspectOptions, checks_for
 from prismlm.instruments.uncertainty_feedback.hedging import SIGNALS, prompts_of
-from prismlm.instruments.uncertainty_feedback.planning import DEFAULTS, InspectOptions, plan
 from prismlm.instruments.uncertainty_feedback.recursion import recursion
 from prismlm.instruments.uncertainty_feedback.sample import Sample
 from prismlm.instruments.uncertainty_feedback.signal import (
@@ -58,12 +58,12 @@ def estimate_inspection(
     checks: Sequence[str] = (),
     options: InspectOptions = DEFAULTS,
 ) -> InspectEstimate:
-    """Return what :func:`inspect_uncertainty` would take.
+    """Return what :func:`inspect_uncertainty_feedback` would take.
 
     Raises:
         InputError: likewise.
     """
-    planned, _ = plan(model, sample, checks, options)
+    planned, _ = checks_for(model, sample, checks, options)
     texts = sample.texts
     grouped = list(text_batches(model, texts))
     first = [texts[number] for number in grouped[0]]

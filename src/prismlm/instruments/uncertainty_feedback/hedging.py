@@ -15,7 +15,7 @@ from prismlm.errors import InputError
 from prismlm.instruments.uncertainty_feedback.continuation import Continuation, continuations
 from prismlm.instruments.uncertainty_feedback.hedges import hedge_starts
 from prismlm.instruments.uncertainty_feedback.signal import Codes, feedback_of, permuted
-from prismlm.instruments.uncertainty_feedback.words import of_texts, with_interval
+from prismlm.instruments.uncertainty_feedback.verdict_words import of_texts, with_interval
 from prismlm.ops.uncertainty_feedback import quantise
 from prismlm.progress import SILENT, Reporter
 from prismlm.statistics import Interval, bootstrap

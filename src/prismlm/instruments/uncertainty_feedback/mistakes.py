@@ -23,7 +23,7 @@ from prismlm.instruments.uncertainty_feedback.signal import (
     permuted,
     replay,
 )
-from prismlm.instruments.uncertainty_feedback.words import CONSTANT, of_texts, with_interval
+from prismlm.instruments.uncertainty_feedback.verdict_words import CONSTANT, of_texts, with_interval
 from prismlm.models.seam import output_embedding
 from prismlm.progress import SILENT, Reporter
 from prismlm.statistics import Interval, bootstrap

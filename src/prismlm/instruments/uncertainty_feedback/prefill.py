@@ -13,7 +13,7 @@ from torch import Tensor
 from prismlm.errors import InputError
 from prismlm.instruments.uncertainty_feedback.recursion import recursion
 from prismlm.instruments.uncertainty_feedback.signal import Codes, feedback_of, pass_codes, replay
-from prismlm.instruments.uncertainty_feedback.words import of_texts, with_interval
+from prismlm.instruments.uncertainty_feedback.verdict_words import of_texts, with_interval
 from prismlm.progress import SILENT, Reporter
 from prismlm.statistics import Interval, bootstrap
 

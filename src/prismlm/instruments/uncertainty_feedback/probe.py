@@ -25,7 +25,7 @@ from prismlm.instruments.uncertainty_feedback.signal import (
     stacked,
     text_batches,
 )
-from prismlm.instruments.uncertainty_feedback.words import CONSTANT, of_texts, with_interval
+from prismlm.instruments.uncertainty_feedback.verdict_words import CONSTANT, of_texts, with_interval
 from prismlm.progress import SILENT, Reporter
 from prismlm.statistics import Interval, bootstrap
 
@@ -137,8 +137,8 @@ def code_probe(
     tested = order[: max(2, round(TEST_SHARE * len(texts)))]
     mixed = permuted(codes, seed + 1)
     levels = feedback_of(model).embedding.levels
-    fed = _Reading(model, texts, codes, codes, mixed, levels, progress)
-    bare = _Reading(model, texts, no_codes(texts), codes, mixed, levels, progress)
+    fed = _LayerStates(model, texts, codes, codes, mixed, levels, progress)
+    bare = _LayerStates(model, texts, no_codes(texts), codes, mixed, levels, progress)
     fitted = [number for number in range(len(texts)) if number not in set(tested.tolist())]
     errors, spreads = fed.read(fitted, tested.tolist())
     errors_bare, _ = bare.read(fitted, tested.tolist())
@@ -150,7 +150,7 @@ def code_probe(
     return CodeProbe(len(fitted), len(tested), positions, EXPECTED_DEPTH, layers, different(codes))
 
 
-class _Reading:
+class _LayerStates:
     """States of every layer along texts, with what is to be read from them."""
 
     def __init__(
@@ -170,7 +170,7 @@ class _Reading:
     def read(self, fitted: list[int], tested: list[int]) -> tuple[np.ndarray, np.ndarray]:
         """Return squared errors [layers, texts, 3] and squares about the mean [texts, 3]."""
         moments: list[Moments] = []
-        for _, states, targets in self._passes(fitted):
+        for _, states, targets in self._batches(fitted):
             if not moments:
                 moments = [Moments(x.shape[-1], targets.shape[-1]) for x in states]
             for own, x in zip(moments, states, strict=True):
@@ -179,7 +179,7 @@ class _Reading:
         place = {number: row for row, number in enumerate(tested)}
         errors = np.zeros((len(probes), len(tested), 3))
         found: dict[int, Tensor] = {}
-        for numbers, states, targets in self._passes(tested):
+        for numbers, states, targets in self._batches(tested):
             rows = [place[number] for number in numbers]
             for layer, (probe, x) in enumerate(zip(probes, states, strict=True)):
                 read = probe(x.flatten(0, 1)).view_as(targets)
@@ -189,7 +189,7 @@ class _Reading:
         spreads = [((found[row] - mean) ** 2).sum(0) for row in range(len(tested))]
         return errors, torch.stack(spreads).numpy()
 
-    def _passes(self, chosen: list[int]):  # noqa: ANN202 - numbers, states, targets
+    def _batches(self, chosen: list[int]):  # noqa: ANN202 - numbers, states, targets
         rows = [self.texts[number] for number in chosen]
         with (
             evaluating_feedback(self.model),

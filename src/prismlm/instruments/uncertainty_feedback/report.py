@@ -11,9 +11,14 @@ from torch import Tensor
 from prismlm.files import finite
 from prismlm.instruments.uncertainty_feedback.ablation import Ablation, ablation
 from prismlm.instruments.uncertainty_feedback.attention import AttentionProbe, attention_probe
+from prismlm.instruments.uncertainty_feedback.checks import (
+    CHECKS,
+    DEFAULTS,
+    InspectOptions,
+    checks_for,
+)
 from prismlm.instruments.uncertainty_feedback.hedging import Hedging, hedging
 from prismlm.instruments.uncertainty_feedback.mistakes import Mistakes, mistakes
-from prismlm.instruments.uncertainty_feedback.planning import CHECKS, DEFAULTS, InspectOptions, plan
 from prismlm.instruments.uncertainty_feedback.prefill import PrefillGap, prefill_gap
 from prismlm.instruments.uncertainty_feedback.probe import CodeProbe, code_probe
 from prismlm.instruments.uncertainty_feedback.recursion import own_codes
@@ -77,7 +82,7 @@ class UncertaintyReport:
         return finite(asdict(self) | {"verdicts": self.verdicts, "caveat": CAVEAT})
 
 
-def inspect_uncertainty(
+def inspect_uncertainty_feedback(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     sample: Sample,
@@ -104,7 +109,7 @@ def inspect_uncertainty(
             for, or for all.
     """
     feedback = feedback_of(model)
-    planned, left_out = plan(model, sample, checks, options)
+    planned, left_out = checks_for(model, sample, checks, options)
     codes = own_codes(model, sample.texts, options.signal, progress=progress)
     found: dict[str, Any] = dict.fromkeys(CHECKS)
     doing = _done(model, tokenizer, sample.texts, codes, options, progress)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from prismlm.errors import InputError
 from prismlm.layers import MixerEvidence, PrototypeMixer
 from prismlm.models.decoders.protot import ProtoTConfig
-from prismlm.models.seam import decoder_of
+from prismlm.models.seam import base_model_of
 
 MODEL_TYPES = (ProtoTConfig.model_type,)
 """The model types of this package that have prototype mixers."""
@@ -95,7 +95,7 @@ def half_lives(model: nn.Module) -> tuple[Float[Tensor, " R"], ...]:
 
 
 @torch.no_grad()
-def routing_of(
+def gates_of(
     model: nn.Module, input_ids: Int64[Tensor, "B T"], mask: Tensor | None = None
 ) -> tuple[MixerEvidence, ...]:
     """Return the gates of each layer from one forward pass, which forms no logits.
@@ -104,10 +104,10 @@ def routing_of(
         InputError: the model has no prototype mixer.
     """
     mixers_of(model)
-    output = decoder_of(model)(
+    output = base_model_of(model)(
         input_ids=input_ids,
         attention_mask=None if mask is None else mask.long(),
         use_cache=False,
-        output_routing=True,
+        output_gates=True,
     )
-    return output.routing
+    return output.gates

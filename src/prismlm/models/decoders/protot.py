@@ -29,10 +29,10 @@ class ProtoTConfig(RecurrentConfig):
     Attributes:
         num_channels: R, prototypes and channels of each layer.
         value_width: D; None for half of the hidden size.
-        routing_temperature: τ of both gates at the start.
+        gate_temperature: τ of both gates at the start.
         temperature_mode: ``divide`` or ``multiply`` scores by τ.
-        shared_routing_layers: layers that read by their write gate.
-        shared_routing_temperature: τ of these layers at the start.
+        shared_gate_layers: layers that read by their write gate.
+        shared_gate_temperature: τ of these layers at the start.
         initial_temperatures: τ at the start, layer by layer, in place of both; None for those.
         convolution_layers: layers with a convolution on the values.
         convolution_width: positions that it mixes.
@@ -45,7 +45,7 @@ class ProtoTConfig(RecurrentConfig):
             depends on the position.
         alpha: α of every layer at the start.
         paper_parameter_layout: also hold, frozen, what the source's Table 13 counts although
-            nothing uses it: W and τ_r in layers with shared routing, and convolutions in every
+            nothing uses it: W and τ_r in layers with shared gates, and convolutions in every
             layer.
     """
 
@@ -61,10 +61,10 @@ class ProtoTConfig(RecurrentConfig):
 
     num_channels: int = 32
     value_width: int | None = None
-    routing_temperature: float = 1.0
+    gate_temperature: float = 1.0
     temperature_mode: Literal["divide", "multiply"] = "divide"
-    shared_routing_layers: list[int] | tuple[int, ...] = (0,)
-    shared_routing_temperature: float = 3.0
+    shared_gate_layers: list[int] | tuple[int, ...] = (0,)
+    shared_gate_temperature: float = 3.0
     initial_temperatures: list[float] | tuple[float, ...] | None = None
     convolution_layers: list[int] | tuple[int, ...] = (0, 1)
     convolution_width: int = 5
@@ -92,7 +92,7 @@ class ProtoTConfig(RecurrentConfig):
         check_choice("temperature_mode", self.temperature_mode, TEMPERATURE_MODES)
         check_choice("decay_mode", self.decay_mode, DECAY_MODES)
         check_finite_number("alpha", self.alpha)
-        for name in ("shared_routing_layers", "convolution_layers"):
+        for name in ("shared_gate_layers", "convolution_layers"):
             default = getattr(type(self), name)
             check_layers(name, getattr(self, name), self.num_hidden_layers, default)
 
@@ -115,12 +115,12 @@ class ProtoTModel(ProtoTPreTrainedModel, RecurrentModel):
 
     def mixer_of(self, config: ProtoTConfig, layer: int) -> PrototypeMixer:
         """Return a layer's prototype mixer."""
-        shared = layer in config.shared_routing_layers
+        shared = layer in config.shared_gate_layers
         return PrototypeMixer(
             config.hidden_size,
             config.num_channels,
             value_width=config.value_width,
-            shared_routing=shared,
+            shared_gates=shared,
             temperature=_initial_temperature(config, layer),
             temperature_mode=config.temperature_mode,
             convolution_width=config.convolution_width if layer in config.convolution_layers else 0,
@@ -140,7 +140,7 @@ class ProtoTForCausalLM(ProtoTPreTrainedModel, RecurrentForCausalLM):
         h ← h + dropout(mixer(RMSNorm(h))),   h ← h + dropout(SwiGLU(RMSNorm(h)))
 
     Time and memory of a generated token do not depend on how much came before it. With
-    ``output_routing`` a forward pass returns each layer's gates, :class:`MixerEvidence`.
+    ``output_gates`` a forward pass returns each layer's gates, :class:`MixerEvidence`.
 
     Source: ProtoT, §3, §4 and A.7.
     """
@@ -151,8 +151,8 @@ class ProtoTForCausalLM(ProtoTPreTrainedModel, RecurrentForCausalLM):
 def _initial_temperature(config: ProtoTConfig, layer: int) -> float:
     given = config.initial_temperatures
     if given is None:
-        shared = layer in config.shared_routing_layers
-        return config.shared_routing_temperature if shared else config.routing_temperature
+        shared = layer in config.shared_gate_layers
+        return config.shared_gate_temperature if shared else config.gate_temperature
     if len(given) != config.num_hidden_layers:
         raise InputError(
             f"initial_temperatures has {len(given)} figures: expected one for each of the "

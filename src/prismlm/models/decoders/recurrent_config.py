@@ -28,7 +28,7 @@ class RecurrentConfig(PreTrainedConfig):
         use_cache: whether a forward pass returns a cache unless told otherwise.
     """
 
-    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values", "routing"]
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values", "gates"]
     state_settings: ClassVar[tuple[str, ...]] = ()
     """The settings, beside width and depth, that say what a layer's state looks like."""
 

@@ -38,7 +38,7 @@ class RecurrentOutput(ModelOutput):
         last_hidden_state: [B, T, d], of the model without its output embedding.
         past_key_values: the cache, if one was asked for.
         hidden_states: of the embeddings and of every block, if asked for.
-        routing: each layer's evidence, if asked for.
+        gates: each layer's evidence, if asked for.
     """
 
     loss: Tensor | None = None
@@ -46,7 +46,7 @@ class RecurrentOutput(ModelOutput):
     last_hidden_state: Tensor | None = None
     past_key_values: RecurrentCache | None = None
     hidden_states: tuple[Tensor, ...] | None = None
-    routing: tuple[Any, ...] | None = None
+    gates: tuple[Any, ...] | None = None
 
 
 class SwiGLU(nn.Module):
@@ -161,7 +161,7 @@ class RecurrentModel(RecurrentPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         output_hidden_states: bool | None = None,
-        output_routing: bool = False,
+        output_gates: bool = False,
         **kwargs: Any,
     ) -> RecurrentOutput:
         """Run the decoder; see the language model's forward."""
@@ -184,7 +184,7 @@ class RecurrentModel(RecurrentPreTrainedModel):
                 past_key_values=cache,
                 mask=mask,
                 starts=starts,
-                return_evidence=output_routing,
+                return_evidence=output_gates,
             )
             states.append(hidden_states)
             evidence.append(gates)
@@ -193,7 +193,7 @@ class RecurrentModel(RecurrentPreTrainedModel):
             last_hidden_state=hidden_states,
             past_key_values=cache,
             hidden_states=(*states[:-1], hidden_states) if output_hidden_states else None,
-            routing=tuple(evidence) if output_routing else None,
+            gates=tuple(evidence) if output_gates else None,
         )
 
 
@@ -221,7 +221,7 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, LanguageModelMixin, Generat
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         output_hidden_states: bool | None = None,
-        output_routing: bool = False,
+        output_gates: bool = False,
         logits_to_keep: int | Tensor = 0,
         **kwargs: Any,
     ) -> RecurrentOutput:
@@ -237,7 +237,7 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, LanguageModelMixin, Generat
             labels: int64 [B, T], −100 where nothing is to be predicted; shifted here.
             use_cache: whether to return a cache.
             output_hidden_states: whether to return hidden states.
-            output_routing: whether to return each layer's evidence.
+            output_gates: whether to return each layer's evidence.
             logits_to_keep: how many of the last positions, or which positions, get logits; 0 for
                 all.
             **kwargs: of the loss, ``num_items_in_batch``.
@@ -256,7 +256,7 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, LanguageModelMixin, Generat
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
             output_hidden_states=output_hidden_states,
-            output_routing=output_routing,
+            output_gates=output_gates,
         )
 
 

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from prismlm.layers.uncertainty_feedback import UncertaintyEmbedding
 from prismlm.models.uncertainty_feedback.feedback import UncertaintyFeedback
-from prismlm.models.uncertainty_feedback.place import check_model, decoder_of, width_of
+from prismlm.models.uncertainty_feedback.place import check_model, decoder_and_embeddings, width_of
 from prismlm.ops.uncertainty_feedback import check_levels
 
 
@@ -45,7 +45,7 @@ def attach_uncertainty(
     """
     check_levels(levels)
     check_model(model)
-    _, inputs = decoder_of(model, decoder=decoder, embeddings=embeddings)
+    _, inputs = decoder_and_embeddings(model, decoder=decoder, embeddings=embeddings)
     text: Any = model.config.get_text_config(decoder=True)
     spread = getattr(text, "initializer_range", 0.02) if deviation is None else deviation
     embedding = UncertaintyEmbedding(width_of(inputs), levels, rows=rows, deviation=spread)

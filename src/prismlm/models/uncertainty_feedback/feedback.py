@@ -42,7 +42,7 @@ from prismlm.models.uncertainty_feedback.continued import Earlier, go_on
 from prismlm.models.uncertainty_feedback.place import (
     check_causal,
     check_model,
-    decoder_of,
+    decoder_and_embeddings,
     width_of,
 )
 from prismlm.models.uncertainty_feedback.state import State, Threads
@@ -115,7 +115,7 @@ class UncertaintyFeedback(nn.Module):
         # Modules look up what they hold by a slower way, which a decoding step would feel.
         self._levels = embedding.levels
         self.places = {"decoder": decoder, "embeddings": embeddings}
-        inner, inputs = decoder_of(model, **self.places)
+        inner, inputs = decoder_and_embeddings(model, **self.places)
         # In a tuple, so that the model's parameters are not this module's.
         self._model = (model,)
         if uncertainty_of(model) is not None:

@@ -19,7 +19,7 @@ from prismlm.errors import FormatError
 from prismlm.files import atomic_file
 from prismlm.layers.uncertainty_feedback import UncertaintyEmbedding
 from prismlm.models.uncertainty_feedback.feedback import UncertaintyFeedback
-from prismlm.models.uncertainty_feedback.place import decoder_of, width_of
+from prismlm.models.uncertainty_feedback.place import decoder_and_embeddings, width_of
 
 UNCERTAINTY_FILE = "uncertainty_feedback.safetensors"
 FORMAT_VERSION = 1
@@ -82,7 +82,7 @@ def load_uncertainty(
             f"{path} has {meta['levels']} levels, and {levels} were expected: codes of one mean "
             "nothing to the other. Leave levels out to use the file's, or train again."
         )
-    _, inputs = decoder_of(model, **meta["places"])
+    _, inputs = decoder_and_embeddings(model, **meta["places"])
     _check_belongs(path, table, model, inputs, meta)
     embedding = UncertaintyEmbedding(table.shape[1], meta["levels"], rows=len(table))
     with torch.no_grad():
@@ -165,6 +165,6 @@ def _checked_meta(path: Path, meta: dict[str, Any]) -> dict[str, Any]:
 def fingerprint_of(model: nn.Module, places: Mapping[str, str | None] = NO_PLACES) -> str:
     """Return the fingerprint of a model's input embeddings, which may be named."""
     assert isinstance(model, PreTrainedModel)
-    _, inputs = decoder_of(model, **places)
+    _, inputs = decoder_and_embeddings(model, **places)
     weight: Any = inputs.weight
     return fingerprints.of_tensor(weight)

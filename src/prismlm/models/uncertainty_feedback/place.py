@@ -29,7 +29,7 @@ def check_model(model: object) -> None:
     raise InputError(f"{said}.")
 
 
-def decoder_of(
+def decoder_and_embeddings(
     model: PreTrainedModel, *, decoder: str | None = None, embeddings: str | None = None
 ) -> tuple[nn.Module, nn.Module]:
     """Return a language model's decoder and the embeddings of its input.
@@ -52,9 +52,9 @@ def decoder_of(
             "fed back: expected a causal language model or an encoder-decoder."
         )
     generator: Any = model
-    inner = _found(model, model, decoder, "get_decoder")
+    inner = _module_of(model, model, decoder, "get_decoder")
     embeds = inner if model.config.is_encoder_decoder and inner is not None else model
-    inputs = _found(model, embeds, embeddings, "get_input_embeddings")
+    inputs = _module_of(model, embeds, embeddings, "get_input_embeddings")
     found = {"decoder": inner, "embeddings": inputs}
     looked_at = {
         "decoder": decoder or "get_decoder()",
@@ -86,7 +86,9 @@ def decoder_of(
     return inner, inputs
 
 
-def _found(model: nn.Module, asked: nn.Module, name: str | None, getter: str) -> nn.Module | None:
+def _module_of(
+    model: nn.Module, asked: nn.Module, name: str | None, getter: str
+) -> nn.Module | None:
     if name is not None:
         found = dict(model.named_modules()).get(name)
     else:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from prismlm.errors import InputError
-from prismlm.ops.experts.choice import probabilities, route
+from prismlm.ops.experts.choice import choose, probabilities
 
 
 def load_balancing_loss(
@@ -46,7 +46,7 @@ def load_balancing_loss(
     count = logits.shape[-1]
     if mask is not None and mask.shape != logits.shape[1:2]:
         raise InputError(f"the mask is {list(mask.shape)}: expected {list(logits.shape[1:2])}.")
-    used = F.one_hot(route(logits.flatten(0, 1), chosen).experts, count).sum(1)
+    used = F.one_hot(choose(logits.flatten(0, 1), chosen).experts, count).sum(1)
     p = probabilities(logits).flatten(0, 1)
     kept = p.new_ones(len(p)) if mask is None else mask.to(p.dtype).repeat(len(logits))
     total = kept.sum().clamp_min(1)

@@ -11,8 +11,8 @@ from torch import Tensor
 from prismlm.errors import InputError
 
 
-class ExpertRoutes(NamedTuple):
-    """Where tokens go.
+class ExpertChoice(NamedTuple):
+    """Which experts tokens go to.
 
     Attributes:
         experts: the k experts of each token, the likeliest first; ties to the lower number.
@@ -39,7 +39,7 @@ def probabilities(router_logits: Float[Tensor, "*batch E"]) -> Float[Tensor, "*b
     return router_logits.softmax(-1, dtype=dtype)
 
 
-def route(router_logits: Float[Tensor, "N E"], chosen: int) -> ExpertRoutes:
+def choose(router_logits: Float[Tensor, "N E"], chosen: int) -> ExpertChoice:
     """Return the k likeliest experts of each token, and their weights.
 
         p = softmax(router_logits)
@@ -63,4 +63,4 @@ def route(router_logits: Float[Tensor, "N E"], chosen: int) -> ExpertRoutes:
     weights = p[:, :chosen]
     if chosen > 1:
         weights = weights / weights.sum(-1, keepdim=True)
-    return ExpertRoutes(order[:, :chosen], weights)
+    return ExpertChoice(order[:, :chosen], weights)

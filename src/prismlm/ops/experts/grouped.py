@@ -10,12 +10,12 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
-from prismlm.ops.experts.choice import ExpertRoutes
+from prismlm.ops.experts.choice import ExpertChoice
 from prismlm.ops.experts.linear import grouped_linear
 
 
 def mix(
-    x: Float[Tensor, "N d"], routes: ExpertRoutes, experts: Sequence[Callable[[Tensor], Tensor]]
+    x: Float[Tensor, "N d"], choice: ExpertChoice, experts: Sequence[Callable[[Tensor], Tensor]]
 ) -> Float[Tensor, "N d"]:
     """Return Σ_j w_nj · expert_{e_nj}(x_n) over the k experts of each token.
 
@@ -24,14 +24,14 @@ def mix(
 
     Args:
         x: tokens.
-        routes: of :func:`route`.
-        experts: what maps [M, d] to [M, d] row by row, one for each number in the routes.
+        choice: of :func:`choose`.
+        experts: what maps [M, d] to [M, d] row by row, one for each number in the choice.
     """
-    order = _order(routes)
-    counts = torch.bincount(routes.experts.flatten(), minlength=len(experts))
-    given = torch.split(_rows(x, order, routes), [int(count) for count in counts.cpu()])
+    order = _order(choice)
+    counts = torch.bincount(choice.experts.flatten(), minlength=len(experts))
+    given = torch.split(_rows(x, order, choice), [int(count) for count in counts.cpu()])
     found = torch.cat([expert(own) for expert, own in zip(experts, given, strict=True)])
-    return _summed(found, order, routes)
+    return _summed(found, order, choice)
 
 
 class MLPWeights(NamedTuple):
@@ -51,7 +51,7 @@ class MLPWeights(NamedTuple):
 
 
 def mix_mlps(
-    x: Float[Tensor, "N d"], routes: ExpertRoutes, weights: MLPWeights
+    x: Float[Tensor, "N d"], choice: ExpertChoice, weights: MLPWeights
 ) -> Float[Tensor, "N d"]:
     """Return what :func:`mix` does with MLPs, in one graph where it is compiled.
 
@@ -61,12 +61,12 @@ def mix_mlps(
 
     Args:
         x: tokens.
-        routes: of :func:`route`.
+        choice: of :func:`choose`.
         weights: of the experts.
     """
-    order = _order(routes)
-    counts = _counts(routes.experts.flatten()[order], len(weights.up))
-    given = _rows(x, order, routes)
+    order = _order(choice)
+    counts = _counts(choice.experts.flatten()[order], len(weights.up))
+    given = _rows(x, order, choice)
     if torch.is_autocast_enabled(x.device.type):
         # An operation of one's own is not cast by autocast.
         dtype = torch.get_autocast_dtype(x.device.type)
@@ -74,12 +74,12 @@ def mix_mlps(
         weights = MLPWeights(*([one.to(dtype) for one in kind] for kind in weights))
     inner = grouped_linear(given, counts, weights.up, weights.up_bias)
     found = grouped_linear(F.gelu(inner), counts, weights.down, weights.down_bias)
-    return _summed(found, order, routes)
+    return _summed(found, order, choice)
 
 
-def _order(routes: ExpertRoutes) -> Int64[Tensor, " M"]:
+def _order(choice: ExpertChoice) -> Int64[Tensor, " M"]:
     """Return the N·k uses of experts sorted by expert, in the order of tokens within each."""
-    return routes.experts.flatten().argsort(stable=True)
+    return choice.experts.flatten().argsort(stable=True)
 
 
 def _counts(sorted_experts: Int64[Tensor, " M"], experts: int) -> Int64[Tensor, " E"]:
@@ -89,10 +89,10 @@ def _counts(sorted_experts: Int64[Tensor, " M"], experts: int) -> Int64[Tensor, 
     return torch.diff(ends, prepend=ends.new_zeros(1))
 
 
-def _rows(x: Tensor, order: Tensor, routes: ExpertRoutes) -> Float[Tensor, "M d"]:
-    return x[order // routes.experts.shape[1]]
+def _rows(x: Tensor, order: Tensor, choice: ExpertChoice) -> Float[Tensor, "M d"]:
+    return x[order // choice.experts.shape[1]]
 
 
-def _summed(found: Tensor, order: Tensor, routes: ExpertRoutes) -> Float[Tensor, "N d"]:
-    back = found[order.argsort()].view(*routes.experts.shape, -1)
-    return (back * routes.weights[..., None]).sum(1).to(found.dtype)
+def _summed(found: Tensor, order: Tensor, choice: ExpertChoice) -> Float[Tensor, "N d"]:
+    back = found[order.argsort()].view(*choice.experts.shape, -1)
+    return (back * choice.weights[..., None]).sum(1).to(found.dtype)

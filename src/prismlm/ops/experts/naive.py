@@ -8,11 +8,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from prismlm.ops.experts.choice import ExpertRoutes, check_numbers
+from prismlm.ops.experts.choice import ExpertChoice, check_numbers
 
 
-def route(router_logits: Float[Tensor, "N E"], chosen: int) -> ExpertRoutes:
-    """Return each token's experts and their weights; same contract as :func:`routing.route`."""
+def choose(router_logits: Float[Tensor, "N E"], chosen: int) -> ExpertChoice:
+    """Return each token's experts and their weights; same contract as :func:`choice.choose`."""
     check_numbers(router_logits.shape[-1], chosen)
     rows: list[list[int]] = []
     weights: list[Tensor] = []
@@ -23,17 +23,17 @@ def route(router_logits: Float[Tensor, "N E"], chosen: int) -> ExpertRoutes:
         rows.append(best)
         total = torch.ones_like(p[0]) if chosen == 1 else torch.stack([p[e] for e in best]).sum()
         weights.append(torch.stack([p[e] / total for e in best]))
-    return ExpertRoutes(torch.tensor(rows), torch.stack(weights))
+    return ExpertChoice(torch.tensor(rows), torch.stack(weights))
 
 
 def mix(
-    x: Float[Tensor, "N d"], routes: ExpertRoutes, experts: Sequence[Callable[[Tensor], Tensor]]
+    x: Float[Tensor, "N d"], choice: ExpertChoice, experts: Sequence[Callable[[Tensor], Tensor]]
 ) -> Float[Tensor, "N d"]:
     """Return Σ_j w_nj · expert_{e_nj}(x_n); same contract as :func:`grouped.mix`."""
     rows: list[Tensor] = []
     for n in range(len(x)):
         total = torch.zeros_like(x[n])
-        for e, weight in zip(routes.experts[n], routes.weights[n], strict=True):
+        for e, weight in zip(choice.experts[n], choice.weights[n], strict=True):
             total = total + weight * experts[int(e)](x[n : n + 1])[0]
         rows.append(total)
     return torch.stack(rows)
@@ -50,7 +50,7 @@ def load_balancing_loss(
     likely = [router_logits[0].new_zeros(()) for _ in range(count)]
     tokens = 0
     for layer in router_logits:
-        experts = route(layer, chosen).experts
+        experts = choose(layer, chosen).experts
         for n, logits in enumerate(layer):
             if mask is not None and not bool(mask[n]):
                 continue

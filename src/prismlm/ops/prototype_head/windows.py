@@ -40,7 +40,7 @@ class WindowScan(NamedTuple):
     cosine: Float[Tensor, " M"]
 
 
-class _Found(NamedTuple):
+class _RowScan(NamedTuple):
     """Routing of all rows, and row, prototype and cosine of candidates."""
 
     indices: Tensor
@@ -121,7 +121,7 @@ def _whole_groups(owned: Tensor) -> tuple[Tensor, Tensor]:
 
 def _scan_tiles(
     flat: Tensor, rows: Tensor, prototypes: Tensor, k: int, window: Tensor, threshold: Tensor
-) -> _Found:
+) -> _RowScan:
     dtype = score_dtype(flat.dtype)
     prototypes = prototypes.to(dtype)
     unit_p = prototypes * inverse_norms(prototypes)
@@ -130,15 +130,15 @@ def _scan_tiles(
     buffer = prototypes.new_empty(min(step, len(rows)), count)
     none = prototypes.new_empty(0)
     empty = rows.new_empty(0)
-    parts = [_Found(rows.new_empty(0, k), none.new_empty(0, k), empty, empty, none)]
+    parts = [_RowScan(rows.new_empty(0, k), none.new_empty(0, k), empty, empty, none)]
     for start in range(0, len(rows), step):
         part = slice(start, start + step)
         states = flat[rows[part]].to(dtype)
         scores = torch.mm(states * inverse_norms(states), unit_p.T, out=buffer[: len(states)])
         cosines, indices = rank_rows(*largest(scores, spread), states, prototypes, k)
         row, prototype, cosine = _best_of_windows(scores, window[part], threshold)
-        parts.append(_Found(indices, cosines, row + start, prototype, cosine))
-    return _Found(*(torch.cat(column) for column in zip(*parts, strict=True)))
+        parts.append(_RowScan(indices, cosines, row + start, prototype, cosine))
+    return _RowScan(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
 def _tile_rows(count: int, device: torch.device) -> int:
@@ -184,7 +184,7 @@ def _first_of_windows(
 
 def _scan_screened(
     states: Tensor, prototypes: Tensor, k: int, window: Tensor, threshold: Tensor
-) -> _Found | None:
+) -> _RowScan | None:
     """Do what :func:`_scan_tiles` does from a bf16 product, or nothing where that does not pay.
 
     Whether it pays depends on the states alone: else their cosines, rounded another way, would
@@ -203,7 +203,7 @@ def _scan_screened(
     cosines, indices = rank_rows(values, indices, vectors.full, bank.full, k)
     best.settle()
     row, prototype, cosine = (torch.cat(part) for part in zip(*best.parts, strict=True))
-    return _Found(indices, cosines, row, prototype, cosine)
+    return _RowScan(indices, cosines, row, prototype, cosine)
 
 
 class _BestOfWindows:

@@ -1,4 +1,4 @@
-"""What the routers of prototype mixers do while a model trains, layer by layer: routing.csv."""
+"""What the channels of prototype mixers do while a model trains, layer by layer: channels.csv."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from prismlm.training.setup import Prepared
 if TYPE_CHECKING:
     from prismlm.corpus.windows import WindowBatch
 
-ROUTING_FILE = "routing.csv"
+CHANNELS_FILE = "channels.csv"
 QUANTILES = {"min": 0.0, "q25": 0.25, "median": 0.5, "q75": 0.75, "max": 1.0}
 GATE_COLUMNS = ("gini", "use_gini", "top_share", "top_channel_share")
 COLUMNS = (
@@ -33,36 +33,36 @@ COLUMNS = (
 )
 
 
-def routing_log(prepared: Prepared, done: int) -> LayerLog | None:
-    """Return the log of a run's routers; None for a model without prototype mixers.
+def channels_log(prepared: Prepared, done: int) -> LayerLog | None:
+    """Return the log of a run's channels; None for a model without prototype mixers.
 
-    Columns: ``alpha``; ``tau_write`` and ``tau_read``, equal with shared routing; the figures of
+    Columns: ``alpha``; ``tau_write`` and ``tau_read``, equal with shared gates; the figures of
     :class:`GateUse` for both gates; quantiles of the channels' half-lives, in positions, or NaN
     with decays by token; ``gate_tokens``, the held-out tokens behind the gates' figures.
 
     Args:
-        prepared: the run; gates are read on ``evaluation.routing_tokens`` of its held-out text,
+        prepared: the run; gates are read on ``evaluation.channel_tokens`` of its held-out text,
             the same each time.
         done: the step of the checkpoint that it goes on from, or 0.
 
     Raises:
-        FormatError: there is a ``routing.csv`` that was written by something else.
+        FormatError: there is a ``channels.csv`` that was written by something else.
     """
-    recipe, tokens = prepared.recipe, prepared.recipe.evaluation.routing_tokens
+    recipe, tokens = prepared.recipe, prepared.recipe.evaluation.channel_tokens
     if not tokens or not has_mixers(prepared.model.model):
         return None
     return LayerLog(
-        recipe.out / ROUTING_FILE,
+        recipe.out / CHANNELS_FILE,
         done,
         columns=COLUMNS,
         counts=("gate_tokens",),
-        measure=router_figures(lambda: prepared.heldout.batches(tokens)),
+        measure=channels_figures(lambda: prepared.heldout.batches(tokens)),
         corpus_tokens=prepared.rows.num_tokens,
-        tensorboard=prepared.drawings("routing"),
+        tensorboard=prepared.drawings("channels"),
     )
 
 
-def router_figures(
+def channels_figures(
     batches: Callable[[], Iterable[WindowBatch]],
 ) -> Callable[[nn.Module], list[Row]]:
     """Return what reads the columns of each layer, on the same text each time."""
@@ -85,7 +85,7 @@ def router_figures(
 def _parameters(mixer: PrototypeMixer) -> Row:
     """Return a mixer's α, temperatures and half-lives; its parameters may be sharded."""
     write = parallel.full(mixer.log_write_temperature)
-    read = None if mixer.shared_routing else mixer.log_read_temperature
+    read = None if mixer.shared_gates else mixer.log_read_temperature
     row: Row = {
         "alpha": parallel.full(mixer.alpha).float().mean().item(),
         "tau_write": write.float().exp().mean().item(),

@@ -1,4 +1,4 @@
-"""What signal and noise heads do while a model trains: spectra.csv, and spectra.json at the end."""
+"""What signal and noise heads do while a model trains: heads.csv, and heads.json at the end."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
     from prismlm.corpus.windows import WindowBatch
 
-SPECTRA_FILE = "spectra.csv"
-REPORT_FILE = "spectra.json"
+HEADS_FILE = "heads.csv"
+REPORT_FILE = "heads.json"
 HEAD_FIGURES = ("distance", "entropy", "self_share", "first_share")
 COLUMNS = (
     "noise_weight",
@@ -64,7 +64,7 @@ COLUMNS = (
 )
 
 
-def spectra_log(prepared: Prepared, done: int, trainer: PrismTrainer) -> LayerLog | None:
+def heads_log(prepared: Prepared, done: int, trainer: PrismTrainer) -> LayerLog | None:
     """Return the log of a run's signal and noise heads; None for a model without them.
 
     Columns: λ; R(Z), R(Z|U_s), R(Z|U_n) and ΔR in nats, what a layer's step adds to ΔR and the
@@ -77,13 +77,13 @@ def spectra_log(prepared: Prepared, done: int, trainer: PrismTrainer) -> LayerLo
     Everything but the gradient comes from one forward pass over the text, without logits.
 
     Args:
-        prepared: the run; heads are read on ``evaluation.spectra_tokens`` of its held-out text,
-            the same each time.
+        prepared: the run; heads are read on ``evaluation.attention_head_tokens`` of its held-out
+            text, the same each time.
         done: the step of the checkpoint that it goes on from, or 0.
         trainer: of the run, whose gradients are read.
 
     Raises:
-        FormatError: there is a ``spectra.csv`` that was written by something else.
+        FormatError: there is a ``heads.csv`` that was written by something else.
     """
     recipe, tokens = prepared.recipe, _tokens(prepared)
     if not tokens:
@@ -91,24 +91,24 @@ def spectra_log(prepared: Prepared, done: int, trainer: PrismTrainer) -> LayerLo
     gradients = LayerGradients(parallel.blocks(prepared.model.model), recipe)
     trainer.read_gradients(gradients.read)
     return LayerLog(
-        recipe.out / SPECTRA_FILE,
+        recipe.out / HEADS_FILE,
         done,
         columns=COLUMNS,
         counts=("positions", "attention_tokens"),
-        measure=spectra_figures(
+        measure=heads_figures(
             lambda: prepared.heldout.batches(tokens), recipe.data.length, gradients
         ),
         corpus_tokens=prepared.rows.num_tokens,
-        tensorboard=prepared.drawings("spectra"),
+        tensorboard=prepared.drawings("heads"),
     )
 
 
-def write_spectra(prepared: Prepared) -> None:
-    """Write ``spectra.json``, what ``prismlm inspect spectra`` says of the model, if it has heads.
+def write_heads_report(prepared: Prepared) -> None:
+    """Write ``heads.json``, what ``prismlm inspect spectra`` says of the model, if it has heads.
 
-    What ``spectra.csv`` leaves out: cross terms of every ratio, small denominators, and the loss
-    by length of context up to twice a row, of at most ``evaluation.spectra_tokens`` tokens of rows.
-    Every process has to call; the first writes.
+    What ``heads.csv`` leaves out: cross terms of every ratio, small denominators, and the loss
+    by length of context up to twice a row, of at most ``evaluation.attention_head_tokens`` tokens
+    of rows. Every process has to call; the first writes.
     """
     recipe, tokens = prepared.recipe, _tokens(prepared)
     if not tokens:
@@ -136,7 +136,7 @@ def write_spectra(prepared: Prepared) -> None:
             temporary.write_text(text + "\n", encoding="utf-8")
 
 
-def spectra_figures(
+def heads_figures(
     batches: Callable[[], Iterable[WindowBatch]], length: int, gradients: LayerGradients
 ) -> Callable[[nn.Module], list[Row]]:
     """Return what reads the columns of each layer, on the same text each time.
@@ -165,7 +165,7 @@ def spectra_figures(
 def _tokens(prepared: Prepared) -> int:
     """Return how many tokens heads are read on; 0 of a model without signal and noise heads."""
     has_heads = isinstance(prepared.model.model, SignalNoiseForCausalLM)
-    return prepared.recipe.evaluation.spectra_tokens if has_heads else 0
+    return prepared.recipe.evaluation.attention_head_tokens if has_heads else 0
 
 
 def _terms(own: CrossTerms) -> Row:

@@ -13,8 +13,8 @@ import torch
 from prismlm.errors import DivergenceError, FormatError, InputError
 from prismlm.files import read_json, write_json
 from prismlm.progress import SILENT, Reporter, Task
-from prismlm.training.logs.channels import ROUTING_FILE
-from prismlm.training.logs.heads import REPORT_FILE, SPECTRA_FILE
+from prismlm.training.logs.channels import CHANNELS_FILE
+from prismlm.training.logs.heads import HEADS_FILE, REPORT_FILE
 from prismlm.training.recipe import Recipe
 from prismlm.training.run import HISTORY_FILE, TrainingResult, train
 from prismlm.training.run_directory import RUN_FILE
@@ -29,8 +29,8 @@ KEPT = (
     OUTCOME_FILE,
     RUN_FILE,
     HISTORY_FILE,
-    ROUTING_FILE,
-    SPECTRA_FILE,
+    CHANNELS_FILE,
+    HEADS_FILE,
     REPORT_FILE,
     TENSORBOARD,
 )

@@ -41,7 +41,7 @@ def search(
     *,
     resume: bool = False,
     progress: Reporter = SILENT,
-    told: Callable[[TrialResult], None] = lambda trial: None,
+    on_trial: Callable[[TrialResult], None] = lambda trial: None,
 ) -> SearchResult:
     """Search a recipe's hyper-parameters as its ``search`` section says.
 
@@ -58,7 +58,7 @@ def search(
         recipe: what is trained, with the values that are not searched.
         resume: go on with the search in ``out``, or start if there is none.
         progress: shows each run.
-        told: called with each trial when it is finished.
+        on_trial: called with each trial when it is finished.
 
     Raises:
         InputError: a package is missing, the space does not fit the recipe, ``out`` holds
@@ -80,7 +80,7 @@ def search(
     with _exclusive(directory):
         check_search(recipe, resume=resume)
         _check_same(directory, recipe, noted)
-        return _search(recipe, directory, noted, progress, told)
+        return _search(recipe, directory, noted, progress, on_trial)
 
 
 def check_search(recipe: Recipe, *, resume: bool) -> None:
@@ -119,7 +119,7 @@ def _search(
     directory: Path,
     noted: dict[str, Any],
     progress: Reporter,
-    told: Callable[[TrialResult], None],
+    on_trial: Callable[[TrialResult], None],
 ) -> SearchResult:
     study = Study(directory, recipe)
     # The study is told first: of a trial that a kill came after, the runs' outcomes are there.
@@ -135,7 +135,7 @@ def _search(
         study.tell(asked.number, trial.ce)
         trials[trial.number] = trial
         result = _write(recipe, directory, noted, trials)
-        told(trial)
+        on_trial(trial)
     if result.best is None:
         raise PrismError(
             f"all {len(trials)} trials failed; the last: {list(trials.values())[-1].failed}. The "

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from prismlm.corpus.sequences import Sequences
 from prismlm.errors import InputError
-from prismlm.instruments.channels.activations import Kind, Pass, activations
+from prismlm.instruments.channels.activations import BatchActivations, Kind, activations
 from prismlm.instruments.channels.metrics import entropy, gini, sparsity_ratio
 from prismlm.instruments.channels.mutual_information import TokenCounts, equal_bins
 from prismlm.models.decoders.mixers import mixers_of
@@ -131,7 +131,7 @@ class LayerTally:
         return counts
 
 
-def measure(
+def measure_layers(
     model: PreTrainedModel,
     sequences: Sequences,
     kind: Kind = "write",
@@ -152,7 +152,7 @@ def measure(
     tallies: list[LayerTally] = []
     with progress.task("Measuring layers", sequences.tokens) as task:
         for batch in sequences.batches():
-            found: Pass = activations(model, batch, kind)
+            found: BatchActivations = activations(model, batch, kind)
             tallies = tallies or [
                 LayerTally(model.config.vocab_size, bins, sample, groups)
                 for groups in _groups(model, kind, len(found.layers))

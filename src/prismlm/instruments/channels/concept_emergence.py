@@ -16,7 +16,7 @@ from prismlm.corpus.sequences import Sequences
 from prismlm.corpus.tokenizer import check_tokenizer_of
 from prismlm.errors import InputError
 from prismlm.instruments.channels.case_files import Case, probe_of, words_of
-from prismlm.instruments.channels.concepts import FoundChannels, find_channels
+from prismlm.instruments.channels.concepts import RankedChannels, find_channels
 from prismlm.instruments.channels.effect_table import Channel, EffectTable
 from prismlm.instruments.channels.effects import INTERVENTIONS, ControlFrom, check_table, effects_on
 from prismlm.instruments.channels.token_gates import token_gates
@@ -58,7 +58,7 @@ class ConceptInModel:
     """
 
     name: str
-    found: FoundChannels | None
+    found: RankedChannels | None
     heldout_difference: float | None
     heldout_count: int
     table: EffectTable
@@ -72,7 +72,7 @@ class ConceptInModel:
         """Return everything, for JSON."""
         return {
             "model": self.name,
-            "found": None if self.found is None else found_to_dict(self.found),
+            "found": None if self.found is None else ranked_to_dict(self.found),
             "emerges": self.emerges,
             "heldout_difference": self.heldout_difference,
             "heldout_count": self.heldout_count,
@@ -133,7 +133,7 @@ def concept_in_model(
     return ConceptInModel(name, found, difference, count, table)
 
 
-def found_to_dict(found: FoundChannels) -> dict[str, Any]:
+def ranked_to_dict(found: RankedChannels) -> dict[str, Any]:
     """Return what was found, with d of every channel, for JSON."""
     return {
         "words": found.words,

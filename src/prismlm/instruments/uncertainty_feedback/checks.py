@@ -89,7 +89,7 @@ class InspectOptions:
 DEFAULTS = InspectOptions()
 
 
-def plan(
+def checks_for(
     model: PreTrainedModel,
     sample: Sample,
     checks: Sequence[str] = (),
@@ -98,7 +98,7 @@ def plan(
     """Return the checks that can be done, and why others cannot.
 
     Raises:
-        InputError: as :func:`inspect_uncertainty`.
+        InputError: as :func:`inspect_uncertainty_feedback`.
     """
     for check in checks:
         if check not in CHECKS:

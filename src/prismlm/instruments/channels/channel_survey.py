@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from prismlm.corpus.sequences import Sequences
 from prismlm.instruments.channels.lags import LagCorrelation, LagTally
-from prismlm.instruments.channels.measure import LayerMetrics, LayerTally
+from prismlm.instruments.channels.layer_metrics import LayerMetrics, LayerTally
 from prismlm.instruments.channels.top_sequences import (
     TopSequences,
     candidates,
     empty_ranking,
     merge_rankings,
 )
-from prismlm.models.decoders.mixers import chosen_layers, mixers_of, routing_of
+from prismlm.models.decoders.mixers import chosen_layers, gates_of, mixers_of
 from prismlm.progress import SILENT, Reporter
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class _Tallies:
             self.lags.add(write[row, owned], read[row, owned])
 
 
-def survey(
+def survey_channels(
     model: PreTrainedModel,
     sequences: Sequences,
     *,
@@ -71,7 +71,9 @@ def survey(
     seed: int = 0,
     progress: Reporter = SILENT,
 ) -> dict[int, LayerSurvey]:
-    """Return what :func:`measure`, :func:`rank_sequences` and :func:`read_write_lags` do, by layer.
+    """Return figures, sequences and lags of each layer, from one reading.
+
+    They are those of :func:`measure_layers`, :func:`rank_sequences` and :func:`read_write_lags`.
 
     Memory: 128·V·R bytes for each layer, beside what is kept.
 
@@ -87,9 +89,9 @@ def survey(
     with progress.task("Reading channels", sequences.tokens) as task:
         for batch in sequences.batches():
             ids, mask = batch.input_ids.to(model.device), batch.attention_mask.to(model.device)
-            routing = routing_of(model, ids, mask)
+            by_layer = gates_of(model, ids, mask)
             for layer, tally in tallies.items():
-                write, read = (gate.float().cpu() for gate in routing[layer])
+                write, read = (gate.float().cpu() for gate in by_layer[layer])
                 tally.add(batch, write, read)
             task.advance(int(batch.owned.sum()))
     return {

@@ -1,0 +1,53 @@
+"""Options that say which text a model is inspected on, and the opening of both."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from prismlm.errors import InputError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from prismlm.corpus.sequences import Sequences
+
+
+# Of a model whose training rows are not known.
+LENGTH = 256
+CorpusToRead = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="The corpus to read; else what the model was trained on."),
+]
+SplitToRead = Annotated[
+    str, typer.Option(metavar="SPLIT", help="Documents to read: train, heldout or all.")
+]
+Length = Annotated[
+    int | None,
+    typer.Option(metavar="T", help="Tokens of a window; else of a training row, or 256."),
+]
+
+
+def open_both(
+    path: Path, corpus: Path | None, split: str, tokens: int, length: int | None
+) -> tuple[PreTrainedModel, Sequences]:
+    """Open a model and say what is to be read of which corpus."""
+    from typing import cast
+
+    from prismlm.corpus import Corpus
+    from prismlm.corpus.sequences import Sequences
+    from prismlm.corpus.store import Split
+    from prismlm.corpus.tokenizer import check_tokenizer_of
+    from prismlm.index.training_corpus import trained_length, training_corpus
+    from prismlm.models.checkpoint import read_checkpoint
+
+    if tokens < 0:
+        raise InputError(f"--tokens is {tokens}: expected at least 1, or 0 for all.")
+    model, tokenizer = read_checkpoint(path)
+    opened = training_corpus(path) if corpus is None else Corpus.open(corpus)
+    check_tokenizer_of(opened, tokenizer, path.resolve().name)
+    row = trained_length(path) or LENGTH if length is None else length
+    sequences = Sequences(opened, cast("Split", split), row, tokens or None)
+    return model, sequences

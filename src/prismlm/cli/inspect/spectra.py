@@ -1,0 +1,68 @@
+"""prismlm inspect spectra: coding rates, cross terms and the loss by length of context."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from prismlm.cli.inspect.corpus_to_read import CorpusToRead, Length, SplitToRead, open_both
+from prismlm.cli.options import Json, Model
+
+
+def spectra(
+    model: Model,
+    corpus: CorpusToRead = None,
+    split: SplitToRead = "heldout",
+    tokens: Annotated[
+        int, typer.Option(metavar="N", help="Tokens that positions are drawn from; 0 for all.")
+    ] = 50_000,
+    length: Length = None,
+    positions: Annotated[
+        int, typer.Option(metavar="N", help="Positions of coding rates and of content.")
+    ] = 2048,
+    distortion: Annotated[
+        float, typer.Option(metavar="EPSILON", help="Of coding rates; the source leaves it open.")
+    ] = 0.5,
+    order: Annotated[
+        int, typer.Option(metavar="N", help="Of small denominators: n and m from 1 to this.")
+    ] = 22,
+    context: Annotated[
+        int | None,
+        typer.Option(metavar="T", help="Tokens of a window of the loss; else twice a row's."),
+    ] = None,
+    documents: Annotated[
+        int, typer.Option(metavar="N", help="Documents that the loss is read of.")
+    ] = 32,
+    seed: Annotated[
+        int, typer.Option(metavar="N", help="Of positions, documents and controls.")
+    ] = 0,
+    loss_only: Annotated[
+        bool, typer.Option("--loss-only", help="Only the loss by length; of any decoder.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Show coding rates, incoherence, cross terms, and the loss beyond the trained length."""
+    from prismlm.cli.progress import ConsoleReporter
+    from prismlm.index.training_corpus import trained_length
+    from prismlm.instruments.heads import SpectraOptions, spectra_report
+
+    opened, sequences = open_both(model, corpus, split, tokens, length)
+    report = spectra_report(
+        opened,
+        sequences,
+        name=model.resolve().name,
+        options=SpectraOptions(
+            positions, distortion, order, context, trained_length(model), documents, seed
+        ),
+        loss_only=loss_only,
+        progress=ConsoleReporter(),
+    )
+    if as_json:
+        value = report.to_dict()
+        typer.echo(json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False))
+        return
+    from prismlm.cli.printing.spectra import print_spectra
+
+    print_spectra(report)
