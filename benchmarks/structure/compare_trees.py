@@ -27,10 +27,20 @@ from benchmarks.structure.trees import Outputs, is_kept, read_outputs, run_tree
 RENAMES = Renames(
     commands={"inspect uncertainty": "inspect uncertainty-feedback"},
     recipe_keys={"uncertainty": "uncertainty_feedback"},
+    inner_keys={
+        "routing_tokens": "channel_tokens",
+        "spectra_tokens": "attention_head_tokens",
+        "shared_routing_layers": "shared_gate_layers",
+        "shared_routing_temperature": "shared_gate_temperature",
+        "routing_temperature": "gate_temperature",
+        "shared_routing": "shared_gates",
+    },
     files={
         "routing.csv": "channels.csv",
         "spectra.csv": "heads.csv",
         "spectra.json": "heads.json",
+        "tensorboard/routing": "tensorboard/channels",
+        "tensorboard/spectra": "tensorboard/heads",
     },
 )
 

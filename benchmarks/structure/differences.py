@@ -126,7 +126,7 @@ class Comparison:
 
     def _files(self) -> list[Group]:
         groups = {kind: Group(f"files: {kind}") for kind, _ in KINDS}
-        before, after = (files_of(side.work, self._renames.files) for side in self._sides)
+        before, after = (files_of(side.work, self._renames) for side in self._sides)
         for item in sorted({**before, **after}):
             kind = next(kind for kind, pattern in KINDS if re.search(pattern, item))
             first, second = before.get(item), after.get(item)
@@ -152,14 +152,14 @@ class Comparison:
         return unlike_bytes(first, second)
 
 
-def files_of(work: Path, renamed: dict[str, str]) -> dict[str, Path]:
+def files_of(work: Path, renames: Renames) -> dict[str, Path]:
     """Return the files of a run by their path, in the old names, without what names a moment."""
-    old_names = {new: old for old, new in renamed.items()}
     found: dict[str, Path] = {}
     for path in sorted(path for path in work.rglob("*") if path.is_file()):
-        old = path.with_name(old_names.get(path.name, path.name))
+        item = path.relative_to(work).as_posix()
+        old = renames.old_path(item)
         # A tree that writes both has not renamed one to the other.
-        item = (path if old.exists() else old).relative_to(work).as_posix()
+        item = item if (work / old).exists() else old
         if path.name.startswith(EVENTS):
             # Its name ends with when, on which machine and in which process it was begun.
             folder = item.rpartition("/")[0]

@@ -14,11 +14,14 @@ class Renames:
     Attributes:
         commands: whole commands, such as ``inspect spectra``.
         recipe_keys: keys at the top of a recipe.
-        files: names of files that are written.
+        inner_keys: keys inside sections of recipes, configurations and reports; a tree has them
+            that has a new key at the top of a recipe.
+        files: names of files that are written, and ends of their folders.
     """
 
     commands: dict[str, str]
     recipe_keys: dict[str, str]
+    inner_keys: dict[str, str]
     files: dict[str, str]
 
     def had_by(self, help_of: Callable[[str], str], known_keys: str) -> Renames:
@@ -36,9 +39,11 @@ class Renames:
             return word in help_of(group).split()
 
         keys = set(re.findall(r"\w+", known_keys))
+        recipe_keys = {old: new for old, new in self.recipe_keys.items() if new in keys}
         return Renames(
             {old: new for old, new in self.commands.items() if has(new)},
-            {old: new for old, new in self.recipe_keys.items() if new in keys},
+            recipe_keys,
+            self.inner_keys if recipe_keys else {},
             self.files,
         )
 
@@ -58,7 +63,15 @@ class Renames:
         """Return a recipe, or one setting of it, with the new keys."""
         for old, new in self.recipe_keys.items():
             text = re.sub(rf"^{re.escape(old)}(?=[:.=])", new, text, flags=re.MULTILINE)
+        for old, new in self.inner_keys.items():
+            text = re.sub(rf"\b{re.escape(old)}(?=[:=])", new, text)
         return text
+
+    def old_path(self, path: str) -> str:
+        """Return the path of a file in the old names."""
+        for old, new in self.files.items():
+            path = re.sub(rf"(^|/){re.escape(new)}(?=/|$)", rf"\g<1>{old}", path)
+        return path
 
     def undone(self, text: str) -> str:
         """Return a text with the old words in place of the new ones."""
@@ -87,4 +100,5 @@ class Renames:
         ]
 
     def _words(self) -> list[tuple[str, str]]:
-        return [*self._command_words(), *self.recipe_keys.items(), *self.files.items()]
+        keys = {**self.recipe_keys, **self.inner_keys, **self.files}
+        return [*self._command_words(), *keys.items()]

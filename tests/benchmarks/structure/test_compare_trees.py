@@ -174,7 +174,7 @@ def test_a_tree_is_asked_in_its_own_words():
         "uncertainty_feedback:\n  uncertainty: 1\n"
     )
     same = RENAMES.had_by(lambda group: "│ uncertainty │", "Known: steps, uncertainty.")
-    assert same == Renames({}, {}, RENAMES.files)
+    assert same == Renames({}, {}, {}, RENAMES.files)
     assert same.in_arguments(before) == before
 
 
