@@ -22,12 +22,12 @@ import numpy as np
 import torch
 
 import prismlm
+from benchmarks.attribution.domain_prompts import against_controls, prompt_evidence
 from benchmarks.attribution.retrieval import BM25, nearest_cosines
 from benchmarks.first_light.measure import SHUFFLES, random_states_head
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
 from prismlm.corpus import Corpus
-from prismlm.eval.domain_prompts import against_controls, prompt_evidence
 from prismlm.eval.planted_facts import chance_recall, recall
 from prismlm.explain.shares import Method
 from prismlm.files import read_json, write_json

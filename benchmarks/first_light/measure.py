@@ -18,10 +18,10 @@ import numpy as np
 import torch
 
 import prismlm
+from benchmarks.attribution.domain_prompts import against_controls
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
 from prismlm.corpus import Corpus, document_windows, pack, window_batches
-from prismlm.eval.domain_prompts import against_controls
 from prismlm.eval.domain_share import DocumentEvidence, document_evidence
 from prismlm.explain.quality import HeadQuality, measure_quality
 from prismlm.files import write_json

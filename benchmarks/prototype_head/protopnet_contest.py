@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import get_cosine_schedule_with_warmup
 
+from benchmarks.prototype_head.dense_prototype_head import DensePrototypeHead
 from prismlm.corpus import WindowBatch
 from prismlm.layers import PrototypeHead
-from prismlm.layers.dense_prototype_head import DensePrototypeHead
 from prismlm.models.seam import capture
 from prismlm.training import LossWeights, PrismForCausalLM
 from prismlm.training.callbacks import HeadSchedule

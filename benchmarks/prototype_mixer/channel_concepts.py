@@ -11,25 +11,15 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from prismlm.cli.progress import ConsoleReporter
 from prismlm.corpus.sequences import Sequences
 from prismlm.errors import InputError
-from prismlm.instruments.channels import (
-    INTERVENTIONS,
-    Concept,
-    Probe,
-    TokenGates,
-    WordForms,
-    case_sets,
-    effects_on,
-    heldout_cases,
-    load_cases,
-    probe_of,
-    propose_concepts,
-    rank_channels,
-    token_gates,
-)
-from prismlm.instruments.channels.case_files import words_of
+from prismlm.instruments.channels import effects_on
+from prismlm.instruments.channels.case_files import Probe, case_sets, load_cases, probe_of, words_of
 from prismlm.instruments.channels.chance import rank_sum_p
 from prismlm.instruments.channels.concept_emergence import EMERGES
-from prismlm.instruments.channels.word_forms import continuing
+from prismlm.instruments.channels.concepts import Concept, propose_concepts, rank_channels
+from prismlm.instruments.channels.effects import INTERVENTIONS
+from prismlm.instruments.channels.heldout_cases import heldout_cases
+from prismlm.instruments.channels.token_gates import TokenGates, token_gates
+from prismlm.instruments.channels.word_forms import WordForms, continuing
 from prismlm.models.decoders.mixers import half_lives
 
 TESTED = "mask_write"

@@ -13,17 +13,12 @@ from benchmarks.prototype_mixer.channel_concepts import Loaded, Settings
 from prismlm.corpus import Corpus
 from prismlm.corpus.sequences import Sequences
 from prismlm.errors import InputError
-from prismlm.instruments.channels import (
-    TokenGates,
-    TopSequences,
-    concept_tokens,
-    quartiles,
-    read_write_lags,
-    repetition,
-    sequences_of,
-    spearman,
-)
 from prismlm.instruments.channels.concept_emergence import EMERGES
+from prismlm.instruments.channels.concepts import concept_tokens
+from prismlm.instruments.channels.lags import read_write_lags
+from prismlm.instruments.channels.locality import quartiles, repetition, spearman
+from prismlm.instruments.channels.token_gates import TokenGates
+from prismlm.instruments.channels.top_sequences import TopSequences, sequences_of
 from prismlm.models.decoders.mixers import half_lives
 
 CHANNELS_SHOWN = 10

@@ -30,11 +30,11 @@ from prismlm.instruments.heads import (
     head_report,
     layer_rates,
     own_cross_terms,
-    read_states,
     spectra_report,
 )
 from prismlm.instruments.heads.role_cases import load_role_cases
 from prismlm.instruments.heads.roles import score_to_dict, search_roles, untrained
+from prismlm.instruments.heads.states import read_states
 from prismlm.models.checkpoint import read_checkpoint
 
 HEAD_TOKENS = 100_000

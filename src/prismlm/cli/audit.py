@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from prismlm.cli.options import By, DryRun, Json, Lens, Method, Model, Stride, Where, Window
+from prismlm.cli.output import print_json
 from prismlm.errors import InputError
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def audit(
     for path in (*rows, *([] if html is None else [html])):
         typer.echo(f"wrote {path}", err=True)
     if as_json:
-        _print_json(summary)
+        print_json(summary)
     else:
         _print(found, summary, by, documents)
 
@@ -122,7 +122,7 @@ def _estimate(audit: Audit, reader: DocumentReader, *, as_json: bool) -> None:
 
     estimate = estimate_audit(audit, reader)
     if as_json:
-        _print_json(asdict(estimate))
+        print_json(asdict(estimate))
         return
     rows = [
         ("texts", f"about {count(estimate.texts)}"),
@@ -135,10 +135,6 @@ def _estimate(audit: Audit, reader: DocumentReader, *, as_json: bool) -> None:
     for name, value in rows:
         typer.echo(f"{name:<18}{value}")
     typer.echo("Nothing was written.")
-
-
-def _print_json(value: dict[str, Any]) -> None:
-    typer.echo(json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False))
 
 
 def _print(audit: Audit, summary: dict[str, Any], by: str, documents: int) -> None:

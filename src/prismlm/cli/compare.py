@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from prismlm.cli.options import By, Json, Stride, Window
+from prismlm.cli.output import print_json
 from prismlm.errors import InputError
 
 PAIRS_SHOWN = 10
@@ -62,7 +62,7 @@ def compare(
         _write(parquet, pairs)
     value["prototypes"]["pairs"] = pairs[:top]
     if as_json:
-        typer.echo(json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False))
+        print_json(value)
     else:
         _print(value, by, top)
 

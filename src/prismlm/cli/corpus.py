@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +10,7 @@ import typer
 
 from prismlm.cli import dataset_options as data
 from prismlm.cli.options import DryRun, Json
+from prismlm.cli.output import print_json
 from prismlm.errors import InputError
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def build(
         _estimate(arguments, as_json=as_json)
         return
     corpus = build_corpus(**arguments, progress=ConsoleReporter())
-    _print_json(_summary(corpus)) if as_json else _print_corpus(corpus)
+    print_json(_summary(corpus)) if as_json else _print_corpus(corpus)
 
 
 def dataset_of(
@@ -125,11 +125,7 @@ def info(
     from prismlm.corpus import Corpus
 
     corpus = Corpus.open(directory)
-    _print_json(_summary(corpus)) if as_json else _print_corpus(corpus)
-
-
-def _print_json(value: dict[str, Any]) -> None:
-    typer.echo(json.dumps(value, ensure_ascii=False, indent=2))
+    print_json(_summary(corpus)) if as_json else _print_corpus(corpus)
 
 
 def _summary(corpus: Corpus) -> dict[str, Any]:
@@ -142,12 +138,12 @@ def _estimate(arguments: dict[str, Any], *, as_json: bool) -> None:
     if isinstance(arguments["inputs"], HubDataset):
         stream = estimate_stream(**arguments)
         if as_json:
-            _print_json(asdict(stream))
+            print_json(asdict(stream))
         else:
             print_amounts(stream_amounts(stream), stream.unknown)
         return
     estimate = estimate_build(**arguments)
-    _print_json(asdict(estimate)) if as_json else print_amounts(_amounts(estimate))
+    print_json(asdict(estimate)) if as_json else print_amounts(_amounts(estimate))
 
 
 def _amounts(estimate: BuildEstimate) -> list[tuple[str, str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from prismlm.cli.options import DryRun
+from prismlm.cli.output import print_json
 from prismlm.errors import InputError
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def _estimate(out: Path, size: DemoSize, *, as_json: bool) -> None:
 
     found = estimate_demo(out, size)
     if as_json:
-        typer.echo(json.dumps(asdict(found), ensure_ascii=False, indent=2))
+        print_json(asdict(found))
         return
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("")

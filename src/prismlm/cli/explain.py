@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from prismlm.cli.options import Json, Lens, Method, Model, Where, check_outputs, parse_places
+from prismlm.cli.output import print_json
 from prismlm.errors import InputError, suggest
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def explain(
     _write(chosen, html, parquet)
     if as_json:
         value = values[0] if len(values) == 1 else {"texts": values}
-        typer.echo(json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False))
+        print_json(value)
         return
     from prismlm.cli.printing.trace import print_trace
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
 
 from prismlm.cli.options import Json, Model
+from prismlm.cli.output import print_json
 
 
 def generate(
@@ -28,6 +28,6 @@ def generate(
     text = lm.generate(prompt, tokens=tokens, temperature=temperature, seed=seed)
     if as_json:
         value = {"model": str(model), "prompt": prompt, "text": text}
-        typer.echo(json.dumps(value, ensure_ascii=False, indent=2))
+        print_json(value)
     else:
         typer.echo(text)

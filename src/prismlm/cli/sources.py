@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from prismlm.cli.options import Json, Lens, Model
+from prismlm.cli.output import print_json
 from prismlm.errors import InputError
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def sources(
     if as_json:
         listed = None if texts is None else [asdict(text) for text in texts]
         value = {"model": str(model), "lens": str(lm.lens.path), **found.to_dict(), "texts": listed}
-        typer.echo(json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False))
+        print_json(value)
     else:
         _print(found, texts, top)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 import typer
 
 from prismlm.cli.options import Json, Lens, Model
+from prismlm.cli.output import print_json
 from prismlm.errors import FormatError, InputError, suggest
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def steer(
         asked = {"edit": _describe(edits), "only": only}
         spent = {"cost": None if cost is None else cost.to_dict(), "cost_note": note}
         value = head | asked | result.to_dict() | spent
-        typer.echo(json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False))
+        print_json(value)
     else:
         from prismlm.cli.printing.steering import print_steering
 

@@ -12,12 +12,12 @@ from prismlm.corpus import Corpus
 from prismlm.corpus.sequences import Sequences
 from prismlm.instruments.heads import (
     CrossTerms,
-    Denominator,
     RatioTerms,
     SpectraOptions,
     head_report,
     spectra_report,
 )
+from prismlm.instruments.heads.resonance import Denominator
 from tests.helpers.head_models import make_gpt2, make_signal_noise
 
 HEADS, SPECTRA = ("inspect", "heads"), ("inspect", "spectra")

@@ -9,7 +9,8 @@ import torch
 from prismlm.cli.options import parse_places
 from prismlm.corpus.sequences import Sequences
 from prismlm.errors import InputError
-from prismlm.instruments.channels import WordForms, token_gates
+from prismlm.instruments.channels.token_gates import token_gates
+from prismlm.instruments.channels.word_forms import WordForms
 from tests.helpers.mixer_models import make_corpus, make_model
 
 

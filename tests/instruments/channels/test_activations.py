@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from prismlm.instruments.channels import value_norms
+from prismlm.instruments.channels.activations import value_norms
 from tests.helpers.mixer_models import VOCABULARY, make_llama
 
 

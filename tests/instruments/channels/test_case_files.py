@@ -5,7 +5,7 @@ import json
 import pytest
 
 from prismlm.errors import InputError
-from prismlm.instruments.channels import Case, case_sets, load_cases, probe_of
+from prismlm.instruments.channels.case_files import Case, case_sets, load_cases, probe_of
 from tests.helpers.mixer_models import make_corpus
 
 

@@ -7,18 +7,13 @@ import torch
 
 from prismlm.corpus.sequences import Sequences
 from prismlm.errors import InputError
-from prismlm.instruments.channels import (
-    Case,
-    WordForms,
-    concept_tokens,
-    find_channels,
-    heldout_cases,
-    propose_concepts,
-    rank_channels,
-    target_probabilities,
-    token_gates,
-)
-from prismlm.instruments.channels.word_forms import continuing, whole_words
+from prismlm.instruments.channels import find_channels
+from prismlm.instruments.channels.case_files import Case
+from prismlm.instruments.channels.concepts import concept_tokens, propose_concepts, rank_channels
+from prismlm.instruments.channels.heldout_cases import heldout_cases
+from prismlm.instruments.channels.probabilities import target_probabilities
+from prismlm.instruments.channels.token_gates import token_gates
+from prismlm.instruments.channels.word_forms import WordForms, continuing, whole_words
 from tests.helpers.mixer_models import CHANNELS, LAYERS, make_model
 
 LENGTH = 24

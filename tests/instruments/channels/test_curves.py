@@ -8,8 +8,8 @@ import torch
 from prismlm.edits.channels.interventions import MaskWrite
 from prismlm.edits.channels.scope import intervene
 from prismlm.errors import InputError
-from prismlm.instruments.channels import read_channels, read_text
-from prismlm.instruments.channels.curves import LayerCurves, discounted_mass
+from prismlm.instruments.channels import read_channels
+from prismlm.instruments.channels.curves import LayerCurves, discounted_mass, read_text
 from prismlm.models.decoders.mixers import half_life, half_lives
 from prismlm.ops.prototype_mixer import naive
 from tests.helpers.mixer_models import (

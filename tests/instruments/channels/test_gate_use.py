@@ -8,8 +8,9 @@ import torch
 from prismlm.corpus import Corpus
 from prismlm.corpus.sequences import Sequences
 from prismlm.errors import InputError
-from prismlm.instruments.channels import gate_uses, measure_layers
+from prismlm.instruments.channels import gate_uses
 from prismlm.instruments.channels.gate_use import GateUse, UseTally
+from prismlm.instruments.channels.layer_metrics import measure_layers
 from prismlm.models.presets import build_config, build_model
 
 # Two tokens that each use one channel alone and together use both; a third that is undecided.

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from prismlm.errors import InputError
-from prismlm.instruments.channels import read_write_lags
-from prismlm.instruments.channels.lags import LagTally
+from prismlm.instruments.channels.lags import LagTally, read_write_lags
 from tests.helpers.mixer_models import CHANNELS
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from prismlm.errors import InputError
-from prismlm.instruments.channels import quartiles, repetition, spearman
+from prismlm.instruments.channels.locality import quartiles, repetition, spearman
 from prismlm.instruments.channels.top_sequences import empty_ranking
 
 

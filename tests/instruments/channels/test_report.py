@@ -12,17 +12,12 @@ from prismlm.corpus.sequences import Sequences
 from prismlm.errors import FormatError, InputError
 from prismlm.files import finite
 from prismlm.index.training_corpus import training_corpus
-from prismlm.instruments.channels import (
-    measure_layers,
-    quartiles,
-    rank_sequences,
-    read_channels,
-    read_write_lags,
-    repetition,
-    sequences_of,
-    spearman,
-)
+from prismlm.instruments.channels import read_channels
 from prismlm.instruments.channels.build_report import ReportOptions, channel_report
+from prismlm.instruments.channels.lags import read_write_lags
+from prismlm.instruments.channels.layer_metrics import measure_layers
+from prismlm.instruments.channels.locality import quartiles, repetition, spearman
+from prismlm.instruments.channels.top_sequences import rank_sequences, sequences_of
 from prismlm.instruments.channels.wording import lag_words, locality_words, median_correlation
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.models.decoders.mixers import half_lives

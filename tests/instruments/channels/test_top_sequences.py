@@ -7,8 +7,14 @@ import torch
 
 from prismlm.corpus.windows import WindowBatch
 from prismlm.errors import InputError
-from prismlm.instruments.channels import rank_sequences, repetition, sequences_of
-from prismlm.instruments.channels.top_sequences import candidates, empty_ranking, merge_rankings
+from prismlm.instruments.channels.locality import repetition
+from prismlm.instruments.channels.top_sequences import (
+    candidates,
+    empty_ranking,
+    merge_rankings,
+    rank_sequences,
+    sequences_of,
+)
 from tests.helpers.mixer_models import CHANNELS, LAYERS
 
 

@@ -9,8 +9,13 @@ import torch
 from prismlm.corpus import Corpus, build_corpus
 from prismlm.corpus.sequences import Sequences
 from prismlm.errors import InputError
-from prismlm.instruments.heads import head_report, loss_against_length, spectra_report, token_losses
-from prismlm.instruments.heads.length import _short_losses, context_edges
+from prismlm.instruments.heads import head_report, spectra_report
+from prismlm.instruments.heads.length import (
+    _short_losses,
+    context_edges,
+    loss_against_length,
+    token_losses,
+)
 from tests.helpers.head_models import make_gpt2, make_signal_noise
 
 IDS = torch.randint(1, 37, (3, 40), generator=torch.Generator().manual_seed(1))

@@ -9,17 +9,15 @@ from prismlm.corpus import Corpus
 from prismlm.corpus.sequences import Sequences
 from prismlm.errors import InputError
 from prismlm.instruments.heads import (
-    AttentionStates,
     SpectraOptions,
-    head_uses,
     layer_rates,
-    rates_of,
-    read_states,
     read_states_and_heads,
     spectra_report,
 )
 from prismlm.instruments.heads import states as states_module
-from prismlm.instruments.heads.states import _hashed
+from prismlm.instruments.heads.head_use import head_uses
+from prismlm.instruments.heads.rates import rates_of
+from prismlm.instruments.heads.states import AttentionStates, _hashed, read_states
 from tests.helpers.head_models import make_batch, make_gpt2, make_signal_noise, random_rows
 
 ROWS = random_rows(30, 18, 25)

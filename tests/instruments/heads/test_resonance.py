@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from prismlm.errors import InputError
-from prismlm.instruments.heads import cross_terms, denominators, own_cross_terms, read_states
-from prismlm.instruments.heads.resonance import ORDER, RATIOS
+from prismlm.instruments.heads import own_cross_terms
+from prismlm.instruments.heads.resonance import ORDER, RATIOS, cross_terms, denominators
+from prismlm.instruments.heads.states import read_states
 from prismlm.ops.resonance import (
     content_amplitudes,
     cross_term,

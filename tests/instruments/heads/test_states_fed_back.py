@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from prismlm.instruments.heads import head_uses, read_states_and_heads
+from prismlm.instruments.heads import read_states_and_heads
+from prismlm.instruments.heads.head_use import head_uses
 from prismlm.models.uncertainty_feedback import attach_uncertainty
 from prismlm.ops.signal_noise_attention import attention_weights
 from tests.helpers.feedback_models import make_fed_gpt2

@@ -3,7 +3,9 @@
 import pytest
 import torch
 
-from prismlm.instruments.uncertainty_feedback import Ablated, Ablation, Signal, ablation, own_codes
+from prismlm.instruments.uncertainty_feedback import Ablation, Signal
+from prismlm.instruments.uncertainty_feedback.ablation import Ablated, ablation
+from prismlm.instruments.uncertainty_feedback.recursion import own_codes
 from prismlm.instruments.uncertainty_feedback.signal import permuted
 from prismlm.statistics import Interval
 from tests.helpers.feedback_models import (

@@ -5,18 +5,15 @@ import pytest
 import torch
 
 from prismlm.errors import InputError
-from prismlm.instruments.uncertainty_feedback import (
-    AfterMistake,
-    AttentionProbe,
-    CodeProbe,
+from prismlm.instruments.uncertainty_feedback import AttentionProbe, CodeProbe, Mistakes, Signal
+from prismlm.instruments.uncertainty_feedback.attention import (
     LayerAttention,
-    LayerProbe,
-    Mistakes,
-    Signal,
     attention_probe,
-    own_codes,
+    received,
 )
-from prismlm.instruments.uncertainty_feedback.attention import received
+from prismlm.instruments.uncertainty_feedback.mistakes import AfterMistake
+from prismlm.instruments.uncertainty_feedback.probe import LayerProbe
+from prismlm.instruments.uncertainty_feedback.recursion import own_codes
 from prismlm.statistics import Interval
 from tests.helpers.feedback_models import (
     LEVELS,

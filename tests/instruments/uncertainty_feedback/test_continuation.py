@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from prismlm.instruments.uncertainty_feedback import Signal, own_codes
+from prismlm.instruments.uncertainty_feedback import Signal
 from prismlm.instruments.uncertainty_feedback.continuation import choose, continuations
+from prismlm.instruments.uncertainty_feedback.recursion import own_codes
 from tests.helpers.feedback_models import make_fed_gpt2, make_fed_protot, random_texts
 
 

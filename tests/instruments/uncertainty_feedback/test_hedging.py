@@ -7,9 +7,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from prismlm.errors import InputError
-from prismlm.instruments.uncertainty_feedback import Hedging, HedgingRun, Signal, hedging, own_codes
+from prismlm.instruments.uncertainty_feedback import Hedging, HedgingRun, Signal
 from prismlm.instruments.uncertainty_feedback.hedges import hedge_starts
-from prismlm.instruments.uncertainty_feedback.hedging import hedges_after
+from prismlm.instruments.uncertainty_feedback.hedging import hedges_after, hedging
+from prismlm.instruments.uncertainty_feedback.recursion import own_codes
 from prismlm.statistics import Interval
 from tests.helpers.feedback_models import (
     LEVELS,

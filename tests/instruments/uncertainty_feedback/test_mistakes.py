@@ -5,14 +5,14 @@ import pytest
 import torch
 
 from prismlm.errors import InputError
-from prismlm.instruments.uncertainty_feedback import (
+from prismlm.instruments.uncertainty_feedback import Mistakes, Signal
+from prismlm.instruments.uncertainty_feedback.mistakes import (
     AfterMistake,
-    Mistakes,
-    Signal,
+    excess,
     mistakes,
-    own_codes,
+    plant_mistake,
 )
-from prismlm.instruments.uncertainty_feedback.mistakes import excess, plant_mistake
+from prismlm.instruments.uncertainty_feedback.recursion import own_codes
 from prismlm.instruments.uncertainty_feedback.signal import Replay
 from prismlm.statistics import Interval
 from tests.helpers.feedback_models import (

@@ -4,13 +4,9 @@ import pytest
 import torch
 
 from prismlm.errors import InputError
-from prismlm.instruments.uncertainty_feedback import (
-    CodeProbe,
-    LayerProbe,
-    Signal,
-    code_probe,
-    own_codes,
-)
+from prismlm.instruments.uncertainty_feedback import CodeProbe, Signal
+from prismlm.instruments.uncertainty_feedback.probe import LayerProbe, code_probe
+from prismlm.instruments.uncertainty_feedback.recursion import own_codes
 from prismlm.statistics import Interval
 from tests.helpers.feedback_models import (
     LEVELS,

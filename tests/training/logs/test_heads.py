@@ -11,7 +11,10 @@ from safetensors.torch import load_file
 
 from prismlm.corpus import Corpus
 from prismlm.errors import FormatError
-from prismlm.instruments.heads import cross_terms, head_uses, layer_rates, read_states
+from prismlm.instruments.heads import layer_rates
+from prismlm.instruments.heads.head_use import head_uses
+from prismlm.instruments.heads.resonance import cross_terms
+from prismlm.instruments.heads.states import read_states
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.training import TrainingInterrupted, build_recipe, parallel, train
 from prismlm.training.evaluation import HeldOut

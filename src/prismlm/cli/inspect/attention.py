@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from prismlm.cli.options import Json, Model
+from prismlm.cli.output import print_json
 from prismlm.errors import InputError
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def attention(
         value = _maps(opened, tokenizer, text, heads, top, out, as_json=as_json)
     if as_json:
         value = {"model": str(model), **value}
-        typer.echo(json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False))
+        print_json(value)
 
 
 class _RolesAsked(NamedTuple):

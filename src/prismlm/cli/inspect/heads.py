@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +9,7 @@ import typer
 
 from prismlm.cli.inspect.corpus_to_read import CorpusToRead, Length, SplitToRead, open_both
 from prismlm.cli.options import Json
+from prismlm.cli.output import print_json
 from prismlm.errors import InputError
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def heads(
             "models": [report.to_dict() for report in reports],
             "across": None if across is None else [asdict(one) for one in across],
         }
-        typer.echo(json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False))
+        print_json(value)
         return
     from prismlm.cli.printing.heads import print_across, print_heads
 

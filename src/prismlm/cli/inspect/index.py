@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from prismlm.cli.options import Json, Model
+from prismlm.cli.output import print_json
 from prismlm.errors import InputError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def index(
     found = inspect_lens(lm.lens)
     if as_json:
         value = {"model": str(model), "lens": str(lm.lens.path), **found.to_dict()}
-        typer.echo(json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False))
+        print_json(value)
     else:
         _print(found, str(lm.lens.path))
 

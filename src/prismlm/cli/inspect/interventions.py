@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from prismlm.cli.options import Json, check_outputs, parse_places
+from prismlm.cli.output import print_json
 from prismlm.errors import InputError, suggest
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def interventions(
     if out is not None:
         _write(out, found, value, unit)
     if as_json:
-        typer.echo(json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False))
+        print_json(value)
         return
     from prismlm.cli.printing.interventions import print_concepts
 

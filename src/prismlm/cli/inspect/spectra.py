@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
 
 from prismlm.cli.inspect.corpus_to_read import CorpusToRead, Length, SplitToRead, open_both
 from prismlm.cli.options import Json, Model
+from prismlm.cli.output import print_json
 
 
 def spectra(
@@ -61,7 +61,7 @@ def spectra(
     )
     if as_json:
         value = report.to_dict()
-        typer.echo(json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False))
+        print_json(value)
         return
     from prismlm.cli.printing.spectra import print_spectra
 

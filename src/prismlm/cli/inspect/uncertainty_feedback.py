@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +10,7 @@ import typer
 
 from prismlm.cli.inspect.corpus_to_read import LENGTH, CorpusToRead, SplitToRead
 from prismlm.cli.options import DryRun, Json, Model
+from prismlm.cli.output import print_json
 from prismlm.errors import InputError
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ def _signal(model: PreTrainedModel, kind: str, passes: int | None) -> Any:
 
 def _print_report(report: UncertaintyReport, *, as_json: bool) -> None:
     if as_json:
-        _print_json(report.to_dict())
+        print_json(report.to_dict())
         return
     from prismlm.cli.printing.uncertainty_feedback import print_uncertainty_feedback
 
@@ -215,7 +215,7 @@ def _print_estimate(found: InspectEstimate, *, as_json: bool) -> None:
     from prismlm.cli.format import count, duration, size
 
     if as_json:
-        _print_json(asdict(found))
+        print_json(asdict(found))
         return
     rows = [
         ("checks", ", ".join(found.checks)),
@@ -227,7 +227,3 @@ def _print_estimate(found: InspectEstimate, *, as_json: bool) -> None:
     ]
     for name, value in rows:
         typer.echo(f"{name:<10}{value}")
-
-
-def _print_json(value: dict[str, Any]) -> None:
-    typer.echo(json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False))

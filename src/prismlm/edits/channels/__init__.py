@@ -1,1 +1,16 @@
 """Interventions on the channels of prototype mixers, as values and in their scope."""
+
+from prismlm.edits.channels.clamp import ClampGates, GateRecord, record_gates
+from prismlm.edits.channels.interventions import Intervention, MaskRead, MaskWrite, Reinitialise
+from prismlm.edits.channels.scope import intervene
+
+__all__ = [
+    "ClampGates",
+    "GateRecord",
+    "Intervention",
+    "MaskRead",
+    "MaskWrite",
+    "Reinitialise",
+    "intervene",
+    "record_gates",
+]

@@ -8,9 +8,9 @@ from prismlm.instruments.uncertainty_feedback import (
     InspectOptions,
     Sample,
     Signal,
-    checks_for,
     estimate_inspection,
 )
+from prismlm.instruments.uncertainty_feedback.checks import checks_for
 from tests.helpers.feedback_models import make_fed_gpt2, random_texts
 
 FAST = InspectOptions(permutations=2, passes=2, tokens=10, window=2, mistakes=1)

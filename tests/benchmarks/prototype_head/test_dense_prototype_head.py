@@ -4,9 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from benchmarks.prototype_head.dense_prototype_head import DensePrototypeHead
 from prismlm.errors import InputError
 from prismlm.layers import PrototypeHead
-from prismlm.layers.dense_prototype_head import DensePrototypeHead
 
 
 def dense_head(width=6, vocab=11, count=9, **settings):

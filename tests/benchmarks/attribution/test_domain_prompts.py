@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 
 import prismlm
+from benchmarks.attribution.domain_prompts import against_controls, prompt_evidence
 from prismlm.corpus import Corpus
 from prismlm.errors import InputError
-from prismlm.eval.domain_prompts import against_controls, prompt_evidence
 from prismlm.eval.domain_share import DocumentEvidence
 from prismlm.index.lens import GroupWeights
 
