@@ -58,7 +58,7 @@ def atomic_file(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextmanager
 def atomic_directory(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a temporary directory beside ``path``; put it in the place of ``path`` on success.
+    """Yield a temporary directory beside ``path``; move it to ``path`` on success.
 
     An existing directory at ``path`` stays until the new one is complete. On any exception the
     temporary directory is removed and ``path`` is as it was.
@@ -101,7 +101,7 @@ def read_json(path: str | os.PathLike[str]) -> Any:
 
 
 def finite(value: Any) -> Any:
-    """Return JSON values with None in the place of NaN and infinity."""
+    """Return JSON values in which NaN and infinity are None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

@@ -14,7 +14,7 @@ class Task(Protocol):
         ...
 
     def note(self, text: str) -> None:
-        """Show a few words beside the figures, in the place of the last ones."""
+        """Show a few words beside the figures; they replace the last ones."""
         ...
 
 

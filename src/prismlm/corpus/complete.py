@@ -1,4 +1,4 @@
-"""Whether a corpus directory is whole, told without reading the corpus."""
+"""Whether a corpus directory is whole, without reading the corpus."""
 
 from __future__ import annotations
 

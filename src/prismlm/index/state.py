@@ -122,7 +122,7 @@ class Partial:
         return self.path / f"shard-{shard:05d}-of-{shards:05d}.safetensors"
 
     def save(self, scan: Scan, shard: int, shards: int, *, complete: bool) -> None:
-        """Write what a shard has found, in the place of what it had before.
+        """Write what a shard has found; it replaces what the shard had before.
 
         Raises:
             PrismError: the disk is full or failing; what was saved before is still there.

@@ -1,4 +1,4 @@
-"""Modules: explicit keyword arguments in, output and evidence out."""
+"""Torch modules: explicit keyword arguments in, output and evidence out."""
 
 from prismlm.layers.mixer_gates import MixerEvidence
 from prismlm.layers.prototype_head import HeadLosses, HeadOutput, PrototypeHead

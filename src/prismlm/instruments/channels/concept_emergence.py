@@ -103,7 +103,7 @@ def concept_in_model(
         corpus: text to find it in: the training split, and for ``heldout_difference`` the other.
         max_tokens: of each split, or None for all.
         options: of the table.
-        progress: told of what is under way.
+        progress: is shown what is under way.
 
     Raises:
         InputError: neither channels nor a corpus, a corpus of another tokenizer, or as

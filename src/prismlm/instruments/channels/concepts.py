@@ -153,7 +153,7 @@ def find_channels(
         kept: channels ranked.
         shuffles: of the control, for which words are drawn from whole-word tokens.
         seed: of the control.
-        progress: told of the tokens read.
+        progress: is shown the tokens read.
 
     Raises:
         InputError: no prototype mixer, too few occurrences, or nothing to draw the control from.

@@ -71,7 +71,7 @@ def intervention_table(
         minimum_probability: cases with less without an intervention are left out, and counted.
         first_token: measure the first token of a target that is several.
         seed: of controls and random prototypes.
-        progress: told of every channel.
+        progress: is shown every channel.
 
     Raises:
         InputError: a target that is not one token, an unknown channel or intervention, too few

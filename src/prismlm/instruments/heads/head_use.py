@@ -169,7 +169,7 @@ def head_uses(
 
 
 class HeadUseCollector:
-    """What :func:`head_uses` does beside the forward passes, for those of somebody else.
+    """Collects the figures of :func:`head_uses` while the caller runs the forward passes.
 
     Args:
         model, layers, least_visible: as of :func:`head_uses`.

@@ -175,7 +175,7 @@ def search_roles(
         draws: of the control; None for as many as one head alone needs to be found, twice over.
         seed: of the draws.
         level: the largest q of a head that is found.
-        progress: told of sentences read.
+        progress: is shown the sentences read.
 
     Raises:
         InputError: the model has no attention, a sentence that cannot be measured, no sentence,

@@ -113,7 +113,7 @@ def read_states(
 
 
 class StateCollector:
-    """What :func:`read_states` does beside the forward passes, for those of somebody else.
+    """Collects the states of :func:`read_states` while the caller runs the forward passes.
 
     Args:
         model, positions, seed, layers: as of :func:`read_states`.
@@ -195,7 +195,7 @@ def read_states_and_heads(
 ) -> tuple[tuple[AttentionStates, ...], HeadUses | None]:
     """Return what :func:`read_states` and :func:`head_uses` do, in one forward pass a batch.
 
-    There is None in the place of the heads where no query sees enough: the states are there all
+    The heads are None where no query sees enough tokens: the states are there all
     the same.
 
     Args:

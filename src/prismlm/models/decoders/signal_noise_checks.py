@@ -77,7 +77,7 @@ NUMBERS_OF: dict[str, dict[str, tuple[Test, str]]] = {
 def check_config(config: SignalNoiseConfig) -> None:
     """Check what no model can be built from, or none that can be trained.
 
-    Sizes that do not go together are told by
+    Sizes that do not go together are reported by
     :func:`~prismlm.layers.signal_noise_attention.signal_heads`.
 
     Raises:

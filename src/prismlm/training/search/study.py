@@ -127,7 +127,7 @@ class Study:
             self._study.tell(number, value)
 
     def finished(self) -> dict[int, dict[str, Scalar]]:
-        """Return the values of every trial that has been told, by number."""
+        """Return the values of every trial whose outcome is noted, by number."""
         trials = self._study.get_trials(deepcopy=False)
         return {trial.number: dict(trial.params) for trial in trials if trial.state.is_finished()}
 
