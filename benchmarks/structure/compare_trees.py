@@ -42,6 +42,7 @@ RENAMES = Renames(
         "tensorboard/routing": "tensorboard/channels",
         "tensorboard/spectra": "tensorboard/heads",
     },
+    hidden={"steer --help": "--category"},
 )
 
 # What differs between two runs of one tree: where, what, and why. Nothing else is left out, but

@@ -119,6 +119,7 @@ class Comparison:
         return [codes, *printed.values(), errors]
 
     def _unlike_printed(self, line: str, before: str, after: str) -> list[str]:
+        before, after = (self._renames.without_hidden(line, text) for text in (before, after))
         found = unlike(self.plain(line, before), self.plain(line, after))
         if found and line.endswith("--help") and self._renames.move_layout(before, after):
             found = unlike(*map(self._renames.undone_in_letters, (before, after)))
@@ -142,14 +143,21 @@ class Comparison:
         if first == second:
             return []
         if EVENTS in item:
-            return unlike(*(self.plain(item, events(path)) for path in (before, after)))
+            return self._unlike_texts(item, events(before), events(after))
         if item.endswith(TEXT):
             # Bytes that are no text are no reason to stop: they are shown as what they are.
             texts = (data.decode("utf-8", "backslashreplace") for data in (first, second))
-            return unlike(*(self.plain(item, text) for text in texts))
+            return self._unlike_texts(item, *texts)
         if item.endswith(".safetensors"):
             first, second = sorted_header(first), sorted_header(second)
         return unlike_bytes(first, second)
+
+    def _unlike_texts(self, item: str, before: str, after: str) -> list[str]:
+        found = unlike(self.plain(item, before), self.plain(item, after))
+        if found and self._renames.move_keys(after):
+            sides = (self.plain(item, text) for text in (before, after))
+            found = unlike(*map(self._renames.undone_in_any_order, sides))
+        return found
 
 
 def files_of(work: Path, renames: Renames) -> dict[str, Path]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -17,12 +17,14 @@ class Renames:
         inner_keys: keys inside sections of recipes, configurations and reports; a tree has them
             that has a new key at the top of a recipe.
         files: names of files that are written, and ends of their folders.
+        hidden: the command line of a help page, and the option that it no longer lists.
     """
 
     commands: dict[str, str]
     recipe_keys: dict[str, str]
     inner_keys: dict[str, str]
     files: dict[str, str]
+    hidden: dict[str, str] = field(default_factory=dict[str, str])
 
     def had_by(self, help_of: Callable[[str], str], known_keys: str) -> Renames:
         """Return those that a tree has; it may have none yet.
@@ -45,6 +47,7 @@ class Renames:
             recipe_keys,
             self.inner_keys if recipe_keys else {},
             self.files,
+            self.hidden,
         )
 
     def in_arguments(self, arguments: list[str]) -> list[str]:
@@ -85,6 +88,19 @@ class Renames:
         for old, new in self._words():
             text = text.replace(new, old)
         return text
+
+    def without_hidden(self, line: str, text: str) -> str:
+        """Return the page of a command without the option that is hidden AFTER."""
+        option = self.hidden.get(line)
+        return text if option is None else re.sub(rf"(?m)^│ {option}\b.*\n", "", text)
+
+    def undone_in_any_order(self, text: str) -> str:
+        """Return the entries of JSON in the old words, sorted: files list keys by their names."""
+        return "\n".join(sorted(re.split(r"[\s,]+|\\n", self.undone(text))))
+
+    def move_keys(self, text: str) -> bool:
+        """Say whether a text has a key that is called otherwise."""
+        return any(re.search(rf"\b{new}\b", text) for new in self.inner_keys.values())
 
     def move_layout(self, before: str, after: str) -> bool:
         """Say whether a command of another length stands in one of two pages and not the other."""

@@ -174,7 +174,7 @@ def test_a_tree_is_asked_in_its_own_words():
         "uncertainty_feedback:\n  uncertainty: 1\n"
     )
     same = RENAMES.had_by(lambda group: "│ uncertainty │", "Known: steps, uncertainty.")
-    assert same == Renames({}, {}, {}, RENAMES.files)
+    assert same == Renames({}, {}, {}, RENAMES.files, RENAMES.hidden)
     assert same.in_arguments(before) == before
 
 
@@ -208,3 +208,19 @@ def test_it_exits_with_1_and_writes_what_differs(folders, tmp_path, monkeypatch,
     assert (value["before"]["commit"], value["after"]["commit"]) == ("one", "other")
     assert [one["item"] for one in value["differences"]] == [EXPLAIN] * changed
     assert str(tmp_path) not in out.read_text(encoding="utf-8")
+
+
+def test_keys_follow_their_new_names_and_keep_their_values(folders):
+    texts = '{\n"hidden_size": 48,\n"routing_temperature": 1.0\n}', '{\n"gate_temperature": 1.0,\n'
+    for folder, text in zip(folders, (texts[0], texts[1] + '"hidden_size": 48\n}'), strict=True):
+        (folder / "work" / "config.json").write_text(text)
+    assert compared(folders) == {}
+    (folders[1] / "work" / "config.json").write_text(texts[1] + '"hidden_size": 49\n}')
+    assert compared(folders).keys() == {"config.json"}
+
+
+def test_only_the_hidden_option_may_be_missing_from_a_page():
+    page = "│ --category  NAME  Edit these.  │\n│ --document  ID    Edit those.  │\n"
+    without = RENAMES.without_hidden("steer --help", page)
+    assert without == "│ --document  ID    Edit those.  │\n"
+    assert RENAMES.without_hidden("audit --help", page) == page
