@@ -19,7 +19,7 @@ def main() -> int:
 
 def pages(results: Path = RESULTS) -> dict[Path, str]:
     """Return the page with the matrix of the JSON between its markers."""
-    tests = "tests/models/uncertainty_feedback/test_matrix.py --write-uncertainty-matrix"
+    tests = "tests/models/uncertainty_feedback/test_feedback_matrix.py --write-uncertainty-matrix"
     result = read_result(results / RESULT.name, tests, run='pytest -n 0 -m "" ')
     path = results.parent / "uncertainty_feedback.md"
     page = path.read_text(encoding="utf-8")
