@@ -108,7 +108,7 @@ def run_demo(out: Path, size: DemoSize = FULL, *, progress: Reporter = SILENT) -
         _index(corpus, model, model / "lens" / "sample", size, progress)
     traces = _explain(model, progress)
     report = out / REPORT_FILE
-    from prismlm.pages.document import write_page
+    from prismlm.pages.frame import write_page
     from prismlm.pages.trace import page
 
     write_page(page(list(traces.values()), title="prismlm demo"), report)

@@ -16,7 +16,7 @@ from prismlm.explain.attribution import (
     CONTEXT_TEMPERATURE,
     attribute,
     document_shares,
-    merge,
+    merge_attributions,
     source_shares,
 )
 from prismlm.explain.evidence import EvidenceTable
@@ -276,7 +276,9 @@ def test_contexts_weigh_as_in_a_loop(lens, seed, positions):
 def test_parts_of_a_text_add_up(lens, method, seed):
     evidence = random_table(seed, 7)
     whole = attribute(evidence, lens, method)
-    parts = merge([attribute(evidence[:3], lens, method), attribute(evidence[3:], lens, method)])
+    parts = merge_attributions(
+        [attribute(evidence[:3], lens, method), attribute(evidence[3:], lens, method)]
+    )
     assert parts.total == pytest.approx(whole.total, rel=1e-9)
     for by in ("document", "source"):
         a, b = whole.sources(by), parts.sources(by)

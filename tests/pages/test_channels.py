@@ -19,7 +19,7 @@ from prismlm.instruments.channels import read_channels
 from prismlm.instruments.channels.build_report import ReportOptions, channel_report
 from prismlm.pages.channels import CAVEAT, channel_page
 from prismlm.pages.channels_data import page_data, quantise_gates
-from prismlm.pages.document import write_page
+from prismlm.pages.frame import write_page
 from tests.helpers.mixer_models import CHANNELS, LAYERS, make_llama, make_model
 
 EVIL = "</script><script>document.title='hurt'</script><img src=x onerror=alert(1)>"

@@ -113,7 +113,7 @@ def _heads(attention: list[str] | None, as_json: bool) -> list[tuple[int, int]]:
 
 def _write(traces: list[Trace], html: Path | None, parquet: Path | None) -> None:
     from prismlm.explain.trace import write_parquet
-    from prismlm.pages.document import write_page
+    from prismlm.pages.frame import write_page
     from prismlm.pages.trace import page
 
     if html is not None:

@@ -187,7 +187,7 @@ def attribute(
     )
 
 
-def merge(parts: list[Attribution]) -> Attribution:
+def merge_attributions(parts: list[Attribution]) -> Attribution:
     """Return the attribution of all positions of the parts, which are of one lens and method."""
     contexts = [part.contexts for part in parts if part.contexts is not None]
     return Attribution(

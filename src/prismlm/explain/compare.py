@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from prismlm.errors import InputError
-from prismlm.explain.attribution import Attribution, merge
+from prismlm.explain.attribution import Attribution, merge_attributions
 from prismlm.explain.texts import TextOptions, read_texts
 from prismlm.index.layout import GROUP_COLUMNS
 from prismlm.index.lens import Lens
@@ -82,7 +82,9 @@ def compare_texts(
         for side, of_text in enumerate(pair):
             if of_text.attribution is not None:
                 before = sums[side]
-                sums[side] = merge([of_text.attribution] + ([before] if before else []))
+                sums[side] = merge_attributions(
+                    [of_text.attribution] + ([before] if before else [])
+                )
     if not predictions:
         raise InputError("the texts hold nothing to predict: expected at least one of two tokens.")
     ce = losses / predictions

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from prismlm.errors import InputError
-from prismlm.explain.attribution import Attribution, attribute, merge
+from prismlm.explain.attribution import Attribution, attribute, merge_attributions
 from prismlm.explain.evidence import EvidenceTable
 from prismlm.explain.prediction import check_sums
 from prismlm.explain.shares import Method
@@ -108,7 +108,7 @@ class _Text:
             len(self.ids),
             torch.cat([nothing, *self.losses]).numpy(),
             torch.cat([nothing, *self.explained]).numpy(),
-            merge(self.parts) if self.parts else None,
+            merge_attributions(self.parts) if self.parts else None,
         )
 
 

@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from prismlm.index.layout import trained_on_words
-from prismlm.pages.document import html_document
+from prismlm.pages.frame import html_page
 from prismlm.pages.trace import CAVEAT
 from prismlm.pages.trace_data import safe_link
 
@@ -33,7 +33,7 @@ def audit_page(summary: dict[str, Any]) -> str:
         f"{_documents(summary['documents'])}\n{_texts(summary)}\n"
         f'<p class="p-caveat">{escape(CAVEAT)}</p>\n</article>'
     )
-    return html_document(title, body, styles=("trace.css", "audit.css"))
+    return html_page(title, body, styles=("trace.css", "audit.css"))
 
 
 def _header(summary: dict[str, Any]) -> str:

@@ -19,7 +19,7 @@ from prismlm.instruments.channels.activations import Kind
 from prismlm.instruments.channels.lags import LagCorrelation
 from prismlm.instruments.channels.layer_metrics import LayerMetrics
 from prismlm.instruments.channels.locality import Quartiles
-from prismlm.instruments.channels.report import ChannelReport, LayerReport, TextCurves
+from prismlm.instruments.channels.report import ChannelReport, LayerReport, WordedCurves
 from prismlm.instruments.channels.wording import locality_words
 from prismlm.pages.trace_data import visible
 
@@ -136,7 +136,7 @@ def locality_figure(report: ChannelReport) -> Figure:
     return figure
 
 
-def curves_figure(text_curves: TextCurves, layer: int, channel: int) -> Figure:
+def curves_figure(worded_curves: WordedCurves, layer: int, channel: int) -> Figure:
     """Return what each token writes into a channel and reads from it, and what it then holds.
 
     Source: ProtoT, Fig. 3.
@@ -144,13 +144,13 @@ def curves_figure(text_curves: TextCurves, layer: int, channel: int) -> Figure:
     Raises:
         InputError: the text was not read in that layer, or there is no such channel.
     """
-    curves = next((c for c in text_curves.curves if c.layer == layer), None)
+    curves = next((c for c in worded_curves.curves if c.layer == layer), None)
     if curves is None or not 0 <= channel < curves.write.shape[1]:
         raise InputError(f"the text was not read in layer {layer}, channel {channel}.")
     write, read, mass = (
         getattr(curves, name)[:, channel].numpy() for name in ("write", "read", "mass")
     )
-    tokens = [visible(token) for token in text_curves.text.tokens]
+    tokens = [visible(token) for token in worded_curves.text.tokens]
     rows = max(1, -(-len(tokens) // TOKENS_IN_A_ROW))
     columns = -(-len(tokens) // rows)
     figure = Figure(
@@ -255,9 +255,9 @@ def figures(
     return found
 
 
-def most_written(text_curves: TextCurves) -> tuple[int, int]:
+def most_written(worded_curves: WordedCurves) -> tuple[int, int]:
     """Return the layer and channel that one of a text's tokens writes most into."""
-    best = max(text_curves.curves, key=lambda curves: curves.write.max().item())
+    best = max(worded_curves.curves, key=lambda curves: curves.write.max().item())
     return best.layer, int(best.write.amax(0).argmax())
 
 

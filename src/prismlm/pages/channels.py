@@ -15,7 +15,7 @@ from prismlm.instruments.channels.layer_metrics import LayerMetrics
 from prismlm.instruments.channels.report import ChannelReport, Locality
 from prismlm.instruments.channels.wording import lag_words, locality_words
 from prismlm.pages.channels_data import page_data
-from prismlm.pages.document import html_document
+from prismlm.pages.frame import html_page
 from prismlm.pages.trace import json_for_script
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def channel_page(report: ChannelReport, model: PreTrainedModel, corpus: Corpus |
         f'<p class="p-caveat">{escape(CAVEAT)}</p>\n'
         f'<script type="application/json">{data}</script>\n</article>'
     )
-    return html_document(title, body, styles=("trace.css", "channels.css"), script="channels.js")
+    return html_page(title, body, styles=("trace.css", "channels.css"), script="channels.js")
 
 
 def _header(report: ChannelReport) -> str:

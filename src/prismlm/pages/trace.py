@@ -11,7 +11,7 @@ from typing import Any
 from prismlm.explain.steps import Step
 from prismlm.explain.trace import Trace
 from prismlm.index.layout import trained_on_words
-from prismlm.pages.document import asset, html_document
+from prismlm.pages.frame import asset, html_page
 from prismlm.pages.trace_data import has_feedback, hue, trace_data, visible
 
 CAVEAT = (
@@ -29,7 +29,7 @@ def page(traces: Sequence[Trace], title: str = "What each token relies on") -> s
     """
     bodies = "\n".join(_body(trace, number) for number, trace in enumerate(traces))
     body = f"<h1>{escape(title)}</h1>\n{bodies}"
-    return html_document(title, body, styles=("trace.css",), script="trace.js")
+    return html_page(title, body, styles=("trace.css",), script="trace.js")
 
 
 def fragment(trace: Trace) -> str:

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from prismlm.instruments.uncertainty_feedback import Signal
-from prismlm.instruments.uncertainty_feedback.continuation import choose, continuations
+from prismlm.instruments.uncertainty_feedback.continuation import continuations, draw_tokens
 from prismlm.instruments.uncertainty_feedback.recursion import own_codes
 from tests.helpers.feedback_models import make_fed_gpt2, make_fed_protot, random_texts
 
@@ -13,10 +13,10 @@ from tests.helpers.feedback_models import make_fed_gpt2, make_fed_protot, random
 def test_choosing_at_a_quantile():
     logits = torch.tensor([[0.2, 0.5, 0.3]]).log().expand(4, -1)
     draws = torch.tensor([0.1, 0.21, 0.69, 0.99])
-    assert choose(logits, draws, 1.0).tolist() == [0, 1, 1, 2]
-    assert choose(logits, draws, 0).tolist() == [1, 1, 1, 1]
+    assert draw_tokens(logits, draws, 1.0).tolist() == [0, 1, 1, 2]
+    assert draw_tokens(logits, draws, 0).tolist() == [1, 1, 1, 1]
     # Colder is nearer to the likeliest: 4, 25 and 9 in 38.
-    assert choose(logits, torch.tensor([0.1, 0.12, 0.76, 0.77]), 0.5).tolist() == [0, 1, 1, 2]
+    assert draw_tokens(logits, torch.tensor([0.1, 0.12, 0.76, 0.77]), 0.5).tolist() == [0, 1, 1, 2]
 
 
 @torch.no_grad()

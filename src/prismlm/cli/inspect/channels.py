@@ -75,7 +75,7 @@ def channels(
     found = _read(model, corpus, beside, asked, page=html is not None)
     if html is not None:
         from prismlm.pages.channels import channel_page
-        from prismlm.pages.document import write_page
+        from prismlm.pages.frame import write_page
 
         write_page(channel_page(found.report, found.model, found.corpus), html)
         typer.echo(f"wrote {html}", err=True)

@@ -14,7 +14,7 @@ from prismlm.cli.output import bar, console_for_reading, fit, plain
 from prismlm.corpus.words import DITTO
 from prismlm.instruments.channels.curves import LayerCurves
 from prismlm.instruments.channels.passages import Passage
-from prismlm.instruments.channels.report import Channel, ChannelReport, LayerReport, TextCurves
+from prismlm.instruments.channels.report import Channel, ChannelReport, LayerReport, WordedCurves
 from prismlm.instruments.channels.top_sequences import ChannelSequence
 from prismlm.instruments.channels.wording import (
     lag_words,
@@ -283,18 +283,18 @@ def _excerpt(sequence: ChannelSequence, passage: Passage) -> Text:
     return shown
 
 
-def _print_text(console: Console, text_curves: TextCurves, channel: int | None) -> None:
+def _print_text(console: Console, worded_curves: WordedCurves, channel: int | None) -> None:
     console.print(Text("The text", style="bold"))
-    tokens = [Text(fit(visible(plain(token)))) for token in text_curves.text.tokens]
+    tokens = [Text(fit(visible(plain(token)))) for token in worded_curves.text.tokens]
     if channel is None:
-        _print_strongest(console, text_curves, tokens)
+        _print_strongest(console, worded_curves, tokens)
     else:
-        _print_curve(console, text_curves, text_curves.curves[0], tokens, channel)
+        _print_curve(console, worded_curves, worded_curves.curves[0], tokens, channel)
     console.print()
 
 
-def _print_strongest(console: Console, text_curves: TextCurves, tokens: Sequence[Text]) -> None:
-    shown = text_curves.curves[-LAYERS_OF_A_TEXT:]
+def _print_strongest(console: Console, worded_curves: WordedCurves, tokens: Sequence[Text]) -> None:
+    shown = worded_curves.curves[-LAYERS_OF_A_TEXT:]
     headings = [f"layer {c.layer} {what}" for c in shown for what in ("writes", "reads")]
     table = _table("token", *headings)
     for i, token in enumerate(tokens):
@@ -313,7 +313,7 @@ def _print_strongest(console: Console, text_curves: TextCurves, tokens: Sequence
 
 def _print_curve(
     console: Console,
-    text_curves: TextCurves,
+    worded_curves: WordedCurves,
     curves: LayerCurves,
     tokens: Sequence[Text],
     channel: int,
@@ -327,7 +327,7 @@ def _print_curve(
         share = memory[i, strongest].item()
         held = Text("–")
         if share > 0:
-            name = visible(plain(_token_at(text_curves.text.tokens, strongest)))
+            name = visible(plain(_token_at(worded_curves.text.tokens, strongest)))
             held = Text(f"{fit(name)} {share:.0%}")
         table.add_row(
             token,

@@ -22,8 +22,8 @@ from prismlm.instruments.channels.report import (
     ChannelReport,
     LayerReport,
     Locality,
-    TextCurves,
     TopToken,
+    WordedCurves,
 )
 from prismlm.instruments.channels.top_sequences import ChannelSequence, sequences_of
 from prismlm.layers import PrototypeMixer
@@ -97,7 +97,7 @@ def channel_report(
         return _of_heads(model, sequences, text, name, options, progress)
     mixers = mixers_of(model)
     chosen = chosen_layers(len(mixers), options.layers)
-    text_curves = None if text is None else _read(model, tokenizer, text, chosen)
+    worded_curves = None if text is None else _read(model, tokenizer, text, chosen)
     found: Mapping[int, LayerSurvey] = {}
     if sequences is not None:
         found = survey_channels(model, sequences, **options._asdict(), progress=progress)
@@ -114,7 +114,7 @@ def channel_report(
         layers=layers,
         locality=locality_of(layers, seed=options.seed) if found else None,
         passages=passages,
-        text=text_curves,
+        text=worded_curves,
     )
 
 
@@ -184,10 +184,10 @@ def _corpus_part(sequences: Sequences | None, metrics: list[LayerMetrics]) -> Co
 
 def _read(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str, layers: Iterable[int]
-) -> TextCurves:
+) -> WordedCurves:
     ids, spans = encode(tokenizer, text)
     curves = read_channels(model, torch.tensor(ids, device=model.device), layers)
-    return TextCurves(worded(text, spans), tuple(ids), curves)
+    return WordedCurves(worded(text, spans), tuple(ids), curves)
 
 
 def _layer(

@@ -97,7 +97,7 @@ class Locality:
 
 
 @dataclass(frozen=True)
-class TextCurves:
+class WordedCurves:
     """A text with what its positions write and read.
 
     Attributes:
@@ -131,7 +131,7 @@ class ChannelReport:
     layers: tuple[LayerReport, ...]
     locality: Locality | None
     passages: Mapping[int, Passage]
-    text: TextCurves | None
+    text: WordedCurves | None
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values; what is not a number is None."""
@@ -191,12 +191,12 @@ def _sequence(sequence: ChannelSequence, passage: Passage) -> dict[str, Any]:
     }
 
 
-def _text(text_curves: TextCurves) -> dict[str, Any]:
+def _text(worded_curves: WordedCurves) -> dict[str, Any]:
     return {
-        "tokens": list(text_curves.text.tokens),
-        "token_ids": list(text_curves.token_ids),
-        "words": list(text_curves.text.words),
-        "tokens_of_words": list(text_curves.text.counts),
+        "tokens": list(worded_curves.text.tokens),
+        "token_ids": list(worded_curves.token_ids),
+        "words": list(worded_curves.text.words),
+        "tokens_of_words": list(worded_curves.text.counts),
         "layers": [
             {
                 "layer": curves.layer,
@@ -205,6 +205,6 @@ def _text(text_curves: TextCurves) -> dict[str, Any]:
                 "read": curves.read.tolist(),
                 "mass": curves.mass.tolist(),
             }
-            for curves in text_curves.curves
+            for curves in worded_curves.curves
         ],
     }

@@ -119,7 +119,7 @@ class _Writing:
 
     def add(self, draws: Tensor, *, last: bool) -> None:
         self.shares.append(normalised_entropy(self._logits).float().cpu())
-        chosen = choose(self._logits, draws, self._temperature)
+        chosen = draw_tokens(self._logits, draws, self._temperature)
         self.ids.append(chosen)
         if not last:
             at = len(self.ids) - 1
@@ -134,7 +134,7 @@ class _Writing:
         )
 
 
-def choose(
+def draw_tokens(
     logits: Float[Tensor, "B V"], draws: Float[Tensor, " B"], temperature: float
 ) -> Int64[Tensor, " B"]:
     """Return the tokens at quantiles ``draws`` (0 to 1) of softmax(logits / temperature)."""

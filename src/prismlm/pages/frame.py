@@ -13,9 +13,7 @@ STYLE_ONLY = "default-src 'none'; style-src 'unsafe-inline'"
 STYLE_AND_SCRIPT = f"{STYLE_ONLY}; script-src 'unsafe-inline'"
 
 
-def html_document(
-    title: str, body: str, *, styles: tuple[str, ...], script: str | None = None
-) -> str:
+def html_page(title: str, body: str, *, styles: tuple[str, ...], script: str | None = None) -> str:
     """Return a complete HTML document that needs nothing but a browser.
 
     A content policy forbids every request.
