@@ -31,7 +31,7 @@ def test_the_page_says_what_the_figures_say():
     page = render_uncertainty_feedback.render(control, {})
     assert "**it does not work here**: below no feedback in 1 and below the shuf" in page
     second = [row("no feedback", 1, 5.0), row("two passes", 1, 5.2), row("shuffled", 1, 5.3)]
-    second[2]["settings"]["uncertainty"]["signal"] = "shuffled"
+    second[2]["settings"]["uncertainty_feedback"]["signal"] = "shuffled"
     page = render_uncertainty_feedback.render([*better, *second], {})
     assert "no feedback in 1 and below the shuffled signal in 2 of 2 seeds" in page
     assert "that it uses the signal is not shown" in page
