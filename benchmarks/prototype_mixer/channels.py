@@ -24,7 +24,7 @@ from benchmarks.prototype_mixer.channel_concepts import (
     put_to_the_test,
     words_in,
 )
-from benchmarks.prototype_mixer.channel_readings import described, lags, locality, unselected
+from benchmarks.prototype_mixer.unselected_channels import described, lags, locality, unselected
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
 from prismlm.cli.progress import ConsoleReporter
