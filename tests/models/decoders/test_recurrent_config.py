@@ -62,6 +62,16 @@ def test_a_model_of_one_layer_has_the_defaults_and_its_checkpoint_comes_back(tmp
     assert torch.equal(again(tokens(1, 5)).logits, model(tokens(1, 5)).logits)
 
 
+def test_a_checkpoint_with_former_names_of_settings_is_refused(tmp_path):
+    settings = {"model_type": "prismlm_protot", "num_channels": 4, "hidden_size": 24}
+    build_model(build_config(settings, VOCABULARY, END)).save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(file.read_text().replace("shared_gate_layers", "shared_routing_layers"))
+    words = "shared_routing_layers is called shared_gate_layers now: rename it in config.json"
+    with pytest.raises(InputError, match=words):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
 @pytest.mark.parametrize("preset", ["protot", "deltanet", "signal-noise"])
 def test_no_setting_is_taken_for_one_of_generation(preset):
     # transformers copies what has the name of one: a τ called temperature would sample with it.

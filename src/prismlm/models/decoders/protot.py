@@ -19,6 +19,13 @@ from prismlm.models.decoders.recurrent_decoder import (
     RecurrentPreTrainedModel,
 )
 
+# Hugging Face's configurations take unknown settings in silence, and would build another model.
+FORMER_NAMES = {
+    "routing_temperature": "gate_temperature",
+    "shared_routing_layers": "shared_gate_layers",
+    "shared_routing_temperature": "shared_gate_temperature",
+}
+
 
 @no_type_check
 class ProtoTConfig(RecurrentConfig):
@@ -86,9 +93,12 @@ class ProtoTConfig(RecurrentConfig):
 
         Raises:
             InputError: a mode that there is not, a layer that the model does not have, an α that is
-                not finite, or a dropout that is no share.
+                not finite, a dropout that is no share, or a setting by its former name.
         """
         super().validate_architecture()
+        for former, name in FORMER_NAMES.items():
+            if hasattr(self, former):
+                raise InputError(f"{former} is called {name} now: rename it in config.json.")
         check_choice("temperature_mode", self.temperature_mode, TEMPERATURE_MODES)
         check_choice("decay_mode", self.decay_mode, DECAY_MODES)
         check_finite_number("alpha", self.alpha)
