@@ -6,13 +6,15 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prismlm.explain.steps import Step
-from prismlm.explain.trace import Trace
 from prismlm.index.layout import trained_on_words
 from prismlm.pages.frame import asset, html_page
 from prismlm.pages.trace_data import has_feedback, hue, trace_data, visible
+
+if TYPE_CHECKING:
+    from prismlm.explain.trace import Trace
 
 CAVEAT = (
     "Shares show which learned patterns carry a prediction and where they occur in the corpus; "

@@ -8,11 +8,11 @@ from urllib.parse import urlsplit
 
 from prismlm.explain.shares import DocumentShare, Sources
 from prismlm.explain.steps import PrototypeUse, Step
-from prismlm.explain.trace import Trace
 from prismlm.index.lens import Lens
 
 if TYPE_CHECKING:
     from prismlm.explain.chain import PrototypeChain
+    from prismlm.explain.trace import Trace
 
 CONTEXTS_PER_PROTOTYPE = 3
 DOCUMENTS_PER_STEP = 3
