@@ -14,7 +14,10 @@ from prismlm.allocator import keep_freed_memory
 from prismlm.corpus.blocks import BlockOrder, split_counts
 from prismlm.errors import InputError
 from prismlm.index import layout
+from prismlm.index.positions import check_share
 from prismlm.index.scan import Scan, ScanInput, scan_passes
+from prismlm.index.sort_cells import SORT_BYTES, write_cells, write_documents
+from prismlm.index.spool import Spool
 from prismlm.index.state import Partial
 from prismlm.index.write import write_contexts, write_index, write_prototypes
 from prismlm.interrupts import Interrupts
@@ -54,6 +57,8 @@ class IndexOptions:
     split: Split = "train"
     with_text: bool = True
     tokens_per_batch: int = 2**18
+    positions: float | None = 1.0
+    sort_bytes: int = SORT_BYTES
 
 
 @dataclass(frozen=True)
@@ -198,6 +203,7 @@ def scan_input(
         options.window,
         options.stride,
         options.tokens_per_batch,
+        options.positions,
     )
 
 
@@ -219,6 +225,7 @@ def _run(
         "window": options.window,
         "stride": options.stride,
         "contexts": options.contexts,
+        "positions": options.positions,
         "shards": shard.count,
     }
 
@@ -227,7 +234,7 @@ def _meta(
     corpus: Corpus, run: dict[str, Any], options: IndexOptions, trained_on: bool | None
 ) -> dict[str, Any]:
     return {
-        **{key: value for key, value in run.items() if key != "shards"},
+        **{key: value for key, value in run.items() if key not in ("shards", "positions")},
         "corpus_name": corpus.name,
         "corpus_path": str(corpus.path.resolve()),
         "trained_on": trained_on,
@@ -251,6 +258,8 @@ def _scan_shard(
     if scan is None:
         blocks = given.order.count
         scan = Scan.empty(head.num_prototypes, options.contexts, head.width, blocks, slots.start)
+        if given.positions is not None:
+            scan.spool = partial.spool(shard.number, shard.count, head.width, ())
     documents, tokens = split_counts(given.corpus, options.split)
     left = (tokens - documents) * len(slots) // given.order.count - scan.tokens
     saved, cost = time.monotonic(), 0.0
@@ -262,7 +271,7 @@ def _scan_shard(
             stopped = interrupts.received
             began = time.monotonic()
             due = began - saved >= max(save_seconds, cost / SAVE_SHARE) or save_seconds == 0
-            if stopped or due:
+            if stopped or due or (scan.spool is not None and scan.spool.full):
                 partial.save(scan, shard.number, shard.count, complete=False)
                 saved = time.monotonic()
                 cost = saved - began
@@ -291,23 +300,51 @@ def _finish(
             return None
         scan = partial.load(0, shard.count)
         assert scan is not None
+        spools = [scan.spool]
         for number in range(1, shard.count):
             other = partial.load(number, shard.count)
             assert other is not None
             scan.merge(other)
+            spools.append(other.spool)
         kept = top_contexts.finish(scan.top)
         with partial.staging() as directory:
             write_index(directory, kept, given.corpus, options.with_text, progress)
             write_contexts(directory, kept)
             layout.write_table(scan.mass.table(), directory / layout.MASS_FILE)
             write_prototypes(directory, given.model, given.head, given.corpus, scan)
+            written = _write_cells(directory, spools, given, options, progress)
             curve = convergence(scan, given.order)
             files = layout.describe_files(directory)
             layout.write_meta(
                 directory,
-                layout.LensMeta(**meta, tokens=scan.tokens, convergence=curve, files=files),
+                layout.LensMeta(
+                    **meta, tokens=scan.tokens, convergence=curve, cells=written, files=files
+                ),
             )
     return partial.out
+
+
+def _write_cells(
+    directory: Path,
+    spools: list[Spool | None],
+    given: ScanInput,
+    options: IndexOptions,
+    progress: Reporter,
+) -> dict[str, Any] | None:
+    """Write the cells, where positions were kept; return what the record of the lens says."""
+    if given.positions is None:
+        return None
+    write_documents(directory, given.corpus, given.split)
+    vocabulary = weight_of(given.model).shape[0]
+    return write_cells(
+        directory,
+        [spool for spool in spools if spool is not None],
+        given.head.num_prototypes,
+        vocabulary,
+        given.positions,
+        progress,
+        options.sort_bytes,
+    )
 
 
 def convergence(scan: Scan, order: BlockOrder) -> list[dict[str, float]]:
@@ -377,6 +414,7 @@ def check_window_and_batches(model: PreTrainedModel, options: IndexOptions) -> N
     Raises:
         InputError: a window that the model cannot read, or batches without tokens.
     """
+    check_share(options.positions)
     if options.tokens_per_batch < 1:
         raise InputError(f"batches of {options.tokens_per_batch} tokens: expected at least 1.")
     longest = getattr(model.config, "max_position_embeddings", None)

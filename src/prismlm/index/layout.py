@@ -27,6 +27,14 @@ CONTEXTS_FILE = "contexts.safetensors"
 OTHER = "(other)"
 MASS_FILE = "mass.parquet"
 PROTOTYPES_FILE = "prototypes.parquet"
+# Positions in the cells of their nearest prototypes; then key, first row and checksum of each
+# range, which is a cell and a next token that occur together.
+CELLS_FILE = "cells.npy"
+CELL_KEYS_FILE = "cell-keys.npy"
+CELL_STARTS_FILE = "cell-starts.npy"
+CELL_CHECKSUMS_FILE = "cell-checksums.npy"
+CELL_FILES = (CELLS_FILE, CELL_KEYS_FILE, CELL_STARTS_FILE, CELL_CHECKSUMS_FILE)
+CELL_DOCUMENTS_FILE = "cell-documents.parquet"
 GROUP_COLUMNS = ("source", "domain", "license")
 
 INDEX_SCHEMA = pa.schema(
@@ -97,6 +105,7 @@ class LensMeta:
         documents, tokens: how much was read. Ends of documents predict nothing and do not count.
         with_text: whether the index holds text, or offsets only.
         model: fingerprint of the whole model; None in a lens of an older prismlm.
+        cells: how positions were kept in cells; None in a lens without.
         convergence: points of the mean nearest cosine against the share of the corpus read.
         files: the size and digest of every file that never changes again.
     """
@@ -116,6 +125,7 @@ class LensMeta:
     tokens: int
     with_text: bool
     model: str | None = None
+    cells: dict[str, Any] | None = None
     convergence: list[dict[str, float]] = field(default_factory=list[dict[str, float]])
     files: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
 
@@ -171,7 +181,7 @@ def read_meta(directory: Path) -> LensMeta:
             f"{directory / META_FILE} cannot be read: {error}. Build the lens again."
         ) from error
     for name, expected in sizes.items():
-        size = (directory / name).stat().st_size
+        size = (directory / name).stat().st_size if (directory / name).is_file() else 0
         if size != expected:
             raise FormatError(
                 f"{directory / name} has {size} bytes, expected {expected}: it is cut off or was "
@@ -184,7 +194,8 @@ def describe_files(directory: Path) -> dict[str, dict[str, Any]]:
     """Return the size and digest of the files that later steps do not rewrite."""
     return {
         name: {"bytes": (directory / name).stat().st_size, "digest": _digest(directory / name)}
-        for name in (INDEX_FILE, CONTEXTS_FILE, MASS_FILE)
+        for name in (INDEX_FILE, CONTEXTS_FILE, MASS_FILE, *CELL_FILES, CELL_DOCUMENTS_FILE)
+        if (directory / name).is_file()
     }
 
 

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from prismlm.errors import FormatError, InputError, suggest
 from prismlm.index import layout
-from prismlm.index.where import UNKNOWN, Conditions, check_value
+from prismlm.index.cells import Cells
+from prismlm.index.where import UNKNOWN, Conditions, Keys, check_value
 from prismlm.layers import PrototypeHead
 
 
@@ -27,13 +28,6 @@ class GroupWeights(NamedTuple):
 
     keys: list[str]
     weights: np.ndarray
-
-
-class Keys(NamedTuple):
-    """The distinct values of a column, and which of them every row has, int [rows]."""
-
-    names: list[str]
-    codes: np.ndarray
 
 
 class Lens:
@@ -79,7 +73,9 @@ class Lens:
         # Tables are read when they are first needed; what is cut off is noticed at once.
         for name, schema in layout.SCHEMAS.items():
             layout.check_schema(directory / name, schema)
-        return cls(directory, meta, head.num_prototypes)
+        lens = cls(directory, meta, head.num_prototypes)
+        _ = lens.cells
+        return lens
 
     @property
     def name(self) -> str:
@@ -117,6 +113,11 @@ class Lens:
     def categories(self) -> list[str | None]:
         """The category of every prototype; None where it has no label."""
         return self.prototypes["category"].to_pylist()
+
+    @cached_property
+    def cells(self) -> Cells | None:
+        """Every position, or a sample, in the cell of its prototype; None in a lens without."""
+        return None if self.meta.cells is None else Cells(self.path, self.meta.cells)
 
     @cached_property
     def first_rows(self) -> np.ndarray:

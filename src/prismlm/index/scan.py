@@ -14,6 +14,8 @@ from transformers import PreTrainedModel
 from prismlm.corpus.blocks import Block, BlockOrder, block_passes, read_block
 from prismlm.errors import InputError
 from prismlm.index.mass import Key, MassCounter
+from prismlm.index.positions import next_tokens, position_records
+from prismlm.index.spool import Spool
 from prismlm.layers import PrototypeHead
 from prismlm.models.seam import capture
 from prismlm.ops import prototype_head, top_contexts
@@ -46,6 +48,7 @@ class Scan:
         slot: the block being read, as a number of the order.
         passes: how many forward passes of that block are done.
         tokens: predictions read.
+        spool: where positions are written for the cells; None without cells.
     """
 
     top: top_contexts.TopContexts
@@ -55,6 +58,7 @@ class Scan:
     slot: int = 0
     passes: int = 0
     tokens: int = 0
+    spool: Spool | None = None
     pending: list[top_contexts.Contexts] = field(default_factory=list[top_contexts.Contexts])
     pending_rows: int = 0
 
@@ -131,6 +135,7 @@ class ScanInput:
         window: tokens of a window.
         stride: tokens between windows.
         tokens_per_batch: predictions whose candidates are ranked together, at most.
+        positions: the share of positions that goes to the cells; None without cells.
     """
 
     model: PreTrainedModel
@@ -141,6 +146,7 @@ class ScanInput:
     window: int
     stride: int
     tokens_per_batch: int
+    positions: float | None = None
 
     def block(self, slot: int) -> Block:
         """Return the block that is read as the ``slot``-th."""
@@ -187,6 +193,18 @@ def _scan_pass(
         z, head.prototypes, head.prototypes_per_token, owned, threshold
     )
     activations = torch.relu(head.scale * found.cosines)
+    if given.positions is not None and scan.spool is not None:
+        tokens = next_tokens(batch, given.corpus)
+        scan.spool.add(
+            position_records(
+                given.positions,
+                given.model,
+                seen.z[owned],
+                found.indices[:, 0],
+                tokens[owned.cpu()],
+                batch.positions[owned.cpu()],
+            )
+        )
     window = owned.nonzero()[:, 0].cpu()
     scan.mass.add(keys, key[window], found.indices.cpu(), activations.cpu())
     state = z[found.window, found.offset]

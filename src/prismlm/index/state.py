@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from prismlm.errors import FormatError, InputError, PrismError
 from prismlm.files import atomic_file, read_json, write_json
 from prismlm.index.mass import MassCounter
 from prismlm.index.scan import Scan
+from prismlm.index.spool import Run, Spool
 from prismlm.locks import Held, locked
 from prismlm.ops.top_contexts import TopContexts
 
@@ -35,8 +36,9 @@ FORMAT_VERSION = 1
 class Partial:
     """The directory ``.NAME.partial`` beside a lens that is being written.
 
-    ``run.json`` says what of; ``shard-I-of-N.safetensors`` holds what shard I has found; ``lens``
-    is the lens while its files are written; ``finished`` says that all of them are.
+    ``run.json`` says what of; ``shard-I-of-N.safetensors`` holds what shard I has found, and the
+    file ``.positions`` beside it what goes to the cells; ``lens`` is the lens while its files are
+    written; ``finished`` says that all of them are.
     """
 
     def __init__(self, out: Path) -> None:
@@ -121,6 +123,11 @@ class Partial:
     def _state(self, shard: int, shards: int) -> Path:
         return self.path / f"shard-{shard:05d}-of-{shards:05d}.safetensors"
 
+    def spool(self, shard: int, shards: int, width: int, runs: Iterable[Iterable[int]]) -> Spool:
+        """Return the file of a shard's positions, known to hold these runs."""
+        path = self._state(shard, shards).with_suffix(".positions")
+        return Spool(path, width, [Run(*run) for run in runs])
+
     def save(self, scan: Scan, shard: int, shards: int, *, complete: bool) -> None:
         """Write what a shard has found; it replaces what the shard had before.
 
@@ -128,6 +135,9 @@ class Partial:
             PrismError: the disk is full or failing; what was saved before is still there.
         """
         scan.settle()
+        if scan.spool is not None:
+            with self.writing("what was scanned"):
+                scan.spool.flush()
         keys = list(scan.mass.rows)
         tensors = {
             **{f"top.{name}": column for name, column in scan.top._asdict().items()},
@@ -142,6 +152,7 @@ class Partial:
             "passes": scan.passes,
             "tokens": scan.tokens,
             "groups": [list(key) for key in keys],
+            "runs": None if scan.spool is None else [list(run) for run in scan.spool.runs],
             "complete": complete,
             "digest": _digest(tensors),
         }
@@ -166,7 +177,7 @@ class Partial:
             if _digest(tensors) != state["digest"]:
                 raise _damaged(path, "its contents are not what was written")
             top = TopContexts(*(tensors[f"top.{name}"] for name in TopContexts._fields))
-            mass = MassCounter(top.cosine.shape[0])
+            mass, width = MassCounter(top.cosine.shape[0]), top.state.shape[-1]
             keys = (tuple(key) for key in state["groups"])
             mass.merge(dict(zip(keys, tensors["mass"], strict=True)))
             return Scan(
@@ -177,6 +188,7 @@ class Partial:
                 state["slot"],
                 state["passes"],
                 state["tokens"],
+                None if state["runs"] is None else self.spool(shard, shards, width, state["runs"]),
             )
         except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
             raise _damaged(path, error) from error

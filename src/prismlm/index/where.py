@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from prismlm.errors import InputError, suggest
 from prismlm.index.layout import GROUP_COLUMNS
+
+if TYPE_CHECKING:
+    import numpy as np
 
 UNKNOWN = "(unknown)"
 # Values of one column are alternatives; columns must all match.
 Where = Mapping[str, str | Sequence[str]]
 Conditions = tuple[tuple[str, tuple[str, ...]], ...]
+
+
+class Keys(NamedTuple):
+    """The distinct values of a column, and which of them every row has, int [rows]."""
+
+    names: list[str]
+    codes: np.ndarray
 
 
 def parse_where(conditions: Sequence[str]) -> dict[str, list[str]]:

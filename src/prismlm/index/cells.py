@@ -1,0 +1,221 @@
+"""Every indexed position in the cell of its nearest prototype, by next token: reading a lens's."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from torch import Tensor
+
+from prismlm.corpus.layout import DOCUMENT_SCHEMA
+from prismlm.errors import FormatError
+from prismlm.index import layout
+from prismlm.index.where import UNKNOWN, Conditions, Keys, check_value
+
+
+def record_type(width: int) -> np.dtype:
+    """Return the record of a position: the unit hidden state is scale · code / 127."""
+    return np.dtype(
+        [
+            ("position", "<i8"),
+            ("probability", "<f2"),
+            ("scale", "<f2"),
+            ("code", "i1", (width,)),
+        ]
+    )
+
+
+def column_types(width: int) -> tuple[np.dtype, ...]:
+    """Return the types of ``layout.CELL_FILES``: records; key, first row and CRC-32 of ranges."""
+    return record_type(width), np.dtype("<i8"), np.dtype("<i8"), np.dtype("<u4")
+
+
+@dataclass(frozen=True)
+class CellsMeta:
+    """How cells were written.
+
+    Attributes:
+        codes: of hidden states: int8.
+        share: of all positions that were kept, drawn by a hash of each; 1.0 keeps all.
+        rows: positions kept.
+        vocabulary: tokens that the key of a range is counted in: key = cell · V + token.
+        width: d.
+        checksums: CRC-32 of the keys, and of the first rows, of all ranges.
+    """
+
+    codes: str
+    share: float
+    rows: int
+    vocabulary: int
+    width: int
+    checksums: list[int]
+
+
+class Cells:
+    """The positions of a lens, memory-mapped; a question reads the ranges that it needs alone.
+
+    A row is a position's number, in the order of cell, next token and position. Every range is
+    compared with its checksum when it is first read.
+
+    Attributes:
+        meta: how they were written.
+        documents: one row per document that was read, in the order of the corpus.
+    """
+
+    def __init__(self, directory: Path, meta: dict[str, Any]) -> None:
+        self.path = directory / layout.CELLS_FILE
+        try:
+            self.meta = CellsMeta(**meta)
+        except TypeError as error:
+            raise FormatError(f"the cells of {directory} cannot be read: {error}.") from error
+        if self.meta.codes != "int8":
+            raise FormatError(
+                f"the cells of {directory} are coded as {self.meta.codes!r}, which this version "
+                "cannot read. Build the lens again."
+            )
+        types = column_types(self.meta.width)
+        opened = [
+            _opened(directory / name, kind)
+            for name, kind in zip(layout.CELL_FILES, types, strict=True)
+        ]
+        self._records, self._keys, self._starts, self._checksums = opened
+        if not len(self._records) == self.meta.rows or len({len(c) for c in opened[1:]}) > 1:
+            raise _damaged(self.path, "its files have other lengths than they should")
+        self._directory = directory
+        self._checked: set[int] = set()
+        self._columns: dict[str, Keys] = {}
+        self._matching: dict[Conditions, np.ndarray] = {}
+
+    @cached_property
+    def _ranges(self) -> tuple[np.ndarray, np.ndarray]:
+        """The key and the first row of every range, compared with their checksums."""
+        columns = self._keys, self._starts
+        names = layout.CELL_KEYS_FILE, layout.CELL_STARTS_FILE
+        for column, name, expected in zip(columns, names, self.meta.checksums, strict=True):
+            if zlib.crc32(column.view(np.uint8)) != expected:
+                raise _damaged(self._directory / name, "it does not hold what was written")
+        return columns
+
+    def __len__(self) -> int:
+        return self.meta.rows
+
+    def ranges(self, cells: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return where the positions of each cell and next token start and stop; empty if none.
+
+        Args:
+            cells, tokens: pairs, int64 [n].
+
+        Returns:
+            starts, stops: rows, int64 [n].
+
+        Raises:
+            FormatError: the file is damaged.
+        """
+        keys, starts = self._ranges
+        wanted = cells.astype(np.int64) * self.meta.vocabulary + tokens
+        place = np.searchsorted(keys, wanted)
+        inside = np.flatnonzero(place < len(keys))
+        found = inside[keys[place[inside]] == wanted[inside]]
+        first, last = np.zeros((2, len(wanted)), dtype=np.int64)
+        first[found] = starts[place[found]]
+        follower = place[found] + 1
+        last[found] = self.meta.rows
+        within = follower < len(starts)
+        last[found[within]] = starts[follower[within]]
+        for number, begin, end in zip(
+            place[found].tolist(), first[found].tolist(), last[found].tolist(), strict=True
+        ):
+            if number not in self._checked:
+                self._check(number, begin, end)
+        return first, last
+
+    def _check(self, number: int, start: int, stop: int) -> None:
+        data = np.ascontiguousarray(self._records[start:stop]).view(np.uint8)
+        if zlib.crc32(data) != int(self._checksums[number]):
+            raise _damaged(self.path, f"rows {start} to {stop} are not what was written")
+        self._checked.add(number)
+
+    def records(self, rows: np.ndarray) -> np.ndarray:
+        """Return copies of records: position, probability, scale and code."""
+        return self._records[rows]
+
+    def states(self, records: np.ndarray) -> Tensor:
+        """Return the unit hidden states of records, float32 [n, d]."""
+        codes = torch.from_numpy(np.ascontiguousarray(records["code"])).float()
+        return codes * torch.from_numpy(records["scale"].astype(np.float32) / 127)[:, None]
+
+    def cosines(self, records: np.ndarray, state: Tensor) -> np.ndarray:
+        """Return the cosine of each record's state to a unit state, float32 [n]."""
+        codes = torch.from_numpy(np.ascontiguousarray(records["code"])).float()
+        return (codes @ state).numpy() * (records["scale"].astype(np.float32) / 127)
+
+    @cached_property
+    def documents(self) -> pa.Table:
+        """``cell-documents.parquet``."""
+        path = self._directory / layout.CELL_DOCUMENTS_FILE
+        return layout.read_table(path, DOCUMENT_SCHEMA)
+
+    @cached_property
+    def starts(self) -> np.ndarray:
+        """Where each document starts, int64 [documents]."""
+        return self.documents["start"].to_numpy()
+
+    def document_of(self, positions: np.ndarray) -> np.ndarray:
+        """Return which document, by its row in ``documents``, each global position lies in."""
+        return np.searchsorted(self.starts, positions, side="right") - 1
+
+    def keys(self, column: str) -> Keys:
+        """Return the values of a column of the documents; nulls are "(unknown)"."""
+        if column not in self._columns:
+            encoded = self.documents[column].fill_null(UNKNOWN).combine_chunks().dictionary_encode()
+            self._columns[column] = Keys(encoded.dictionary.to_pylist(), encoded.indices.to_numpy())
+        return self._columns[column]
+
+    def matching(self, conditions: Conditions) -> np.ndarray:
+        """Return which documents match a filter: bool [documents].
+
+        Raises:
+            InputError: a value of the filter occurs nowhere.
+        """
+        if conditions not in self._matching:
+            found = np.ones(self.documents.num_rows, dtype=bool)
+            for column, values in conditions:
+                names, codes = self.keys(column)
+                for value in values:
+                    check_value(column, value, names)
+                wanted = [code for code, name in enumerate(names) if name in values]
+                found &= np.isin(codes, wanted)
+            self._matching[conditions] = found
+        return self._matching[conditions]
+
+    def base_rates(self, column: str) -> np.ndarray:
+        """Return the share of each key of a column in all indexed positions, float64 [keys]."""
+        names, codes = self.keys(column)
+        # The end of a document predicts nothing of it, so it is no position of the index.
+        weights = self.documents["length"].to_numpy() - 1
+        return np.bincount(codes, weights, minlength=len(names)) / max(1, weights.sum())
+
+    def document_number(self, doc_id: str) -> int:
+        """Return a document's row, or −1 where there is none of this id."""
+        return int(pc.index(self.documents["doc_id"], doc_id).as_py())
+
+
+def _opened(path: Path, dtype: np.dtype) -> np.ndarray:
+    try:
+        found = np.load(path, mmap_mode="r")
+    except (OSError, ValueError) as error:
+        raise _damaged(path, error) from error
+    if found.dtype != dtype or found.ndim != 1:
+        raise _damaged(path, f"it holds {found.ndim} dimensions of {found.dtype}, not {dtype}")
+    return found
+
+
+def _damaged(path: Path, why: object) -> FormatError:
+    return FormatError(f"{path} is damaged ({why}). Build the lens again.")

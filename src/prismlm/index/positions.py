@@ -1,0 +1,110 @@
+"""What an index notes of a position: cell, next token, how likely that was, hidden state."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import PreTrainedModel
+
+from prismlm.errors import InputError
+from prismlm.index.spool import quantise, record_type
+from prismlm.models.seam import LogitMap, output_embedding
+from prismlm.ops.prototype_head.routing import inverse_norms
+
+if TYPE_CHECKING:
+    from prismlm.corpus.store import Corpus
+    from prismlm.corpus.windows import WindowBatch
+
+# How many logits are formed at once: 64 MB.
+LOGITS_AT_ONCE = 2**24
+
+
+def check_share(share: float | None) -> None:
+    """Raise InputError unless a share of positions is above 0 and up to 1, or None for none."""
+    if share is not None and not 0 < share <= 1:
+        raise InputError(
+            f"--positions is {share:g}: expected a share of the corpus's positions above 0 and up "
+            "to 1, or none."
+        )
+
+
+def drawn(positions: np.ndarray, share: float) -> np.ndarray:
+    """Return which global positions a share keeps, the same in every run: bool [N]."""
+    if share == 1:
+        return np.ones(len(positions), dtype=bool)
+    return _hashed(positions) < np.uint64(int(share * 2**63) * 2)
+
+
+def _hashed(numbers: np.ndarray) -> np.ndarray:
+    """Return a well-mixed hash of integers (the finaliser of SplitMix64): uint64."""
+    x = numbers.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def next_tokens(batch: WindowBatch, corpus: Corpus) -> Tensor:
+    """Return the token that follows each position of its document, int64 [B, T].
+
+    What follows the last token of a window is read from the corpus where the window owns that
+    token and does not end its document; elsewhere it is the padding's, and means nothing.
+    """
+    following = torch.roll(batch.input_ids, -1, 1)
+    lengths = (batch.positions >= 0).sum(1)
+    for row, length in enumerate(lengths.tolist()):
+        last = length - 1
+        ends = last < 0 or int(batch.input_ids[row, last]) == corpus.eos_token_id
+        if not ends and bool(batch.owned[row, last]):
+            start = int(batch.positions[row, last]) + 1
+            following[row, last] = int(corpus.read_tokens(start, 1)[0])
+    return following
+
+
+def position_records(
+    share: float,
+    model: PreTrainedModel,
+    z: Tensor,
+    cell: Tensor,
+    tokens: Tensor,
+    positions: Tensor,
+) -> np.ndarray:
+    """Return the records of the positions that are kept.
+
+    Args:
+        share: of positions that are kept.
+        model: gives the probability of each next token.
+        z: hidden states, [N, d].
+        cell: the nearest prototype of each, int64 [N].
+        tokens: the next tokens, int64 [N].
+        positions: global, int64 [N].
+    """
+    chosen = torch.from_numpy(drawn(positions.numpy(), share))
+    on_device = chosen.to(z.device)
+    z, tokens = z[on_device], tokens[chosen]
+    unit = z.float() * inverse_norms(z.float())
+    records = np.empty(len(z), record_type(z.shape[1]))
+    records["cell"] = cell[on_device].cpu().numpy()
+    records["token"] = tokens.numpy()
+    records["position"] = positions[chosen].numpy()
+    records["probability"] = probabilities(model, z, tokens.to(z.device)).cpu().numpy()
+    records["scale"], records["code"] = quantise(unit.cpu().numpy())
+    return records
+
+
+def probabilities(model: PreTrainedModel, z: Tensor, tokens: Tensor) -> Tensor:
+    """Return the probability that a model gives one token after each state, float32 [N]."""
+    embedding, logit_map = output_embedding(model), LogitMap.of(model)
+    weight, bias = embedding.weight, getattr(embedding, "bias", None)
+    assert isinstance(weight, Tensor)
+    found = torch.empty(len(z), device=z.device)
+    rows = max(1, LOGITS_AT_ONCE // len(weight))
+    for first in range(0, len(z), rows):
+        part = slice(first, first + rows)
+        logits = logit_map(functional.linear(z[part], weight, bias).float())
+        chosen = logits.gather(1, tokens[part, None])[:, 0]
+        found[part] = torch.exp(chosen - logits.logsumexp(-1))
+    return found

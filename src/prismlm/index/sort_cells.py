@@ -1,0 +1,167 @@
+"""Writing cells: the sorted runs of all shards become one file, a stretch of cells at a time."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from prismlm.corpus.layout import DOCUMENT_SCHEMA
+from prismlm.index import cells, layout
+from prismlm.index.spool import Spool, in_order
+from prismlm.progress import Reporter
+
+if TYPE_CHECKING:
+    from prismlm.corpus.store import Corpus, Split
+
+# Memory for sorting: records, their order and the sorted copy.
+SORT_BYTES = 2**29
+COPIES = 3
+DOCUMENTS_AT_ONCE = 2**16
+
+
+def write_cells(
+    directory: Path,
+    spools: Sequence[Spool],
+    num_cells: int,
+    vocabulary: int,
+    share: float,
+    progress: Reporter,
+    memory: int = SORT_BYTES,
+) -> dict[str, Any]:
+    """Merge the runs of all shards into ``cells.npy`` and the files of its ranges.
+
+    Each run is sorted, so what a stretch of cells has in it lies together: stretches as large as
+    memory allows are read from every run, sorted and written, one after another. Every record is
+    read twice, the first time to compare checksums. The order is a total one, so how the records
+    came to their runs changes no byte.
+
+    Args:
+        directory: of the lens that is being written.
+        spools: of all shards.
+        num_cells: K.
+        vocabulary: V, what keys are counted in.
+        share: of positions that were kept.
+        progress: shows positions done.
+        memory: bytes that sorting may take; at least the largest cell's.
+
+    Returns:
+        What ``meta.json`` says of them.
+
+    Raises:
+        FormatError: a spool does not hold what was written.
+        OSError: the disk is full or failing.
+    """
+    counts = [spool.counts(num_cells) for spool in spools]
+    total = sum(rows.sum(0) for rows in counts)
+    assert isinstance(total, np.ndarray)
+    size, rows = spools[0].dtype.itemsize, int(total.sum())
+    width = spools[0].dtype["code"].shape[0]
+    types = dict(zip(layout.CELL_FILES, cells.column_types(width), strict=True))
+    checksums, start = [0, 0], 0
+    with ExitStack() as stack:
+        columns = [stack.enter_context(_Column(directory / n, t)) for n, t in types.items()]
+        task = stack.enter_context(progress.task("Sorting positions", rows, "positions"))
+        for first, last in stretches(total, max(1, memory // (COPIES * size))):
+            records = in_order(_read(spools, counts, first, last))
+            kept = np.empty(len(records), types[layout.CELLS_FILE])
+            for name in kept.dtype.names or ():
+                kept[name] = records[name]
+            keys, begins, of_ranges = _ranges(records, kept, vocabulary)
+            begins += start
+            checksums = [zlib.crc32(p, c) for p, c in zip((keys, begins), checksums, strict=True)]
+            for column, part in zip(columns, (kept, keys, begins, of_ranges), strict=True):
+                column.append(part)
+            start += len(records)
+            task.advance(len(records))
+    return asdict(cells.CellsMeta("int8", share, rows, vocabulary, width, checksums))
+
+
+def stretches(counts: np.ndarray, most: int) -> Iterator[tuple[int, int]]:
+    """Yield (first, last) of successive cells that hold at most ``most`` records, or are one."""
+    first, held = 0, 0
+    for cell, count in enumerate(counts.tolist()):
+        if held and held + count > most:
+            yield first, cell
+            first, held = cell, 0
+        held += count
+    if first < len(counts):
+        yield first, len(counts)
+
+
+def _read(
+    spools: Sequence[Spool], counts: Sequence[np.ndarray], first: int, last: int
+) -> np.ndarray:
+    """Return what all runs hold of the cells from ``first`` up to, without, ``last``."""
+    parts = [np.empty(0, spools[0].dtype)]
+    for spool, of_runs in zip(spools, counts, strict=True):
+        begin = 0
+        for run, of_cells in zip(spool.runs, of_runs, strict=True):
+            before, rows = int(of_cells[:first].sum()), int(of_cells[first:last].sum())
+            if rows:
+                parts.append(spool.read(begin + before, rows))
+            begin += run.rows
+    return np.concatenate(parts)
+
+
+def _ranges(
+    records: np.ndarray, kept: np.ndarray, vocabulary: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return key, start and checksum of each cell and next token of sorted records."""
+    keys = records["cell"].astype(np.int64) * vocabulary + records["token"]
+    first = np.flatnonzero(np.diff(keys, prepend=-1))
+    data, size = memoryview(kept.view(np.uint8)), kept.dtype.itemsize
+    ends = [*first[1:].tolist(), len(kept)]
+    checksums = [
+        zlib.crc32(data[begin * size : end * size])
+        for begin, end in zip(first.tolist(), ends, strict=True)
+    ]
+    return keys[first], first, np.array(checksums, dtype=np.uint32)
+
+
+def write_documents(directory: Path, corpus: Corpus, split: Split) -> None:
+    """Write ``cell-documents.parquet``: every document of the split, in the order of the corpus."""
+    numbers = corpus.split(split)
+    path = directory / layout.CELL_DOCUMENTS_FILE
+    with pq.ParquetWriter(
+        path, DOCUMENT_SCHEMA, compression="zstd", write_page_checksum=True
+    ) as writer:
+        for first in range(0, len(numbers), DOCUMENTS_AT_ONCE):
+            table = corpus.documents.take(numbers[first : first + DOCUMENTS_AT_ONCE])
+            writer.write_table(table)
+
+
+class _Column:
+    """A file of one array that grows: its header is written again at the end."""
+
+    def __init__(self, path: Path, dtype: np.dtype) -> None:
+        self._file = path.open("wb")
+        self._dtype, self._rows = dtype, 0
+
+    def __enter__(self) -> _Column:
+        self._header()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with self._file:
+            # A header leaves room for as many digits as a length can have.
+            self._file.seek(0)
+            self._header()
+
+    def append(self, part: np.ndarray) -> None:
+        self._file.write(memoryview(part.astype(self._dtype, copy=False).view(np.uint8)))
+        self._rows += len(part)
+
+    def _header(self) -> None:
+        header = {
+            "descr": np.lib.format.dtype_to_descr(self._dtype),
+            "fortran_order": False,
+            "shape": (self._rows,),
+        }
+        np.lib.format.write_array_header_1_0(self._file, header)

@@ -1,0 +1,160 @@
+"""Positions on disk while an index is under way: sorted runs in one file, one after another."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from prismlm.errors import FormatError
+from prismlm.index import cells
+
+# Records held in memory before they are written as a run.
+BUFFER_BYTES = 2**26
+READ_BYTES = 2**22
+
+
+class Run(NamedTuple):
+    """A sorted run: how many records, and the CRC-32 of their bytes."""
+
+    rows: int
+    checksum: int
+
+
+def record_type(width: int) -> np.dtype:
+    """Return the record of a position while the index is made.
+
+    ``cell`` is the nearest prototype, ``token`` the next token, ``position`` a global offset,
+    ``probability`` what the model gave the next token, and scale · code / 127 the unit hidden
+    state. Records are sorted in this order.
+    """
+    return np.dtype([("cell", "<i4"), ("token", "<i4"), *cells.record_type(width).descr])
+
+
+def quantise(states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Code unit states in int8, each with a scale of its own: z ≈ scale · code / 127.
+
+    Args:
+        states: float32 [N, d].
+
+    Returns:
+        scales float16 [N], the largest magnitude of each row, and codes int8 [N, d].
+    """
+    scales = np.abs(states).max(1).astype(np.float16)
+    factor = np.divide(127, scales, out=np.zeros(len(scales), np.float32), where=scales > 0)
+    codes = np.rint(states * factor[:, None]).clip(-127, 127).astype(np.int8)
+    return scales, codes
+
+
+def in_order(records: np.ndarray) -> np.ndarray:
+    """Return the records sorted by cell, then next token, then position."""
+    return records[np.lexsort((records["position"], records["token"], records["cell"]))]
+
+
+class Spool:
+    """The records of one shard: a file that grows by sorted runs.
+
+    What was written after the runs that are given, by a process that was killed, is cut off when
+    the first new run is written.
+
+    Args:
+        path: the file.
+        width: d.
+        runs: what the file is known to hold.
+    """
+
+    def __init__(self, path: Path, width: int, runs: Sequence[Run] = ()) -> None:
+        self.path = path
+        self.dtype = record_type(width)
+        self.runs = list(runs)
+        self._waiting: list[np.ndarray] = []
+        self._bytes = 0
+
+    @property
+    def rows(self) -> int:
+        """How many records the runs hold."""
+        return sum(run.rows for run in self.runs)
+
+    @property
+    def full(self) -> bool:
+        """Whether as much waits as memory is meant for."""
+        return self._bytes >= BUFFER_BYTES
+
+    def add(self, records: np.ndarray) -> None:
+        """Take records; they wait for :meth:`flush`."""
+        if len(records):
+            self._waiting.append(records)
+            self._bytes += records.nbytes
+
+    def flush(self) -> None:
+        """Write what waits as one run, to the disk itself.
+
+        Raises:
+            OSError: the disk is full or failing; what waits is kept.
+            FormatError: the file is shorter than its runs.
+        """
+        if not self._waiting:
+            return
+        data = in_order(np.concatenate(self._waiting)).view(np.uint8)
+        end = self.rows * self.dtype.itemsize
+        with self.path.open("r+b" if self.path.exists() else "w+b") as file:
+            if file.seek(0, os.SEEK_END) < end:
+                raise damaged(self.path, f"it is shorter than the {end} bytes that were written")
+            file.truncate(end)
+            file.seek(end)
+            file.write(memoryview(data))
+            file.flush()
+            os.fsync(file.fileno())
+        self.runs.append(Run(len(data) // self.dtype.itemsize, zlib.crc32(data)))
+        self._waiting, self._bytes = [], 0
+
+    def counts(self, num_cells: int) -> np.ndarray:
+        """Return how many records of each cell each run has, int64 [runs, K]; reads every byte.
+
+        Raises:
+            FormatError: the file does not hold what was written.
+        """
+        found = np.zeros((len(self.runs), num_cells), dtype=np.int64)
+        for number, run in enumerate(self.runs):
+            checksum = 0
+            for part in self._parts(sum(r.rows for r in self.runs[:number]), run.rows):
+                checksum = zlib.crc32(part.view(np.uint8), checksum)
+                cell = part["cell"]
+                if len(cell) and (cell.min() < 0 or cell.max() >= num_cells):
+                    raise damaged(self.path, "a cell is out of range")
+                found[number] += np.bincount(cell, minlength=num_cells)
+            if checksum != run.checksum:
+                raise damaged(self.path, "its contents are not what was written")
+        return found
+
+    def read(self, first: int, rows: int) -> np.ndarray:
+        """Return records by their place in the file.
+
+        Raises:
+            FormatError: the file ends before.
+        """
+        offset = first * self.dtype.itemsize
+        try:
+            records = np.fromfile(self.path, self.dtype, rows, offset=offset)
+        except OSError as error:
+            raise damaged(self.path, error) from error
+        if len(records) != rows:
+            raise damaged(self.path, "it is cut off")
+        return records
+
+    def _parts(self, first: int, rows: int) -> Iterator[np.ndarray]:
+        most = max(1, READ_BYTES // self.dtype.itemsize)
+        for start in range(first, first + rows, most):
+            yield self.read(start, min(most, first + rows - start))
+
+
+def damaged(path: Path, why: object) -> FormatError:
+    """Return the error of a file of an index under way that is not what was written."""
+    return FormatError(
+        f"{path} is damaged ({why}). Delete it with the .safetensors file of the same name, and "
+        "the same command scans this part anew."
+    )
