@@ -9,9 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from prismlm.corpus import build_corpus
+from prismlm.corpus.words import encode, worded
 from prismlm.errors import InputError
 from prismlm.explain.verbatim import VerbatimSpan, verbatim_spans
 from prismlm.index.suffixes import Suffixes, write_suffixes
+from tests.helpers.records import RECORDS, write_jsonl
 from tests.helpers.token_corpus import TokenCorpus
 
 pytest.importorskip("pydivsufsort")
@@ -87,6 +90,24 @@ def test_spans_begin_and_end_between_words(suffixes):
 def test_a_span_that_ends_within_a_word_is_cut_and_counted_anew(suffixes):
     (span,) = verbatim_spans(ids("pumps blood through me"), suffixes, minimum=1, words=[2, 2])
     assert (span.start, span.end, span.count, span.positions) == (0, 2, 2, (2, 11))
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("corpus")
+    path = write_jsonl(directory / "texts.jsonl", RECORDS)
+    return build_corpus(path, directory / "built", vocab_size=300)
+
+
+def test_words_of_a_real_tokenizer_stay_whole(corpus, tmp_path):
+    write_suffixes(tmp_path, corpus, "all")
+    text = "The pumped heart pumps blooded"  # The first text has "blood", a part of a word here.
+    tokens, places = encode(corpus.tokenizer, text)
+    (span,) = verbatim_spans(
+        tokens, Suffixes.open(tmp_path), minimum=9, words=worded(text, places).counts
+    )
+    assert text[places[span.start, 0] : places[span.end - 1, 1]] == " heart pumps "
+    assert corpus.excerpt(span.positions[0], span.length) == " heart pumps "
 
 
 def test_only_as_many_places_as_are_asked_for(suffixes):

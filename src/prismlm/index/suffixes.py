@@ -28,7 +28,7 @@ ORDER_FILE = "suffixes-order.npy"
 DOCUMENTS_FILE = "suffixes-documents.npy"
 FILES = (TOKENS_FILE, ORDER_FILE, DOCUMENTS_FILE)
 PACKAGE = "pydivsufsort"
-PIECE = 2**22
+PIECE = 2**20
 # Places up to here fit 4 bytes.
 LARGEST_SHORT = 2**32 - 1
 FIRST_LOOK = 32
@@ -43,7 +43,7 @@ def write_suffixes(directory: Path, corpus: Corpus, split: Split) -> list[str]:
     order of their n places, 4 bytes each (8 from 2³² tokens on), and 16 bytes a document.
 
     Memory: 5·w bytes a token, w being the bytes of the largest token id: 10 up to 65,536 tokens in
-    the vocabulary, 15 above. Where n·w is 2³¹ or more, 9·w: 18 or 27.
+    the vocabulary, 15 above, and some 10 MB. Where n·w is 2³¹ or more, 9·w: 18 or 27.
 
     Returns:
         The names of the files written; none without the package pydivsufsort, which sorts.
@@ -132,7 +132,7 @@ class Suffixes:
         self.path = path
         self._tokens, self._order = tokens, order
         self._firsts, self._starts = documents
-        self._bytes = tokens.view(np.uint8).data
+        self._bytes, self._size = tokens.view(np.uint8).data, tokens.itemsize
         self._end_of_text = int(tokens[-1])
 
     @classmethod
@@ -204,7 +204,7 @@ class Suffixes:
         """Return the rows of the order that begin with a sequence; none for the empty one."""
         wanted = self._encode(tokens)
         size = len(wanted)
-        if not size or size < len(tokens) * self._tokens.itemsize:
+        if not size or size < len(tokens) * self._size:
             return range(0)
         low = bisect_left(self._order, wanted, key=partial(self._read, size))
         high = bisect_right(self._order, wanted, lo=low, key=partial(self._read, size))
@@ -246,8 +246,10 @@ class Suffixes:
 
     def _read(self, size: int, place: int) -> bytes:
         """Return up to ``size`` bytes of the tokens from a place on."""
-        _check(self.path / ORDER_FILE, 0 <= place < len(self._tokens))
-        start = int(place) * self._tokens.itemsize
+        start = int(place) * self._size
+        # Asked before the check, which joins a path: this is called some sixty times a search.
+        if not 0 <= start < len(self._bytes):
+            _check(self.path / ORDER_FILE, False)
         return self._bytes[start : start + size].tobytes()
 
     def _encode(self, tokens: Tokens) -> bytes:
