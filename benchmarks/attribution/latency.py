@@ -133,6 +133,7 @@ def time_tokens(lens: Lens, seed: int = 1) -> dict[str, Any]:
             parts.residual_evidence,
             parts.bias_evidence,
             state * inverse_norms(state),
+            target,
             routing.activations,
         )
         routed, routed_cpu = time.perf_counter(), time.process_time()

@@ -13,7 +13,6 @@ from safetensors.torch import save_file
 
 from prismlm.errors import InputError
 from prismlm.explain.attribution import (
-    CONTEXT_TEMPERATURE,
     attribute,
     document_shares,
     merge_attributions,
@@ -82,6 +81,7 @@ def table(indices, evidence, residual, bias, states):
         torch.tensor(residual),
         torch.tensor(bias),
         torch.nn.functional.normalize(torch.tensor(states), dim=-1),
+        torch.zeros(len(indices), dtype=torch.int64),
     )
 
 
@@ -145,6 +145,7 @@ def test_shares_equal_a_loop_and_sum_to_one(lens, seed, positions):
         torch.randn(positions, generator=generator),
         torch.randn(positions, generator=generator),
         torch.nn.functional.normalize(torch.randn(positions, 2, generator=generator), dim=-1),
+        torch.zeros(positions, dtype=torch.int64),
     )
     expected, total = {}, 0.0
     for t in range(positions):
@@ -195,6 +196,7 @@ def random_table(seed, positions, prototypes=3, used=2):
         torch.randn(positions, generator=generator),
         torch.randn(positions, generator=generator),
         torch.nn.functional.normalize(torch.randn(positions, 2, generator=generator), dim=-1),
+        torch.zeros(positions, dtype=torch.int64),
         torch.rand(positions, used, generator=generator) * (evidence > -1),
     )
 
@@ -240,6 +242,7 @@ def test_the_measure_by_hand(lens):
         torch.tensor([7.0]),
         torch.tensor([0.0]),
         torch.tensor([[1.0, 0.0]]),
+        torch.tensor([0]),
         torch.tensor([[0.6, 0.2]]),
     )
     # a: 0.6/2 + 0.2, b: 0.6/2, of 0.8; neither evidence nor the residual plays a part.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from prismlm.explain.trace import Trace
 
 BY = ["document", "source", "domain", "license"]
-METHODS = ["evidence", "source"]
+METHODS = ["evidence", "contexts", "source"]
 STDIN = "-"
 TextFile = Annotated[
     str | None,
@@ -55,7 +56,9 @@ def explain(
     method: Method = "evidence",
     where: Where = None,
     top: Annotated[int, typer.Option(metavar="K", help="Prototypes shown per prediction.")] = 3,
-    documents: Annotated[int, typer.Option(metavar="N", help="Documents shown.")] = 5,
+    documents: Annotated[
+        int, typer.Option(metavar="N", help="Passages shown, or documents without cells.")
+    ] = 5,
     tokens: Span = None,
     attention: Attention = None,
     as_json: Json = False,
@@ -126,11 +129,11 @@ def _write(traces: list[Trace], html: Path | None, parquet: Path | None) -> None
 
 def _shares(
     trace: Trace, by: str, documents: int, how: dict[str, Any]
-) -> tuple[Sources | None, list[DocumentShare]]:
+) -> tuple[Sources | None, Sequence[DocumentShare]]:
     """Return the shares that are printed; none without a lens."""
     if trace.lens is None:
         return None, []
-    return trace.sources(by, **how), trace.documents(documents, **how) if documents else []
+    return trace.sources(by, **how), trace.places(documents, **how) if documents else []
 
 
 def _texts(text: str | None, file: str | None, lines: bool) -> list[str]:
@@ -192,7 +195,7 @@ def _check(by: str, method: str, top: int, documents: int) -> None:
         )
     if method not in METHODS:
         raise InputError(
-            f"there is no method {method!r}: expected {' or '.join(METHODS)}."
+            f"there is no method {method!r}: expected {', '.join(METHODS[:-1])} or {METHODS[-1]}."
             f"{suggest(method, METHODS)}"
         )
     if top < 0 or documents < 0:

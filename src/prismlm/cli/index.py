@@ -37,6 +37,13 @@ Part = Annotated[
     str | None,
     typer.Option(metavar="I/N", help="Read one of N parts; the last one writes the lens."),
 ]
+PositionShare = Annotated[
+    str,
+    typer.Option(
+        metavar="SHARE|none",
+        help="Positions kept, so that explain finds passages: 1 keeps all, 0.1 a tenth.",
+    ),
+]
 TokensPerBatch = Annotated[
     int, typer.Option(metavar="N", help="Tokens ranked together; changes memory, not the result.")
 ]
@@ -76,6 +83,7 @@ def index(
         str, typer.Option(metavar="SPLIT", help="Documents to read: train, heldout or all.")
     ] = "train",
     text: WithText = True,
+    positions: PositionShare = "1",
     shard: Part = None,
     tokens_per_batch: TokensPerBatch = 2**18,
     save_every: SaveEvery = 60.0,
@@ -98,7 +106,8 @@ def index(
     found = dataset_of(dataset, dataset_config, dataset_split, data_files)
     source = _source(model, corpus, found, columns)
     job = _Job(model, _out(model, lens or source.name), _shard(shard), overwrite, save_every)
-    options = Options(contexts, window, stride, split, text, tokens_per_batch)
+    kept = _positions(positions)
+    options = Options(contexts, window, stride, split, text, tokens_per_batch, kept)
     _run(job, source, options, dry_run=dry_run, as_json=as_json)
 
 
@@ -111,6 +120,7 @@ class Options(NamedTuple):
     split: str
     with_text: bool
     tokens_per_batch: int
+    positions: float | None
 
     def resolve(self, checkpoint: Checkpoint) -> IndexOptions:
         """Return the options for a model: its window and stride where none were named."""
@@ -124,6 +134,7 @@ class Options(NamedTuple):
             split=cast("Split", self.split),
             with_text=self.with_text,
             tokens_per_batch=self.tokens_per_batch,
+            positions=self.positions,
         )
 
 
@@ -210,6 +221,23 @@ def _check(split: str, contexts: int, save_every: float) -> None:
         raise InputError(f"--save-every is {save_every:g}: expected at least 0.")
 
 
+def _positions(share: str) -> float | None:
+    """Return the share of positions that was asked for; None for none."""
+    if share == "none":
+        return None
+    from prismlm.index.positions import check_share
+
+    try:
+        value = float(share)
+    except ValueError:
+        raise InputError(
+            f"--positions {share} cannot be read: expected a share of the corpus's positions, such "
+            "as 1 or 0.1, or none."
+        ) from None
+    check_share(value)
+    return value
+
+
 def _out(model: Path, lens: str) -> Path:
     if Path(lens).name.startswith(".") or not Path(lens).name:
         raise InputError(f"--lens {lens} is not a name for a lens: it must not start with a dot.")
@@ -264,6 +292,7 @@ def _print_summary(summary: dict[str, Any]) -> None:
         ("prototypes", f"{prototypes:,}"),
         ("with contexts", f"{summary['with_contexts']:,}"),
         ("in use", f"{summary['in_use']:,} ({summary['in_use'] / max(1, prototypes):.1%})"),
+        ("positions kept", count(summary["positions"]) if summary["positions"] else "none"),
         ("time", duration(summary["seconds"])),
     ]
     if summary["summed_share"]:

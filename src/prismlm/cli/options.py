@@ -22,7 +22,7 @@ By = Annotated[
 ]
 Method = Annotated[
     str,
-    typer.Option(metavar="METHOD", help="evidence, or source: PRISM's A = Σ α μ."),
+    typer.Option(metavar="METHOD", help="evidence, contexts, or source: PRISM's A = Σ α μ."),
 ]
 Where = Annotated[
     list[str] | None,

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from prismlm.errors import InputError
-from prismlm.explain.attribution import Attribution
-from prismlm.explain.shares import DocumentShare, Method, Sources, Sums
+from prismlm.explain.attribution import sum_of
+from prismlm.explain.shares import Attribution, DocumentShare, Method, Sources
 from prismlm.explain.texts import TextFigures, TextOptions, read_texts
 from prismlm.index.layout import GROUP_COLUMNS
 from prismlm.index.lens import Lens
@@ -117,13 +117,12 @@ class Audit:
         self.where: Conditions = normalised(where)
         self.documents_kept = documents
         if self.where:
-            self.lens.matching("mass", self.where)  # refuses what does not occur, before the work
+            self.lens.check_where(self.where)  # refuses what does not occur, before the work
         self.texts = self.tokens = self.predictions = 0
         self._lm = lm
-        self._loss = self._beside = 0.0
+        self._loss = 0.0
         self._explained = np.zeros(BINS, dtype=np.int64)
-        self._prototypes = np.zeros(self.lens.num_prototypes)
-        self._contexts = np.zeros(self.lens.index.num_rows)
+        self._sum = sum_of(self.lens, options.method)
         self._least_attributed = _Largest(TEXTS_LISTED)
         self._most_matching = _Largest(TEXTS_LISTED)
 
@@ -138,14 +137,7 @@ class Audit:
 
     def attribution(self) -> Attribution:
         """Return what the predictions of all texts so far rely on."""
-        prototypes, contexts = (np.flatnonzero(a) for a in (self._prototypes, self._contexts))
-        return Attribution(
-            self.lens,
-            self.options.method,
-            Sums(prototypes, self._prototypes[prototypes]),
-            Sums(contexts, self._contexts[contexts]),
-            self._beside,
-        )
+        return self._sum.result()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the summary: shares of all predictions, documents and the texts that stand out."""
@@ -199,10 +191,7 @@ class Audit:
         if found is None:
             return row
         self._loss += float(of_text.losses.sum(dtype=np.float64))
-        self._beside += found.beside
-        assert found.contexts is not None
-        self._prototypes[found.prototypes.ids] += found.prototypes.values
-        self._contexts[found.contexts.ids] += found.contexts.values
+        self._sum.add(found)  # pyright: ignore[reportArgumentType] - both are of one lens and method
         place = (np.nan_to_num(of_text.explained) - BINS_FROM) * (BINS / (BINS_TO - BINS_FROM))
         np.add.at(self._explained, place.clip(0, BINS - 1).astype(np.int64), 1)
         self._least_attributed.add(row.unattributed or 0.0, row, "")

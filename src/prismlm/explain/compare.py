@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from prismlm.errors import InputError
-from prismlm.explain.attribution import Attribution, merge_attributions
+from prismlm.explain.attribution import merge_attributions
+from prismlm.explain.shares import Attribution
 from prismlm.explain.texts import TextOptions, read_texts
 from prismlm.index.layout import GROUP_COLUMNS
 from prismlm.index.lens import Lens

@@ -39,6 +39,7 @@ class EvidenceTable:
         residual: evidence of the residual, float32 [T].
         bias: evidence of the bias, float32 [T].
         states: unit hidden states, float32 [T, d].
+        targets: the predicted tokens, int64 [T].
         activations: α, float32 [T, k]; only ``method="source"`` needs them.
     """
 
@@ -47,6 +48,7 @@ class EvidenceTable:
     residual: Tensor
     bias: Tensor
     states: Tensor
+    targets: Tensor
     activations: Tensor | None = None
     _uses: dict[Method, Uses] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -58,6 +60,7 @@ class EvidenceTable:
             self.residual[positions],
             self.bias[positions],
             self.states[positions],
+            self.targets[positions],
             None if self.activations is None else self.activations[positions],
         )
 
@@ -69,7 +72,7 @@ class EvidenceTable:
         """
         check_method(method)
         if method not in self._uses:
-            weights = self.positive if method == "evidence" else self.activations
+            weights = self.activations if method == "source" else self.positive
             if weights is None:
                 raise InputError("method 'source' needs an evidence table with activations.")
             position, slot = (weights > 0).nonzero(as_tuple=True)

@@ -72,6 +72,7 @@ class SplitPredictions(NamedTuple):
             self.parts.residual_evidence.cpu(),
             self.parts.bias_evidence.cpu(),
             self.states.cpu(),
+            self.targets.cpu(),
             self.routing.activations.cpu(),
         )
 

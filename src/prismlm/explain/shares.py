@@ -2,27 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
 from prismlm.errors import InputError, suggest
+from prismlm.index.around import Around
 from prismlm.index.layout import GROUP_COLUMNS
-from prismlm.index.where import Conditions
+from prismlm.index.where import Conditions, Where, normalised
 
-Method = Literal["evidence", "source"]
+if TYPE_CHECKING:
+    from prismlm.index.lens import Lens
+
+Method = Literal["evidence", "contexts", "source"]
 METHODS: tuple[str, ...] = get_args(Method)
 COLUMNS = ("document", *GROUP_COLUMNS)
 
 
 @dataclass(frozen=True)
 class Share:
-    """One source and its share."""
+    """One source, its share, and its share of all positions of the corpus, where that is known."""
 
     key: str
     share: float
+    base_rate: float | None = None
+
+    @property
+    def lift(self) -> float | None:
+        """How many times its base rate the share is."""
+        return self.share / self.base_rate if self.base_rate else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return ``{"key", "share"}``; with ``base_rate`` and ``lift`` where they are known."""
+        value: dict[str, Any] = {"key": self.key, "share": self.share}
+        if self.base_rate is not None:
+            value |= {"base_rate": self.base_rate, "lift": self.lift}
+        return value
 
 
 @dataclass(frozen=True)
@@ -50,7 +69,7 @@ class Sources:
 
         With a filter, ``elsewhere`` and ``where`` too; ``method`` where it is not the default.
         """
-        items = [{"key": item.key, "share": item.share} for item in self.items]
+        items = [item.to_dict() for item in self.items]
         value: dict[str, Any] = {"by": self.by, "items": items, "unattributed": self.unattributed}
         if self.where:
             value["elsewhere"] = self.elsewhere
@@ -62,7 +81,14 @@ class Sources:
 
 @dataclass(frozen=True)
 class DocumentShare:
-    """A document, its share, and the place in it that most resembles what is explained."""
+    """A document, its share, and the place in it that most resembles what is explained.
+
+    Attributes:
+        doc_id, source, domain, license, title, url: the document.
+        share: of it.
+        position: the place, as a global position of the corpus.
+        read: gives the text there; it is called when that is first looked at.
+    """
 
     doc_id: str
     share: float
@@ -71,15 +97,18 @@ class DocumentShare:
     license: str | None
     title: str | None
     url: str | None
-    before: str | None
-    token: str | None
-    after: str | None
     position: int
+    read: Callable[[], Around | None] = field(repr=False, compare=False)
+
+    @cached_property
+    def around(self) -> Around | None:
+        """The text around the place, with the token that it is marked by; None without text."""
+        return self.read()
 
     @property
     def text(self) -> str | None:
-        """The text around the place, or None if the index was built without text."""
-        return None if self.token is None else f"{self.before}{self.token}{self.after}"
+        """The text around the place, or None where there is none at hand."""
+        return None if self.around is None else str(self.around)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the entry of ``prismlm explain --json``."""
@@ -98,6 +127,94 @@ class Sums(NamedTuple):
 
     ids: np.ndarray
     values: np.ndarray
+
+
+class Grouped(NamedTuple):
+    """Amounts by the keys of a column.
+
+    Attributes:
+        names: of the keys.
+        sums: of the keys that match the filter.
+        elsewhere: what falls on the others.
+        unattributed: what falls on no text.
+        base_rates: the share of each key in all positions of the corpus, or None.
+    """
+
+    names: list[str]
+    sums: Sums
+    elsewhere: float
+    unattributed: float
+    base_rates: np.ndarray | None
+
+
+class Attribution(ABC):
+    """What a set of positions relies on, before it is grouped. Sets without overlap add up.
+
+    Attributes:
+        lens: the lens that the numbers belong to.
+        method: how they were taken.
+    """
+
+    lens: Lens
+    method: Method
+
+    @property
+    @abstractmethod
+    def total(self) -> float:
+        """What shares are shares of."""
+
+    @abstractmethod
+    def grouped(self, by: str, conditions: Conditions) -> Grouped:
+        """Return the amounts by the keys of a column, with a filter."""
+
+    @abstractmethod
+    def documents(self, limit: int = 10, where: Where | None = None) -> list[DocumentShare]:
+        """Return the documents with the largest shares, each with its weightiest place.
+
+        Raises:
+            InputError: the filter names what is not there.
+        """
+
+    @abstractmethod
+    def document_share(self, doc_id: str) -> float:
+        """Return the share of one document; 0 where there is none of this id."""
+
+    def sources(self, by: str = "source", where: Where | None = None) -> Sources:
+        """Return shares by source, domain, license or document.
+
+        Raises:
+            InputError: ``by`` is none of those, or the filter names what is not there.
+        """
+        check_by(by)
+        conditions = normalised(where)
+        names, sums, elsewhere, unattributed, rates = self.grouped(by, conditions)
+        total = self.total
+        if total <= 0:
+            return Sources(by, (), 1.0, 0.0, conditions, self.method)
+        order = np.argsort(-sums.values, kind="stable")
+        items = tuple(
+            Share(names[code], value / total, None if rates is None else float(rates[code]))
+            for code, value in zip(
+                sums.ids[order].tolist(), sums.values[order].tolist(), strict=True
+            )
+            if value > 0
+        )
+        return Sources(by, items, unattributed / total, elsewhere / total, conditions, self.method)
+
+
+def sums_by_key(codes: np.ndarray, values: np.ndarray, count: int) -> Sums:
+    """Return the sums of values by their codes, of ``count`` keys."""
+    # Sorting pays where there are many more keys than amounts, as with documents.
+    if count > len(codes):
+        return add_up([Sums(codes, values)])
+    return Sums(np.arange(count), np.bincount(codes, values, minlength=count))
+
+
+def numbers_of_ranges(starts: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the numbers of all ranges, one after another, and which range each belongs to."""
+    owner = np.repeat(np.arange(len(counts)), counts)
+    offset = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return starts[owner] + offset, owner
 
 
 def add_up(parts: Iterable[Sums]) -> Sums:
@@ -124,6 +241,6 @@ def check_method(method: str) -> None:
     """Raise InputError unless there is such a method."""
     if method not in METHODS:
         raise InputError(
-            f"there is no method {method!r}: expected {' or '.join(METHODS)}."
+            f"there is no method {method!r}: expected {', '.join(METHODS[:-1])} or {METHODS[-1]}."
             f"{suggest(method, list(METHODS))}"
         )

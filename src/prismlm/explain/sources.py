@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from prismlm.errors import FormatError, InputError, suggest
+from prismlm.errors import InputError, suggest
 from prismlm.explain.audit import audit_identity
 from prismlm.explain.audit_files import read_audit
 from prismlm.explain.texts import TextOptions, read_texts
@@ -140,7 +140,7 @@ def document_number(lens: Lens, doc_id: str) -> int:
     names = lens.documents.names
     if doc_id in names:
         return names.index(doc_id)
-    if _in_corpus(lens, doc_id):
+    if lens.corpus is not None and doc_id in lens.corpus.doc_ids:
         raise InputError(
             f"the document {doc_id!r} is in the corpus, but none of its places is among the "
             f"{lens.meta.contexts} nearest of any prototype, so the lens {lens.name} cannot point "
@@ -150,19 +150,6 @@ def document_number(lens: Lens, doc_id: str) -> int:
         f"the lens {lens.name} has no document {doc_id!r}.{suggest(doc_id, names[:IDS_COMPARED])} "
         "Expected the id of a document of the corpus it was built from."
     )
-
-
-def _in_corpus(lens: Lens, doc_id: str) -> bool:
-    from prismlm.corpus.store import Corpus
-
-    try:
-        corpus = Corpus.open(lens.meta.corpus_path)
-        if corpus.fingerprint != lens.meta.corpus:
-            return False
-        corpus.find(doc_id)
-    except (InputError, FormatError, OSError):
-        return False
-    return True
 
 
 def texts_that_rely(

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from prismlm.errors import InputError
-from prismlm.explain.attribution import Attribution, attribute, merge_attributions
+from prismlm.explain.attribution import attribute, merge_attributions
 from prismlm.explain.evidence import EvidenceTable
 from prismlm.explain.prediction import check_sums
-from prismlm.explain.shares import Method
+from prismlm.explain.shares import Attribution, Method
 from prismlm.models.seam import capture, output_embedding
 from prismlm.ops.decomposition import decompose
 from prismlm.ops.prototype_head.routing import inverse_norms
@@ -242,6 +242,7 @@ def _split(
         parts.residual_evidence.cpu(),
         parts.bias_evidence.cpu(),
         (z * inverse_norms(z)).cpu(),
+        targets.cpu(),
         routing.activations.cpu(),
     )
     return losses.cpu(), split(logits.argmax(-1)).explained_share.cpu(), table

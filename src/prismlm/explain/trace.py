@@ -11,8 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from prismlm.errors import InputError
-from prismlm.explain.attribution import document_shares, source_shares
+from prismlm.explain.attribution import document_shares, passages, source_shares
 from prismlm.explain.evidence import EvidenceTable
+from prismlm.explain.passages import Passage
 from prismlm.explain.shares import DocumentShare, Method, Sources
 from prismlm.explain.steps import Step
 from prismlm.files import atomic_file
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from prismlm.explain.attention_maps import AttentionMap
 
 DOCUMENTS_SHOWN = 10
+PASSAGES_SHOWN = 10
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,32 @@ class Trace:
         """
         return document_shares(self.table, self._lens(), limit, method=method, where=where)
 
+    def passages(self, limit: int = PASSAGES_SHOWN, *, where: Where | None = None) -> list[Passage]:
+        """Return the passages of the corpus with the largest shares over all steps.
+
+        Raises:
+            InputError: there is no lens, it has no cells, or the filter names what is not there.
+        """
+        lens = self._lens()
+        if lens.cells is None:
+            raise InputError(
+                f"the lens {lens.name} has no cells, so there are no passages, only documents. "
+                "Build it again with `prismlm index MODEL --corpus DIR --positions 1 --overwrite`."
+            )
+        return passages(self.table, lens, limit, where=where)
+
+    def places(
+        self, limit: int, *, method: Method = "evidence", where: Where | None = None
+    ) -> Sequence[DocumentShare]:
+        """Return what stands behind the steps: passages, or documents where there are none.
+
+        Raises:
+            InputError: there is no lens, or an argument names what is not there.
+        """
+        if method == "evidence" and self._lens().cells is not None:
+            return self.passages(limit, where=where)
+        return self.documents(limit, method=method, where=where)
+
     def to_dict(
         self,
         by: str = "source",
@@ -129,6 +157,8 @@ class Trace:
             "sources": shares,
             "documents": found,
         }
+        if self.lens is not None and self.lens.cells is not None and method == "evidence":
+            value["passages"] = [one.to_dict() for one in self.passages(documents, where=where)]
         if self.attention is not None:
             value["attention"] = [one.to_dict() for one in self.attention]
         return value

@@ -195,12 +195,17 @@ class Cells:
             self._matching[conditions] = found
         return self._matching[conditions]
 
-    def base_rates(self, column: str) -> np.ndarray:
-        """Return the share of each key of a column in all indexed positions, float64 [keys]."""
-        names, codes = self.keys(column)
+    @cached_property
+    def document_rates(self) -> np.ndarray:
+        """The share of each document in all positions of the index, float64 [documents]."""
         # The end of a document predicts nothing of it, so it is no position of the index.
         weights = self.documents["length"].to_numpy() - 1
-        return np.bincount(codes, weights, minlength=len(names)) / max(1, weights.sum())
+        return weights / max(1, weights.sum())
+
+    def base_rates(self, column: str) -> np.ndarray:
+        """Return the share of each key of a column in all positions, float64 [keys]."""
+        names, codes = self.keys(column)
+        return np.bincount(codes, self.document_rates, minlength=len(names))
 
     def document_number(self, doc_id: str) -> int:
         """Return a document's row, or −1 where there is none of this id."""

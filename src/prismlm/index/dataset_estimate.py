@@ -82,7 +82,7 @@ def estimate_dataset_index(
         seconds=None if tokens is None else tokens / measured.tokens_per_second,
         tokens_per_second=measured.tokens_per_second,
         memory_bytes=measured.memory_bytes,
-        disk_bytes=lens_bytes(head, options, documents),
+        disk_bytes=lens_bytes(head, options, documents, tokens),
         unknown=expected.unknown,
     )
 

@@ -6,6 +6,7 @@ import resource
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,6 +15,7 @@ from transformers import PreTrainedModel
 from prismlm.corpus.blocks import PASS_TOKENS, BlockOrder, split_counts
 from prismlm.index.build import IndexOptions, check_index, scan_input
 from prismlm.index.scan import Scan, scan_passes
+from prismlm.index.spool import Spool
 from prismlm.layers import PrototypeHead
 from prismlm.models.evaluating import evaluating
 
@@ -25,6 +27,8 @@ PASSES_MEASURED = 6
 BYTES_WITH_TEXT = 230
 BYTES_WITHOUT_TEXT = 30
 BYTES_PER_PROTOTYPE = 200
+# Of a position, beside its coded state: offset, probability, scale, and its part of the ranges.
+BYTES_PER_POSITION = 18
 CHARACTERS_READ_PER_SECOND = 3_000_000
 CHARACTERS_PER_TOKEN = 4
 # The columns of a context while the best are being kept, beside its hidden state.
@@ -79,16 +83,23 @@ def estimate_index(
         tokens_per_second=1 / per_token,
         seconds=seconds + read * CHARACTERS_PER_TOKEN / CHARACTERS_READ_PER_SECOND,
         memory_bytes=_peak_bytes(model) + top,
-        disk_bytes=lens_bytes(head, options, documents),
+        disk_bytes=lens_bytes(head, options, documents, tokens),
     )
 
 
-def lens_bytes(head: PrototypeHead, options: IndexOptions, documents: int | None) -> int:
-    """Return about how many bytes a lens of so many documents has; None: at most."""
+def lens_bytes(
+    head: PrototypeHead, options: IndexOptions, documents: int | None, tokens: int | None
+) -> int:
+    """Return about how many bytes a lens of so many documents and tokens has; None: at most.
+
+    While positions are being sorted they are on the disk twice.
+    """
     contexts = options.contexts if documents is None else min(options.contexts, documents)
     per_context = BYTES_WITH_TEXT if options.with_text else BYTES_WITHOUT_TEXT
     kept = head.num_prototypes * contexts
-    return kept * (2 * head.width + per_context) + head.num_prototypes * BYTES_PER_PROTOTYPE
+    positions = (tokens or 0) * (options.positions or 0) * (head.width + BYTES_PER_POSITION)
+    whole = kept * (2 * head.width + per_context) + head.num_prototypes * BYTES_PER_PROTOTYPE
+    return whole + int(positions)
 
 
 def _seconds_per_token(
@@ -99,6 +110,8 @@ def _seconds_per_token(
     given = scan_input(model, head, corpus, options)
     scan = Scan.empty(head.num_prototypes, options.contexts, head.width, order.count, 0)
     began, first, wanted = time.perf_counter(), 0, PASSES_MEASURED * PASS_TOKENS // 2
+    # Nothing is written: so few positions wait in memory.
+    scan.spool = None if options.positions is None else Spool(Path(), head.width)
     with evaluating(model):
         for number, done in enumerate(scan_passes(scan, given, order.count)):
             if number == 0:

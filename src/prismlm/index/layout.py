@@ -258,7 +258,7 @@ def write_table(table: pa.Table, path: Path, **options: Any) -> None:
 
 
 def lens_summary(directory: Path) -> dict[str, int | float]:
-    """Return how much a lens holds: tokens and documents read, and prototypes.
+    """Return how much a lens holds: tokens and documents read, positions kept, and prototypes.
 
     ``with_contexts`` prototypes have at least one kept place, ``in_use`` were routed at least once.
     ``summed_share`` of all uses are of sources that have no rows of their own in ``mass.parquet``,
@@ -270,6 +270,7 @@ def lens_summary(directory: Path) -> dict[str, int | float]:
     return {
         "tokens": meta.tokens,
         "documents": meta.documents,
+        "positions": 0 if meta.cells is None else int(meta.cells["rows"]),
         "prototypes": len(usage),
         "with_contexts": len(kept.unique()),
         "in_use": int((usage.to_numpy() > 0).sum()),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -13,9 +13,13 @@ from torch import Tensor, nn
 
 from prismlm.errors import FormatError, InputError, suggest
 from prismlm.index import layout
+from prismlm.index.around import Around, sentence_around
 from prismlm.index.cells import Cells
 from prismlm.index.where import UNKNOWN, Conditions, Keys, check_value
 from prismlm.layers import PrototypeHead
+
+if TYPE_CHECKING:
+    from prismlm.corpus.store import Corpus
 
 
 class GroupWeights(NamedTuple):
@@ -120,6 +124,28 @@ class Lens:
         return None if self.meta.cells is None else Cells(self.path, self.meta.cells)
 
     @cached_property
+    def corpus(self) -> Corpus | None:
+        """The corpus it was built from; None if that is no longer there, or has changed."""
+        from prismlm.corpus.store import Corpus
+
+        try:
+            corpus = Corpus.open(self.meta.corpus_path)
+        except (InputError, FormatError, OSError):
+            return None
+        return corpus if corpus.fingerprint == self.meta.corpus else None
+
+    def sentence(self, doc_id: str, offset: int) -> Around | None:
+        """Return the sentence around a token of a document, by its number in the document.
+
+        None where the corpus that the lens was built from is not at hand.
+        """
+        if self.corpus is None:
+            return None
+        number = self.corpus.find(doc_id)
+        left, right = self.corpus.spans(number)[offset].tolist()
+        return sentence_around(self.corpus.text(number), left, right)
+
+    @cached_property
     def first_rows(self) -> np.ndarray:
         """Where each prototype's contexts start in the index, int64 [K + 1]."""
         return self._offsets(self.index, layout.INDEX_FILE)
@@ -185,6 +211,12 @@ class Lens:
                 found &= np.isin(codes, wanted)
             self._matching[table, conditions] = found
         return self._matching[table, conditions]
+
+    def check_where(self, conditions: Conditions) -> None:
+        """Raise InputError if a value of a filter occurs nowhere in the lens."""
+        if self.cells is not None:
+            self.cells.matching(conditions)
+        self.matching("mass", conditions)
 
     def place(self, row: int) -> dict[str, Any]:
         """Return what the index says of the place in one of its rows."""

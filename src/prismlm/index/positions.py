@@ -25,7 +25,7 @@ LOGITS_AT_ONCE = 2**24
 
 def check_share(share: float | None) -> None:
     """Raise InputError unless a share of positions is above 0 and up to 1, or None for none."""
-    if share is not None and not 0 < share <= 1:
+    if share is not None and not 0 < share <= 1:  # NaN is refused too
         raise InputError(
             f"--positions is {share:g}: expected a share of the corpus's positions above 0 and up "
             "to 1, or none."

@@ -117,7 +117,7 @@ def _ranges(
     keys = records["cell"].astype(np.int64) * vocabulary + records["token"]
     first = np.flatnonzero(np.diff(keys, prepend=-1))
     data, size = memoryview(kept.view(np.uint8)), kept.dtype.itemsize
-    ends = [*first[1:].tolist(), len(kept)]
+    ends = np.append(first, len(kept))[1:].tolist()
     checksums = [
         zlib.crc32(data[begin * size : end * size])
         for begin, end in zip(first.tolist(), ends, strict=True)

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from prismlm.explain.shares import DocumentShare, Sources
 from prismlm.explain.steps import PrototypeUse, Step
+from prismlm.index.around import Around
 from prismlm.index.lens import Lens
 
 if TYPE_CHECKING:
@@ -82,7 +83,9 @@ class _Pool:
 
     def document(self, document: DocumentShare) -> dict[str, Any]:
         """Return a document's share and the number of its place."""
-        return {"share": document.share, "place": self.add(vars(document))}
+        around = document.around
+        words = dict.fromkeys(Around._fields) if around is None else around._asdict()
+        return {"share": document.share, "place": self.add(vars(document) | words)}
 
 
 def trace_data(trace: Trace) -> dict[str, Any]:
@@ -156,7 +159,7 @@ def _behind(trace: Trace, pool: _Pool | None) -> dict[str, Any]:
         return {"shares": [], "documents": []}
     return {
         "shares": [shown_shares(trace.sources(by), KEYS_SHOWN[by]) for by in ("domain", "source")],
-        "documents": [pool.document(d) for d in trace.documents(DOCUMENTS_PER_STEP)],
+        "documents": [pool.document(d) for d in trace.places(DOCUMENTS_PER_STEP)],
     }
 
 
@@ -165,7 +168,7 @@ def _whole(trace: Trace, pool: _Pool | None) -> dict[str, Any] | None:
         return None
     return {
         "shares": [shown_shares(trace.sources(by), count) for by, count in KEYS_SHOWN.items()],
-        "documents": [pool.document(d) for d in trace.documents(DOCUMENTS_OF_TEXT)],
+        "documents": [pool.document(d) for d in trace.places(DOCUMENTS_OF_TEXT)],
     }
 
 
@@ -174,7 +177,7 @@ def shown_shares(sources: Sources, count: int) -> dict[str, Any]:
     shown, others = sources.items[:count], sources.items[count:]
     return {
         "by": sources.by,
-        "items": [[item.key, item.share] for item in shown],
+        "items": [[item.key, item.share, item.base_rate] for item in shown],
         "others": [len(others), sum(item.share for item in others)],
         "unattributed": sources.unattributed,
     }

@@ -23,9 +23,11 @@ from prismlm.cli.output import (
     plain,
 )
 from prismlm.cli.printing.chains import print_chains
-from prismlm.explain.shares import DocumentShare, Sources
+from prismlm.explain.passages import Passage
+from prismlm.explain.shares import DocumentShare, Share, Sources
 from prismlm.explain.steps import PrototypeUse, Step
 from prismlm.explain.trace import Trace
+from prismlm.index.around import Around
 from prismlm.pages.trace import CAVEAT
 from prismlm.pages.trace_data import hue, visible
 
@@ -39,7 +41,7 @@ PLACE_WIDTH = 320
 def print_trace(
     trace: Trace,
     sources: Sources | None,
-    documents: list[DocumentShare],
+    documents: Sequence[DocumentShare],
     *,
     top: int,
     all_shown: bool,
@@ -164,48 +166,61 @@ def print_shares(console: Console, sources: Sources) -> None:
     """Print shares as bars."""
     console.print(Text("Where it comes from", style="bold").append(f"  by {sources.by}", "dim"))
     shown, others = sources.items[:SHARES_SHOWN], sources.items[SHARES_SHOWN:]
-    rows = [(item.key, item.share, "cyan") for item in shown]
+    rows = [(item.key, item.share, _beside(item), "cyan") for item in shown]
     if others:
-        rows.append((f"{len(others)} more", sum(item.share for item in others), "blue"))
+        rows.append((f"{len(others)} more", sum(item.share for item in others), [], "blue"))
     if sources.where:
-        rows.append(("elsewhere", sources.elsewhere, "blue"))
-    rows.append(("unattributed", sources.unattributed, "bright_black"))
-    widest = max([share for _, share, _ in rows] + [1e-9])
-    room = max(10, console.width - 24 - 10)
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+        rows.append(("elsewhere", sources.elsewhere, [], "blue"))
+    rows.append(("unattributed", sources.unattributed, [], "bright_black"))
+    rated = any(beside for _, _, beside, _ in rows)
+    widest = max([share for _, share, _, _ in rows] + [1e-9])
+    room = max(10, console.width - 24 - (30 if rated else 10))
+    table = Table(box=None, show_header=rated, padding=(0, 2, 0, 0), pad_edge=False)
+    table.header_style = "dim"
     table.add_column(no_wrap=True, overflow="ellipsis", max_width=min(40, console.width // 2))
-    table.add_column(no_wrap=True, justify="right")
+    table.add_column("share", no_wrap=True, justify="right")
+    for heading in ("in corpus", "lift") if rated else ():
+        table.add_column(heading, no_wrap=True, justify="right", style="dim")
     table.add_column(no_wrap=True)
-    for key, share, style in rows:
+    for key, share, beside, style in rows:
         drawn = bar(share / widest, min(36, room, console.width // 3))
-        table.add_row(Text(plain(key)), f"{share:.1%}", Text(drawn.rstrip(), style=style))
+        columns = (beside or ["", ""]) if rated else []
+        table.add_row(Text(plain(key)), f"{share:.1%}", *columns, Text(drawn.rstrip(), style=style))
     console.print(table)
     console.print()
 
 
-def print_documents(console: Console, documents: list[DocumentShare]) -> None:
-    """Print documents with their shares and places."""
+def _beside(share: Share) -> list[str]:
+    """Return the base rate of a share and its lift, where they are known."""
+    if share.base_rate is None or share.lift is None:
+        return []
+    return [_percent(share.base_rate), f"× {share.lift:.1f}"]
+
+
+def print_documents(console: Console, documents: Sequence[DocumentShare]) -> None:
+    """Print passages, or documents with their places, and their shares."""
     if not documents:
         return
-    console.print("[bold]Documents[/]")
+    passages = isinstance(documents[0], Passage)
+    console.print("[bold]Passages[/]" if passages else "[bold]Documents[/]")
     for document in documents:
         head = Text(f"{document.share:>6.1%}  ", style="bold")
         head.append(plain(document.doc_id))
-        facts = [document.source, document.license or "licence unknown"]
+        facts = [document.title, document.source, document.license or "licence unknown"]
         head.append("  " + " · ".join(plain(fact) for fact in facts if fact), "dim")
         head.truncate(console.width, overflow="ellipsis")
         console.print(head, no_wrap=True)
-        if document.token is not None:
-            for line in _place(document, console.width - 8).wrap(console, console.width - 8):
+        if document.around is not None:
+            for line in _place(document.around, console.width - 8).wrap(console, console.width - 8):
                 line.rstrip()
                 console.print(Text(" " * 8).append_text(line))
     console.print()
 
 
-def _place(document: DocumentShare, width: int) -> Text:
+def _place(around: Around, width: int) -> Text:
     room = min(PLACE_WIDTH, 2 * width)
-    token = visible(plain(document.token or "")).replace("·", " ")
-    before, after = _flat(document.before), _flat(document.after)
+    token = visible(plain(around.token)).replace("·", " ")
+    before, after = _flat(around.before), _flat(around.after)
     side = max(10, (room - cell_len(token) - 2) // 2)
     place = Text("…").append(before[-side:].lstrip())
     inner = token.lstrip(" ")

@@ -1,0 +1,274 @@
+"""Evidence over kept contexts: what a lens without cells can say, and the measure of PRISM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from prismlm.explain.evidence import EvidenceTable
+from prismlm.explain.shares import (
+    Attribution,
+    DocumentShare,
+    Grouped,
+    Method,
+    Sums,
+    add_up,
+    numbers_of_ranges,
+    sums_by_key,
+)
+from prismlm.index.around import Around
+from prismlm.index.lens import Lens
+from prismlm.index.where import Conditions, Where, normalised
+from prismlm.ops.pair_products import pair_products
+
+# The softmax temperature of cosines between hidden states: 0.02 of cosine is a factor of e.
+CONTEXT_TEMPERATURE = 0.02
+# How many float32 of hidden states are multiplied at once: 16 MB.
+NUMBERS_AT_ONCE = 4_000_000
+
+
+@dataclass(frozen=True)
+class ContextAttribution(Attribution):
+    """What positions rely on, by kept contexts and by the mass of prototypes.
+
+    Attributes:
+        lens: the lens the numbers belong to.
+        method: ``contexts`` or ``source``.
+        prototypes: positive evidence, or α, of each prototype.
+        contexts: how it spreads over rows of the index; None if that was left out.
+        beside: positive evidence of residual and bias.
+    """
+
+    lens: Lens
+    method: Method
+    prototypes: Sums
+    contexts: Sums | None
+    beside: float
+
+    @property
+    def total(self) -> float:
+        """What shares are shares of."""
+        return float(self.prototypes.values.sum()) + self.beside
+
+    def grouped(self, by: str, conditions: Conditions) -> Grouped:
+        """Return the amounts by the keys of a column, with a filter."""
+        rows, names, codes, matching = self._placed(by, conditions)
+        kept = slice(None) if matching is None else matching[rows.ids]
+        sums = sums_by_key(codes[rows.ids[kept]], rows.values[kept], len(names))
+        elsewhere = 0.0 if matching is None else float(rows.values[~matching[rows.ids]].sum())
+        return Grouped(names, sums, elsewhere, self.beside + self._unplaced(by), None)
+
+    def documents(self, limit: int = 10, where: Where | None = None) -> list[DocumentShare]:
+        """Return the documents with the largest shares, each with its weightiest place.
+
+        Raises:
+            InputError: the filter names what is not there.
+        """
+        lens, rows = self.lens, self._rows()
+        conditions = normalised(where)
+        if conditions:
+            kept = lens.matching("index", conditions)[rows.ids]
+            rows = Sums(rows.ids[kept], rows.values[kept])
+        total = self.total
+        if total <= 0:
+            return []
+        names, document_of_row = lens.documents
+        document = document_of_row[rows.ids]
+        ids, sums = sums_by_key(document, rows.values, len(names))
+        best = np.argsort(-sums, kind="stable")[:limit]
+        shares: list[DocumentShare] = []
+        for number in best[sums[best] > 0].tolist():
+            places = np.flatnonzero(document == ids[number])
+            row = int(rows.ids[places[np.argmax(rows.values[places])]])
+            place = lens.place(row)
+            around = Around(*(place.pop(name) for name in Around._fields))
+            read = partial(_same, None if around.token is None else around)
+            share = float(sums[number] / total)
+            shares.append(DocumentShare(share=share, read=read, **place))
+        return shares
+
+    def document_share(self, doc_id: str) -> float:
+        """Return the share of one document; 0 where no context is of it."""
+        rows = self._rows()
+        names, codes = self.lens.documents
+        if doc_id not in names or self.total <= 0:
+            return 0.0
+        mine = codes[rows.ids] == names.index(doc_id)
+        return float(rows.values[mine].sum() / self.total)
+
+    def _rows(self) -> Sums:
+        assert self.contexts is not None, "attribute(contexts=True) was not asked for"
+        return self.contexts
+
+    def _placed(
+        self, by: str, conditions: Conditions
+    ) -> tuple[Sums, list[str], np.ndarray, np.ndarray | None]:
+        """Return rows of a table with what falls on them, the keys of all rows, and the filter."""
+        lens = self.lens
+        table = "index" if by == "document" or self.method == "source" else "mass"
+        names, codes = lens.documents if by == "document" else lens.keys(table, by)
+        matching = lens.matching(table, conditions) if conditions else None
+        if table == "index":
+            return self._rows(), names, codes, matching
+        first = lens.first_masses
+        ids, values = self.prototypes
+        rows, owner = numbers_of_ranges(first[ids], first[ids + 1] - first[ids])
+        return Sums(rows, values[owner] * lens.mass_weights[rows]), names, codes, matching
+
+    def _unplaced(self, by: str) -> float:
+        from_index = by == "document" or self.method == "source"
+        first = self.lens.first_rows if from_index else self.lens.first_masses
+        ids, values = self.prototypes
+        return float(values[first[ids + 1] == first[ids]].sum())
+
+
+def _same(around: Around | None) -> Around | None:
+    return around
+
+
+def by_contexts(
+    table: EvidenceTable, lens: Lens, method: Method, *, contexts: bool
+) -> ContextAttribution:
+    """Gather what the positions rely on; ``contexts=False`` leaves out single places.
+
+    Raises:
+        InputError: no such method, or the table lacks the activations it needs.
+    """
+    uses = table.uses(method)
+    if not contexts:
+        rows = None
+    elif method == "source":
+        rows = _uniform(uses.by_prototype, lens)
+    else:
+        rows = _by_similarity(uses.position, uses.prototype, uses.weight, table.states, lens)
+    beside = 0.0 if method == "source" else table.residual_and_bias
+    return ContextAttribution(lens, method, uses.by_prototype, rows, beside)
+
+
+def merge_contexts(parts: list[ContextAttribution]) -> ContextAttribution:
+    """Return the attribution of all positions of the parts."""
+    contexts = [part.contexts for part in parts if part.contexts is not None]
+    return ContextAttribution(
+        parts[0].lens,
+        parts[0].method,
+        add_up([part.prototypes for part in parts]),
+        add_up(contexts) if len(contexts) == len(parts) else None,
+        sum(part.beside for part in parts),
+    )
+
+
+class ContextSum:
+    """Adds up attributions of one lens and method; its size depends on the lens alone."""
+
+    def __init__(self, lens: Lens, method: Method) -> None:
+        self._lens, self._method, self._beside = lens, method, 0.0
+        self._prototypes = np.zeros(lens.num_prototypes)
+        self._contexts = np.zeros(lens.index.num_rows)
+
+    def add(self, found: ContextAttribution) -> None:
+        """Add the attribution of other positions."""
+        assert found.contexts is not None
+        self._beside += found.beside
+        self._prototypes[found.prototypes.ids] += found.prototypes.values
+        self._contexts[found.contexts.ids] += found.contexts.values
+
+    def result(self) -> ContextAttribution:
+        """Return the attribution of all positions so far."""
+        prototypes, contexts = (np.flatnonzero(a) for a in (self._prototypes, self._contexts))
+        return ContextAttribution(
+            self._lens,
+            self._method,
+            Sums(prototypes, self._prototypes[prototypes]),
+            Sums(contexts, self._contexts[contexts]),
+            self._beside,
+        )
+
+
+def _uniform(by_prototype: Sums, lens: Lens) -> Sums:
+    ids, values = by_prototype
+    starts, counts = lens.first_rows[ids], lens.first_rows[ids + 1] - lens.first_rows[ids]
+    rows, owner = numbers_of_ranges(starts, counts)
+    return Sums(rows, values[owner] / counts[owner])
+
+
+def _by_similarity(
+    position: np.ndarray, prototype: np.ndarray, weight: np.ndarray, states: Tensor, lens: Lens
+) -> Sums:
+    """Spread the uses of each position over the contexts of its prototypes; see the module.
+
+    Uses are taken by prototype, so that the contexts of each are read once.
+    """
+    order = np.argsort(prototype, kind="stable")
+    ids, starts, uses = np.unique(prototype[order], return_index=True, return_counts=True)
+    contexts = lens.first_rows[ids + 1] - lens.first_rows[ids]
+    numbers = np.cumsum(lens.states.shape[1] * (contexts + uses))
+    part_of = numbers // NUMBERS_AT_ONCE
+    parts: list[_Similar] = []
+    for part in np.unique(part_of):
+        batch = np.flatnonzero(part_of == part)
+        chosen = order[starts[batch[0]] : starts[batch[-1]] + uses[batch[-1]]]
+        of = np.repeat(np.arange(len(batch)), uses[batch])
+        parts.append(_similar(ids[batch], of, position[chosen], weight[chosen], states, lens))
+    count = len(states)
+    has_text = lens.first_rows[prototype + 1] > lens.first_rows[prototype]
+    evidence = np.bincount(position[has_text], weight[has_text], minlength=count)
+    together = np.zeros(count)
+    for part in parts:
+        together += np.bincount(part.position, part.weight, minlength=count)
+    scale = np.divide(evidence, together, out=np.zeros(count), where=together > 0)
+    # Prototypes ascend and no two share a row, so that rows are distinct and ascend as well.
+    return Sums(
+        np.concatenate([part.rows for part in parts] or [np.empty(0, dtype=np.int64)]),
+        np.concatenate(
+            [
+                np.bincount(part.row, part.weight * scale[part.position], minlength=len(part.rows))
+                for part in parts
+            ]
+            or [np.empty(0)]
+        ),
+    )
+
+
+class _Similar(NamedTuple):
+    """What uses of some prototypes put on contexts, before positions are made to add up.
+
+    Attributes:
+        rows: the rows of the index that the prototypes have.
+        row: of each pair of a use and a context, the context's place in ``rows``, int64 [e].
+        position: the position of its use.
+        weight: e⁺ exp((cos − 1) / temperature).
+    """
+
+    rows: np.ndarray
+    row: np.ndarray
+    position: np.ndarray
+    weight: np.ndarray
+
+
+def _similar(
+    ids: np.ndarray,
+    of: np.ndarray,
+    position: np.ndarray,
+    weight: np.ndarray,
+    states: Tensor,
+    lens: Lens,
+) -> _Similar:
+    """Weigh uses on the contexts of their prototypes, ids[of[use]]."""
+    first = lens.first_rows[ids]
+    counts = lens.first_rows[ids + 1] - first
+    rows, _ = numbers_of_ranges(first, counts)
+    row, use = numbers_of_ranges((np.cumsum(counts) - counts)[of], counts[of])
+    near = lens.states.index_select(0, torch.from_numpy(rows)).float()
+    cosines = pair_products(
+        torch.from_numpy(np.concatenate([[0], np.cumsum(counts[of])])),
+        torch.from_numpy(row),
+        states[torch.from_numpy(position)],
+        near,
+    )
+    weights = np.exp((cosines.double().numpy() - 1) / CONTEXT_TEMPERATURE)
+    return _Similar(rows, row, position[use], weights * weight[use])

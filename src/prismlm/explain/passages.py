@@ -1,0 +1,270 @@
+"""Passages: the places of the corpus behind predictions, put together, with shares of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from prismlm.explain.evidence import EvidenceTable
+from prismlm.explain.positions import Supports, supports
+from prismlm.explain.shares import (
+    Attribution,
+    DocumentShare,
+    Grouped,
+    Method,
+    Sums,
+    sums_by_key,
+)
+from prismlm.index.cells import Cells
+from prismlm.index.lens import Lens
+from prismlm.index.where import Conditions, Where, normalised
+
+# Places of one document that are no further apart than this, in tokens, are one passage.
+GAP = 24
+
+
+@dataclass(frozen=True)
+class Passage(DocumentShare):
+    """A stretch of a document that carries predictions; ``position`` is of its marked token.
+
+    The marked token is the predicted one, where it weighs most; ``around`` is its sentence.
+
+    Attributes:
+        cosine: of the hidden state before the marked token to that of the prediction.
+        length: tokens from the first place to the last.
+        for_or_against: whether it speaks for the predictions.
+    """
+
+    cosine: float = 0.0
+    length: int = 1
+    for_or_against: Literal["for", "against"] = "for"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the entry of ``prismlm explain --json``."""
+        around = self.around
+        return {
+            **super().to_dict(),
+            "domain": self.domain,
+            "title": self.title,
+            "url": self.url,
+            "token": None if around is None else around.token,
+            "cosine": self.cosine,
+            "for_or_against": self.for_or_against,
+        }
+
+
+class Places(NamedTuple):
+    """Places that carry predictions: distinct and ascending.
+
+    Attributes:
+        place: global positions of hidden states, int64 [n].
+        value: evidence, float64 [n].
+        cosine: the largest to a prediction's state, float32 [n].
+    """
+
+    place: np.ndarray
+    value: np.ndarray
+    cosine: np.ndarray
+
+
+class Documents(NamedTuple):
+    """Evidence by document: distinct and ascending.
+
+    Attributes:
+        number: rows of the table of documents, int64 [n].
+        value: evidence, float64 [n].
+        best: the index of the weightiest place among those of all documents, int64 [n].
+    """
+
+    number: np.ndarray
+    value: np.ndarray
+    best: np.ndarray
+
+
+@dataclass(frozen=True)
+class PositionAttribution(Attribution):
+    """What predictions rely on, by the positions of the corpus that carry them.
+
+    Attributes:
+        lens: the lens.
+        cells: its positions.
+        places: evidence by place.
+        unplaced: evidence of prototypes that have no position with the predicted token.
+        beside: positive evidence of residual and bias.
+        method: ``evidence``.
+    """
+
+    lens: Lens
+    cells: Cells
+    places: Places
+    unplaced: float
+    beside: float
+    method: Method = "evidence"
+
+    @property
+    def total(self) -> float:
+        """What shares are shares of."""
+        return float(self.places.value.sum()) + self.unplaced + self.beside
+
+    def grouped(self, by: str, conditions: Conditions) -> Grouped:
+        """Return the amounts by the keys of a column, with a filter."""
+        found, cells = self._documents(), self.cells
+        number, value = found.number, found.value
+        elsewhere = 0.0
+        if conditions:
+            kept = cells.matching(conditions)[number]
+            elsewhere = float(value[~kept].sum())
+            number, value = number[kept], value[kept]
+        unattributed = self.unplaced + self.beside
+        if by == "document":
+            ids = cells.documents["doc_id"].take(number).to_pylist()
+            sums, rates = Sums(np.arange(len(ids)), value), cells.document_rates[number]
+            return Grouped(ids, sums, elsewhere, unattributed, rates)
+        names, codes = cells.keys(by)
+        sums = sums_by_key(codes[number], value, len(names))
+        return Grouped(names, sums, elsewhere, unattributed, cells.base_rates(by))
+
+    def documents(self, limit: int = 10, where: Where | None = None) -> list[DocumentShare]:
+        """Return the documents with the largest shares, each with its weightiest place.
+
+        Raises:
+            InputError: the filter names what is not there.
+        """
+        found, total = self._documents(), self.total
+        wanted = self._matching(found.number, where)
+        order = np.argsort(-np.where(wanted, found.value, 0), kind="stable")[:limit]
+        return [
+            DocumentShare(
+                share=float(found.value[i] / total),
+                **self._told(int(found.number[i]), int(self.places.place[found.best[i]])),
+            )
+            for i in order[(found.value[order] > 0) & wanted[order]].tolist()
+        ]
+
+    def passages(self, limit: int = 10, where: Where | None = None) -> list[Passage]:
+        """Return the passages with the largest shares; what is near one another is one passage.
+
+        Raises:
+            InputError: the filter names what is not there.
+        """
+        place, value, cosine = self.places
+        if not len(place):
+            return []
+        number = self.cells.document_of(place)
+        apart = (np.diff(place) > GAP) | (np.diff(number) > 0)
+        first = np.concatenate([[0], np.flatnonzero(apart) + 1])
+        sums = np.add.reduceat(value, first)
+        last = np.append(first[1:], len(place))
+        wanted = self._matching(number[first], where)
+        order = np.argsort(-np.where(wanted, sums, 0), kind="stable")[:limit]
+        passages: list[Passage] = []
+        for i in order[(sums[order] > 0) & wanted[order]].tolist():
+            best = first[i] + int(value[first[i] : last[i]].argmax())
+            passages.append(
+                Passage(
+                    share=float(sums[i] / self.total),
+                    cosine=float(cosine[best]),
+                    length=int(place[last[i] - 1] - place[first[i]]) + 1,
+                    **self._told(int(number[best]), int(place[best])),
+                )
+            )
+        return passages
+
+    def document_share(self, doc_id: str) -> float:
+        """Return the share of one document; 0 where there is none of this id."""
+        found = self._documents()
+        mine = found.number == self.cells.document_number(doc_id)
+        return float(found.value[mine].sum() / self.total) if self.total > 0 else 0.0
+
+    def _told(self, number: int, place: int) -> dict[str, Any]:
+        """Return what is said of the token that follows a place."""
+        row = self.cells.documents.slice(number, 1).to_pylist()[0]
+        start = row.pop("start")
+        del row["length"]
+        read = partial(self.lens.sentence, row["doc_id"], place + 1 - start)
+        return {**row, "position": place + 1, "read": read}
+
+    def _matching(self, number: np.ndarray, where: Where | None) -> np.ndarray:
+        conditions = normalised(where)
+        if not conditions:
+            return np.ones(len(number), dtype=bool)
+        return self.cells.matching(conditions)[number]
+
+    def _documents(self) -> Documents:
+        return by_document(self.cells, self.places)
+
+
+def by_document(cells: Cells, places: Places) -> Documents:
+    """Return the evidence of places by document."""
+    number = cells.document_of(places.place)
+    first = np.flatnonzero(np.diff(number, prepend=-1))
+    if not len(first):
+        return Documents(number, places.value, number)
+    sums = np.add.reduceat(places.value, first)
+    # Sorted by document and weight, the last of each document is its weightiest.
+    order = np.lexsort((places.value, number))
+    return Documents(number[first], sums, order[np.append(first[1:], len(number)) - 1])
+
+
+def by_position(table: EvidenceTable, lens: Lens, cells: Cells) -> PositionAttribution:
+    """Gather what predictions rely on."""
+    found = supports(table, cells)
+    return PositionAttribution(
+        lens, cells, _distinct(found), float(found.unplaced.sum()), table.residual_and_bias
+    )
+
+
+def merge_positions(parts: list[PositionAttribution]) -> PositionAttribution:
+    """Return the attribution of all positions of the parts."""
+    columns = (np.concatenate(column) for column in zip(*(p.places for p in parts), strict=True))
+    return PositionAttribution(
+        parts[0].lens,
+        parts[0].cells,
+        _added_up(*columns),
+        sum(part.unplaced for part in parts),
+        sum(part.beside for part in parts),
+    )
+
+
+def _distinct(found: Supports) -> Places:
+    return _added_up(found.place, found.weight, found.cosine)
+
+
+def _added_up(place: np.ndarray, value: np.ndarray, cosine: np.ndarray) -> Places:
+    places, index = np.unique(place, return_inverse=True)
+    nearest = np.full(len(places), -1, dtype=np.float32)
+    np.maximum.at(nearest, index, cosine)
+    return Places(places, np.bincount(index, value, minlength=len(places)), nearest)
+
+
+class PositionSum:
+    """Adds up attributions of one lens: one place of each document stands for all of it."""
+
+    def __init__(self, lens: Lens, cells: Cells) -> None:
+        self._lens, self._cells = lens, cells
+        count = cells.documents.num_rows
+        self._value, self._most = np.zeros((2, count))
+        self._place = np.full(count, -1, dtype=np.int64)
+        self._cosine = np.zeros(count, dtype=np.float32)
+        self._unplaced = self._beside = 0.0
+
+    def add(self, found: PositionAttribution) -> None:
+        """Add the attribution of other predictions."""
+        self._unplaced += found.unplaced
+        self._beside += found.beside
+        number, value, best = by_document(self._cells, found.places)
+        self._value[number] += value
+        weight = found.places.value[best]
+        better = weight > self._most[number]
+        self._most[number[better]] = weight[better]
+        self._place[number[better]] = found.places.place[best[better]]
+        self._cosine[number[better]] = found.places.cosine[best[better]]
+
+    def result(self) -> PositionAttribution:
+        """Return the attribution of all predictions so far; every document has one place."""
+        kept = np.flatnonzero(self._place >= 0)
+        places = Places(self._place[kept], self._value[kept], self._cosine[kept])
+        return PositionAttribution(self._lens, self._cells, places, self._unplaced, self._beside)

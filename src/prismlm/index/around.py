@@ -1,0 +1,36 @@
+"""The text around a place of the corpus."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+# Of a sentence that does not end, so many characters are kept on either side.
+MOST_CHARACTERS = 240
+_END = re.compile(r"(?<=[.!?…])[\"'”’)\]]*\s+|\n+")
+
+
+class Around(NamedTuple):
+    """The text at a place of the corpus: what comes before it, the token there, what follows."""
+
+    before: str
+    token: str
+    after: str
+
+    def __str__(self) -> str:
+        return f"{self.before}{self.token}{self.after}"
+
+
+def sentence_around(text: str, left: int, right: int) -> Around:
+    """Return the sentence that the characters from ``left`` to ``right`` of a text lie in.
+
+    It is cut to 240 characters on either side.
+    """
+    begin = max(0, left - MOST_CHARACTERS)
+    # A token may begin with the space that ends the sentence before.
+    first = next((i for i in range(left, right) if not text[i].isspace()), left)
+    ends = [match.end() for match in _END.finditer(text, begin, first)]
+    begin = min(ends[-1], left) if ends else begin
+    end = min(len(text), right + MOST_CHARACTERS)
+    found = _END.search(text, right, end)
+    return Around(text[begin:left], text[left:right], text[right : found.start() if found else end])

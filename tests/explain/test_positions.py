@@ -1,0 +1,168 @@
+"""Evidence by position against a loop over every position of the corpus."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import prismlm
+from prismlm.explain import positions
+from prismlm.explain.attribution import attribute, merge_attributions
+from prismlm.explain.passages import GAP
+from prismlm.explain.positions import TEMPERATURE, supports
+
+TEXTS = ["The cell is the smallest unit", "Once upon a time there was a", "the court of the"]
+
+
+@pytest.fixture(scope="module")
+def lm(tiny_model):
+    return prismlm.load(tiny_model)
+
+
+@pytest.fixture(scope="module")
+def everything(lm):
+    """Every record of the lens with its cell and next token, by reading every range."""
+    cells = lm.lens.cells
+    keys = np.asarray(cells._keys)
+    starts = np.append(np.asarray(cells._starts), len(cells))
+    owner = np.repeat(keys, np.diff(starts))
+    records = cells.records(np.arange(len(cells)))
+    states = records["scale"].astype(np.float64)[:, None] * records["code"] / 127
+    vocabulary = cells.meta.vocabulary
+    return owner // vocabulary, owner % vocabulary, records["position"], states
+
+
+def naive(lm, table, everything):
+    """Return evidence by place, and what finds none, straight from the equation."""
+    cell, token, place, states = everything
+    found, unplaced = {}, 0.0
+    for t, target in enumerate(table.targets.tolist()):
+        spread, amount = {}, 0.0
+        for i, e in zip(table.indices[t].tolist(), table.evidence[t].tolist(), strict=True):
+            if e <= 0:
+                continue
+            rows = np.flatnonzero((cell == i) & (token == target))
+            if not len(rows):
+                unplaced += e
+                continue
+            amount += e
+            cosines = states[rows] @ table.states[t].double().numpy()
+            for row, cosine in zip(rows.tolist(), cosines.tolist(), strict=True):
+                spread[int(place[row])] = e * math.exp((cosine - 1) / TEMPERATURE)
+        for where, weight in spread.items():
+            found[where] = found.get(where, 0.0) + amount * weight / sum(spread.values())
+    return found, unplaced
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_evidence_falls_where_the_equation_says(lm, everything, text, monkeypatch):
+    monkeypatch.setattr(positions, "MOST_OF_A_RANGE", 10**9)
+    table = lm.explain(text, generate=4).table
+    expected, unplaced = naive(lm, table, everything)
+    found = attribute(table, lm.lens)
+    got = dict(zip(found.places.place.tolist(), found.places.value.tolist(), strict=True))
+    assert got == pytest.approx(expected, rel=1e-3)
+    assert found.unplaced == pytest.approx(unplaced, rel=1e-6)
+
+
+def test_documents_and_groups_are_sums_over_the_same_positions(lm):
+    trace = lm.explain(TEXTS[0], generate=3)
+    found = attribute(trace.table, lm.lens)
+    corpus = lm.lens.corpus
+    by_id = {}
+    for place, value in zip(found.places.place.tolist(), found.places.value.tolist(), strict=True):
+        number = corpus.document_at(place)
+        by_id[number] = by_id.get(number, 0.0) + value / found.total
+    ids = corpus.doc_ids
+    shares = trace.sources("document")
+    assert {i.key: i.share for i in shares.items} == pytest.approx(
+        {ids[number]: share for number, share in by_id.items()}
+    )
+    for by in ("source", "domain", "license"):
+        names = corpus.column(by)
+        expected = {}
+        for number, share in by_id.items():
+            key = names[number] or "(unknown)"
+            expected[key] = expected.get(key, 0.0) + share
+        assert {i.key: i.share for i in trace.sources(by).items} == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("where", [None, {"license": "CC0"}])
+def test_shares_sum_to_one(lm, where):
+    trace = lm.explain(TEXTS[1], generate=6)
+    if where is not None:
+        where = {"license": lm.lens.cells.keys("license").names[0]}
+    for by in ("document", "source", "domain", "license"):
+        shares = trace.sources(by, where=where)
+        together = math.fsum([i.share for i in shares.items])
+        assert together + shares.unattributed + shares.elsewhere == pytest.approx(1, abs=1e-12)
+        values = [i.share for i in shares.items]
+        assert values == sorted(values, reverse=True)
+    passages = trace.passages(10**6, where=where)
+    documents = trace.documents(10**6, where=where)
+    assert sum(p.share for p in passages) == pytest.approx(sum(d.share for d in documents))
+
+
+def test_a_large_range_is_sampled_evenly_and_weighs_the_same(lm, monkeypatch):
+    table = lm.explain(TEXTS[2], generate=4).table
+    monkeypatch.setattr(positions, "MOST_OF_A_RANGE", 10**9)
+    every = supports(table, lm.lens.cells)
+    monkeypatch.setattr(positions, "MOST_OF_A_RANGE", 2)
+    few = supports(table, lm.lens.cells)
+    assert len(few.place) < len(every.place)
+    assert set(few.place.tolist()) <= set(every.place.tolist())
+    total = [np.bincount(f.prediction, f.weight, minlength=len(table.states)) for f in (every, few)]
+    np.testing.assert_allclose(total[0], total[1], rtol=1e-9)
+
+
+@given(first=st.integers(1, 8))
+def test_parts_of_a_text_add_up(lm, first):
+    table = lm.explain("The cell is the smallest unit of life and").table
+    whole = attribute(table, lm.lens)
+    parts = merge_attributions(
+        [attribute(table[:first], lm.lens), attribute(table[first:], lm.lens)]
+    )
+    assert parts.total == pytest.approx(whole.total)
+    np.testing.assert_array_equal(parts.places.place, whole.places.place)
+    np.testing.assert_allclose(parts.places.value, whole.places.value)
+
+
+def test_a_target_that_the_corpus_never_has_is_unattributed(lm, everything):
+    missing = sorted(set(range(lm.lens.cells.meta.vocabulary)) - set(everything[1].tolist()))[0]
+    table = lm.explain("The cell").table
+    table.targets[:] = missing
+    found = attribute(table[0:1], lm.lens).sources("domain")
+    assert found.items == ()
+    assert found.unattributed == 1
+
+
+def test_the_first_passage_is_where_the_text_stands(lm):
+    corpus = lm.lens.corpus
+    number = int(corpus.split("train")[0])
+    start = int(corpus.starts[number])
+    text = corpus.excerpt(start, 24)
+    trace = lm.explain(text)
+    last = trace[len(trace) - 2 : len(trace) - 1]
+    passage = last.passages(1)[0]
+    assert passage.cosine > 0.999
+    assert passage.around.token == corpus.excerpt(passage.position, 1) == last[0].target
+    assert passage.text in corpus.text(corpus.find(passage.doc_id))
+
+
+def test_places_near_one_another_are_one_passage(lm):
+    found = attribute(lm.explain(TEXTS[0], generate=8).table, lm.lens)
+    stretches, before = [], None
+    for place, value in zip(found.places.place.tolist(), found.places.value.tolist(), strict=True):
+        document = lm.lens.corpus.document_at(place)
+        if before is None or document != before[0] or place - before[1] > GAP:
+            stretches.append([document, 0.0, (-1.0, -1), place])
+        stretches[-1][1] += value / found.total
+        stretches[-1][2] = max(stretches[-1][2], (value, -place))
+        before = document, place
+    expected = {(d, 1 - best[1]): share for d, share, best, _ in stretches}
+    ids = {doc_id: number for number, doc_id in enumerate(lm.lens.corpus.doc_ids)}
+    passages = found.passages(10**6)
+    assert {(ids[p.doc_id], p.position): p.share for p in passages} == pytest.approx(expected)
+    assert any(p.length > 1 for p in passages)

@@ -1,0 +1,182 @@
+"""Cells are written from runs in any order, read back, and refused where they were changed."""
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prismlm.corpus import Corpus
+from prismlm.errors import FormatError
+from prismlm.index import layout
+from prismlm.index.cells import Cells
+from prismlm.index.sort_cells import stretches, write_cells, write_documents
+from prismlm.index.spool import Spool, in_order, quantise, record_type
+from prismlm.progress import SILENT
+
+CELLS, VOCABULARY, WIDTH = 5, 7, 4
+
+
+def random_records(count, seed=0, cells=CELLS):
+    generator = np.random.default_rng(seed)
+    records = np.empty(count, record_type(WIDTH))
+    records["cell"] = generator.integers(cells, size=count)
+    records["token"] = generator.integers(VOCABULARY, size=count)
+    records["position"] = generator.permutation(10 * count)[:count]
+    records["probability"] = generator.random(count)
+    states = torch.nn.functional.normalize(torch.from_numpy(generator.normal(size=(count, WIDTH))))
+    records["scale"], records["code"] = quantise(states.float().numpy())
+    return records
+
+
+def write(directory, records, parts, memory=2**20):
+    """Write the records in runs of two spools, cut at the given places."""
+    directory.mkdir()
+    spools = [Spool(directory / f"spool-{number}", WIDTH) for number in range(2)]
+    for number, part in enumerate(np.split(records, parts)):
+        spools[number % 2].add(part)
+        spools[number % 2].flush()
+    meta = write_cells(directory, spools, CELLS, VOCABULARY, 1.0, SILENT, memory)
+    for spool in spools:
+        spool.path.unlink(missing_ok=True)
+    return meta
+
+
+@pytest.fixture(scope="module")
+def documents(tiny_corpus, tmp_path_factory):
+    """The table of documents of a real corpus."""
+    directory = tmp_path_factory.mktemp("documents")
+    write_documents(directory, Corpus.open(tiny_corpus), "heldout")
+    return directory / layout.CELL_DOCUMENTS_FILE
+
+
+@pytest.fixture
+def opened(tmp_path, documents):
+    records = random_records(400)
+    meta = write(tmp_path / "lens", records, [30, 31, 200])
+    shutil.copy(documents, tmp_path / "lens")
+    return tmp_path / "lens", meta, records
+
+
+def test_ranges_hold_what_brute_force_finds(opened):
+    directory, meta, records = opened
+    cells = Cells(directory, meta)
+    assert len(cells) == 400
+    wanted = np.array([(c, t) for c in range(CELLS) for t in range(VOCABULARY)])
+    first, last = cells.ranges(wanted[:, 0], wanted[:, 1])
+    for (cell, token), start, stop in zip(wanted.tolist(), first, last, strict=True):
+        chosen = records[(records["cell"] == cell) & (records["token"] == token)]
+        chosen = chosen[np.argsort(chosen["position"])]
+        found = cells.records(np.arange(start, stop))
+        for name in found.dtype.names:
+            np.testing.assert_array_equal(found[name], chosen[name])
+
+
+def test_what_does_not_occur_has_an_empty_range(tmp_path):
+    records = random_records(3)
+    records["cell"], records["token"] = [0, 4, 4], [6, 0, 0]
+    cells = Cells(tmp_path / "lens", write(tmp_path / "lens", records, []))
+    first, last = cells.ranges(np.array([0, 0, 4, 4, 9]), np.array([6, 5, 0, 6, 0]))
+    assert (last - first).tolist() == [1, 0, 2, 0, 0]
+
+
+def test_no_positions_at_all(tmp_path):
+    cells = Cells(tmp_path / "lens", write(tmp_path / "lens", random_records(0), []))
+    first, last = cells.ranges(np.array([0, 1]), np.array([0, 1]))
+    assert len(cells) == 0
+    assert (last - first).tolist() == [0, 0]
+
+
+@given(
+    cuts=st.lists(st.integers(0, 150), max_size=6).map(sorted),
+    seed=st.integers(0, 100),
+    memory=st.sampled_from([1, 2000, 2**20]),
+)
+def test_neither_runs_nor_memory_change_a_byte(tmp_path_factory, cuts, seed, memory):
+    root = tmp_path_factory.mktemp("runs")
+    records = random_records(150, seed)
+    order = np.random.default_rng(seed).permutation(150)
+    one = write(root / "one", records, [])
+    many = write(root / "many", records[order], cuts, memory)
+    assert one == many
+    for name in layout.CELL_FILES:
+        assert (root / "one" / name).read_bytes() == (root / "many" / name).read_bytes(), name
+
+
+def test_stretches_cover_every_cell_once_and_are_as_small_as_asked():
+    counts = np.array([3, 0, 2, 9, 1, 1])
+    found = list(stretches(counts, 4))
+    assert found == [(0, 2), (2, 3), (3, 4), (4, 6)]
+
+
+def test_states_are_within_half_a_step_of_a_code():
+    states = torch.nn.functional.normalize(torch.randn(50, 160)).numpy()
+    scales, codes = quantise(states)
+    restored = scales.astype(np.float32)[:, None] * codes / 127
+    assert (np.abs(restored - states) <= 0.501 * scales[:, None] / 127 + 1e-4).all()
+    cosines = (restored * states).sum(1) / np.linalg.norm(restored, axis=1)
+    assert cosines.min() > 0.9999
+
+
+def test_cosines_are_those_of_the_coded_states(opened):
+    directory, meta, _ = opened
+    cells = Cells(directory, meta)
+    records = cells.records(np.arange(20))
+    state = torch.nn.functional.normalize(torch.randn(WIDTH), dim=0)
+    by_hand = [
+        sum(
+            float(r["scale"]) * int(c) / 127 * float(z)
+            for c, z in zip(r["code"], state, strict=True)
+        )
+        for r in records
+    ]
+    np.testing.assert_allclose(cells.cosines(records, state), by_hand, rtol=1e-4, atol=1e-6)
+
+
+def test_a_position_lies_in_its_document(opened, tiny_corpus):
+    directory, meta, _ = opened
+    cells, corpus = Cells(directory, meta), Corpus.open(tiny_corpus)
+    held_out = corpus.split("heldout")
+    ends = corpus.starts[held_out] + corpus.lengths[held_out] - 1
+    assert cells.document_of(corpus.starts[held_out]).tolist() == list(range(len(held_out)))
+    assert cells.document_of(ends).tolist() == list(range(len(held_out)))
+    assert cells.document_rates.sum() == pytest.approx(1)
+    assert cells.base_rates("source").sum() == pytest.approx(1)
+
+
+def flip(path, offset=-1):
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 4
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("name", layout.CELL_FILES)
+def test_a_flipped_bit_is_refused_when_the_range_is_read(opened, name):
+    directory, meta, records = opened
+    flip(directory / name)
+    last = in_order(records)[-1]
+    with pytest.raises(FormatError, match="damaged"):
+        Cells(directory, meta).ranges(last["cell"][None], last["token"][None])
+
+
+@pytest.mark.parametrize("name", layout.CELL_FILES)
+def test_a_truncated_file_is_refused(opened, name):
+    directory, meta, _ = opened
+    data = (directory / name).read_bytes()
+    (directory / name).write_bytes(data[:-5])
+    with pytest.raises(FormatError, match=name):
+        Cells(directory, meta)
+
+
+def test_another_codec_or_record_is_refused(opened):
+    directory, meta, _ = opened
+    with pytest.raises(FormatError, match="'pq7'"):
+        Cells(directory, meta | {"codes": "pq7"})
+    with pytest.raises(FormatError, match=layout.CELLS_FILE):
+        Cells(directory, meta | {"width": WIDTH + 1})
+    with pytest.raises(FormatError, match="other lengths"):
+        Cells(directory, meta | {"rows": 399})
+    with pytest.raises(FormatError, match="unexpected"):
+        Cells(directory, meta | {"unexpected": 1})
