@@ -18,6 +18,7 @@ from prismlm.explain.attribution import (
     merge_attributions,
     source_shares,
 )
+from prismlm.explain.contexts import CONTEXT_TEMPERATURE
 from prismlm.explain.evidence import EvidenceTable
 from prismlm.index import layout
 from prismlm.index.lens import Lens

@@ -130,7 +130,7 @@ def test_texts_are_read_as_they_are_asked_for(lm):
     for number in range(300):
         assert next(rows).text_id == str(number)
         assert len(drawn) <= number + 130
-        sizes.append(sum(len(part) for part in (audit._prototypes, audit._contexts)))
+        sizes.append(len(audit._sum._value))
     assert len(set(sizes)) == 1
     assert len(audit.to_dict()["least_attributed"]) == 20
 

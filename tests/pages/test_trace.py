@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import prismlm
+from prismlm.index.around import Around
 from prismlm.models.uncertainty_feedback import attach_uncertainty
 from prismlm.pages.trace import CAVEAT, fragment, page
 from prismlm.pages.trace_data import safe_link, visible
@@ -80,6 +81,7 @@ def evil(tiny_model, tmp_path_factory):
     copy = shutil.copytree(tiny_model, tmp_path_factory.mktemp("evil") / EVIL.replace("/", "_"))
     for name, columns in {
         "index.parquet": ("doc_id", "source", "license", "title", "before", "token", "after"),
+        "cell-documents.parquet": ("doc_id", "source", "license", "title"),
         "mass.parquet": ("source", "domain", "license"),
         "prototypes.parquet": ("name", "category"),
     }.items():
@@ -88,14 +90,16 @@ def evil(tiny_model, tmp_path_factory):
         for column in columns:
             place = table.schema.get_field_index(column)
             table = table.set_column(place, column, pa.array([f"{EVIL}{column}"] * len(table)))
-        if name == "index.parquet":
+        if "url" in table.column_names:
             urls = pa.array(["javascript:alert(1)"] * len(table))
             table = table.set_column(table.schema.get_field_index("url"), "url", urls)
         pq.write_table(table, path)
     meta = copy / "lens" / "sample" / "meta.json"
     value = json.loads(meta.read_text(encoding="utf-8"))
     meta.write_text(json.dumps(value | {"files": {}}), encoding="utf-8")
-    return prismlm.load(copy).explain(f"{EVIL} & <b>\u2028")
+    lm = prismlm.load(copy)
+    lm.lens.sentence = lambda position: Around(EVIL, EVIL, EVIL)
+    return lm.explain(f"{EVIL} & <b>\u2028")
 
 
 def test_a_page_shows_every_token_and_where_it_is_from(trace):
@@ -161,10 +165,14 @@ def test_shares_in_the_page_sum_to_one(trace):
     groups += data["whole"]["shares"]
     assert [group["by"] for group in data["whole"]["shares"]] == ["domain", "source", "license"]
     for group in groups:
-        total = sum(share for _, share in group["items"]) + group["others"][1]
+        total = sum(share for _, share, _ in group["items"]) + group["others"][1]
         assert total + group["unattributed"] == pytest.approx(1, abs=1e-6)
     first = trace[0:1].sources("domain")
-    assert data["steps"][0]["shares"][0]["items"][0] == [first.items[0].key, first.items[0].share]
+    assert data["steps"][0]["shares"][0]["items"][0] == [
+        first.items[0].key,
+        first.items[0].share,
+        first.items[0].base_rate,
+    ]
 
 
 def test_contexts_are_the_index_and_held_once(trace):

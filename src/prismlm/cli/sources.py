@@ -13,7 +13,9 @@ from prismlm.cli.output import print_json
 from prismlm.errors import InputError
 
 if TYPE_CHECKING:
-    from prismlm.explain.sources import DocumentSources, TextUse
+    from rich.console import Console
+
+    from prismlm.explain.sources import CellUse, DocumentSources, TextUse
 
 
 def sources(
@@ -71,6 +73,8 @@ def _print(found: DocumentSources, texts: list[TextUse] | None, top: int) -> Non
     console.print(Text(plain(found.title or found.doc_id), style="bold"))
     facts = (found.doc_id, found.source, found.domain, found.license or "licence unknown")
     console.print(Text(" · ".join(plain(fact) for fact in facts if fact), style="dim"))
+    if found.cells is not None:
+        _print_cells(console, found.cells, top)
     ratio = found.neighbourhood / found.expected if found.expected else 0.0
     console.print(
         f"among the contexts of {len(found.uses)} prototypes; {found.neighbourhood:.3%} of the "
@@ -103,3 +107,23 @@ def _print(found: DocumentSources, texts: list[TextUse] | None, top: int) -> Non
         console.print(line, no_wrap=True)
     if not texts:
         console.print(Text("none", style="dim"))
+
+
+def _print_cells(console: Console, cells: list[CellUse], top: int) -> None:
+    """Print the prototypes whose cells hold the document's positions."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from prismlm.cli.output import plain
+
+    together = sum(use.positions for use in cells)
+    console.print(f"{together:,} positions in the cells of {len(cells):,} prototypes")
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    for heading in ("prototype", "name", "positions", "of its cell"):
+        table.add_column(heading, justify="left" if heading == "name" else "right")
+    for use in cells[:top]:
+        table.add_row(
+            str(use.prototype), Text(plain(use.name)), f"{use.positions:,}", f"{use.share:.2%}"
+        )
+    console.print(table)
+    console.print()

@@ -182,10 +182,8 @@ class PositionAttribution(Attribution):
     def _told(self, number: int, place: int) -> dict[str, Any]:
         """Return what is said of the token that follows a place."""
         row = self.cells.documents.slice(number, 1).to_pylist()[0]
-        start = row.pop("start")
-        del row["length"]
-        read = partial(self.lens.sentence, row["doc_id"], place + 1 - start)
-        return {**row, "position": place + 1, "read": read}
+        del row["start"], row["length"]
+        return {**row, "position": place + 1, "read": partial(self.lens.sentence, place + 1)}
 
     def _matching(self, number: np.ndarray, where: Where | None) -> np.ndarray:
         conditions = normalised(where)

@@ -51,6 +51,22 @@ class DocumentUse:
 
 
 @dataclass(frozen=True)
+class CellUse:
+    """The positions of a document in the cell of one prototype.
+
+    Attributes:
+        prototype, name: the prototype that is nearest to these positions.
+        positions: how many.
+        share: of all positions of that cell.
+    """
+
+    prototype: int
+    name: str
+    positions: int
+    share: float
+
+
+@dataclass(frozen=True)
 class TextUse:
     """A text that relied on the document: its id, its beginning and the document's share."""
 
@@ -65,6 +81,8 @@ class DocumentSources:
 
     Attributes:
         doc_id, source, domain, license, title, url: the document.
+        cells: the prototypes whose cells its positions are in, the fullest first; None without
+            cells.
         uses: the prototypes that have it among their contexts, by usage-weighted share.
         neighbourhood: Σ usage_i / contexts_i over those, relative to Σ usage_i of all prototypes:
             how much of the neighbourhood of an average use it makes up.
@@ -77,6 +95,7 @@ class DocumentSources:
     license: str | None
     title: str | None
     url: str | None
+    cells: list[CellUse] | None
     uses: list[DocumentUse]
     neighbourhood: float
     expected: float
@@ -87,13 +106,15 @@ class DocumentSources:
 
 
 def document_sources(lens: Lens, doc_id: str) -> DocumentSources:
-    """Return the prototypes that have a document among their contexts.
+    """Return the prototypes whose cells hold a document, or that have it among their contexts.
 
     Raises:
-        InputError: no context of the lens is from this document; the message says whether the
-            corpus has it, where the corpus is at hand.
+        InputError: the lens has no such document; without cells, no context is from it. The
+            message says whether the corpus has it, where the corpus is at hand.
     """
-    number = document_number(lens, doc_id)
+    check_document(lens, doc_id)
+    names = lens.documents.names
+    number = names.index(doc_id) if doc_id in names else -1
     rows = np.flatnonzero(lens.documents.codes == number)
     usage = np.nan_to_num(lens.prototypes["usage"].to_numpy())
     prototype = lens.index["prototype"].to_numpy()
@@ -120,31 +141,50 @@ def document_sources(lens: Lens, doc_id: str) -> DocumentSources:
             )
         )
     uses.sort(key=lambda use: (-use.usage * use.share, use.prototype))
-    place = lens.place(int(rows[0]))
+    place = _facts(lens, doc_id) if lens.cells is not None else lens.place(int(rows[0]))
     placed = float(usage[counts > 0].sum()) / total
     return DocumentSources(
         doc_id,
         *(place[key] for key in ("source", "domain", "license", "title", "url")),
+        cells=_cells(lens, doc_id),
         uses=uses,
         neighbourhood=sum(use.usage * use.share for use in uses) / total,
         expected=placed / len(lens.documents.names),
     )
 
 
-def document_number(lens: Lens, doc_id: str) -> int:
-    """Return the number of a document in ``lens.documents``.
+def _facts(lens: Lens, doc_id: str) -> dict[str, Any]:
+    assert lens.cells is not None
+    number = lens.cells.document_number(doc_id)
+    return lens.cells.documents.slice(number, 1).to_pylist()[0]
+
+
+def _cells(lens: Lens, doc_id: str) -> list[CellUse] | None:
+    if lens.cells is None:
+        return None
+    held, sizes = lens.cells.cells_of(lens.cells.document_number(doc_id), lens.num_prototypes)
+    order = np.argsort(-held, kind="stable")[: np.count_nonzero(held)].tolist()
+    return [CellUse(i, lens.names[i], int(held[i]), float(held[i] / sizes[i])) for i in order]
+
+
+def check_document(lens: Lens, doc_id: str) -> None:
+    """Check that a lens can say where a document shows up.
 
     Raises:
-        InputError: no context is from it.
+        InputError: it cannot.
     """
     names = lens.documents.names
-    if doc_id in names:
-        return names.index(doc_id)
-    if lens.corpus is not None and doc_id in lens.corpus.doc_ids:
+    if lens.cells is not None:
+        if lens.cells.document_number(doc_id) >= 0:
+            return
+        names = lens.cells.documents["doc_id"].slice(0, IDS_COMPARED).to_pylist()
+    elif doc_id in names:
+        return
+    elif lens.corpus is not None and doc_id in lens.corpus.doc_ids:
         raise InputError(
             f"the document {doc_id!r} is in the corpus, but none of its places is among the "
             f"{lens.meta.contexts} nearest of any prototype, so the lens {lens.name} cannot point "
-            "to it. An index with more --contexts may."
+            "to it. An index with --positions has every document."
         )
     raise InputError(
         f"the lens {lens.name} has no document {doc_id!r}.{suggest(doc_id, names[:IDS_COMPARED])} "
@@ -166,12 +206,12 @@ def texts_that_rely(
     """
     if lm.lens is None:
         raise InputError(f"{lm.path} has no lens: build one with `prismlm index`.")
-    number = document_number(lm.lens, doc_id)
+    check_document(lm.lens, doc_id)
     found = (
         TextUse(
             of_text.document.doc_id,
             of_text.document.text[:120],
-            of_text.attribution.document_share(number),
+            of_text.attribution.document_share(doc_id),
         )
         for of_text in read_texts(lm, documents, options)
         if of_text.attribution is not None

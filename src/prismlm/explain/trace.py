@@ -16,6 +16,7 @@ from prismlm.explain.evidence import EvidenceTable
 from prismlm.explain.passages import Passage
 from prismlm.explain.shares import DocumentShare, Method, Sources
 from prismlm.explain.steps import Step
+from prismlm.explain.verbatim import Quote, quotes
 from prismlm.files import atomic_file
 from prismlm.index.lens import Lens
 from prismlm.index.where import Where
@@ -133,6 +134,29 @@ class Trace:
             return self.passages(limit, where=where)
         return self.documents(limit, method=method, where=where)
 
+    def verbatim(self, limit: int = PASSAGES_SHOWN) -> list[Quote]:
+        """Return the longest spans of the answer that stand in the corpus word for word.
+
+        The answer is what was generated, or all of the text where nothing was. A span says where
+        its words stand, not that the model has them from there.
+
+        Raises:
+            InputError: there is no lens, or it has no suffix array.
+        """
+        lens = self._lens()
+        if lens.suffixes is None:
+            raise InputError(
+                f"the lens {lens.name} has no suffix array, so no words can be looked up. Install "
+                "prismlm[verbatim] and build it again with `prismlm index`."
+            )
+        ids = [step.token_id for step in self.steps]
+        tokens = [step.token for step in self.steps]
+        written = [n for n, step in enumerate(self.steps) if step.target_from == "generated"]
+        if written and written[-1] == len(ids) - 1:
+            ids.append(self.steps[-1].target_id)
+            tokens.append(self.steps[-1].target)
+        return quotes(ids, tokens, written[0] + 1 if written else 0, lens, limit)
+
     def to_dict(
         self,
         by: str = "source",
@@ -159,6 +183,8 @@ class Trace:
         }
         if self.lens is not None and self.lens.cells is not None and method == "evidence":
             value["passages"] = [one.to_dict() for one in self.passages(documents, where=where)]
+        if self.lens is not None and self.lens.suffixes is not None:
+            value["verbatim"] = [one.to_dict() for one in self.verbatim(documents)]
         if self.attention is not None:
             value["attention"] = [one.to_dict() for one in self.attention]
         return value

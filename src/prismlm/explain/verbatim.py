@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from prismlm.errors import InputError
+from prismlm.index.lens import Lens
 from prismlm.index.suffixes import Suffixes
 
 MINIMUM = 5
@@ -52,6 +53,64 @@ class VerbatimSpan:
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
         return asdict(self) | {"positions": list(self.positions)}
+
+
+@dataclass(frozen=True)
+class Quote:
+    """A verbatim span in words, with the documents that it stands in.
+
+    Attributes:
+        text: the span.
+        span: where it lies in the text that was asked about, and how often it stands in the corpus.
+        places: doc_id, title, source, license and position of the first places.
+    """
+
+    text: str
+    span: VerbatimSpan
+    places: tuple[dict[str, Any], ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the entry of ``prismlm explain --json``."""
+        span = self.span.to_dict()
+        del span["positions"]
+        return {"text": self.text, **span, "places": list(self.places)}
+
+
+def quotes(
+    ids: Sequence[int], tokens: Sequence[str], start: int, lens: Lens, limit: int
+) -> list[Quote]:
+    """Return the verbatim spans of a text from a token on, in words; see :func:`verbatim_spans`.
+
+    Args:
+        ids, tokens: the text, by number and in words.
+        start: the first token that is looked for.
+        lens: with a suffix array.
+        limit: the most spans.
+    """
+    assert lens.suffixes is not None
+    spans = verbatim_spans(ids, lens.suffixes, start, limit=limit)
+    return [
+        Quote(
+            "".join(tokens[span.start : span.end]),
+            span,
+            tuple(_place(lens, position) for position in span.positions),
+        )
+        for span in spans
+    ]
+
+
+def _place(lens: Lens, position: int) -> dict[str, Any]:
+    """Return the document of a place; without cells or corpus, the position alone."""
+    known = ("doc_id", "title", "source", "license")
+    row: dict[str, Any] = dict.fromkeys(known)
+    if lens.cells is not None:
+        number = int(lens.cells.document_of(np.array([position]))[0])
+        found = lens.cells.documents.slice(number, 1).to_pylist()[0]
+        row = {name: found[name] for name in known}
+    elif lens.corpus is not None:
+        number = lens.corpus.document_at(position)
+        row = {name: lens.corpus.column(name)[number] for name in known}
+    return row | {"position": position}
 
 
 def verbatim_spans(

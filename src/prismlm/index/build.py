@@ -19,6 +19,7 @@ from prismlm.index.scan import Scan, ScanInput, scan_passes
 from prismlm.index.sort_cells import SORT_BYTES, write_cells, write_documents
 from prismlm.index.spool import Spool
 from prismlm.index.state import Partial
+from prismlm.index.suffixes import write_suffixes
 from prismlm.index.write import write_contexts, write_index, write_prototypes
 from prismlm.interrupts import Interrupts
 from prismlm.layers import PrototypeHead
@@ -59,6 +60,7 @@ class IndexOptions:
     tokens_per_batch: int = 2**18
     positions: float | None = 1.0
     sort_bytes: int = SORT_BYTES
+    verbatim: bool = True
 
 
 @dataclass(frozen=True)
@@ -313,6 +315,8 @@ def _finish(
             layout.write_table(scan.mass.table(), directory / layout.MASS_FILE)
             write_prototypes(directory, given.model, given.head, given.corpus, scan)
             written = _write_cells(directory, spools, given, options, progress)
+            if options.verbatim and options.with_text:
+                write_suffixes(directory, given.corpus, options.split)
             curve = convergence(scan, given.order)
             files = layout.describe_files(directory)
             layout.write_meta(

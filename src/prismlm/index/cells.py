@@ -19,6 +19,8 @@ from prismlm.errors import FormatError
 from prismlm.index import layout
 from prismlm.index.where import UNKNOWN, Conditions, Keys, check_value
 
+ROWS_AT_ONCE = 2**20
+
 
 def record_type(width: int) -> np.dtype:
     """Return the record of a position: the unit hidden state is scale · code / 127."""
@@ -206,6 +208,33 @@ class Cells:
         """Return the share of each key of a column in all positions, float64 [keys]."""
         names, codes = self.keys(column)
         return np.bincount(codes, self.document_rates, minlength=len(names))
+
+    def cells_of(self, document: int, cells: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return how many positions of a document each cell holds, and how many it has at all.
+
+        Every record is looked at, since cells are not ordered by document: about a second for some
+        million.
+
+        Args:
+            document: a row of ``documents``.
+            cells: K.
+
+        Returns:
+            int64 [K] each.
+        """
+        keys, starts = self._ranges
+        first = int(self.starts[document])
+        last = first + int(self.documents["length"][document].as_py())
+        found: list[np.ndarray] = []
+        for begin in range(0, len(self), ROWS_AT_ONCE):
+            position = self._records["position"][begin : begin + ROWS_AT_ONCE]
+            found.append(np.flatnonzero((position >= first) & (position < last)) + begin)
+        rows = np.concatenate([np.empty(0, dtype=np.int64), *found])
+        cell = keys[np.searchsorted(starts, rows, side="right") - 1] // self.meta.vocabulary
+        sizes = np.diff(np.append(starts, self.meta.rows))
+        owners = keys // self.meta.vocabulary
+        every = np.bincount(owners, sizes, minlength=cells).astype(np.int64)
+        return np.bincount(cell, minlength=cells), every
 
     def document_number(self, doc_id: str) -> int:
         """Return a document's row, or −1 where there is none of this id."""

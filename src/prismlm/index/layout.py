@@ -193,9 +193,9 @@ def read_meta(directory: Path) -> LensMeta:
 def describe_files(directory: Path) -> dict[str, dict[str, Any]]:
     """Return the size and digest of the files that later steps do not rewrite."""
     return {
-        name: {"bytes": (directory / name).stat().st_size, "digest": _digest(directory / name)}
-        for name in (INDEX_FILE, CONTEXTS_FILE, MASS_FILE, *CELL_FILES, CELL_DOCUMENTS_FILE)
-        if (directory / name).is_file()
+        path.name: {"bytes": path.stat().st_size, "digest": _digest(path)}
+        for path in sorted(directory.iterdir())
+        if path.name not in (META_FILE, PROTOTYPES_FILE)
     }
 
 

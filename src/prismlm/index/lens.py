@@ -15,6 +15,7 @@ from prismlm.errors import FormatError, InputError, suggest
 from prismlm.index import layout
 from prismlm.index.around import Around, sentence_around
 from prismlm.index.cells import Cells
+from prismlm.index.suffixes import Suffixes, has_suffixes
 from prismlm.index.where import UNKNOWN, Conditions, Keys, check_value
 from prismlm.layers import PrototypeHead
 
@@ -124,6 +125,11 @@ class Lens:
         return None if self.meta.cells is None else Cells(self.path, self.meta.cells)
 
     @cached_property
+    def suffixes(self) -> Suffixes | None:
+        """The suffix array of its text; None in a lens without one."""
+        return Suffixes.open(self.path) if has_suffixes(self.path) else None
+
+    @cached_property
     def corpus(self) -> Corpus | None:
         """The corpus it was built from; None if that is no longer there, or has changed."""
         from prismlm.corpus.store import Corpus
@@ -134,14 +140,15 @@ class Lens:
             return None
         return corpus if corpus.fingerprint == self.meta.corpus else None
 
-    def sentence(self, doc_id: str, offset: int) -> Around | None:
-        """Return the sentence around a token of a document, by its number in the document.
+    def sentence(self, position: int) -> Around | None:
+        """Return the sentence around the token at a global position.
 
         None where the corpus that the lens was built from is not at hand.
         """
         if self.corpus is None:
             return None
-        number = self.corpus.find(doc_id)
+        number = self.corpus.document_at(position)
+        offset = position - int(self.corpus.starts[number])
         left, right = self.corpus.spans(number)[offset].tolist()
         return sentence_around(self.corpus.text(number), left, right)
 

@@ -27,6 +27,7 @@ from prismlm.explain.passages import Passage
 from prismlm.explain.shares import DocumentShare, Share, Sources
 from prismlm.explain.steps import PrototypeUse, Step
 from prismlm.explain.trace import Trace
+from prismlm.explain.verbatim import MINIMUM, Quote
 from prismlm.index.around import Around
 from prismlm.pages.trace import CAVEAT
 from prismlm.pages.trace_data import hue, visible
@@ -36,6 +37,7 @@ SHARES_SHOWN = 10
 # The heading of the column of what uncertainty feedback gave.
 FED_BACK_WIDTH = 8
 PLACE_WIDTH = 320
+QUOTES_SHOWN = 3
 
 
 def print_trace(
@@ -66,6 +68,8 @@ def print_trace(
         return
     print_shares(console, sources)
     print_documents(console, documents)
+    if documents and trace.lens is not None and trace.lens.suffixes is not None:
+        _print_quotes(console, trace.verbatim(QUOTES_SHOWN))
     console.print(Text(CAVEAT, style="dim"))
 
 
@@ -214,6 +218,24 @@ def print_documents(console: Console, documents: Sequence[DocumentShare]) -> Non
             for line in _place(document.around, console.width - 8).wrap(console, console.width - 8):
                 line.rstrip()
                 console.print(Text(" " * 8).append_text(line))
+    console.print()
+
+
+def _print_quotes(console: Console, quotes: list[Quote]) -> None:
+    """Print what stands in the corpus word for word: that is no evidence of where it is from."""
+    title = Text("Verbatim", style="bold").append("  stands word for word in the corpus", "dim")
+    console.print(title)
+    if not quotes:
+        console.print(Text(f"nothing of {MINIMUM} tokens or more", style="dim"))
+    for quote in quotes:
+        line = Text(f"{quote.span.length:>4} tokens  ", style="bold")
+        line.append(f"“{_flat(quote.text).strip()}”")
+        first = quote.places[0]
+        name = first["title"] or first["doc_id"] or f"position {first['position']:,}"
+        more = f" and {quote.span.count - 1:,} more" if quote.span.count > 1 else ""
+        line.append(f"  {plain(name)}{more}", "dim")
+        line.truncate(console.width, overflow="ellipsis")
+        console.print(line, no_wrap=True)
     console.print()
 
 
