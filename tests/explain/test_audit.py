@@ -1,6 +1,7 @@
 """Audits against explanations of the same texts, one at a time."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -14,11 +15,12 @@ from prismlm.explain.audit import Audit, audit_identity
 from prismlm.explain.audit_files import audit_files, read_audit
 from prismlm.explain.sources import (
     audited_texts_that_rely,
-    document_number,
+    check_document,
     document_sources,
     texts_that_rely,
 )
 from prismlm.explain.texts import read_texts, text_options
+from prismlm.index.lens import Lens
 from prismlm.pages.audit import audit_page
 
 EVIL = "</title><script>alert(1)</script>"
@@ -264,8 +266,12 @@ def test_documents_that_are_not_there(lm):
     corpus = Corpus.open(lm.lens.meta.corpus_path)
     outside = sorted(set(corpus.doc_ids) - set(known))
     assert outside
+    without = Lens(lm.lens.path, replace(lm.lens.meta, cells=None), lm.lens.num_prototypes)
     with pytest.raises(InputError, match="is in the corpus, but none of its places"):
-        document_number(lm.lens, outside[0])
+        check_document(without, outside[0])
+    held_out = corpus.doc_ids[int(corpus.split("heldout")[0])]
+    with pytest.raises(InputError, match="not in its train split"):
+        check_document(lm.lens, held_out)
 
 
 @pytest.mark.parametrize(

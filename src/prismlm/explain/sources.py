@@ -177,6 +177,11 @@ def check_document(lens: Lens, doc_id: str) -> None:
     if lens.cells is not None:
         if lens.cells.document_number(doc_id) >= 0:
             return
+        if lens.corpus is not None and doc_id in lens.corpus.doc_ids:
+            raise InputError(
+                f"the document {doc_id!r} is in the corpus, but not in its {lens.meta.split} "
+                f"split, of which the lens {lens.name} was built."
+            )
         names = lens.cells.documents["doc_id"].slice(0, IDS_COMPARED).to_pylist()
     elif doc_id in names:
         return
