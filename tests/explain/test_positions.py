@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import prismlm
-from prismlm.explain import positions
 from prismlm.explain.attribution import attribute, merge_attributions
 from prismlm.explain.passages import GAP
 from prismlm.explain.positions import TEMPERATURE, supports
+from prismlm.index import neighbours
 
 TEXTS = ["The cell is the smallest unit", "Once upon a time there was a", "the court of the"]
 
@@ -58,7 +58,7 @@ def naive(lm, table, everything):
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_evidence_falls_where_the_equation_says(lm, everything, text, monkeypatch):
-    monkeypatch.setattr(positions, "MOST_OF_A_RANGE", 10**9)
+    monkeypatch.setattr(neighbours, "MOST_OF_A_RANGE", 10**9)
     table = lm.explain(text, generate=4).table
     expected, unplaced = naive(lm, table, everything)
     found = attribute(table, lm.lens)
@@ -107,9 +107,9 @@ def test_shares_sum_to_one(lm, where):
 
 def test_a_large_range_is_sampled_evenly_and_weighs_the_same(lm, monkeypatch):
     table = lm.explain(TEXTS[2], generate=4).table
-    monkeypatch.setattr(positions, "MOST_OF_A_RANGE", 10**9)
+    monkeypatch.setattr(neighbours, "MOST_OF_A_RANGE", 10**9)
     every = supports(table, lm.lens.cells)
-    monkeypatch.setattr(positions, "MOST_OF_A_RANGE", 2)
+    monkeypatch.setattr(neighbours, "MOST_OF_A_RANGE", 2)
     few = supports(table, lm.lens.cells)
     assert len(few.place) < len(every.place)
     assert set(few.place.tolist()) <= set(every.place.tolist())

@@ -18,11 +18,11 @@ from prismlm.explain.shares import (
     Method,
     Sums,
     add_up,
-    numbers_of_ranges,
     sums_by_key,
 )
 from prismlm.index.around import Around
 from prismlm.index.lens import Lens
+from prismlm.index.neighbours import each_of
 from prismlm.index.where import Conditions, Where, normalised
 from prismlm.ops.pair_products import pair_products
 
@@ -117,7 +117,7 @@ class ContextAttribution(Attribution):
             return self._rows(), names, codes, matching
         first = lens.first_masses
         ids, values = self.prototypes
-        rows, owner = numbers_of_ranges(first[ids], first[ids + 1] - first[ids])
+        rows, owner = _rows_of(first[ids], first[ids + 1] - first[ids])
         return Sums(rows, values[owner] * lens.mass_weights[rows]), names, codes, matching
 
     def _unplaced(self, by: str) -> float:
@@ -189,10 +189,16 @@ class ContextSum:
         )
 
 
+def _rows_of(starts: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows of all ranges, one after another, and which range each belongs to."""
+    owner, offset = each_of(counts)
+    return starts[owner] + offset, owner
+
+
 def _uniform(by_prototype: Sums, lens: Lens) -> Sums:
     ids, values = by_prototype
     starts, counts = lens.first_rows[ids], lens.first_rows[ids + 1] - lens.first_rows[ids]
-    rows, owner = numbers_of_ranges(starts, counts)
+    rows, owner = _rows_of(starts, counts)
     return Sums(rows, values[owner] / counts[owner])
 
 
@@ -261,8 +267,8 @@ def _similar(
     """Weigh uses on the contexts of their prototypes, ids[of[use]]."""
     first = lens.first_rows[ids]
     counts = lens.first_rows[ids + 1] - first
-    rows, _ = numbers_of_ranges(first, counts)
-    row, use = numbers_of_ranges((np.cumsum(counts) - counts)[of], counts[of])
+    rows, _ = _rows_of(first, counts)
+    row, use = _rows_of((np.cumsum(counts) - counts)[of], counts[of])
     near = lens.states.index_select(0, torch.from_numpy(rows)).float()
     cosines = pair_products(
         torch.from_numpy(np.concatenate([[0], np.cumsum(counts[of])])),

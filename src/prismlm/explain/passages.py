@@ -94,6 +94,7 @@ class PositionAttribution(Attribution):
         places: evidence by place.
         unplaced: evidence of prototypes that have no position with the predicted token.
         beside: positive evidence of residual and bias.
+        nearest: the nearest cosine of each prediction, float32 [T].
         method: ``evidence``.
     """
 
@@ -102,6 +103,7 @@ class PositionAttribution(Attribution):
     places: Places
     unplaced: float
     beside: float
+    nearest: np.ndarray
     method: Method = "evidence"
 
     @property
@@ -211,7 +213,12 @@ def by_position(table: EvidenceTable, lens: Lens, cells: Cells) -> PositionAttri
     """Gather what predictions rely on."""
     found = supports(table, cells)
     return PositionAttribution(
-        lens, cells, _distinct(found), float(found.unplaced.sum()), table.residual_and_bias
+        lens,
+        cells,
+        _distinct(found),
+        float(found.unplaced.sum()),
+        table.residual_and_bias,
+        found.nearest,
     )
 
 
@@ -224,6 +231,7 @@ def merge_positions(parts: list[PositionAttribution]) -> PositionAttribution:
         _added_up(*columns),
         sum(part.unplaced for part in parts),
         sum(part.beside for part in parts),
+        np.concatenate([part.nearest for part in parts]),
     )
 
 

@@ -17,19 +17,15 @@ proportion. The evidence of the others, of residual and of bias is unattributed.
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-from torch import Tensor
 
 from prismlm.explain.evidence import EvidenceTable
-from prismlm.explain.shares import numbers_of_ranges
 from prismlm.index.cells import Cells
+from prismlm.index.neighbours import nearest_of, neighbours
 
 TEMPERATURE = 0.1
-# Of one cell and next token, at most so many positions are compared, evenly spaced over the range.
-MOST_OF_A_RANGE = 512
 
 
 class Supports(NamedTuple):
@@ -41,6 +37,7 @@ class Supports(NamedTuple):
         cosine: of that state to the prediction's, float32 [u].
         weight: its part of the prediction's positive evidence, float64 [u].
         unplaced: evidence of prototypes without such positions, of each prediction, float64 [T].
+        nearest: the largest cosine of each prediction, −1 where there is none, float32 [T].
     """
 
     prediction: np.ndarray
@@ -48,48 +45,31 @@ class Supports(NamedTuple):
     cosine: np.ndarray
     weight: np.ndarray
     unplaced: np.ndarray
+    nearest: np.ndarray
 
 
 def supports(table: EvidenceTable, cells: Cells) -> Supports:
     """Return the positions behind every prediction of a table; see the module for the equation.
 
-    Of a range with more than 512 positions, 512 evenly spaced ones stand for all.
+    Of a cell and token with more than 512 positions, 512 evenly spaced ones stand for all.
     """
     uses, count = table.uses("evidence"), len(table.states)
-    first, last = cells.ranges(uses.prototype, table.targets.numpy()[uses.position])
-    sizes = last - first
-    placed = sizes > 0
+    tokens = table.targets.numpy()[uses.position]
+    found = neighbours(cells, uses.position, uses.prototype, tokens, table.states)
+    prediction = uses.position[found.pair]
+    placed = np.zeros(len(uses.position), dtype=bool)
+    placed[found.pair] = True
     evidence = np.bincount(uses.position[placed], uses.weight[placed], minlength=count)
     unplaced = np.bincount(uses.position[~placed], uses.weight[~placed], minlength=count)
-    rows, use, multiplicity = _rows(first[placed], sizes[placed])
-    prediction = uses.position[placed][use]
-    place, cosine = _compare(cells, rows, prediction, table.states)
-    weight = uses.weight[placed][use] * multiplicity
-    weight *= np.exp((cosine.astype(np.float64) - 1) / TEMPERATURE)
+    weight = uses.weight[found.pair] * found.stands_for
+    weight *= np.exp((found.cosine.astype(np.float64) - 1) / TEMPERATURE)
     total = np.bincount(prediction, weight, minlength=count)
     scale = np.divide(evidence, total, out=np.zeros(count), where=total > 0)
-    return Supports(prediction, place, cosine, weight * scale[prediction], unplaced)
-
-
-def _rows(first: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the rows to compare, the range of each, and how many rows each stands for."""
-    kept = np.minimum(sizes, MOST_OF_A_RANGE)
-    offset, owner = numbers_of_ranges(np.zeros_like(kept), kept)
-    step = sizes / np.maximum(kept, 1)
-    rows = first[owner] + ((offset + 0.5) * step[owner]).astype(np.int64)
-    return rows, owner, step[owner]
-
-
-def _compare(
-    cells: Cells, rows: np.ndarray, prediction: np.ndarray, states: Tensor
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the place of each row, and the cosine of its state to that of its prediction."""
-    places = np.empty(len(rows), dtype=np.int64)
-    cosines = np.empty(len(rows), dtype=np.float32)
-    bounds = np.searchsorted(prediction, np.arange(len(states) + 1)).tolist()
-    for number, (begin, end) in enumerate(pairwise(bounds)):
-        if begin < end:
-            records = cells.records(rows[begin:end])
-            places[begin:end] = records["position"]
-            cosines[begin:end] = cells.cosines(records, states[number])
-    return places, cosines
+    return Supports(
+        prediction,
+        found.place,
+        found.cosine,
+        weight * scale[prediction],
+        unplaced,
+        nearest_of(found.cosine, prediction, count),
+    )

@@ -210,13 +210,6 @@ def sums_by_key(codes: np.ndarray, values: np.ndarray, count: int) -> Sums:
     return Sums(np.arange(count), np.bincount(codes, values, minlength=count))
 
 
-def numbers_of_ranges(starts: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the numbers of all ranges, one after another, and which range each belongs to."""
-    owner = np.repeat(np.arange(len(counts)), counts)
-    offset = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
-    return starts[owner] + offset, owner
-
-
 def add_up(parts: Iterable[Sums]) -> Sums:
     """Return the sums over all parts, id by id."""
     listed = list(parts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -11,11 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from prismlm.errors import InputError
-from prismlm.explain.attribution import document_shares, passages, source_shares
+from prismlm.explain.attribution import attribute, document_shares, passages, source_shares
 from prismlm.explain.evidence import EvidenceTable
-from prismlm.explain.passages import Passage
+from prismlm.explain.passages import Passage, PositionAttribution
 from prismlm.explain.shares import DocumentShare, Method, Sources
 from prismlm.explain.steps import Step
+from prismlm.explain.support import Support, support_of
 from prismlm.explain.verbatim import Quote, quotes
 from prismlm.files import atomic_file
 from prismlm.index.lens import Lens
@@ -134,6 +136,21 @@ class Trace:
             return self.passages(limit, where=where)
         return self.documents(limit, method=method, where=where)
 
+    @cached_property
+    def support(self) -> Support | None:
+        """How well the corpus supports the predictions at all.
+
+        Where something was generated, its tokens count and not the prompt's. None without a lens,
+        or with one that has no cells.
+        """
+        if self.lens is None or self.lens.support is None:
+            return None
+        written = [n for n, step in enumerate(self.steps) if step.target_from == "generated"]
+        asked = self.table[written[0] :] if written else self.table
+        found = attribute(asked, self.lens)
+        assert isinstance(found, PositionAttribution)
+        return support_of(found.nearest, self.lens.support)
+
     def verbatim(self, limit: int = PASSAGES_SHOWN) -> list[Quote]:
         """Return the longest spans of the answer that stand in the corpus word for word.
 
@@ -181,6 +198,8 @@ class Trace:
             "sources": shares,
             "documents": found,
         }
+        if self.support is not None:
+            value["support"] = self.support.to_dict()
         if self.lens is not None and self.lens.cells is not None and method == "evidence":
             value["passages"] = [one.to_dict() for one in self.passages(documents, where=where)]
         if self.lens is not None and self.lens.suffixes is not None:

@@ -14,12 +14,14 @@ from prismlm.allocator import keep_freed_memory
 from prismlm.corpus.blocks import BlockOrder, split_counts
 from prismlm.errors import InputError
 from prismlm.index import layout
+from prismlm.index.cells import Cells
 from prismlm.index.positions import check_share
 from prismlm.index.scan import Scan, ScanInput, scan_passes
 from prismlm.index.sort_cells import SORT_BYTES, write_cells, write_documents
 from prismlm.index.spool import Spool
 from prismlm.index.state import Partial
 from prismlm.index.suffixes import write_suffixes
+from prismlm.index.support import measure_support
 from prismlm.index.write import write_contexts, write_index, write_prototypes
 from prismlm.interrupts import Interrupts
 from prismlm.layers import PrototypeHead
@@ -322,7 +324,7 @@ def _finish(
             layout.write_meta(
                 directory,
                 layout.LensMeta(
-                    **meta, tokens=scan.tokens, convergence=curve, cells=written, files=files
+                    **meta, **written, tokens=scan.tokens, convergence=curve, files=files
                 ),
             )
     return partial.out
@@ -334,21 +336,23 @@ def _write_cells(
     given: ScanInput,
     options: IndexOptions,
     progress: Reporter,
-) -> dict[str, Any] | None:
+) -> dict[str, Any]:
     """Write the cells, where positions were kept; return what the record of the lens says."""
     if given.positions is None:
-        return None
+        return {}
     write_documents(directory, given.corpus, given.split)
-    vocabulary = weight_of(given.model).shape[0]
-    return write_cells(
+    weight = weight_of(given.model)
+    meta = write_cells(
         directory,
         [spool for spool in spools if spool is not None],
         given.head.num_prototypes,
-        vocabulary,
+        len(weight),
         given.positions,
         progress,
         options.sort_bytes,
     )
+    scale = measure_support(Cells(directory, meta), given.head, weight)
+    return {"cells": meta, "support": None if scale is None else scale.to_dict()}
 
 
 def convergence(scan: Scan, order: BlockOrder) -> list[dict[str, float]]:

@@ -148,6 +148,15 @@ class Cells:
         """Return copies of records: position, probability, scale and code."""
         return self._records[rows]
 
+    def positions(self, first: int, count: int) -> np.ndarray:
+        """Return the global positions of successive rows, int64 [at most count]."""
+        return self._records["position"][first : first + count]
+
+    def tokens(self, rows: np.ndarray) -> np.ndarray:
+        """Return the next token of rows, int64 [n]."""
+        keys, starts = self._ranges
+        return keys[np.searchsorted(starts, rows, side="right") - 1] % self.meta.vocabulary
+
     def states(self, records: np.ndarray) -> Tensor:
         """Return the unit hidden states of records, float32 [n, d]."""
         codes = torch.from_numpy(np.ascontiguousarray(records["code"])).float()
@@ -227,7 +236,7 @@ class Cells:
         last = first + int(self.documents["length"][document].as_py())
         found: list[np.ndarray] = []
         for begin in range(0, len(self), ROWS_AT_ONCE):
-            position = self._records["position"][begin : begin + ROWS_AT_ONCE]
+            position = self.positions(begin, ROWS_AT_ONCE)
             found.append(np.flatnonzero((position >= first) & (position < last)) + begin)
         rows = np.concatenate([np.empty(0, dtype=np.int64), *found])
         cell = keys[np.searchsorted(starts, rows, side="right") - 1] // self.meta.vocabulary

@@ -106,6 +106,7 @@ class LensMeta:
         with_text: whether the index holds text, or offsets only.
         model: fingerprint of the whole model; None in a lens of an older prismlm.
         cells: how positions were kept in cells; None in a lens without.
+        support: what text scores that the corpus does not hold; None in a lens without cells.
         convergence: points of the mean nearest cosine against the share of the corpus read.
         files: the size and digest of every file that never changes again.
     """
@@ -126,6 +127,7 @@ class LensMeta:
     with_text: bool
     model: str | None = None
     cells: dict[str, Any] | None = None
+    support: dict[str, Any] | None = None
     convergence: list[dict[str, float]] = field(default_factory=list[dict[str, float]])
     files: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
 

@@ -16,6 +16,7 @@ from prismlm.index import layout
 from prismlm.index.around import Around, sentence_around
 from prismlm.index.cells import Cells
 from prismlm.index.suffixes import Suffixes, has_suffixes
+from prismlm.index.support import SupportScale
 from prismlm.index.where import UNKNOWN, Conditions, Keys, check_value
 from prismlm.layers import PrototypeHead
 
@@ -123,6 +124,11 @@ class Lens:
     def cells(self) -> Cells | None:
         """Every position, or a sample, in the cell of its prototype; None in a lens without."""
         return None if self.meta.cells is None else Cells(self.path, self.meta.cells)
+
+    @cached_property
+    def support(self) -> SupportScale | None:
+        """What text scores that the corpus does not hold; None in a lens without cells."""
+        return None if self.meta.support is None else SupportScale(**self.meta.support)
 
     @cached_property
     def suffixes(self) -> Suffixes | None:

@@ -110,8 +110,14 @@ def trace_data(trace: Trace) -> dict[str, Any]:
         # Of a model with feedback the first token has none; of others, no token.
         "feedback": has_feedback(trace),
         "whole": whole,
+        "places": "Passages" if has_passages(trace) else "Documents",
         "contexts": [] if pool is None else pool.entries,
     }
+
+
+def has_passages(trace: Trace) -> bool:
+    """Say whether passages stand behind a trace, or documents alone."""
+    return trace.lens is not None and trace.lens.cells is not None
 
 
 def has_feedback(trace: Trace) -> bool:

@@ -26,6 +26,7 @@ from prismlm.cli.printing.chains import print_chains
 from prismlm.explain.passages import Passage
 from prismlm.explain.shares import DocumentShare, Share, Sources
 from prismlm.explain.steps import PrototypeUse, Step
+from prismlm.explain.support import WORDS
 from prismlm.explain.trace import Trace
 from prismlm.explain.verbatim import MINIMUM, Quote
 from prismlm.index.around import Around
@@ -50,6 +51,7 @@ def print_trace(
 ) -> None:
     """Print a trace and its shares; a pipe gets the same text without colour, 100 columns wide."""
     console = console_for_reading()
+    _print_support(console, trace)
     _print_header(console, trace)
     console.print(_tokens(trace))
     console.print()
@@ -85,6 +87,20 @@ def _print_header(console: Console, trace: Trace) -> None:
             parts.append(Text("held out when it was trained", style="yellow"))
     console.print(Text(" · ", style="dim").join(parts))
     console.print()
+
+
+def _print_support(console: Console, trace: Trace) -> None:
+    """Say first how well the corpus supports the answer at all."""
+    support = trace.support
+    if support is None:
+        return
+    style = {"strong": "bold green", "weak": "bold yellow", "none": "bold red"}[support.level]
+    line = Text(f"Support: {support.level}", style=style)
+    line.append(f"  {WORDS[support.level]}", "default")
+    line.append(
+        f"  ({support.score:.2f}; unseen text {support.low:.2f} to {support.high:.2f})", "dim"
+    )
+    console.print(line)
 
 
 def _colour(use: PrototypeUse | None, lightness: float = 0.72) -> str:

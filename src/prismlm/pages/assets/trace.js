@@ -31,18 +31,26 @@
     return make("span", classes, dim(before), inner, dim(after));
   };
 
-  const bar = (label, share, classes) => {
+  const bar = (label, share, classes, base = null) => {
     const fill = make("span", "p-fill");
     fill.style.width = `${Math.max(0, Math.min(1, share)) * 100}%`;
     const name = make("span", "p-key-name", label);
     name.title = label;
-    return make("li", classes, name, make("span", "p-track", fill),
+    const item = make("li", classes, name, make("span", "p-track", fill),
       make("span", "p-number", percent(share)));
+    if (base !== null) {
+      const mark = make("span", "p-base");
+      mark.style.left = `${Math.min(1, base) * 100}%`;
+      fill.after(mark);
+      item.title = `${label}: ${percent(share)}; ${percent(base)} of the corpus, × ${(share / base).toFixed(1)}`;
+      item.append(make("span", "p-lift", `× ${(share / base).toFixed(1)}`));
+    }
+    return item;
   };
   const heading = { domain: "By domain", source: "By source", license: "By licence" };
   const shares = (group) => {
     const list = make("ul", "p-bars");
-    for (const [key, share] of group.items) list.append(bar(key, share));
+    for (const [key, share, base] of group.items) list.append(bar(key, share, null, base));
     const [count, rest] = group.others;
     if (count) list.append(bar(`${count} more`, rest, "p-rest"));
     list.append(bar("unattributed", group.unattributed, "p-grey"));
@@ -174,7 +182,7 @@
     const main = make("div", "p-main", make("div", "p-top", title, figures), stacked(data, step), uses(data, step));
     const aside = step.shares.length
       ? make("div", "p-aside", make("h2", null, "Where this prediction comes from"), ...step.shares.map(shares),
-          documents(data, step.documents, "Documents"))
+          documents(data, step.documents, data.places))
       : make("div", "p-aside", make("p", "p-note", "No lens, so no training text: build one with “prismlm index”."));
     return [main, aside];
   };
@@ -214,7 +222,7 @@
     });
     if (data.whole) {
       root.querySelector(".p-whole").append(make("h2", null, "The whole text"),
-        make("div", "p-columns-3", ...data.whole.shares.map(shares)), documents(data, data.whole.documents, "Documents"));
+        make("div", "p-columns-3", ...data.whole.shares.map(shares)), documents(data, data.whole.documents, data.places));
     }
     choose(chosen, false);
   };

@@ -1,0 +1,76 @@
+"""Positions of chosen cells with a chosen next token, and how near their states are."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from prismlm.index.cells import Cells
+
+# Of one cell and next token, at most so many positions are compared, evenly spaced over the range.
+MOST_OF_A_RANGE = 512
+
+
+class Neighbours(NamedTuple):
+    """Positions found, in the order of what was asked.
+
+    Attributes:
+        pair: the pair of cell and token that each belongs to, int64 [u].
+        place: the global position of its state, int64 [u].
+        cosine: of that state to the one asked for, float32 [u].
+        stands_for: how many positions of its range it stands for, float64 [u]; 1 if all are there.
+    """
+
+    pair: np.ndarray
+    place: np.ndarray
+    cosine: np.ndarray
+    stands_for: np.ndarray
+
+
+def neighbours(
+    cells: Cells, query: np.ndarray, cell: np.ndarray, token: np.ndarray, states: Tensor
+) -> Neighbours:
+    """Return the positions in the cells that are asked for, with the next tokens asked for.
+
+    Of a range with more than 512 positions, 512 evenly spaced ones stand for all.
+
+    Args:
+        cells: of the lens.
+        query: the state that each pair of cell and token is asked for, int64 [p], ascending.
+        cell, token: the pairs, int64 [p].
+        states: unit vectors, float32 [Q, d].
+
+    Raises:
+        FormatError: a file is damaged.
+    """
+    first, last = cells.ranges(cell, token)
+    sizes = last - first
+    kept = np.minimum(sizes, MOST_OF_A_RANGE)
+    pair, offset = each_of(kept)
+    step = sizes / np.maximum(kept, 1)
+    rows = first[pair] + ((offset + 0.5) * step[pair]).astype(np.int64)
+    place = np.empty(len(rows), dtype=np.int64)
+    cosine = np.empty(len(rows), dtype=np.float32)
+    bounds = np.searchsorted(query[pair], np.arange(len(states) + 1)).tolist()
+    for number, (begin, end) in enumerate(pairwise(bounds)):
+        if begin < end:
+            records = cells.records(rows[begin:end])
+            place[begin:end] = records["position"]
+            cosine[begin:end] = cells.cosines(records, states[number])
+    return Neighbours(pair, place, cosine, step[pair])
+
+
+def each_of(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the members of groups of these sizes: the group of each, and its number in that."""
+    owner = np.repeat(np.arange(len(counts)), counts)
+    return owner, np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
+
+
+def nearest_of(values: np.ndarray, owner: np.ndarray, count: int) -> np.ndarray:
+    """Return the largest value of each owner, −1 where it has none: float32 [count]."""
+    found = np.full(count, -1, dtype=np.float32)
+    np.maximum.at(found, owner, values)
+    return found

@@ -1,0 +1,38 @@
+"""Levels of support by hand, and of text that the corpus has word for word."""
+
+import numpy as np
+import pytest
+
+import prismlm
+from prismlm.explain.support import support_of
+from prismlm.index.support import SupportScale
+
+SCALE = SupportScale([-1.0, 0.5, 0.7, 0.9], [1, 4], [0.2, 0.4], [0.8, 0.6], 100)
+
+
+def test_levels_by_hand():
+    found = support_of(np.array([0.95, 0.95, -1.0, 0.6]), SCALE)
+    assert [token.level for token in found.tokens] == ["strong", "strong", "none", "weak"]
+    assert found.score == pytest.approx((0.875 + 0.875 + 0.125 + 0.375) / 4)
+    assert (found.low, found.high) == (0.4, 0.6)
+    assert found.level == "weak"
+    assert support_of(np.array([-1.0]), SCALE).level == "none"
+    assert support_of(np.array([0.95] * 4), SCALE).level == "strong"
+    assert found.to_dict()["tokens"][2] == {"level": "none", "nearest": -1.0, "score": 0.125}
+
+
+def test_text_of_the_corpus_is_nearer_than_noise(tiny_model):
+    lm = prismlm.load(tiny_model)
+    corpus = lm.lens.corpus
+    start = int(corpus.starts[corpus.split("train")[3]])
+    known = lm.explain(corpus.excerpt(start, 32)).support
+    noise = lm.explain("qzx vvk 9!~ jjw {{ %% kqz ]] xx zzq 0x7 ~~ qj").support
+    assert known.level == "strong"
+    assert known.score > noise.score
+
+
+def test_a_generated_answer_is_asked_about_without_its_prompt(tiny_model):
+    lm = prismlm.load(tiny_model)
+    trace = lm.explain("The cell is", generate=5)
+    assert len(trace.support.tokens) == 5
+    assert len(trace[:2].support.tokens) == 2
