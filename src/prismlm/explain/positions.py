@@ -51,7 +51,7 @@ class Supports(NamedTuple):
 def supports(table: EvidenceTable, cells: Cells) -> Supports:
     """Return the positions behind every prediction of a table; see the module for the equation.
 
-    Of a cell and token with more than 512 positions, 512 evenly spaced ones stand for all.
+    Of a cell and token with more than 512 positions, 512 stand for all.
     """
     uses, count = table.uses("evidence"), len(table.states)
     tokens = table.targets.numpy()[uses.position]

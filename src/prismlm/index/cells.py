@@ -20,6 +20,8 @@ from prismlm.index import layout
 from prismlm.index.where import UNKNOWN, Conditions, Keys, check_value
 
 ROWS_AT_ONCE = 2**20
+# Records that share a checksum.
+BLOCK_ROWS = 64
 
 
 def record_type(width: int) -> np.dtype:
@@ -35,7 +37,7 @@ def record_type(width: int) -> np.dtype:
 
 
 def column_types(width: int) -> tuple[np.dtype, ...]:
-    """Return the types of ``layout.CELL_FILES``: records; key, first row and CRC-32 of ranges."""
+    """Return the types of ``layout.CELL_FILES``: records; keys and rows of ranges; checksums."""
     return record_type(width), np.dtype("<i8"), np.dtype("<i8"), np.dtype("<u4")
 
 
@@ -63,8 +65,8 @@ class CellsMeta:
 class Cells:
     """The positions of a lens, memory-mapped; a question reads the ranges that it needs alone.
 
-    A row is a position's number, in the order of cell, next token and position. Every range is
-    compared with its checksum when it is first read.
+    A row is a position's number, in the order of cell, next token and position. Every block of 64
+    rows is compared with its checksum when it is first read.
 
     Attributes:
         meta: how they were written.
@@ -88,10 +90,15 @@ class Cells:
             for name, kind in zip(layout.CELL_FILES, types, strict=True)
         ]
         self._records, self._keys, self._starts, self._checksums = opened
-        if not len(self._records) == self.meta.rows or len({len(c) for c in opened[1:]}) > 1:
+        blocks = -(-self.meta.rows // BLOCK_ROWS)
+        if (
+            len(self._records) != self.meta.rows
+            or len(self._keys) != len(self._starts)
+            or len(self._checksums) != blocks
+        ):
             raise _damaged(self.path, "its files have other lengths than they should")
         self._directory = directory
-        self._checked: set[int] = set()
+        self._checked = np.zeros(blocks, dtype=bool)
         self._columns: dict[str, Keys] = {}
         self._matching: dict[Conditions, np.ndarray] = {}
 
@@ -131,21 +138,20 @@ class Cells:
         last[found] = self.meta.rows
         within = follower < len(starts)
         last[found[within]] = starts[follower[within]]
-        for number, begin, end in zip(
-            place[found].tolist(), first[found].tolist(), last[found].tolist(), strict=True
-        ):
-            if number not in self._checked:
-                self._check(number, begin, end)
         return first, last
 
-    def _check(self, number: int, start: int, stop: int) -> None:
-        data = np.ascontiguousarray(self._records[start:stop]).view(np.uint8)
-        if zlib.crc32(data) != int(self._checksums[number]):
-            raise _damaged(self.path, f"rows {start} to {stop} are not what was written")
-        self._checked.add(number)
-
     def records(self, rows: np.ndarray) -> np.ndarray:
-        """Return copies of records: position, probability, scale and code."""
+        """Return copies of records: position, probability, scale and code.
+
+        Raises:
+            FormatError: the file does not hold what was written.
+        """
+        blocks = np.unique(rows // BLOCK_ROWS)
+        for block in blocks[~self._checked[blocks]].tolist():
+            data = self._records[block * BLOCK_ROWS : (block + 1) * BLOCK_ROWS].tobytes()
+            if zlib.crc32(data) != int(self._checksums[block]):
+                raise _damaged(self.path, f"block {block} is not what was written")
+            self._checked[block] = True
         return self._records[rows]
 
     def positions(self, first: int, count: int) -> np.ndarray:

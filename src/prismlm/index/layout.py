@@ -27,8 +27,8 @@ CONTEXTS_FILE = "contexts.safetensors"
 OTHER = "(other)"
 MASS_FILE = "mass.parquet"
 PROTOTYPES_FILE = "prototypes.parquet"
-# Positions in the cells of their nearest prototypes; then key, first row and checksum of each
-# range, which is a cell and a next token that occur together.
+# Positions in the cells of their nearest prototypes; key and first row of each range, which is a
+# cell and a next token that occur together; checksums of blocks of positions.
 CELLS_FILE = "cells.npy"
 CELL_KEYS_FILE = "cell-keys.npy"
 CELL_STARTS_FILE = "cell-starts.npy"

@@ -10,8 +10,10 @@ from torch import Tensor
 
 from prismlm.index.cells import Cells
 
-# Of one cell and next token, at most so many positions are compared, evenly spaced over the range.
+# Of one cell and next token, at most so many positions are compared: in stretches of so many, since
+# each stretch is one place of the disk, and these evenly over the range.
 MOST_OF_A_RANGE = 512
+STRETCH = 32
 
 
 class Neighbours(NamedTuple):
@@ -35,7 +37,7 @@ def neighbours(
 ) -> Neighbours:
     """Return the positions in the cells that are asked for, with the next tokens asked for.
 
-    Of a range with more than 512 positions, 512 evenly spaced ones stand for all.
+    Of a range with more than 512 positions, 16 stretches of 32, evenly spaced, stand for all.
 
     Args:
         cells: of the lens.
@@ -51,7 +53,9 @@ def neighbours(
     kept = np.minimum(sizes, MOST_OF_A_RANGE)
     pair, offset = each_of(kept)
     step = sizes / np.maximum(kept, 1)
-    rows = first[pair] + ((offset + 0.5) * step[pair]).astype(np.int64)
+    stretch, within = np.divmod(offset, STRETCH)
+    begin = (stretch * (STRETCH * step[pair])).astype(np.int64)
+    rows = first[pair] + begin + within
     place = np.empty(len(rows), dtype=np.int64)
     cosine = np.empty(len(rows), dtype=np.float32)
     bounds = np.searchsorted(query[pair], np.arange(len(states) + 1)).tolist()

@@ -64,7 +64,7 @@ def write_cells(
     size, rows = spools[0].dtype.itemsize, int(total.sum())
     width = spools[0].dtype["code"].shape[0]
     types = dict(zip(layout.CELL_FILES, cells.column_types(width), strict=True))
-    checksums, start = [0, 0], 0
+    checksums, start, blocks = [0, 0], 0, _Blocks()
     with ExitStack() as stack:
         columns = [stack.enter_context(_Column(directory / n, t)) for n, t in types.items()]
         task = stack.enter_context(progress.task("Sorting positions", rows, "positions"))
@@ -73,13 +73,15 @@ def write_cells(
             kept = np.empty(len(records), types[layout.CELLS_FILE])
             for name in kept.dtype.names or ():
                 kept[name] = records[name]
-            keys, begins, of_ranges = _ranges(records, kept, vocabulary)
+            keys, begins = _ranges(records, vocabulary)
             begins += start
             checksums = [zlib.crc32(p, c) for p, c in zip((keys, begins), checksums, strict=True)]
-            for column, part in zip(columns, (kept, keys, begins, of_ranges), strict=True):
+            for column, part in zip(columns, (kept, keys, begins), strict=False):
                 column.append(part)
+            columns[-1].append(blocks.add(kept))
             start += len(records)
             task.advance(len(records))
+        columns[-1].append(blocks.rest())
     return asdict(cells.CellsMeta("int8", share, rows, vocabulary, width, checksums))
 
 
@@ -110,19 +112,37 @@ def _read(
     return np.concatenate(parts)
 
 
-def _ranges(
-    records: np.ndarray, kept: np.ndarray, vocabulary: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return key, start and checksum of each cell and next token of sorted records."""
+def _ranges(records: np.ndarray, vocabulary: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the key and first row of each cell and next token of sorted records."""
     keys = records["cell"].astype(np.int64) * vocabulary + records["token"]
     first = np.flatnonzero(np.diff(keys, prepend=-1))
-    data, size = memoryview(kept.view(np.uint8)), kept.dtype.itemsize
-    ends = np.append(first, len(kept))[1:].tolist()
-    checksums = [
-        zlib.crc32(data[begin * size : end * size])
-        for begin, end in zip(first.tolist(), ends, strict=True)
-    ]
-    return keys[first], first, np.array(checksums, dtype=np.uint32)
+    return keys[first], first
+
+
+class _Blocks:
+    """The CRC-32 of every 64 records, as they come in parts of any length."""
+
+    def __init__(self) -> None:
+        self._rows = self._checksum = 0
+
+    def add(self, records: np.ndarray) -> np.ndarray:
+        """Return the checksums of the blocks that these records end: uint32."""
+        data, size = memoryview(records.view(np.uint8)), records.dtype.itemsize
+        done: list[int] = []
+        first = 0
+        while first < len(records):
+            last = min(len(records), first + cells.BLOCK_ROWS - self._rows)
+            self._checksum = zlib.crc32(data[first * size : last * size], self._checksum)
+            self._rows += last - first
+            first = last
+            if self._rows == cells.BLOCK_ROWS:
+                done.append(self._checksum)
+                self._rows = self._checksum = 0
+        return np.array(done, dtype=np.uint32)
+
+    def rest(self) -> np.ndarray:
+        """Return the checksum of a last block that is not full, if there is one."""
+        return np.array([self._checksum] if self._rows else [], dtype=np.uint32)
 
 
 def write_documents(directory: Path, corpus: Corpus, split: Split) -> None:
