@@ -68,7 +68,10 @@ def test_what_was_held_out_is_not_called_trained_on(copy, prism, trained, split,
 
 
 def test_json_fields(printed):
-    assert set(printed) == {"model", "lens", "positions", "sources", "documents"}
+    assert set(printed) == {
+        *("model", "lens", "positions", "sources", "documents"),
+        *("support", "passages", "verbatim"),
+    }
     assert all(set(step) == POSITION for step in printed["positions"])
     uses = [use for step in printed["positions"] for use in step["prototypes"]]
     assert uses
@@ -78,6 +81,12 @@ def test_json_fields(printed):
     assert len(printed["documents"]) == 5
     fields = {"doc_id", "share", "source", "license", "text", "position"}
     assert all(set(document) == fields for document in printed["documents"])
+    more = {"domain", "title", "url", "token", "cosine", "for_or_against"}
+    assert all(set(passage) == fields | more for passage in printed["passages"])
+    items = printed["sources"]["items"]
+    assert all(item["lift"] == item["share"] / item["base_rate"] for item in items)
+    assert printed["support"]["level"] in ("strong", "weak", "none")
+    assert len(printed["support"]["tokens"]) == 4
     kinds = [step["target_from"] for step in printed["positions"]]
     assert kinds == ["text"] * (len(kinds) - 4) + ["generated"] * 4
 

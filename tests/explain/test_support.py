@@ -7,15 +7,19 @@ import prismlm
 from prismlm.explain.support import support_of
 from prismlm.index.support import SupportScale
 
-SCALE = SupportScale([-1.0, 0.5, 0.7, 0.9], [1, 4], [0.2, 0.4], [0.8, 0.6], 100)
+SCALE = SupportScale([-1.0, 0.5, 0.7, 0.9], [1, 4], [0.2, 0.4], [0.8, 0.6], [0.5, 0.05], 100)
 
 
 def test_levels_by_hand():
     found = support_of(np.array([0.95, 0.95, -1.0, 0.6]), SCALE)
     assert [token.level for token in found.tokens] == ["strong", "strong", "none", "weak"]
     assert found.score == pytest.approx((0.875 + 0.875 + 0.125 + 0.375) / 4)
-    assert (found.low, found.high) == (0.4, 0.6)
-    assert found.level == "weak"
+    places = (2 * 0.875**16 + 0.125**16 + 0.375**16) / 4
+    assert found.places == pytest.approx(places)
+    assert (found.low, found.high, found.high_places) == (0.4, 0.6, 0.05)
+    assert found.level == "strong"  # at places, 0.059 above 0.05, not as a whole
+    assert found.strength == pytest.approx(places / 0.05)
+    assert support_of(np.array([0.6, 0.95]), SCALE).level == "weak"
     assert support_of(np.array([-1.0]), SCALE).level == "none"
     assert support_of(np.array([0.95] * 4), SCALE).level == "strong"
     assert found.to_dict()["tokens"][2] == {"level": "none", "nearest": -1.0, "score": 0.125}

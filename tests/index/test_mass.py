@@ -112,7 +112,7 @@ def test_the_command_says_how_much_was_summed(capsys):
 
     summary = {
         "lens": "model/lens/x", "tokens": 10, "documents": 2, "prototypes": 4, "with_contexts": 3,
-        "in_use": 3, "summed_share": 0.25, "seconds": 1.0,
+        "in_use": 3, "summed_share": 0.25, "positions": 8, "seconds": 1.0,
     }  # fmt: skip
     _print_summary(summary)
     assert "25.0% of uses, as (other): more than 2,048" in capsys.readouterr().out

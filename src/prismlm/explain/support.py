@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from prismlm.index.support import SupportScale
+from prismlm.index.support import POWER, SupportScale
 
 Level = Literal["strong", "weak", "none"]
 # What each level says, to people.
@@ -26,7 +26,7 @@ class TokenSupport:
         level: for the single token.
         nearest: the largest cosine of its state to a position of the active cells where the
             predicted token came next; −1 where there is none.
-        score: the share of unseen predictions that come less near.
+        score: F, the share of unseen predictions that come less near.
     """
 
     level: Level
@@ -39,17 +39,25 @@ class Support:
     """The support of an answer.
 
     Attributes:
-        level: strong above ``high``, none below ``low``.
-        score: the mean over its predictions, in [0, 1]; unseen text has about 0.5.
-        low, high: the scores that 5 % of unseen text of this length lies below, and above.
+        level: strong above ``high`` or, at places, ``high_places``; none below ``low``, else weak.
+        score: the mean of F over its predictions, in [0, 1]; unseen text has 0.5 on average.
+        places: the mean of F¹⁶: whether some predictions are very near.
+        low, high, high_places: what 5 % of unseen text of this length lies below, and 2.5 % above.
         tokens: of each prediction.
     """
 
     level: Level
     score: float
+    places: float
     low: float
     high: float
+    high_places: float
     tokens: tuple[TokenSupport, ...]
+
+    @property
+    def strength(self) -> float:
+        """How far it is on the way to strong, by the larger of the two; 1 is the bound."""
+        return max(self.score / self.high, self.places / self.high_places)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the part of ``prismlm explain --json``."""
@@ -59,15 +67,17 @@ class Support:
 def support_of(nearest: np.ndarray, scale: SupportScale) -> Support:
     """Return the support of an answer from the nearest cosine of each of its predictions."""
     scores = scale.score(nearest)
-    low, high = scale.bounds(1)
+    single, whole = scale.bounds(1), scale.bounds(len(nearest))
     tokens = tuple(
-        TokenSupport(_level(score, low, high), cosine, score)
+        TokenSupport(_level(score, score**POWER, single), cosine, score)
         for cosine, score in zip(nearest.tolist(), scores.tolist(), strict=True)
     )
-    low, high = scale.bounds(len(nearest))
-    score = float(scores.mean())
-    return Support(_level(score, low, high), score, low, high, tokens)
+    score, places = float(scores.mean()), float((scores**POWER).mean())
+    return Support(_level(score, places, whole), score, places, *whole, tokens)
 
 
-def _level(score: float, low: float, high: float) -> Level:
-    return "strong" if score > high else "none" if score < low else "weak"
+def _level(score: float, places: float, bounds: tuple[float, float, float]) -> Level:
+    low, high, high_places = bounds
+    if score > high or places > high_places:
+        return "strong"
+    return "none" if score < low else "weak"

@@ -351,7 +351,8 @@ def _write_cells(
         progress,
         options.sort_bytes,
     )
-    scale = measure_support(Cells(directory, meta), given.head, weight)
+    cells = Cells(directory, meta)
+    scale = measure_support(cells, given.model, given.head, given.corpus, given.split)
     return {"cells": meta, "support": None if scale is None else scale.to_dict()}
 
 

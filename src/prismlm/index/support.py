@@ -1,40 +1,58 @@
-"""How near the corpus comes to text of its own that it does not hold: the scale of support.
+"""How near the corpus comes to text of its own kind that it does not hold: the scale of support.
 
 For a prediction of y at a state z, the nearest position is the one with the largest cosine among
-those of the active cells whose next token is y. For positions of the corpus itself, with their own
-documents left out, that is what text of the same kind finds which the corpus does not have. The
-percentile of a prediction among them is its score; that of an answer is the mean over its tokens.
+those of the active cells whose next token is y. For stretches of the corpus's other split, read by
+themselves, that is what text of the same kind finds which the lens does not have; where there is no
+such split, for stretches of its own documents with each left out. F is the percentile of a nearest
+cosine among theirs. An answer is near
+
+    as a whole      where the mean of F over its tokens is large,
+    at some places  where the mean of F¹⁶ is: a few tokens nearer than nearly all of unseen text.
+
+Text that stands in the corpus is near as a whole; text that tells in its own words what stands
+there is near at some places.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from prismlm.index.cells import Cells
 from prismlm.index.neighbours import nearest_of, neighbours
 from prismlm.layers import PrototypeHead
+from prismlm.models.seam import capture
+from prismlm.models.sidecar import weight_of
+from prismlm.ops.prototype_head.routing import inverse_norms
+
+if TYPE_CHECKING:
+    from prismlm.corpus.store import Corpus, Split
 
 DOCUMENTS, RUN = 160, 32
+FEWEST_DOCUMENTS = 40
 LENGTHS = (1, 2, 4, 8, 16, 32)
-# An answer is strong above what 95 % of unseen text of its length has, and none below 95 %.
-SHARE_CALLED = 0.05
+FEWEST_ANSWERS = 20
+POWER = 16
+# Of unseen text, this share is called strong by either mean, and none by the first.
+SHARE_STRONG, SHARE_NONE = 0.025, 0.05
 PERCENTILES = 101
-ROWS_AT_ONCE = 2**20
 
 
 @dataclass(frozen=True)
 class SupportScale:
-    """What unseen text of the corpus scores.
+    """What unseen text of the corpus has.
 
     Attributes:
         nearest: percentiles 0 to 100 of the nearest cosine of single predictions.
         lengths: of answers, in tokens.
-        low, high: for each length, the scores that 5 % of answers lie below, and above.
+        low: for each length, the mean of F that 5 % of answers lie below.
+        high: and the one that 2.5 % lie above.
+        high_places: the same of the mean of F¹⁶.
         predictions: how many it was measured on.
     """
 
@@ -42,6 +60,7 @@ class SupportScale:
     lengths: list[int]
     low: list[float]
     high: list[float]
+    high_places: list[float]
     predictions: int
 
     def to_dict(self) -> dict[str, Any]:
@@ -49,85 +68,113 @@ class SupportScale:
         return asdict(self)
 
     def score(self, nearest: np.ndarray) -> np.ndarray:
-        """Return the share of unseen predictions with a smaller nearest cosine, in [0, 1]."""
+        """Return F: the share of unseen predictions with a smaller nearest cosine, in [0, 1]."""
         place = np.searchsorted(np.array(self.nearest), nearest, side="right")
         return np.clip((place - 0.5) / len(self.nearest), 0, 1)
 
-    def bounds(self, length: int) -> tuple[float, float]:
-        """Return low and high for an answer of so many tokens, between those that were measured."""
-        at = np.log(self.lengths)
-        where = np.log(max(1, length))
-        return float(np.interp(where, at, self.low)), float(np.interp(where, at, self.high))
+    def bounds(self, length: int) -> tuple[float, float, float]:
+        """Return low, high and high of places for a length, between those that were measured."""
+        at, where = np.log(self.lengths), np.log(max(1, length))
+        low, high, places = (
+            float(np.interp(where, at, column))
+            for column in (self.low, self.high, self.high_places)
+        )
+        return low, high, places
 
 
 def measure_support(
-    cells: Cells, head: PrototypeHead, weight: Tensor, seed: int = 0
+    cells: Cells,
+    model: PreTrainedModel,
+    head: PrototypeHead,
+    corpus: Corpus,
+    split: Split,
+    seed: int = 0,
 ) -> SupportScale | None:
-    """Measure the scale on runs of 32 positions of 160 documents, each document left out in turn.
+    """Measure the scale on stretches of 32 predictions of 160 documents that the cells lack.
 
     Args:
         cells: of the lens.
+        model: the model.
         head: its prototype head.
-        weight: of the output embedding, [V, d].
+        corpus: that the cells are of.
+        split: which documents of it.
         seed: of the choice of documents and positions.
 
     Returns:
-        The scale, or None where the cells hold too little to measure it.
+        The scale, or None where there is too little text to measure it.
     """
-    rows = _runs(cells, np.random.default_rng(seed))
-    if len(rows) < RUN:
+    found = [
+        leave_one_out(cells, model, head, corpus, start, length)
+        for start, length in _stretches(corpus, split, np.random.default_rng(seed))
+    ]
+    if not found:
         return None
-    nearest = leave_one_out(cells, head, weight, rows)
+    nearest = np.concatenate(found)
     grid = np.quantile(nearest, np.linspace(0, 1, PERCENTILES)).tolist()
-    scale = SupportScale(grid, [], [], [], len(rows))
-    scores = scale.score(nearest)
-    number = cells.document_of(cells.records(rows)["position"])
-    lengths: list[int] = []
-    low: list[float] = []
-    high: list[float] = []
+    scale = SupportScale(grid, [], [], [], [], len(nearest))
+    scores = [scale.score(part) for part in found]
+    rows: list[tuple[int, float, float, float]] = []
     for length in LENGTHS:
-        means = _means(scores, number, length)
-        if len(means) < 20:
+        means, places = (_means([part**power for part in scores], length) for power in (1, POWER))
+        if len(means) < FEWEST_ANSWERS:
             break
-        lengths.append(length)
-        low.append(float(np.quantile(means, SHARE_CALLED)))
-        high.append(float(np.quantile(means, 1 - SHARE_CALLED)))
-    return SupportScale(grid, lengths, low, high, len(rows)) if lengths else None
+        high, high_places = (float(np.quantile(m, 1 - SHARE_STRONG)) for m in (means, places))
+        rows.append((length, float(np.quantile(means, SHARE_NONE)), high, high_places))
+    columns = [list(column) for column in zip(*rows, strict=True)]
+    return SupportScale(grid, *columns, len(nearest)) if rows else None
 
 
-def _runs(cells: Cells, generator: np.random.Generator) -> np.ndarray:
-    """Return the rows of runs of positions, one run a document, by position."""
-    lengths = cells.documents["length"].to_numpy() - 1
-    usable = np.flatnonzero(lengths > 0)
-    if not len(usable) or not len(cells):
-        return np.empty(0, dtype=np.int64)
+def unseen_documents(corpus: Corpus, split: Split) -> np.ndarray:
+    """Return the documents of the other split, or, where they are too few, those of this one."""
+    others = np.setdiff1d(corpus.split("all"), corpus.split(split))
+    others = others[corpus.lengths[others] > 2]
+    return others if len(others) >= FEWEST_DOCUMENTS else corpus.split(split)
+
+
+def _stretches(
+    corpus: Corpus, split: Split, generator: np.random.Generator
+) -> list[tuple[int, int]]:
+    """Return where stretches of documents start, and how many tokens they have, one a document."""
+    known = unseen_documents(corpus, split)
+    lengths = corpus.lengths[known] - 1
+    usable = np.flatnonzero(lengths > 1)
+    if not len(usable):
+        return []
     chosen = np.sort(generator.choice(usable, min(DOCUMENTS, len(usable)), replace=False))
-    start = cells.starts[chosen] + (
-        generator.random(len(chosen)) * np.maximum(1, lengths[chosen] - RUN)
-    ).astype(np.int64)
-    wanted = (start[:, None] + np.arange(RUN))[np.arange(RUN) < lengths[chosen, None]]
-    rows, places = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
-    for first in range(0, len(cells), ROWS_AT_ONCE):
-        position = cells.positions(first, ROWS_AT_ONCE)
-        found = np.flatnonzero(np.isin(position, wanted))
-        rows.append(found + first)
-        places.append(position[found])
-    return np.concatenate(rows)[np.argsort(np.concatenate(places), kind="stable")]
+    room = np.maximum(1, lengths[chosen] - RUN)
+    start = corpus.starts[known[chosen]] + (generator.random(len(chosen)) * room).astype(np.int64)
+    return list(zip(start.tolist(), np.minimum(RUN + 1, lengths[chosen]).tolist(), strict=True))
 
 
+@torch.no_grad()
 def leave_one_out(
-    cells: Cells, head: PrototypeHead, weight: Tensor, rows: np.ndarray
+    cells: Cells,
+    model: PreTrainedModel,
+    head: PrototypeHead,
+    corpus: Corpus,
+    start: int,
+    length: int,
 ) -> np.ndarray:
-    """Return the nearest cosine of positions among those of all other documents: float32 [n]."""
-    records = cells.records(rows)
-    states = torch.nn.functional.normalize(cells.states(records), dim=-1)
-    tokens = cells.tokens(rows)
-    query, cell = active_cells(head, weight, states, tokens)
+    """Return the nearest cosine of each prediction of a stretch among those of other documents.
+
+    Args:
+        start: global position of its first token.
+        length: tokens, all of one document; each but the first is predicted.
+
+    Returns:
+        float32 [length − 1].
+    """
+    ids = torch.from_numpy(corpus.read_tokens(start, length).astype(np.int64))
+    with capture(model, logits=False) as seen:
+        model(input_ids=ids[None].to(model.device), use_cache=False)
+    z = seen.z[0, :-1].float().cpu()
+    states, tokens = z * inverse_norms(z), ids[1:].numpy()
+    query, cell = active_cells(head, weight_of(model), states, tokens)
     found = neighbours(cells, query, cell, tokens[query], states)
     owner = query[found.pair]
-    own = cells.document_of(records["position"])
-    others = cells.document_of(found.place) != own[owner]
-    return nearest_of(found.cosine[others], owner[others], len(rows))
+    own = int(corpus.starts[corpus.document_at(start)])
+    others = cells.starts[cells.document_of(found.place)] != own
+    return nearest_of(found.cosine[others], owner[others], len(tokens))
 
 
 @torch.no_grad()
@@ -144,11 +191,10 @@ def active_cells(
     return query.cpu().numpy(), found.indices[query, slot].cpu().numpy()
 
 
-def _means(scores: np.ndarray, document: np.ndarray, length: int) -> np.ndarray:
-    """Return the mean scores of successive runs of one length within each document."""
-    means: list[float] = []
-    for number in np.unique(document).tolist():
-        own = scores[document == number]
+def _means(scores: list[np.ndarray], length: int) -> np.ndarray:
+    """Return the means of successive runs of one length within each stretch."""
+    means = [np.empty(0)]
+    for own in scores:
         whole = len(own) // length * length
-        means += own[:whole].reshape(-1, length).mean(1).tolist()
-    return np.array(means)
+        means.append(own[:whole].reshape(-1, length).mean(1))
+    return np.concatenate(means)
