@@ -50,7 +50,7 @@ def naive(lm, table, everything):
             amount += e
             cosines = states[rows] @ table.states[t].double().numpy()
             for row, cosine in zip(rows.tolist(), cosines.tolist(), strict=True):
-                spread[int(place[row])] = e * math.exp((cosine - 1) / TEMPERATURE)
+                spread[int(place[row])] = math.exp((cosine - 1) / TEMPERATURE)
         for where, weight in spread.items():
             found[where] = found.get(where, 0.0) + amount * weight / sum(spread.values())
     return found, unplaced

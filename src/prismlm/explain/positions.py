@@ -6,13 +6,14 @@ positions n (representer theorem, Yeh et al. 2018, with next tokens y_n and hidd
     logit_y(z) = Σ_n (1[y_n = y] − p_n(y)) z_n·z / λ
 
 So the text that speaks for y at a state z is where y came next and the state was near. Prototypes
-say where to look: cell i holds the positions whose nearest prototype is i. With e⁺_i the positive
-evidence of prototype i for y, a position n of the cells of those prototypes with y_n = y weighs
+say where to look: cell i holds the positions whose nearest prototype is i. Of the cells of the
+prototypes with positive evidence e⁺_i for y, each position n with y_n = y has the weight
 
-    a_n = e⁺_c(n) exp((cos(z, z_n) − 1) / T)
+    w_n = exp((cos(z, z_n) − 1) / T)
 
-and the evidence of the prototypes that have such positions is spread over all of them in
-proportion. The evidence of the others, of residual and of bias is unattributed.
+and the evidence of the prototypes that have such positions is spread over all of them together in
+proportion: by prototype, a cell with one poor position would give it everything. The evidence of
+the other prototypes, of residual and of bias is unattributed.
 """
 
 from __future__ import annotations
@@ -61,8 +62,7 @@ def supports(table: EvidenceTable, cells: Cells) -> Supports:
     placed[found.pair] = True
     evidence = np.bincount(uses.position[placed], uses.weight[placed], minlength=count)
     unplaced = np.bincount(uses.position[~placed], uses.weight[~placed], minlength=count)
-    weight = uses.weight[found.pair] * found.stands_for
-    weight *= np.exp((found.cosine.astype(np.float64) - 1) / TEMPERATURE)
+    weight = found.stands_for * np.exp((found.cosine.astype(np.float64) - 1) / TEMPERATURE)
     total = np.bincount(prediction, weight, minlength=count)
     scale = np.divide(evidence, total, out=np.zeros(count), where=total > 0)
     return Supports(
