@@ -26,7 +26,7 @@ from prismlm.explain.evidence import EvidenceTable
 from prismlm.index.cells import Cells
 from prismlm.index.neighbours import nearest_of, neighbours
 
-TEMPERATURE = 0.1
+TEMPERATURE = 0.02
 
 
 class Supports(NamedTuple):

@@ -12,9 +12,9 @@ from prismlm.index.support import POWER, SupportScale
 Level = Literal["strong", "weak", "none"]
 # What each level says, to people.
 WORDS: dict[Level, str] = {
-    "strong": "nearer than text of its kind that the corpus does not hold",
-    "weak": "as near as text of its kind that the corpus does not hold",
-    "none": "not in this corpus: farther than unseen text of its kind",
+    "strong": "nearer to this corpus than unseen text of its kind",
+    "weak": "no nearer to this corpus than unseen text of its kind",
+    "none": "not in this corpus",
 }
 
 

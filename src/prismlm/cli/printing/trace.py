@@ -35,6 +35,7 @@ from prismlm.pages.trace_data import hue, visible
 
 PREDICTIONS_SHOWN = 12
 SHARES_SHOWN = 10
+SMALLEST_SHOWN = 0.0005
 # The heading of the column of what uncertainty feedback gave.
 FED_BACK_WIDTH = 8
 PLACE_WIDTH = 320
@@ -97,9 +98,7 @@ def _print_support(console: Console, trace: Trace) -> None:
     style = {"strong": "bold green", "weak": "bold yellow", "none": "bold red"}[support.level]
     line = Text(f"Support: {support.level}", style=style)
     line.append(f"  {WORDS[support.level]}", "default")
-    line.append(
-        f"  ({support.score:.2f}; unseen text {support.low:.2f} to {support.high:.2f})", "dim"
-    )
+    line.append(f"  ({support.score:.2f}; unseen {support.low:.2f}–{support.high:.2f})", "dim")
     console.print(line)
 
 
@@ -185,7 +184,9 @@ def _prototypes(step: Step, top: int, room: int) -> Text:
 def print_shares(console: Console, sources: Sources) -> None:
     """Print shares as bars."""
     console.print(Text("Where it comes from", style="bold").append(f"  by {sources.by}", "dim"))
-    shown, others = sources.items[:SHARES_SHOWN], sources.items[SHARES_SHOWN:]
+    # What would read 0.0 % is told with the rest.
+    count = sum(item.share >= SMALLEST_SHOWN for item in sources.items[:SHARES_SHOWN])
+    shown, others = sources.items[:count], sources.items[count:]
     rows = [(item.key, item.share, _beside(item), "cyan") for item in shown]
     if others:
         rows.append((f"{len(others)} more", sum(item.share for item in others), [], "blue"))
