@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -106,14 +106,14 @@ class PositionAttribution(Attribution):
     nearest: np.ndarray
     method: Method = "evidence"
 
-    @property
+    @cached_property
     def total(self) -> float:
         """What shares are shares of."""
         return float(self.places.value.sum()) + self.unplaced + self.beside
 
     def grouped(self, by: str, conditions: Conditions) -> Grouped:
         """Return the amounts by the keys of a column, with a filter."""
-        found, cells = self._documents(), self.cells
+        found, cells = self.by_document, self.cells
         number, value = found.number, found.value
         elsewhere = 0.0
         if conditions:
@@ -135,7 +135,7 @@ class PositionAttribution(Attribution):
         Raises:
             InputError: the filter names what is not there.
         """
-        found, total = self._documents(), self.total
+        found, total = self.by_document, self.total
         wanted = self._matching(found.number, where)
         order = np.argsort(-np.where(wanted, found.value, 0), kind="stable")[:limit]
         return [
@@ -177,15 +177,14 @@ class PositionAttribution(Attribution):
 
     def document_share(self, doc_id: str) -> float:
         """Return the share of one document; 0 where there is none of this id."""
-        found = self._documents()
+        found = self.by_document
         mine = found.number == self.cells.document_number(doc_id)
         return float(found.value[mine].sum() / self.total) if self.total > 0 else 0.0
 
     def _told(self, number: int, place: int) -> dict[str, Any]:
         """Return what is said of the token that follows a place."""
-        row = self.cells.documents.slice(number, 1).to_pylist()[0]
-        del row["start"], row["length"]
-        return {**row, "position": place + 1, "read": partial(self.lens.sentence, place + 1)}
+        read = partial(self.lens.sentence, place + 1)
+        return {**self.cells.facts(number), "position": place + 1, "read": read}
 
     def _matching(self, number: np.ndarray, where: Where | None) -> np.ndarray:
         conditions = normalised(where)
@@ -193,7 +192,9 @@ class PositionAttribution(Attribution):
             return np.ones(len(number), dtype=bool)
         return self.cells.matching(conditions)[number]
 
-    def _documents(self) -> Documents:
+    @cached_property
+    def by_document(self) -> Documents:
+        """The evidence of places by document."""
         return by_document(self.cells, self.places)
 
 

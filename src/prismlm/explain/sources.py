@@ -141,7 +141,10 @@ def document_sources(lens: Lens, doc_id: str) -> DocumentSources:
             )
         )
     uses.sort(key=lambda use: (-use.usage * use.share, use.prototype))
-    place = _facts(lens, doc_id) if lens.cells is not None else lens.place(int(rows[0]))
+    if lens.cells is None:
+        place = lens.place(int(rows[0]))
+    else:
+        place = lens.cells.facts(lens.cells.document_number(doc_id))
     placed = float(usage[counts > 0].sum()) / total
     return DocumentSources(
         doc_id,
@@ -151,12 +154,6 @@ def document_sources(lens: Lens, doc_id: str) -> DocumentSources:
         neighbourhood=sum(use.usage * use.share for use in uses) / total,
         expected=placed / len(lens.documents.names),
     )
-
-
-def _facts(lens: Lens, doc_id: str) -> dict[str, Any]:
-    assert lens.cells is not None
-    number = lens.cells.document_number(doc_id)
-    return lens.cells.documents.slice(number, 1).to_pylist()[0]
 
 
 def _cells(lens: Lens, doc_id: str) -> list[CellUse] | None:

@@ -105,7 +105,7 @@ def _place(lens: Lens, position: int) -> dict[str, Any]:
     row: dict[str, Any] = dict.fromkeys(known)
     if lens.cells is not None:
         number = int(lens.cells.document_of(np.array([position]))[0])
-        found = lens.cells.documents.slice(number, 1).to_pylist()[0]
+        found = lens.cells.facts(number)
         row = {name: found[name] for name in known}
     elif lens.corpus is not None:
         number = lens.corpus.document_at(position)

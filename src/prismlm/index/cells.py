@@ -101,6 +101,7 @@ class Cells:
         self._checked = np.zeros(blocks, dtype=bool)
         self._columns: dict[str, Keys] = {}
         self._matching: dict[Conditions, np.ndarray] = {}
+        self._facts: dict[int, dict[str, Any]] = {}
 
     @cached_property
     def _ranges(self) -> tuple[np.ndarray, np.ndarray]:
@@ -177,7 +178,14 @@ class Cells:
     def documents(self) -> pa.Table:
         """``cell-documents.parquet``."""
         path = self._directory / layout.CELL_DOCUMENTS_FILE
-        return layout.read_table(path, DOCUMENT_SCHEMA)
+        return layout.read_table(path, DOCUMENT_SCHEMA).combine_chunks()
+
+    def facts(self, document: int) -> dict[str, Any]:
+        """Return what is known of a document: doc_id, source, domain, license, title and url."""
+        if document not in self._facts:
+            names = DOCUMENT_SCHEMA.names[:6]
+            self._facts[document] = {n: self.documents[n][document].as_py() for n in names}
+        return self._facts[document]
 
     @cached_property
     def starts(self) -> np.ndarray:
