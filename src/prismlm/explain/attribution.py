@@ -27,7 +27,6 @@ from typing import cast
 from prismlm.explain.contexts import ContextAttribution, ContextSum, by_contexts, merge_contexts
 from prismlm.explain.evidence import EvidenceTable
 from prismlm.explain.passages import (
-    Passage,
     PositionAttribution,
     PositionSum,
     by_position,
@@ -110,15 +109,3 @@ def document_shares(
         InputError: ``method`` or ``where`` names what is not there.
     """
     return attribute(table, lens, method).documents(limit, where)
-
-
-def passages(
-    table: EvidenceTable, lens: Lens, limit: int = 10, *, where: Where | None = None
-) -> list[Passage]:
-    """Return the passages with the largest shares; none for a lens without cells.
-
-    Raises:
-        InputError: ``where`` names what is not there.
-    """
-    found = attribute(table, lens)
-    return found.passages(limit, where) if isinstance(found, PositionAttribution) else []

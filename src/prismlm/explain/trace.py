@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from prismlm.errors import InputError
-from prismlm.explain.attribution import attribute, document_shares, passages, source_shares
+from prismlm.explain.attribution import attribute
 from prismlm.explain.evidence import EvidenceTable
 from prismlm.explain.passages import Passage, PositionAttribution
-from prismlm.explain.shares import DocumentShare, Method, Sources
+from prismlm.explain.shares import Attribution, DocumentShare, Method, Sources
 from prismlm.explain.steps import Step
 from prismlm.explain.support import Support, support_of
 from prismlm.explain.verbatim import Quote, quotes
@@ -53,6 +53,9 @@ class Trace:
     lens: Lens | None = field(default=None, repr=False)
     rounding: float = 0.0
     attention: tuple[AttentionMap, ...] | None = field(default=None, compare=False, repr=False)
+    _found: dict[tuple[Method, bool], Attribution] = field(
+        default_factory=dict, init=False, compare=False, repr=False
+    )
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -94,7 +97,8 @@ class Trace:
         Raises:
             InputError: there is no lens, or an argument names what is not there.
         """
-        return source_shares(self.table, self._lens(), by, method=method, where=where)
+        single = by == "document" or method == "source"
+        return self._attribution(method, contexts=single).sources(by, where)
 
     def documents(
         self,
@@ -108,7 +112,7 @@ class Trace:
         Raises:
             InputError: there is no lens, or an argument names what is not there.
         """
-        return document_shares(self.table, self._lens(), limit, method=method, where=where)
+        return self._attribution(method).documents(limit, where)
 
     def passages(self, limit: int = PASSAGES_SHOWN, *, where: Where | None = None) -> list[Passage]:
         """Return the passages of the corpus with the largest shares over all steps.
@@ -122,7 +126,9 @@ class Trace:
                 f"the lens {lens.name} has no cells, so there are no passages, only documents. "
                 "Build it again with `prismlm index MODEL --corpus DIR --positions 1 --overwrite`."
             )
-        return passages(self.table, lens, limit, where=where)
+        found = self._attribution("evidence")
+        assert isinstance(found, PositionAttribution)
+        return found.passages(limit, where)
 
     def places(
         self, limit: int, *, method: Method = "evidence", where: Where | None = None
@@ -146,10 +152,9 @@ class Trace:
         if self.lens is None or self.lens.support is None:
             return None
         written = [n for n, step in enumerate(self.steps) if step.target_from == "generated"]
-        asked = self.table[written[0] :] if written else self.table
-        found = attribute(asked, self.lens)
+        found = self._attribution("evidence")
         assert isinstance(found, PositionAttribution)
-        return support_of(found.nearest, self.lens.support)
+        return support_of(found.nearest[written[0] if written else 0 :], self.lens.support)
 
     def verbatim(self, limit: int = PASSAGES_SHOWN) -> list[Quote]:
         """Return the longest spans of the answer that stand in the corpus word for word.
@@ -222,6 +227,14 @@ class Trace:
 
     def _repr_html_(self) -> str:
         return _pages().fragment(self)
+
+    def _attribution(self, method: Method, *, contexts: bool = True) -> Attribution:
+        """Return what the steps rely on; it is found once for each method."""
+        key = method, contexts
+        if key not in self._found:
+            found = attribute(self.table, self._lens(), method, contexts=contexts)
+            self._found[key] = found
+        return self._found[key]
 
     def _lens(self) -> Lens:
         if self.lens is None:

@@ -147,8 +147,9 @@ class Cells:
         Raises:
             FormatError: the file does not hold what was written.
         """
-        blocks = np.unique(rows // BLOCK_ROWS)
-        for block in blocks[~self._checked[blocks]].tolist():
+        blocks = rows // BLOCK_ROWS
+        unchecked = blocks[~self._checked[blocks]]
+        for block in np.unique(unchecked).tolist() if len(unchecked) else ():
             data = self._records[block * BLOCK_ROWS : (block + 1) * BLOCK_ROWS].tobytes()
             if zlib.crc32(data) != int(self._checksums[block]):
                 raise _damaged(self.path, f"block {block} is not what was written")
