@@ -15,8 +15,6 @@ import json
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from transformers import PreTrainedModel
 
 from benchmarks.attribution.questions import held_out_predictions
@@ -85,7 +83,7 @@ def begin(folder: Path, planted: Path, documents: np.ndarray, models: int, seed:
     write_json(folder / "settings.json", settings)
     bank = open_bank(folder)
     rows = [bank.tokens(row).tolist() for row in range(len(bank))]
-    pq.write_table(pa.table({"input_ids": rows, "labels": rows}), folder / "documents.parquet")
+    write_rows(folder / "documents.jsonl", rows, rows)
 
 
 def open_bank(folder: Path) -> PassageBank:
@@ -100,8 +98,15 @@ def write_predictions(folder: Path, bank: PassageBank, asked: list[Prediction]) 
     described = [{"ids": p.ids.tolist(), "target": p.target, "document": p.document} for p in asked]
     rows = [[*row["ids"], row["target"]] for row in described]
     labels = [[IGNORED] * (len(row) - 1) + row[-1:] for row in rows]
-    pq.write_table(pa.table({"input_ids": rows, "labels": labels}), folder / "queries.parquet")
+    write_rows(folder / "queries.jsonl", rows, labels)
     write_json(folder / "predictions.json", described)
+
+
+def write_rows(file: Path, ids: list[list[int]], labels: list[list[int]]) -> None:
+    """Write token ids and labels as other tools read them, one text a line."""
+    pairs = zip(ids, labels, strict=True)
+    lines = [json.dumps({"input_ids": row, "labels": label}) for row, label in pairs]
+    file.write_text("\n".join(lines) + "\n")
 
 
 def read_predictions(folder: Path) -> list[Prediction]:
