@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,17 +63,6 @@ class SmallTraining:
             optimizer.step()
             schedule.step()
         return model.eval()
-
-    def outputs(
-        self, bank: PassageBank
-    ) -> Callable[[np.ndarray, int], Callable[[Sequence[Prediction]], np.ndarray]]:
-        """Return what :func:`prismlm.eval.retraining.forgetting` retrains with."""
-
-        def train(documents: np.ndarray, seed: int) -> Callable[..., np.ndarray]:
-            model = self.train(bank, documents, seed)
-            return lambda predictions: log_probabilities(model, predictions)
-
-        return train
 
 
 def padded(texts: Sequence[np.ndarray]) -> tuple[torch.Tensor, torch.Tensor]:
