@@ -4,8 +4,9 @@
     python -m benchmarks.attribution.datamodels bank
 
 Each method scores the documents for predictions of the model that was trained on all of them; the
-models of the bank say what leaving out half of the documents does. Scores are kept in
-``scores/NAME.npy`` of the bank, [predictions, documents], for another tool to judge.
+models of the bank say what leaving out half of the documents does. What is free in a method is to
+be chosen by ``search``, a seeded half of the predictions, and reported of ``report``, the other.
+Scores are kept in ``scores/NAME.npy`` of the bank, [predictions, documents], for another tool.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from benchmarks.attribution.methods.nearest import NearestStates
 from benchmarks.attribution.methods.setting import Setting, read_positions
 from benchmarks.attribution.methods.words import ByWords
 from benchmarks.attribution.model_bank import open_bank, read_predictions
+from benchmarks.attribution.search_choices import halves, mean_with_error
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
 from prismlm.eval.passages import PASSAGE_TOKENS, Method
@@ -69,9 +71,11 @@ def main() -> None:
             seconds = {"once": made - begun, "a prediction": (asked - made) / len(predictions)}
             write_json(file.with_suffix(".json"), seconds)
         found = linear_datamodeling(np.load(file), subsets, outputs)
+        searched = halves(len(found), seed=0)
         results[name] = {
-            "lds": float(found.mean()),
-            "error": float(found.std(ddof=1) / np.sqrt(len(found))),
+            "all": mean_with_error(found),
+            "search": mean_with_error(found[searched]),
+            "report": mean_with_error(found[~searched]),
             "seconds": read_json(file.with_suffix(".json")),
         }
         print(f"{name}: {results[name]}", flush=True)
