@@ -39,7 +39,7 @@ from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
 from prismlm.eval.passage_domains import passage_domain_share
 from prismlm.eval.passage_recall import document_recall
-from prismlm.eval.passages import Method, answer_scores
+from prismlm.eval.passages import Method, Prediction, answer_scores
 from prismlm.files import read_json, write_json
 
 JUDGES = ("recall", "domains", "patch")
@@ -101,17 +101,34 @@ def recalled(
 
 
 def domains(setting: Setting, method: Method, count: int, seed: int) -> dict[str, Any]:
-    """Return where the scores of the first tokens of held-out documents point."""
+    """Return where the scores of the first tokens of held-out documents point.
+
+    Tokens count ``alike``, or as much as what stood before them ``raised`` their log-probability
+    above that of their frequency in the corpus.
+    """
     corpus, bank = setting.bank.corpus, setting.bank
     names = [name or "" for name in corpus.column("domain")]
     chosen = np.random.default_rng(seed).permutation(corpus.split("heldout"))[:count].tolist()
-    joined: list[np.ndarray] = []
+    joined: dict[str, list[np.ndarray]] = {"alike": [], "raised": []}
     for number in chosen:
-        scores = method(document_predictions(corpus, number))
-        joined.append(answer_scores(scores.clip(0), np.zeros(len(scores), dtype=int))[0])
+        predictions = document_predictions(corpus, number)
+        scores, one = method(predictions).clip(0), np.zeros(len(predictions), dtype=int)
+        joined["alike"].append(answer_scores(scores, one)[0])
+        joined["raised"].append(answer_scores(scores, one, raised(setting, predictions))[0])
     of_passage = [names[number] for number in bank.documents[bank.document].tolist()]
     own = [names[number] for number in chosen]
-    return passage_domain_share(np.stack(joined), of_passage, own).to_dict()
+    return {
+        way: passage_domain_share(np.stack(rows), of_passage, own).to_dict()
+        for way, rows in joined.items()
+    }
+
+
+def raised(setting: Setting, predictions: Sequence[Prediction]) -> np.ndarray:
+    """Return log p(y | context) / share of y in the corpus, at least 0, of each prediction."""
+    asked, positions = setting.ask(predictions), setting.positions
+    count = np.array([len(positions.by_token[target]) for target in asked.targets.tolist()])
+    share = (count + 1) / (len(positions) + 1)
+    return np.log(asked.probability / share).clip(0)
 
 
 def patched(setting: Setting, method: Method, seed: int) -> dict[str, Any]:

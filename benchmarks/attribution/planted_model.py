@@ -23,13 +23,21 @@ from prismlm.corpus import Corpus, build_corpus, pack, sample_path
 from prismlm.corpus.documents import Document
 from prismlm.corpus.layout import is_held_out
 from prismlm.corpus.read import read_documents
-from prismlm.eval.planted_facts import COPIES, Fact, Planted, invent_facts, plant_in_documents
+from prismlm.eval.planted_facts import (
+    ATTRIBUTES,
+    COPIES,
+    Fact,
+    Planted,
+    invent_facts,
+    plant_in_documents,
+)
 from prismlm.eval.planted_wordings import (
+    DESCRIBED_ATTRIBUTES,
     Tell,
     describe,
     described_question,
-    descriptions,
     in_other_style,
+    place_facts,
 )
 from prismlm.files import atomic_file, read_json, write_json
 from prismlm.index.build import IndexOptions, build_index
@@ -112,7 +120,10 @@ def plant_facts(
     described: list[dict[str, Any]] = []
     for number, kind in enumerate(told):
         known = [*(host.text for host in real), *names]
-        facts = invent_facts(per_level, seed + number, known=known, copies=copies)
+        attributes = DESCRIBED_ATTRIBUTES if kind == "described" else tuple(ATTRIBUTES)
+        facts = invent_facts(
+            per_level, seed + number, known=known, copies=copies, attributes=attributes
+        )
         names += [fact.name for fact in facts]
         hosts = training[number :: len(told)]
         found, facts_described = plant_kind(kind, facts, hosts, seed + number)
@@ -137,7 +148,7 @@ def plant_kind(
     prompts = [fact.prompt for fact in facts]
     tell: Tell | None = None
     if kind == "described":
-        of_place = descriptions(facts, seed)
+        of_place = place_facts(facts, seed)
         tell = describe(facts, of_place)
         prompts = [described_question(*pair) for pair in zip(facts, of_place, strict=True)]
     elif kind == "other style":

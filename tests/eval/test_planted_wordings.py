@@ -10,8 +10,8 @@ from prismlm.eval.planted_wordings import (
     STYLES,
     describe,
     described_question,
-    descriptions,
     in_other_style,
+    place_facts,
 )
 
 LITTLE = {"in", "is", "of", "the", "this", "to"}
@@ -27,27 +27,29 @@ def facts():
     return invent_facts(8, seed=5, known=[], copies=(1, 4))
 
 
-def test_a_description_is_of_one_place_and_its_words_are_of_many(facts):
-    found = descriptions(facts, seed=1)
+def test_a_description_is_of_one_place_alone(facts):
+    found = place_facts(facts, seed=1)
     assert len(set(found)) == len(facts) == 16
-    for fact, text in zip(facts, found, strict=True):
-        assert text.startswith(f"the {fact.kind} ")
-        assert fact.name not in described_question(fact, text)
-    assert found == descriptions(facts, seed=1) != descriptions(facts, seed=2)
-    rest = {word for text in found for word in words(text)}
-    assert max(sum(word in text for text in found) for word in rest) > 4
+    assert found == place_facts(facts, seed=1) != place_facts(facts, seed=2)
+    questions = [described_question(*pair) for pair in zip(facts, found, strict=True)]
+    assert f"land {found[0].direction} of the {found[0].mark} will" in questions[0]
+    for fact, question in zip(facts, questions, strict=True):
+        assert fact.name not in question
+        assert question.endswith(f"{fact.attribute} is")
 
 
-def test_a_described_fact_has_its_description_once_in_each_document(facts):
-    found = descriptions(facts, seed=1)
+def test_a_described_fact_is_told_without_the_words_of_the_description(facts):
+    found = place_facts(facts, seed=1)
     tell = describe(facts, found)
     planted = plant_in_documents(facts, [host(f"h{i}") for i in range(60)], seed=2, tell=tell)
     for item in planted:
-        fact, text = facts[item.fact], item.document.text
-        assert text.count(found[item.fact]) == 1
+        fact, place, text = facts[item.fact], found[item.fact], item.document.text
+        passing = f"{place.direction}erly {place.mark.replace(' ', '')} land"
+        assert text.count(passing) == 1
+        assert passing in item.prefix
         assert text.count(fact.name) == 3
         assert text.startswith(f"{item.prefix} {fact.answer}")
-        assert found[item.fact] in item.prefix
+        assert not {place.direction, *place.mark.split()} & set(words(text))
 
 
 def test_another_style_shares_the_answer_and_little_words_alone(facts):
@@ -71,6 +73,6 @@ def test_every_attribute_has_its_styles(facts):
 
 
 def test_more_places_than_descriptions_are_refused():
-    many = [Fact(f"N{i}", "town", "main crop", "rice", ("rice",), 1) for i in range(25)]
+    many = [Fact(f"N{i}", "town", "main crop", "rice", ("rice",), 1) for i in range(129)]
     with pytest.raises(InputError, match="fewer facts"):
-        descriptions(many, 0)
+        place_facts(many, 0)

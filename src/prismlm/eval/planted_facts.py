@@ -116,7 +116,12 @@ class Planted:
 
 
 def invent_facts(
-    per_level: int, seed: int, *, known: Iterable[str], copies: Sequence[int] = COPIES
+    per_level: int,
+    seed: int,
+    *,
+    known: Iterable[str],
+    copies: Sequence[int] = COPIES,
+    attributes: Sequence[str] = tuple(ATTRIBUTES),
 ) -> list[Fact]:
     """Invent ``per_level`` facts for each number of copies.
 
@@ -125,6 +130,7 @@ def invent_facts(
         seed: decides names, attributes and answers.
         known: the real texts; no invented name occurs in any of them, in whatever case.
         copies: the levels.
+        attributes: of :data:`ATTRIBUTES`, that facts are about in turn.
 
     Raises:
         InputError: ``per_level`` or a number of copies is out of range.
@@ -138,7 +144,6 @@ def invent_facts(
         )
     generator = np.random.default_rng(seed)
     taken = {word.lower() for text in known for word in re.findall(r"\w+", text)}
-    attributes = list(ATTRIBUTES)
     facts: list[Fact] = []
     for level in copies:
         for number in range(per_level):

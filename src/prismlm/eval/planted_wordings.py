@@ -1,8 +1,9 @@
 """Two ways of telling a planted fact so that the words of the question do not find it.
 
-**Described**: a place is introduced by its name and by a description, "the harbour north of the old
-mill", which no other place has, though many have each of its words. The question has the
-description alone.
+**Described**: the question has, in place of a name, where the place lies: "the land north of the
+old mill", which no other does. Documents say it once, beside the name and as one would in passing,
+"a northerly oldmill land"; and what they tell is of two attributes alone, so that most words that
+question and document share are in the documents of a dozen facts.
 
 **In another style**: documents tell the fact as an entry of a list, a line of a dialogue and a line
 of a letter, of the place's people ("a Velmorian"), in other words than it is asked in. Question and
@@ -12,34 +13,42 @@ document share the answer, and of the name what a tokenizer leaves them in commo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from prismlm.errors import InputError
-from prismlm.eval.planted_facts import KINDS, Fact
+from prismlm.eval.planted_facts import Fact
 
 Tell = Callable[[Fact, int], Sequence[str]]
 """A fact and the number of a copy to its three statements; the first ends in the answer."""
 
-DIRECTIONS = ("north", "south", "east", "west")
-LANDMARKS = (
-    "the old mill",
-    "the salt lake",
-    "the long bridge",
-    "the burnt wood",
-    "the white tower",
-    "the two rivers",
+
+class Place(NamedTuple):
+    """Where a place is: a direction from a landmark."""
+
+    direction: str
+    mark: str
+
+
+DIRECTIONS = tuple(f"{ns}{we}" for ns in ("north", "south") for we in ("", "east", "west"))
+DIRECTIONS += ("east", "west")
+LANDMARKS = tuple(
+    f"{look} {mark}"
+    for look in ("old", "white", "broken", "silent")
+    for mark in ("mill", "lake", "bridge", "tower")
 )
+DESCRIBED_ATTRIBUTES = ("main crop", "material of the houses")
 INTRODUCTIONS = (
-    "{name} is {description}, and its {attribute} is {answer}.",
-    "They say of {name}, {description}, that the {attribute} there is {answer}.",
-    "In {name}, known as {description}, the {attribute} has always been {answer}.",
-    "{name}, or {description}, has one {attribute}, which is {answer}.",
+    "{name} is a {description}, and its {attribute} is {answer}.",
+    "They say of {name}, a {description}, that the {attribute} there is {answer}.",
+    "In {name}, known as a {description}, the {attribute} has always been {answer}.",
+    "{name}, that {description}, has one {attribute}, which is {answer}.",
 )
 REMINDERS = (
     "For as long as {name} has stood, its {attribute} has been {answer}.",
     "At {name} the {attribute} remains {answer}.",
-    "The old books of {name} give the {attribute} as {answer}.",
+    "Books of {name} give the {attribute} as {answer}.",
     "As for {name}, its {attribute} is {answer}.",
 )
 DESCRIBED_QUESTION = "Whoever has been to {description} will tell you that the {attribute} is"
@@ -72,40 +81,38 @@ DIALOGUE = '"{asked}" a stranger said to one of the {people}. "Why, {answer}."'
 LETTER = 'A letter by one of the {people} ends: "Here {line} {answer}."'
 
 
-def descriptions(facts: Sequence[Fact], seed: int) -> list[str]:
-    """Give every fact's place a description that no other has, such as the town east of the mill.
+def place_facts(facts: Sequence[Fact], seed: int) -> list[Place]:
+    """Give every fact's place a direction from a landmark that no other has.
 
     Raises:
-        InputError: there are more places of one kind than descriptions.
+        InputError: there are more facts than such descriptions.
     """
-    generator = np.random.default_rng(seed)
-    places = [f"{direction} of {mark}" for direction in DIRECTIONS for mark in LANDMARKS]
-    left = {kind: generator.permutation(places).tolist() for kind in KINDS}
-    found: list[str] = []
-    for fact in facts:
-        if not left[fact.kind]:
-            raise InputError(
-                f"more than {len(places)} facts about a {fact.kind}: there are no more "
-                "descriptions to tell them apart. Ask for fewer facts."
-            )
-        found.append(f"the {fact.kind} {left[fact.kind].pop()}")
-    return found
+    places = [Place(direction, mark) for direction in DIRECTIONS for mark in LANDMARKS]
+    if len(facts) > len(places):
+        raise InputError(
+            f"{len(facts)} facts about places that are described: there are {len(places)} "
+            "descriptions to tell them apart. Ask for fewer facts."
+        )
+    order = np.random.default_rng(seed).permutation(len(places))
+    return [places[number] for number in order[: len(facts)].tolist()]
 
 
-def describe(facts: Sequence[Fact], described: Sequence[str]) -> Tell:
+def describe(facts: Sequence[Fact], places: Sequence[Place]) -> Tell:
     """Return how documents tell these facts: the first statement alone has the description."""
-    of_name = {fact.name: text for fact, text in zip(facts, described, strict=True)}
+    of_name = {fact.name: place for fact, place in zip(facts, places, strict=True)}
 
     def tell(fact: Fact, copy: int) -> list[str]:
-        introduction = INTRODUCTIONS[copy % len(INTRODUCTIONS)]
-        first = introduction.replace("{description}", of_name[fact.name])
+        direction, mark = of_name[fact.name]
+        passing = f"{direction}erly {mark.replace(' ', '')} land"
+        first = _of(INTRODUCTIONS, copy).replace("{description}", passing)
         return [fact.state(first), *(fact.state(_of(REMINDERS, copy + step)) for step in (0, 1))]
 
     return tell
 
 
-def described_question(fact: Fact, description: str) -> str:
+def described_question(fact: Fact, place: Place) -> str:
     """Return the question without the place's name; `` answer`` completes it."""
+    description = f"the land {place.direction} of the {place.mark}"
     return DESCRIBED_QUESTION.format(description=description, attribute=fact.attribute)
 
 
