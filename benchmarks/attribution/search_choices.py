@@ -2,11 +2,11 @@
 
     python -m benchmarks.attribution.planted_model planted --facts 32 --epochs 1 --seed 1
     python -m benchmarks.attribution.search_choices planted
-    python -m benchmarks.attribution.search_choices planted --patch   # of the best
+    python -m benchmarks.attribution.search_choices planted --patch
 
 Recall of planted facts is looked at for every choice; tail-patch, which takes a minute each, for
-the best of them and for the other methods. The choice is made on a seeded half of the facts and
-predictions, and what is reported of it is of the other half.
+one choice after another, each from the best before it. Choices are made on a seeded half of the
+facts and of the predictions, and what is reported is of the other half.
 """
 
 from __future__ import annotations
@@ -36,6 +36,19 @@ from prismlm.models.checkpoint import load_checkpoint
 
 NAMED = 10
 PREDICTIONS = 100
+# Tail-patch is looked at for all of the first, then for changes of the best, one at a time.
+STARTS = [
+    Choices(temperature, doubt) for temperature in (0.05, 0.1, 0.2, 0.5) for doubt in (0.0, 1.0)
+]
+CHANGES: tuple[dict[str, Any], ...] = (
+    {"whitening": 0.5},
+    {"whitening": 1.0},
+    {"spread": "by_prototype"},
+    {"spread": "weighed"},
+    {"cells": 4},
+    {"cells": None, "spread": "jointly"},
+    {"signed": True},
+)
 GRID: dict[str, tuple[Any, ...]] = {
     "temperature": (0.02, 0.05, 0.1, 0.2, 0.5),
     "doubt": (0.0, 0.5, 1.0),
@@ -50,15 +63,14 @@ def main() -> None:
     """Search, or measure tail-patch of what was found."""
     parser = script_options(__doc__, RESULTS / "attribution_choices.json")
     parser.add_argument("planted", type=Path, help="the directory that planted_model.py built")
-    parser.add_argument("--patch", action="store_true", help="tail-patch of the best choices")
+    parser.add_argument("--patch", action="store_true", help="search by tail-patch")
     parser.add_argument("--seed", type=int, default=0, help="of halves and predictions")
-    parser.add_argument("--best", type=int, default=6, help="choices that --patch looks at")
     arguments = parser.parse_args()
     setting = planted_setting(arguments.planted)
     facts = read_json(arguments.planted / "facts.json")["facts"]
     if arguments.patch:
         result = read_json(arguments.out)
-        result["tail_patch"] = patched(setting, result, arguments.best, arguments.seed)
+        result["tail_patch"] = patched(setting, arguments.seed)
     else:
         result = {
             "environment": environment(),
@@ -90,8 +102,8 @@ def choices() -> Iterator[Choices]:
         if tried.cells is None and tried.spread != "jointly":
             continue
         # It reads whole cells, of every token: dear, so fewer of it.
-        plain = tried.doubt == 0 and tried.spread == "jointly" and tried.cells in (4, 16)
-        if not tried.signed or plain:
+        few = tried.doubt == 0 and tried.spread == "jointly" and tried.cells == 16
+        if not tried.signed or (few and 0.02 < tried.temperature < 0.5 and tried.whitening != 0.5):
             yield tried
 
 
@@ -121,35 +133,47 @@ def recalled(setting: Setting, facts: Sequence[dict[str, Any]], seed: int) -> li
     return sorted(rows, key=lambda row: -row["search"])
 
 
-def patched(
-    setting: Setting, result: dict[str, Any], count: int, seed: int
-) -> dict[str, dict[str, Any]]:
-    """Return tail-patch of the best choices and of the other methods, on both halves."""
-    corpus = setting.bank.corpus
-    predictions = held_out_predictions(setting.model, corpus, PREDICTIONS, seed)
+def patched(setting: Setting, seed: int) -> dict[str, Any]:
+    """Return tail-patch of choices on one half of predictions, of the best on the other.
+
+    On the other half the other methods stand beside it.
+    """
+    predictions = held_out_predictions(setting.model, setting.bank.corpus, PREDICTIONS, seed)
+    first = halves(len(predictions), seed)
+    searched, reported = (
+        [p for p, taken in zip(predictions, half, strict=True) if taken] for half in (first, ~first)
+    )
+    tried: dict[Choices, float] = {}
+
+    def look_at(choice: Choices) -> None:
+        found = mean_with_error(gain(setting, EvidenceByPosition(setting, choice), searched))
+        tried[choice] = found["mean"]
+        print(asdict(choice), found, flush=True)
+
+    for choice in STARTS:
+        look_at(choice)
+    for change in CHANGES:
+        look_at(replace(max(tried, key=lambda choice: tried[choice]), **change))
+    best_choice = max(tried, key=lambda choice: tried[choice])
+    bank = setting.bank
     methods: dict[str, Method] = {
-        "random": AtRandom(setting.bank, seed),
-        "bm25": ByWords(setting.bank),
+        "evidence by position": EvidenceByPosition(setting, best_choice),
+        "random": AtRandom(bank, seed),
+        "BM25": ByWords(bank),
         "nearest states": NearestStates(setting),
         "same token at random": SameToken(setting, counted=False, seed=seed),
         "same token, nearest": NearestStates(setting, same_token=True),
     }
-    for row in result["recall"][:count]:
-        choice = Choices(**row["choices"])
-        for varied in (choice, replace(choice, doubt=1.0)):
-            methods[str(asdict(varied))] = EvidenceByPosition(setting, varied)
-    searched = halves(len(predictions), seed)
-    gains: dict[str, dict[str, Any]] = {}
+    result: dict[str, Any] = {
+        "search": [{"choices": asdict(choice), "gain": value} for choice, value in tried.items()],
+        "best": asdict(best_choice),
+        "report": {},
+    }
     for name, method in methods.items():
-        values = gain(setting, method, predictions)
-        gains[name] = {
-            "search": mean_with_error(values[searched]),
-            "report": mean_with_error(values[~searched]),
-            "all": mean_with_error(values),
-            "gains": values.tolist(),
-        }
-        print(name, gains[name]["all"], flush=True)
-    return gains
+        gains = gain(setting, method, reported)
+        result["report"][name] = mean_with_error(gains) | {"gains": gains.tolist()}
+        print(name, mean_with_error(gains), flush=True)
+    return result
 
 
 def gain(setting: Setting, method: Method, predictions: Sequence[Prediction]) -> np.ndarray:
