@@ -51,11 +51,10 @@ CHANGES: tuple[dict[str, Any], ...] = (
 )
 GRID: dict[str, tuple[Any, ...]] = {
     "temperature": (0.02, 0.05, 0.1, 0.2, 0.5),
-    "doubt": (0.0, 0.5, 1.0),
+    "doubt": (0.0, 1.0),
     "cells": (1, 4, 16, None),
     "spread": ("jointly", "weighed", "by_prototype"),
-    "whitening": (0.0, 0.5, 1.0),
-    "signed": (False, True),
+    "whitening": (0.0, 1.0),
 }
 
 
@@ -98,13 +97,12 @@ def choices() -> Iterator[Choices]:
     """Yield what is tried: whole grids of what acts together."""
     for values in itertools.product(*GRID.values()):
         tried = Choices(**dict(zip(GRID, values, strict=True)))
-        # Without cells nothing is spread, and the signed form has its own term for doubt.
-        if tried.cells is None and tried.spread != "jointly":
-            continue
-        # It reads whole cells, of every token: dear, so fewer of it.
-        few = tried.doubt == 0 and tried.spread == "jointly" and tried.cells == 16
-        if not tried.signed or (few and 0.02 < tried.temperature < 0.5 and tried.whitening != 0.5):
+        # Without cells nothing is spread.
+        if tried.cells is not None or tried.spread == "jointly":
             yield tried
+    # The signed form reads whole cells, of every token: dear, so fewer of it.
+    for whitening in (0.0, 1.0):
+        yield Choices(0.1, whitening=whitening, signed=True)
 
 
 def recalled(setting: Setting, facts: Sequence[dict[str, Any]], seed: int) -> list[dict[str, Any]]:
