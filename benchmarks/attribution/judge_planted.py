@@ -26,6 +26,7 @@ from benchmarks.attribution.questions import (
     document_predictions,
     fact_questions,
     held_out_predictions,
+    twin_recall,
 )
 from benchmarks.attribution.search_choices import (
     NAMED,
@@ -92,12 +93,16 @@ def recalled(
     asked = fact_questions(setting.bank, facts)
     scores = answer_scores(method(asked.predictions), asked.question)
     found = document_recall(setting.bank.by_document(scores), asked.planted, NAMED)
+    twins = twin_recall(facts, NAMED)
     groups = {"all": np.ones(len(facts), dtype=bool), "report": ~halves(len(facts), seed)}
     for key in ("told", "copies"):
         for value in sorted({str(fact.get(key, "plain")) for fact in facts}):
             of_value = np.array([str(fact.get(key, "plain")) == value for fact in facts])
             groups[f"{key} {value}"] = of_value
-    return {name: mean_with_error(found[rows]) for name, rows in groups.items()}
+    return {
+        name: mean_with_error(found[rows]) | {"same answer at random": float(twins[rows].mean())}
+        for name, rows in groups.items()
+    }
 
 
 def domains(setting: Setting, method: Method, count: int, seed: int) -> dict[str, Any]:

@@ -53,6 +53,20 @@ def fact_questions(
     return FactQuestions(predictions, np.array(question), planted)
 
 
+def twin_recall(facts: Sequence[dict[str, Any]], limit: int = 10) -> np.ndarray:
+    """Return the expected recall of documents of facts with the same attribute and answer.
+
+    Of a method that knows what is asked and answered, but not of which place: ``limit`` documents
+    drawn at random among all that hold this attribute with this answer, float64 [facts].
+    """
+    pairs = [(fact["attribute"], fact["answer"]) for fact in facts]
+    held = [len(fact["documents"]) for fact in facts]
+    alike = [sum(n for n, other in zip(held, pairs, strict=True) if other == p) for p in pairs]
+    return np.array(
+        [min(limit, a) * h / a / min(limit, h) for a, h in zip(alike, held, strict=True)]
+    )
+
+
 @torch.no_grad()
 def held_out_predictions(
     model: PreTrainedModel,

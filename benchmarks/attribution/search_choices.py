@@ -45,7 +45,7 @@ CHANGES: tuple[dict[str, Any], ...] = (
     {"whitening": 1.0},
     {"spread": "by_prototype"},
     {"spread": "weighed"},
-    {"cells": 4},
+    {"cells": 4, "order": "nearest"},
     {"cells": None, "spread": "jointly"},
     {"signed": True},
 )
@@ -103,6 +103,8 @@ def choices() -> Iterator[Choices]:
     # The signed form reads whole cells, of every token: dear, so fewer of it.
     for whitening in (0.0, 1.0):
         yield Choices(0.1, whitening=whitening, signed=True)
+    for cells in (1, 4, 8):
+        yield Choices(0.1, cells=cells, order="nearest")
 
 
 def recalled(setting: Setting, facts: Sequence[dict[str, Any]], seed: int) -> list[dict[str, Any]]:

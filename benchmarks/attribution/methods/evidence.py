@@ -35,8 +35,9 @@ class Choices:
     Attributes:
         temperature: T; 0.02 takes little but the nearest, 0.5 nearly all that has the token.
         doubt: δ, how much less a position counts that the model was sure of.
-        cells: of how many prototypes, those with the most positive evidence; None for every
-            position, whatever its cell.
+        cells: of how many prototypes with positive evidence; None for every position, whatever
+            its cell.
+        order: which of them come first: those with the most ``evidence`` or the ``nearest``.
         spread: ``jointly`` weighs positions of all cells alike; ``weighed`` multiplies by the
             evidence e⁺ of the cell's prototype; ``by_prototype`` hands each prototype's e⁺ out
             among the positions of its cell, so that a full cell counts no more than a small one.
@@ -48,6 +49,7 @@ class Choices:
     temperature: float = 0.1
     doubt: float = 0.0
     cells: int | None = 16
+    order: Literal["evidence", "nearest"] = "evidence"
     spread: Literal["jointly", "weighed", "by_prototype"] = "jointly"
     whitening: float = 0.0
     signed: bool = False
@@ -75,7 +77,7 @@ class EvidenceByPosition:
         """Return the positions that count for a prediction, and their weights, float64."""
         positions, choices = self.setting.positions, self.choices
         target = int(asked.targets[row])
-        carriers, evidence = carrying(asked, row, choices.cells)
+        carriers, evidence = carrying(asked, row, choices)
         if choices.signed:
             rows = self._in_cells(carriers)
         else:
@@ -126,13 +128,16 @@ class EvidenceByPosition:
         return np.exp(logits - positions.log_total[rows])
 
 
-def carrying(asked: Asked, row: int, cells: int | None) -> tuple[np.ndarray | None, np.ndarray]:
-    """Return the prototypes with the most positive evidence, at most ``cells``, and their e⁺."""
-    if cells is None:
+def carrying(asked: Asked, row: int, choices: Choices) -> tuple[np.ndarray | None, np.ndarray]:
+    """Return the prototypes whose cells are read, and their positive evidence."""
+    if choices.cells is None:
         return None, np.empty(0)
     evidence = asked.evidence[row]
-    order = np.argsort(-evidence, kind="stable")[:cells]
-    order = order[evidence[order] > 0]
+    # Prototypes are in the order of their cosines.
+    order = np.arange(len(evidence))
+    if choices.order == "evidence":
+        order = np.argsort(-evidence, kind="stable")
+    order = order[evidence[order] > 0][: choices.cells]
     return asked.prototypes[row][order], evidence[order]
 
 

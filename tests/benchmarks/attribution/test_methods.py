@@ -81,6 +81,8 @@ def test_evidence_is_a_kernel_over_positions_with_the_token(setting):
     # The first cell alone is that of the prototype with the most evidence.
     found = scores(setting, temperature=0.3, doubt=0.5, cells=1)
     np.testing.assert_allclose(found, by_loop(setting, weigh, cells=(0,)), rtol=1e-4)
+    found = scores(setting, temperature=0.3, doubt=0.5, cells=1, order="nearest")
+    np.testing.assert_allclose(found, by_loop(setting, weigh, cells=(1,)), rtol=1e-4)
     found = scores(setting, temperature=0.3, doubt=0.5, cells=None)
     np.testing.assert_allclose(found, by_loop(setting, weigh, cells=(0, 1, 2)), rtol=1e-4)
 

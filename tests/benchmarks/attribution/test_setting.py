@@ -9,6 +9,7 @@ from benchmarks.attribution.questions import (
     document_predictions,
     fact_questions,
     held_out_predictions,
+    twin_recall,
 )
 from prismlm.corpus import Corpus
 from prismlm.eval.passages import PassageBank, Prediction
@@ -90,3 +91,13 @@ def test_facts_become_predictions_of_their_answers(setting):
     last = of_first[-1]
     assert [*last.ids.tolist(), last.target] == read
     assert isinstance(last, Prediction)
+
+
+def test_facts_with_the_same_answer_are_told_apart_by_chance_alone():
+    def fact(answer, documents):
+        return {"attribute": "main crop", "answer": answer, "documents": [{}] * documents}
+
+    # Ten of twenty documents, sixteen of them of the first: eight of ten that could be; of the
+    # second two of four. The third has its answer to itself.
+    found = twin_recall([fact("rice", 16), fact("rice", 4), fact("corn", 1)])
+    assert found.tolist() == pytest.approx([0.8, 0.5, 1.0])
