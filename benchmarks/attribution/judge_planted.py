@@ -25,15 +25,15 @@ from benchmarks.attribution.methods.words import ByWords
 from benchmarks.attribution.questions import (
     document_predictions,
     fact_questions,
-    held_out_predictions,
     twin_recall,
 )
 from benchmarks.attribution.search_choices import (
     NAMED,
-    PREDICTIONS,
+    described,
     gain,
     halves,
     mean_with_error,
+    patch_predictions,
     planted_setting,
 )
 from benchmarks.shared.environment import environment
@@ -41,6 +41,7 @@ from benchmarks.shared.options import RESULTS, script_options
 from prismlm.eval.passage_domains import passage_domain_share
 from prismlm.eval.passage_recall import document_recall
 from prismlm.eval.passages import Method, Prediction, answer_scores
+from prismlm.eval.tail_patch import PatchGains
 from prismlm.files import read_json, write_json
 
 JUDGES = ("recall", "domains", "patch")
@@ -52,14 +53,17 @@ def main() -> None:
     parser.add_argument("planted", type=Path, help="the directory that planted_model.py built")
     parser.add_argument("--choices", type=Path, required=True, help="what search_choices.py wrote")
     parser.add_argument("--judges", nargs="+", choices=JUDGES, default=JUDGES)
+    parser.add_argument("--methods", nargs="+", help="some of them; all if left out")
     parser.add_argument("--documents", type=int, default=110, help="held out, for their domains")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     setting = planted_setting(arguments.planted)
     facts = read_json(arguments.planted / "facts.json")["facts"]
-    choices = Choices(**read_json(arguments.choices)["recall"][0]["choices"])
+    choices = Choices(**read_json(arguments.choices)["tail_patch"]["best"])
     result: dict[str, Any] = {"environment": environment(), "methods": {}}
     for name, method in methods(setting, choices, arguments.seed).items():
+        if arguments.methods and name not in arguments.methods:
+            continue
         found: dict[str, Any] = {}
         if "recall" in arguments.judges:
             found["recall"] = recalled(setting, method, facts, arguments.seed)
@@ -138,14 +142,14 @@ def raised(setting: Setting, predictions: Sequence[Prediction]) -> np.ndarray:
 
 def patched(setting: Setting, method: Method, seed: int) -> dict[str, Any]:
     """Return the tail-patch of held-out predictions, and each gain."""
-    corpus = setting.bank.corpus
-    predictions = held_out_predictions(setting.model, corpus, PREDICTIONS, seed)
-    gains = gain(setting, method, predictions)
-    other = ~halves(len(gains), seed)
+    predictions, contexts = patch_predictions(setting, seed)
+    gains = gain(setting, method, predictions, contexts)
+    other = ~halves(len(predictions), seed)
     return {
-        "all": mean_with_error(gains),
-        "report": mean_with_error(gains[other]),
-        "gains": gains.tolist(),
+        "all": described(gains),
+        "report": described(PatchGains(gains.gain[other], gains.specific[other])),
+        "gains": gains.gain.tolist(),
+        "specifics": gains.specific.tolist(),
     }
 
 

@@ -30,25 +30,17 @@ from benchmarks.shared.options import RESULTS, script_options
 from prismlm.corpus import Corpus
 from prismlm.eval.passage_recall import document_recall
 from prismlm.eval.passages import Method, PassageBank, Prediction, answer_scores, best
-from prismlm.eval.tail_patch import tail_patch
+from prismlm.eval.tail_patch import PatchGains, tail_patch
 from prismlm.files import read_json, write_json
 from prismlm.models.checkpoint import load_checkpoint
 
 NAMED = 10
 PREDICTIONS = 100
+# In which a target's log-odds are looked at beside its own.
+CONTEXTS = 16
 # Tail-patch is looked at for all of the first, then for changes of the best, one at a time.
-STARTS = [
-    Choices(temperature, doubt) for temperature in (0.05, 0.1, 0.2, 0.5) for doubt in (0.0, 1.0)
-]
-CHANGES: tuple[dict[str, Any], ...] = (
-    {"whitening": 0.5},
-    {"whitening": 1.0},
-    {"spread": "by_prototype"},
-    {"spread": "weighed"},
-    {"cells": 4, "order": "nearest"},
-    {"cells": None, "spread": "jointly"},
-    {"signed": True},
-)
+STARTS = [Choices(temperature) for temperature in (0.05, 0.1, 0.2, 0.5)]
+CHANGES: tuple[dict[str, Any], ...] = ({"doubt": 1.0}, {"whitening": 1.0}, {"signed": True})
 GRID: dict[str, tuple[Any, ...]] = {
     "temperature": (0.02, 0.05, 0.1, 0.2, 0.5),
     "doubt": (0.0, 1.0),
@@ -136,51 +128,74 @@ def recalled(setting: Setting, facts: Sequence[dict[str, Any]], seed: int) -> li
 def patched(setting: Setting, seed: int) -> dict[str, Any]:
     """Return tail-patch of choices on one half of predictions, of the best on the other.
 
-    On the other half the other methods stand beside it.
+    The best is by the specific gain: the plain one only grows with T, towards a count of the
+    token. On the other half the other methods stand beside it.
     """
-    predictions = held_out_predictions(setting.model, setting.bank.corpus, PREDICTIONS, seed)
+    predictions, contexts = patch_predictions(setting, seed)
     first = halves(len(predictions), seed)
     searched, reported = (
         [p for p, taken in zip(predictions, half, strict=True) if taken] for half in (first, ~first)
     )
-    tried: dict[Choices, float] = {}
+    tried: dict[Choices, dict[str, Any]] = {}
 
     def look_at(choice: Choices) -> None:
-        found = mean_with_error(gain(setting, EvidenceByPosition(setting, choice), searched))
-        tried[choice] = found["mean"]
-        print(asdict(choice), found, flush=True)
+        tried[choice] = described(
+            gain(setting, EvidenceByPosition(setting, choice), searched, contexts)
+        )
+        print(asdict(choice), tried[choice], flush=True)
+
+    def best_so_far() -> Choices:
+        return max(tried, key=lambda choice: tried[choice]["specific"]["mean"])
 
     for choice in STARTS:
         look_at(choice)
     for change in CHANGES:
-        look_at(replace(max(tried, key=lambda choice: tried[choice]), **change))
-    best_choice = max(tried, key=lambda choice: tried[choice])
-    bank = setting.bank
+        look_at(replace(best_so_far(), **change))
+    best_choice, bank = best_so_far(), setting.bank
     methods: dict[str, Method] = {
         "evidence by position": EvidenceByPosition(setting, best_choice),
         "random": AtRandom(bank, seed),
         "BM25": ByWords(bank),
         "nearest states": NearestStates(setting),
         "same token at random": SameToken(setting, counted=False, seed=seed),
+        "count of the token": SameToken(setting, counted=True),
         "same token, nearest": NearestStates(setting, same_token=True),
     }
     result: dict[str, Any] = {
-        "search": [{"choices": asdict(choice), "gain": value} for choice, value in tried.items()],
+        "search": [{"choices": asdict(choice), **found} for choice, found in tried.items()],
         "best": asdict(best_choice),
         "report": {},
     }
     for name, method in methods.items():
-        gains = gain(setting, method, reported)
-        result["report"][name] = mean_with_error(gains) | {"gains": gains.tolist()}
-        print(name, mean_with_error(gains), flush=True)
+        gains = gain(setting, method, reported, contexts)
+        each = {"gains": gains.gain.tolist(), "specifics": gains.specific.tolist()}
+        result["report"][name] = described(gains) | each
+        print(name, described(gains), flush=True)
     return result
 
 
-def gain(setting: Setting, method: Method, predictions: Sequence[Prediction]) -> np.ndarray:
-    """Return the tail-patch of a method's ten best passages for each prediction, in nats."""
+def patch_predictions(setting: Setting, seed: int) -> tuple[list[Prediction], list[np.ndarray]]:
+    """Return held-out predictions, and contexts of others for the specific gain."""
+    corpus, count = setting.bank.corpus, PREDICTIONS + CONTEXTS
+    drawn = held_out_predictions(setting.model, corpus, count, seed)
+    return drawn[:-CONTEXTS], [prediction.ids for prediction in drawn[-CONTEXTS:]]
+
+
+def gain(
+    setting: Setting,
+    method: Method,
+    predictions: Sequence[Prediction],
+    contexts: Sequence[np.ndarray],
+) -> PatchGains:
+    """Return the tail-patch of a method's ten best passages for each prediction."""
     named = best(method(predictions), NAMED)
     passages = [[setting.bank.tokens(passage) for passage in row] for row in named.tolist()]
-    return tail_patch(setting.model, predictions, passages)
+    return tail_patch(setting.model, predictions, passages, contexts=contexts)
+
+
+def described(gains: PatchGains) -> dict[str, Any]:
+    """Return the means of both gains, with their errors."""
+    return {"gain": mean_with_error(gains.gain), "specific": mean_with_error(gains.specific)}
 
 
 def halves(count: int, seed: int) -> np.ndarray:

@@ -30,9 +30,25 @@ def test_one_step_by_hand():
     # 2/3 · (softmax − one-hot) = 2/3 · (½, −½), so that a step of 0.3 makes it (−0.1, 0.1).
     passages = [np.array([0, 1]), np.array([0, 1, 0]), np.array([1])]
     expected = 0.1 - math.log(math.exp(-0.1) + math.exp(0.1)) - math.log(0.5)
-    gains = tail_patch(model, [asked, asked], [passages, [np.array([1, 0])]], learning_rate=0.3)
+    lists = [passages, [np.array([1, 0])]]
+    gains, specific = tail_patch(model, [asked, asked], lists, learning_rate=0.3)
     # The second prediction starts from the same weights, and its passage says nothing of row 0.
     np.testing.assert_allclose(gains, [expected, 0], atol=1e-6)
+    assert np.isnan(specific).all()
+
+
+def test_what_is_raised_everywhere_is_not_specific():
+    model = Bigram([[0.0, 0.0], [0.5, -2.0]])
+    asked = Prediction(np.array([1, 0]), 1)
+    # One step of 1: row 0 moves by ½ · (−½, ½), row 1 by ½ · (−σ(2.5), σ(2.5)). Log-odds of the
+    # second of two tokens are the difference of the logits.
+    here, there = 0.5, 1 / (1 + math.exp(-2.5))
+    lists = [[np.array([0, 1]), np.array([1, 1])]]
+    found = tail_patch(
+        model, [asked], lists, contexts=[np.array([1]), np.array([0])], learning_rate=1.0
+    )
+    assert found.gain[0] == pytest.approx(math.log(1 / (1 + math.exp(-0.5))) - math.log(0.5))
+    assert found.specific[0] == pytest.approx(here - (there + here) / 2, rel=1e-5)
 
 
 def test_the_model_is_as_before_also_after_a_failure():

@@ -1,17 +1,19 @@
 """Tail-patch: does one more step on the named passages make the prediction likelier?
 
-    gain = log p_θ′(y | context) − log p_θ(y | context),    θ′ = θ − η ∇_θ L(θ)
+    gain     = log p_θ′(y | context) − log p_θ(y | context),    θ′ = θ − η ∇_θ L(θ)
+    specific = Δ log-odds(y | context) − mean over other contexts c of Δ log-odds(y | c)
 
 with L the mean next-token loss over all tokens of the named passages together, each read on its
-own. The model is put back after every prediction. Passages that the model truly learned the
-prediction from raise it; so do others of the same kind, which is why the figure stands beside
-those of other methods and of passages at random.
+own. The model is put back after every prediction. Any passages full of y raise it, everywhere: the
+gain alone is largest for whoever counts y. What they say of y *here* is in the specific gain; it is
+in log-odds, log p / (1 − p), which a constant added to y's logit moves alike in every context.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,19 +26,33 @@ from prismlm.eval.passages import Prediction
 IGNORED = -100
 
 
+class PatchGains(NamedTuple):
+    """What one step on the named passages did to each prediction.
+
+    Attributes:
+        gain: of its log-probability, in nats, float64 [predictions].
+        specific: of its log-odds, less the mean of its target's in other contexts; NaN without.
+    """
+
+    gain: np.ndarray
+    specific: np.ndarray
+
+
 def tail_patch(
     model: nn.Module,
     predictions: Sequence[Prediction],
     passages: Sequence[Sequence[np.ndarray]],
     *,
+    contexts: Sequence[np.ndarray] = (),
     learning_rate: float = 0.05,
-) -> np.ndarray:
-    """Return the gain of each prediction, in nats, float64 [predictions].
+) -> PatchGains:
+    """Return the gains of each prediction.
 
     Args:
         model: a causal language model; its weights are as before when this returns or fails.
         predictions: whose targets' log-probabilities are compared.
         passages: for each prediction the token ids of those named for it, int64 [length] each.
+        contexts: other texts that targets might follow, token ids, int64 [length] each.
         learning_rate: η of the step, plain SGD on every weight.
 
     Raises:
@@ -51,21 +67,40 @@ def tail_patch(
     training = model.training
     model.eval()
     try:
-        gains = [
-            _gain(model, prediction, named, learning_rate)
+        elsewhere = [_log_probabilities(model, context) for context in contexts]
+        pairs = [
+            _gains(model, prediction, named, contexts, elsewhere, learning_rate)
             for prediction, named in zip(predictions, passages, strict=True)
         ]
     finally:
         model.train(training)
-    return np.array(gains, dtype=np.float64)
+    gains = np.array(pairs, dtype=np.float64).reshape(-1, 2)
+    return PatchGains(gains[:, 0], gains[:, 1])
 
 
-def _gain(
-    model: nn.Module, prediction: Prediction, passages: Sequence[np.ndarray], rate: float
-) -> float:
-    before = log_probability(model, prediction)
+def _gains(
+    model: nn.Module,
+    prediction: Prediction,
+    passages: Sequence[np.ndarray],
+    contexts: Sequence[np.ndarray],
+    elsewhere: Sequence[Tensor],
+    rate: float,
+) -> tuple[float, float]:
+    target = prediction.target
+    before = _log_probabilities(model, prediction.ids)[target]
     with one_step(model, passages, rate):
-        return log_probability(model, prediction) - before
+        after = _log_probabilities(model, prediction.ids)[target]
+        others = [
+            _log_odds(_log_probabilities(model, context)[target]) - _log_odds(was[target])
+            for context, was in zip(contexts, elsewhere, strict=True)
+        ]
+    specific = _log_odds(after) - _log_odds(before)
+    general = float(torch.stack(others).mean()) if others else float("nan")
+    return float(after - before), float(specific) - general
+
+
+def _log_odds(log_probability: Tensor) -> Tensor:
+    return log_probability - torch.log(-torch.expm1(log_probability))
 
 
 @contextmanager
@@ -91,12 +126,16 @@ def one_step(model: nn.Module, passages: Sequence[np.ndarray], rate: float) -> I
                 weight.copy_(value)
 
 
-@torch.no_grad()
 def log_probability(model: nn.Module, prediction: Prediction) -> float:
     """Return the log-probability of the target, in nats."""
-    ids = torch.from_numpy(prediction.ids)[None].to(_device(model))
-    logits = model(input_ids=ids, use_cache=False).logits[0, -1].float()
-    return float(logits.log_softmax(-1)[prediction.target])
+    return float(_log_probabilities(model, prediction.ids)[prediction.target])
+
+
+@torch.no_grad()
+def _log_probabilities(model: nn.Module, ids: np.ndarray) -> Tensor:
+    """Return the log-probability of every token after some, float64 [V]."""
+    read = torch.from_numpy(ids)[None].to(_device(model))
+    return model(input_ids=read, use_cache=False).logits[0, -1].double().log_softmax(-1)
 
 
 def _passage_loss(model: nn.Module, passages: Sequence[np.ndarray]) -> Tensor:
