@@ -11,6 +11,7 @@ Scores are kept in ``scores/NAME.npy`` of the bank, [predictions, documents], fo
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -131,22 +132,32 @@ def methods(setting: Setting) -> dict[str, Callable[[], Method]]:
             model, bank, cosine=False, preconditioned=True
         ),
     }
-    for temperature in (0.05, 0.1, 0.2, 0.5):
-        for whitening in (0.0, 0.5, 1.0):
-            for signed in (False, True):
-                for cells in (None, 4, 16):
-                    choices = Choices(temperature, cells=cells, whitening=whitening, signed=signed)
-                    found[named(choices)] = lambda c=choices: EvidenceByPosition(setting, c)
+    for choices in tried_choices():
+        found[named(choices)] = lambda c=choices: EvidenceByPosition(setting, c)
     return found
+
+
+def tried_choices() -> list[Choices]:
+    """Return what is tried of evidence by position."""
+    whole = itertools.product((0.05, 0.1, 0.2, 0.5), (None, 4, 16), (0.0, 0.5, 1.0), (False, True))
+    return [
+        *(Choices(t, cells=c, whitening=w, signed=s) for t, c, w, s in whole),
+        *(Choices(0.1, doubt, cells=cells) for doubt in (0.5, 1.0) for cells in (None, 16)),
+        *(Choices(0.1, spread=spread) for spread in ("weighed", "by_prototype")),
+    ]
 
 
 def named(choices: Choices) -> str:
     """Return a short name of some choices, fit for a file."""
-    cells = "all" if choices.cells is None else str(choices.cells)
-    return (
-        f"evidence T={choices.temperature:g} cells={cells} whitened={choices.whitening:g}"
-        f"{' signed' if choices.signed else ''}"
-    )
+    parts = [
+        f"evidence T={choices.temperature:g}",
+        f"cells={'all' if choices.cells is None else choices.cells}",
+        f"doubt={choices.doubt:g}" if choices.doubt else "",
+        f"whitened={choices.whitening:g}" if choices.whitening else "",
+        choices.spread if choices.spread != "jointly" else "",
+        "signed" if choices.signed else "",
+    ]
+    return " ".join(part for part in parts if part)
 
 
 if __name__ == "__main__":
