@@ -46,6 +46,7 @@ def main() -> None:
     """Score, and judge the scores."""
     parser = script_options(__doc__, RESULTS / "attribution_datamodels.json")
     parser.add_argument("bank", type=Path, help="the folder that model_bank.py wrote")
+    parser.add_argument("--methods", nargs="+", help="some of them, by name; all if left out")
     arguments = parser.parse_args()
     folder = arguments.bank
     outputs = np.stack(
@@ -60,6 +61,8 @@ def main() -> None:
     predictions = read_predictions(folder)
     results: dict[str, Any] = {}
     for name, make in methods(setting).items():
+        if arguments.methods and name not in arguments.methods:
+            continue
         file = folder / "scores" / f"{name}.npy"
         if not file.exists():
             begun = time.perf_counter()

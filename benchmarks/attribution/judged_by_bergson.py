@@ -39,12 +39,13 @@ def main() -> None:
     """Score with its methods, and have all scores judged."""
     parser = script_options(__doc__, RESULTS / "attribution_bergson.json")
     parser.add_argument("bank", type=Path, help="the folder that model_bank.py wrote")
+    parser.add_argument("--own", nargs="*", choices=OWN, default=OWN, help="methods of its own")
     parser.add_argument("--ours", nargs="+", default=[], help="files of scores/, without .npy")
     parser.add_argument("--qld", type=int, default=0, help="predictions to retrain for; 0: no QLD")
     arguments = parser.parse_args()
     judge = Judge(arguments.bank.resolve())
     results: dict[str, dict[str, Any]] = {}
-    for name in [*OWN, *arguments.ours]:
+    for name in [*arguments.own, *arguments.ours]:
         seconds = judge.score(name) if name in OWN else judge.hand_over(name)
         results[name] = {"lds": judge.datamodeling(name), **seconds}
         if arguments.qld:
