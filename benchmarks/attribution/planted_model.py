@@ -20,9 +20,25 @@ import pyarrow.parquet as pq
 from benchmarks.shared.options import script_options
 from prismlm.cli.progress import ConsoleReporter
 from prismlm.corpus import Corpus, build_corpus, pack, sample_path
+from prismlm.corpus.documents import Document
 from prismlm.corpus.layout import is_held_out
 from prismlm.corpus.read import read_documents
-from prismlm.eval.planted_facts import COPIES, invent_facts, plant_in_documents
+from prismlm.eval.planted_facts import (
+    ATTRIBUTES,
+    COPIES,
+    Fact,
+    Planted,
+    invent_facts,
+    plant_in_documents,
+)
+from prismlm.eval.planted_wordings import (
+    DESCRIBED_ATTRIBUTES,
+    Tell,
+    describe,
+    described_question,
+    in_other_style,
+    place_facts,
+)
 from prismlm.files import atomic_file, read_json, write_json
 from prismlm.index.build import IndexOptions, build_index
 from prismlm.models.checkpoint import load_checkpoint
@@ -35,6 +51,7 @@ RECIPE = Path(__file__).parents[2] / "recipes" / "laptop.yaml"
 SETTINGS = ("batch_size=4", "optimizer.learning_rate=2e-3", "evaluation.every=1000")
 HELDOUT_FRACTION = 0.05
 FACTS_FILE = "facts.json"
+TOLD = ("plain", "described", "other style")
 
 
 def main() -> None:
@@ -45,6 +62,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--every", type=int, default=1, help="one in so many real documents")
+    parser.add_argument("--told", nargs="+", choices=TOLD, default=["plain"], help="kinds of facts")
     arguments = parser.parse_args()
     progress = ConsoleReporter()
     out = arguments.out
@@ -52,7 +70,8 @@ def main() -> None:
     if not (out / FACTS_FILE).exists():
         thin_out(sample_path(), real, arguments.every)
         options = {key: value for key, value in vars(arguments).items() if key != "out"}
-        plant_facts(out, real, arguments.facts, arguments.seed, options=options)
+        told = arguments.told
+        plant_facts(out, real, arguments.facts, arguments.seed, told=told, options=options)
     if not (out / "corpus").exists():
         sources = [real, out / "planted.parquet"]
         fraction = HELDOUT_FRACTION
@@ -80,22 +99,36 @@ def plant_facts(
     seed: int,
     *,
     copies: Sequence[int] = COPIES,
-    options: dict[str, int] | None = None,
+    told: Sequence[str] = ("plain",),
+    options: dict[str, Any] | None = None,
 ) -> None:
     """Write the planted documents, and what each fact is and where it stands.
 
     Args:
         out: ``planted.parquet`` and ``facts.json`` are written here.
         source: the real documents.
-        per_level: facts for each number of copies.
+        per_level: facts for each number of copies, of each kind.
         seed: of facts and places.
         copies: how many documents the facts of each level are written into.
+        told: kinds of facts, of :data:`TOLD`; each has its own part of the real documents.
         options: of the command line, noted for the page.
     """
     real = list(read_documents(source))
-    facts = invent_facts(per_level, seed, known=(host.text for host in real), copies=copies)
     training = [host for host in real if not is_held_out(host.doc_id, HELDOUT_FRACTION)]
-    planted = plant_in_documents(facts, training, seed, heldout_fraction=HELDOUT_FRACTION)
+    names: list[str] = []
+    planted: list[Planted] = []
+    described: list[dict[str, Any]] = []
+    for number, kind in enumerate(told):
+        known = [*(host.text for host in real), *names]
+        attributes = DESCRIBED_ATTRIBUTES if kind == "described" else tuple(ATTRIBUTES)
+        facts = invent_facts(
+            per_level, seed + number, known=known, copies=copies, attributes=attributes
+        )
+        names += [fact.name for fact in facts]
+        hosts = training[number :: len(told)]
+        found, facts_described = plant_kind(kind, facts, hosts, seed + number)
+        planted += found
+        described += facts_described
     columns = {"id": "doc_id"} | {name: name for name in ("text", "source", "domain", "license")}
     table = pa.table(
         {
@@ -105,14 +138,29 @@ def plant_facts(
     )
     with atomic_file(out / "planted.parquet") as temporary:
         pq.write_table(table, temporary)
+    write_json(out / FACTS_FILE, {"options": options or {}, "facts": described})
+
+
+def plant_kind(
+    kind: str, facts: Sequence[Fact], hosts: Sequence[Document], seed: int
+) -> tuple[list[Planted], list[dict[str, Any]]]:
+    """Plant facts that are told in one way; return the documents, and what each fact is."""
+    prompts = [fact.prompt for fact in facts]
+    tell: Tell | None = None
+    if kind == "described":
+        of_place = place_facts(facts, seed)
+        tell = describe(facts, of_place)
+        prompts = [described_question(*pair) for pair in zip(facts, of_place, strict=True)]
+    elif kind == "other style":
+        tell = in_other_style
+    planted = plant_in_documents(facts, hosts, seed, heldout_fraction=HELDOUT_FRACTION, tell=tell)
     places: list[list[dict[str, str]]] = [[] for _ in facts]
     for item in planted:
         places[item.fact].append({"doc_id": item.document.doc_id, "prefix": item.prefix})
-    described: list[dict[str, Any]] = [
-        {**asdict(fact), "prompt": fact.prompt, "documents": place}
-        for fact, place in zip(facts, places, strict=True)
+    return planted, [
+        {**asdict(fact), "told": kind, "prompt": prompt, "documents": place}
+        for fact, prompt, place in zip(facts, prompts, places, strict=True)
     ]
-    write_json(out / FACTS_FILE, {"options": options or {}, "facts": described})
 
 
 def planted_recipe(out: Path, epochs: int, seed: int) -> Recipe:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -116,7 +116,12 @@ class Planted:
 
 
 def invent_facts(
-    per_level: int, seed: int, *, known: Iterable[str], copies: Sequence[int] = COPIES
+    per_level: int,
+    seed: int,
+    *,
+    known: Iterable[str],
+    copies: Sequence[int] = COPIES,
+    attributes: Sequence[str] = tuple(ATTRIBUTES),
 ) -> list[Fact]:
     """Invent ``per_level`` facts for each number of copies.
 
@@ -125,6 +130,7 @@ def invent_facts(
         seed: decides names, attributes and answers.
         known: the real texts; no invented name occurs in any of them, in whatever case.
         copies: the levels.
+        attributes: of :data:`ATTRIBUTES`, that facts are about in turn.
 
     Raises:
         InputError: ``per_level`` or a number of copies is out of range.
@@ -138,7 +144,6 @@ def invent_facts(
         )
     generator = np.random.default_rng(seed)
     taken = {word.lower() for text in known for word in re.findall(r"\w+", text)}
-    attributes = list(ATTRIBUTES)
     facts: list[Fact] = []
     for level in copies:
         for number in range(per_level):
@@ -168,11 +173,12 @@ def plant_in_documents(
     seed: int,
     *,
     heldout_fraction: float = 0.05,
+    tell: Callable[[Fact, int], Sequence[str]] | None = None,
 ) -> list[Planted]:
     """Write each fact into as many documents as it asks for.
 
     Every document takes four consecutive sentences of one real document and states the fact
-    between them, in three wordings; the first differs in every copy. Ids are hashes, chosen so
+    between them, three times; the first statement differs in every copy. Ids are hashes, chosen so
     that the corpus trains on the document.
 
     Args:
@@ -180,6 +186,8 @@ def plant_in_documents(
         hosts: real documents of the training split; each is used at most once.
         seed: decides which host and which wordings a document has.
         heldout_fraction: of the corpus that the documents are for.
+        tell: a fact and the number of a copy to its three statements, each with the answer as its
+            last word; :data:`WORDINGS` in turn if left out.
 
     Raises:
         InputError: too few hosts with four plain sentences in a row.
@@ -198,13 +206,12 @@ def plant_in_documents(
         first = int(generator.integers(len(WORDINGS)))
         for copy in range(fact.copies):
             host, sentences = usable[next(chosen)]
-            wordings = [WORDINGS[(first + copy + step) % len(WORDINGS)] for step in (0, 5, 11)]
-            statements = [fact.state(wording) for wording in wordings]
+            statements = (tell or _in_turn)(fact, first + copy)
             pieces = [sentences[0]]
             for statement, sentence in zip(statements, sentences[1:], strict=True):
                 pieces += [statement, sentence]
             opening = f"{sentences[0]} {statements[0]}"
-            prefix = opening.removesuffix(".").removesuffix(fact.answer).removesuffix(" ")
+            prefix = opening[: opening.rindex(fact.answer)].removesuffix(" ")
             identity = _training_id(f"{seed}/{fact.name}/{copy}", heldout_fraction)
             document = Document(
                 identity,
@@ -215,6 +222,11 @@ def plant_in_documents(
             )
             planted.append(Planted(document, number, prefix))
     return planted
+
+
+def _in_turn(fact: Fact, number: int) -> list[str]:
+    """Return three statements of a fact; the first is in another wording for each number."""
+    return [fact.state(WORDINGS[(number + step) % len(WORDINGS)]) for step in (0, 5, 11)]
 
 
 def _plain_run(text: str) -> tuple[str, ...] | None:

@@ -1,0 +1,167 @@
+"""LDS of every method on a bank of small models: do scores foretell what retraining does?
+
+    python -m benchmarks.attribution.model_bank planted bank
+    python -m benchmarks.attribution.datamodels bank
+
+Each method scores the documents for predictions of the model that was trained on all of them; the
+models of the bank say what leaving out half of the documents does. What is free in a method is to
+be chosen by ``search``, a seeded half of the predictions, and reported of ``report``, the other.
+Scores are kept in ``scores/NAME.npy`` of the bank, [predictions, documents], for another tool.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.attribution.methods.at_random import AtRandom, SameToken
+from benchmarks.attribution.methods.evidence import Choices, EvidenceByPosition
+from benchmarks.attribution.methods.gradients import Gradients
+from benchmarks.attribution.methods.last_layer_kfac import LastLayerKFAC
+from benchmarks.attribution.methods.nearest import NearestStates
+from benchmarks.attribution.methods.setting import Setting, read_positions
+from benchmarks.attribution.methods.words import ByWords
+from benchmarks.attribution.model_bank import open_bank, read_predictions
+from benchmarks.attribution.search_choices import halves, mean_with_error
+from benchmarks.shared.environment import environment
+from benchmarks.shared.options import RESULTS, script_options
+from prismlm.eval.passages import PASSAGE_TOKENS, Method
+from prismlm.eval.retraining import linear_datamodeling
+from prismlm.files import read_json, write_json
+from prismlm.layers import PrototypeHead
+from prismlm.models.checkpoint import read_checkpoint
+from prismlm.models.seam import LogitMap
+from prismlm.ops.spherical_kmeans import spherical_kmeans
+
+PROTOTYPES, PER_TOKEN, ITERATIONS = 256, 16, 10
+
+
+def main() -> None:
+    """Score, and judge the scores."""
+    parser = script_options(__doc__, RESULTS / "attribution_datamodels.json")
+    parser.add_argument("bank", type=Path, help="the folder that model_bank.py wrote")
+    parser.add_argument("--methods", nargs="+", help="some of them, by name; all if left out")
+    arguments = parser.parse_args()
+    folder = arguments.bank
+    outputs = np.stack(
+        [np.load(file) for file in sorted((folder / "outputs").glob("*.npy"), key=number_of)], 1
+    )
+    bank = open_bank(folder)
+    left_out = read_json(folder / "subsets.json")[: outputs.shape[1]]
+    subsets = np.ones((len(left_out), len(bank)), dtype=bool)
+    for row, rows in zip(subsets, left_out, strict=True):
+        row[rows] = False
+    setting = base_setting(folder)
+    predictions = read_predictions(folder)
+    results: dict[str, Any] = {}
+    for name, make in methods(setting).items():
+        if arguments.methods and name not in arguments.methods:
+            continue
+        file = folder / "scores" / f"{name}.npy"
+        if not file.exists():
+            begun = time.perf_counter()
+            method = make()
+            made = time.perf_counter()
+            scores = method(predictions)
+            asked = time.perf_counter()
+            file.parent.mkdir(exist_ok=True)
+            np.save(file, scores)
+            seconds = {"once": made - begun, "a prediction": (asked - made) / len(predictions)}
+            write_json(file.with_suffix(".json"), seconds)
+        found = linear_datamodeling(np.load(file), subsets, outputs)
+        searched = halves(len(found), seed=0)
+        results[name] = {
+            "all": mean_with_error(found),
+            "search": mean_with_error(found[searched]),
+            "report": mean_with_error(found[~searched]),
+            "seconds": read_json(file.with_suffix(".json")),
+        }
+        print(f"{name}: {results[name]}", flush=True)
+    write_json(
+        arguments.out,
+        {
+            "environment": environment(),
+            "models": outputs.shape[1],
+            "documents": len(bank),
+            "predictions": len(predictions),
+            "methods": results,
+        },
+    )
+
+
+def number_of(file: Path) -> int:
+    """Return the number in a file's name."""
+    return int(file.stem)
+
+
+def base_setting(folder: Path) -> Setting:
+    """Return the model trained on all documents, with centres of its states as prototypes."""
+    model, tokenizer = read_checkpoint(folder / "retrained" / "base")
+    bank, logit_map = open_bank(folder), LogitMap.of(model)
+    head = PrototypeHead(model.config.hidden_size, PROTOTYPES, PER_TOKEN)
+    head.reset_parameters(torch.Generator().manual_seed(0))
+
+    def read() -> Any:
+        window = PASSAGE_TOKENS
+        return read_positions(model, head, logit_map, bank, window=window, stride=window)
+
+    first = read()
+    states = torch.from_numpy(first.state.astype(np.float32))
+    order = torch.randperm(len(states), generator=torch.Generator().manual_seed(0))
+    states = states[order[: 64 * PROTOTYPES]]
+    centres = spherical_kmeans(states, states[:PROTOTYPES], ITERATIONS).centres
+    head.place_on(centres * float(first.size.mean()))
+    return Setting(model, tokenizer, head, logit_map, bank, read(), PASSAGE_TOKENS)
+
+
+def methods(setting: Setting) -> dict[str, Callable[[], Method]]:
+    """Return every method, to be made when its turn comes."""
+    bank, model = setting.bank, setting.model
+    found: dict[str, Callable[[], Method]] = {
+        "random": lambda: AtRandom(bank),
+        "bm25": lambda: ByWords(bank),
+        "nearest states": lambda: NearestStates(setting),
+        "nearest with the same token": lambda: NearestStates(setting, same_token=True),
+        "count of the token": lambda: SameToken(setting, counted=True),
+        "last-layer K-FAC": lambda: LastLayerKFAC(setting),
+        "gradient cosine": lambda: Gradients(model, bank),
+        "gradient, diagonal Fisher": lambda: Gradients(
+            model, bank, cosine=False, preconditioned=True
+        ),
+    }
+    for choices in tried_choices():
+        found[named(choices)] = lambda c=choices: EvidenceByPosition(setting, c)
+    return found
+
+
+def tried_choices() -> list[Choices]:
+    """Return what is tried of evidence by position."""
+    whole = itertools.product((0.05, 0.1, 0.2, 0.5), (None, 4, 16), (0.0, 0.5, 1.0), (False, True))
+    return [
+        *(Choices(t, cells=c, whitening=w, signed=s) for t, c, w, s in whole),
+        *(Choices(0.1, doubt, cells=cells) for doubt in (0.5, 1.0) for cells in (None, 16)),
+        *(Choices(0.1, spread=spread) for spread in ("weighed", "by_prototype")),
+    ]
+
+
+def named(choices: Choices) -> str:
+    """Return a short name of some choices, fit for a file."""
+    parts = [
+        f"evidence T={choices.temperature:g}",
+        f"cells={'all' if choices.cells is None else choices.cells}",
+        f"doubt={choices.doubt:g}" if choices.doubt else "",
+        f"whitened={choices.whitening:g}" if choices.whitening else "",
+        choices.spread if choices.spread != "jointly" else "",
+        "signed" if choices.signed else "",
+    ]
+    return " ".join(part for part in parts if part)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""Forgetting: what do predictions lose when the ten documents that a method names are not there?
+
+    python -m benchmarks.attribution.datamodels bank
+    python -m benchmarks.attribution.forgetting bank --methods random bm25 "nearest states" …
+
+Models are trained from scratch without them, in three seeds. Every training is kept in
+``forgetting/`` of the bank by what was left out, so that a stopped run goes on, and ten documents
+that two methods name cost one training.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.attribution.model_bank import open_bank, read_predictions
+from benchmarks.attribution.search_choices import mean_with_error
+from benchmarks.attribution.small_models import SmallTraining, log_probabilities
+from benchmarks.shared.environment import environment
+from benchmarks.shared.options import RESULTS, script_options
+from prismlm.eval.passages import PassageBank, Prediction, best
+from prismlm.eval.retraining import forgetting
+from prismlm.files import write_json
+
+NAMED = 10
+
+
+def main() -> None:
+    """Retrain without what each method names."""
+    parser = script_options(__doc__, RESULTS / "attribution_forgetting.json")
+    parser.add_argument("bank", type=Path, help="the folder that model_bank.py wrote")
+    parser.add_argument("--methods", nargs="+", required=True, help="scores/, without .npy")
+    parser.add_argument("--predictions", type=int, default=20)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    arguments = parser.parse_args()
+    bank = open_bank(arguments.bank)
+    asked = read_predictions(arguments.bank)[: arguments.predictions]
+    train = kept_trainings(arguments.bank / "forgetting", bank, asked)
+    results: dict[str, Any] = {}
+    for name in arguments.methods:
+        scores = np.load(arguments.bank / "scores" / f"{name}.npy")[: len(asked)]
+        lost = forgetting(train, len(bank), asked, best(scores, NAMED), arguments.seeds)
+        results[name] = {"lost": mean_with_error(lost.mean(1)), "each": lost.tolist()}
+        print(name, results[name]["lost"], flush=True)
+    described = {"predictions": len(asked), "seeds": arguments.seeds, "documents": len(bank)}
+    write_json(arguments.out, {"environment": environment(), **described, "methods": results})
+
+
+def kept_trainings(
+    folder: Path, bank: PassageBank, asked: Sequence[Prediction]
+) -> Callable[[np.ndarray, int], Callable[[Sequence[Prediction]], np.ndarray]]:
+    """Return a training whose answers to ``asked`` are kept on disk."""
+    folder.mkdir(exist_ok=True)
+    row_of = {id(prediction): row for row, prediction in enumerate(asked)}
+
+    def train(documents: np.ndarray, seed: int) -> Callable[[Sequence[Prediction]], np.ndarray]:
+        digest = hashlib.sha256(documents.astype(np.int64).tobytes()).hexdigest()[:16]
+        file = folder / f"{digest}-{seed}-{len(asked)}.npy"
+        if not file.exists():
+            np.save(file, log_probabilities(SmallTraining().train(bank, documents, seed), asked))
+        found = np.load(file)
+        return lambda predictions: np.array([found[row_of[id(p)]] for p in predictions])
+
+    return train
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""Every method before the judges that need no retraining, on the model with planted facts.
+
+    python -m benchmarks.attribution.planted_model planted --facts 32 --epochs 1 --seed 1
+    python -m benchmarks.attribution.search_choices planted
+    python -m benchmarks.attribution.judge_planted planted --choices docs/results/…choices.json
+
+Planted facts by recall of their documents, held-out predictions by tail-patch, held-out documents
+by the share that falls on their own domain. Evidence by position has the choices that were best on
+one half of the questions; figures are of the other half, and of all for methods without choices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.attribution.methods.at_random import AtRandom, SameToken
+from benchmarks.attribution.methods.evidence import Choices, EvidenceByPosition
+from benchmarks.attribution.methods.nearest import NearestStates
+from benchmarks.attribution.methods.setting import Setting
+from benchmarks.attribution.methods.words import ByWords
+from benchmarks.attribution.questions import (
+    document_predictions,
+    fact_questions,
+    twin_recall,
+)
+from benchmarks.attribution.search_choices import (
+    NAMED,
+    described,
+    gain,
+    halves,
+    mean_with_error,
+    patch_predictions,
+    planted_setting,
+)
+from benchmarks.shared.environment import environment
+from benchmarks.shared.options import RESULTS, script_options
+from prismlm.eval.passage_domains import passage_domain_share
+from prismlm.eval.passage_recall import document_recall
+from prismlm.eval.passages import Method, Prediction, answer_scores
+from prismlm.eval.tail_patch import PatchGains
+from prismlm.files import read_json, write_json
+
+JUDGES = ("recall", "domains", "patch")
+
+
+def main() -> None:
+    """Judge, and write what was found after every method."""
+    parser = script_options(__doc__, RESULTS / "attribution_judges.json")
+    parser.add_argument("planted", type=Path, help="the directory that planted_model.py built")
+    parser.add_argument("--choices", type=Path, required=True, help="what search_choices.py wrote")
+    parser.add_argument("--judges", nargs="+", choices=JUDGES, default=JUDGES)
+    parser.add_argument("--methods", nargs="+", help="some of them; all if left out")
+    parser.add_argument("--documents", type=int, default=110, help="held out, for their domains")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    setting = planted_setting(arguments.planted)
+    facts = read_json(arguments.planted / "facts.json")["facts"]
+    choices = Choices(**read_json(arguments.choices)["tail_patch"]["best"])
+    result: dict[str, Any] = {"environment": environment(), "methods": {}}
+    for name, method in methods(setting, choices, arguments.seed).items():
+        if arguments.methods and name not in arguments.methods:
+            continue
+        found: dict[str, Any] = {}
+        if "recall" in arguments.judges:
+            found["recall"] = recalled(setting, method, facts, arguments.seed)
+        if "domains" in arguments.judges:
+            found["domains"] = domains(setting, method, arguments.documents, arguments.seed)
+        if "patch" in arguments.judges:
+            found["patch"] = patched(setting, method, arguments.seed)
+        result["methods"][name] = found
+        print(name, found, flush=True)
+        write_json(arguments.out, result)
+
+
+def methods(setting: Setting, choices: Choices, seed: int) -> dict[str, Method]:
+    """Return every method by its name on the page."""
+    bank = setting.bank
+    return {
+        "random": AtRandom(bank, seed),
+        "BM25": ByWords(bank),
+        "nearest states": NearestStates(setting),
+        "same token at random": SameToken(setting, counted=False, seed=seed),
+        "count of the token": SameToken(setting, counted=True),
+        "same token, nearest": NearestStates(setting, same_token=True),
+        "evidence by position": EvidenceByPosition(setting, choices),
+    }
+
+
+def recalled(
+    setting: Setting, method: Method, facts: Sequence[dict[str, Any]], seed: int
+) -> dict[str, dict[str, float]]:
+    """Return the recall of the documents of facts, by how they are told and by their copies."""
+    asked = fact_questions(setting.bank, facts)
+    scores = answer_scores(method(asked.predictions), asked.question)
+    found = document_recall(setting.bank.by_document(scores), asked.planted, NAMED)
+    twins = twin_recall(facts, NAMED)
+    groups = {"all": np.ones(len(facts), dtype=bool), "report": ~halves(len(facts), seed)}
+    for key in ("told", "copies"):
+        for value in sorted({str(fact.get(key, "plain")) for fact in facts}):
+            of_value = np.array([str(fact.get(key, "plain")) == value for fact in facts])
+            groups[f"{key} {value}"] = of_value
+    return {
+        name: mean_with_error(found[rows]) | {"same answer at random": float(twins[rows].mean())}
+        for name, rows in groups.items()
+    }
+
+
+def domains(setting: Setting, method: Method, count: int, seed: int) -> dict[str, Any]:
+    """Return where the scores of the first tokens of held-out documents point.
+
+    Tokens count ``alike``, or as much as what stood before them ``raised`` their log-probability
+    above that of their frequency in the corpus.
+    """
+    corpus, bank = setting.bank.corpus, setting.bank
+    names = [name or "" for name in corpus.column("domain")]
+    chosen = np.random.default_rng(seed).permutation(corpus.split("heldout"))[:count].tolist()
+    joined: dict[str, list[np.ndarray]] = {"alike": [], "raised": []}
+    for number in chosen:
+        predictions = document_predictions(corpus, number)
+        scores, one = method(predictions).clip(0), np.zeros(len(predictions), dtype=int)
+        joined["alike"].append(answer_scores(scores, one)[0])
+        joined["raised"].append(answer_scores(scores, one, raised(setting, predictions))[0])
+    of_passage = [names[number] for number in bank.documents[bank.document].tolist()]
+    own = [names[number] for number in chosen]
+    return {
+        way: passage_domain_share(np.stack(rows), of_passage, own).to_dict()
+        for way, rows in joined.items()
+    }
+
+
+def raised(setting: Setting, predictions: Sequence[Prediction]) -> np.ndarray:
+    """Return log p(y | context) / share of y in the corpus, at least 0, of each prediction."""
+    asked, positions = setting.ask(predictions), setting.positions
+    count = np.array([len(positions.by_token[target]) for target in asked.targets.tolist()])
+    share = (count + 1) / (len(positions) + 1)
+    return np.log(asked.probability / share).clip(0)
+
+
+def patched(setting: Setting, method: Method, seed: int) -> dict[str, Any]:
+    """Return the tail-patch of held-out predictions, and each gain."""
+    predictions, contexts = patch_predictions(setting, seed)
+    gains = gain(setting, method, predictions, contexts)
+    other = ~halves(len(predictions), seed)
+    return {
+        "all": described(gains),
+        "report": described(PatchGains(gains.gain[other], gains.specific[other])),
+        "gains": gains.gain.tolist(),
+        "specifics": gains.specific.tolist(),
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Ways of saying what a prediction relies on, one a file: predictions to scores of passages."""

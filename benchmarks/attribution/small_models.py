@@ -1,0 +1,80 @@
+"""Models small enough to be trained a hundred times, each on some of the same documents."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.nn import functional
+from transformers import PreTrainedModel
+
+from prismlm.eval.passages import PassageBank, Prediction
+from prismlm.eval.tail_patch import log_probability
+from prismlm.models.presets import build_config, build_model
+
+IGNORED = -100
+
+
+@dataclass(frozen=True)
+class SmallTraining:
+    """How every model of a study is trained, from scratch.
+
+    Attributes:
+        preset: of the model.
+        rows: documents of a step.
+        epochs: how often each document is read.
+        learning_rate: the largest; a cosine from a twentieth of the steps on.
+    """
+
+    preset: str = "llama-tiny"
+    rows: int = 8
+    epochs: int = 4
+    learning_rate: float = 3e-3
+
+    def train(self, bank: PassageBank, documents: np.ndarray, seed: int) -> PreTrainedModel:
+        """Train on the passages ``documents`` of a bank of beginnings.
+
+        The seed decides the first weights and the order of *all* documents of the bank, from
+        which those that are left out are missing: two models differ in documents alone.
+        """
+        torch.manual_seed(seed)
+        corpus = bank.corpus
+        config = build_config({"preset": self.preset}, len(corpus.tokenizer), corpus.eos_token_id)
+        model = build_model(config).train()
+        generator = np.random.default_rng(seed)
+        orders = [generator.permutation(len(bank)) for _ in range(self.epochs)]
+        order = np.concatenate([o[np.isin(o, documents)] for o in orders])
+        steps = -(-len(order) // self.rows)
+        optimizer = torch.optim.AdamW(model.parameters(), self.learning_rate, weight_decay=0.1)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(
+            optimizer, self.learning_rate, steps, pct_start=0.05, cycle_momentum=False
+        )
+        for first in range(0, len(order), self.rows):
+            ids, labels = padded([bank.tokens(row) for row in order[first : first + self.rows]])
+            logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
+            loss = functional.cross_entropy(
+                logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED
+            )
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+        return model.eval()
+
+
+def padded(texts: Sequence[np.ndarray]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return token ids and labels of some texts, int64 [texts, T], padded on the right."""
+    width = max(len(text) for text in texts)
+    ids = np.zeros((len(texts), width), dtype=np.int64)
+    labels = np.full((len(texts), width), IGNORED, dtype=np.int64)
+    for row, text in enumerate(texts):
+        ids[row, : len(text)] = labels[row, : len(text)] = text
+    return torch.from_numpy(ids), torch.from_numpy(labels)
+
+
+def log_probabilities(model: PreTrainedModel, predictions: Sequence[Prediction]) -> np.ndarray:
+    """Return the log-probability of each target, in nats, float64 [predictions]."""
+    return np.array([log_probability(model, prediction) for prediction in predictions])

@@ -1,0 +1,173 @@
+"""Training text cut into passages, and the predictions that judges ask about.
+
+Every way of saying what a prediction relies on is a :data:`Method`: it is given predictions and
+gives each passage of a :class:`PassageBank` a score. What judges such scores knows nothing of how
+they came about, so that a new way is one function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from prismlm.errors import InputError
+
+if TYPE_CHECKING:
+    from prismlm.corpus.store import Corpus
+
+PASSAGE_TOKENS = 128
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """One prediction of a model: what it had read, and the token that it was asked for.
+
+    Attributes:
+        ids: the tokens before the predicted one, int64 [T], T ≥ 1.
+        target: the token whose probability is to be explained.
+        document: number in its corpus of the document that this stands in; None if in none.
+    """
+
+    ids: np.ndarray
+    target: int
+    document: int | None = None
+
+
+Method = Callable[[Sequence[Prediction]], np.ndarray]
+"""Predictions to scores, float32 [predictions, passages]: the higher, the more responsible."""
+
+
+@dataclass(frozen=True, eq=False)
+class PassageBank:
+    """Documents of a corpus, cut into passages.
+
+    Attributes:
+        corpus: that the documents are of.
+        documents: their numbers in the corpus, int64 [D].
+        first: global position of the first token of each passage, int64 [P], ascending.
+        length: tokens of each passage, int64 [P].
+        document: the row in ``documents`` that each passage is from, int64 [P], ascending.
+    """
+
+    corpus: Corpus
+    documents: np.ndarray
+    first: np.ndarray
+    length: np.ndarray
+    document: np.ndarray
+
+    @classmethod
+    def of(cls, corpus: Corpus, documents: np.ndarray, tokens: int = PASSAGE_TOKENS) -> PassageBank:
+        """Cut documents into passages of nearly equal length, at most ``tokens``.
+
+        A document of L tokens has ⌈L / tokens⌉ passages; their lengths differ by at most one, so
+        that none is a rest of a token or two.
+
+        Raises:
+            InputError: ``tokens`` is below 1, or ``documents`` is empty or not ascending.
+        """
+        _check(documents, tokens)
+        length = corpus.lengths[documents]
+        pieces = -(-length // tokens)
+        row = np.repeat(np.arange(len(documents)), pieces)
+        number = np.arange(len(row)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+        begin = number * length[row] // pieces[row]
+        end = (number + 1) * length[row] // pieces[row]
+        return cls(corpus, documents, corpus.starts[documents][row] + begin, end - begin, row)
+
+    @classmethod
+    def beginnings(
+        cls, corpus: Corpus, documents: np.ndarray, tokens: int = PASSAGE_TOKENS
+    ) -> PassageBank:
+        """Keep the first ``tokens`` tokens of each document, as one passage.
+
+        Raises:
+            InputError: ``tokens`` is below 1, or ``documents`` is empty or not ascending.
+        """
+        _check(documents, tokens)
+        length = np.minimum(corpus.lengths[documents], tokens)
+        rows = np.arange(len(documents))
+        return cls(corpus, documents, corpus.starts[documents], length, rows)
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    def tokens(self, passage: int) -> np.ndarray:
+        """Return the token ids of a passage, int64 [length]."""
+        first, length = int(self.first[passage]), int(self.length[passage])
+        return self.corpus.tokens(first, length).astype(np.int64)
+
+    def text(self, passage: int) -> str:
+        """Return what the tokens of a passage say, without special tokens."""
+        ids = self.tokens(passage).tolist()
+        return str(self.corpus.tokenizer.decode(ids, skip_special_tokens=True))
+
+    def passage_at(self, positions: np.ndarray) -> np.ndarray:
+        """Return the passage that each global position is in, int64; −1 for those in none."""
+        found = np.searchsorted(self.first, positions, side="right") - 1
+        inside = (found >= 0) & (positions < self._ends[found])
+        return np.where(inside, found, -1)
+
+    def by_document(self, scores: np.ndarray) -> np.ndarray:
+        """Return a document's score, the sum over its passages: [..., P] to float32 [..., D]."""
+        edges = np.searchsorted(self.document, np.arange(len(self.documents)))
+        return np.add.reduceat(scores, edges, axis=-1, dtype=np.float64).astype(np.float32)
+
+    @cached_property
+    def _ends(self) -> np.ndarray:
+        return self.first + self.length
+
+
+def _check(documents: np.ndarray, tokens: int) -> None:
+    if tokens < 1:
+        raise InputError(f"passages of {tokens} tokens: expected at least 1.")
+    if not len(documents) or (np.diff(documents) <= 0).any():
+        raise InputError(
+            f"passages of {len(documents)} documents: expected at least one, in ascending order."
+        )
+
+
+def best(scores: np.ndarray, limit: int) -> np.ndarray:
+    """Return the columns with the highest scores, int64 [..., limit]; of equals the first.
+
+    Raises:
+        InputError: ``limit`` is not 1 to the number of columns.
+    """
+    if not 1 <= limit <= scores.shape[-1]:
+        raise InputError(f"the best {limit} of {scores.shape[-1]}: expected 1 to all of them.")
+    return np.argsort(-scores, axis=-1, kind="stable")[..., :limit]
+
+
+def answer_predictions(
+    prompt: Sequence[int], answer: Sequence[int], document: int | None = None
+) -> list[Prediction]:
+    """Return the predictions of an answer's tokens, each made after the prompt and those before."""
+    ids = np.array([*prompt, *answer], dtype=np.int64)
+    return [Prediction(ids[:end], int(ids[end]), document) for end in range(len(prompt), len(ids))]
+
+
+def answer_scores(
+    scores: np.ndarray, question: np.ndarray, weight: np.ndarray | None = None
+) -> np.ndarray:
+    """Join the predictions of each question: each counts by its weight, whatever its scores sum to.
+
+        s_q = Σ_{t of q} w_t s_t / Σ_p |s_tp|
+
+    Args:
+        scores: of predictions, [T, P].
+        question: that each prediction belongs to, int64 [T], from 0 without gaps.
+        weight: of each prediction, [T], at least 0; all 1 if left out.
+
+    Returns:
+        float32 [Q, P]; a prediction whose scores are all 0 adds nothing.
+    """
+    total = np.abs(scores).sum(1, dtype=np.float64)
+    weighed = np.ones(len(scores)) if weight is None else weight.astype(np.float64)
+    factor = np.divide(weighed, total, out=np.zeros_like(total), where=total > 0)
+    joined = np.zeros((int(question.max()) + 1, scores.shape[1]), dtype=np.float32)
+    for row, (number, by) in enumerate(zip(question.tolist(), factor.tolist(), strict=True)):
+        joined[number] += np.float32(by) * scores[row]
+    return joined
