@@ -105,7 +105,7 @@ def measure_support(
     """
     found = [
         leave_one_out(cells, model, head, corpus, start, length)
-        for start, length in _stretches(corpus, split, np.random.default_rng(seed))
+        for start, length in calibration_stretches(corpus, split, seed)
     ]
     if not found:
         return None
@@ -131,10 +131,9 @@ def unseen_documents(corpus: Corpus, split: Split) -> np.ndarray:
     return others if len(others) >= FEWEST_DOCUMENTS else corpus.split(split)
 
 
-def _stretches(
-    corpus: Corpus, split: Split, generator: np.random.Generator
-) -> list[tuple[int, int]]:
-    """Return where stretches of documents start, and how many tokens they have, one a document."""
+def calibration_stretches(corpus: Corpus, split: Split, seed: int = 0) -> list[tuple[int, int]]:
+    """Return where stretches of unseen documents start, and their tokens; one a document."""
+    generator = np.random.default_rng(seed)
     known = unseen_documents(corpus, split)
     lengths = corpus.lengths[known] - 1
     usable = np.flatnonzero(lengths > 1)

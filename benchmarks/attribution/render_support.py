@@ -1,0 +1,92 @@
+"""Write docs/results/support.md from its JSON; ``--check`` only compares the two."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.shared.pages import (
+    escaped,
+    measured_on,
+    page_options,
+    publish,
+    read_result,
+    table_head,
+)
+
+NEVER_SEEN = ("unseen", "shuffled words", "random letters")
+
+
+def main() -> int:
+    """Render, or say whether the page is up to date."""
+    given = page_options(__doc__).parse_args()
+    result = read_result(given.results / "support.json", "attribution.support")
+    return publish({given.results / "support.md": render(result)}, check=given.check)
+
+
+def render(result: dict[str, Any]) -> str:
+    """Return the page."""
+    kinds, auc = result["kinds"], result["auc"]
+    told = [name for name in kinds if name.endswith("in other words")]
+    others = [name for name in kinds if name not in ("verbatim", *NEVER_SEEN, *told)]
+    lines = [
+        "# Support: is this in the corpus at all?",
+        "",
+        "Generated from `support.json` by `python -m benchmarks.attribution.render_support`; the "
+        "JSON by",
+        "",
+        "    python -m benchmarks.attribution.support MODEL CORPUS --other NAME=FILE --synonyms TSV",
+        "",
+        measured_on(result["environment"]),
+        "",
+        f"A model of {result['model']['parameters']:,} parameters and the lens of its training "
+        f"text, of a corpus of {result['corpus']['tokens']:,} tokens. Texts have some 32 tokens and "
+        "are read by themselves. *Strong* and *none* are called so that 5 % of unseen text is each; "
+        "unseen texts here are of other documents than the scale was measured on. *In other words* "
+        "has a share of its longer words replaced by a synonym of their first sense, which is often "
+        "not the one meant.",
+        "",
+        *table_head("| text | strong | weak | none | mean score |"),
+    ]
+    for name, found in kinds.items():
+        levels = found["levels"]
+        columns = " | ".join(f"{levels[level]:.0%}" for level in ("strong", "weak", "none"))
+        replaced = result["words_replaced"].get(name)
+        note = "" if replaced is None else f" ({replaced:.1f} words replaced)"
+        lines.append(f"| {name}{note} | {columns} | {found['score']:.2f} |")
+    lines += [
+        "",
+        "How often one text has more support than another (AUC, 0.5 is chance):",
+        "",
+        *table_head(f"| | {' | '.join(('unseen', *others, *NEVER_SEEN[1:]))} |"),
+    ]
+    for name in ("verbatim", *told, "unseen"):
+        cells = [
+            f"{auc[name][other]:.3f}" if other != name else "–"
+            for other in ("unseen", *others, *NEVER_SEEN[1:])
+        ]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    lines += ["", *_verdicts(auc, told, others), "", "The first text of each kind:", ""]
+    lines += [
+        f"- *{name}*: {escaped(' '.join(t.split()))}" for name, t in result["examples"].items()
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _verdicts(auc: dict[str, dict[str, float]], told: list[str], others: list[str]) -> list[str]:
+    """Say whether the goals are met."""
+    least = min((auc["verbatim"][other] for other in others), default=float("nan"))
+    lines = [
+        "Goal: verbatim text above text of other domains with an AUC of 0.95: "
+        f"**{'met' if least >= 0.95 else 'missed'}**, {least:.3f}."
+    ]
+    for name in told:
+        found = auc[name]["unseen"]
+        lines.append(
+            f"Goal: text {name} above unseen text, 0.8: "
+            f"**{'met' if found >= 0.8 else 'missed'}**, {found:.3f}."
+        )
+    return lines
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,170 @@
+"""Does support tell what a corpus holds from what it does not? Writes docs/results/support.json.
+
+    python -m benchmarks.attribution.support MODEL CORPUS --other news=FILE --synonyms TSV
+
+MODEL has a lens of CORPUS with cells, of its train split; FILE is text of other domains (Parquet or
+JSON lines); TSV has a word in its first column and synonyms, separated by semicolons, in its last.
+All texts have some 32 tokens and are read by themselves. Held-out documents that the lens measured
+its scale on are left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import prismlm
+from benchmarks.shared.environment import environment
+from benchmarks.shared.options import RESULTS, script_options
+from prismlm.corpus import Corpus
+from prismlm.corpus.read import read_documents
+from prismlm.explain.support import Support
+from prismlm.files import write_json
+from prismlm.index.support import calibration_stretches
+
+TEXTS, TOKENS, CHARACTERS = 100, 32, 150
+REPLACED = (0.3, 0.6, 1.0)
+LETTERS = list("abcdefghijklmnopqrstuvwxyz     0123456789;:,.")
+
+
+def main() -> None:
+    """Measure and write the result."""
+    parser = script_options(__doc__, RESULTS / "support.json")
+    parser.add_argument("model", type=Path)
+    parser.add_argument("corpus", type=Path)
+    parser.add_argument("--lens", help="where there are several")
+    parser.add_argument("--other", action="append", default=[], metavar="NAME=FILE")
+    parser.add_argument("--synonyms", type=Path)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    lm = prismlm.load(arguments.model, lens=arguments.lens)
+    corpus = Corpus.open(arguments.corpus)
+    generator = np.random.default_rng(arguments.seed)
+    texts, changed = kinds(corpus, arguments.other, arguments.synonyms, generator)
+    found = {name: [support(lm, text) for text in of_kind] for name, of_kind in texts.items()}
+    result = {
+        "environment": environment(),
+        "model": {"parameters": sum(p.numel() for p in lm.model.parameters())},
+        "corpus": corpus.meta["counts"],
+        "words_replaced": changed,
+        "kinds": {name: figures(of_kind) for name, of_kind in found.items()},
+        "auc": {
+            above: {
+                below: auc([s.strength for s in found[above]], [s.strength for s in found[below]])
+                for below in found
+                if below != above
+            }
+            for above in found
+        },
+        # Of text from elsewhere nothing is quoted: its licence may not allow it.
+        "examples": {n: t[0] for n, t in texts.items() if n not in named(arguments.other)},
+    }
+    write_json(arguments.out, result)
+    print(f"wrote {arguments.out}")
+
+
+def kinds(
+    corpus: Corpus, others: list[str], synonyms: Path | None, generator: np.random.Generator
+) -> tuple[dict[str, list[str]], dict[str, float]]:
+    """Return the texts of each kind, and how many words were replaced in those in other words."""
+    known = {corpus.document_at(start) for start, _ in calibration_stretches(corpus, "train")}
+    unseen = np.array([n for n in corpus.split("heldout").tolist() if n not in known])
+    texts = {"verbatim": stretches(corpus, corpus.split("train"), generator)}
+    changed: dict[str, float] = {}
+    words = {} if synonyms is None else read_synonyms(synonyms)
+    for share in REPLACED if words else ():
+        name = f"{share:.0%} in other words"
+        pairs = [in_other_words(text, words, share, generator) for text in texts["verbatim"]]
+        texts[name] = [text for text, _ in pairs]
+        changed[name] = float(np.mean([count for _, count in pairs]))
+    texts["unseen"] = stretches(corpus, unseen, generator)
+    for other in others:
+        name, _, path = other.partition("=")
+        read = (document.text[:CHARACTERS] for document in read_documents(path))
+        texts[name] = [text for text, _ in zip(read, range(TEXTS), strict=False)]
+    texts["shuffled words"] = [
+        " ".join(generator.permutation(text.split())) for text in texts["unseen"]
+    ]
+    texts["random letters"] = [
+        "".join(generator.choice(LETTERS, size=CHARACTERS)) for _ in range(TEXTS)
+    ]
+    return texts, changed
+
+
+def named(others: list[str]) -> set[str]:
+    """Return the names of ``NAME=FILE``."""
+    return {other.partition("=")[0] for other in others}
+
+
+def stretches(corpus: Corpus, documents: np.ndarray, generator: np.random.Generator) -> list[str]:
+    """Return stretches of documents that are long enough, one of each."""
+    long_enough = documents[corpus.lengths[documents] > TOKENS + 1]
+    chosen = generator.permutation(long_enough)[:TEXTS].tolist()
+    found: list[str] = []
+    for number in chosen:
+        room = int(corpus.lengths[number]) - 1 - TOKENS
+        start = int(corpus.starts[number]) + int(generator.integers(room + 1))
+        found.append(corpus.excerpt(start, TOKENS))
+    return found
+
+
+def read_synonyms(path: Path) -> dict[str, str]:
+    """Return the first single-word synonym of each word that has one."""
+    found: dict[str, str] = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        word, *_, last = line.split("\t")
+        single = [w for w in re.split(r"[;,|]\s*", last) if w.isalpha() and w.lower() != word]
+        if word.isalpha() and single:
+            found.setdefault(word.lower(), single[0])
+    return found
+
+
+def in_other_words(
+    text: str, words: dict[str, str], share: float, generator: np.random.Generator
+) -> tuple[str, int]:
+    """Return a text with a share of its words of four letters or more replaced by synonyms."""
+    count = 0
+
+    def replaced(match: re.Match[str]) -> str:
+        nonlocal count
+        word = match.group()
+        other = words.get(word.lower())
+        if other is None or generator.random() >= share:
+            return word
+        count += 1
+        return other.capitalize() if word[0].isupper() else other
+
+    return re.sub(r"[A-Za-z]{4,}", replaced, text), count
+
+
+def support(lm: prismlm.PrismLM, text: str) -> Support:
+    """Return the support of a text's own tokens, the first left out."""
+    trace = lm.explain(text)
+    found = trace[: len(trace) - 1].support
+    assert found is not None, "the lens has no cells"
+    return found
+
+
+def figures(found: list[Support]) -> dict[str, Any]:
+    """Return how many texts have each level, and their mean score."""
+    levels = Counter(one.level for one in found)
+    return {
+        "texts": len(found),
+        "levels": {level: levels[level] / len(found) for level in ("strong", "weak", "none")},
+        "score": float(np.mean([one.score for one in found])),
+        "strength": float(np.mean([one.strength for one in found])),
+    }
+
+
+def auc(above: list[float], below: list[float]) -> float:
+    """Return how often the first is larger than the second, over all pairs; ties count half."""
+    a, b = np.array(above)[:, None], np.array(below)[None]
+    return float((a > b).mean() + 0.5 * (a == b).mean())
+
+
+if __name__ == "__main__":
+    main()
