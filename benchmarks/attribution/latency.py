@@ -1,10 +1,10 @@
-"""How long attribution takes: one token from a warm lens, and beside generation.
+"""How long attribution takes: one token from a lens, and beside generation.
 
-    python -m benchmarks.attribution.latency MODEL [--synthetic DIR]
+    python -m benchmarks.attribution.latency MODEL --large 100000000 --work DIR
 
-The lens of the first part is synthetic, K = 16384 prototypes with L = 64 contexts of width 768, and
-lies on disk as any other; it is built in a temporary directory unless one is named. MODEL, a model
-directory with a lens, is for the second part.
+MODEL is a model directory with a lens that has cells, of a corpus that is still there. The large
+lens has the ranges of that one, each so many times as large; it takes 190 bytes a position of DIR
+twice while it is written, and is removed again.
 """
 
 from __future__ import annotations
@@ -14,139 +14,108 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
-import torch
-from safetensors.torch import save_file
 
 import prismlm
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
+from prismlm.corpus import Corpus
 from prismlm.explain.attribution import attribute
 from prismlm.explain.evidence import EvidenceTable
+from prismlm.explain.passages import PositionAttribution
 from prismlm.index import layout
 from prismlm.index.lens import Lens
-from prismlm.layers import PrototypeHead
-from prismlm.ops.decomposition import decompose
-from prismlm.ops.prototype_head.routing import inverse_norms
+from prismlm.index.sort_cells import write_cells
+from prismlm.index.spool import Spool
+from prismlm.progress import SILENT
 
-PROTOTYPES, CONTEXTS, WIDTH, VOCABULARY = 16_384, 64, 768, 50_257
-PER_TOKEN = 16
-DOCUMENTS, SOURCES, DOMAINS, LICENSES = 200_000, 60, 12, 8
-TOKENS_TIMED = 400
-GENERATED, PROMPTS_PER_ARM, SAMPLES = 50, 1, 60
+DOCUMENTS, DOCUMENT_TOKENS = 200_000, 100_000
+RANGES_AT_ONCE = 20_000
+TOKENS_TIMED, WARM = 1_000, 20
+GENERATED, SAMPLES = 50, 60
 PROMPT = "Once upon a time there was a little girl who lived"
 
 
-def build_lens(directory: Path, seed: int = 0) -> None:
-    """Write a lens of the published size with random contents; nothing in it repeats for speed."""
-    generator = np.random.default_rng(seed)
-    rows = PROTOTYPES * CONTEXTS
-    prototype = np.repeat(np.arange(PROTOTYPES, dtype=np.int32), CONTEXTS)
-    document = generator.integers(DOCUMENTS, size=rows)
-    names = pa.array([f"collection/{n % 997}/document-{n}" for n in range(DOCUMENTS)])
-    groups = {
-        column: pa.array([f"{column}-{n}" for n in range(count)])
-        for column, count in (("source", SOURCES), ("domain", DOMAINS), ("license", LICENSES))
-    }
-    of_document = {c: generator.integers(len(v), size=DOCUMENTS) for c, v in groups.items()}
-    text = pa.array(["some forty characters of text around it. " * 4] * rows)
-    table = pa.table(
-        {
-            "prototype": prototype,
-            "rank": np.tile(np.arange(CONTEXTS, dtype=np.int32), PROTOTYPES),
-            "cosine": np.full(rows, 0.9, dtype=np.float32),
-            "activation": np.full(rows, 0.9, dtype=np.float32),
-            "routed": np.ones(rows, dtype=bool),
-            "position": generator.integers(2**40, size=rows),
-            "doc_id": names.take(pa.array(document)),
-            **{c: v.take(pa.array(of_document[c][document])) for c, v in groups.items()},
-            "title": pa.nulls(rows, pa.string()),
-            "url": pa.nulls(rows, pa.string()),
-            "before": text,
-            "token": pa.array(["token"] * rows),
-            "after": text,
-        },
-        schema=layout.INDEX_SCHEMA,
-    )
-    pq.write_table(table, directory / layout.INDEX_FILE, compression="zstd", row_group_size=8192)
-    states = torch.nn.functional.normalize(
-        torch.randn(rows, WIDTH, generator=torch.Generator().manual_seed(seed)).bfloat16(), dim=-1
-    )
-    save_file({"states": states}, str(directory / layout.CONTEXTS_FILE))
-    mass = np.repeat(np.arange(PROTOTYPES, dtype=np.int32), SOURCES)
-    of_source = {c: generator.integers(len(v), size=SOURCES) for c, v in groups.items()}
-    of_source["source"] = np.arange(SOURCES)
-    pq.write_table(
-        pa.table(
-            {
-                "prototype": mass,
-                **{
-                    c: v.take(pa.array(np.tile(of_source[c], PROTOTYPES)))
-                    for c, v in groups.items()
-                },
-                "tokens": generator.integers(1, 10_000, size=len(mass)),
-                "activation_sum": generator.random(len(mass)) * 1_000,
-            },
-            schema=layout.MASS_SCHEMA,
-        ),
-        directory / layout.MASS_FILE,
-    )
+def predictions(lm: prismlm.PrismLM, corpus: Corpus, count: int) -> list[EvidenceTable]:
+    """Return the evidence of single predictions along held-out text."""
+    found: list[EvidenceTable] = []
+    for document in corpus.split("heldout").tolist():
+        length = min(60, int(corpus.lengths[document]) - 1)
+        trace = lm.explain(corpus.excerpt(int(corpus.starts[document]), length))
+        found += [trace.table[t : t + 1] for t in range(len(trace) - 1)]
+        if len(found) >= count:
+            break
+    return found[:count]
 
 
-def time_tokens(lens: Lens, seed: int = 1) -> dict[str, Any]:
-    """Time single tokens: attribution alone, and with routing and decomposition before it."""
-    generator = torch.Generator().manual_seed(seed)
-    head = PrototypeHead(WIDTH, PROTOTYPES, PER_TOKEN)
-    head.reset_parameters(generator)
-    weight = torch.randn(VOCABULARY, WIDTH, generator=generator) / WIDTH**0.5
-    mean = weight.mean(0)
-    names = ("attribution", "from_state", "attribution_cpu", "from_state_cpu")
-    times: dict[str, list[float]] = {name: [] for name in names}
-    warm = 20
-    # A warm lens has been read: states are mapped from the file and come from disk at first.
-    for part in lens.states.split(2**16):
-        part.sum()
-    for number in range(TOKENS_TIMED + warm):
-        state = torch.randn(1, WIDTH, generator=generator)
-        target = torch.randint(VOCABULARY, (1,), generator=generator)
-        began, began_cpu = time.perf_counter(), time.process_time()
-        with torch.no_grad():
-            routing = head.nearest(state)
-            parts = decompose(
-                state,
-                routing.indices,
-                routing.activations,
-                head.prototypes,
-                weight,
-                target,
-                weight_mean=mean,
-            )
-        # Every prototype counts: random states would leave half of the evidence negative.
-        table = EvidenceTable(
-            routing.indices,
-            parts.evidence.abs(),
-            parts.residual_evidence,
-            parts.bias_evidence,
-            state * inverse_norms(state),
-            target,
-            routing.activations,
-        )
-        routed, routed_cpu = time.perf_counter(), time.process_time()
-        found = attribute(table, lens)
-        found.sources("source")
-        found.documents(10)
-        ended, ended_cpu = time.perf_counter(), time.process_time()
-        if number >= warm:
-            times["attribution_cpu"].append(ended_cpu - routed_cpu)
-            times["from_state_cpu"].append(ended_cpu - began_cpu)
-            times["attribution"].append(ended - routed)
-            times["from_state"].append(ended - began)
+def time_tokens(tables: list[EvidenceTable], lens: Lens) -> dict[str, Any]:
+    """Time what is told of single tokens: shares by source, ten documents and ten passages.
+
+    Every token is asked about once before, so that what it needs has been read from the disk.
+    """
+    times: dict[str, list[float]] = {"first": [], "warm": [], "warm_cpu": []}
+    for again in (False, True):
+        for table in tables:
+            began, began_cpu = time.perf_counter(), time.process_time()
+            found = attribute(table, lens)
+            assert isinstance(found, PositionAttribution)
+            found.sources("source")
+            found.documents(10)
+            found.passages(10)
+            ended, ended_cpu = time.perf_counter(), time.process_time()
+            times["warm" if again else "first"].append(ended - began)
+            if again:
+                times["warm_cpu"].append(ended_cpu - began_cpu)
     return {name: percentiles(values) for name, values in times.items()}
+
+
+def enlarged(lens: Lens, directory: Path, wanted: int) -> Lens:
+    """Write a lens of ``wanted`` positions: each range of a real one, so many times as large.
+
+    States are those of the range's own positions with noise, positions are random.
+    """
+    assert lens.cells is not None
+    cells = lens.cells
+    factor = -(-wanted // len(cells))
+    generator = np.random.default_rng(0)
+    spool = Spool(directory / "positions", cells.meta.width)
+    keys, starts = cells.keys_and_starts
+    bounds = np.append(starts, len(cells))
+    for first in range(0, len(keys), RANGES_AT_ONCE):
+        last = min(len(keys), first + RANGES_AT_ONCE)
+        rows = np.arange(bounds[first], bounds[last])
+        sizes = np.diff(bounds[first : last + 1])
+        records = cells.records(rows)
+        many = np.empty(factor * len(rows), spool.dtype)
+        owner = np.repeat(keys[first:last], sizes)
+        for name, column in (
+            ("cell", owner // cells.meta.vocabulary),
+            ("token", owner % cells.meta.vocabulary),
+            ("probability", records["probability"]),
+            ("scale", records["scale"]),
+        ):
+            many[name] = np.tile(column, factor)
+        noise = generator.integers(-3, 4, size=(len(many), cells.meta.width), dtype=np.int8)
+        many["code"] = np.clip(
+            np.tile(records["code"], (factor, 1)).astype(np.int16) + noise, -127, 127
+        )
+        many["position"] = generator.integers(0, DOCUMENT_TOKENS * DOCUMENTS, size=len(many))
+        spool.add(many)
+        spool.flush()
+    meta = write_cells(directory, [spool], lens.num_prototypes, cells.meta.vocabulary, 1.0, SILENT)
+    spool.path.unlink()
+    starts = np.arange(DOCUMENTS) * DOCUMENT_TOKENS
+    of = generator.integers(cells.documents.num_rows, size=DOCUMENTS)
+    table = cells.documents.take(pa.array(of)).set_column(6, "start", pa.array(starts))
+    table = table.set_column(7, "length", pa.array(np.full(DOCUMENTS, DOCUMENT_TOKENS)))
+    ids = pa.array([f"document-{number}" for number in range(DOCUMENTS)])
+    layout.write_table(table.set_column(0, "doc_id", ids), directory / layout.CELL_DOCUMENTS_FILE)
+    return Lens(directory, replace(lens.meta, cells=meta), lens.num_prototypes)
 
 
 def percentiles(seconds: list[float]) -> dict[str, float]:
@@ -159,9 +128,8 @@ def percentiles(seconds: list[float]) -> dict[str, float]:
     }
 
 
-def time_generation(model: Path) -> dict[str, Any]:
-    """Time generation with and without attribution, in turns, on the same prompts."""
-    lm = prismlm.load(model)
+def time_generation(lm: prismlm.PrismLM) -> dict[str, Any]:
+    """Time generation with and without attribution, in turns, on the same prompt."""
 
     def plain() -> None:
         lm.generate(PROMPT, tokens=GENERATED)
@@ -170,6 +138,7 @@ def time_generation(model: Path) -> dict[str, Any]:
         trace = lm.explain(PROMPT, generate=GENERATED)
         trace.sources("source")
         trace.documents(10)
+        trace.passages(10)
 
     def parts_alone() -> None:
         lm.explain(PROMPT, generate=GENERATED)
@@ -178,6 +147,7 @@ def time_generation(model: Path) -> dict[str, Any]:
         trace = lm.explain(PROMPT, generate=GENERATED)
         trace.sources("source")
         trace.documents(10)
+        trace.passages(10)
         # Steps are built when the first of them is looked at.
         _ = trace[0].prototypes
 
@@ -196,9 +166,8 @@ def time_generation(model: Path) -> dict[str, Any]:
         names = list(arms)[first:] + list(arms)[:first]
         for name in names:
             began = time.perf_counter()
-            for _ in range(PROMPTS_PER_ARM):
-                arms[name]()
-            times[name].append((time.perf_counter() - began) / PROMPTS_PER_ARM)
+            arms[name]()
+            times[name].append(time.perf_counter() - began)
     ratios = {
         name: [a / b for a, b in zip(times[name], times["plain"], strict=True)]
         for name in arms
@@ -209,7 +178,6 @@ def time_generation(model: Path) -> dict[str, Any]:
         "parameters": sum(p.numel() for p in lm.model.parameters()),
         "prototypes": lm.head.num_prototypes,
         "prototypes_per_token": lm.head.prototypes_per_token,
-        "contexts": 0 if lm.lens is None else lm.lens.meta.contexts,
         "tokens": GENERATED,
         "samples": SAMPLES,
         "milliseconds": {k: 1000 * statistics.median(v) for k, v in times.items()},
@@ -220,40 +188,42 @@ def time_generation(model: Path) -> dict[str, Any]:
     }
 
 
-def measure(model: Path, synthetic: Path) -> dict[str, Any]:
+def measure(model: Path, lens: str | None, large: int, work: Path) -> dict[str, Any]:
     """Measure both parts."""
-    if not (synthetic / layout.MASS_FILE).is_file():
-        build_lens(synthetic)
-    meta = layout.LensMeta(
-        "", "", "", "", "synthetic", "", "train", None, 1, 1, CONTEXTS, 0, 0, with_text=True
-    )
-    token = time_tokens(Lens(synthetic, meta, PROTOTYPES))
-    return {
+    lm = prismlm.load(model, lens=lens)
+    assert lm.lens is not None
+    assert lm.lens.cells is not None, "the lens has no cells"
+    assert lm.lens.corpus is not None, "the corpus of the lens is not where it was"
+    tables = predictions(lm, lm.lens.corpus, TOKENS_TIMED + WARM)[WARM:]
+    result: dict[str, Any] = {
         "environment": environment(),
         "lens": {
-            "prototypes": PROTOTYPES,
-            "contexts": CONTEXTS,
-            "width": WIDTH,
-            "prototypes_per_token": PER_TOKEN,
-            "documents": DOCUMENTS,
-            "sources": SOURCES,
-            "tokens_timed": TOKENS_TIMED,
+            "prototypes": lm.lens.num_prototypes,
+            "width": lm.head.width,
+            "prototypes_per_token": lm.head.prototypes_per_token,
+            "tokens_timed": len(tables),
         },
-        "token": token,
-        "generation": time_generation(model),
+        "tokens": {str(len(lm.lens.cells)): time_tokens(tables, lm.lens)},
+        "generation": time_generation(lm),
     }
+    if large:
+        bigger = enlarged(lm.lens, work, large)
+        assert bigger.cells is not None
+        result["tokens"][str(len(bigger.cells))] = time_tokens(tables, bigger)
+        result["bytes"] = sum(path.stat().st_size for path in work.iterdir())
+    return result
 
 
 def main() -> None:
     """Measure and write the result."""
     parser = script_options(__doc__, RESULTS / "attribution_latency.json")
     parser.add_argument("model", type=Path)
-    parser.add_argument("--synthetic", type=Path, help="keep the synthetic lens here")
+    parser.add_argument("--lens", help="where there are several")
+    parser.add_argument("--large", type=int, default=0, metavar="N", help="positions; 0: not timed")
+    parser.add_argument("--work", type=Path, help="where the large lens is written; else a tmp")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as temporary:
-        place = arguments.synthetic or Path(temporary)
-        place.mkdir(parents=True, exist_ok=True)
-        result = measure(arguments.model, place)
+    with tempfile.TemporaryDirectory(dir=arguments.work) as temporary:
+        result = measure(arguments.model, arguments.lens, arguments.large, Path(temporary))
     arguments.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     print(json.dumps(result, indent=2))
 

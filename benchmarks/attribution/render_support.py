@@ -34,16 +34,17 @@ def render(result: dict[str, Any]) -> str:
         "Generated from `support.json` by `python -m benchmarks.attribution.render_support`; the "
         "JSON by",
         "",
-        "    python -m benchmarks.attribution.support MODEL CORPUS --other NAME=FILE --synonyms TSV",
+        "    python -m benchmarks.attribution.support MODEL CORPUS --other NAME=FILE "
+        "--synonyms TSV",
         "",
         measured_on(result["environment"]),
         "",
         f"A model of {result['model']['parameters']:,} parameters and the lens of its training "
-        f"text, of a corpus of {result['corpus']['tokens']:,} tokens. Texts have some 32 tokens and "
-        "are read by themselves. *Strong* and *none* are called so that 5 % of unseen text is each; "
-        "unseen texts here are of other documents than the scale was measured on. *In other words* "
-        "has a share of its longer words replaced by a synonym of their first sense, which is often "
-        "not the one meant.",
+        f"text, of a corpus of {result['corpus']['tokens']:,} tokens. Texts have some 32 tokens "
+        "and are read by themselves. *Strong* and *none* are called so that 5 % of unseen text is "
+        "each; unseen texts here are of other documents than the scale was measured on. *In other "
+        "words* has a share of its longer words replaced by a synonym of their first sense, which "
+        "is often not the one meant.",
         "",
         *table_head("| text | strong | weak | none | mean score |"),
     ]

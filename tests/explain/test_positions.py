@@ -25,8 +25,8 @@ def lm(tiny_model):
 def everything(lm):
     """Every record of the lens with its cell and next token, by reading every range."""
     cells = lm.lens.cells
-    keys = np.asarray(cells._keys)
-    starts = np.append(np.asarray(cells._starts), len(cells))
+    keys = np.asarray(cells.keys_and_starts[0])
+    starts = np.append(np.asarray(cells.keys_and_starts[1]), len(cells))
     owner = np.repeat(keys, np.diff(starts))
     records = cells.records(np.arange(len(cells)))
     states = records["scale"].astype(np.float64)[:, None] * records["code"] / 127

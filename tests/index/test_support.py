@@ -27,8 +27,8 @@ def test_nearest_positions_of_other_documents_equal_brute_force(lm, monkeypatch)
     weight = weight_of(lm.model).detach()
     every = np.arange(len(cells))
     records, tokens = cells.records(every), cells.tokens(every)
-    bounds = np.append(np.asarray(cells._starts), len(cells))
-    cell = np.repeat(np.asarray(cells._keys), np.diff(bounds)) // cells.meta.vocabulary
+    bounds = np.append(np.asarray(cells.keys_and_starts[1]), len(cells))
+    cell = np.repeat(np.asarray(cells.keys_and_starts[0]), np.diff(bounds)) // cells.meta.vocabulary
     own = int(corpus.split("train")[5])
     start, length = int(corpus.starts[own]) + 3, 12
     ids = torch.from_numpy(corpus.tokens(start, length).astype(np.int64))

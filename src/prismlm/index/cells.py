@@ -104,7 +104,7 @@ class Cells:
         self._facts: dict[int, dict[str, Any]] = {}
 
     @cached_property
-    def _ranges(self) -> tuple[np.ndarray, np.ndarray]:
+    def keys_and_starts(self) -> tuple[np.ndarray, np.ndarray]:
         """The key and the first row of every range, compared with their checksums."""
         columns = self._keys, self._starts
         names = layout.CELL_KEYS_FILE, layout.CELL_STARTS_FILE
@@ -128,7 +128,7 @@ class Cells:
         Raises:
             FormatError: the file is damaged.
         """
-        keys, starts = self._ranges
+        keys, starts = self.keys_and_starts
         wanted = cells.astype(np.int64) * self.meta.vocabulary + tokens
         place = np.searchsorted(keys, wanted)
         inside = np.flatnonzero(place < len(keys))
@@ -162,7 +162,7 @@ class Cells:
 
     def tokens(self, rows: np.ndarray) -> np.ndarray:
         """Return the next token of rows, int64 [n]."""
-        keys, starts = self._ranges
+        keys, starts = self.keys_and_starts
         return keys[np.searchsorted(starts, rows, side="right") - 1] % self.meta.vocabulary
 
     def states(self, records: np.ndarray) -> Tensor:
@@ -246,7 +246,7 @@ class Cells:
         Returns:
             int64 [K] each.
         """
-        keys, starts = self._ranges
+        keys, starts = self.keys_and_starts
         first = int(self.starts[document])
         last = first + int(self.documents["length"][document].as_py())
         found: list[np.ndarray] = []
