@@ -2,11 +2,8 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -14,7 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 from rich.cells import cell_len
 
+from prismlm.explain.audit_files import ROWS_AT_ONCE
 from tests.helpers import forked
+from tests.helpers.small_disk import can_mount, on_small_disk
 
 TEXTS = [
     {"id": "law", "text": "The court ruled that the contract was void and dismissed the appeal."},
@@ -32,9 +31,10 @@ def texts(tmp_path) -> Path:
 
 @pytest.fixture
 def many(tmp_path) -> Path:
-    """Texts enough for a minute of reading."""
+    """Rows enough for the first write at once, and then texts enough for a minute of reading."""
     path = tmp_path / "many.jsonl"
-    rows = ({"id": f"{n}", "text": TEXTS[n % 3]["text"] * 5} for n in range(20_000))
+    texts = ("The court." if n < ROWS_AT_ONCE else TEXTS[n % 3]["text"] * 5 for n in range(20_000))
+    rows = ({"id": f"{n}", "text": text} for n, text in enumerate(texts))
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
 
@@ -269,35 +269,20 @@ def test_a_stopped_audit_leaves_nothing_and_has_no_rival(
     assert before.read_text() == "before"
 
 
-def can_mount() -> bool:
-    probe = ["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", "/mnt"]
-    return (
-        bool(shutil.which("unshare")) and not subprocess.run(probe, capture_output=True).returncode
-    )
-
-
 @pytest.mark.parametrize(
     "how",
     ["limit", pytest.param("disk", marks=pytest.mark.skipif(not can_mount(), reason="no mount"))],
 )
-def test_a_full_disk(tiny_model, many, out, how):
+def test_a_full_disk(tiny_model, many, out, tmp_path, how):
     """A disk of its own that is too small for the rows, and files that may not grow."""
     arguments = ["audit", tiny_model, many, "--jsonl", out / "a.jsonl", "--html", out / "a.html"]
     if how == "disk":
-        script = f"""mount -t tmpfs -o size=32k tmpfs {out} || exit 9
-            "$@"; status=$?; ls -A {out} >&2; exit $status"""
-        command = ["unshare", "-rm", "sh", "-c", script, "sh", sys.executable, "-m", "prismlm"]
-        done = subprocess.run(
-            [*command, *map(str, arguments)],
-            env={**os.environ, "PYTHONPATH": forked.PYTHONPATH},
-            capture_output=True,
-            encoding="utf-8",
-            timeout=120,
-            check=False,
-        )
+        left = tmp_path / "left"
+        before = on_small_disk(out, "32k", left)
     else:
-        limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
-        done = forked.run(*arguments, code=limit + forked.COMMAND, timeout=120)
+        left = out
+        before = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
+    done = forked.run(*arguments, code=before + forked.COMMAND, timeout=120)
     stderr = done.stderr
     assert done.returncode == 2, stderr
     assert done.stdout == ""
@@ -305,6 +290,5 @@ def test_a_full_disk(tiny_model, many, out, how):
     reason = "File too large" if how == "limit" else "No space left on device"
     error = next(line for line in stderr.splitlines() if line.startswith("error: "))
     assert f"the report cannot be written ({reason})" in error
-    # Nothing is listed after the message, and nothing is there.
     assert stderr.rstrip().endswith(error)
-    assert list(out.iterdir()) == []
+    assert list(left.iterdir()) == []

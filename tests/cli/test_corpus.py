@@ -16,10 +16,10 @@ import pytest
 
 import prismlm
 from prismlm.corpus import Corpus
+from tests.helpers import forked
 from tests.helpers.forked import SOURCES
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": SOURCES, "COLUMNS": "100"}
-COMMAND = [sys.executable, "-m", "prismlm"]
 
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -145,19 +145,18 @@ def test_bad_arguments(
     assert prism(*build, "--vocab-size", 300, "--overwrite").returncode == 0
 
 
-def test_ctrl_c_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
-    text = "a few words that are said again and again " * 80_000
-    for n in range(8):
-        (tmp_path / f"{n}.txt").write_text(text[n:], encoding="utf-8")
+def test_ctrl_c_in_the_middle_leaves_nothing(prism: Run, texts: Path, tmp_path: Path) -> None:
+    # With a tokenizer that is there it writes at once, and for seconds.
+    ready = tmp_path / "ready"
+    assert prism("corpus", "build", texts, "--out", ready, "--vocab-size", 300).returncode == 0
+    many = tmp_path / "many"
+    many.mkdir()
+    for n in range(16):
+        text = "a few words that are said again and again " * 25_000
+        (many / f"{n}.txt").write_text(text[n:], encoding="utf-8")
     out = tmp_path / "result" / "out"
-    process = subprocess.Popen(
-        [*COMMAND, "corpus", "build", str(tmp_path), "--out", str(out), "--vocab-size", "300"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        encoding="utf-8",
-        env=ENVIRONMENT,
-        # Background jobs of some shells start with SIGINT ignored, and children inherit it.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    process = forked.start(
+        "corpus", "build", many, "--out", out, "--tokenizer", ready / "tokenizer"
     )
     try:
         deadline = time.monotonic() + 120

@@ -127,9 +127,9 @@ def test_interrupt_says_how_to_go_on(tiny_model, tiny_corpus, tmp_path):
     model = Path(shutil.copytree(tiny_model, tmp_path / "copy"))
     # Windows of 64 with a stride of 1 read every token 64 times over: minutes, so that the signal
     # comes in between.
-    process = forked.start(
-        "index", model, "--corpus", tiny_corpus, "--lens", "new", "--window", 64, "--stride", 1
-    )
+    arguments = ["--corpus", tiny_corpus, "--lens", "new", "--window", 64, "--stride", 1]
+    soon = "from prismlm.cli import progress; progress.SECONDS_BETWEEN_LINES = 0.2\n"
+    process = forked.start("index", model, *arguments, code=soon + forked.COMMAND)
     try:
         deadline = time.monotonic() + 100
         # The first progress line: the scan is under way.

@@ -21,6 +21,14 @@ def workplace(tiny_model, tiny_corpus, tmp_path, monkeypatch):
     (tmp_path / "prismlm-demo" / "model").symlink_to(tiny_model)
     (tmp_path / "my-corpus").symlink_to(tiny_corpus)
     shutil.copytree(ROOT / "recipes", tmp_path / "recipes")
+    # Its prototypes, rows and text to measure on take longer than all other examples together.
+    recipe = tmp_path / "recipes" / "laptop.yaml"
+    text = recipe.read_text(encoding="utf-8")
+    sizes = ("prototypes: 2048 ", "prototypes: 256 "), ("\n  length: 256 ", "\n  length: 64 ")
+    for long, short in (*sizes, ("100000", "5000")):
+        assert text.count(long) == 1
+        text = text.replace(long, short)
+    recipe.write_text(text, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

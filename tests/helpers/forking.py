@@ -24,6 +24,9 @@ import prismlm.cli.app
 
 with contextlib.suppress(ModuleNotFoundError):
     import datasets  # noqa: F401
+with contextlib.suppress(ModuleNotFoundError):
+    import matplotlib.backends.backend_svg  # noqa: F401
+    import scipy.stats  # noqa: F401
 
 with contextlib.suppress(ImportError):
     from transformers.conversion_mapping import get_checkpoint_conversion_mapping

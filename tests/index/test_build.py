@@ -21,9 +21,12 @@ OPTIONS = IndexOptions(contexts=CONTEXTS, window=WINDOW, stride=STRIDE, split="h
 
 @pytest.fixture(scope="module")
 def sample_corpus(tiny_model, tmp_path_factory):
-    """The whole bundled sample in the tiny model's own tokens."""
-    out = tmp_path_factory.mktemp("sample") / "corpus"
-    return build_corpus([sample_path()], out, tokenizer=str(tiny_model))
+    """Every fourth text of the bundled sample in the tiny model's own tokens."""
+    directory = tmp_path_factory.mktemp("sample")
+    table = pq.read_table(sample_path())
+    pq.write_table(table.take(list(range(0, len(table), 4))), directory / "texts.parquet")
+    texts = [directory / "texts.parquet"]
+    return build_corpus(texts, directory / "corpus", tokenizer=str(tiny_model))
 
 
 @pytest.fixture(scope="module")

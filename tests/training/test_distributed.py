@@ -1,4 +1,4 @@
-"""Real processes, started by torchrun, against one process with as many rows a step."""
+"""Two real processes against one with as many rows a step; the slow tests start torchrun itself."""
 
 import json
 import os
@@ -16,10 +16,10 @@ from safetensors.torch import load_file
 from prismlm.errors import InputError
 from prismlm.training import build_recipe, train
 from prismlm.training.checkpoints import latest_checkpoint, step_of
+from tests.helpers import forked
 from tests.helpers.micro_batches import WEIGHTS, assert_same, split, uneven_rows
 from tests.helpers.spread_runs import (
     ONE_PASS,
-    TORCHRUN,
     TWO_PASSES,
     assert_same_history,
     base_settings,
@@ -68,9 +68,7 @@ def launched(tiny_corpus, tmp_path_factory):
     jobs = pickle.dumps({"gradients": gradients, "runs": runs})
     (directory / "jobs.pickle").write_bytes(jobs)
     worker = Path(__file__).parents[1] / "helpers" / "two_processes.py"
-    done = subprocess.run(
-        [*TORCHRUN, str(worker), str(directory)], capture_output=True, text=True, timeout=300
-    )
+    done = forked.run_script(worker, directory)
     assert done.returncode == 0, done.stderr
     results = [pickle.loads((directory / f"rank-{i}.pickle").read_bytes()) for i in (0, 1)]
     return {name: settings for name, settings, _ in runs}, results

@@ -2,8 +2,6 @@
 
 import re
 import shutil
-import subprocess
-import sys
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from prismlm.training import PrismForCausalLM, build_recipe, train
 from prismlm.training.checkpoints import list_checkpoints
 from tests.helpers import forked
 from tests.helpers.runs import assert_same_run, curve
+from tests.helpers.small_disk import can_mount, on_small_disk
 
 
 @contextmanager
@@ -133,14 +132,10 @@ except PrismError as error:
 """
 
 
-def filled(settings, tmp_path, *fill, prefix=()):
+def filled(settings, tmp_path, *fill, before=""):
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(settings))
-    if prefix:
-        arguments = [*prefix, sys.executable, "-c", FILLED_DISK, str(path), *fill]
-        done = subprocess.run(arguments, capture_output=True, text=True, timeout=240)
-    else:
-        done = forked.run(path, *fill, code=FILLED_DISK)
+    done = forked.run(path, *fill, code=before + FILLED_DISK)
     assert done.returncode == 1, done.stderr
     assert "Traceback" not in done.stderr
     return done.stderr
@@ -163,16 +158,7 @@ def test_a_write_that_fails_leaves_the_checkpoint_before(settings, straight, tmp
     assert_recovers(settings, straight)
 
 
-def can_mount():
-    probe = subprocess.run(
-        ["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", "/mnt"], capture_output=True
-    )
-    return probe.returncode == 0
-
-
-@pytest.mark.skipif(
-    shutil.which("unshare") is None or not can_mount(), reason="no file system can be mounted"
-)
+@pytest.mark.skipif(not can_mount(), reason="no file system can be mounted")
 @pytest.mark.parametrize(
     ("left", "cause"),
     [
@@ -185,16 +171,10 @@ def test_a_full_disk_leaves_the_checkpoint_before(settings, straight, tmp_path, 
     small = tmp_path / "small"
     small.mkdir()
     settings["out"] = str(small / "model")
-    # What the process leaves behind is copied to where it can be seen.
-    script = f"""
-        mount -t tmpfs -o size=8m tmpfs {small} || exit 9
-        "$@"; status=$?
-        cp -r {small}/model {tmp_path}/kept; exit $status
-    """
-    prefix = ("unshare", "-rm", "sh", "-c", script, "sh")
-    message = filled(settings, tmp_path, "ballast", str(left), prefix=prefix)
+    before = on_small_disk(small, "8m", tmp_path / "kept")
+    message = filled(settings, tmp_path, "ballast", str(left), before=before)
     assert re.search(cause, message)
     assert "MB are free" in message
-    shutil.move(tmp_path / "kept", small / "model")
+    shutil.move(tmp_path / "kept" / "model", small / "model")
     assert_only_the_older_checkpoint_is_left(small / "model", message)
     assert_recovers(settings, straight)

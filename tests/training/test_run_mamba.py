@@ -70,7 +70,7 @@ def test_it_trains_and_is_indexed_measured_and_explained(recipe):
 
     lm = prismlm.load(recipe.out)
     corpus = Corpus.open(recipe.corpus)
-    options = IndexOptions(contexts=4, window=32, stride=24)
+    options = IndexOptions(contexts=4, window=32, stride=24, split="heldout")
     build_index(lm.model, lm.head, corpus, recipe.out / "lens" / "sample", options)
     lm = prismlm.load(recipe.out)
     trace = lm.explain("The river", generate=3)

@@ -33,13 +33,13 @@ def test_a_run_and_its_page(tiny_corpus, tmp_path, monkeypatch, capsys):
     meta["provenance"] = {"steps": 7}
     (model / "prismlm.json").write_text(json.dumps(meta), encoding="utf-8")
     out = tmp_path / "chain.json"
-    command = ["chain.py", str(model), str(tiny_corpus), "--positions", "24", "--out", str(out)]
+    command = ["chain.py", str(model), str(tiny_corpus), "--positions", "10", "--out", str(out)]
     monkeypatch.setattr("sys.argv", command)
     torch.manual_seed(0)
     chain.main()
     result = json.loads(out.read_text(encoding="utf-8"))
     cases = result["cases"]
-    assert len(cases) + result["settings"]["left_out"] == 24
+    assert len(cases) + result["settings"]["left_out"] == 10
     assert result["summary"]["largest_error"] < 1e-5
     for case in cases:
         assert sum(case["shares"]) == pytest.approx(1, abs=1e-2)

@@ -1,8 +1,6 @@
 """Own recurrent decoders as Hugging Face models: caches, padding, generation, checkpoints, seam."""
 
 import copy
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -12,6 +10,7 @@ from prismlm.errors import InputError
 from prismlm.models.seam import LogitMap, capture, verify_logit_map
 from prismlm.training.isolation import keeps_documents_apart
 from prismlm.training.parallel import recompute_activations
+from tests.helpers import forked
 from tests.helpers.recurrent_models import FAMILIES, recurrent_model, tokens
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
@@ -239,12 +238,24 @@ def test_a_mask_of_any_numbers_is_one(model):
 
 
 def test_importing_the_models_registers_them():
+    # In a process that has imported transformers, and nothing of prismlm as far as it can tell.
     code = """
+import sys
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+for registered in (CONFIG_MAPPING, AutoModel._model_mapping, AutoModelForCausalLM._model_mapping):
+    registered._extra_content.clear()
+for name in [name for name in sys.modules if name.partition(".")[0] == "prismlm"]:
+    del sys.modules[name]
+try:
+    AutoConfig.for_model("prismlm_protot")
+except ValueError:
+    print("unknown")
 import prismlm.models
-from transformers import AutoConfig, AutoModelForCausalLM
 for name in ("prismlm_deltanet", "prismlm_protot"):
     config = AutoConfig.for_model(name, vocab_size=7, hidden_size=8, num_hidden_layers=1)
     print(type(AutoModelForCausalLM.from_config(config)).__name__)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["DeltaNetForCausalLM", "ProtoTForCausalLM"]
+    done = forked.run(code=code)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["unknown", "DeltaNetForCausalLM", "ProtoTForCausalLM"]
