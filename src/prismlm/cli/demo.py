@@ -109,8 +109,8 @@ def _print_summary(console: Console, result: DemoResult) -> None:
     console.print(
         "[bold]What each prediction relies on[/]\n[dim]One prompt per domain; the words in bold "
         "are the model's own. Evidence: the share of each domain's text in what carries these "
-        "words. Prototype: the learned pattern with the most of it. Document: the training text "
-        "with the largest share, and the place in it.[/]"
+        "words. Prototype: the learned pattern with the most of it. Passage: the place of the "
+        "training text with the largest share.[/]"
     )
     for domain, trace in result.traces.items():
         _print_trace(console, domain, trace)
@@ -136,27 +136,33 @@ def _print_trace(console: Console, domain: str, trace: Trace) -> None:
     split = len(trace) - generated + 1
     prompt = "".join(step.token for step in trace[:split])
     words = "".join(step.target for step in trace[split - 1 :])
-    shares = trace.sources("domain")
+    answer = trace[split - 1 :]
+    shares = answer.sources("domain")
     leading = [
         f"[{'bold green' if item.key == domain else 'default'}]"
         f"{escape(item.key)} {item.share:.0%}[/]"
         for item in shares.items[:3]
     ]
     leading.append(f"[dim]unattributed {shares.unattributed:.0%}[/]")
+    if answer.support is not None:
+        leading.append(f"[dim]support {answer.support.level}[/]")
     strongest = _strongest(trace)
     text = f"{escape(_visible(prompt))}[bold]{escape(_visible(words))}[/]"
     lines = [
         f"  [dim]evidence  [/] {' · '.join(leading)}",
         f"  [dim]prototype [/] #{strongest.id} {escape(strongest.name or '')}",
     ]
-    for document in trace.documents(limit=1):
-        source = _visible(document.source or document.doc_id)[:28]
-        room = max(20, console.width - 17 - len(source) - len(document.token or ""))
-        before = _visible(document.before or "")[-(room * 2 // 3) :]
-        after = _visible(document.after or "")[: room - len(before)]
+    for passage in answer.passages(limit=1):
+        source = _visible(passage.source or passage.doc_id)[:28]
+        around = passage.around
+        if around is None:
+            continue
+        room = max(20, console.width - 17 - len(source) - len(around.token))
+        before = _visible(around.before)[-(room * 2 // 3) :]
+        after = _visible(around.after)[: room - len(before)]
         lines.append(
-            f"  [dim]document  [/] …{escape(before)}[reverse]"
-            f"{escape(_visible(document.token or ''))}[/]{escape(after)}… [dim]{escape(source)}[/]"
+            f"  [dim]passage   [/] …{escape(before)}[reverse]{escape(_visible(around.token))}[/]"
+            f"{escape(after)}… [dim]{escape(source)}[/]"
         )
     console.print(f"\n[bold cyan]{escape(domain)}[/]")
     console.print(Padding(text, (0, 0, 0, 2)))
