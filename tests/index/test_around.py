@@ -1,0 +1,32 @@
+"""The sentence around a token."""
+
+import pytest
+
+from prismlm.index.around import MOST_CHARACTERS, sentence_around
+
+
+@pytest.mark.parametrize(
+    ("text", "token", "expected"),
+    [
+        ("One. Two is here. Three.", "is", "Two is here."),
+        ("One. Two is here. Three.", "One", "One."),
+        ("One. Two is here. Three.", "Three", "Three."),
+        ("One line\nTwo is here\nThree", "is", "Two is here"),
+        ('He said "no." Then he left! So', "left", "Then he left!"),
+        ("no end at all", "end", "no end at all"),
+        ("One. Two is here.", " Two", " Two is here."),
+        ("a\n\nb c\n\nd", "c", "b c"),
+    ],
+)
+def test_sentences(text, token, expected):
+    left = text.index(token)
+    found = sentence_around(text, left, left + len(token))
+    assert found.token == token
+    assert str(found).strip() == expected.strip()
+    assert text[left - len(found.before) : left] == found.before
+
+
+def test_a_sentence_without_end_is_cut():
+    text = "x" * 1000
+    found = sentence_around(text, 500, 501)
+    assert (len(found.before), len(found.after)) == (MOST_CHARACTERS, MOST_CHARACTERS)
