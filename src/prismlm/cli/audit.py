@@ -35,9 +35,11 @@ def audit(
     where: Where = None,
     by: By = "domain",
     method: Method = "evidence",
-    documents: Annotated[
-        int, typer.Option(metavar="N", help="Documents kept for each text, and shown.")
-    ] = 10,
+    documents: Annotated[int, typer.Option(metavar="N", help="Documents shown.")] = 10,
+    least_share: Annotated[
+        float,
+        typer.Option(metavar="S", help="A row names every document with at least this share."),
+    ] = 0.01,
     window: Window = None,
     stride: Stride = None,
     text_column: Annotated[str, typer.Option(metavar="NAME", help="Of the texts.")] = "text",
@@ -66,6 +68,8 @@ def audit(
     check_method(method)
     if documents < 0:
         raise InputError("--documents must not be negative.")
+    if not 0 <= least_share <= 1:
+        raise InputError(f"--least-share is {least_share:g}: expected 0 to 1.")
     for path, ending in ((parquet, ".parquet"), (jsonl, ".jsonl"), (csv, ".csv"), (html, ".html")):
         if path is not None:
             check_file(path, [ending])
@@ -73,7 +77,7 @@ def audit(
     reader = DocumentReader(list(files), Columns(text=text_column, id=id_column))
     lm = load(model, lens=lens)
     options = text_options([lm], window, stride, method)  # pyright: ignore[reportArgumentType]
-    found = Audit(lm, options, conditions, documents)
+    found = Audit(lm, options, conditions, least_share)
     with orderly_end():
         if dry_run:
             _estimate(found, reader, as_json=as_json)

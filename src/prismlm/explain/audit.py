@@ -11,7 +11,9 @@ import numpy as np
 
 from prismlm.errors import InputError
 from prismlm.explain.attribution import sum_of
+from prismlm.explain.passages import PositionAttribution
 from prismlm.explain.shares import Attribution, DocumentShare, Method, Sources
+from prismlm.explain.support import Support, support_of
 from prismlm.explain.texts import TextFigures, TextOptions, read_texts
 from prismlm.index.layout import GROUP_COLUMNS
 from prismlm.index.lens import Lens
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 KEYS_KEPT = 20  # of each column and text; the rest is summed as "others"
 TEXTS_LISTED = 20
 DOCUMENTS_LISTED = 20
+LEAST_SHARE = 0.01  # of a document that a row names
 OPENING = 120  # characters of a text that say which it is
 # Explained shares are counted in bins of 0.001, so that their median needs no list of all.
 BINS_FROM, BINS_TO, BINS = -1.0, 3.0, 4000
@@ -40,7 +43,9 @@ class AuditedText:
         ce: mean −log p of its tokens; None for a text of one token.
         explained_share: median over positions, for the model's top token.
         shares: by source, domain and license; None for a text of one token.
-        documents: those with the largest shares.
+        documents: those with at least the audit's least share, the largest first.
+        other_documents: what the other documents come to.
+        support: how well the corpus supports the text; None without cells.
     """
 
     text_id: str
@@ -51,6 +56,8 @@ class AuditedText:
     explained_share: float | None
     shares: dict[str, Sources] | None
     documents: list[DocumentShare]
+    other_documents: float = 0.0
+    support: Support | None = None
 
     @property
     def unattributed(self) -> float | None:
@@ -80,6 +87,8 @@ class AuditedText:
             "explained_share": self.explained_share,
             "unattributed": self.unattributed,
             "elsewhere": self.elsewhere,
+            "support": None if self.support is None else self.support.level,
+            "support_score": None if self.support is None else self.support.score,
         }
         for column in GROUP_COLUMNS:
             items = () if self.shares is None else self.shares[column].items
@@ -94,6 +103,7 @@ class AuditedText:
             }
             for document in self.documents
         ]
+        row["other_documents"] = self.other_documents
         return row
 
 
@@ -106,7 +116,11 @@ class Audit:
     """
 
     def __init__(
-        self, lm: PrismLM, options: TextOptions, where: Where | None = None, documents: int = 10
+        self,
+        lm: PrismLM,
+        options: TextOptions,
+        where: Where | None = None,
+        least_share: float = LEAST_SHARE,
     ) -> None:
         if lm.lens is None:
             raise InputError(
@@ -115,7 +129,7 @@ class Audit:
             )
         self.model, self.lens, self.options = str(lm.path), lm.lens, options
         self.where: Conditions = normalised(where)
-        self.documents_kept = documents
+        self.least_share = least_share
         if self.where:
             self.lens.check_where(self.where)  # refuses what does not occur, before the work
         self.texts = self.tokens = self.predictions = 0
@@ -157,6 +171,7 @@ class Audit:
             },
             "method": self.options.method,
             "where": {column: list(values) for column, values in self.where},
+            "least_share": self.least_share,
             "window": self.options.window,
             "stride": self.options.stride,
             "texts": self.texts,
@@ -175,6 +190,7 @@ class Audit:
 
     def _add(self, of_text: TextFigures) -> AuditedText:
         found, count = of_text.attribution, len(of_text.losses)
+        named, others = self._named(found)
         row = AuditedText(
             text_id=of_text.document.doc_id,
             opening=of_text.document.text[:OPENING],
@@ -183,7 +199,9 @@ class Audit:
             ce=float(of_text.losses.mean(dtype=np.float64)) if count else None,
             explained_share=float(np.median(of_text.explained)) if count else None,
             shares=found and {by: found.sources(by, dict(self.where)) for by in GROUP_COLUMNS},
-            documents=found.documents(self.documents_kept, dict(self.where)) if found else [],
+            documents=named,
+            other_documents=others,
+            support=self._support(found),
         )
         self.texts += 1
         self.tokens += of_text.tokens
@@ -202,6 +220,20 @@ class Audit:
             for item in row.shares["source"].items[:1]:
                 self._most_matching.add(item.share, row, item.key)
         return row
+
+    def _named(self, found: Attribution | None) -> tuple[list[DocumentShare], float]:
+        """Return the documents that a row names, and what the others come to."""
+        if found is None:
+            return [], 0.0
+        where = dict(self.where)
+        shares = [item.share for item in found.sources("document", where).items]
+        count = sum(share >= self.least_share for share in shares)
+        return found.documents(count, where) if count else [], float(sum(shares[count:]))
+
+    def _support(self, found: Attribution | None) -> Support | None:
+        if not isinstance(found, PositionAttribution) or self.lens.support is None:
+            return None
+        return support_of(found.nearest, self.lens.support)
 
     def _median_explained(self) -> float | None:
         total = int(self._explained.sum())

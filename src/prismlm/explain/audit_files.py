@@ -43,16 +43,20 @@ SCHEMA = pa.schema(
         ("explained_share", pa.float64()),
         ("unattributed", pa.float64()),
         ("elsewhere", pa.float64()),
+        ("support", pa.string()),
+        ("support_score", pa.float64()),
         *[
             field
             for column in GROUP_COLUMNS
             for field in ((f"by_{column}", _SHARES), (f"other_{column}", pa.float64()))
         ],
         ("documents", _DOCUMENTS),
+        ("other_documents", pa.float64()),
     ]
 )
+OWN = SCHEMA.names.index("support_score") + 1
 CSV_COLUMNS = [
-    *SCHEMA.names[:8],
+    *SCHEMA.names[:OWN],
     *[f"{rank}_{c}{part}" for c in GROUP_COLUMNS for rank in ("top",) for part in ("", "_share")],
     "top_document",
     "top_document_share",
@@ -113,7 +117,7 @@ FORMATS = {".parquet": _Parquet, ".jsonl": _JsonLines, ".csv": _Csv}
 
 def _flat(row: dict[str, Any]) -> dict[str, Any]:
     """Return a row for a spreadsheet: the largest share of each kind."""
-    flat = {name: row[name] for name in SCHEMA.names[:8]}
+    flat = {name: row[name] for name in SCHEMA.names[:OWN]}
     for column in GROUP_COLUMNS:
         first = row[f"by_{column}"][:1] or [{"key": None, "share": None}]
         flat |= {f"top_{column}": first[0]["key"], f"top_{column}_share": first[0]["share"]}

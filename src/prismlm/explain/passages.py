@@ -274,4 +274,7 @@ class PositionSum:
         """Return the attribution of all predictions so far; every document has one place."""
         kept = np.flatnonzero(self._place >= 0)
         places = Places(self._place[kept], self._value[kept], self._cosine[kept])
-        return PositionAttribution(self._lens, self._cells, places, self._unplaced, self._beside)
+        nothing = np.empty(0, dtype=np.float32)
+        return PositionAttribution(
+            self._lens, self._cells, places, self._unplaced, self._beside, nothing
+        )

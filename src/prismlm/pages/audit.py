@@ -15,6 +15,7 @@ BARS = 12
 HEADINGS = {"source": "By source", "domain": "By domain", "license": "By licence"}
 METHODS = {
     "evidence": "positive evidence for each token",
+    "contexts": "positive evidence, over kept contexts",
     "source": "A = Σ α μ, PRISM's own measure",
 }
 
@@ -73,25 +74,32 @@ def _figures(summary: dict[str, Any]) -> str:
 def _shares(summary: dict[str, Any]) -> Iterable[str]:
     for by, heading in HEADINGS.items():
         shares = summary["shares"][by]
-        items = [(item["key"], item["share"], "") for item in shares["items"]]
+        items = [
+            (item["key"], item["share"], "", item.get("base_rate")) for item in shares["items"]
+        ]
         shown, others = items[:BARS], items[BARS:]
         if others:
-            rest = sum(share for _, share, _ in others)
-            shown.append((f"{len(others)} more", rest, "p-rest"))
+            rest = sum(share for _, share, _, _ in others)
+            shown.append((f"{len(others)} more", rest, "p-rest", None))
         if summary["where"]:
-            shown.append(("elsewhere", shares["elsewhere"], "p-rest"))
-        shown.append(("unattributed", shares["unattributed"], "p-grey"))
+            shown.append(("elsewhere", shares["elsewhere"], "p-rest", None))
+        shown.append(("unattributed", shares["unattributed"], "p-grey", None))
         bars = "".join(_bar(*row) for row in shown)
         yield f'<section><h3>{heading}</h3><ul class="p-bars">{bars}</ul></section>'
 
 
-def _bar(label: str, share: float, kind: str) -> str:
+def _bar(label: str, share: float, kind: str, base_rate: float | None) -> str:
     name = escape(label)
     width = 100 * min(max(share, 0.0), 1.0)
+    mark, lift = "", ""
+    if base_rate:
+        mark = f'<span class="p-base" style="left:{100 * min(base_rate, 1.0):.2f}%"></span>'
+        told = f"{_percent(base_rate)} of the corpus"
+        lift = f'<span class="p-lift" title="{told}">× {share / base_rate:.1f}</span>'
     return (
         f'<li class="{kind}"><span class="p-key-name" title="{name}">{name}</span>'
-        f'<span class="p-track"><span class="p-fill" style="width:{width:.2f}%"></span></span>'
-        f'<span class="p-number">{_percent(share)}</span></li>'
+        f'<span class="p-track"><span class="p-fill" style="width:{width:.2f}%"></span>{mark}'
+        f'</span><span class="p-number">{_percent(share)}</span>{lift}</li>'
     )
 
 
