@@ -3,9 +3,9 @@
     python -m benchmarks.attribution.datamodels bank
     python -m benchmarks.attribution.forgetting bank --methods random bm25 "nearest states" …
 
-Models are trained from scratch without them, in three seeds. Every training is kept in
-``forgetting/`` of the bank by what was left out, so that a stopped run goes on, and ten documents
-that two methods name cost one training.
+Models are trained from scratch without them, in three seeds, a few predictions to a model: each
+then loses what was named for the others too, by every method alike. Every training is kept in
+``forgetting/`` of the bank by what was left out, so that a stopped run goes on.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ def main() -> None:
     parser.add_argument("bank", type=Path, help="the folder that model_bank.py wrote")
     parser.add_argument("--methods", nargs="+", required=True, help="scores/, without .npy")
     parser.add_argument("--predictions", type=int, default=20)
+    parser.add_argument("--together", type=int, default=5, help="predictions that share a training")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     arguments = parser.parse_args()
     bank = open_bank(arguments.bank)
@@ -43,10 +44,16 @@ def main() -> None:
     results: dict[str, Any] = {}
     for name in arguments.methods:
         scores = np.load(arguments.bank / "scores" / f"{name}.npy")[: len(asked)]
-        lost = forgetting(train, len(bank), asked, best(scores, NAMED), arguments.seeds)
+        named, together = best(scores, NAMED), arguments.together
+        lost = forgetting(train, len(bank), asked, named, arguments.seeds, together=together)
         results[name] = {"lost": mean_with_error(lost.mean(1)), "each": lost.tolist()}
         print(name, results[name]["lost"], flush=True)
-    described = {"predictions": len(asked), "seeds": arguments.seeds, "documents": len(bank)}
+    described = {
+        "predictions": len(asked),
+        "together": arguments.together,
+        "seeds": arguments.seeds,
+        "documents": len(bank),
+    }
     write_json(arguments.out, {"environment": environment(), **described, "methods": results})
 
 

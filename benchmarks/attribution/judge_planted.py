@@ -82,6 +82,7 @@ def methods(setting: Setting, choices: Choices, seed: int) -> dict[str, Method]:
     return {
         "random": AtRandom(bank, seed),
         "BM25": ByWords(bank),
+        "BM25, last 16 tokens": ByWords(bank, last=16),
         "nearest states": NearestStates(setting),
         "same token at random": SameToken(setting, counted=False, seed=seed),
         "count of the token": SameToken(setting, counted=True),

@@ -50,6 +50,9 @@ def test_what_is_forgotten_is_what_the_missing_documents_gave():
     asked = [Prediction(np.array([0]), target) for target in (0, 1)]
     lost = forgetting(train, 3, asked, np.array([[0, 2], [1, 2]]), seeds=(1, 10))
     assert lost.tolist() == [[5, 50], [48, 480]]
+    # One model without 0, 1 and 2 has nothing left of either.
+    lost = forgetting(train, 3, asked, np.array([[0, 2], [1, 2]]), seeds=(1,), together=2)
+    assert lost.tolist() == [[7], [56]]
 
 
 def test_bad_shapes():

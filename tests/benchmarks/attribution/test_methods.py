@@ -12,6 +12,7 @@ from benchmarks.attribution.methods.evidence import Choices, EvidenceByPosition
 from benchmarks.attribution.methods.last_layer_kfac import LastLayerKFAC
 from benchmarks.attribution.methods.nearest import NearestStates
 from benchmarks.attribution.methods.setting import Asked, Positions, Rows
+from benchmarks.attribution.methods.words import ByWords
 
 PASSAGES, TOKENS, CELLS, WIDTH, COUNT = 5, 4, 3, 6, 40
 
@@ -138,6 +139,23 @@ def test_nearest_states_are_the_largest_cosine_of_each_passage(setting):
             rows = (p.passage == passage) & ((p.token == 2) | (not same))
             least = 0 if same else -1
             assert found[passage] == pytest.approx(max([least, *cosines[rows]]), abs=1e-5)
+
+
+def test_words_are_those_of_the_text_and_of_the_predicted_token():
+    texts = ["tin of velmora", "iron of velmora", "silver"]
+    names = ["tin", "iron", "velmora", "silver"]
+    tokenizer = SimpleNamespace(decode=lambda ids, **_: " ".join(names[i] for i in ids))
+    bank = Bank(texts)
+    bank.corpus = SimpleNamespace(tokenizer=tokenizer)
+    asked = SimpleNamespace(ids=np.array([0, 2]), target=1)
+    whole, last = ByWords(bank)([asked])[0], ByWords(bank, last=1)([asked])[0]
+    assert whole[0] == whole[1] > whole[2] == 0
+    assert last[1] > last[0] > last[2]
+
+
+class Bank(list):
+    def text(self, passage):
+        return self[passage]
 
 
 def test_a_passage_with_the_token_comes_before_one_without(setting):
