@@ -19,6 +19,7 @@ import numpy as np
 
 from benchmarks.attribution.methods.at_random import AtRandom, SameToken
 from benchmarks.attribution.methods.evidence import Choices, EvidenceByPosition
+from benchmarks.attribution.methods.explain import Explained, with_random_states
 from benchmarks.attribution.methods.nearest import NearestStates
 from benchmarks.attribution.methods.setting import Setting
 from benchmarks.attribution.methods.words import ByWords
@@ -42,8 +43,13 @@ from prismlm.eval.passage_domains import passage_domain_share
 from prismlm.eval.passage_recall import document_recall
 from prismlm.eval.passages import Method, Prediction, answer_scores
 from prismlm.eval.tail_patch import PatchGains
+from prismlm.explain.positions import TEMPERATURE
 from prismlm.files import read_json, write_json
+from prismlm.index.cells import Cells
+from prismlm.index.layout import find_lens, read_meta
 
+# Beside the one that explain has.
+TEMPERATURES = (0.005, 0.05, 0.1, 0.2)
 JUDGES = ("recall", "domains", "patch")
 
 
@@ -52,6 +58,7 @@ def main() -> None:
     parser = script_options(__doc__, RESULTS / "attribution_judges.json")
     parser.add_argument("planted", type=Path, help="the directory that planted_model.py built")
     parser.add_argument("--choices", type=Path, required=True, help="what search_choices.py wrote")
+    parser.add_argument("--lens", type=Path, help="of the model; else the one it has")
     parser.add_argument("--judges", nargs="+", choices=JUDGES, default=JUDGES)
     parser.add_argument("--methods", nargs="+", help="some of them; all if left out")
     parser.add_argument("--documents", type=int, default=110, help="held out, for their domains")
@@ -61,7 +68,13 @@ def main() -> None:
     facts = read_json(arguments.planted / "facts.json")["facts"]
     choices = Choices(**read_json(arguments.choices)["tail_patch"]["best"])
     result: dict[str, Any] = {"environment": environment(), "methods": {}}
-    for name, method in methods(setting, choices, arguments.seed).items():
+    lens = arguments.lens or find_lens(arguments.planted / "model", None)
+    assert lens is not None, "the model has no lens"
+    meta = read_meta(lens)
+    assert meta.cells is not None, "the lens has no cells"
+    every = methods(setting, choices, arguments.seed)
+    every |= explained(setting, Cells(lens, meta.cells), arguments.seed)
+    for name, method in every.items():
         if arguments.methods and name not in arguments.methods:
             continue
         found: dict[str, Any] = {}
@@ -88,6 +101,18 @@ def methods(setting: Setting, choices: Choices, seed: int) -> dict[str, Method]:
         "count of the token": SameToken(setting, counted=True),
         "same token, nearest": NearestStates(setting, same_token=True),
         "evidence by position": EvidenceByPosition(setting, choices),
+    }
+
+
+def explained(setting: Setting, cells: Cells, seed: int) -> dict[str, Method]:
+    """Return what ``explain`` does, at its temperature and at others, and its two controls."""
+    others = {f"explain, T = {t:g}": Explained(setting, cells, t) for t in TEMPERATURES}
+    random = with_random_states(setting, seed)
+    return {
+        "explain": Explained(setting, cells),
+        "shuffled cells": Explained(setting, cells, shuffled=seed),
+        "random states": EvidenceByPosition(random, Choices(temperature=TEMPERATURE)),
+        **others,
     }
 
 

@@ -49,10 +49,15 @@ class Supports(NamedTuple):
     nearest: np.ndarray
 
 
-def supports(table: EvidenceTable, cells: Cells) -> Supports:
+def supports(table: EvidenceTable, cells: Cells, temperature: float = TEMPERATURE) -> Supports:
     """Return the positions behind every prediction of a table; see the module for the equation.
 
     Of a cell and token with more than 512 positions, 512 stand for all.
+
+    Args:
+        table: of the predictions.
+        cells: of a lens.
+        temperature: T; what is smaller keeps to the nearest.
     """
     uses, count = table.uses("evidence"), len(table.states)
     tokens = table.targets.numpy()[uses.position]
@@ -62,7 +67,7 @@ def supports(table: EvidenceTable, cells: Cells) -> Supports:
     placed[found.pair] = True
     evidence = np.bincount(uses.position[placed], uses.weight[placed], minlength=count)
     unplaced = np.bincount(uses.position[~placed], uses.weight[~placed], minlength=count)
-    weight = found.stands_for * np.exp((found.cosine.astype(np.float64) - 1) / TEMPERATURE)
+    weight = found.stands_for * np.exp((found.cosine.astype(np.float64) - 1) / temperature)
     total = np.bincount(prediction, weight, minlength=count)
     scale = np.divide(evidence, total, out=np.zeros(count), where=total > 0)
     return Supports(
