@@ -166,7 +166,8 @@ class ContextSum:
     """Adds up attributions of one lens and method; its size depends on the lens alone."""
 
     def __init__(self, lens: Lens, method: Method) -> None:
-        self._lens, self._method, self._beside = lens, method, 0.0
+        self._lens, self._beside = lens, 0.0
+        self._method: Method = method
         self._prototypes = np.zeros(lens.num_prototypes)
         self._contexts = np.zeros(lens.index.num_rows)
 

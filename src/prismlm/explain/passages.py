@@ -106,7 +106,7 @@ class PositionAttribution(Attribution):
     nearest: np.ndarray
     method: Method = "evidence"
 
-    @cached_property
+    @property
     def total(self) -> float:
         """What shares are shares of."""
         return float(self.places.value.sum()) + self.unplaced + self.beside

@@ -109,7 +109,7 @@ class Cells:
         columns = self._keys, self._starts
         names = layout.CELL_KEYS_FILE, layout.CELL_STARTS_FILE
         for column, name, expected in zip(columns, names, self.meta.checksums, strict=True):
-            if zlib.crc32(column.view(np.uint8)) != expected:
+            if zlib.crc32(column.view(np.uint8).data) != expected:
                 raise _damaged(self._directory / name, "it does not hold what was written")
         return columns
 

@@ -75,7 +75,9 @@ def write_cells(
                 kept[name] = records[name]
             keys, begins = _ranges(records, vocabulary)
             begins += start
-            checksums = [zlib.crc32(p, c) for p, c in zip((keys, begins), checksums, strict=True)]
+            checksums = [
+                zlib.crc32(p.data, c) for p, c in zip((keys, begins), checksums, strict=True)
+            ]
             for column, part in zip(columns, (kept, keys, begins), strict=False):
                 column.append(part)
             columns[-1].append(blocks.add(kept))
@@ -127,7 +129,7 @@ class _Blocks:
 
     def add(self, records: np.ndarray) -> np.ndarray:
         """Return the checksums of the blocks that these records end: uint32."""
-        data, size = memoryview(records.view(np.uint8)), records.dtype.itemsize
+        data, size = records.view(np.uint8).data, records.dtype.itemsize
         done: list[int] = []
         first = 0
         while first < len(records):
@@ -175,7 +177,7 @@ class _Column:
             self._header()
 
     def append(self, part: np.ndarray) -> None:
-        self._file.write(memoryview(part.astype(self._dtype, copy=False).view(np.uint8)))
+        self._file.write(part.astype(self._dtype, copy=False).view(np.uint8).data)
         self._rows += len(part)
 
     def _header(self) -> None:

@@ -106,10 +106,10 @@ class Spool:
                 raise damaged(self.path, f"it is shorter than the {end} bytes that were written")
             file.truncate(end)
             file.seek(end)
-            file.write(memoryview(data))
+            file.write(data.data)
             file.flush()
             os.fsync(file.fileno())
-        self.runs.append(Run(len(data) // self.dtype.itemsize, zlib.crc32(data)))
+        self.runs.append(Run(len(data) // self.dtype.itemsize, zlib.crc32(data.data)))
         self._waiting, self._bytes = [], 0
 
     def counts(self, num_cells: int) -> np.ndarray:
@@ -122,7 +122,7 @@ class Spool:
         for number, run in enumerate(self.runs):
             checksum = 0
             for part in self._parts(sum(r.rows for r in self.runs[:number]), run.rows):
-                checksum = zlib.crc32(part.view(np.uint8), checksum)
+                checksum = zlib.crc32(part.view(np.uint8).data, checksum)
                 cell = part["cell"]
                 if len(cell) and (cell.min() < 0 or cell.max() >= num_cells):
                     raise damaged(self.path, "a cell is out of range")

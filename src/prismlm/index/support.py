@@ -120,8 +120,10 @@ def measure_support(
             break
         high, high_places = (float(np.quantile(m, 1 - SHARE_STRONG)) for m in (means, places))
         rows.append((length, float(np.quantile(means, SHARE_NONE)), high, high_places))
-    columns = [list(column) for column in zip(*rows, strict=True)]
-    return SupportScale(grid, *columns, len(nearest)) if rows else None
+    if not rows:
+        return None
+    lengths, low, high, places = (list(column) for column in zip(*rows, strict=True))
+    return SupportScale(grid, lengths, low, high, places, len(nearest))
 
 
 def unseen_documents(corpus: Corpus, split: Split) -> np.ndarray:
