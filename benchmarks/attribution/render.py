@@ -1,333 +1,210 @@
-"""Write docs/results/attribution.md from its JSON and edits.json; ``--check`` only compares."""
+"""Write docs/results/attribution.md from its JSON; ``--check`` only compares the two."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from typing import Any
 
-from benchmarks.shared.pages import (
-    escaped,
-    measured_on,
-    page_options,
-    publish,
-    read_result,
-    table_head,
-)
+import numpy as np
 
-METHODS = {
-    "attribution": "attribution",
-    "source_measure": "PRISM's measure A_t",
-    "random_states": "control: random states as prototypes",
-    "shuffled_map": "control: shuffled prototype → document map",
-    "nearest_states": "nearest hidden states",
-    "bm25_prompt": "BM25 (prompt)",
-    "bm25_answered": "BM25 (prompt and answer)",
-    "chance": "ten documents at random",
+from benchmarks.shared.pages import measured_on, page_options, publish, read_result, table_head
+
+CONTROLS = ("random", "random states", "shuffled cells")
+RIVALS = (
+    *("BM25", "BM25, last 16 tokens", "nearest states"),
+    *("same token at random", "count of the token", "same token, nearest"),
+)
+MEANING = {
+    "explain": "**`explain`**: the product, from its lens on disk",
+    "random": "control: passages at random",
+    "random states": "control: random training states as prototypes",
+    "shuffled cells": "control: every prototype is given another one's cell",
+    "BM25": "BM25 (the text and the predicted token)",
+    "BM25, last 16 tokens": "BM25, with the last 16 tokens alone",
+    "nearest states": "nearest hidden states, whatever came next",
+    "same token at random": "the predicted token came next, at random",
+    "count of the token": "how often the predicted token comes next",
+    "same token, nearest": "the predicted token came next, nearest state of all positions",
+    "evidence by position": "the equation over all positions in memory, with the choices that a "
+    "search found best by tail-patch",
 }
-RIVALS = {
-    "random_states": "random states",
-    "shuffled_map": "a shuffled map",
-    **{key: METHODS[key] for key in list(METHODS)[4:]},
-}
-GROUPS = {"copies_1": "in 1 document", "copies_4": "in 4", "copies_16": "in 16", "all": "all"}
-KNOWN = {
-    "rank_1_10": "answer ranked 1–10",
-    "rank_11_100": "11–100",
-    "rank_101_on": "beyond 100",
-    "known": "likeliest of eight",
-}
-DOMAIN_CONTROLS = {"random_states": "random states", "shuffled_map": "one shuffled map"}
+GOALS = {"recall": 0.85, "patch": 0.42, "own_share": 0.48, "accuracy": 0.87}
 
 
 def main() -> int:
     """Render, or say whether the page is up to date."""
     given = page_options(__doc__).parse_args()
-    result = read_result(given.results / "attribution.json", "attribution.measure")
-    edits = read_result(given.results / "edits.json", "edits.measure")
-    page = render(result, edits=edits)
-    return publish({given.results / "attribution.md": page}, check=given.check)
+    result = read_result(given.results / "attribution_judges.json", "attribution.judge_planted")
+    return publish({given.results / "attribution.md": render(result)}, check=given.check)
 
 
-def render(result: dict[str, Any], *, edits: dict[str, Any] | None) -> str:
+def render(result: dict[str, Any]) -> str:
     """Return the page."""
-    held_out, verbatim = (result["wordings"][name]["summary"] for name in ("held_out", "verbatim"))
-    named = result["setting"]["options"].items()
-    options = [f"--{name} {value}" for name, value in named]
+    methods = result["methods"]
     lines = [
         "# What attribution is worth",
         "",
-        "Generated from `attribution.json` by `python -m benchmarks.attribution.render`; the JSON "
-        "by",
+        "Generated from `attribution_judges.json` by `python -m benchmarks.attribution.render`; "
+        "the JSON by",
         "",
-        f"    python -m benchmarks.attribution.planted_model planted {' '.join(options)}",
-        "    python -m benchmarks.attribution.measure planted",
+        "    python -m benchmarks.attribution.planted_model planted --facts 32 --epochs 1 --seed 1",
+        "    python -m benchmarks.attribution.search_choices planted --out choices.json",
+        "    python -m benchmarks.attribution.judge_planted planted --choices choices.json",
+        "",
+        measured_on(result["environment"]),
+        "",
+        "A Llama of 1.6 million parameters, trained for one epoch on 3.5 million tokens of the "
+        "bundled sample, into which 96 invented facts were written: a third each in 1, 4 and 16 "
+        "documents. Every method gives scores to passages of at most 128 tokens of the training "
+        "text; a document's score is the sum over its passages. One seed; ± is a standard error "
+        "over questions.",
         "",
         "## In short",
         "",
-        *_verdicts(held_out, verbatim, result["domain_prompts"]),
+        *_short(methods),
         "",
-        *_setting(result),
-        *_planted(held_out),
-        *_by_knowledge(held_out),
-        *_verbatim(verbatim),
-        *_domain_prompts(result["domain_prompts"]),
-        *([] if edits is None else edits_section(edits)),
-    ]
-    return "\n".join(lines).rstrip("\n") + "\n"
-
-
-def verdict(interval: dict[str, float]) -> str:
-    """Say in a word what a difference with its interval shows."""
-    if interval["low"] > 0:
-        return "better"
-    return "**worse**" if interval["high"] < 0 else "**no difference shown**"
-
-
-def _verdicts(
-    held_out: dict[str, Any], verbatim: dict[str, Any], prompts: list[dict[str, Any]]
-) -> list[str]:
-    lines = [
-        _document_verdict(name, summary["all"])
-        for name, summary in (
-            ("Documents of a fact, asked in new words", held_out),
-            ("The very document whose words are asked", verbatim),
-        )
-    ]
-    return [*lines, *(_domain_verdict(figures) for figures in prompts)]
-
-
-def _document_verdict(name: str, figures: dict[str, Any]) -> str:
-    won = [key for key in RIVALS if figures["attribution_minus"][key]["low"] > 0]
-    worth = _worth(RIVALS, won)
-    means = {key: value["difference"] for key, value in figures["recall"].items()}
-    return (
-        f"- {name}: {worth}. Recall@10 {means['attribution']:.3f}; nearest hidden "
-        f"states {means['nearest_states']:.3f}, BM25 {means['bm25_prompt']:.3f}, chance "
-        f"{means['chance']:.3f}."
-    )
-
-
-def _domain_verdict(figures: dict[str, Any]) -> str:
-    won = [
-        key for key in DOMAIN_CONTROLS if figures[f"trained_minus_{key}"]["own_share"]["low"] > 0
-    ]
-    worth = _worth(DOMAIN_CONTROLS, won)
-    own, chance = figures["trained"]["own_share"], figures["trained"]["chance"]
-    return (
-        f"- Domain of the first {figures['tokens']} tokens of a held-out document: share on the "
-        f"right domain {own:.3f} ({own / chance:.1f} times chance), "
-        f"{figures['random_states']['own_share']:.3f} with random states, "
-        f"{figures['shuffled_map']['own_share']:.3f} with a shuffled map: {worth}."
-    )
-
-
-def _worth(names: dict[str, str], keys: list[str]) -> str:
-    won = [names[key] for key in keys]
-    lost = [name for key, name in names.items() if key not in keys]
-    if not lost:
-        return f"works: better than {_listed(won)}"
-    better = f"better than {_listed(won)}, but " if won else ""
-    return f"**does not work**: {better}not better than {_listed(lost)}"
-
-
-def _listed(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def _setting(result: dict[str, Any]) -> list[str]:
-    where, setting = result["environment"], result["setting"]
-    head, corpus, lens = setting["recipe"]["head"], setting["corpus"], setting["lens"]
-    example = setting["example"]
-    return [
-        "## Setting",
-        "",
-        f"{setting['facts']} invented facts, a third each in 1, 4 and 16 documents: "
-        f"{setting['planted_documents']:,} among {setting['training_documents']:,} training "
-        f"documents; the others are one in {setting['options']['every']} of the bundled sample "
-        f"({corpus['tokens']:,} tokens in all, {corpus['heldout']['tokens']:,} of them held out). "
-        "Each planted document states its fact three times, in three of 16 wordings, "
-        "between four sentences of a real training document. A model of "
-        f"{setting['parameters']:,} parameters (K = {head['prototypes']:,}, k = "
-        f"{head['prototypes_per_token']}, default head) saw {setting['training_tokens']:,} tokens "
-        f"in {setting['steps']:,} steps. The lens keeps {lens['contexts']} contexts of each "
-        "prototype, one of a document. One seed.",
-        "",
-        measured_on(where),
-        "",
-        f"Asked: *{example['prompt']}* → *{example['answer']}*. One of its documents:",
-        "",
-        f"> {' '.join(escaped(example['document']).split())}",
-        "",
-    ]
-
-
-def _planted(summary: dict[str, Any]) -> list[str]:
-    columns = {key: name for key, name in GROUPS.items() if key in summary}
-    return [
         "## Planted facts, asked in new words",
         "",
-        "Recall@10: planted documents among the ten with the largest share in the predictions of "
-        "the answer, out of those that ten places can hold. Intervals are 95 %, bootstrapped over "
-        "facts; the shuffled map is a mean of shuffles. *Nearest hidden states*: cosine of the "
-        "same states to every position of the training text, the best of each document. BM25 "
-        "reads words, and a fact's name stands in its own documents alone, so it can hardly miss. "
-        "*A_t*: of PRISM, Σ α · uniform over the contexts of each prototype in use.",
+        "Recall@10: planted documents among the ten with the largest score for the answer's "
+        "tokens, out of those that ten places can hold. *The same answer at random* draws ten "
+        "documents that give the same answer to the same kind of question: who finds no more knows "
+        "the phrase and not the place.",
         "",
-        *_recall_table(summary, columns),
+        *_recall(methods),
         "",
-        "What there is to find. *Rank*: of the answer's first token in the vocabulary. *Likeliest "
-        "of eight*: the answer among the eight that its question could have had; chance is 0.125. "
-        "*In the lens*: planted documents that any prototype keeps a context of. *Within reach*: "
-        "recall@10 of a perfect order of the contexts of the prototypes that carry the answer, the "
-        "most that attribution could have.",
+        "## Tail-patch: does the text that is named teach the answer?",
         "",
-        *table_head(_row("", columns.values())),
-        *_figure_rows(summary, columns),
+        "100 held-out predictions with a probability of 0.02 to 0.6. The model takes one step of "
+        "SGD, rate 0.05, on the ten passages with the largest scores; *gain* is what the "
+        "log-probability of the token gains, in nats. A step on text full of a token raises it "
+        "everywhere: *specific* is the gain in log-odds here less its mean in 16 other contexts. "
+        "Beside each method, what `explain` has more.",
         "",
-        *_differences(summary["all"]),
+        *_patch(methods),
         "",
+        "## Held-out documents: does the share fall on their own domain?",
+        "",
+        "The first 128 tokens of 110 held-out documents, of twelve domains. *Own share*: of the "
+        "document's domain. *Accuracy*: its lift over the mean of all documents is the largest. "
+        "*Raised*: each token counts as much as its context raised its log-probability.",
+        "",
+        *_domains(methods),
+        "",
+        "## The temperature",
+        "",
+        "What is free in the equation is T. Small ones keep to the nearest position, which finds "
+        "the domain; large ones count all that has the token, which teaches it. `explain` has the "
+        "one that meets most of the goals.",
+        "",
+        *_temperatures(methods),
     ]
+    return "\n".join(lines) + "\n"
 
 
-def _recall_table(summary: dict[str, Any], columns: dict[str, str]) -> list[str]:
-    shown = [f"{name} ({summary[key]['facts']} facts)" for key, name in columns.items()]
-    return [
-        *table_head(_row("recall@10", shown)),
-        *(
-            _row(name, (_interval(summary[key]["recall"][method]) for key in columns))
-            for method, name in METHODS.items()
-        ),
-    ]
-
-
-def _figure_rows(summary: dict[str, Any], columns: dict[str, str]) -> list[str]:
-    rows: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
-        ("answer's rank, median", lambda f: f"{f['median_rank']:.0f}"),
-        ("answer's probability, median", lambda f: f"{f['median_probability']:.2g}"),
-        ("likeliest of eight", lambda f: _interval(f["first_of_candidates"])),
-        ("explained share, median", lambda f: f"{f['explained_share']:.3f}"),
-        ("planted documents in the lens", lambda f: f"{f['in_index']:.3f}"),
-        ("within reach", lambda f: f"{f['within_reach']:.3f}"),
+def _short(methods: dict[str, Any]) -> list[str]:
+    own = methods["explain"]
+    recall, twins = own["recall"]["all"], own["recall"]["all"]["same answer at random"]
+    patch = own["patch"]["all"]["gain"]["mean"]
+    rivals = [n for n in (*CONTROLS, *RIVALS) if n in methods]
+    above = [n for n in rivals if methods[n]["patch"]["all"]["gain"]["mean"] >= patch]
+    words = max(
+        methods[name]["patch"]["all"]["gain"]["mean"] for name in RIVALS[:2] if name in methods
     )
-    return [_row(name, (form(summary[key]) for key in columns)) for name, form in rows]
-
-
-def _differences(figures: dict[str, Any]) -> list[str]:
-    lines = [
-        f"- {name}: {interval['difference']:+.3f} ({interval['low']:+.3f} to "
-        f"{interval['high']:+.3f}), {verdict(interval)}"
-        for key, name in RIVALS.items()
-        for interval in [figures["attribution_minus"][key]]
-    ]
-    return ["Recall of attribution minus that of, fact by fact:", "", *lines]
-
-
-def _by_knowledge(summary: dict[str, Any]) -> list[str]:
-    columns = {key: name for key, name in KNOWN.items() if key in summary}
+    domains = own["domains"]["alike"]
+    shown = recall["mean"] - twins > 2 * recall["error"]
     return [
-        "### By how well the model knows the answer",
-        "",
-        "A fact that the model has not learned cannot be traced; these are the same questions, "
-        "grouped by rank.",
-        "",
-        *_recall_table(summary, columns),
-        "",
+        f"- Planted facts: recall@10 **{recall['mean']:.3f}** ± {recall['error']:.3f}, goal "
+        f"{GOALS['recall']}: {_verdict(recall['mean'] >= GOALS['recall'])}. Documents that give "
+        f"the same answer to the same question have {twins:.3f} at random: "
+        + (
+            "it knows more than the phrase."
+            if shown
+            else "**does not work** as a test of the name, "
+            "since what is found may be the phrase alone."
+        ),
+        f"- Tail-patch: **{patch:.3f}** nats, goal {GOALS['patch']}: "
+        f"{_verdict(patch >= GOALS['patch'])}; {patch / max(words, 1e-9):.0f} times the better "
+        f"BM25's. "
+        + (f"Not above {', '.join(above)}." if above else "Above every control and rival."),
+        f"- Domain of held-out text: own share **{domains['own_share']:.3f}** (chance "
+        f"{domains['chance']:.3f}), goal {GOALS['own_share']}: "
+        f"{_verdict(domains['own_share'] >= GOALS['own_share'])}; accuracy "
+        f"**{domains['accuracy']:.3f}** (chance {domains['chance_accuracy']:.3f}), goal "
+        f"{GOALS['accuracy']}: {_verdict(domains['accuracy'] >= GOALS['accuracy'])}.",
     ]
 
 
-def _verbatim(summary: dict[str, Any]) -> list[str]:
-    columns = {key: name for key, name in GROUPS.items() if key in summary}
-    return [
-        "## A training document's own words",
-        "",
-        "A check on the machinery: the prompt is the beginning of one planted document, up to the "
-        "answer, and that one document is to be found. Its hidden states are those that the index "
-        "saw, so nearest states can hardly miss it.",
-        "",
-        *_recall_table(summary, columns),
-        "",
-        *table_head(_row("", columns.values())),
-        *_figure_rows(summary, columns),
-        "",
-        *_differences(summary["all"]),
-        "",
-    ]
+def _verdict(reached: bool) -> str:
+    return "met" if reached else "**missed**"
 
 
-def _domain_prompts(results: list[dict[str, Any]]) -> list[str]:
-    lines = [
-        "## Domain prompts",
-        "",
-        "The first tokens of held-out documents, read as `prismlm explain` reads a prompt. *Own "
-        "share*: mean share of the attributed evidence that falls on the document's own domain. "
-        "*Accuracy*: documents whose own domain has the largest share relative to its share over "
-        "all. Whole documents: [first light](first_light.md).",
-        "",
-        "| tokens | documents | | trained prototypes | control: random states | "
-        "control: shuffled map | chance |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for figures in results:
-        for measure, chance in (("own_share", "chance"), ("accuracy", "chance_accuracy")):
-            cells = [
-                f"{figures[key][measure]:.3f}"
-                for key in ("trained", "random_states", "shuffled_map")
-            ]
-            head = [str(figures["tokens"]), f"{figures['trained']['documents']:,}"]
-            name = measure.replace("_", " ")
-            row = [*head, name, *cells, f"{figures['trained'][chance]:.3f}"]
-            lines.append(f"| {' | '.join(row)} |")
-    lines += ["", "Trained prototypes minus each control, document by document:", ""]
-    for figures in results:
-        for key, name in DOMAIN_CONTROLS.items():
-            for measure in ("own_share", "accuracy"):
-                interval = figures[f"trained_minus_{key}"][measure]
-                lines.append(
-                    f"- {figures['tokens']} tokens, {measure.replace('_', ' ')} against {name}: "
-                    f"{interval['difference']:+.3f} ({interval['low']:+.3f} to "
-                    f"{interval['high']:+.3f}), {verdict(interval)}"
-                )
-    return [*lines, ""]
+def _rows(methods: dict[str, Any]) -> list[str]:
+    return [name for name in MEANING if name in methods]
 
 
-def edits_section(result: dict[str, Any]) -> list[str]:
-    """Count, for each edit, the prototypes on which it does more than its control."""
-    measured = [prototype["edits"] for prototype in result["prototypes"]]
-    rows: list[str] = []
-    for edit in measured[0]:
-        found = [edits[edit]["effects"]["prompts"]["measures"]["signature"] for edits in measured]
-        beyond = 0
-        for figures in found:
-            low, high = figures["difference_interval"]
-            beyond += low > 0 if figures["edit"] > 0 else high < 0
-        means = [
-            sum(figures[key] for figures in found) / len(found)
-            for key in ("edit", "control", "difference")
+def _recall(methods: dict[str, Any]) -> list[str]:
+    groups = [name for name in methods["explain"]["recall"] if name.startswith("copies")]
+    heads = " | ".join(name.replace("copies", "in documents:") for name in groups)
+    lines = table_head(f"| method | all | {heads} |")
+    for name in _rows(methods):
+        found = methods[name]["recall"]
+        columns = [f"{found[g]['mean']:.3f} ± {found[g]['error']:.3f}" for g in ("all", *groups)]
+        lines.append(f"| {MEANING[name]} | {' | '.join(columns)} |")
+    found = methods["explain"]["recall"]
+    twins = [f"{found[group]['same answer at random']:.3f}" for group in ("all", *groups)]
+    return [*lines, f"| control: the same answer at random | {' | '.join(twins)} |"]
+
+
+def _patch(methods: dict[str, Any]) -> list[str]:
+    lines = table_head("| method | gain | specific | `explain` − it, gain | specific |")
+    own = methods["explain"]["patch"]
+    for name in _rows(methods):
+        found = methods[name]["patch"]
+        columns = [
+            f"{found['all'][kind]['mean']:+.3f} ± {found['all'][kind]['error']:.3f}"
+            for kind in ("gain", "specific")
         ]
-        cells = [f"{beyond} of {len(found)}", *(f"{mean:+.3f}" for mean in means)]
-        rows.append(_row(edit, cells))
+        columns += [
+            "–" if name == "explain" else _difference(own[kind], found[kind])
+            for kind in ("gains", "specifics")
+        ]
+        lines.append(f"| {MEANING[name]} | {' | '.join(columns)} |")
+    return lines
+
+
+def _difference(left: list[float], right: list[float]) -> str:
+    paired = np.array(left) - np.array(right)
+    return f"{paired.mean():+.3f} ± {paired.std(ddof=1) / len(paired) ** 0.5:.3f}"
+
+
+def _domains(methods: dict[str, Any]) -> list[str]:
+    lines = table_head("| method | own share | accuracy | own share, raised | accuracy, raised |")
+    for name in _rows(methods):
+        found = methods[name]["domains"]
+        columns = [
+            f"{found[way][key]:.3f}"
+            for way in ("alike", "raised")
+            for key in ("own_share", "accuracy")
+        ]
+        lines.append(f"| {MEANING[name]} | {' | '.join(columns)} |")
+    chance = methods["explain"]["domains"]["alike"]
     return [
-        "## Edits against their controls",
-        "",
-        "Change of the log-probability of an edited prototype's signature tokens, in nats, beside "
-        "the same change of activation on random prototypes of equal activation; means over "
-        "prototypes. *Beyond control*: prototypes whose difference from the control has the sign "
-        "of the edit's effect and an interval without 0. Costs, and what the measure can say: "
-        "[edits](edits.md).",
-        "",
-        *table_head("| edit | beyond control | edit | control | difference |"),
-        *rows,
-        "",
+        *lines,
+        f"| chance | {chance['chance']:.3f} | {chance['chance_accuracy']:.3f} | | |",
     ]
 
 
-def _row(name: str, cells: Iterable[str]) -> str:
-    return f"| {' | '.join([name, *cells])} |"
-
-
-def _interval(interval: dict[str, float]) -> str:
-    mean, low, high = (interval[key] for key in ("difference", "low", "high"))
-    return f"{mean:.3f}" if low == high else f"{mean:.3f} ({low:.3f}–{high:.3f})"
+def _temperatures(methods: dict[str, Any]) -> list[str]:
+    lines = table_head("| | recall@10 | tail-patch | specific | own share | accuracy |")
+    names = ["explain", *(name for name in methods if name.startswith("explain, T"))]
+    for name in names:
+        found = methods[name]
+        patch, domains = found["patch"]["all"], found["domains"]["alike"]
+        lines.append(
+            f"| {name} | {found['recall']['all']['mean']:.3f} | {patch['gain']['mean']:+.3f} | "
+            f"{patch['specific']['mean']:+.3f} | {domains['own_share']:.3f} | "
+            f"{domains['accuracy']:.3f} |"
+        )
+    return lines
 
 
 if __name__ == "__main__":
