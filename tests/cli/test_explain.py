@@ -13,6 +13,7 @@ from rich.cells import cell_len
 from safetensors.torch import load_file, save_file
 
 import prismlm
+from prismlm.errors import InputError
 from tests.helpers import forked
 
 TEXT = "The proof relies on the theory of groups."
@@ -205,6 +206,37 @@ def test_without_a_lens(prism, refused, copy):
     result = prism("explain", copy, TEXT)
     assert result.returncode == 0, result.stderr
     assert "prismlm index" in result.stdout
+
+
+def test_a_lens_without_cells_says_what_they_would_add(prism, copy):
+    lens = copy / "lens" / "sample"
+    meta = json.loads((lens / "meta.json").read_text(encoding="utf-8"))
+    bare = {key: value for key, value in meta.items() if key not in ("cells", "support")}
+    (lens / "meta.json").write_text(json.dumps(bare), encoding="utf-8")
+    result = prism("explain", copy, TEXT)
+    assert result.returncode == 0, result.stderr
+    assert "prismlm index --positions 1" in " ".join(result.stdout.split())
+    assert "Documents" in result.stdout
+    assert not result.stdout.startswith("Support")
+    printed = json.loads(prism("explain", copy, TEXT, "--json").stdout)
+    assert not {"passages", "support"} & set(printed)
+    assert "base_rate" not in printed["sources"]["items"][0]
+    with pytest.raises(InputError, match="--positions 1 --overwrite"):
+        prismlm.load(copy).explain(TEXT).passages()
+
+
+def test_a_corpus_that_is_gone_leaves_passages_without_text(prism, copy, tmp_path):
+    lens = copy / "lens" / "sample"
+    meta = json.loads((lens / "meta.json").read_text(encoding="utf-8"))
+    gone = meta | {"corpus_path": str(tmp_path / "gone")}
+    (lens / "meta.json").write_text(json.dumps(gone), encoding="utf-8")
+    result = prism("explain", copy, TEXT)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("Support: ")
+    assert "Passages" in result.stdout
+    assert "has changed since it was indexed" in " ".join(result.stdout.split())
+    printed = json.loads(prism("explain", copy, TEXT, "--json").stdout)
+    assert [passage["text"] for passage in printed["passages"]] == [None] * 5
 
 
 def test_more_prototypes_per_token_than_prototypes(refused, copy):

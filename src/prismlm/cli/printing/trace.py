@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import colorsys
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -71,6 +71,8 @@ def print_trace(
         return
     print_shares(console, sources)
     print_documents(console, documents)
+    for note in _notes(trace):
+        console.print(Text(note, style="yellow"))
     if documents and trace.lens is not None and trace.lens.suffixes is not None:
         _print_quotes(console, trace.verbatim(QUOTES_SHOWN))
     console.print(Text(CAVEAT, style="dim"))
@@ -236,6 +238,31 @@ def print_documents(console: Console, documents: Sequence[DocumentShare]) -> Non
                 line.rstrip()
                 console.print(Text(" " * 8).append_text(line))
     console.print()
+
+
+def _notes(trace: Trace) -> Iterator[str]:
+    """Yield what is missing: cells, the corpus itself, or predicted tokens in it."""
+    lens = trace.lens
+    if lens is None:
+        return
+    if lens.cells is None:
+        yield (
+            "This lens has no cells, so it names documents by their kept contexts and knows no "
+            "passages, base rates or support: prismlm index --positions 1 adds them."
+        )
+    elif lens.corpus is None:
+        yield (
+            f"The corpus {lens.meta.corpus_name} is not where it was, or has changed since it was "
+            "indexed, so passages have no text."
+        )
+    if trace.support is not None:
+        tokens = trace.support.tokens
+        absent = sum(token.nearest < 0 for token in tokens)
+        if absent:
+            yield (
+                f"{absent} of {len(tokens)} predicted tokens come next at no position of the "
+                "prototypes that carry them: what they rely on is unattributed."
+            )
 
 
 def _print_quotes(console: Console, quotes: list[Quote]) -> None:
