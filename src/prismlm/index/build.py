@@ -14,20 +14,15 @@ from prismlm.allocator import keep_freed_memory
 from prismlm.corpus.blocks import BlockOrder, split_counts
 from prismlm.errors import InputError
 from prismlm.index import layout
-from prismlm.index.cells import Cells
 from prismlm.index.positions import check_share
 from prismlm.index.scan import Scan, ScanInput, scan_passes
-from prismlm.index.sort_cells import SORT_BYTES, write_cells, write_documents
-from prismlm.index.spool import Spool
+from prismlm.index.sort_cells import SORT_BYTES
 from prismlm.index.state import Partial
-from prismlm.index.suffixes import write_suffixes
-from prismlm.index.support import measure_support
-from prismlm.index.write import write_contexts, write_index, write_prototypes
+from prismlm.index.write import write_lens
 from prismlm.interrupts import Interrupts
 from prismlm.layers import PrototypeHead
 from prismlm.models.evaluating import evaluating
 from prismlm.models.sidecar import weight_of
-from prismlm.ops import top_contexts
 from prismlm.progress import SILENT, Reporter
 
 if TYPE_CHECKING:
@@ -310,62 +305,9 @@ def _finish(
             assert other is not None
             scan.merge(other)
             spools.append(other.spool)
-        kept = top_contexts.finish(scan.top)
         with partial.staging() as directory:
-            write_index(directory, kept, given.corpus, options.with_text, progress)
-            write_contexts(directory, kept)
-            layout.write_table(scan.mass.table(), directory / layout.MASS_FILE)
-            write_prototypes(directory, given.model, given.head, given.corpus, scan)
-            written = _write_cells(directory, spools, given, options, progress)
-            if options.verbatim and options.with_text:
-                write_suffixes(directory, given.corpus, options.split)
-            curve = convergence(scan, given.order)
-            files = layout.describe_files(directory)
-            layout.write_meta(
-                directory,
-                layout.LensMeta(
-                    **meta, **written, tokens=scan.tokens, convergence=curve, files=files
-                ),
-            )
+            write_lens(directory, given, scan, spools, options, meta, progress)
     return partial.out
-
-
-def _write_cells(
-    directory: Path,
-    spools: list[Spool | None],
-    given: ScanInput,
-    options: IndexOptions,
-    progress: Reporter,
-) -> dict[str, Any]:
-    """Write the cells, where positions were kept; return what the record of the lens says."""
-    if given.positions is None:
-        return {}
-    write_documents(directory, given.corpus, given.split)
-    weight = weight_of(given.model)
-    meta = write_cells(
-        directory,
-        [spool for spool in spools if spool is not None],
-        given.head.num_prototypes,
-        len(weight),
-        given.positions,
-        progress,
-        options.sort_bytes,
-    )
-    cells = Cells(directory, meta)
-    scale = measure_support(cells, given.model, given.head, given.corpus, given.split)
-    return {"cells": meta, "support": None if scale is None else scale.to_dict()}
-
-
-def convergence(scan: Scan, order: BlockOrder) -> list[dict[str, float]]:
-    """Return the mean nearest cosine of the prototypes after growing shares of the corpus."""
-    points: list[dict[str, float]] = []
-    for tokens, nearest in zip(scan.curve_tokens.tolist(), scan.curve_nearest, strict=True):
-        seen = nearest[nearest > -2.0].double()
-        if len(seen):
-            share = tokens / max(scan.tokens, 1)
-            mean = float(seen.mean())
-            points.append({"tokens": tokens, "share": share, "mean_nearest_cosine": mean})
-    return points
 
 
 def check_lens(out: Path, *, overwrite: bool) -> None:

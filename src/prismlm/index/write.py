@@ -1,9 +1,9 @@
-"""Writing what a scan has found: contexts with the text around them, states, prototypes."""
+"""Writing what a scan has found: contexts with their text, states, prototypes, cells."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,18 +13,103 @@ from transformers import PreTrainedModel
 
 from prismlm.files import share
 from prismlm.index import layout
+from prismlm.index.cells import Cells
 from prismlm.index.signatures import top_signatures
+from prismlm.index.sort_cells import write_cells, write_documents
+from prismlm.index.suffixes import write_suffixes
+from prismlm.index.support import measure_support
 from prismlm.layers import PrototypeHead
 from prismlm.models.sidecar import weight_of
+from prismlm.ops import top_contexts
 from prismlm.ops.top_contexts import Contexts
 from prismlm.progress import Reporter
 
 if TYPE_CHECKING:
+    from prismlm.corpus.blocks import BlockOrder
     from prismlm.corpus.store import Corpus
-    from prismlm.index.scan import Scan
+    from prismlm.index.build import IndexOptions
+    from prismlm.index.scan import Scan, ScanInput
+    from prismlm.index.spool import Spool
 
 CHARACTERS_BEFORE = 160
 CHARACTERS_AFTER = 80
+
+
+def write_lens(
+    directory: Path,
+    given: ScanInput,
+    scan: Scan,
+    spools: list[Spool | None],
+    options: IndexOptions,
+    meta: dict[str, Any],
+    progress: Reporter,
+) -> None:
+    """Write all files of a lens.
+
+    Args:
+        directory: empty.
+        given: what was read.
+        scan: what was found, by all shards.
+        spools: the positions of each shard.
+        options: how it was asked for.
+        meta: what the record of the lens says of its inputs.
+        progress: shows documents and positions done.
+
+    Raises:
+        OSError: the disk is full or failing.
+    """
+    kept = top_contexts.finish(scan.top)
+    write_index(directory, kept, given.corpus, options.with_text, progress)
+    write_contexts(directory, kept)
+    layout.write_table(scan.mass.table(), directory / layout.MASS_FILE)
+    write_prototypes(directory, given.model, given.head, given.corpus, scan)
+    written = _write_cells(directory, spools, given, options, progress)
+    if options.verbatim and options.with_text:
+        write_suffixes(directory, given.corpus, options.split)
+    curve = convergence(scan, given.order)
+    files = layout.describe_files(directory)
+    layout.write_meta(
+        directory,
+        layout.LensMeta(**meta, **written, tokens=scan.tokens, convergence=curve, files=files),
+    )
+
+
+def _write_cells(
+    directory: Path,
+    spools: list[Spool | None],
+    given: ScanInput,
+    options: IndexOptions,
+    progress: Reporter,
+) -> dict[str, Any]:
+    """Write the cells, where positions were kept; return what the record of the lens says."""
+    if given.positions is None:
+        return {}
+    write_documents(directory, given.corpus, given.split)
+    weight = weight_of(given.model)
+    meta = write_cells(
+        directory,
+        [spool for spool in spools if spool is not None],
+        given.head.num_prototypes,
+        len(weight),
+        given.positions,
+        progress,
+        options.sort_bytes,
+    )
+    cells = Cells(directory, meta)
+    scale = measure_support(cells, given.model, given.head, given.corpus, given.split)
+    return {"cells": meta, "support": None if scale is None else scale.to_dict()}
+
+
+def convergence(scan: Scan, order: BlockOrder) -> list[dict[str, float]]:
+    """Return the mean nearest cosine of the prototypes after growing shares of the corpus."""
+    points: list[dict[str, float]] = []
+    for tokens, nearest in zip(scan.curve_tokens.tolist(), scan.curve_nearest, strict=True):
+        seen = nearest[nearest > -2.0].double()
+        if len(seen):
+            share = tokens / max(scan.tokens, 1)
+            mean = float(seen.mean())
+            points.append({"tokens": tokens, "share": share, "mean_nearest_cosine": mean})
+    return points
 
 
 def write_index(
