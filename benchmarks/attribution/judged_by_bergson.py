@@ -32,7 +32,7 @@ from prismlm.files import write_json
 from prismlm.models.presets import build_config, build_model
 
 VERSION = "2.5.1"
-OWN = ("EK-FAC", "TrackStar", "gradient cosine")
+OWN = ("Bergson EK-FAC", "Bergson TrackStar", "Bergson gradient cosine")
 
 
 def main() -> None:
@@ -183,7 +183,7 @@ def own_steps(
 ) -> list[dict[str, Any]]:
     """Return the steps of one of its own methods; scores come to lie in ``folder/scores``."""
     each = query | {"aggregation": "none"}
-    if name == "EK-FAC":
+    if name == "Bergson EK-FAC":
         return [
             {
                 "ekfac": {
@@ -198,7 +198,7 @@ def own_steps(
                 }
             }
         ]
-    if name == "TrackStar":
+    if name == "Bergson TrackStar":
         return [
             {
                 "trackstar": {
