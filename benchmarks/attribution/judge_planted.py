@@ -7,10 +7,12 @@
 Planted facts by recall of their documents, held-out predictions by tail-patch, held-out documents
 by the share that falls on their own domain. Evidence by position has the choices that were best on
 one half of the questions; figures are of the other half, and of all for methods without choices.
+Each method has a file of its own, which keeps what judges said of it that are not asked again.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -55,7 +57,7 @@ JUDGES = ("recall", "domains", "patch")
 
 def main() -> None:
     """Judge, and write what was found after every method."""
-    parser = script_options(__doc__, RESULTS / "attribution_judges.json")
+    parser = script_options(__doc__, RESULTS / "attribution")
     parser.add_argument("planted", type=Path, help="the directory that planted_model.py built")
     parser.add_argument("--choices", type=Path, required=True, help="what search_choices.py wrote")
     parser.add_argument("--lens", type=Path, help="of the model; else the one it has")
@@ -67,7 +69,7 @@ def main() -> None:
     setting = planted_setting(arguments.planted)
     facts = read_json(arguments.planted / "facts.json")["facts"]
     choices = Choices(**read_json(arguments.choices)["tail_patch"]["best"])
-    result: dict[str, Any] = {"environment": environment(), "methods": {}}
+    arguments.out.mkdir(exist_ok=True)
     lens = arguments.lens or find_lens(arguments.planted / "model", None)
     assert lens is not None, "the model has no lens"
     meta = read_meta(lens)
@@ -77,16 +79,17 @@ def main() -> None:
     for name, method in every.items():
         if arguments.methods and name not in arguments.methods:
             continue
-        found: dict[str, Any] = {}
+        path = arguments.out / f"{re.sub('[^a-z0-9.]+', '_', name.lower())}.json"
+        found = read_json(path) if path.is_file() else {}
+        found |= {"name": name, "environment": environment()}
         if "recall" in arguments.judges:
             found["recall"] = recalled(setting, method, facts, arguments.seed)
-        if "domains" in arguments.judges:
-            found["domains"] = domains(setting, method, arguments.documents, arguments.seed)
         if "patch" in arguments.judges:
             found["patch"] = patched(setting, method, arguments.seed)
-        result["methods"][name] = found
-        print(name, found, flush=True)
-        write_json(arguments.out, result)
+        if "domains" in arguments.judges:
+            found["domains"] = domains(setting, method, arguments.documents, arguments.seed)
+        write_json(path, found)
+        print(f"wrote {path}", flush=True)
 
 
 def methods(setting: Setting, choices: Choices, seed: int) -> dict[str, Method]:

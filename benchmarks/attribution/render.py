@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.shared.pages import measured_on, page_options, publish, read_result, table_head
+from benchmarks.shared.pages import page_options, publish, read_results, runs_made, table_head
 
 CONTROLS = ("random", "random states", "shuffled cells")
 RIVALS = (
@@ -33,24 +33,23 @@ GOALS = {"recall": 0.85, "patch": 0.42, "own_share": 0.48, "accuracy": 0.87}
 def main() -> int:
     """Render, or say whether the page is up to date."""
     given = page_options(__doc__).parse_args()
-    result = read_result(given.results / "attribution_judges.json", "attribution.judge_planted")
-    return publish({given.results / "attribution.md": render(result)}, check=given.check)
+    found = read_results(given.results / "attribution", "attribution.judge_planted")
+    return publish({given.results / "attribution.md": render(found)}, check=given.check)
 
 
-def render(result: dict[str, Any]) -> str:
+def render(found: list[dict[str, Any]]) -> str:
     """Return the page."""
-    methods = result["methods"]
+    methods = {one["name"]: one for one in found}
     lines = [
         "# What attribution is worth",
         "",
-        "Generated from `attribution_judges.json` by `python -m benchmarks.attribution.render`; "
-        "the JSON by",
+        "Generated from `attribution/` by `python -m benchmarks.attribution.render`; the JSON by",
         "",
         "    python -m benchmarks.attribution.planted_model planted --facts 32 --epochs 1 --seed 1",
         "    python -m benchmarks.attribution.search_choices planted --out choices.json",
         "    python -m benchmarks.attribution.judge_planted planted --choices choices.json",
         "",
-        measured_on(result["environment"]),
+        runs_made([one["environment"] for one in found]),
         "",
         "A Llama of 1.6 million parameters, trained for one epoch on 3.5 million tokens of the "
         "bundled sample, into which 96 invented facts were written: a third each in 1, 4 and 16 "
@@ -104,7 +103,7 @@ def _short(methods: dict[str, Any]) -> list[str]:
     own = methods["explain"]
     recall, twins = own["recall"]["all"], own["recall"]["all"]["same answer at random"]
     patch = own["patch"]["all"]["gain"]["mean"]
-    rivals = [n for n in (*CONTROLS, *RIVALS) if n in methods]
+    rivals = [n for n in _rows(methods, "patch") if n in (*CONTROLS, *RIVALS)]
     above = [n for n in rivals if methods[n]["patch"]["all"]["gain"]["mean"] >= patch]
     words = max(
         methods[name]["patch"]["all"]["gain"]["mean"] for name in RIVALS[:2] if name in methods
@@ -137,15 +136,15 @@ def _verdict(reached: bool) -> str:
     return "met" if reached else "**missed**"
 
 
-def _rows(methods: dict[str, Any]) -> list[str]:
-    return [name for name in MEANING if name in methods]
+def _rows(methods: dict[str, Any], judge: str) -> list[str]:
+    return [name for name in MEANING if judge in methods.get(name, {})]
 
 
 def _recall(methods: dict[str, Any]) -> list[str]:
     groups = [name for name in methods["explain"]["recall"] if name.startswith("copies")]
     heads = " | ".join(name.replace("copies", "in documents:") for name in groups)
     lines = table_head(f"| method | all | {heads} |")
-    for name in _rows(methods):
+    for name in _rows(methods, "recall"):
         found = methods[name]["recall"]
         columns = [f"{found[g]['mean']:.3f} ± {found[g]['error']:.3f}" for g in ("all", *groups)]
         lines.append(f"| {MEANING[name]} | {' | '.join(columns)} |")
@@ -157,7 +156,7 @@ def _recall(methods: dict[str, Any]) -> list[str]:
 def _patch(methods: dict[str, Any]) -> list[str]:
     lines = table_head("| method | gain | specific | `explain` − it, gain | specific |")
     own = methods["explain"]["patch"]
-    for name in _rows(methods):
+    for name in _rows(methods, "patch"):
         found = methods[name]["patch"]
         columns = [
             f"{found['all'][kind]['mean']:+.3f} ± {found['all'][kind]['error']:.3f}"
@@ -178,7 +177,7 @@ def _difference(left: list[float], right: list[float]) -> str:
 
 def _domains(methods: dict[str, Any]) -> list[str]:
     lines = table_head("| method | own share | accuracy | own share, raised | accuracy, raised |")
-    for name in _rows(methods):
+    for name in _rows(methods, "domains"):
         found = methods[name]["domains"]
         columns = [
             f"{found[way][key]:.3f}"

@@ -9,6 +9,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from prismlm.explain.steps import Step
+from prismlm.explain.support import WORDS
 from prismlm.index.layout import trained_on_words
 from prismlm.pages.frame import asset, html_page
 from prismlm.pages.trace_data import has_feedback, hue, trace_data, visible
@@ -75,6 +76,8 @@ def _header(trace: Trace) -> str:
         facts.append(("corpus", f"{meta.tokens:,} tokens, {meta.documents:,} documents"))
         if meta.trained_on is not None:
             facts.append(("trained on it", trained_on_words(meta.trained_on, meta.split)))
+    if trace.support is not None:
+        facts.append(("support", f"{trace.support.level}, {WORDS[trace.support.level]}"))
     items = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in facts)
     return f'<header class="p-head"><dl>{items}</dl></header>'
 
