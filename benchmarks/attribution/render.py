@@ -106,7 +106,7 @@ def _short(methods: dict[str, Any]) -> list[str]:
     rivals = [n for n in _rows(methods, "patch") if n in (*CONTROLS, *RIVALS)]
     above = [n for n in rivals if methods[n]["patch"]["all"]["gain"]["mean"] >= patch]
     words = max(
-        methods[name]["patch"]["all"]["gain"]["mean"] for name in RIVALS[:2] if name in methods
+        methods[name]["patch"]["all"]["gain"]["mean"] for name in RIVALS[:2] if name in rivals
     )
     domains = own["domains"]["alike"]
     shown = recall["mean"] - twins > 2 * recall["error"]
@@ -121,8 +121,7 @@ def _short(methods: dict[str, Any]) -> list[str]:
             "since what is found may be the phrase alone."
         ),
         f"- Tail-patch: **{patch:.3f}** nats, goal {GOALS['patch']}: "
-        f"{_verdict(patch >= GOALS['patch'])}; {patch / max(words, 1e-9):.0f} times the better "
-        f"BM25's. "
+        f"{_verdict(patch >= GOALS['patch'])}; BM25 has {words:+.3f}. "
         + (f"Not above {', '.join(above)}." if above else "Above every control and rival."),
         f"- Domain of held-out text: own share **{domains['own_share']:.3f}** (chance "
         f"{domains['chance']:.3f}), goal {GOALS['own_share']}: "

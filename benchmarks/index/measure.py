@@ -30,6 +30,7 @@ from prismlm.corpus.blocks import block_passes
 from prismlm.files import read_json, write_json
 from prismlm.index import scan as index_scan
 from prismlm.index.build import IndexOptions, build_index, scan_input
+from prismlm.index.spool import Spool
 from prismlm.layers import PrototypeHead
 from prismlm.models.checkpoint import load_checkpoint
 from prismlm.models.presets import build_config, build_model
@@ -73,9 +74,11 @@ def measure_ratio(model: Path, corpus: Path, tokens: int | None) -> dict[str, An
     text = Corpus.open(corpus)
     given = scan_input(plain, head, text, IndexOptions(contexts=64, window=256, stride=192))
     scan = index_scan.Scan.empty(head.num_prototypes, 64, head.width, given.order.count, 0)
+    work = tempfile.TemporaryDirectory()
+    scan.spool = Spool(Path(work.name, "positions"), head.width)
     seconds: list[tuple[float, float, float]] = []
     keep_freed_memory()
-    with torch.inference_mode():
+    with work, torch.inference_mode():
         while scan.slot < given.order.count and not (tokens and scan.tokens >= tokens):
             block = given.block(scan.slot)
             for batch, key in block_passes(block, text, text.eos_token_id):
@@ -90,15 +93,19 @@ def measure_ratio(model: Path, corpus: Path, tokens: int | None) -> dict[str, An
                 scan.tokens += index_scan._scan_pass(
                     scan, given, batch, block.keys, torch.from_numpy(key)
                 )
+                if scan.spool.full:
+                    scan.spool.flush()
                 indexed = time.process_time()
                 seconds.append((alone - began, with_logits - alone, indexed - with_logits))
             scan.finish_block(given.order)
-    began = time.process_time()
-    scan.settle()
-    settling = time.process_time() - began
+        began = time.process_time()
+        scan.settle()
+        scan.spool.flush()
+        settling = time.process_time() - began
     times = np.array(seconds[WARM_UP:])
     times[-1, 2] += settling
     return {
+        "cells": True,
         "prototypes": head.num_prototypes,
         "width": head.width,
         "tokens": scan.tokens,
@@ -188,12 +195,13 @@ def _index_part(path: Path, out: Path, queue: Any) -> None:
     model = build_model(config).eval()
     head = PrototypeHead(config.hidden_size, PROTOTYPES, PER_TOKEN)
     head.reset_parameters()
-    options = IndexOptions(contexts=CONTEXTS, window=256, stride=192)
+    options = IndexOptions(contexts=CONTEXTS, window=256, stride=192, verbatim=False)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     began, wall = time.process_time(), time.perf_counter()
     build_index(model, head, corpus, out, options)
     queue.put(
         {
+            "cells": True,
             "tokens": corpus.num_tokens,
             "documents": len(corpus),
             "cpu_seconds": time.process_time() - began,
