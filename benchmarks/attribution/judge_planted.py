@@ -125,7 +125,9 @@ def recalled(
     """Return the recall of the documents of facts, by how they are told and by their copies."""
     asked = fact_questions(setting.bank, facts)
     scores = answer_scores(method(asked.predictions), asked.question)
-    found = document_recall(setting.bank.by_document(scores), asked.planted, NAMED)
+    alike = isinstance(method, (NearestStates, ByWords))
+    of_document = setting.bank.by_document(scores, best=alike)
+    found = document_recall(of_document, asked.planted, NAMED)
     twins = twin_recall(facts, NAMED)
     groups = {"all": np.ones(len(facts), dtype=bool), "report": ~halves(len(facts), seed)}
     for key in ("told", "copies"):

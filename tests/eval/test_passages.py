@@ -47,10 +47,11 @@ def test_a_position_is_in_its_passage_or_in_none():
     assert later.passage_at(np.array([4, 5])).tolist() == [-1, 0]
 
 
-def test_a_document_has_the_sum_of_its_passages():
+def test_a_document_has_the_sum_of_its_passages_or_the_best():
     bank = PassageBank.of(corpus(5, 3, 9), np.array([0, 2]), tokens=4)
     scores = np.array([[1, 2, 4, 8, 16], [0, 0, -1, 0, 3]], dtype=np.float32)
     assert bank.by_document(scores).tolist() == [[3, 28], [0, 2]]
+    assert bank.by_document(scores, best=True).tolist() == [[2, 16], [0, 3]]
 
 
 def test_the_best_are_in_order_and_of_equals_the_first():

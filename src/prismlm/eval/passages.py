@@ -111,9 +111,15 @@ class PassageBank:
         inside = (found >= 0) & (positions < self._ends[found])
         return np.where(inside, found, -1)
 
-    def by_document(self, scores: np.ndarray) -> np.ndarray:
-        """Return a document's score, the sum over its passages: [..., P] to float32 [..., D]."""
+    def by_document(self, scores: np.ndarray, *, best: bool = False) -> np.ndarray:
+        """Return each document's score: [..., P] to float32 [..., D].
+
+        It is the sum over its passages; or that of its best one, for methods whose scores are
+        degrees of likeness, which do not add up.
+        """
         edges = np.searchsorted(self.document, np.arange(len(self.documents)))
+        if best:
+            return np.maximum.reduceat(scores, edges, axis=-1)
         return np.add.reduceat(scores, edges, axis=-1, dtype=np.float64).astype(np.float32)
 
     @cached_property
