@@ -31,6 +31,13 @@ MEANING = {
 GOALS = {"recall": 0.85, "patch": 0.42, "own_share": 0.48, "accuracy": 0.87}
 
 
+_NO_TRAINING = (
+    " Cells of random states find the same positions: a cell says where to look, and for that a "
+    "prototype need not be trained. What is shown here is evidence by position, not what training "
+    "adds to it."
+)
+
+
 def main() -> int:
     """Render, or say whether the page is up to date."""
     given = page_options(__doc__).parse_args()
@@ -123,7 +130,8 @@ def _short(methods: dict[str, Any]) -> list[str]:
         ),
         f"- Tail-patch: **{patch:.3f}** nats, goal {GOALS['patch']}: "
         f"{_verdict(patch >= GOALS['patch'])}; BM25 has {words:+.3f}. "
-        + (f"Not above {', '.join(above)}." if above else "Above every control and rival."),
+        + (f"Not above {', '.join(above)}." if above else "Above every control and rival.")
+        + (_NO_TRAINING if "random states" in above else ""),
         f"- Domain of held-out text: own share **{domains['own_share']:.3f}** (chance "
         f"{domains['chance']:.3f}), goal {GOALS['own_share']}: "
         f"{_verdict(domains['own_share'] >= GOALS['own_share'])}; accuracy "
