@@ -13,6 +13,7 @@ from prismlm.corpus import Corpus, build_corpus, sample_path
 from prismlm.errors import InputError, StaleLensError
 from prismlm.index import layout
 from prismlm.index.build import IndexOptions, build_index
+from prismlm.index.lens import Lens
 from prismlm.models.sidecar import load_sidecar, save_sidecar
 
 WINDOW, STRIDE, CONTEXTS = 128, 96, 6
@@ -239,3 +240,55 @@ def test_mass_equals_brute_force(lens, expected):
     assert sum(row["tokens"] for row in table) == total
     # Float32 rounding may swap the k-th with the next prototype; one use in 20,000 at most.
     assert differing <= total / 20_000
+
+
+@torch.no_grad()
+def test_every_position_is_in_the_cell_of_its_nearest_prototype(lm, few, lens_of_few):
+    cells = Lens.open(lens_of_few, lm.model, lm.head).cells
+    rows = np.arange(len(cells))
+    records, tokens = cells.records(rows), cells.tokens(rows)
+    keys, starts = cells.keys_and_starts
+    cell = np.repeat(np.asarray(keys), np.diff(np.append(starts, len(cells))))
+    cell = cell // cells.meta.vocabulary
+    row_of = {position: row for row, position in enumerate(records["position"].tolist())}
+    held_out = few.split("heldout")
+    assert len(row_of) == len(cells) == int((few.lengths[held_out] - 1).sum())
+    prototypes = torch.nn.functional.normalize(lm.head.prototypes.double(), dim=-1)
+    for document in held_out.tolist():
+        start, length = int(few.starts[document]), int(few.lengths[document])
+        ids = torch.from_numpy(few.tokens(start, length).astype(np.int64))
+        parts, done = [], 0
+        for first in range(0, length, STRIDE):
+            if done >= length:
+                break
+            window = ids[first : first + WINDOW]
+            states = lm.model.model(input_ids=window[None]).last_hidden_state[0]
+            parts.append(states[done - first :])
+            done = first + len(window)
+        states = torch.cat(parts)[:-1]
+        chances = lm.model.lm_head(states).softmax(-1).gather(1, ids[1:, None])[:, 0]
+        unit = torch.nn.functional.normalize(states.double(), dim=-1)
+        cosines = unit @ prototypes.T
+        mine = [row_of[start + place] for place in range(length - 1)]
+        assert tokens[mine].tolist() == ids[1:].tolist()
+        found = cosines.gather(1, torch.from_numpy(cell[mine])[:, None])[:, 0]
+        # Where two prototypes are as near as rounding, either may be the nearest.
+        np.testing.assert_allclose(found, cosines.max(1).values, atol=1e-6)
+        np.testing.assert_allclose(records["probability"][mine], chances, atol=2e-3)
+        coded = cells.states(records[mine]).double()
+        np.testing.assert_allclose((coded * unit).sum(1), 1, atol=3e-3)
+
+
+def test_a_share_of_the_positions_is_the_same_in_every_run(lm, few, lens_of_few, tmp_path):
+    whole = Lens.open(lens_of_few, lm.model, lm.head).cells
+    options = replace(OPTIONS, positions=0.3)
+    some = build_index(lm.model, lm.head, few, tmp_path / "some", options)
+    cells = Lens.open(some, lm.model, lm.head).cells
+    kept = cells.records(np.arange(len(cells)))["position"]
+    every = whole.records(np.arange(len(whole)))["position"]
+    assert set(kept.tolist()) <= set(every.tolist())
+    assert len(kept) / len(every) == pytest.approx(0.3, abs=0.05)
+    assert cells.meta.share == 0.3
+    none = build_index(lm.model, lm.head, few, tmp_path / "none", replace(OPTIONS, positions=None))
+    assert Lens.open(none, lm.model, lm.head).cells is None
+    assert not list(none.glob("cell*"))
