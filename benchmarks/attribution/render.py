@@ -100,7 +100,7 @@ def render(found: list[dict[str, Any]]) -> str:
         "",
         "What is free in the equation is T. Small ones keep to the nearest position, which finds "
         "the domain; large ones count all that has the token, which teaches it. `explain` has the "
-        "one that meets most of the goals.",
+        "one that meets most of the goals, chosen by these same questions.",
         "",
         *_temperatures(methods),
     ]
