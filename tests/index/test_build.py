@@ -60,23 +60,29 @@ def assert_same_lens(left, right):
         assert (left / name).read_bytes() == (right / name).read_bytes(), name
 
 
+def read_document(lm, corpus, document):
+    """Where a document starts, its tokens and the states that predict, one window at a time."""
+    start, length = int(corpus.starts[document]), int(corpus.lengths[document])
+    ids = torch.from_numpy(corpus.tokens(start, length).astype(np.int64))
+    parts, done = [], 0
+    for first in range(0, length, STRIDE):
+        if done >= length:
+            break
+        window = ids[first : first + WINDOW]
+        states = lm.model.model(input_ids=window[None]).last_hidden_state[0]
+        parts.append(states[done - first :])
+        done = first + len(window)
+    return start, ids, torch.cat(parts)[:-1]  # the end of the document predicts nothing
+
+
 @torch.no_grad()
 def brute_force(lm, corpus):
     """Every position's cosines to every prototype, one unpadded window at a time."""
     prototypes = torch.nn.functional.normalize(lm.head.prototypes.double(), dim=-1)
     best, mass = [], {}
     for document in corpus.split("heldout").tolist():
-        start, length = int(corpus.starts[document]), int(corpus.lengths[document])
-        ids = torch.from_numpy(corpus.tokens(start, length).astype(np.int64))
-        rows, done = [], 0
-        for first in range(0, length, STRIDE):
-            if done >= length:
-                break
-            window = ids[first : first + WINDOW]
-            states = lm.model.model(input_ids=window[None]).last_hidden_state[0]
-            rows.append(states[done - first :])
-            done = first + len(window)
-        states = torch.cat(rows)[:-1].double()  # the end of the document predicts nothing
+        start, _, states = read_document(lm, corpus, document)
+        states = states.double()
         cosines = torch.nn.functional.normalize(states, dim=-1) @ prototypes.T
         value, place = cosines.max(0)
         best.append((document, value, place + start))
@@ -255,21 +261,11 @@ def test_every_position_is_in_the_cell_of_its_nearest_prototype(lm, few, lens_of
     assert len(row_of) == len(cells) == int((few.lengths[held_out] - 1).sum())
     prototypes = torch.nn.functional.normalize(lm.head.prototypes.double(), dim=-1)
     for document in held_out.tolist():
-        start, length = int(few.starts[document]), int(few.lengths[document])
-        ids = torch.from_numpy(few.tokens(start, length).astype(np.int64))
-        parts, done = [], 0
-        for first in range(0, length, STRIDE):
-            if done >= length:
-                break
-            window = ids[first : first + WINDOW]
-            states = lm.model.model(input_ids=window[None]).last_hidden_state[0]
-            parts.append(states[done - first :])
-            done = first + len(window)
-        states = torch.cat(parts)[:-1]
+        start, ids, states = read_document(lm, few, document)
         chances = lm.model.lm_head(states).softmax(-1).gather(1, ids[1:, None])[:, 0]
         unit = torch.nn.functional.normalize(states.double(), dim=-1)
         cosines = unit @ prototypes.T
-        mine = [row_of[start + place] for place in range(length - 1)]
+        mine = [row_of[start + place] for place in range(len(ids) - 1)]
         assert tokens[mine].tolist() == ids[1:].tolist()
         found = cosines.gather(1, torch.from_numpy(cell[mine])[:, None])[:, 0]
         # Where two prototypes are as near as rounding, either may be the nearest.

@@ -25,6 +25,11 @@ SharesFile = Annotated[
 ]
 Page = Annotated[Path | None, typer.Option(metavar="FILE", help="Write a self-contained report.")]
 
+DocumentsShown = Annotated[int, typer.Option(metavar="N", help="Documents shown.")]
+LeastShare = Annotated[
+    float, typer.Option(metavar="S", help="A row names every document with at least this share.")
+]
+
 
 def audit(
     model: Model,
@@ -35,11 +40,8 @@ def audit(
     where: Where = None,
     by: By = "domain",
     method: Method = "evidence",
-    documents: Annotated[int, typer.Option(metavar="N", help="Documents shown.")] = 10,
-    least_share: Annotated[
-        float,
-        typer.Option(metavar="S", help="A row names every document with at least this share."),
-    ] = 0.01,
+    documents: DocumentsShown = 10,
+    least_share: LeastShare = 0.01,
     window: Window = None,
     stride: Stride = None,
     text_column: Annotated[str, typer.Option(metavar="NAME", help="Of the texts.")] = "text",

@@ -38,6 +38,10 @@ Span = Annotated[
     str | None, typer.Option(metavar="A:B|last", help="Only these predictions, counted from 0.")
 ]
 
+PlacesShown = Annotated[
+    int, typer.Option(metavar="N", help="Passages shown, or documents without cells.")
+]
+
 
 def explain(
     model: Model,
@@ -56,9 +60,7 @@ def explain(
     method: Method = "evidence",
     where: Where = None,
     top: Annotated[int, typer.Option(metavar="K", help="Prototypes shown per prediction.")] = 3,
-    documents: Annotated[
-        int, typer.Option(metavar="N", help="Passages shown, or documents without cells.")
-    ] = 5,
+    documents: PlacesShown = 5,
     tokens: Span = None,
     attention: Attention = None,
     as_json: Json = False,
