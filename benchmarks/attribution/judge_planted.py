@@ -8,6 +8,7 @@ Planted facts by recall of their documents, held-out predictions by tail-patch, 
 by the share that falls on their own domain. Evidence by position has the choices that were best on
 one half of the questions; figures are of the other half, and of all for methods without choices.
 Each method has a file of its own, which keeps what judges said of it that are not asked again.
+The temperature of ``explain`` is chosen the same way: by ``search`` of every judge.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ from prismlm.index.cells import Cells
 from prismlm.index.layout import find_lens, read_meta
 
 # Beside the one that explain has.
-TEMPERATURES = (0.005, 0.05, 0.1, 0.2)
+TEMPERATURES = (0.005, 0.01, 0.05, 0.1, 0.2)
 JUDGES = ("recall", "domains", "patch")
 
 
@@ -63,7 +64,7 @@ def main() -> None:
     parser.add_argument("--lens", type=Path, help="of the model; else the one it has")
     parser.add_argument("--judges", nargs="+", choices=JUDGES, default=JUDGES)
     parser.add_argument("--methods", nargs="+", help="some of them; all if left out")
-    parser.add_argument("--documents", type=int, default=110, help="held out, for their domains")
+    parser.add_argument("--documents", type=int, default=220, help="held out, for their domains")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     setting = planted_setting(arguments.planted)
@@ -129,7 +130,8 @@ def recalled(
     of_document = setting.bank.by_document(scores, best=alike)
     found = document_recall(of_document, asked.planted, NAMED)
     twins = twin_recall(facts, NAMED)
-    groups = {"all": np.ones(len(facts), dtype=bool), "report": ~halves(len(facts), seed)}
+    searched = halves(len(facts), seed)
+    groups = {"all": np.ones(len(facts), dtype=bool), "search": searched, "report": ~searched}
     for key in ("told", "copies"):
         for value in sorted({str(fact.get(key, "plain")) for fact in facts}):
             of_value = np.array([str(fact.get(key, "plain")) == value for fact in facts])
@@ -143,23 +145,29 @@ def recalled(
 def domains(setting: Setting, method: Method, count: int, seed: int) -> dict[str, Any]:
     """Return where the scores of the first tokens of held-out documents point.
 
-    Tokens count ``alike``, or as much as what stood before them ``raised`` their log-probability
-    above that of their frequency in the corpus.
+    Tokens count ``alike``, by their ``evidence`` as a whole text is summed by ``explain``, or as
+    much as what stood before them ``raised`` their log-probability above that of their frequency
+    in the corpus.
     """
     corpus, bank = setting.bank.corpus, setting.bank
     names = [name or "" for name in corpus.column("domain")]
     chosen = np.random.default_rng(seed).permutation(corpus.split("heldout"))[:count].tolist()
-    joined: dict[str, list[np.ndarray]] = {"alike": [], "raised": []}
+    joined: dict[str, list[np.ndarray]] = {"alike": [], "evidence": [], "raised": []}
     for number in chosen:
         predictions = document_predictions(corpus, number)
         scores, one = method(predictions).clip(0), np.zeros(len(predictions), dtype=int)
         joined["alike"].append(answer_scores(scores, one)[0])
+        joined["evidence"].append(scores.sum(0))
         joined["raised"].append(answer_scores(scores, one, raised(setting, predictions))[0])
     of_passage = [names[number] for number in bank.documents[bank.document].tolist()]
-    own = [names[number] for number in chosen]
+    own, searched = np.array([names[number] for number in chosen]), halves(count, seed)
+    groups = {"all": np.ones(count, dtype=bool), "search": searched, "report": ~searched}
     return {
-        way: passage_domain_share(np.stack(rows), of_passage, own).to_dict()
-        for way, rows in joined.items()
+        group: {
+            way: passage_domain_share(np.stack(rows)[kept], of_passage, own[kept]).to_dict()
+            for way, rows in joined.items()
+        }
+        for group, kept in groups.items()
     }
 
 
@@ -175,10 +183,11 @@ def patched(setting: Setting, method: Method, seed: int) -> dict[str, Any]:
     """Return the tail-patch of held-out predictions, and each gain."""
     predictions, contexts = patch_predictions(setting, seed)
     gains = gain(setting, method, predictions, contexts)
-    other = ~halves(len(predictions), seed)
+    searched = halves(len(predictions), seed)
     return {
         "all": described(gains),
-        "report": described(PatchGains(gains.gain[other], gains.specific[other])),
+        "search": described(PatchGains(gains.gain[searched], gains.specific[searched])),
+        "report": described(PatchGains(gains.gain[~searched], gains.specific[~searched])),
         "gains": gains.gain.tolist(),
         "specifics": gains.specific.tolist(),
     }

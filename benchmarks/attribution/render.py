@@ -90,17 +90,20 @@ def render(found: list[dict[str, Any]]) -> str:
         "",
         "## Held-out documents: does the share fall on their own domain?",
         "",
-        "The first 128 tokens of 110 held-out documents, of twelve domains. *Own share*: of the "
+        "The first 128 tokens of 220 held-out documents, of twelve domains. *Own share*: of the "
         "document's domain. *Accuracy*: its lift over the mean of all documents is the largest. "
-        "*Raised*: each token counts as much as its context raised its log-probability.",
+        "Tokens count alike; by their *evidence*, as `explain` sums a whole text; or as much as "
+        "their context *raised* their log-probability. Other methods say how alike passages are, "
+        "which is no share.",
         "",
         *_domains(methods),
         "",
         "## The temperature",
         "",
         "What is free in the equation is T. Small ones keep to the nearest position, which finds "
-        "the domain; large ones count all that has the token, which teaches it. `explain` has the "
-        "one that meets most of the goals, chosen by these same questions.",
+        "the domain; large ones count all that has the token, which teaches it. *Choice* is the "
+        "least, over the three judges, of what a temperature has there of the best one's figure; "
+        "it is of one half of the questions, and the figures beside it are of the other.",
         "",
         *_temperatures(methods),
     ]
@@ -116,7 +119,7 @@ def _short(methods: dict[str, Any]) -> list[str]:
     words = max(
         methods[name]["patch"]["all"]["gain"]["mean"] for name in RIVALS[:2] if name in rivals
     )
-    domains = own["domains"]["alike"]
+    domains = own["domains"]["all"]["alike"]
     shown = recall["mean"] - twins > 2 * recall["error"]
     return [
         f"- Planted facts: recall@10 **{recall['mean']:.3f}** ± {recall['error']:.3f}, goal "
@@ -185,34 +188,41 @@ def _difference(left: list[float], right: list[float]) -> str:
 
 
 def _domains(methods: dict[str, Any]) -> list[str]:
-    lines = table_head("| method | own share | accuracy | own share, raised | accuracy, raised |")
+    ways = ("alike", "evidence", "raised")
+    heads = " | ".join(f"{name}, {way}" for name in ("own share", "accuracy") for way in ways)
+    lines = table_head(f"| method | {heads} |")
     for name in _rows(methods, "domains"):
-        found = methods[name]["domains"]
-        columns = [
-            f"{found[way][key]:.3f}"
-            for way in ("alike", "raised")
-            for key in ("own_share", "accuracy")
-        ]
+        found = methods[name]["domains"]["all"]
+        columns = [f"{found[way][key]:.3f}" for key in ("own_share", "accuracy") for way in ways]
         lines.append(f"| {MEANING[name]} | {' | '.join(columns)} |")
-    chance = methods["explain"]["domains"]["alike"]
-    return [
-        *lines,
-        f"| chance | {chance['chance']:.3f} | {chance['chance_accuracy']:.3f} | | |",
-    ]
+    found = methods["explain"]["domains"]["all"]
+    columns = [f"{found[way][k]:.3f}" for k in ("chance", "chance_accuracy") for way in ways]
+    return [*lines, f"| chance | {' | '.join(columns)} |"]
 
 
 def _temperatures(methods: dict[str, Any]) -> list[str]:
-    lines = table_head("| | recall@10 | tail-patch | specific | own share | accuracy |")
+    lines = table_head("| | choice | recall@10 | tail-patch | specific | own share | accuracy |")
     names = ["explain", *(name for name in methods if name.startswith("explain, T"))]
-    for name in names:
-        found = methods[name]
-        patch, domains = found["patch"]["all"], found["domains"]["alike"]
+    searched = np.array([_judged(methods[name], "search") for name in names])
+    choice = (searched / searched.max(0)).min(1)
+    for name, least in zip(names, choice.tolist(), strict=True):
+        recall, patch, share = _judged(methods[name], "report")
+        specific = methods[name]["patch"]["report"]["specific"]["mean"]
+        accuracy = methods[name]["domains"]["report"]["alike"]["accuracy"]
         lines.append(
-            f"| {name} | {found['recall']['all']['mean']:.3f} | {patch['gain']['mean']:+.3f} | "
-            f"{patch['specific']['mean']:+.3f} | {domains['own_share']:.3f} | "
-            f"{domains['accuracy']:.3f} |"
+            f"| {name} | {least:.2f} | {recall:.3f} | {patch:+.3f} | {specific:+.3f} | "
+            f"{share:.3f} | {accuracy:.3f} |"
         )
     return lines
+
+
+def _judged(found: dict[str, Any], half: str) -> tuple[float, float, float]:
+    """Return the recall, tail-patch and own share of one half of the questions."""
+    return (
+        found["recall"][half]["mean"],
+        found["patch"][half]["gain"]["mean"],
+        found["domains"][half]["alike"]["own_share"],
+    )
 
 
 if __name__ == "__main__":
