@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import prismlm
+from prismlm.explain import positions
 from prismlm.explain.attribution import attribute, merge_attributions
 from prismlm.explain.passages import GAP
 from prismlm.explain.positions import TEMPERATURE, supports
@@ -59,12 +60,25 @@ def naive(lm, table, everything):
 @pytest.mark.parametrize("text", TEXTS)
 def test_evidence_falls_where_the_equation_says(lm, everything, text, monkeypatch):
     monkeypatch.setattr(neighbours, "MOST_OF_A_RANGE", 10**9)
+    monkeypatch.setattr(positions, "LEAST", 0.0)
     table = lm.explain(text, generate=4).table
     expected, unplaced = naive(lm, table, everything)
     found = attribute(table, lm.lens)
     got = dict(zip(found.places.place.tolist(), found.places.value.tolist(), strict=True))
     assert got == pytest.approx(expected, rel=1e-3)
     assert found.unplaced == pytest.approx(unplaced, rel=1e-6)
+
+
+def test_what_weighs_next_to_nothing_is_left_out(lm, monkeypatch):
+    table = lm.explain(TEXTS[0], generate=4).table
+    some = attribute(table, lm.lens)
+    monkeypatch.setattr(positions, "LEAST", 0.0)
+    every = attribute(table, lm.lens)
+    assert len(some.places.place) < len(every.places.place)
+    assert some.places.value.sum() == pytest.approx(every.places.value.sum(), rel=1e-12)
+    kept = np.isin(every.places.place, some.places.place)
+    np.testing.assert_allclose(some.places.value, every.places.value[kept], rtol=1e-3, atol=1e-6)
+    assert every.places.value[~kept].sum() < 1e-3 * every.places.value.sum()
 
 
 def test_documents_and_groups_are_sums_over_the_same_positions(lm):

@@ -31,14 +31,14 @@ def random_records(count, seed=0, cells=CELLS):
     return records
 
 
-def write(directory, records, parts, memory=2**20):
+def write(directory, records, parts, memory=2**20, **options):
     """Write the records in runs of two spools, cut at the given places."""
     directory.mkdir()
     spools = [Spool(directory / f"spool-{number}", WIDTH) for number in range(2)]
     for number, part in enumerate(np.split(records, parts)):
         spools[number % 2].add(part)
         spools[number % 2].flush()
-    meta = write_cells(directory, spools, CELLS, VOCABULARY, 1.0, SILENT, memory)
+    meta = write_cells(directory, spools, CELLS, VOCABULARY, 1.0, SILENT, memory, **options)
     for spool in spools:
         spool.path.unlink(missing_ok=True)
     return meta
@@ -175,6 +175,10 @@ def test_another_codec_or_record_is_refused(opened):
     directory, meta, _ = opened
     with pytest.raises(FormatError, match="'pq7'"):
         Cells(directory, meta | {"codes": "pq7"})
+    with pytest.raises(FormatError, match=layout.CELL_CENTRES_FILE):
+        Cells(directory, meta | {"codes": "pq"})
+    with pytest.raises(FormatError, match=layout.CELLS_FILE):
+        Cells(directory, meta | {"position_bytes": 4})
     with pytest.raises(FormatError, match=layout.CELLS_FILE):
         Cells(directory, meta | {"width": WIDTH + 1})
     with pytest.raises(FormatError, match="other lengths"):

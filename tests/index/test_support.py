@@ -43,7 +43,8 @@ def test_nearest_positions_of_other_documents_equal_brute_force(lm, monkeypatch)
         there = np.isin(cell, used) & (tokens == target) & others
         cosines = cells.states(records[there]) @ state
         expected.append(float(cosines.max()) if len(cosines) else -1.0)
-    found = leave_one_out(cells, lm.model, head, corpus, start, length)
+    other = int(corpus.starts[corpus.split("train")[2]]), 7
+    _, found = leave_one_out(cells, lm.model, head, corpus, [other, (start, length)])
     np.testing.assert_allclose(found, expected, atol=1e-5)
     assert found.max() > 0
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from prismlm.corpus import Columns, Corpus, HubDataset
     from prismlm.corpus.store import Split
     from prismlm.index.build import IndexOptions, Shard
+    from prismlm.index.codes import CodeName
     from prismlm.models.checkpoint import Checkpoint
 
 SPLITS = ["train", "heldout", "all"]
@@ -43,6 +44,10 @@ PositionShare = Annotated[
         metavar="SHARE|none",
         help="Positions kept, so that explain finds passages: 1 keeps all, 0.1 a tenth.",
     ),
+]
+CodesOfStates = Annotated[
+    str,
+    typer.Option("--codes", metavar="int8|pq", help="pq: a quarter of the size, less exact."),
 ]
 TokensPerBatch = Annotated[
     int, typer.Option(metavar="N", help="Tokens ranked together; changes memory, not the result.")
@@ -84,6 +89,7 @@ def index(
     ] = "train",
     text: WithText = True,
     positions: PositionShare = "1",
+    codes: CodesOfStates = "int8",
     shard: Part = None,
     tokens_per_batch: TokensPerBatch = 2**18,
     save_every: SaveEvery = 60.0,
@@ -106,8 +112,8 @@ def index(
     found = dataset_of(dataset, dataset_config, dataset_split, data_files)
     source = _source(model, corpus, found, columns)
     job = _Job(model, _out(model, lens or source.name), _shard(shard), overwrite, save_every)
-    kept = _positions(positions)
-    options = Options(contexts, window, stride, split, text, tokens_per_batch, kept)
+    kept, coded = _positions(positions), _codes(codes)
+    options = Options(contexts, window, stride, split, text, tokens_per_batch, kept, coded)
     _run(job, source, options, dry_run=dry_run, as_json=as_json)
 
 
@@ -121,6 +127,7 @@ class Options(NamedTuple):
     with_text: bool
     tokens_per_batch: int
     positions: float | None
+    codes: CodeName
 
     def resolve(self, checkpoint: Checkpoint) -> IndexOptions:
         """Return the options for a model: its window and stride where none were named."""
@@ -135,6 +142,7 @@ class Options(NamedTuple):
             with_text=self.with_text,
             tokens_per_batch=self.tokens_per_batch,
             positions=self.positions,
+            codes=self.codes,
         )
 
 
@@ -236,6 +244,13 @@ def _positions(share: str) -> float | None:
         ) from None
     check_share(value)
     return value
+
+
+def _codes(name: str) -> CodeName:
+    from prismlm.index.codes import check_codes
+
+    check_codes(name)
+    return cast("CodeName", name)
 
 
 def _out(model: Path, lens: str) -> Path:

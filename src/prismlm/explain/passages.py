@@ -204,10 +204,10 @@ def by_document(cells: Cells, places: Places) -> Documents:
     first = np.flatnonzero(np.diff(number, prepend=-1))
     if not len(first):
         return Documents(number, places.value, number)
-    sums = np.add.reduceat(places.value, first)
-    # Sorted by document and weight, the last of each document is its weightiest.
-    order = np.lexsort((places.value, number))
-    return Documents(number[first], sums, order[np.append(first[1:], len(number)) - 1])
+    sums, most = (f.reduceat(places.value, first) for f in (np.add, np.maximum))
+    sizes = np.diff(np.append(first, len(number)))
+    weightiest = np.flatnonzero(places.value == np.repeat(most, sizes))
+    return Documents(number[first], sums, weightiest[np.searchsorted(weightiest, first)])
 
 
 def by_position(table: EvidenceTable, lens: Lens, cells: Cells) -> PositionAttribution:
@@ -241,10 +241,14 @@ def _distinct(found: Supports) -> Places:
 
 
 def _added_up(place: np.ndarray, value: np.ndarray, cosine: np.ndarray) -> Places:
-    places, index = np.unique(place, return_inverse=True)
-    nearest = np.full(len(places), -1, dtype=np.float32)
-    np.maximum.at(nearest, index, cosine)
-    return Places(places, np.bincount(index, value, minlength=len(places)), nearest)
+    # Places come as ranges that ascend, which a stable sort merges.
+    order = np.argsort(place, kind="stable")
+    place = place[order]
+    first = np.flatnonzero(np.diff(place, prepend=-1))
+    if not len(first):
+        return Places(place, value, cosine)
+    sums, nearest = np.add.reduceat(value[order], first), np.maximum.reduceat(cosine[order], first)
+    return Places(place[first], sums, nearest)
 
 
 class PositionSum:

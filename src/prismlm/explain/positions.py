@@ -27,6 +27,8 @@ from prismlm.index.cells import Cells
 from prismlm.index.neighbours import nearest_of, neighbours
 
 TEMPERATURE = 0.02
+# Positions with less than this part of the weight of a prediction's heaviest are left out.
+LEAST = 1e-6
 
 
 class Supports(NamedTuple):
@@ -52,7 +54,8 @@ class Supports(NamedTuple):
 def supports(table: EvidenceTable, cells: Cells, temperature: float = TEMPERATURE) -> Supports:
     """Return the positions behind every prediction of a table; see the module for the equation.
 
-    Of a cell and token with more than 512 positions, 512 stand for all.
+    Of a cell and token with more than 512 positions, 512 stand for all. What has less than a
+    millionth of the heaviest position's weight is left out.
 
     Args:
         table: of the predictions.
@@ -68,13 +71,19 @@ def supports(table: EvidenceTable, cells: Cells, temperature: float = TEMPERATUR
     evidence = np.bincount(uses.position[placed], uses.weight[placed], minlength=count)
     unplaced = np.bincount(uses.position[~placed], uses.weight[~placed], minlength=count)
     weight = found.stands_for * np.exp((found.cosine.astype(np.float64) - 1) / temperature)
+    heaviest = np.zeros(count)
+    np.maximum.at(heaviest, prediction, weight)
+    kept = weight > LEAST * heaviest[prediction]
+    prediction, place, cosine, weight = (
+        column[kept] for column in (prediction, found.place, found.cosine, weight)
+    )
     total = np.bincount(prediction, weight, minlength=count)
     scale = np.divide(evidence, total, out=np.zeros(count), where=total > 0)
     return Supports(
         prediction,
-        found.place,
-        found.cosine,
+        place,
+        cosine,
         weight * scale[prediction],
         unplaced,
-        nearest_of(found.cosine, prediction, count),
+        nearest_of(cosine, prediction, count),
     )

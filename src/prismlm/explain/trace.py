@@ -230,7 +230,9 @@ class Trace:
 
     def _attribution(self, method: Method, *, contexts: bool = True) -> Attribution:
         """Return what the steps rely on; it is found once for each method."""
-        key = method, contexts
+        # Cells give documents and sources at once.
+        in_cells = method == "evidence" and self._lens().cells is not None
+        key = method, contexts or in_cells
         if key not in self._found:
             found = attribute(self.table, self._lens(), method, contexts=contexts)
             self._found[key] = found

@@ -14,6 +14,7 @@ from prismlm.allocator import keep_freed_memory
 from prismlm.corpus.blocks import BlockOrder, split_counts
 from prismlm.errors import InputError
 from prismlm.index import layout
+from prismlm.index.codes import CodeName, check_codes
 from prismlm.index.positions import check_share
 from prismlm.index.scan import Scan, ScanInput, scan_passes
 from prismlm.index.sort_cells import SORT_BYTES
@@ -32,6 +33,8 @@ SAVE_SECONDS = 60.0
 # A save takes at most this share of the time between two.
 SAVE_SHARE = 0.02
 WAIT_SECONDS = 0.5
+# What the record of a lens says elsewhere, or not.
+NOT_OF_A_LENS = ("shards", "positions", "codes")
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,10 @@ class IndexOptions:
         with_text: keep the text around each context, or offsets only.
         tokens_per_batch: predictions whose candidates are ranked together. It costs memory and
             saves time; the windows of a forward pass are fixed, and no result depends on it.
+        positions: the share of all positions that goes to the cells; None writes none.
+        sort_bytes: memory for sorting them.
+        codes: of their hidden states: int8, or pq for a quarter of the size.
+        verbatim: write what finds spans word for word, where its extra is installed.
     """
 
     contexts: int = 64
@@ -57,6 +64,7 @@ class IndexOptions:
     tokens_per_batch: int = 2**18
     positions: float | None = 1.0
     sort_bytes: int = SORT_BYTES
+    codes: CodeName = "int8"
     verbatim: bool = True
 
 
@@ -225,6 +233,7 @@ def _run(
         "stride": options.stride,
         "contexts": options.contexts,
         "positions": options.positions,
+        "codes": options.codes,
         "shards": shard.count,
     }
 
@@ -233,7 +242,7 @@ def _meta(
     corpus: Corpus, run: dict[str, Any], options: IndexOptions, trained_on: bool | None
 ) -> dict[str, Any]:
     return {
-        **{key: value for key, value in run.items() if key not in ("shards", "positions")},
+        **{key: value for key, value in run.items() if key not in NOT_OF_A_LENS},
         "corpus_name": corpus.name,
         "corpus_path": str(corpus.path.resolve()),
         "trained_on": trained_on,
@@ -366,6 +375,7 @@ def check_window_and_batches(model: PreTrainedModel, options: IndexOptions) -> N
         InputError: a window that the model cannot read, or batches without tokens.
     """
     check_share(options.positions)
+    check_codes(options.codes)
     if options.tokens_per_batch < 1:
         raise InputError(f"batches of {options.tokens_per_batch} tokens: expected at least 1.")
     longest = getattr(model.config, "max_position_embeddings", None)

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import torch
 from torch import Tensor
 
 from prismlm.corpus.layout import DOCUMENT_SCHEMA
 from prismlm.errors import FormatError
 from prismlm.index import layout
+from prismlm.index.codes import Codes, open_codes
 from prismlm.index.where import UNKNOWN, Conditions, Keys, check_value
 
 ROWS_AT_ONCE = 2**20
@@ -24,21 +24,19 @@ ROWS_AT_ONCE = 2**20
 BLOCK_ROWS = 64
 
 
-def record_type(width: int) -> np.dtype:
-    """Return the record of a position: the unit hidden state is scale · code / 127."""
-    return np.dtype(
-        [
-            ("position", "<i8"),
-            ("probability", "<f2"),
-            ("scale", "<f2"),
-            ("code", "i1", (width,)),
-        ]
-    )
+# Positions are kept in as few bytes as the last of them needs.
+POSITION_TYPES = {4: "<u4", 8: "<i8"}
 
 
-def column_types(width: int) -> tuple[np.dtype, ...]:
+def record_type(codes: Codes, position_bytes: int = 8) -> np.dtype:
+    """Return the record of a position: offset, chance of its next token, coded hidden state."""
+    position = POSITION_TYPES[position_bytes]
+    return np.dtype([("position", position), ("probability", "<f2"), *codes.fields])
+
+
+def column_types(codes: Codes, position_bytes: int = 8) -> tuple[np.dtype, ...]:
     """Return the types of ``layout.CELL_FILES``: records; keys and rows of ranges; checksums."""
-    return record_type(width), np.dtype("<i8"), np.dtype("<i8"), np.dtype("<u4")
+    return record_type(codes, position_bytes), *(np.dtype(t) for t in ("<i8", "<i8", "<u4"))
 
 
 @dataclass(frozen=True)
@@ -46,12 +44,13 @@ class CellsMeta:
     """How cells were written.
 
     Attributes:
-        codes: of hidden states: int8.
+        codes: of hidden states: int8 or pq.
         share: of all positions that were kept, drawn by a hash of each; 1.0 keeps all.
         rows: positions kept.
         vocabulary: tokens that the key of a range is counted in: key = cell · V + token.
         width: d.
-        checksums: CRC-32 of the keys, and of the first rows, of all ranges.
+        checksums: CRC-32 of the keys and of the first rows of all ranges, and of centres in pq.
+        position_bytes: of a global position, 4 or 8.
     """
 
     codes: str
@@ -60,6 +59,7 @@ class CellsMeta:
     vocabulary: int
     width: int
     checksums: list[int]
+    position_bytes: int = 8
 
 
 class Cells:
@@ -79,12 +79,9 @@ class Cells:
             self.meta = CellsMeta(**meta)
         except TypeError as error:
             raise FormatError(f"the cells of {directory} cannot be read: {error}.") from error
-        if self.meta.codes != "int8":
-            raise FormatError(
-                f"the cells of {directory} are coded as {self.meta.codes!r}, which this version "
-                "cannot read. Build the lens again."
-            )
-        types = column_types(self.meta.width)
+        meta_of_codes = self.meta.codes, self.meta.width, self.meta.checksums[2:]
+        self.codes = open_codes(directory, *meta_of_codes)
+        types = column_types(self.codes, self.meta.position_bytes)
         opened = [
             _opened(directory / name, kind)
             for name, kind in zip(layout.CELL_FILES, types, strict=True)
@@ -97,6 +94,8 @@ class Cells:
             or len(self._checksums) != blocks
         ):
             raise _damaged(self.path, "its files have other lengths than they should")
+        size = self._records.dtype.itemsize
+        self._bytes = np.asarray(self._records).view(np.uint8).reshape(-1, size)
         self._directory = directory
         self._checked = np.zeros(blocks, dtype=bool)
         self._columns: dict[str, Keys] = {}
@@ -108,7 +107,7 @@ class Cells:
         """The key and the first row of every range, compared with their checksums."""
         columns = self._keys, self._starts
         names = layout.CELL_KEYS_FILE, layout.CELL_STARTS_FILE
-        for column, name, expected in zip(columns, names, self.meta.checksums, strict=True):
+        for column, name, expected in zip(columns, names, self.meta.checksums, strict=False):
             if zlib.crc32(column.view(np.uint8).data) != expected:
                 raise _damaged(self._directory / name, "it does not hold what was written")
         return columns
@@ -154,11 +153,12 @@ class Cells:
             if zlib.crc32(data) != int(self._checksums[block]):
                 raise _damaged(self.path, f"block {block} is not what was written")
             self._checked[block] = True
-        return self._records[rows]
+        # As plain bytes, rows are copied whole and not field by field.
+        return self._bytes.take(rows, axis=0).view(self._records.dtype)[:, 0]
 
     def positions(self, first: int, count: int) -> np.ndarray:
         """Return the global positions of successive rows, int64 [at most count]."""
-        return self._records["position"][first : first + count]
+        return self._records["position"][first : first + count].astype(np.int64)
 
     def tokens(self, rows: np.ndarray) -> np.ndarray:
         """Return the next token of rows, int64 [n]."""
@@ -167,13 +167,11 @@ class Cells:
 
     def states(self, records: np.ndarray) -> Tensor:
         """Return the unit hidden states of records, float32 [n, d]."""
-        codes = torch.from_numpy(np.ascontiguousarray(records["code"])).float()
-        return codes * torch.from_numpy(records["scale"].astype(np.float32) / 127)[:, None]
+        return self.codes.states(records)
 
     def cosines(self, records: np.ndarray, state: Tensor) -> np.ndarray:
         """Return the cosine of each record's state to a unit state, float32 [n]."""
-        codes = torch.from_numpy(np.ascontiguousarray(records["code"])).float()
-        return (codes @ state).numpy() * (records["scale"].astype(np.float32) / 127)
+        return self.codes.cosines(records, state)
 
     @cached_property
     def documents(self) -> pa.Table:

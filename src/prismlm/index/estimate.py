@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from prismlm.corpus.blocks import PASS_TOKENS, BlockOrder, split_counts
 from prismlm.index.build import IndexOptions, check_index, scan_input
+from prismlm.index.codes import parts_of
 from prismlm.index.scan import Scan, scan_passes
 from prismlm.index.spool import Spool
 from prismlm.layers import PrototypeHead
@@ -28,7 +29,7 @@ BYTES_WITH_TEXT = 230
 BYTES_WITHOUT_TEXT = 30
 BYTES_PER_PROTOTYPE = 200
 # Of a position, beside its coded state: offset, probability, scale, and its part of the ranges.
-BYTES_PER_POSITION = 18
+BYTES_PER_POSITION = 14
 CHARACTERS_READ_PER_SECOND = 3_000_000
 CHARACTERS_PER_TOKEN = 4
 # The columns of a context while the best are being kept, beside its hidden state.
@@ -92,12 +93,13 @@ def lens_bytes(
 ) -> int:
     """Return about how many bytes a lens of so many documents and tokens has; None: at most.
 
-    While positions are being sorted they are on the disk twice.
+    While positions are being sorted they are on the disk in int8 as well.
     """
     contexts = options.contexts if documents is None else min(options.contexts, documents)
     per_context = BYTES_WITH_TEXT if options.with_text else BYTES_WITHOUT_TEXT
     kept = head.num_prototypes * contexts
-    positions = (tokens or 0) * (options.positions or 0) * (head.width + BYTES_PER_POSITION)
+    state = head.width if options.codes == "int8" else parts_of(head.width)
+    positions = (tokens or 0) * (options.positions or 0) * (state + BYTES_PER_POSITION)
     whole = kept * (2 * head.width + per_context) + head.num_prototypes * BYTES_PER_PROTOTYPE
     return whole + int(positions)
 

@@ -34,6 +34,8 @@ CELL_KEYS_FILE = "cell-keys.npy"
 CELL_STARTS_FILE = "cell-starts.npy"
 CELL_CHECKSUMS_FILE = "cell-checksums.npy"
 CELL_FILES = (CELLS_FILE, CELL_KEYS_FILE, CELL_STARTS_FILE, CELL_CHECKSUMS_FILE)
+# Centres of product quantisation, in lenses whose cells are coded so.
+CELL_CENTRES_FILE = "cell-centres.npy"
 CELL_DOCUMENTS_FILE = "cell-documents.parquet"
 GROUP_COLUMNS = ("source", "domain", "license")
 

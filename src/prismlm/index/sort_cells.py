@@ -14,6 +14,8 @@ import pyarrow.parquet as pq
 
 from prismlm.corpus.layout import DOCUMENT_SCHEMA
 from prismlm.index import cells, layout
+from prismlm.index.codes import SAMPLE, CodeName, Codes, Int8Codes, ProductCodes
+from prismlm.index.positions import drawn
 from prismlm.index.spool import Spool, in_order
 from prismlm.progress import Reporter
 
@@ -34,6 +36,9 @@ def write_cells(
     share: float,
     progress: Reporter,
     memory: int = SORT_BYTES,
+    *,
+    codes: CodeName = "int8",
+    tokens: int = 2**63,
 ) -> dict[str, Any]:
     """Merge the runs of all shards into ``cells.npy`` and the files of its ranges.
 
@@ -50,6 +55,9 @@ def write_cells(
         share: of positions that were kept.
         progress: shows positions done.
         memory: bytes that sorting may take; at least the largest cell's.
+        codes: of hidden states. Centres of pq are learned from a sample of the positions, for
+            which every record is read once more.
+        tokens: of the whole corpus, which no position is above.
 
     Returns:
         What ``meta.json`` says of them.
@@ -57,13 +65,19 @@ def write_cells(
     Raises:
         FormatError: a spool does not hold what was written.
         OSError: the disk is full or failing.
+        InputError: ``codes`` needs faiss, which is not installed.
     """
     counts = [spool.counts(num_cells) for spool in spools]
     total = sum(rows.sum(0) for rows in counts)
     assert isinstance(total, np.ndarray)
     size, rows = spools[0].dtype.itemsize, int(total.sum())
     width = spools[0].dtype["code"].shape[0]
-    types = dict(zip(layout.CELL_FILES, cells.column_types(width), strict=True))
+    position_bytes = 4 if tokens <= 2**32 else 8
+    coded: Codes = Int8Codes(width)
+    if codes == "pq":
+        coded = ProductCodes.learn(_sample(spools, rows, share))
+    of_codes = coded.write(directory)
+    types = dict(zip(layout.CELL_FILES, cells.column_types(coded, position_bytes), strict=True))
     checksums, start, blocks = [0, 0], 0, _Blocks()
     with ExitStack() as stack:
         columns = [stack.enter_context(_Column(directory / n, t)) for n, t in types.items()]
@@ -71,8 +85,9 @@ def write_cells(
         for first, last in stretches(total, max(1, memory // (COPIES * size))):
             records = in_order(_read(spools, counts, first, last))
             kept = np.empty(len(records), types[layout.CELLS_FILE])
-            for name in kept.dtype.names or ():
+            for name in ("position", "probability"):
                 kept[name] = records[name]
+            coded.put(records, kept)
             keys, begins = _ranges(records, vocabulary)
             begins += start
             checksums = [
@@ -84,7 +99,23 @@ def write_cells(
             start += len(records)
             task.advance(len(records))
         columns[-1].append(blocks.rest())
-    return asdict(cells.CellsMeta("int8", share, rows, vocabulary, width, checksums))
+    checksums += of_codes
+    return asdict(cells.CellsMeta(codes, share, rows, vocabulary, width, checksums, position_bytes))
+
+
+def _sample(spools: Sequence[Spool], rows: int, share: float) -> np.ndarray:
+    """Return states of some 65,536 positions, whatever run they are in, in order: [n, d]."""
+    # Those that were kept have the lowest hashes already.
+    share *= min(1.0, SAMPLE / max(1, rows))
+    found = [
+        records[drawn(records["position"], share)]
+        for spool in spools
+        for records in spool.parts(0, spool.rows)
+    ]
+    sample = np.concatenate([np.empty(0, spools[0].dtype), *found])
+    sample = sample[np.argsort(sample["position"])]
+    width = sample.dtype["code"].shape[0]
+    return Int8Codes(width).states(sample).numpy() if len(sample) else np.zeros((1, width), "f4")
 
 
 def stretches(counts: np.ndarray, most: int) -> Iterator[tuple[int, int]]:

@@ -12,6 +12,7 @@ import numpy as np
 
 from prismlm.errors import FormatError
 from prismlm.index import cells
+from prismlm.index.codes import Int8Codes
 
 # Records held in memory before they are written as a run.
 BUFFER_BYTES = 2**26
@@ -32,7 +33,7 @@ def record_type(width: int) -> np.dtype:
     ``probability`` what the model gave the next token, and scale · code / 127 the unit hidden
     state. Records are sorted in this order.
     """
-    return np.dtype([("cell", "<i4"), ("token", "<i4"), *cells.record_type(width).descr])
+    return np.dtype([("cell", "<i4"), ("token", "<i4"), *cells.record_type(Int8Codes(width)).descr])
 
 
 def quantise(states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -121,7 +122,7 @@ class Spool:
         found = np.zeros((len(self.runs), num_cells), dtype=np.int64)
         for number, run in enumerate(self.runs):
             checksum = 0
-            for part in self._parts(sum(r.rows for r in self.runs[:number]), run.rows):
+            for part in self.parts(sum(r.rows for r in self.runs[:number]), run.rows):
                 checksum = zlib.crc32(part.view(np.uint8).data, checksum)
                 cell = part["cell"]
                 if len(cell) and (cell.min() < 0 or cell.max() >= num_cells):
@@ -146,7 +147,8 @@ class Spool:
             raise damaged(self.path, "it is cut off")
         return records
 
-    def _parts(self, first: int, rows: int) -> Iterator[np.ndarray]:
+    def parts(self, first: int, rows: int) -> Iterator[np.ndarray]:
+        """Yield some megabytes of records after another, by their place in the file."""
         most = max(1, READ_BYTES // self.dtype.itemsize)
         for start in range(first, first + rows, most):
             yield self.read(start, min(most, first + rows - start))

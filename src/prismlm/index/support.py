@@ -15,6 +15,7 @@ there is near at some places.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus, Split
 
 DOCUMENTS, RUN = 160, 32
+READ_TOGETHER = 32
 FEWEST_DOCUMENTS = 40
 LENGTHS = (1, 2, 4, 8, 16, 32)
 FEWEST_ANSWERS = 20
@@ -103,10 +105,11 @@ def measure_support(
     Returns:
         The scale, or None where there is too little text to measure it.
     """
-    found = [
-        leave_one_out(cells, model, head, corpus, start, length)
-        for start, length in calibration_stretches(corpus, split, seed)
-    ]
+    stretches = calibration_stretches(corpus, split, seed)
+    found: list[np.ndarray] = []
+    for first in range(0, len(stretches), READ_TOGETHER):
+        part = stretches[first : first + READ_TOGETHER]
+        found += leave_one_out(cells, model, head, corpus, part)
     if not found:
         return None
     nearest = np.concatenate(found)
@@ -153,29 +156,35 @@ def leave_one_out(
     model: PreTrainedModel,
     head: PrototypeHead,
     corpus: Corpus,
-    start: int,
-    length: int,
-) -> np.ndarray:
-    """Return the nearest cosine of each prediction of a stretch among those of other documents.
+    stretches: Sequence[tuple[int, int]],
+) -> list[np.ndarray]:
+    """Return the nearest cosine of each prediction of stretches among those of other documents.
 
     Args:
-        start: global position of its first token.
-        length: tokens, all of one document; each but the first is predicted.
+        stretches: global position of the first token, and tokens, all of one document; each but
+            the first is predicted.
 
     Returns:
-        float32 [length − 1].
+        float32 [tokens − 1] of each stretch.
     """
-    ids = torch.from_numpy(corpus.read_tokens(start, length).astype(np.int64))
+    counts = np.array([length - 1 for _, length in stretches])
+    ids = torch.zeros(len(stretches), int(counts.max()) + 1, dtype=torch.int64)
+    for row, (start, length) in enumerate(stretches):
+        ids[row, :length] = torch.from_numpy(corpus.read_tokens(start, length).astype(np.int64))
     with capture(model, logits=False) as seen:
-        model(input_ids=ids[None].to(model.device), use_cache=False)
-    z = seen.z[0, :-1].float().cpu()
-    states, tokens = z * inverse_norms(z), ids[1:].numpy()
+        # What is padded comes after all that is looked at, so that no mask is needed.
+        model(input_ids=ids.to(model.device), use_cache=False)
+    predicts = torch.arange(ids.shape[1] - 1) < torch.from_numpy(counts)[:, None]
+    z = seen.z[:, :-1].float().cpu()[predicts]
+    states, tokens = z * inverse_norms(z), ids[:, 1:][predicts].numpy()
     query, cell = active_cells(head, weight_of(model), states, tokens)
     found = neighbours(cells, query, cell, tokens[query], states)
     owner = query[found.pair]
-    own = int(corpus.starts[corpus.document_at(start)])
+    starts = [int(corpus.starts[corpus.document_at(start)]) for start, _ in stretches]
+    own = np.repeat(starts, counts)[owner]
     others = cells.starts[cells.document_of(found.place)] != own
-    return nearest_of(found.cosine[others], owner[others], len(tokens))
+    nearest = nearest_of(found.cosine[others], owner[others], len(tokens))
+    return np.split(nearest, np.cumsum(counts)[:-1])
 
 
 @torch.no_grad()

@@ -94,6 +94,8 @@ def _write_cells(
         given.positions,
         progress,
         options.sort_bytes,
+        codes=options.codes,
+        tokens=given.corpus.num_tokens,
     )
     cells = Cells(directory, meta)
     scale = measure_support(cells, given.model, given.head, given.corpus, given.split)

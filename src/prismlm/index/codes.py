@@ -1,0 +1,206 @@
+"""How the hidden states of positions are kept: a byte for each number, or by product quantisation.
+
+In int8 a unit state is scale · code / 127, with a scale of its own. Product quantisation (Jégou et
+al. 2011) cuts a state into parts of four numbers and keeps of each the number of the nearest of 256
+centres, learned from a sample of the positions; a state is four times smaller and its cosines are
+off by some hundredths. The library faiss learns centres and finds the nearest; reading needs the
+centres alone.
+"""
+
+from __future__ import annotations
+
+import zlib
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from prismlm.errors import FormatError, InputError
+from prismlm.index import layout
+
+CodeName = Literal["int8", "pq"]
+CODE_NAMES: tuple[str, ...] = get_args(CodeName)
+PART, CENTRES = 4, 256
+# Positions that centres are learned from: as many as faiss takes for 256 of them.
+SAMPLE = 256 * CENTRES
+
+
+class Codes(ABC):
+    """The code of hidden states; records are of a dtype with :attr:`fields`.
+
+    Attributes:
+        name: as in ``meta.json``.
+        width: d.
+        fields: what a record holds of a state.
+    """
+
+    name: CodeName
+    width: int
+    fields: list[tuple[Any, ...]]
+
+    @abstractmethod
+    def states(self, records: np.ndarray) -> Tensor:
+        """Return the hidden states of records, of length 1 as near as codes allow: [n, d]."""
+
+    def cosines(self, records: np.ndarray, state: Tensor) -> np.ndarray:
+        """Return the cosine of each record's state to a unit state, float32 [n]."""
+        return (self.states(records) @ state).numpy()
+
+    @abstractmethod
+    def put(self, records: np.ndarray, into: np.ndarray) -> None:
+        """Code the states of int8 records into records of this code."""
+
+    def write(self, directory: Path) -> list[int]:
+        """Write what reading needs besides records; return its checksums."""
+        return []
+
+
+class Int8Codes(Codes):
+    """A byte for each number, and a scale for each state."""
+
+    name = "int8"
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+        self.fields = [("scale", "<f2"), ("code", "i1", (width,))]
+
+    def states(self, records: np.ndarray) -> Tensor:
+        """Return scale · code / 127."""
+        return torch.from_numpy(records["code"]).float() * self._factor(records)[:, None]
+
+    def cosines(self, records: np.ndarray, state: Tensor) -> np.ndarray:
+        """Return the cosines; scales are applied to products, of which there are fewer."""
+        products = torch.from_numpy(records["code"]).float() @ state
+        return (products * self._factor(records)).numpy()
+
+    def put(self, records: np.ndarray, into: np.ndarray) -> None:
+        """Copy codes."""
+        into["scale"], into["code"] = records["scale"], records["code"]
+
+    @staticmethod
+    def _factor(records: np.ndarray) -> Tensor:
+        return torch.from_numpy(records["scale"].astype(np.float32) / 127)
+
+
+class ProductCodes(Codes):
+    """The nearest centre of each part of a state.
+
+    Args:
+        width: d; where it is no multiple of 4, states are filled up with zeros.
+        centres: float32 [parts, 256, 4].
+    """
+
+    name = "pq"
+
+    def __init__(self, width: int, centres: np.ndarray) -> None:
+        self.width, self.centres = width, centres
+        parts = parts_of(width)
+        self.fields = [("code", "u1", (parts,))]
+        self._table = torch.from_numpy(centres.reshape(parts * CENTRES, PART))
+        self._first = torch.arange(parts) * CENTRES
+
+    @classmethod
+    def learn(cls, sample: np.ndarray) -> ProductCodes:
+        """Learn centres from states, float32 [n, d], n ≥ 1; the same for the same states.
+
+        Raises:
+            InputError: faiss is not installed.
+        """
+        faiss, width = _faiss(), sample.shape[1]
+        # There must be a state for each centre; where there are fewer, they are repeated.
+        sample = np.resize(sample, (max(len(sample), CENTRES), width))
+        quantiser = faiss.ProductQuantizer(PART * parts_of(width), parts_of(width), 8)
+        # It warns of samples below 39 a centre, which is what a small corpus has.
+        quantiser.cp.min_points_per_centroid = 1
+        threads = faiss.omp_get_max_threads()
+        # Sums of several threads depend on how many there are.
+        faiss.omp_set_num_threads(1)
+        try:
+            quantiser.train(_filled(sample))
+        finally:
+            faiss.omp_set_num_threads(threads)
+        centres = faiss.vector_to_array(quantiser.centroids)
+        return cls(width, centres.reshape(parts_of(width), CENTRES, PART))
+
+    def states(self, records: np.ndarray) -> Tensor:
+        """Return the centres put together, at length 1."""
+        index = torch.from_numpy(records["code"]).long() + self._first
+        found = self._table[index].flatten(1)[:, : self.width]
+        return functional.normalize(found, dim=-1)
+
+    def put(self, records: np.ndarray, into: np.ndarray) -> None:
+        """Find the nearest centres."""
+        faiss = _faiss()
+        quantiser = faiss.ProductQuantizer(PART * len(self.centres), len(self.centres), 8)
+        faiss.copy_array_to_vector(self.centres.ravel(), quantiser.centroids)
+        states = Int8Codes(self.width).states(records).numpy()
+        into["code"] = quantiser.compute_codes(_filled(states))
+
+    def write(self, directory: Path) -> list[int]:
+        """Write the centres."""
+        np.save(directory / layout.CELL_CENTRES_FILE, self.centres)
+        return [zlib.crc32(self.centres.data)]
+
+
+def parts_of(width: int) -> int:
+    """Return into how many parts of four numbers a state is cut."""
+    return -(-width // PART)
+
+
+def check_codes(name: str) -> None:
+    """Check that states can be coded so, before anything is read.
+
+    Raises:
+        InputError: there is no such code, or it needs faiss, which is not installed.
+    """
+    if name not in CODE_NAMES:
+        raise InputError(f"--codes is {name!r}: expected {' or '.join(CODE_NAMES)}.")
+    if name == "pq":
+        _faiss()
+
+
+def open_codes(directory: Path, name: str, width: int, checksums: list[int]) -> Codes:
+    """Return the code that the cells of a lens have.
+
+    Raises:
+        FormatError: another version wrote it, or the centres are damaged.
+    """
+    if name == "int8":
+        return Int8Codes(width)
+    if name != "pq":
+        raise FormatError(
+            f"the cells of {directory} are coded as {name!r}, which this version cannot read. "
+            "Build the lens again."
+        )
+    path = directory / layout.CELL_CENTRES_FILE
+    try:
+        centres = np.load(path)
+    except (OSError, ValueError) as error:
+        raise FormatError(f"{path} is damaged ({error}). Build the lens again.") from error
+    shape = (parts_of(width), CENTRES, PART)
+    if centres.dtype != np.float32 or centres.shape != shape:
+        raise FormatError(f"{path} is damaged (not float32 {list(shape)}). Build the lens again.")
+    if [zlib.crc32(centres.data)] != checksums:
+        raise FormatError(f"{path} is damaged (not what was written). Build the lens again.")
+    return ProductCodes(width, centres)
+
+
+def _filled(states: np.ndarray) -> np.ndarray:
+    """Return states filled up with zeros to a multiple of 4 numbers, float32 [n, 4 · parts]."""
+    width = states.shape[1]
+    return np.ascontiguousarray(np.pad(states, ((0, 0), (0, PART * parts_of(width) - width))))
+
+
+def _faiss() -> Any:
+    try:
+        import faiss
+    except ImportError as error:
+        raise InputError(
+            "--codes pq finds its codes with faiss, which is not installed: pip install "
+            "'prismlm[pq]', or --codes int8."
+        ) from error
+    return faiss
