@@ -4,6 +4,7 @@ import shutil
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -13,7 +14,14 @@ from hypothesis import strategies as st
 from prismlm.corpus import Corpus, build_corpus
 from prismlm.errors import FormatError, InputError
 from prismlm.index import suffixes as module
-from prismlm.index.suffixes import FILES, ORDER_FILE, Suffixes, has_suffixes, write_suffixes
+from prismlm.index.suffixes import (
+    FILES,
+    ORDER_FILE,
+    Suffixes,
+    has_suffixes,
+    parts_of,
+    write_suffixes,
+)
 from tests.helpers.records import RECORDS, write_jsonl
 from tests.helpers.token_corpus import TokenCorpus
 
@@ -35,10 +43,10 @@ def written(sorter, tmp_path):
 documents = st.lists(st.lists(st.sampled_from([0, 1, 3, 300]), max_size=12), min_size=1, max_size=6)
 
 
-@given(documents, documents, st.sampled_from(["uint16", "uint32"]))
-def test_every_sequence_is_found_where_it_stands(sorter, texts, asked, dtype):
+@given(documents, documents, st.sampled_from(["uint16", "uint32"]), st.sampled_from([1, 9, 99]))
+def test_every_sequence_is_found_where_it_stands(sorter, texts, asked, dtype, part):
     corpus = TokenCorpus(texts, END, dtype, held_out=range(1, len(texts), 3))
-    with TemporaryDirectory() as directory:
+    with TemporaryDirectory() as directory, patch.object(module, "PART", part):
         write_suffixes(Path(directory), corpus, "train")
         suffixes = Suffixes.open(directory)
         for wanted in filter(None, [*asked, *texts, *(text[1:4] for text in texts)]):
@@ -47,9 +55,9 @@ def test_every_sequence_is_found_where_it_stands(sorter, texts, asked, dtype):
             assert suffixes.find(wanted, 100).tolist() == places
             assert suffixes.find(wanted, 2).tolist() == places[:2]
             standing = [n for n in range(1, len(wanted) + 1) if corpus.places(wanted[:n], "train")]
-            length, rows = suffixes.longest_prefix(wanted)
+            length, count = suffixes.longest_prefix(wanted)
             assert length == max(standing, default=0)
-            assert len(rows) == (len(corpus.places(wanted[:length], "train")) if length else 0)
+            assert count == (len(corpus.places(wanted[:length], "train")) if length else 0)
 
 
 def test_a_hand_written_example(written):
@@ -74,7 +82,7 @@ def test_no_match_goes_beyond_a_document(written):
 def test_tokens_that_cannot_be_stored_stand_nowhere(written, token):
     suffixes = Suffixes.open(written)
     assert suffixes.count([token]) == 0
-    assert suffixes.longest_prefix([5, token]) == (1, suffixes.rows([5]))
+    assert suffixes.longest_prefix([5, token]) == (1, suffixes.count([5]))
 
 
 @pytest.mark.parametrize("large", [255, 256, 2**16, 2**24, 2**31])
@@ -91,7 +99,7 @@ def test_a_long_text_is_found_to_its_end(sorter, tmp_path):
     write_suffixes(tmp_path, TokenCorpus([text]), "all")
     suffixes = Suffixes.open(tmp_path)
     for length in (31, 32, 33, 64, 300):
-        assert suffixes.longest_prefix(text[:length]) == (length, suffixes.rows(text[:length]))
+        assert suffixes.longest_prefix(text[:length]) == (length, suffixes.count(text[:length]))
     assert suffixes.longest_prefix([*text[:100], 9])[0] == 100
 
 
@@ -103,6 +111,14 @@ def test_pieces_and_runs_change_no_byte(sorter, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "PIECE", 3)
     write_suffixes(tmp_path, corpus, "all")
     assert {name: (tmp_path / name).read_bytes() for name in FILES} == before
+
+
+def test_parts_are_whole_documents_as_large_as_fits(monkeypatch):
+    monkeypatch.setattr(module, "PART", 10)
+    firsts = np.array([0, 4, 8, 11, 31, 33])
+    # 4 + 4 fit and 3 more do not; a document of 20 stands alone; the rest fits.
+    assert parts_of(firsts, 40) == [(0, 8), (8, 11), (11, 31), (31, 40)]
+    assert parts_of(np.array([0]), 100) == [(0, 100)]
 
 
 def test_places_of_eight_bytes(written, monkeypatch):
@@ -117,11 +133,7 @@ def test_places_of_eight_bytes(written, monkeypatch):
 def test_documents_without_text(sorter, tmp_path):
     write_suffixes(tmp_path, TokenCorpus([[], []], END), "all")
     suffixes = Suffixes.open(tmp_path)
-    assert (len(suffixes), suffixes.count([5]), suffixes.longest_prefix([5])) == (
-        0,
-        0,
-        (0, range(0)),
-    )
+    assert (len(suffixes), suffixes.count([5]), suffixes.longest_prefix([5])) == (0, 0, (0, 0))
 
 
 def test_an_empty_split_is_refused(sorter, tmp_path):
@@ -218,7 +230,7 @@ def test_a_wrong_order_is_noticed_when_it_is_used(written):
     with pytest.raises(FormatError, match=f"{ORDER_FILE} is damaged"):
         Suffixes.open(written).count([5])
     np.save(written / ORDER_FILE, order)
-    rows = Suffixes.open(written).rows([5, 6])
+    (rows,) = Suffixes.open(written).rows([5, 6])
     order[rows.start + 1] = order[-1]
     np.save(written / ORDER_FILE, order)
     with pytest.raises(FormatError, match=f"{ORDER_FILE} is damaged"):

@@ -172,13 +172,13 @@ def _longest(
     """Yield start, end and count of the spans between bounds that no other one holds."""
     reached = bounds[0]
     for first in bounds[:-1]:
-        length, rows = suffixes.longest_prefix(tokens[first:])
+        length, count = suffixes.longest_prefix(tokens[first:])
         end = bounds[bisect_right(bounds, first + length) - 1]
         # Ends never go back, so only what reaches beyond the spans before lies in none of them.
         if end > reached:
             reached = end
             whole = end == first + length
-            yield first, end, len(rows) if whole else suffixes.count(tokens[first:end])
+            yield first, end, count if whole else suffixes.count(tokens[first:end])
 
 
 def _bounds(length: int, start: int, words: Sequence[int] | None) -> list[int]:

@@ -2,7 +2,9 @@
 
 The documents of the split stand one after the other in ``suffixes-tokens.npy``, each ended by the
 end-of-text token, and ``suffixes-order.npy`` lists all places of it in the order of the tokens that
-follow. What begins with the same tokens stands together there, so a binary search finds it.
+follow. What begins with the same tokens stands together there, so a binary search finds it. Whole
+documents of some 8 million tokens are ordered at a time, so that memory does not grow with the
+corpus, and each such part is searched.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +32,8 @@ DOCUMENTS_FILE = "suffixes-documents.npy"
 FILES = (TOKENS_FILE, ORDER_FILE, DOCUMENTS_FILE)
 PACKAGE = "pydivsufsort"
 PIECE = 2**20
+# Tokens that are ordered together, unless a single document has more.
+PART = 2**23
 # Places up to here fit 4 bytes.
 LARGEST_SHORT = 2**32 - 1
 FIRST_LOOK = 32
@@ -42,8 +47,8 @@ def write_suffixes(directory: Path, corpus: Corpus, split: Split) -> list[str]:
     The lens then needs the corpus no more: it keeps a copy of the n tokens, 2 or 4 bytes each, the
     order of their n places, 4 bytes each (8 from 2³² tokens on), and 16 bytes a document.
 
-    Memory: 5·w bytes a token, w being the bytes of the largest token id: 10 up to 65,536 tokens in
-    the vocabulary, 15 above, and some 10 MB. Where n·w is 2³¹ or more, 9·w: 18 or 27.
+    Memory: 5·w bytes for each of 8 million tokens, w being the bytes of the largest token id: 84 MB
+    up to 65,536 tokens in the vocabulary, 126 MB above; more if one document is longer.
 
     Returns:
         The names of the files written; none without the package pydivsufsort, which sorts.
@@ -66,7 +71,7 @@ def write_suffixes(directory: Path, corpus: Corpus, split: Split) -> list[str]:
     _write(directory / TOKENS_FILE, stored, (total,), _pieces(corpus, starts, lengths))
     tokens = np.load(directory / TOKENS_FILE, mmap_mode="r")
     places = np.dtype("<u4" if total <= LARGEST_SHORT else "<i8")
-    _write(directory / ORDER_FILE, places, (total,), _sorted(tokens))
+    _write(directory / ORDER_FILE, places, (total,), _sorted(tokens, ends - lengths))
     _write(
         directory / DOCUMENTS_FILE, np.dtype("<i8"), (2, len(documents)), [ends - lengths, starts]
     )
@@ -83,21 +88,36 @@ def _pieces(corpus: Corpus, starts: np.ndarray, lengths: np.ndarray) -> Iterator
             yield corpus.tokens(at, min(PIECE, end - at))
 
 
-def _sorted(tokens: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield the places of all suffixes in order, a piece at a time."""
+def _sorted(tokens: np.ndarray, firsts: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield the places of all suffixes, part after part in order, a piece at a time."""
     sorter: Any = import_module(PACKAGE)
     # Bytes that are zero in every token would be sorted too, at five bytes of memory each.
     size, width = tokens.itemsize, max(1, (int(tokens.max()).bit_length() + 7) // 8)
-    text = np.empty((len(tokens), width), dtype=np.uint8)
-    for at in range(0, len(tokens), PIECE):
-        piece = tokens[at : at + PIECE].view(np.uint8).reshape(-1, size)
-        text[at : at + PIECE] = piece[:, size - width :]
-    order = sorter.divsufsort(text.reshape(-1))
-    del text
-    for at in range(0, len(order), PIECE):
-        piece = order[at : at + PIECE]
-        # Big-endian bytes sort as the tokens do; suffixes that begin within a token are left out.
-        yield piece[piece % width == 0] // width
+    for first, end in parts_of(firsts, len(tokens)):
+        text = np.empty((end - first, width), dtype=np.uint8)
+        for at in range(0, end - first, PIECE):
+            piece = tokens[first + at : min(end, first + at + PIECE)].view(np.uint8)
+            text[at : at + PIECE] = piece.reshape(-1, size)[:, size - width :]
+        order = sorter.divsufsort(text.reshape(-1))
+        del text
+        for at in range(0, len(order), PIECE):
+            piece = order[at : at + PIECE]
+            # Big-endian bytes sort as the tokens do; suffixes within a token are left out.
+            yield first + piece[piece % width == 0].astype(np.int64) // width
+
+
+def parts_of(firsts: np.ndarray, total: int) -> list[tuple[int, int]]:
+    """Return where parts of whole documents begin and end: each as large as fits, or one document.
+
+    Args:
+        firsts: where each document begins, ascending from 0.
+        total: tokens of all.
+    """
+    ends, edges = np.append(firsts[1:], total), [0]
+    while edges[-1] < total:
+        following, beyond = np.searchsorted(ends, [edges[-1], edges[-1] + PART], side="right")
+        edges.append(int(ends[max(following, beyond - 1)]))
+    return list(pairwise(edges))
 
 
 def _write(
@@ -132,6 +152,7 @@ class Suffixes:
         self.path = path
         self._tokens, self._order = tokens, order
         self._firsts, self._starts = documents
+        self._parts = parts_of(self._firsts, len(tokens))
         self._bytes, self._size = tokens.view(np.uint8).data, tokens.itemsize
         self._end_of_text = int(tokens[-1])
 
@@ -155,6 +176,8 @@ class Suffixes:
         _check(path / ORDER_FILE, order.dtype in ("<u4", "<i8") and order.shape == tokens.shape)
         _check(path / DOCUMENTS_FILE, documents.dtype == "<i8" and documents.shape[:-1] == (2,))
         _check(path / DOCUMENTS_FILE, 0 < documents.shape[1] <= len(tokens))
+        ascending = (np.diff(documents[0], prepend=-1, append=len(tokens)) > 0).all()
+        _check(path / DOCUMENTS_FILE, documents[0, 0] == 0 and bool(ascending))
         return cls(path, tokens, order, documents)
 
     def __len__(self) -> int:
@@ -166,7 +189,7 @@ class Suffixes:
 
     def count(self, tokens: Tokens) -> int:
         """Return how often a sequence of one token or more stands in the documents."""
-        return len(self.rows(tokens))
+        return sum(map(len, self.rows(tokens)))
 
     def find(self, tokens: Tokens, limit: int) -> np.ndarray:
         """Return the first ``limit`` positions that a sequence begins at, ascending: int64 [m].
@@ -176,8 +199,8 @@ class Suffixes:
         Raises:
             FormatError: the files do not belong together, or are damaged.
         """
-        rows = self.rows(tokens)
-        found = self._order[rows.start : rows.stop].astype(np.int64)
+        columns = [self._order[rows.start : rows.stop] for rows in self.rows(tokens)]
+        found = np.concatenate(columns).astype(np.int64)
         if limit < len(found):
             found = np.partition(found, limit)[:limit]
         wanted = self._encode(tokens)
@@ -185,11 +208,10 @@ class Suffixes:
             _check(self.path / ORDER_FILE, self._read(len(wanted), place) == wanted)
         return self._globally(np.sort(found))
 
-    def longest_prefix(self, tokens: Tokens) -> tuple[int, range]:
-        """Return how many of the first tokens stand in the documents together, and their rows.
+    def longest_prefix(self, tokens: Tokens) -> tuple[int, int]:
+        """Return how many of the first tokens stand in the documents together, and how often.
 
-        The rows are those of the order; their number is how often the prefix stands there. Where
-        not even the first token does, 0 and no rows.
+        Where not even the first token does, 0 and 0.
         """
         look, length = FIRST_LOOK, 0
         while True:
@@ -197,18 +219,20 @@ class Suffixes:
             wanted = self._encode(tokens[:look])
             length = self._standing(wanted)
             if length < look or look >= len(tokens):
-                return length, self.rows(tokens[:length])
+                return length, self.count(tokens[:length])
             look *= 2
 
-    def rows(self, tokens: Tokens) -> range:
-        """Return the rows of the order that begin with a sequence; none for the empty one."""
+    def rows(self, tokens: Tokens) -> list[range]:
+        """Return the rows of the order, in each part, that begin with a sequence."""
         wanted = self._encode(tokens)
         size = len(wanted)
         if not size or size < len(tokens) * self._size:
-            return range(0)
-        low = bisect_left(self._order, wanted, key=partial(self._read, size))
-        high = bisect_right(self._order, wanted, lo=low, key=partial(self._read, size))
-        return range(low, high)
+            return [range(0)]
+        read, found = partial(self._read, size), list[range]()
+        for first, end in self._parts:
+            low = bisect_left(self._order, wanted, first, end, key=read)
+            found.append(range(low, bisect_right(self._order, wanted, low, end, key=read)))
+        return found
 
     def around(self, position: int, length: int, margin: int) -> tuple[list[int], list[int]]:
         """Return up to ``margin`` tokens of the document before a place and as many after it.
@@ -236,12 +260,13 @@ class Suffixes:
     def _standing(self, wanted: bytes) -> int:
         """Return how many of the first tokens stand somewhere: beside the place to insert them."""
         size, dtype = len(wanted), self._tokens.dtype
-        row = bisect_left(self._order, wanted, key=partial(self._read, size))
         longest, sought = 0, np.frombuffer(wanted, dtype)
-        for near in self._order[max(0, row - 1) : row + 1].tolist():
-            found = np.frombuffer(self._read(size, near), dtype)
-            differing = np.flatnonzero(found != sought[: len(found)])
-            longest = max(longest, int(differing[0]) if len(differing) else len(found))
+        for first, end in self._parts:
+            row = bisect_left(self._order, wanted, first, end, key=partial(self._read, size))
+            for near in self._order[max(first, row - 1) : min(end, row + 1)].tolist():
+                found = np.frombuffer(self._read(size, near), dtype)
+                differing = np.flatnonzero(found != sought[: len(found)])
+                longest = max(longest, int(differing[0]) if len(differing) else len(found))
         return longest
 
     def _read(self, size: int, place: int) -> bytes:
