@@ -2,7 +2,10 @@
 
     python -m benchmarks.attribution.planted_model planted --facts 32 --epochs 1 --seed 1
     python -m benchmarks.attribution.search_choices planted
-    python -m benchmarks.attribution.judge_planted planted --choices docs/results/…choices.json
+    python -m benchmarks.attribution.judge_planted planted --choices choices.json
+    prismlm index planted/model --corpus planted/corpus --lens planted-pq --codes pq
+    python -m benchmarks.attribution.judge_planted planted --choices choices.json \
+        --lens planted-pq --methods "explain, pq"
 
 Planted facts by recall of their documents, held-out predictions by tail-patch, held-out documents
 by the share that falls on their own domain. Evidence by position has the choices that were best on
@@ -109,7 +112,12 @@ def methods(setting: Setting, choices: Choices, seed: int) -> dict[str, Method]:
 
 
 def explained(setting: Setting, cells: Cells, seed: int) -> dict[str, Method]:
-    """Return what ``explain`` does, at its temperature and at others, and its two controls."""
+    """Return what ``explain`` does, at its temperature and at others, and its two controls.
+
+    With a lens in pq, ``explain`` has another name, and there is nothing else.
+    """
+    if cells.meta.codes != "int8":
+        return {f"explain, {cells.meta.codes}": Explained(setting, cells)}
     others = {f"explain, T = {t:g}": Explained(setting, cells, t) for t in TEMPERATURES}
     random = with_random_states(setting, seed)
     return {

@@ -56,6 +56,9 @@ def render(found: list[dict[str, Any]]) -> str:
         "    python -m benchmarks.attribution.planted_model planted --facts 32 --epochs 1 --seed 1",
         "    python -m benchmarks.attribution.search_choices planted --out choices.json",
         "    python -m benchmarks.attribution.judge_planted planted --choices choices.json",
+        "    prismlm index planted/model --corpus planted/corpus --lens planted-pq --codes pq",
+        "    python -m benchmarks.attribution.judge_planted planted --choices choices.json "
+        '--lens planted-pq --methods "explain, pq"',
         "",
         runs_made([one["environment"] for one in found]),
         "",
@@ -106,6 +109,13 @@ def render(found: list[dict[str, Any]]) -> str:
         "it is of one half of the questions, and the figures beside it are of the other.",
         "",
         *_temperatures(methods),
+        "",
+        "## Coded states",
+        "",
+        "States are kept in int8; `--codes pq` takes a quarter of the bytes, and its cosines are "
+        "off by some hundredths.",
+        "",
+        *_coded(methods),
     ]
     return "\n".join(lines) + "\n"
 
@@ -212,6 +222,19 @@ def _temperatures(methods: dict[str, Any]) -> list[str]:
         lines.append(
             f"| {name} | {least:.2f} | {recall:.3f} | {patch:+.3f} | {specific:+.3f} | "
             f"{share:.3f} | {accuracy:.3f} |"
+        )
+    return lines
+
+
+def _coded(methods: dict[str, Any]) -> list[str]:
+    lines = table_head("| | recall@10 | tail-patch | specific | own share | accuracy |")
+    for name in ("explain", "explain, pq"):
+        found = methods[name]
+        patch, domains = found["patch"]["all"], found["domains"]["all"]["alike"]
+        lines.append(
+            f"| {name} | {found['recall']['all']['mean']:.3f} | {patch['gain']['mean']:+.3f} | "
+            f"{patch['specific']['mean']:+.3f} | {domains['own_share']:.3f} | "
+            f"{domains['accuracy']:.3f} |"
         )
     return lines
 

@@ -31,6 +31,7 @@ from prismlm.files import read_json, write_json
 from prismlm.index import scan as index_scan
 from prismlm.index.build import IndexOptions, build_index, scan_input
 from prismlm.index.spool import Spool
+from prismlm.index.suffixes import has_suffixes
 from prismlm.layers import PrototypeHead
 from prismlm.models.checkpoint import load_checkpoint
 from prismlm.models.presets import build_config, build_model
@@ -195,13 +196,14 @@ def _index_part(path: Path, out: Path, queue: Any) -> None:
     model = build_model(config).eval()
     head = PrototypeHead(config.hidden_size, PROTOTYPES, PER_TOKEN)
     head.reset_parameters()
-    options = IndexOptions(contexts=CONTEXTS, window=256, stride=192, verbatim=False)
+    options = IndexOptions(contexts=CONTEXTS, window=256, stride=192)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     began, wall = time.process_time(), time.perf_counter()
     build_index(model, head, corpus, out, options)
     queue.put(
         {
             "cells": True,
+            "verbatim": has_suffixes(out),
             "tokens": corpus.num_tokens,
             "documents": len(corpus),
             "cpu_seconds": time.process_time() - began,

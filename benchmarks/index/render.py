@@ -78,7 +78,8 @@ def _growth(rows: list[dict[str, Any]], where: dict[str, Any] | None) -> list[st
         "indexed in a process of its own by an untrained model of one layer (width 32, K = 256, "
         "L = 16), so that the index and not the model is what is measured. Memory is what the "
         "process took beyond what it had before."
-        + ("" if "cells" in rows[0] else " Without cells, as with `--positions none`."),
+        + ("" if "cells" in rows[0] else " Without cells, as with `--positions none`.")
+        + (" With what finds spans word for word." if rows[0].get("verbatim") else ""),
         "",
         "| tokens | documents | CPU seconds | tokens a CPU second | memory, MiB | lens on disk, "
         "MiB |",
@@ -91,6 +92,13 @@ def _growth(rows: list[dict[str, Any]], where: dict[str, Any] | None) -> list[st
             f"{row['tokens'] / row['cpu_seconds']:,.0f} | {memory:.0f} | "
             f"{row['disk_bytes'] / MIB:.1f} |"
         )
+    if len(rows) > 1:
+        before, after = (row["memory_bytes"] - row["memory_bytes_before"] for row in rows[-2:])
+        lines += [
+            "",
+            f"From {rows[-2]['tokens']:,} to {last['tokens']:,} tokens, memory is "
+            f"{after / before:.2f} times as large.",
+        ]
     lines += [
         "",
         f"At the last row's {speed:,.0f} tokens a CPU second, time being linear in tokens: "

@@ -49,6 +49,9 @@ CodesOfStates = Annotated[
     str,
     typer.Option("--codes", metavar="int8|pq", help="pq: a quarter of the size, less exact."),
 ]
+SortMemory = Annotated[
+    int, typer.Option(metavar="MB", help="Memory to sort positions in; changes no byte.")
+]
 TokensPerBatch = Annotated[
     int, typer.Option(metavar="N", help="Tokens ranked together; changes memory, not the result.")
 ]
@@ -90,6 +93,7 @@ def index(
     text: WithText = True,
     positions: PositionShare = "1",
     codes: CodesOfStates = "int8",
+    sort_memory: SortMemory = 128,
     shard: Part = None,
     tokens_per_batch: TokensPerBatch = 2**18,
     save_every: SaveEvery = 60.0,
@@ -112,8 +116,10 @@ def index(
     found = dataset_of(dataset, dataset_config, dataset_split, data_files)
     source = _source(model, corpus, found, columns)
     job = _Job(model, _out(model, lens or source.name), _shard(shard), overwrite, save_every)
-    kept, coded = _positions(positions), _codes(codes)
-    options = Options(contexts, window, stride, split, text, tokens_per_batch, kept, coded)
+    if sort_memory < 1:
+        raise InputError(f"--sort-memory is {sort_memory}: expected at least 1 MB.")
+    cells = _positions(positions), _codes(codes), sort_memory * 2**20
+    options = Options(contexts, window, stride, split, text, tokens_per_batch, *cells)
     _run(job, source, options, dry_run=dry_run, as_json=as_json)
 
 
@@ -128,6 +134,7 @@ class Options(NamedTuple):
     tokens_per_batch: int
     positions: float | None
     codes: CodeName
+    sort_bytes: int
 
     def resolve(self, checkpoint: Checkpoint) -> IndexOptions:
         """Return the options for a model: its window and stride where none were named."""
@@ -143,6 +150,7 @@ class Options(NamedTuple):
             tokens_per_batch=self.tokens_per_batch,
             positions=self.positions,
             codes=self.codes,
+            sort_bytes=self.sort_bytes,
         )
 
 
