@@ -40,7 +40,10 @@ class EvidenceTable:
         bias: evidence of the bias, float32 [T].
         states: unit hidden states, float32 [T, d].
         targets: the predicted tokens, int64 [T].
-        activations: α, float32 [T, k]; only ``method="source"`` needs them.
+        activations: α, float32 [T, k]; only ``method="source"`` and what speaks against the
+            predictions need them.
+        alternatives: the model's likeliest tokens other than the target, int64 [T, m]; only what
+            speaks against the predictions needs them.
     """
 
     indices: Tensor
@@ -50,6 +53,7 @@ class EvidenceTable:
     states: Tensor
     targets: Tensor
     activations: Tensor | None = None
+    alternatives: Tensor | None = None
     _uses: dict[Method, Uses] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __getitem__(self, positions: slice) -> EvidenceTable:
@@ -62,6 +66,7 @@ class EvidenceTable:
             self.states[positions],
             self.targets[positions],
             None if self.activations is None else self.activations[positions],
+            None if self.alternatives is None else self.alternatives[positions],
         )
 
     def uses(self, method: Method) -> Uses:

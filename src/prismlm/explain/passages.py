@@ -36,15 +36,20 @@ class Passage(DocumentShare):
         cosine: of the hidden state before the marked token to that of the prediction.
         length: tokens from the first place to the last.
         for_or_against: whether it speaks for the predictions.
+        predicted: of what speaks against: the predicted token that did not come next there.
+        probability: that the model gave to this token there.
     """
 
     cosine: float = 0.0
     length: int = 1
     for_or_against: Literal["for", "against"] = "for"
+    predicted: str | None = None
+    probability: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the entry of ``prismlm explain --json``."""
         around = self.around
+        opposed = {"predicted": self.predicted, "probability": self.probability}
         return {
             **super().to_dict(),
             "domain": self.domain,
@@ -53,6 +58,7 @@ class Passage(DocumentShare):
             "token": None if around is None else around.token,
             "cosine": self.cosine,
             "for_or_against": self.for_or_against,
+            **(opposed if self.for_or_against == "against" else {}),
         }
 
 
@@ -171,9 +177,14 @@ class PositionAttribution(Attribution):
                     cosine=float(cosine[best]),
                     length=int(place[last[i] - 1] - place[first[i]]) + 1,
                     **self._told(int(number[best]), int(place[best])),
+                    **self.marked(best),
                 )
             )
         return passages
+
+    def marked(self, index: int) -> dict[str, Any]:
+        """Return what a passage says of its weightiest place, beside where it is."""
+        return {}
 
     def document_share(self, doc_id: str) -> float:
         """Return the share of one document; 0 where there is none of this id."""

@@ -24,12 +24,14 @@ class Neighbours(NamedTuple):
         place: the global position of its state, int64 [u].
         cosine: of that state to the one asked for, float32 [u].
         stands_for: how many positions of its range it stands for, float64 [u]; 1 if all are there.
+        probability: what the model gave to the token that came next there, float16 [u].
     """
 
     pair: np.ndarray
     place: np.ndarray
     cosine: np.ndarray
     stands_for: np.ndarray
+    probability: np.ndarray
 
 
 def neighbours(
@@ -58,13 +60,15 @@ def neighbours(
     rows = first[pair] + begin + within
     place = np.empty(len(rows), dtype=np.int64)
     cosine = np.empty(len(rows), dtype=np.float32)
+    probability = np.empty(len(rows), dtype=np.float16)
     bounds = np.searchsorted(query[pair], np.arange(len(states) + 1)).tolist()
     for number, (begin, end) in enumerate(pairwise(bounds)):
         if begin < end:
             records = cells.records(rows[begin:end])
             place[begin:end] = records["position"]
+            probability[begin:end] = records["probability"]
             cosine[begin:end] = cells.cosines(records, states[number])
-    return Neighbours(pair, place, cosine, step[pair])
+    return Neighbours(pair, place, cosine, step[pair], probability)
 
 
 def each_of(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
