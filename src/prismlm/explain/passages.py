@@ -18,6 +18,7 @@ from prismlm.explain.shares import (
     Sums,
     sums_by_key,
 )
+from prismlm.explain.support import Support, support_of
 from prismlm.index.cells import Cells
 from prismlm.index.lens import Lens
 from prismlm.index.where import Conditions, Where, normalised
@@ -117,6 +118,13 @@ class PositionAttribution(Attribution):
         """What shares are shares of."""
         return float(self.places.value.sum()) + self.unplaced + self.beside
 
+    @property
+    def support(self) -> Support | None:
+        """How well the corpus supports the predictions; None without any, or without a scale."""
+        if self.lens.support is None or not len(self.nearest):
+            return None
+        return support_of(self.nearest, self.lens.support)
+
     def grouped(self, by: str, conditions: Conditions) -> Grouped:
         """Return the amounts by the keys of a column, with a filter."""
         found, cells = self.by_document, self.cells
@@ -170,7 +178,7 @@ class PositionAttribution(Attribution):
         order = np.argsort(-np.where(wanted, sums, 0), kind="stable")[:limit]
         passages: list[Passage] = []
         for i in order[(sums[order] > 0) & wanted[order]].tolist():
-            best = first[i] + int(value[first[i] : last[i]].argmax())
+            best = int(first[i] + value[first[i] : last[i]].argmax())
             passages.append(
                 Passage(
                     share=float(sums[i] / self.total),
