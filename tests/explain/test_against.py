@@ -12,7 +12,6 @@ from prismlm.corpus import document_windows
 from prismlm.errors import InputError
 from prismlm.explain import against as module
 from prismlm.explain.positions import TEMPERATURE
-from prismlm.index import neighbours
 from prismlm.index.where import UNKNOWN
 
 TEXTS = ["The cell is the smallest unit", "Once upon a time there was a"]
@@ -60,15 +59,10 @@ def naive(lm, text, steps, everything, predicted_by_place):
     """Return the weight of every place straight from the equation."""
     cell, token, place, states = everything
     trace = lm.explain(text, generate=4)[steps]
-    with torch.no_grad():
-        ids = [step.token_id for step in lm.explain(text, generate=4)]
-        logits = lm.model(input_ids=torch.tensor([ids])).logits[0]
     found = {}
     for step, row in zip(trace, range(len(trace)), strict=True):
-        likely = logits[step.position].argsort(descending=True).tolist()
-        others = [t for t in likely if t != step.target_id][:8]
         used = [use.id for use in step.prototypes]
-        rows = np.flatnonzero(np.isin(cell, used) & np.isin(token, others))
+        rows = np.flatnonzero(np.isin(cell, used) & (token != step.target_id))
         cosines = states[rows] @ trace.table.states[row].double().numpy()
         for n, cosine in zip(place[rows].tolist(), cosines.tolist(), strict=True):
             p = predicted_by_place[n][step.target_id]
@@ -79,7 +73,7 @@ def naive(lm, text, steps, everything, predicted_by_place):
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("steps", [slice(-1, None), slice(2, 5), slice(None)])
 def test_weights_are_the_equations(lm, everything, predicted_by_place, text, steps, monkeypatch):
-    monkeypatch.setattr(neighbours, "MOST_OF_A_RANGE", EVERYTHING)
+    monkeypatch.setattr(module, "LOOKED_AT", EVERYTHING)
     monkeypatch.setattr(module, "SHORTLIST", EVERYTHING)
     monkeypatch.setattr(module, "MOST_READ", EVERYTHING)
     expected = naive(lm, text, steps, everything, predicted_by_place)
@@ -172,12 +166,9 @@ def test_what_is_missing_is_said(lm, tiny_model):
     bare.lens.__dict__["cells"] = None
     with pytest.raises(InputError, match="has no cells"):
         bare.explain(TEXTS[0]).against()
-    with pytest.raises(InputError, match="alternatives"):
-        module.shortlist(replace(trace.table, alternatives=None), lm.lens.cells)
 
 
 def test_nothing_against_is_no_passage(lm):
     trace = lm.explain(TEXTS[0])
-    absent = np.setdiff1d(np.arange(2048), lm.lens.cells.tokens(np.arange(len(lm.lens.cells))))
-    trace.table.alternatives[:] = int(absent[0])
+    trace.table.activations[:] = 0
     assert trace.against() == []

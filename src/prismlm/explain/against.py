@@ -6,8 +6,7 @@ at a state z is, without the sign,
 
     w_n = p_n(y) exp((cos(z, z_n) − 1) / T)
 
-Looked at are the cells of all prototypes in use at z, whatever they say of y, and there the
-positions whose next token is one of the model's eight likeliest others at z. An index keeps
+Looked at are the cells of all prototypes in use at z, whatever they say of y. An index keeps
 p_n(y_n) and not p_n(y), so the model reads the text of a shortlist again. Since
 p_n(y) ≤ 1 − p_n(y_n), no weight exceeds (1 − p_n(y_n)) exp((cos − 1) / T): the shortlist has the
 64 largest of these bounds for each prediction, and the 128 largest of all.
@@ -29,7 +28,7 @@ from prismlm.explain.positions import TEMPERATURE
 from prismlm.explain.steps import decode_token
 from prismlm.index.cells import Cells
 from prismlm.index.lens import Lens
-from prismlm.index.neighbours import neighbours
+from prismlm.index.neighbours import STRETCH, compared
 from prismlm.index.positions import probabilities
 from prismlm.models.seam import capture
 
@@ -37,6 +36,8 @@ if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus
     from prismlm.index.opened_model import OpenedModel
 
+# Positions looked at in all, shared evenly between predictions and their cells.
+LOOKED_AT = 2**20
 SHORTLIST = 64
 MOST_READ = 128
 TOKENS_PER_BATCH = 4096
@@ -92,7 +93,7 @@ def against(table: EvidenceTable, lm: OpenedModel, lens: Lens) -> OppositionAttr
     """Gather what speaks against predictions; see the module for the equation.
 
     Args:
-        table: of the predictions, with alternatives.
+        table: of the predictions, with activations.
         lm: the model, which reads the shortlist's text again.
         lens: of the model, with cells and its corpus.
 
@@ -138,23 +139,18 @@ def against(table: EvidenceTable, lm: OpenedModel, lens: Lens) -> OppositionAttr
 def shortlist(table: EvidenceTable, cells: Cells) -> Rivals:
     """Return the positions that may speak most against each prediction.
 
-    Of a cell and token with more than 512 positions, 512 are looked at.
+    Of cells with more than a million positions together, evenly spaced ones are looked at.
 
     Raises:
-        InputError: the table has no alternatives, or no activations.
+        InputError: the table has no activations.
         FormatError: a file is damaged.
     """
-    if table.alternatives is None:
-        raise InputError("what speaks against a prediction needs a table with alternatives.")
-    uses, each = table.uses("source"), table.alternatives.shape[1]
-    found = neighbours(
-        cells,
-        uses.position.repeat(each),
-        uses.prototype.repeat(each),
-        table.alternatives.numpy()[uses.position].ravel(),
-        table.states,
-    )
-    prediction = uses.position.repeat(each)[found.pair]
+    uses = table.uses("source")
+    first, last = cells.beside(uses.prototype, table.targets.numpy()[uses.position])
+    query = uses.position.repeat(2)
+    most = max(STRETCH, LOOKED_AT // max(1, len(query)))
+    found = compared(cells, query, first.ravel(), last.ravel(), table.states, most)
+    prediction = query[found.pair]
     kernel = np.exp((found.cosine.astype(np.float64) - 1) / TEMPERATURE)
     bound = (1 - found.probability.astype(np.float64)) * kernel
     order = np.lexsort((-bound, prediction))

@@ -42,8 +42,6 @@ class EvidenceTable:
         targets: the predicted tokens, int64 [T].
         activations: α, float32 [T, k]; only ``method="source"`` and what speaks against the
             predictions need them.
-        alternatives: the model's likeliest tokens other than the target, int64 [T, m]; only what
-            speaks against the predictions needs them.
     """
 
     indices: Tensor
@@ -53,7 +51,6 @@ class EvidenceTable:
     states: Tensor
     targets: Tensor
     activations: Tensor | None = None
-    alternatives: Tensor | None = None
     _uses: dict[Method, Uses] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __getitem__(self, positions: slice) -> EvidenceTable:
@@ -66,7 +63,6 @@ class EvidenceTable:
             self.states[positions],
             self.targets[positions],
             None if self.activations is None else self.activations[positions],
-            None if self.alternatives is None else self.alternatives[positions],
         )
 
     def uses(self, method: Method) -> Uses:

@@ -24,8 +24,6 @@ from prismlm.ops.uncertainty_feedback import NO_CODE
 TOLERANCE = 1e-3
 # bf16 and fp16 models round their own logits; the parts are computed in float32.
 LOW_PRECISION_TOLERANCE = 2e-2
-# How many other tokens are noted beside each target.
-ALTERNATIVES = 8
 
 
 class Recorded(NamedTuple):
@@ -55,7 +53,6 @@ class SplitPredictions(NamedTuple):
         rounding: the largest |sum of parts − model's logit| / max(1, |logit|).
         uncertainty: what was fed back at each position, as a share of the largest entropy and as
             a code; None for models without uncertainty feedback.
-        alternatives: the likeliest tokens other than the target, [T, at most 8].
     """
 
     routing: Nearest
@@ -66,7 +63,6 @@ class SplitPredictions(NamedTuple):
     states: Tensor
     rounding: float
     uncertainty: list[tuple[float | None, int | None]] | None
-    alternatives: Tensor
 
     def evidence(self) -> EvidenceTable:
         """Return the evidence that shares are taken from, on the CPU."""
@@ -78,7 +74,6 @@ class SplitPredictions(NamedTuple):
             self.states.cpu(),
             self.targets.cpu(),
             self.routing.activations.cpu(),
-            self.alternatives.cpu(),
         )
 
 
@@ -159,23 +154,8 @@ def split_predictions(
     rounding = check_sums(parts.logit, own, weight.dtype)
     target_logits = logits.gather(1, targets[:, None])[:, 0]
     probabilities = torch.exp(target_logits - logits.logsumexp(-1))
-    return SplitPredictions(
-        routing,
-        parts,
-        own,
-        probabilities,
-        targets,
-        z * inverse_norms(z),
-        rounding,
-        _uncertainty(model, codes),
-        _alternatives(logits, targets),
-    )
-
-
-def _alternatives(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the likeliest tokens other than each target."""
-    others = logits.scatter(1, targets[:, None], -torch.inf)
-    return others.topk(min(ALTERNATIVES, logits.shape[1] - 1), dim=1).indices
+    unit, fed_back = z * inverse_norms(z), _uncertainty(model, codes)
+    return SplitPredictions(routing, parts, own, probabilities, targets, unit, rounding, fed_back)
 
 
 def _uncertainty(
