@@ -203,6 +203,7 @@ def test_several_lenses(prism, refused, copy):
 def test_without_a_lens(prism, refused, copy):
     shutil.rmtree(copy / "lens")
     assert "prismlm index" in refused("explain", copy, TEXT, "--by", "source")
+    assert "against a prediction" in refused("explain", copy, TEXT, "--against", 1)
     result = prism("explain", copy, TEXT)
     assert result.returncode == 0, result.stderr
     assert "prismlm index" in result.stdout
@@ -225,7 +226,26 @@ def test_a_lens_without_cells_says_what_they_would_add(prism, copy):
         prismlm.load(copy).explain(TEXT).passages()
 
 
-def test_a_corpus_that_is_gone_leaves_passages_without_text(prism, copy, tmp_path):
+def test_what_speaks_against(prism, refused, tiny_model, tmp_path):
+    page = tmp_path / "page.html"
+    how = ("explain", tiny_model, TEXT, "--against", 3)
+    printed = json.loads(prism(*how, "--json").stdout)["against"]
+    expected = prismlm.load(tiny_model).explain(TEXT).against(3)
+    assert printed == json.loads(json.dumps([one.to_dict() for one in expected]))
+    shown = prism(*how, "--html", page).stdout
+    section = shown[shown.index("\nAgainst") : shown.index("\nVerbatim")]
+    assert shown.index("\nPassages") < shown.index("\nAgainst")
+    assert "another token came next" in section
+    for one in expected:
+        assert one.doc_id in section
+        given = "<0.1%" if one.probability < 0.0005 else f"{one.probability:.1%}"
+        assert f"to which the model gave {given} there" in section
+    assert "instead of" in page.read_text(encoding="utf-8")
+    assert "Against" not in prism("explain", tiny_model, TEXT).stdout
+    assert "negative" in refused("explain", tiny_model, TEXT, "--against", -1)
+
+
+def test_a_corpus_that_is_gone_leaves_passages_without_text(prism, refused, copy, tmp_path):
     lens = copy / "lens" / "sample"
     meta = json.loads((lens / "meta.json").read_text(encoding="utf-8"))
     gone = meta | {"corpus_path": str(tmp_path / "gone")}
@@ -237,6 +257,9 @@ def test_a_corpus_that_is_gone_leaves_passages_without_text(prism, copy, tmp_pat
     assert "has changed since it was indexed" in " ".join(result.stdout.split())
     printed = json.loads(prism("explain", copy, TEXT, "--json").stdout)
     assert [passage["text"] for passage in printed["passages"]] == [None] * 5
+    refusal = refused("explain", copy, TEXT, "--against", 2)
+    assert "read again" in refusal
+    assert "is not where it was" in refusal
 
 
 def test_more_prototypes_per_token_than_prototypes(refused, copy):

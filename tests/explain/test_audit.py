@@ -95,6 +95,28 @@ def test_the_summary_is_the_sum_of_the_rows(lm, audited):
     ]
 
 
+def test_support_of_the_texts_is_counted(lm, audited):
+    summary = audited[0].to_dict()
+    supports = {d.doc_id: lm.explain(d.text)[:-1].support for d in TEXTS if d.doc_id != "token"}
+    levels = [support.level for support in supports.values()]
+    assert summary["support"]["levels"] == {
+        level: levels.count(level) for level in ("strong", "weak", "none")
+    }
+    scores = {doc_id: support.score for doc_id, support in supports.items()}
+    assert summary["support"]["score"] == pytest.approx(np.mean(list(scores.values())), rel=1e-3)
+    least = summary["least_supported"]
+    assert [e["text_id"] for e in least] == sorted(scores, key=lambda doc_id: scores[doc_id])
+    assert {e["text_id"]: e["score"] for e in least} == pytest.approx(scores, rel=1e-3)
+    page = audit_page(summary)
+    assert f"{levels.count('strong')} strong, {levels.count('weak')} weak" in page
+    heading = page.index("Texts with the least support")
+    assert page.index(f"<small>{least[0]['text_id']}</small>", heading) < page.index(
+        f"<small>{least[-1]['text_id']}</small>", heading
+    )
+    without = audit_page(summary | {"support": None, "least_supported": []})
+    assert "support" not in without
+
+
 def test_every_prediction_of_a_long_text_counts_once(lm):
     document = TEXTS[3]
     ids = lm.tokenizer(document.text)["input_ids"]

@@ -97,6 +97,14 @@ def test_a_model_beside_itself(lm):
     assert all(item["difference"] == 0 for item in domains["items"])
     total = sum(item["a"] for item in domains["items"]) + domains["unattributed"]["a"]
     assert total == pytest.approx(1)
+    supports = [lm.explain(text.text)[:-1].support for text in TEXTS]
+    assert texts["support"]["a"] == texts["support"]["b"]
+    levels = texts["support"]["a"]["levels"]
+    assert levels == {
+        level: sum(one.level == level for one in supports) for level in ("strong", "weak", "none")
+    }
+    score = texts["support"]["a"]["score"]
+    assert score == pytest.approx(np.mean([one.score for one in supports]), rel=1e-3)
 
 
 def test_another_model_on_the_same_texts(lm, tiny_model):
@@ -116,7 +124,7 @@ def test_another_model_on_the_same_texts(lm, tiny_model):
         losses.append(sums / count)
     assert found["ce"]["a"] == pytest.approx(losses[0], rel=1e-4)
     assert found["ce"]["difference"] == pytest.approx(losses[1] - losses[0], abs=1e-3)
-    assert found["shares"] is None
+    assert found["shares"] is found["support"] is None
     assert compare_prototypes(lm, other)["by_contexts"] is None
 
 

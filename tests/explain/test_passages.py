@@ -118,5 +118,10 @@ def test_a_filter_leaves_the_rest_elsewhere(lens, table):
     assert sum(i.share for i in shares.items) + shares.elsewhere + 0.25 == pytest.approx(1)
 
 
+def test_without_a_scale_or_predictions_there_is_no_support(lens, table):
+    assert attribute(table, lens).support is None
+    assert attribute(table[:0], lens).support is None
+
+
 def test_no_document_of_this_name_has_no_share(lens, table):
     assert attribute(table, lens).document_share("c") == 0

@@ -74,6 +74,20 @@ def test_ranges_hold_what_brute_force_finds(opened):
             np.testing.assert_array_equal(found[name], chosen[name])
 
 
+def test_beside_a_token_is_all_else_of_its_cell(opened):
+    directory, meta, records = opened
+    cells = Cells(directory, meta)
+    wanted = np.array([(c, t) for c in range(CELLS) for t in range(VOCABULARY)])
+    for (cell, token), begins, ends in zip(
+        wanted.tolist(), *cells.beside(wanted[:, 0], wanted[:, 1]), strict=True
+    ):
+        rows = np.concatenate([np.arange(*pair) for pair in zip(begins, ends, strict=True)])
+        expected = records[(records["cell"] == cell) & (records["token"] != token)]
+        found = cells.records(rows)["position"]
+        assert sorted(found.tolist()) == sorted(expected["position"].tolist())
+        assert len(expected) < 100
+
+
 def test_what_does_not_occur_has_an_empty_range(tmp_path):
     records = random_records(3)
     records["cell"], records["token"] = [0, 4, 4], [6, 0, 0]

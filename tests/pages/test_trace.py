@@ -175,6 +175,25 @@ def test_shares_in_the_page_sum_to_one(trace):
     ]
 
 
+def test_quotes_and_what_speaks_against_are_in_the_page(lm):
+    text = lm.lens.corpus.excerpt(int(lm.lens.corpus.starts[3]), 20)
+    trace = lm.explain(text)
+    (data,) = Reader(page([trace], against=4)).blocks
+    whole = data["whole"]
+    quotes = trace.verbatim(6)
+    assert quotes[0].span.length >= 19
+    assert [(q["text"], q["length"], q["count"]) for q in whole["verbatim"]] == [
+        (q.text, q.span.length, q.span.count) for q in quotes
+    ]
+    assert whole["verbatim"][0]["place"]["doc_id"] == quotes[0].places[0]["doc_id"]
+    for shown, passage in zip(whole["against"], trace.against(4), strict=True):
+        assert shown["share"] == passage.share
+        assert shown["predicted"] == visible(passage.predicted)
+        assert shown["probability"] == passage.probability
+        assert data["contexts"][shown["place"]]["doc_id"] == passage.doc_id
+    assert "against" not in Reader(page([trace])).blocks[0]["whole"]
+
+
 def test_contexts_are_the_index_and_held_once(trace):
     (data,) = Reader(page([trace])).blocks
     places = [tuple(place.items()) for place in data["contexts"]]
@@ -279,7 +298,7 @@ def test_whitespace_is_visible(token, shown):
 @pytest.mark.slow
 def test_in_a_browser(trace, evil, fed_back, tmp_path):
     path = tmp_path / "page.html"
-    path.write_text(page([trace, evil, fed_back]), encoding="utf-8")
+    path.write_text(page([trace, evil, fed_back], against=2), encoding="utf-8")
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     assert chromium, "this test needs chromium"
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
@@ -305,3 +324,11 @@ def test_in_a_browser(trace, evil, fed_back, tmp_path):
     assert f"{last.logit:.3f}".replace("-", "−") in reader.text
     assert "unattributed" in reader.text
     assert len(reader.all("script")) == 4
+    for one in (trace, evil, fed_back):
+        for passage in one.against(2):
+            assert f"instead of {visible(passage.predicted)}, to which the model" in reader.text
+    assert reader.text.count("where the words stand, not that the model has them") == 3
+    quote = max(trace.verbatim(6), key=lambda quote: quote.span.length, default=None)
+    spans = sum(len(one.verbatim(6)) for one in (trace, evil, fed_back))
+    assert len(reader.all("q")) == spans
+    assert quote is None or f"{quote.span.length} tokens" in reader.text

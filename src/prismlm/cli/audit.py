@@ -146,6 +146,7 @@ def _estimate(audit: Audit, reader: DocumentReader, *, as_json: bool) -> None:
 def _print(audit: Audit, summary: dict[str, Any], by: str, documents: int) -> None:
     from prismlm.cli.output import console_for_reading
     from prismlm.cli.printing.trace import print_documents, print_shares
+    from prismlm.explain.support import levels_in_words
     from prismlm.pages.trace import CAVEAT
 
     console = console_for_reading()
@@ -156,6 +157,10 @@ def _print(audit: Audit, summary: dict[str, Any], by: str, documents: int) -> No
         + (f" · explained share {explained:.2f}" if explained is not None else "")
         + (f" · {summary['empty']} empty texts left out" if summary["empty"] else "")
     )
+    if summary["support"] is not None:
+        support = summary["support"]
+        levels = levels_in_words(support["levels"])
+        console.print(f"Support: {levels}; mean score {support['score']:.2f}")
     console.print()
     whole = audit.attribution()
     print_shares(console, whole.sources(by, dict(audit.where)))

@@ -84,6 +84,7 @@ def _print(value: dict[str, Any], by: str, top: int) -> None:
     from rich.text import Text
 
     from prismlm.cli.output import console_for_reading, plain
+    from prismlm.explain.support import levels_in_words
 
     console = console_for_reading()
     for side in ("a", "b"):
@@ -96,6 +97,11 @@ def _print(value: dict[str, Any], by: str, top: int) -> None:
         console.print(
             f"cross-entropy  A {ce['a']:.4f}  B {ce['b']:.4f}  B − A {ce['difference']:+.4f}"
         )
+        console.print()
+    if texts is not None and texts["support"] is not None:
+        for side, support in texts["support"].items():
+            words = levels_in_words(support["levels"])
+            console.print(f"support  {side.upper()}  {words}; mean score {support['score']:.2f}")
         console.print()
     if texts is not None and texts["shares"] is not None:
         table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))

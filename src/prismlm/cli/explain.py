@@ -41,6 +41,9 @@ Span = Annotated[
 PlacesShown = Annotated[
     int, typer.Option(metavar="N", help="Passages shown, or documents without cells.")
 ]
+Against = Annotated[
+    int, typer.Option(metavar="N", help="Passages shown where another token came next.")
+]
 
 
 def explain(
@@ -61,6 +64,7 @@ def explain(
     where: Where = None,
     top: Annotated[int, typer.Option(metavar="K", help="Prototypes shown per prediction.")] = 3,
     documents: PlacesShown = 5,
+    against: Against = 0,
     tokens: Span = None,
     attention: Attention = None,
     as_json: Json = False,
@@ -74,7 +78,7 @@ def explain(
     """Show what each prediction along a text relies on, and where that comes from."""
     texts = _texts(text, file, lines)
     column = by or "domain"
-    _check(column, method, top, documents)
+    _check(column, method, top, documents, against)
     check_outputs(html, parquet)
     _span(tokens)
     heads = _heads(attention, as_json)
@@ -84,7 +88,8 @@ def explain(
     conditions = parse_where(where or [])
     lm = load(model, lens=lens)
     wanted = f"shares by {by}" if by else "filter" if where else f"method {method}"
-    if lm.lens is None and (by or where or method != METHODS[0]):
+    wanted = "text against a prediction" if against else wanted
+    if lm.lens is None and (by or where or against or method != METHODS[0]):
         raise InputError(
             f"{model} has no lens, so there is no {wanted}. "
             f"Build one with `prismlm index {model} --corpus DIR`."
@@ -92,8 +97,12 @@ def explain(
     options: dict[str, Any] = {"generate": generate, "temperature": temperature, "seed": seed}
     chosen = [_select(lm.explain(one, attention=heads, **options), tokens) for one in texts]
     how: dict[str, Any] = {"method": method, "where": conditions}
-    values = [trace.to_dict(by=column, documents=documents, **how) for trace in chosen if as_json]
-    _write(chosen, html, parquet)
+    values = [
+        trace.to_dict(by=column, documents=documents, against=against, **how)
+        for trace in chosen
+        if as_json
+    ]
+    _write(chosen, html, parquet, against)
     if as_json:
         value = values[0] if len(values) == 1 else {"texts": values}
         print_json(value)
@@ -102,7 +111,8 @@ def explain(
 
     for trace in chosen:
         sources, listed = _shares(trace, column, documents, how)
-        print_trace(trace, sources, listed, top=top, all_shown=tokens is not None)
+        opposed = trace.against(against, where=conditions) if against else None
+        print_trace(trace, sources, listed, opposed, top=top, all_shown=tokens is not None)
 
 
 def _heads(attention: list[str] | None, as_json: bool) -> list[tuple[int, int]]:
@@ -116,13 +126,13 @@ def _heads(attention: list[str] | None, as_json: bool) -> list[tuple[int, int]]:
     return heads
 
 
-def _write(traces: list[Trace], html: Path | None, parquet: Path | None) -> None:
+def _write(traces: list[Trace], html: Path | None, parquet: Path | None, against: int) -> None:
     from prismlm.explain.trace import write_parquet
     from prismlm.pages.frame import write_page
     from prismlm.pages.trace import page
 
     if html is not None:
-        write_page(page(traces), html)
+        write_page(page(traces, against=against), html)
         typer.echo(f"wrote {html}", err=True)
     if parquet is not None:
         write_parquet(traces, parquet)
@@ -189,7 +199,7 @@ def _text(text: str | None, file: str | None) -> str:
     return words
 
 
-def _check(by: str, method: str, top: int, documents: int) -> None:
+def _check(by: str, method: str, top: int, documents: int, against: int) -> None:
     if by not in BY:
         raise InputError(
             f"shares can be taken by {', '.join(BY[:-1])} or {BY[-1]}; not by {by!r}."
@@ -200,8 +210,8 @@ def _check(by: str, method: str, top: int, documents: int) -> None:
             f"there is no method {method!r}: expected {', '.join(METHODS[:-1])} or {METHODS[-1]}."
             f"{suggest(method, METHODS)}"
         )
-    if top < 0 or documents < 0:
-        raise InputError("--top and --documents must not be negative.")
+    if top < 0 or documents < 0 or against < 0:
+        raise InputError("--top, --documents and --against must not be negative.")
 
 
 def _span(tokens: str | None) -> slice:

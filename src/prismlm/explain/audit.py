@@ -13,7 +13,7 @@ from prismlm.errors import InputError
 from prismlm.explain.attribution import sum_of
 from prismlm.explain.passages import PositionAttribution
 from prismlm.explain.shares import Attribution, DocumentShare, Method, Sources
-from prismlm.explain.support import Support, support_of
+from prismlm.explain.support import Support, SupportCount
 from prismlm.explain.texts import TextFigures, TextOptions, read_texts
 from prismlm.index.layout import GROUP_COLUMNS
 from prismlm.index.lens import Lens
@@ -139,6 +139,7 @@ class Audit:
         self._sum = sum_of(self.lens, options.method)
         self._least_attributed = _Largest(TEXTS_LISTED)
         self._most_matching = _Largest(TEXTS_LISTED)
+        self._support, self._least_supported = SupportCount(), _Largest(TEXTS_LISTED)
 
     def read(self, documents: Iterable[Document]) -> Iterator[AuditedText]:
         """Yield one row per text, in order; afterwards, and on the way, the sums hold them.
@@ -184,6 +185,8 @@ class Audit:
                 document.to_dict() | {"title": document.title, "url": document.url}
                 for document in documents
             ],
+            "support": self._support.to_dict(),
+            "least_supported": self._least_supported.listed(),
             "least_attributed": self._least_attributed.listed(),
             "most_matching": self._most_matching.listed(),
         }
@@ -201,7 +204,7 @@ class Audit:
             shares=found and {by: found.sources(by, dict(self.where)) for by in GROUP_COLUMNS},
             documents=named,
             other_documents=others,
-            support=self._support(found),
+            support=found.support if isinstance(found, PositionAttribution) else None,
         )
         self.texts += 1
         self.tokens += of_text.tokens
@@ -212,14 +215,23 @@ class Audit:
         self._sum.add(found)  # pyright: ignore[reportArgumentType] - both are of one lens and method
         place = (np.nan_to_num(of_text.explained) - BINS_FROM) * (BINS / (BINS_TO - BINS_FROM))
         np.add.at(self._explained, place.clip(0, BINS - 1).astype(np.int64), 1)
-        self._least_attributed.add(row.unattributed or 0.0, row, "")
+        self._list(row)
+        return row
+
+    def _list(self, row: AuditedText) -> None:
+        """Note a text where it stands out."""
+        unattributed, matching = row.unattributed or 0.0, row.matching or 0.0
+        self._least_attributed.add(unattributed, row, share=unattributed)
         if self.where:
-            self._most_matching.add(row.matching or 0.0, row, "")
+            self._most_matching.add(matching, row, share=matching)
         else:
             assert row.shares is not None
             for item in row.shares["source"].items[:1]:
-                self._most_matching.add(item.share, row, item.key)
-        return row
+                self._most_matching.add(item.share, row, share=item.share, key=item.key)
+        self._support.add(row.support)
+        if row.support is not None:
+            level, score = row.support.level, row.support.score
+            self._least_supported.add(-score, row, level=level, score=score)
 
     def _named(self, found: Attribution | None) -> tuple[list[DocumentShare], float]:
         """Return the documents that a row names, and what the others come to."""
@@ -229,11 +241,6 @@ class Audit:
         shares = [item.share for item in found.sources("document", where).items]
         count = sum(share >= self.least_share for share in shares)
         return found.documents(count, where) if count else [], float(sum(shares[count:]))
-
-    def _support(self, found: Attribution | None) -> Support | None:
-        if not isinstance(found, PositionAttribution) or self.lens.support is None:
-            return None
-        return support_of(found.nearest, self.lens.support)
 
     def _median_explained(self) -> float | None:
         total = int(self._explained.sum())
@@ -251,12 +258,10 @@ class _Largest:
         self._heap: list[tuple[float, int, dict[str, Any]]] = []
         self._seen = 0
 
-    def add(self, amount: float, row: AuditedText, key: str) -> None:
+    def add(self, amount: float, row: AuditedText, **figures: Any) -> None:
         # Earlier texts win ties, so that the order of the list is that of the texts.
         self._seen += 1
-        entry = {"text_id": row.text_id, "opening": row.opening, "share": amount}
-        if key:
-            entry["key"] = key
+        entry = {"text_id": row.text_id, "opening": row.opening} | figures
         item = (amount, -self._seen, entry)
         if len(self._heap) < self.count:
             heapq.heappush(self._heap, item)

@@ -13,7 +13,9 @@ from torch import Tensor
 
 from prismlm.errors import InputError
 from prismlm.explain.attribution import merge_attributions
+from prismlm.explain.passages import PositionAttribution
 from prismlm.explain.shares import Attribution
+from prismlm.explain.support import SupportCount
 from prismlm.explain.texts import TextOptions, read_texts
 from prismlm.index.layout import GROUP_COLUMNS
 from prismlm.index.lens import Lens
@@ -64,12 +66,15 @@ def compare_texts(
 
     Returns:
         ``texts, predictions, ce {a, b, difference}``, the mean over texts of the difference with
-        its standard error, and ``shares`` by source, domain and license where both have a lens.
+        its standard error, ``shares`` by source, domain and license where both have a lens, and
+        ``support`` {a, b}, how many texts have each level with the mean score, where both lenses
+        have a scale of it.
     """
     left, right = tee(documents)
     options = replace(options, contexts=False)
     losses, moments, texts, predictions = np.zeros(2), np.zeros(2), 0, 0
     sums: list[Attribution | None] = [None, None]
+    counts = [SupportCount(), SupportCount()]
     for pair in zip(read_texts(a, left, options), read_texts(b, right, options), strict=True):
         texts += 1
         count = len(pair[0].losses)
@@ -82,19 +87,22 @@ def compare_texts(
         moments += difference, difference**2
         for side, of_text in enumerate(pair):
             if of_text.attribution is not None:
+                if isinstance(of_text.attribution, PositionAttribution):
+                    counts[side].add(of_text.attribution.support)
                 before = sums[side]
                 sums[side] = merge_attributions(
                     [of_text.attribution] + ([before] if before else [])
                 )
     if not predictions:
         raise InputError("the texts hold nothing to predict: expected at least one of two tokens.")
-    ce = losses / predictions
+    ce, supports = losses / predictions, [counted.to_dict() for counted in counts]
     return {
         "texts": texts,
         "predictions": predictions,
         "ce": {"a": ce[0], "b": ce[1], "difference": ce[1] - ce[0]},
         "ce_difference_per_text": _mean(moments, texts),
         "shares": None if sums[0] is None or sums[1] is None else _shares(sums[0], sums[1]),
+        "support": None if None in supports else dict(zip("ab", supports, strict=True)),
     }
 
 

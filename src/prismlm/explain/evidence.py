@@ -40,7 +40,8 @@ class EvidenceTable:
         bias: evidence of the bias, float32 [T].
         states: unit hidden states, float32 [T, d].
         targets: the predicted tokens, int64 [T].
-        activations: α, float32 [T, k]; only ``method="source"`` needs them.
+        activations: α, float32 [T, k]; only ``method="source"`` and what speaks against the
+            predictions need them.
     """
 
     indices: Tensor

@@ -66,7 +66,8 @@ class PrismLM(OpenedModel):
             read = ids[:, :count]
             tokens = decode_tokens(self.tokenizer, read[0].tolist())
             maps = maps_of(self.model, read, tokens, heads)
-        return Trace(str(self.path), steps, split.evidence(), self.lens, split.rounding, maps)
+        evidence = split.evidence()
+        return Trace(str(self.path), steps, evidence, self.lens, split.rounding, maps, self)
 
     def edit(self, *edits: Edit, only: Only | None = None) -> AbstractContextManager[None]:
         """Return a context in which the model predicts from edited states.

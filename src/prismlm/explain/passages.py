@@ -18,6 +18,7 @@ from prismlm.explain.shares import (
     Sums,
     sums_by_key,
 )
+from prismlm.explain.support import Support, support_of
 from prismlm.index.cells import Cells
 from prismlm.index.lens import Lens
 from prismlm.index.where import Conditions, Where, normalised
@@ -36,15 +37,20 @@ class Passage(DocumentShare):
         cosine: of the hidden state before the marked token to that of the prediction.
         length: tokens from the first place to the last.
         for_or_against: whether it speaks for the predictions.
+        predicted: of what speaks against: the predicted token that did not come next there.
+        probability: that the model gave to this token there.
     """
 
     cosine: float = 0.0
     length: int = 1
     for_or_against: Literal["for", "against"] = "for"
+    predicted: str | None = None
+    probability: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the entry of ``prismlm explain --json``."""
         around = self.around
+        opposed = {"predicted": self.predicted, "probability": self.probability}
         return {
             **super().to_dict(),
             "domain": self.domain,
@@ -53,6 +59,7 @@ class Passage(DocumentShare):
             "token": None if around is None else around.token,
             "cosine": self.cosine,
             "for_or_against": self.for_or_against,
+            **(opposed if self.for_or_against == "against" else {}),
         }
 
 
@@ -111,6 +118,13 @@ class PositionAttribution(Attribution):
         """What shares are shares of."""
         return float(self.places.value.sum()) + self.unplaced + self.beside
 
+    @property
+    def support(self) -> Support | None:
+        """How well the corpus supports the predictions; None without any, or without a scale."""
+        if self.lens.support is None or not len(self.nearest):
+            return None
+        return support_of(self.nearest, self.lens.support)
+
     def grouped(self, by: str, conditions: Conditions) -> Grouped:
         """Return the amounts by the keys of a column, with a filter."""
         found, cells = self.by_document, self.cells
@@ -164,16 +178,21 @@ class PositionAttribution(Attribution):
         order = np.argsort(-np.where(wanted, sums, 0), kind="stable")[:limit]
         passages: list[Passage] = []
         for i in order[(sums[order] > 0) & wanted[order]].tolist():
-            best = first[i] + int(value[first[i] : last[i]].argmax())
+            best = int(first[i] + value[first[i] : last[i]].argmax())
             passages.append(
                 Passage(
                     share=float(sums[i] / self.total),
                     cosine=float(cosine[best]),
                     length=int(place[last[i] - 1] - place[first[i]]) + 1,
                     **self._told(int(number[best]), int(place[best])),
+                    **self.marked(best),
                 )
             )
         return passages
+
+    def marked(self, index: int) -> dict[str, Any]:
+        """Return what a passage says of its weightiest place, beside where it is."""
+        return {}
 
     def document_share(self, doc_id: str) -> float:
         """Return the share of one document; 0 where there is none of this id."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -62,6 +62,30 @@ class Support:
     def to_dict(self) -> dict[str, Any]:
         """Return the part of ``prismlm explain --json``."""
         return asdict(self) | {"tokens": [asdict(token) for token in self.tokens]}
+
+
+class SupportCount:
+    """Counts the levels of many texts, and adds up their scores."""
+
+    def __init__(self) -> None:
+        self.levels: dict[Level, int] = dict.fromkeys(get_args(Level), 0)
+        self._score = 0.0
+
+    def add(self, support: Support | None) -> None:
+        """Count one text; None, of a lens without a scale, counts as no text."""
+        if support is not None:
+            self.levels[support.level] += 1
+            self._score += support.score
+
+    def to_dict(self) -> dict[str, Any] | None:
+        """Return how many texts have each level, and their mean score; None without texts."""
+        texts = sum(self.levels.values())
+        return {"levels": dict(self.levels), "score": self._score / texts} if texts else None
+
+
+def levels_in_words(levels: dict[Level, int]) -> str:
+    """Return counts of levels as "3 strong, 40 weak, 2 none"."""
+    return ", ".join(f"{count:,} {level}" for level, count in levels.items())
 
 
 def support_of(nearest: np.ndarray, scale: SupportScale) -> Support:

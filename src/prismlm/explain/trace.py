@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from prismlm.errors import InputError
+from prismlm.explain.against import OppositionAttribution, against
 from prismlm.explain.attribution import attribute
 from prismlm.explain.evidence import EvidenceTable
 from prismlm.explain.passages import Passage, PositionAttribution
@@ -25,9 +26,11 @@ from prismlm.index.where import Where
 
 if TYPE_CHECKING:
     from prismlm.explain.attention_maps import AttentionMap
+    from prismlm.index.opened_model import OpenedModel
 
 DOCUMENTS_SHOWN = 10
 PASSAGES_SHOWN = 10
+AGAINST_SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,7 @@ class Trace:
         rounding: the largest |sum of parts − model's logit| / max(1, |logit|) of the whole text;
             float32 models stay under 1e-3, half-precision ones under 2e-2.
         attention: what the heads that were asked for look at, a row for each step; or None.
+        lm: the model itself, which :meth:`against` reads text with.
     """
 
     model: str
@@ -53,6 +57,7 @@ class Trace:
     lens: Lens | None = field(default=None, repr=False)
     rounding: float = 0.0
     attention: tuple[AttentionMap, ...] | None = field(default=None, compare=False, repr=False)
+    lm: OpenedModel | None = field(default=None, compare=False, repr=False)
     _found: dict[tuple[Method, bool], Attribution] = field(
         default_factory=dict, init=False, compare=False, repr=False
     )
@@ -80,6 +85,7 @@ class Trace:
                 self.lens,
                 self.rounding,
                 None if maps is None else tuple(one[key] for one in maps),
+                self.lm,
             )
         return self.steps[key]
 
@@ -120,15 +126,34 @@ class Trace:
         Raises:
             InputError: there is no lens, it has no cells, or the filter names what is not there.
         """
-        lens = self._lens()
-        if lens.cells is None:
-            raise InputError(
-                f"the lens {lens.name} has no cells, so there are no passages, only documents. "
-                "Build it again with `prismlm index MODEL --corpus DIR --positions 1 --overwrite`."
-            )
+        self._with_cells()
         found = self._attribution("evidence")
         assert isinstance(found, PositionAttribution)
         return found.passages(limit, where)
+
+    def against(self, limit: int = AGAINST_SHOWN, *, where: Where | None = None) -> list[Passage]:
+        """Return the passages that speak most against the steps: another token came next there.
+
+        Of the positions near to a state where y did not come next, each weighs
+
+            p_n(y) exp((cos(z, z_n) − 1) / T)
+
+        with p_n(y) what the model gave to y there. A shortlist of them is read again for it, a
+        forward pass or some. Shares are of the shortlist's weight: they are never netted with those
+        of :meth:`passages`. The marked token is what came next, ``predicted`` is y.
+
+        Raises:
+            InputError: there is no lens, it has no cells, its corpus is not at hand, or the filter
+                names what is not there.
+        """
+        self._with_cells()
+        return self._opposition.passages(limit, where)
+
+    @cached_property
+    def _opposition(self) -> OppositionAttribution:
+        if self.lm is None:
+            raise InputError("a trace without its model cannot read text again.")
+        return against(self.table, self.lm, self._lens())
 
     def places(
         self, limit: int, *, method: Method = "evidence", where: Where | None = None
@@ -186,10 +211,12 @@ class Trace:
         *,
         method: Method = "evidence",
         where: Where | None = None,
+        against: int = 0,
     ) -> dict[str, Any]:
         """Return the whole reading as ``prismlm explain --json`` prints it.
 
-        ``attention`` is in it only where heads were asked for.
+        ``attention`` is in it only where heads were asked for, ``against`` only where that many
+        passages were.
         """
         shares, found = None, []
         if self.lens is not None:
@@ -207,6 +234,8 @@ class Trace:
             value["support"] = self.support.to_dict()
         if self.lens is not None and self.lens.cells is not None and method == "evidence":
             value["passages"] = [one.to_dict() for one in self.passages(documents, where=where)]
+        if against:
+            value["against"] = [one.to_dict() for one in self.against(against, where=where)]
         if self.lens is not None and self.lens.suffixes is not None:
             value["verbatim"] = [one.to_dict() for one in self.verbatim(documents)]
         if self.attention is not None:
@@ -217,9 +246,14 @@ class Trace:
         """Write one row per step and prototype in use, steps' own figures repeated."""
         write_parquet([self], path)
 
-    def to_html(self, path: Path | str | None = None) -> str:
-        """Return a self-contained page, and write it if a path is given."""
-        text = _pages().page([self])
+    def to_html(self, path: Path | str | None = None, *, against: int = 0) -> str:
+        """Return a self-contained page, and write it if a path is given.
+
+        Args:
+            path: where to.
+            against: passages shown that speak against the predictions.
+        """
+        text = _pages().page([self], against=against)
         if path is not None:
             with atomic_file(path) as temporary:
                 temporary.write_text(text, encoding="utf-8")
@@ -237,6 +271,14 @@ class Trace:
             found = attribute(self.table, self._lens(), method, contexts=contexts)
             self._found[key] = found
         return self._found[key]
+
+    def _with_cells(self) -> None:
+        lens = self._lens()
+        if lens.cells is None:
+            raise InputError(
+                f"the lens {lens.name} has no cells, so there are no passages, only documents. "
+                "Build it again with `prismlm index MODEL --corpus DIR --positions 1 --overwrite`."
+            )
 
     def _lens(self) -> Lens:
         if self.lens is None:

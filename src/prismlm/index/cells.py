@@ -140,6 +140,26 @@ class Cells:
         last[found[within]] = starts[follower[within]]
         return first, last
 
+    def beside(self, cells: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return where a cell's positions with other next tokens start and stop, either side.
+
+        Args:
+            cells, tokens: pairs, int64 [n].
+
+        Returns:
+            starts, stops: rows before the token's own, and after them, int64 [n, 2].
+
+        Raises:
+            FormatError: the file is damaged.
+        """
+        keys, starts = self.keys_and_starts
+        cell = cells.astype(np.int64) * self.meta.vocabulary
+        wanted = np.stack(
+            [cell, cell + tokens, cell + tokens + 1, cell + self.meta.vocabulary], axis=1
+        )
+        rows = np.append(starts, self.meta.rows)[np.searchsorted(keys, wanted)]
+        return rows[:, ::2], rows[:, 1::2]
+
     def records(self, rows: np.ndarray) -> np.ndarray:
         """Return copies of records: position, probability, scale and code.
 

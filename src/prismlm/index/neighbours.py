@@ -20,16 +20,18 @@ class Neighbours(NamedTuple):
     """Positions found, in the order of what was asked.
 
     Attributes:
-        pair: the pair of cell and token that each belongs to, int64 [u].
+        pair: the pair of cell and token, or the range, that each belongs to, int64 [u].
         place: the global position of its state, int64 [u].
         cosine: of that state to the one asked for, float32 [u].
         stands_for: how many positions of its range it stands for, float64 [u]; 1 if all are there.
+        probability: what the model gave to the token that came next there, float16 [u].
     """
 
     pair: np.ndarray
     place: np.ndarray
     cosine: np.ndarray
     stands_for: np.ndarray
+    probability: np.ndarray
 
 
 def neighbours(
@@ -49,8 +51,31 @@ def neighbours(
         FormatError: a file is damaged.
     """
     first, last = cells.ranges(cell, token)
+    return compared(cells, query, first, last, states, MOST_OF_A_RANGE)
+
+
+def compared(
+    cells: Cells,
+    query: np.ndarray,
+    first: np.ndarray,
+    last: np.ndarray,
+    states: Tensor,
+    most: int,
+) -> Neighbours:
+    """Return the positions of ranges of rows, each beside the state that it is asked for.
+
+    Args:
+        cells: of the lens.
+        query: the state of each range, int64 [p], ascending.
+        first, last: where each starts and stops, int64 [p].
+        states: unit vectors, float32 [Q, d].
+        most: of a longer range, stretches of 32, evenly spaced, stand for all.
+
+    Raises:
+        FormatError: a file is damaged.
+    """
     sizes = last - first
-    kept = np.minimum(sizes, MOST_OF_A_RANGE)
+    kept = np.minimum(sizes, most)
     pair, offset = each_of(kept)
     step = sizes / np.maximum(kept, 1)
     stretch, within = np.divmod(offset, STRETCH)
@@ -58,13 +83,15 @@ def neighbours(
     rows = first[pair] + begin + within
     place = np.empty(len(rows), dtype=np.int64)
     cosine = np.empty(len(rows), dtype=np.float32)
+    probability = np.empty(len(rows), dtype=np.float16)
     bounds = np.searchsorted(query[pair], np.arange(len(states) + 1)).tolist()
     for number, (begin, end) in enumerate(pairwise(bounds)):
         if begin < end:
             records = cells.records(rows[begin:end])
             place[begin:end] = records["position"]
+            probability[begin:end] = records["probability"]
             cosine[begin:end] = cells.cosines(records, states[number])
-    return Neighbours(pair, place, cosine, step[pair])
+    return Neighbours(pair, place, cosine, step[pair], probability)
 
 
 def each_of(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

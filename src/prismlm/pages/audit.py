@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from html import escape
 from typing import Any
 
+from prismlm.explain.support import WORDS, levels_in_words
 from prismlm.index.layout import trained_on_words
 from prismlm.pages.frame import html_page
 from prismlm.pages.trace import CAVEAT
@@ -62,6 +63,8 @@ def _figures(summary: dict[str, Any]) -> str:
         (_percent(summary["explained_share"]), "explained share, median"),
         (_percent(shares["unattributed"]), "unattributed"),
     ]
+    if summary["support"] is not None:
+        figures.append((levels_in_words(summary["support"]["levels"]), "texts by support"))
     if summary["where"]:
         figures.insert(4, (_percent(sum(i["share"] for i in shares["items"])), "matching"))
     cells = "".join(
@@ -127,25 +130,44 @@ def _texts(summary: dict[str, Any]) -> str:
     matching = f"Texts that rely most on {named}" if where else "Texts that lean on one source"
     head = "<tr><th>share</th><th>text</th><th>source</th></tr>"
     plain = "<tr><th>share</th><th>text</th></tr>"
-    return _table(
-        matching,
-        plain if where else head,
-        [_text(entry, with_key=not where) for entry in summary["most_matching"]],
-        "No text was read.",
-    ) + _table(
-        "Texts with the largest unattributed share",
-        plain,
-        [_text(entry, with_key=False) for entry in summary["least_attributed"]],
-        "No text was read.",
+    supported = ""
+    if summary["support"] is not None:
+        supported = _table(
+            "Texts with the least support",
+            "<tr><th>score</th><th>text</th><th>support</th></tr>",
+            [_supported(entry) for entry in summary["least_supported"]],
+            "No text was read.",
+        )
+    return (
+        supported
+        + _table(
+            matching,
+            plain if where else head,
+            [_text(entry, with_key=not where) for entry in summary["most_matching"]],
+            "No text was read.",
+        )
+        + _table(
+            "Texts with the largest unattributed share",
+            plain,
+            [_text(entry, with_key=False) for entry in summary["least_attributed"]],
+            "No text was read.",
+        )
     )
+
+
+def _supported(entry: dict[str, Any]) -> str:
+    words = WORDS[entry["level"]]
+    level = f"<td>{entry['level']}<small>{words}</small></td>"
+    return f"<tr><td class='p-number'>{entry['score']:.2f}</td>{_named(entry)}{level}</tr>"
 
 
 def _text(entry: dict[str, Any], *, with_key: bool) -> str:
     key = f"<td>{escape(entry.get('key', ''))}</td>" if with_key else ""
-    return (
-        f"<tr><td class='p-number'>{_percent(entry['share'])}</td>"
-        f"<td>{escape(entry['opening'])}…<small>{escape(entry['text_id'])}</small></td>{key}</tr>"
-    )
+    return f"<tr><td class='p-number'>{_percent(entry['share'])}</td>{_named(entry)}{key}</tr>"
+
+
+def _named(entry: dict[str, Any]) -> str:
+    return f"<td>{escape(entry['opening'])}…<small>{escape(entry['text_id'])}</small></td>"
 
 
 def _table(title: str, head: str, rows: list[str], nothing: str) -> str:

@@ -24,13 +24,17 @@ CAVEAT = (
 FROM = {"generated": "written by the model", "argmax": "the model's top token"}
 
 
-def page(traces: Sequence[Trace], title: str = "What each token relies on") -> str:
+def page(
+    traces: Sequence[Trace], title: str = "What each token relies on", *, against: int = 0
+) -> str:
     """Return a complete HTML document with one article per trace.
+
+    With ``against`` each has so many passages that speak against its predictions.
 
     Everything that comes from texts, corpora and labels is escaped; only http and https addresses
     become links, and a content policy forbids every request.
     """
-    bodies = "\n".join(_body(trace, number) for number, trace in enumerate(traces))
+    bodies = "\n".join(_body(trace, number, against) for number, trace in enumerate(traces))
     body = f"<h1>{escape(title)}</h1>\n{bodies}"
     return html_page(title, body, styles=("trace.css",), script="trace.js")
 
@@ -42,10 +46,10 @@ def fragment(trace: Trace) -> str:
     )
 
 
-def _body(trace: Trace, number: int = 0) -> str:
+def _body(trace: Trace, number: int = 0, against: int = 0) -> str:
     if not trace.steps:
         return '<article class="prismlm"><p class="p-note">This trace has no steps.</p></article>'
-    data = json_for_script(trace_data(trace))
+    data = json_for_script(trace_data(trace, against))
     scope = f"prismlm-{hashlib.sha256(data.encode()).hexdigest()[:12]}-{number}"
     return (
         f'<article class="prismlm" id="{scope}">\n{_header(trace)}\n'

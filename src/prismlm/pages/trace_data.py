@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from prismlm.explain.passages import Passage
 from prismlm.explain.shares import DocumentShare, Sources
 from prismlm.explain.steps import PrototypeUse, Step
+from prismlm.explain.verbatim import Quote
 from prismlm.index.around import Around
 from prismlm.index.lens import Lens
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 CONTEXTS_PER_PROTOTYPE = 3
 DOCUMENTS_PER_STEP = 3
 DOCUMENTS_OF_TEXT = 6
+QUOTES_OF_TEXT = 6
 KEYS_SHOWN = {"domain": 8, "source": 6, "license": 6}
 # A full turn times the golden ratio's lesser part: neighbouring ids get hues far apart.
 GOLDEN_ANGLE = 137.508
@@ -87,9 +90,20 @@ class _Pool:
         words = dict.fromkeys(Around._fields) if around is None else around._asdict()
         return {"share": document.share, "place": self.add(vars(document) | words)}
 
+    def opponent(self, passage: Passage) -> dict[str, Any]:
+        """Return a passage that speaks against predictions."""
+        assert passage.predicted is not None
+        opposed = {"predicted": visible(passage.predicted), "probability": passage.probability}
+        return self.document(passage) | opposed
 
-def trace_data(trace: Trace) -> dict[str, Any]:
-    """Return steps, prototypes, contexts and shares as the page's script reads them."""
+
+def trace_data(trace: Trace, against: int = 0) -> dict[str, Any]:
+    """Return steps, prototypes, contexts and shares as the page's script reads them.
+
+    Args:
+        trace: what is shown.
+        against: how many passages that speak against its predictions.
+    """
     pool = None if trace.lens is None else _Pool(trace.lens)
     prototypes: dict[int, dict[str, Any]] = {}
     steps: list[dict[str, Any]] = []
@@ -103,7 +117,7 @@ def trace_data(trace: Trace) -> dict[str, Any]:
                     "hue": hue(use),
                     "contexts": [] if pool is None else pool.nearest(use.id),
                 }
-    whole = _whole(trace, pool)
+    whole = _whole(trace, pool, against)
     return {
         "steps": steps,
         "prototypes": prototypes,
@@ -169,13 +183,23 @@ def _behind(trace: Trace, pool: _Pool | None) -> dict[str, Any]:
     }
 
 
-def _whole(trace: Trace, pool: _Pool | None) -> dict[str, Any] | None:
+def _whole(trace: Trace, pool: _Pool | None, against: int) -> dict[str, Any] | None:
     if pool is None:
         return None
-    return {
+    value: dict[str, Any] = {
         "shares": [shown_shares(trace.sources(by), count) for by, count in KEYS_SHOWN.items()],
         "documents": [pool.document(d) for d in trace.places(DOCUMENTS_OF_TEXT)],
     }
+    if against:
+        value["against"] = [pool.opponent(p) for p in trace.against(against)]
+    if pool.lens.suffixes is not None:
+        value["verbatim"] = [_quote(quote) for quote in trace.verbatim(QUOTES_OF_TEXT)]
+    return value
+
+
+def _quote(quote: Quote) -> dict[str, Any]:
+    span, first = quote.span, quote.places[0]
+    return {"text": quote.text, "length": span.length, "count": span.count, "place": first}
 
 
 def shown_shares(sources: Sources, count: int) -> dict[str, Any]:

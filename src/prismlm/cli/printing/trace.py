@@ -46,11 +46,15 @@ def print_trace(
     trace: Trace,
     sources: Sources | None,
     documents: Sequence[DocumentShare],
+    against: Sequence[Passage] | None = None,
     *,
     top: int,
     all_shown: bool,
 ) -> None:
-    """Print a trace and its shares; a pipe gets the same text without colour, 100 columns wide."""
+    """Print a trace and its shares; a pipe gets the same text without colour, 100 columns wide.
+
+    ``against`` is printed where it was asked for.
+    """
     console = console_for_reading()
     _print_support(console, trace)
     _print_header(console, trace)
@@ -71,6 +75,8 @@ def print_trace(
         return
     print_shares(console, sources)
     print_documents(console, documents)
+    if against is not None:
+        _print_against(console, against)
     for note in _notes(trace):
         console.print(Text(note, style="yellow"))
     if documents and trace.lens is not None and trace.lens.suffixes is not None:
@@ -227,16 +233,39 @@ def print_documents(console: Console, documents: Sequence[DocumentShare]) -> Non
     passages = isinstance(documents[0], Passage)
     console.print("[bold]Passages[/]" if passages else "[bold]Documents[/]")
     for document in documents:
-        head = Text(f"{document.share:>6.1%}  ", style="bold")
-        head.append(plain(document.doc_id))
-        facts = [document.title, document.source, document.license or "licence unknown"]
-        head.append("  " + " · ".join(plain(fact) for fact in facts if fact), "dim")
-        head.truncate(console.width, overflow="ellipsis")
-        console.print(head, no_wrap=True)
-        if document.around is not None:
-            for line in _place(document.around, console.width - 8).wrap(console, console.width - 8):
-                line.rstrip()
-                console.print(Text(" " * 8).append_text(line))
+        _print_document(console, document)
+    console.print()
+
+
+def _print_document(console: Console, document: DocumentShare) -> None:
+    head = Text(f"{document.share:>6.1%}  ", style="bold")
+    head.append(plain(document.doc_id))
+    facts = [document.title, document.source, document.license or "licence unknown"]
+    head.append("  " + " · ".join(plain(fact) for fact in facts if fact), "dim")
+    head.truncate(console.width, overflow="ellipsis")
+    console.print(head, no_wrap=True)
+    if document.around is not None:
+        for line in _place(document.around, console.width - 8).wrap(console, console.width - 8):
+            line.rstrip()
+            console.print(Text(" " * 8).append_text(line))
+
+
+def _print_against(console: Console, passages: Sequence[Passage]) -> None:
+    """Print what speaks against the predictions; its shares are of its own kind alone."""
+    title = Text("Against", style="bold")
+    console.print(
+        title.append("  text where another token came next; shares of these alone", "dim")
+    )
+    for passage in passages:
+        _print_document(console, passage)
+        assert passage.predicted is not None
+        assert passage.probability is not None
+        instead = Text(" " * 8 + "instead of ", style="dim")
+        instead.append(visible(plain(passage.predicted)), "not dim")
+        instead.append(f", to which the model gave {_percent(passage.probability)} there")
+        console.print(instead, no_wrap=True, overflow="ellipsis")
+    if not passages:
+        console.print(Text("none was found", style="dim"))
     console.print()
 
 

@@ -66,6 +66,32 @@
       items.length ? make("ol", null, ...items) : make("p", "p-note", "None stands behind it."));
   };
 
+  const against = (data, list) => {
+    const items = list.map((entry) => {
+      const place = data.contexts[entry.place];
+      const instead = make("p", "p-instead", "instead of ", shown(entry.predicted, "p-target"),
+        `, to which the model gave ${percent(entry.probability)} there`);
+      return make("li", null, make("span", "p-number", percent(entry.share)),
+        make("div", null, quote(place, "p-passage"), instead, origin(place)));
+    });
+    return make("section", "p-documents p-against", make("h3", null, "Against"),
+      make("p", "p-note", "Text near to this where another token came next. Shares are of this kind alone."),
+      items.length ? make("ol", null, ...items) : make("p", "p-note", "None was found."));
+  };
+  const verbatim = (list) => {
+    const items = list.map(({ text, length, count, place }) => {
+      const name = place.title || place.doc_id || `position ${place.position.toLocaleString("en")}`;
+      const facts = [place.title ? place.doc_id : null, place.source, place.license].filter(Boolean);
+      if (count > 1) facts.push(`and ${(count - 1).toLocaleString("en")} more`);
+      return make("li", null, make("span", "p-number", `${length} tokens`),
+        make("div", null, make("p", "p-passage", make("q", null, flat(text).trim())),
+          make("cite", "p-origin", make("b", null, name), make("span", null, facts.join(" · ")))));
+    });
+    return make("section", "p-documents p-verbatim", make("h3", null, "Verbatim"),
+      make("p", "p-note", "Word for word in the corpus: where the words stand, not that the model has them from there."),
+      items.length ? make("ol", null, ...items) : make("p", "p-note", "No span of five tokens or more."));
+  };
+
   const stacked = (data, step) => {
     const parts = step.uses.map(([id, value], i) => ({
       value, label: data.prototypes[id].name, hue: data.prototypes[id].hue, mark: String(i + 1), kind: "p-seg",
@@ -221,8 +247,10 @@
       choose(to, true);
     });
     if (data.whole) {
+      const whole = data.whole;
       root.querySelector(".p-whole").append(make("h2", null, "The whole text"),
-        make("div", "p-columns-3", ...data.whole.shares.map(shares)), documents(data, data.whole.documents, data.places));
+        make("div", "p-columns-3", ...whole.shares.map(shares)), documents(data, whole.documents, data.places),
+        ...(whole.against ? [against(data, whole.against)] : []), ...(whole.verbatim ? [verbatim(whole.verbatim)] : []));
     }
     choose(chosen, false);
   };

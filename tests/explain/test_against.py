@@ -1,0 +1,174 @@
+"""What speaks against predictions, beside a loop over every position of the corpus."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import prismlm
+from prismlm.corpus import document_windows
+from prismlm.errors import InputError
+from prismlm.explain import against as module
+from prismlm.explain.positions import TEMPERATURE
+from prismlm.index.where import UNKNOWN
+
+TEXTS = ["The cell is the smallest unit", "Once upon a time there was a"]
+EVERYTHING = 10**9
+
+
+@pytest.fixture(scope="module")
+def lm(tiny_model):
+    return prismlm.load(tiny_model)
+
+
+@pytest.fixture(scope="module")
+def everything(lm):
+    """Cell, next token, place and state of every record, by reading every range."""
+    cells = lm.lens.cells
+    keys, starts = map(np.asarray, cells.keys_and_starts)
+    owner = np.repeat(keys, np.diff(np.append(starts, len(cells))))
+    records = cells.records(np.arange(len(cells)))
+    states = records["scale"].astype(np.float64)[:, None] * records["code"] / 127
+    vocabulary = cells.meta.vocabulary
+    return owner // vocabulary, owner % vocabulary, records["position"], states
+
+
+@pytest.fixture(scope="module")
+def predicted_by_place(lm):
+    """The model's probabilities of what is predicted, by place and token, window by window."""
+    steps = [step for text in TEXTS for step in lm.explain(text, generate=4)]
+    wanted = sorted({step.target_id for step in steps})
+    corpus, meta = lm.lens.corpus, lm.lens.meta
+    grid = document_windows(
+        corpus.split(meta.split), corpus.starts, corpus.lengths, meta.window, meta.stride
+    )
+    found = {}
+    for start, length, skip in zip(grid.start, grid.length, grid.skip, strict=True):
+        ids = corpus.read_tokens(int(start), int(length)).astype(np.int64)
+        with torch.no_grad():
+            logits = lm.model(input_ids=torch.from_numpy(ids)[None]).logits[0]
+        rows = logits.softmax(-1)[:, wanted].tolist()
+        for offset in range(int(skip), int(length)):
+            found[int(start) + offset] = dict(zip(wanted, rows[offset], strict=True))
+    return found
+
+
+def naive(lm, text, steps, everything, predicted_by_place):
+    """Return the weight of every place straight from the equation."""
+    cell, token, place, states = everything
+    trace = lm.explain(text, generate=4)[steps]
+    found = {}
+    for step, row in zip(trace, range(len(trace)), strict=True):
+        used = [use.id for use in step.prototypes]
+        rows = np.flatnonzero(np.isin(cell, used) & (token != step.target_id))
+        cosines = states[rows] @ trace.table.states[row].double().numpy()
+        for n, cosine in zip(place[rows].tolist(), cosines.tolist(), strict=True):
+            p = predicted_by_place[n][step.target_id]
+            found[n] = found.get(n, 0.0) + p * math.exp((cosine - 1) / TEMPERATURE)
+    return found
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("steps", [slice(-1, None), slice(2, 5), slice(None)])
+def test_weights_are_the_equations(lm, everything, predicted_by_place, text, steps, monkeypatch):
+    monkeypatch.setattr(module, "LOOKED_AT", EVERYTHING)
+    monkeypatch.setattr(module, "SHORTLIST", EVERYTHING)
+    monkeypatch.setattr(module, "MOST_READ", EVERYTHING)
+    expected = naive(lm, text, steps, everything, predicted_by_place)
+    trace = lm.explain(text, generate=4)[steps]
+    found = module.against(trace.table, lm, lm.lens)
+    got = dict(zip(found.places.place.tolist(), found.places.value.tolist(), strict=True))
+    assert len(expected) > 50
+    assert got == pytest.approx(expected, rel=1e-3, abs=1e-9)
+    # Of all passages, shares sum to 1.
+    assert sum(p.share for p in found.passages(EVERYTHING)) == pytest.approx(1)
+
+
+def test_no_weight_exceeds_its_bound_and_the_shortlist_holds_the_largest(lm, monkeypatch):
+    trace = lm.explain(TEXTS[1], generate=8)
+    short = module.shortlist(trace.table, lm.lens.cells)
+    assert len(short.place) == module.MOST_READ
+    assert np.bincount(short.prediction).max() <= module.SHORTLIST
+    tokens = trace.table.targets.numpy()[short.prediction]
+    cells, corpus = lm.lens.cells, lm.lens.corpus
+    p = module.probabilities_at(lm, lm.lens, cells, corpus, short.place, tokens)
+    weight = p * np.exp((short.cosine.astype(np.float64) - 1) / TEMPERATURE)
+    assert (weight <= short.bound + 1e-3).all()
+    assert weight.max() > 0.01
+    monkeypatch.setattr(module, "MOST_READ", EVERYTHING)
+    monkeypatch.setattr(module, "SHORTLIST", EVERYTHING)
+    every = module.shortlist(trace.table, cells)
+    best = max(every.bound)
+    assert best == short.bound.max()
+    assert len(every.place) > len(short.place)
+
+
+def test_the_window_of_a_place_is_the_indexs(lm):
+    """A place of a later window is read with that window's context, as the index has it."""
+    corpus, cells, meta = lm.lens.corpus, lm.lens.cells, lm.lens.meta
+    records = cells.records(np.arange(len(cells)))
+    offset = records["position"] - cells.starts[cells.document_of(records["position"])]
+    chosen = np.concatenate(
+        [
+            np.flatnonzero(offset == o)[:20]
+            for o in (0, meta.window - 1, meta.window, meta.window + meta.stride)
+        ]
+    )
+    found = module.probabilities_at(
+        lm, lm.lens, cells, corpus, records["position"][chosen], cells.tokens(chosen)
+    )
+    # The index noted the probability of the token that did come next.
+    np.testing.assert_allclose(found, records["probability"][chosen], rtol=2e-3, atol=1e-5)
+
+
+def test_passages_say_what_came_next_and_what_was_predicted(lm):
+    trace = lm.explain(TEXTS[0], generate=6)
+    passages = trace.against(5)
+    assert len(passages) == 5
+    shares = [passage.share for passage in passages]
+    assert shares == sorted(shares, reverse=True)
+    targets = {step.target for step in trace}
+    for passage in passages:
+        entry = passage.to_dict()
+        assert entry["for_or_against"] == passage.for_or_against == "against"
+        assert entry["predicted"] in targets
+        assert passage.around.token != entry["predicted"]
+        assert 0 < entry["probability"] < 1
+    assert "predicted" not in trace.passages(1)[0].to_dict()
+    # What speaks for the predictions is as it was.
+    assert {p.for_or_against for p in trace.passages(5)} == {"for"}
+
+
+def test_a_filter_keeps_the_shares(lm):
+    trace = lm.explain(TEXTS[0])
+    every = {(p.doc_id, p.position): p for p in trace.against(EVERYTHING)}
+    license = next(iter(every.values())).license or UNKNOWN
+    kept = trace.against(EVERYTHING, where={"license": license})
+    assert 0 < len(kept) <= len(every)
+    for passage in kept:
+        assert (passage.license or UNKNOWN) == license
+        assert every[passage.doc_id, passage.position].share == passage.share
+
+
+def test_what_is_missing_is_said(lm, tiny_model):
+    trace = lm.explain(TEXTS[0])
+    with pytest.raises(InputError, match="no lens"):
+        replace(trace, lens=None).against()
+    with pytest.raises(InputError, match="without its model"):
+        replace(trace, lm=None).against()
+    gone = prismlm.load(tiny_model)
+    gone.lens.meta = replace(gone.lens.meta, corpus_path="/nowhere")
+    with pytest.raises(InputError, match="is not where it was"):
+        gone.explain(TEXTS[0]).against()
+    bare = prismlm.load(tiny_model)
+    bare.lens.__dict__["cells"] = None
+    with pytest.raises(InputError, match="has no cells"):
+        bare.explain(TEXTS[0]).against()
+
+
+def test_nothing_against_is_no_passage(lm):
+    trace = lm.explain(TEXTS[0])
+    trace.table.activations[:] = 0
+    assert trace.against() == []
