@@ -81,6 +81,8 @@ def quotes(
 ) -> list[Quote]:
     """Return the verbatim spans of a text from a token on, in words; see :func:`verbatim_spans`.
 
+    Of what a text says twice, the first is given.
+
     Args:
         ids, tokens: the text, by number and in words.
         start: the first token that is looked for.
@@ -88,14 +90,12 @@ def quotes(
         limit: the most spans.
     """
     assert lens.suffixes is not None
-    spans = verbatim_spans(ids, lens.suffixes, start, limit=limit)
+    found: dict[str, VerbatimSpan] = {}
+    for span in verbatim_spans(ids, lens.suffixes, start, limit=None):
+        found.setdefault("".join(tokens[span.start : span.end]), span)
     return [
-        Quote(
-            "".join(tokens[span.start : span.end]),
-            span,
-            tuple(_place(lens, position) for position in span.positions),
-        )
-        for span in spans
+        Quote(text, span, tuple(_place(lens, position) for position in span.positions))
+        for text, span in list(found.items())[:limit]
     ]
 
 
