@@ -35,7 +35,7 @@ from prismlm.index.spool import Spool
 from prismlm.progress import SILENT
 
 DOCUMENTS, DOCUMENT_TOKENS = 200_000, 100_000
-RANGES_AT_ONCE = 20_000
+RANGES_AT_ONCE = 4_000
 TOKENS_TIMED, WARM = 1_000, 20
 GENERATED, SAMPLES = 50, 60
 PROMPT = "Once upon a time there was a little girl who lived"
