@@ -12,9 +12,9 @@ untrained model, each in a process of its own. Both write docs/results/index.jso
 from __future__ import annotations
 
 import multiprocessing
-import resource
 import shutil
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -184,6 +184,32 @@ def _cut(corpus: Corpus, out: Path, tokens: int) -> None:
     write_json(out / layout.META_FILE, meta | contents)
 
 
+def _own_bytes() -> int:
+    """Return the memory that this process has to itself, without files that are mapped."""
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError("this system does not say what memory is a process's own")
+
+
+class _Peak:
+    """The largest of such figures while a block runs, looked at a hundred times a second."""
+
+    def __enter__(self) -> _Peak:
+        self.found, self._over = _own_bytes(), threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._over.wait(0.01):
+            self.found = max(self.found, _own_bytes())
+
+
 def _index_part(path: Path, out: Path, queue: Any) -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
@@ -197,9 +223,10 @@ def _index_part(path: Path, out: Path, queue: Any) -> None:
     head = PrototypeHead(config.hidden_size, PROTOTYPES, PER_TOKEN)
     head.reset_parameters()
     options = IndexOptions(contexts=CONTEXTS, window=256, stride=192)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = _own_bytes()
     began, wall = time.process_time(), time.perf_counter()
-    build_index(model, head, corpus, out, options)
+    with _Peak() as peak:
+        build_index(model, head, corpus, out, options)
     queue.put(
         {
             "cells": True,
@@ -208,8 +235,8 @@ def _index_part(path: Path, out: Path, queue: Any) -> None:
             "documents": len(corpus),
             "cpu_seconds": time.process_time() - began,
             "seconds": time.perf_counter() - wall,
-            "memory_bytes_before": before * 1024,
-            "memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            "memory_bytes_before": before,
+            "memory_bytes": peak.found,
             "disk_bytes": sum(path.stat().st_size for path in out.iterdir()),
         }
     )

@@ -77,7 +77,8 @@ def _growth(rows: list[dict[str, Any]], where: dict[str, Any] | None) -> list[st
         "Corpora of growing size, cut from one and repeated under new document names, each "
         "indexed in a process of its own by an untrained model of one layer (width 32, K = 256, "
         "L = 16), so that the index and not the model is what is measured. Memory is what the "
-        "process took beyond what it had before."
+        "process took for itself at its largest, beyond what it had before; pages of mapped files, "
+        "which the system takes back where it needs them, are not in it."
         + ("" if "cells" in rows[0] else " Without cells, as with `--positions none`.")
         + (" With what finds spans word for word." if rows[0].get("verbatim") else ""),
         "",

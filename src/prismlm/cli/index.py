@@ -93,7 +93,7 @@ def index(
     text: WithText = True,
     positions: PositionShare = "1",
     codes: CodesOfStates = "int8",
-    sort_memory: SortMemory = 128,
+    sort_memory: SortMemory = 64,
     shard: Part = None,
     tokens_per_batch: TokensPerBatch = 2**18,
     save_every: SaveEvery = 60.0,

@@ -279,10 +279,14 @@ def _scan_shard(
             stopped = interrupts.received
             began = time.monotonic()
             due = began - saved >= max(save_seconds, cost / SAVE_SHARE) or save_seconds == 0
-            if stopped or due or (scan.spool is not None and scan.spool.full):
+            if stopped or due:
                 partial.save(scan, shard.number, shard.count, complete=False)
                 saved = time.monotonic()
                 cost = saved - began
+            elif scan.spool is not None and scan.spool.full:
+                # What is behind the last save is cut off where a killed run goes on.
+                with partial.writing("what was scanned"):
+                    scan.spool.flush()
             if stopped:
                 interrupts.stop()
     scan.finish_shard(given.order)

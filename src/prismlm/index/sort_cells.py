@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus, Split
 
 # Memory for sorting: records, their order and the sorted copy.
-SORT_BYTES = 2**27
+SORT_BYTES = 2**26
 COPIES = 3
 DOCUMENTS_AT_ONCE = 2**16
 

@@ -15,7 +15,7 @@ from prismlm.index import cells
 from prismlm.index.codes import Int8Codes
 
 # Records held in memory before they are written as a run.
-BUFFER_BYTES = 2**26
+BUFFER_BYTES = 2**24
 READ_BYTES = 2**22
 
 
