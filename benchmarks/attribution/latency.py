@@ -4,7 +4,8 @@
 
 MODEL is a model directory with a lens that has cells, of a corpus that is still there. The large
 lens has the ranges of that one, each so many times as large; it takes 190 bytes a position of DIR
-twice while it is written, and is removed again.
+twice while it is written, and is removed again. Sizes that are not timed keep what an earlier run
+found.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from prismlm.corpus import Corpus
 from prismlm.explain.attribution import attribute
 from prismlm.explain.evidence import EvidenceTable
 from prismlm.explain.passages import PositionAttribution
+from prismlm.files import read_json
 from prismlm.index import layout
 from prismlm.index.lens import Lens
 from prismlm.index.sort_cells import write_cells
@@ -71,7 +73,8 @@ def time_tokens(tables: list[EvidenceTable], lens: Lens) -> dict[str, Any]:
             times["warm" if again else "first"].append(ended - began)
             if again:
                 times["warm_cpu"].append(ended_cpu - began_cpu)
-    return {name: percentiles(values) for name, values in times.items()}
+    found: dict[str, Any] = {name: percentiles(values) for name, values in times.items()}
+    return found | {"environment": environment()}
 
 
 def enlarged(lens: Lens, directory: Path, wanted: int) -> Lens:
@@ -224,6 +227,8 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.work) as temporary:
         result = measure(arguments.model, arguments.lens, arguments.large, Path(temporary))
+    before = read_json(arguments.out) if arguments.out.is_file() else {}
+    result["tokens"] = before.get("tokens", {}) | result["tokens"]
     arguments.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     print(json.dumps(result, indent=2))
 

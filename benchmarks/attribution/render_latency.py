@@ -55,21 +55,23 @@ def _tokens(lens: dict[str, Any], tokens: dict[str, Any]) -> list[str]:
         f"predictions along held-out text; K = {lens['prototypes']:,} prototypes, "
         f"{lens['prototypes_per_token']} in use per token, states of width {lens['width']}. "
         "*First*: asked for the first time, with reading from the disk and comparing checksums. "
-        "*Warm*: asked again. CPU time is what this process used, without its waiting for a core. "
+        "*Warm*: asked again. CPU time is what this process used, without its waiting for a core; "
+        "*load* is how many processes waited for the machine's two cores. "
         "The larger lens has the ranges of the real one, each so many times as large, with states "
         "that differ by noise. The text of passages, which is read from the corpus when it is "
         "looked at, is not in it.",
         "",
         *table_head(
-            "| positions | first, p50 | first, p99 | warm, p50 | warm, p99 | warm, p99, CPU time |"
+            "| positions | first, p50 | first, p99 | warm, p50 | warm, p99 | warm, p99, CPU time | load |"
         ),
     ]
     verdicts: list[str] = []
-    for positions, found in tokens.items():
+    for positions, found in sorted(tokens.items(), key=lambda row: int(row[0])):
         first, warm, cpu = (found[key] for key in ("first", "warm", "warm_cpu"))
         lines.append(
             f"| {int(positions):,} | {first['p50_ms']:.2f} | {first['p99_ms']:.2f} | "
-            f"{warm['p50_ms']:.2f} | {warm['p99_ms']:.2f} | {cpu['p99_ms']:.2f} |"
+            f"{warm['p50_ms']:.2f} | {warm['p99_ms']:.2f} | {cpu['p99_ms']:.2f} | "
+            f"{found['environment']['load_average']:.1f} |"
         )
         most = next(limit for size, limit in LIMITS if int(positions) <= size)
         verdicts.append(
