@@ -62,7 +62,8 @@ def _tokens(lens: dict[str, Any], tokens: dict[str, Any]) -> list[str]:
         "looked at, is not in it.",
         "",
         *table_head(
-            "| positions | first, p50 | first, p99 | warm, p50 | warm, p99 | warm, p99, CPU time | load |"
+            "| positions | first, p50 | first, p99 | warm, p50 | warm, p99 | warm, p99, CPU time "
+            "| load |"
         ),
     ]
     verdicts: list[str] = []
