@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.shared.pages import page_options, publish, read_result, runs_made, table_head
+from prismlm.explain.positions import TEMPERATURE
 
 LDS_GOAL = 0.20
+PRODUCT = f"evidence T={TEMPERATURE:g} cells=16"
 MEANING = {
     "random": "control: documents at random",
     "count of the token": "control: how often the predicted token comes next",
@@ -182,7 +184,15 @@ def _controls(lds: dict[str, Any], chosen: str) -> list[str]:
         for said, name in names.items()
         if name in methods and name != chosen
     ]
-    return [f"- Controls, on all predictions: {'; '.join(parts)}."]
+    own, rivals = methods[PRODUCT], ("count of the token", "last-layer K-FAC")
+    more = [name for name in rivals if methods[name]["all"]["mean"] > own["all"]["mean"]]
+    kept = paired(methods[chosen]["each"], own["each"])
+    return [
+        f"- `explain` itself has T {TEMPERATURE:g}, which was chosen for other judges: LDS "
+        f"**{own['all']['mean']:.3f}** on all, less than the best choice by {_signed(kept)}"
+        + (f"; **below** {' and '.join(MEANING[name] for name in more)}." if more else "."),
+        f"- Controls, on all predictions: {'; '.join(parts)}.",
+    ]
 
 
 def _tool_short(tool: dict[str, Any]) -> list[str]:
@@ -212,7 +222,7 @@ def _tool_short(tool: dict[str, Any]) -> list[str]:
 def _datamodels(lds: dict[str, Any], chosen: str) -> list[str]:
     methods, temperature = lds["methods"], chosen.split()[1]
     lines = table_head("| method | LDS | other half | the first − it | s a prediction | s once |")
-    names = [chosen, f"evidence {temperature} cells=all", f"random states {temperature}"]
+    names = [chosen, f"evidence {temperature} cells=all", PRODUCT, f"random states {temperature}"]
     shown = [*dict.fromkeys(names), *(name for name in MEANING if name in methods)]
     for name in (name for name in shown if name in methods):
         found, again = methods[name], np.array(methods[name]["resampled"])
@@ -238,7 +248,8 @@ def _named(name: str) -> str:
         return f"control: random states as prototypes, {temperature.replace('=', ' ')}"
     where = {"cells=16": "16 cells", "cells=all": "every position"}
     said = [where.get(part, REST.get(part, part)) for part in rest]
-    return f"evidence by position, {temperature.replace('=', ' ')}, {', '.join(said)}"
+    product = ", as `explain` has it" if name == PRODUCT else ""
+    return f"evidence by position, {temperature.replace('=', ' ')}, {', '.join(said)}{product}"
 
 
 def _temperatures(lds: dict[str, Any], chosen: str) -> list[str]:

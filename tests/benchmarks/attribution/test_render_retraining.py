@@ -104,6 +104,13 @@ def test_the_choice_is_made_on_the_half_to_choose_on():
     assert best_choice(lds) == better
 
 
+def test_the_temperature_of_explain_is_beside_the_best():
+    lds, tool, lost = results()
+    lds["methods"]["count of the token"]["all"]["mean"] = 0.2
+    said = line(render(lds, tool, lost), "- `explain` itself")
+    assert "**below** control: how often the predicted token comes next" in said
+
+
 def test_what_was_not_measured_is_said():
     page = render(*results(qld=False))
     assert "- QLD by Bergson: not measured." in page
