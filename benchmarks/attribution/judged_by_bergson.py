@@ -60,14 +60,14 @@ def main() -> None:
     found = {
         "environment": environment(),
         "bergson": VERSION,
-        "models": len(read_json(judge.bank / "subsets.json")),
+        "models": judge.models,
         "predictions": judge.predictions,
         "methods": results,
     }
     write_json(arguments.out, found)
     if arguments.qld:
         for name, rise in judge.removal(arguments.removed, arguments.qld).items():
-            results[name]["qld"] = described(rise)
+            results[name]["qld"] = described(np.array(rise))
         write_json(arguments.out, found)
 
 
@@ -84,6 +84,11 @@ class Judge:
         self.work.mkdir(exist_ok=True)
         self.data = {"dataset": str(bank / "documents.jsonl"), "split": "train"}
         self.query = {"dataset": str(bank / "queries.jsonl"), "split": "train"}
+
+    @property
+    def models(self) -> int:
+        """How many models of the bank are there."""
+        return len(list((self.bank / "outputs").glob("*.npy")))
 
     @property
     def predictions(self) -> int:
@@ -127,13 +132,33 @@ class Judge:
 
     def datamodeling(self, name: str) -> np.ndarray:
         """Return what LDS is the mean of, over the models of the bank: [predictions]."""
-        method = {"kind": "lds", "subsets": "bank", "paths": [str(self.bank)]}
+        # It reads as many models as there are subsets.
+        there = self.work / "models"
+        there.mkdir(exist_ok=True)
+        subsets = read_json(self.bank / "subsets.json")[: self.models]
+        (there / "subsets.json").write_text(json.dumps(subsets))
+        if not (there / "retrained").exists():
+            (there / "retrained").symlink_to(self.bank / "retrained")
+        method = {"kind": "lds", "subsets": "bank", "paths": [str(there)]}
         out = self._validate(name, "lds", method, self.query)
         rows = _rows(out / "summary.csv")
         return np.array([float(row["spearman_corr"]) for row in rows])
 
-    def removal(self, names: Sequence[str], predictions: int) -> dict[str, np.ndarray]:
-        """Return QLD of the first predictions: what a loss rises by, less that at random."""
+    def removal(self, names: Sequence[str], predictions: int) -> dict[str, list[float]]:
+        """Return QLD of the first predictions: what a loss rises by, less that at random.
+
+        It is kept for the same question, with the scores of the same names.
+        """
+        asked_for = {"names": list(names), "predictions": predictions}
+        noted = self.work / f"{REMOVED}.json"
+        known = read_json(noted) if noted.exists() else {}
+        if known.get("asked") != asked_for:
+            rises = self._removed(names, predictions).tolist()
+            known = {"asked": asked_for, "rises": dict(zip(names, rises, strict=True))}
+            write_json(noted, known)
+        return known["rises"]
+
+    def _removed(self, names: Sequence[str], predictions: int) -> np.ndarray:
         if not (self.work / "untrained").exists():
             self._untrained()
         lines = (self.bank / "queries.jsonl").read_text().splitlines()[:predictions]
@@ -149,7 +174,7 @@ class Judge:
         out = self._validate(REMOVED, "qld", method, self.query | {"dataset": str(asked)})
         rows = _rows(out / "filter_summary.csv")
         rise = np.array([float(row["filter_change"]) - float(row["random_mean"]) for row in rows])
-        return dict(zip(names, rise.reshape(len(names), predictions), strict=True))
+        return rise.reshape(len(names), predictions)
 
     def _side_by_side(self, names: Sequence[str], predictions: int) -> None:
         """Write the scores of the first predictions, one method's beside the other's."""

@@ -29,6 +29,10 @@ def judge(tmp_path, monkeypatch):
 
     monkeypatch.setattr(judged_by_bergson.subprocess, "run", run)
     (tmp_path / "queries.jsonl").write_text("first\nsecond\nthird\n")
+    (tmp_path / "subsets.json").write_text("[[0], [1], [2]]")
+    (tmp_path / "outputs").mkdir()
+    for model in range(2):
+        (tmp_path / "outputs" / f"{model}.npy").touch()
     return Judge(tmp_path), told
 
 
@@ -36,7 +40,10 @@ def test_lds_is_asked_of_every_prediction_on_the_models_of_the_bank(judge):
     judge, told = judge
     assert judge.datamodeling("ours").tolist() == [0.5, -0.1]
     step = told[0]["validate"]
-    assert step["method"] == {"kind": "lds", "subsets": "bank", "paths": [str(judge.bank)]}
+    # Of three models that are planned, two are there.
+    there = Path(step["method"]["paths"][0])
+    assert json.loads((there / "subsets.json").read_text()) == [[0], [1]]
+    assert (there / "retrained").is_symlink()
     assert step["scores"].endswith("ours/scores")
     assert step["query"]["aggregation"] == "none"
 
@@ -47,6 +54,7 @@ def test_qld_of_every_method_is_one_run_beside_the_same_random_removals(judge, m
     monkeypatch.setattr(judge, "_untrained", lambda: None)
     monkeypatch.setattr(judge, "_side_by_side", lambda *given: handed.append(given))
     rise = judge.removal(["ours", "theirs"], 2)
+    assert judge.removal(["ours", "theirs"], 2) == rise
     assert {name: np.round(values, 9).tolist() for name, values in rise.items()} == {
         "ours": [0.4, 0.1],
         "theirs": [0.0, 0.0],
