@@ -67,7 +67,7 @@ def results(own=0.3, rival=0.1, qld=True):
     }
     return (
         lds,
-        {"environment": ENVIRONMENT, "bergson": "9.9", "methods": tool},
+        {"environment": ENVIRONMENT, "bergson": "9.9", "models": 100, "methods": tool},
         {
             "environment": ENVIRONMENT,
             "predictions": PREDICTIONS,
