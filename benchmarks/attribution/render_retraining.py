@@ -116,8 +116,8 @@ def render(lds: dict[str, Any], tool: dict[str, Any], lost: dict[str, Any]) -> s
         "## Forgetting",
         "",
         f"The ten documents that a method names for each of {lost['predictions']} predictions are "
-        f"taken away, {lost['together']} predictions to a training, which starts from scratch in "
-        f"{len(lost['seeds'])} seeds: what the predictions lose in log-probability, in nats. "
+        f"taken away, {lost['together']} predictions to a training, which starts from scratch with "
+        f"{_counted(len(lost['seeds']), 'seed')}: what the predictions lose in log-probability, in nats. "
         "What is taken away for the others is lost by each, whatever the method. ± over "
         "predictions.",
         "",
@@ -336,6 +336,10 @@ def paired(left: Any, right: Any) -> tuple[float, float]:
     """Return the mean of the differences, and its standard error."""
     apart = np.array(left) - np.array(right)
     return float(apart.mean()), float(apart.std(ddof=1) / len(apart) ** 0.5)
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'s' if count != 1 else ''}"
 
 
 def _signed(difference: tuple[float, float]) -> str:
