@@ -117,8 +117,8 @@ def render(lds: dict[str, Any], tool: dict[str, Any], lost: dict[str, Any]) -> s
         "",
         f"The ten documents that a method names for each of {lost['predictions']} predictions are "
         f"taken away, {lost['together']} predictions to a training, which starts from scratch with "
-        f"{_counted(len(lost['seeds']), 'seed')}: what the predictions lose in log-probability, in nats. "
-        "What is taken away for the others is lost by each, whatever the method. ± over "
+        f"{_counted(len(lost['seeds']), 'seed')}: what the predictions lose in log-probability, in "
+        "nats. What is taken away for the others is lost by each, whatever the method. ± over "
         "predictions.",
         "",
         *_forgetting(lost),
