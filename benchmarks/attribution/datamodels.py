@@ -7,13 +7,14 @@ Each method scores the documents for predictions of the model that was trained o
 models of the bank say what leaving out half of the documents does. What is free in a method is to
 be chosen by ``search``, a seeded half of the predictions, and reported of ``report``, the other.
 Scores are kept in ``scores/NAME.npy`` of the bank, [predictions, documents], for another tool.
+A figure's ``resampled`` are what it is for predictions and models drawn again, with replacement.
 """
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import torch
 
 from benchmarks.attribution.methods.at_random import AtRandom, SameToken
 from benchmarks.attribution.methods.evidence import Choices, EvidenceByPosition
+from benchmarks.attribution.methods.explain import with_random_states
 from benchmarks.attribution.methods.gradients import Gradients
 from benchmarks.attribution.methods.last_layer_kfac import LastLayerKFAC
 from benchmarks.attribution.methods.nearest import NearestStates
@@ -31,7 +33,7 @@ from benchmarks.attribution.model_bank import open_bank, read_predictions
 from benchmarks.attribution.search_choices import halves, mean_with_error
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
-from prismlm.eval.passages import PASSAGE_TOKENS, Method
+from prismlm.eval.passages import PASSAGE_TOKENS, Method, Prediction
 from prismlm.eval.retraining import linear_datamodeling
 from prismlm.files import read_json, write_json
 from prismlm.layers import PrototypeHead
@@ -40,6 +42,8 @@ from prismlm.models.seam import LogitMap
 from prismlm.ops.spherical_kmeans import spherical_kmeans
 
 PROTOTYPES, PER_TOKEN, ITERATIONS = 256, 16, 10
+TEMPERATURES = (0.02, 0.05, 0.1, 0.2, 0.5)
+DRAWS = 200
 
 
 def main() -> None:
@@ -49,50 +53,75 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", help="some of them, by name; all if left out")
     arguments = parser.parse_args()
     folder = arguments.bank
-    outputs = np.stack(
-        [np.load(file) for file in sorted((folder / "outputs").glob("*.npy"), key=number_of)], 1
-    )
-    bank = open_bank(folder)
-    left_out = read_json(folder / "subsets.json")[: outputs.shape[1]]
-    subsets = np.ones((len(left_out), len(bank)), dtype=bool)
-    for row, rows in zip(subsets, left_out, strict=True):
-        row[rows] = False
+    files = sorted((folder / "outputs").glob("*.npy"), key=number_of)
+    outputs = np.stack([np.load(file) for file in files], 1)
+    begun = time.perf_counter()
     setting = base_setting(folder)
+    prepared = time.perf_counter() - begun
+    subsets = trained_on(folder, len(files), len(setting.bank))
     predictions = read_predictions(folder)
+    searched = halves(len(predictions), seed=0)
     results: dict[str, Any] = {}
     for name, make in methods(setting).items():
         if arguments.methods and name not in arguments.methods:
             continue
-        file = folder / "scores" / f"{name}.npy"
-        if not file.exists():
-            begun = time.perf_counter()
-            method = make()
-            made = time.perf_counter()
-            scores = method(predictions)
-            asked = time.perf_counter()
-            file.parent.mkdir(exist_ok=True)
-            np.save(file, scores)
-            seconds = {"once": made - begun, "a prediction": (asked - made) / len(predictions)}
-            write_json(file.with_suffix(".json"), seconds)
-        found = linear_datamodeling(np.load(file), subsets, outputs)
-        searched = halves(len(found), seed=0)
+        scores, seconds = kept_scores(folder / "scores" / f"{name}.npy", make, predictions)
+        found = linear_datamodeling(scores, subsets, outputs)
         results[name] = {
             "all": mean_with_error(found),
             "search": mean_with_error(found[searched]),
             "report": mean_with_error(found[~searched]),
-            "seconds": read_json(file.with_suffix(".json")),
+            "each": np.round(found, 6).tolist(),
+            "resampled": resampled(scores, subsets, outputs),
+            "seconds": seconds,
         }
-        print(f"{name}: {results[name]}", flush=True)
-    write_json(
-        arguments.out,
-        {
-            "environment": environment(),
-            "models": outputs.shape[1],
-            "documents": len(bank),
-            "predictions": len(predictions),
-            "methods": results,
-        },
-    )
+        print(name, results[name]["all"], seconds, flush=True)
+    described = {
+        "models": len(files),
+        "documents": len(setting.bank),
+        "predictions": len(predictions),
+        "searched": searched.tolist(),
+        "seconds to read the documents": prepared,
+    }
+    write_json(arguments.out, {"environment": environment(), **described, "methods": results})
+
+
+def trained_on(folder: Path, models: int, documents: int) -> np.ndarray:
+    """Return what each of the first models of a bank was trained on, bool [models, documents]."""
+    subsets = np.ones((models, documents), dtype=bool)
+    for row, left_out in zip(subsets, read_json(folder / "subsets.json"), strict=False):
+        row[left_out] = False
+    return subsets
+
+
+def kept_scores(
+    file: Path, make: Callable[[], Method], predictions: Sequence[Prediction]
+) -> tuple[np.ndarray, dict[str, float]]:
+    """Return a method's scores and the seconds that they took, which lie beside them."""
+    if not file.exists():
+        begun = time.perf_counter()
+        method = make()
+        made = time.perf_counter()
+        scores = method(predictions)
+        asked = time.perf_counter()
+        file.parent.mkdir(exist_ok=True)
+        np.save(file, scores)
+        seconds = {"once": made - begun, "a prediction": (asked - made) / len(predictions)}
+        write_json(file.with_suffix(".json"), seconds)
+    return np.load(file), read_json(file.with_suffix(".json"))
+
+
+def resampled(scores: np.ndarray, subsets: np.ndarray, outputs: np.ndarray) -> list[float]:
+    """Return the LDS of predictions and models that are drawn again, the same for every method."""
+    generator = np.random.default_rng(0)
+    predictions, models = outputs.shape
+    found: list[float] = []
+    for _ in range(DRAWS):
+        rows = generator.integers(predictions, size=predictions)
+        columns = generator.integers(models, size=models)
+        each = linear_datamodeling(scores[rows], subsets[columns], outputs[rows][:, columns])
+        found.append(round(float(each.mean()), 6))
+    return found
 
 
 def number_of(file: Path) -> int:
@@ -123,6 +152,7 @@ def base_setting(folder: Path) -> Setting:
 def methods(setting: Setting) -> dict[str, Callable[[], Method]]:
     """Return every method, to be made when its turn comes."""
     bank, model = setting.bank, setting.model
+    random = with_random_states(setting, seed=0)
     found: dict[str, Callable[[], Method]] = {
         "random": lambda: AtRandom(bank),
         "bm25": lambda: ByWords(bank),
@@ -137,16 +167,25 @@ def methods(setting: Setting) -> dict[str, Callable[[], Method]]:
     }
     for choices in tried_choices():
         found[named(choices)] = lambda c=choices: EvidenceByPosition(setting, c)
+    for choices in map(Choices, TEMPERATURES):
+        name = f"random states T={choices.temperature:g}"
+        found[name] = lambda c=choices: EvidenceByPosition(random, c)
     return found
 
 
 def tried_choices() -> list[Choices]:
-    """Return what is tried of evidence by position."""
-    whole = itertools.product((0.05, 0.1, 0.2, 0.5), (None, 4, 16), (0.0, 0.5, 1.0), (False, True))
+    """Return what is tried of evidence by position.
+
+    All but temperature and cells are tried at 0.2 alone, which did best with few models.
+    """
+    first = Choices(0.2)
     return [
-        *(Choices(t, cells=c, whitening=w, signed=s) for t, c, w, s in whole),
-        *(Choices(0.1, doubt, cells=cells) for doubt in (0.5, 1.0) for cells in (None, 16)),
-        *(Choices(0.1, spread=spread) for spread in ("weighed", "by_prototype")),
+        *(Choices(t, cells=cells) for cells in (16, None) for t in TEMPERATURES),
+        *(replace(first, cells=cells) for cells in (1, 4)),
+        replace(first, signed=True),
+        replace(first, doubt=1.0),
+        replace(first, whitening=1.0),
+        replace(first, spread="by_prototype"),
     ]
 
 

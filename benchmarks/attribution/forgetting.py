@@ -39,8 +39,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     arguments = parser.parse_args()
     bank = open_bank(arguments.bank)
-    asked = read_predictions(arguments.bank)[: arguments.predictions]
-    train = kept_trainings(arguments.bank / "forgetting", bank, asked)
+    every = read_predictions(arguments.bank)
+    asked = every[: arguments.predictions]
+    train = kept_trainings(arguments.bank / "forgetting", bank, every)
     results: dict[str, Any] = {}
     for name in arguments.methods:
         scores = np.load(arguments.bank / "scores" / f"{name}.npy")[: len(asked)]
@@ -60,13 +61,13 @@ def main() -> None:
 def kept_trainings(
     folder: Path, bank: PassageBank, asked: Sequence[Prediction]
 ) -> Callable[[np.ndarray, int], Callable[[Sequence[Prediction]], np.ndarray]]:
-    """Return a training whose answers to ``asked`` are kept on disk."""
+    """Return a training whose answers are kept on disk, to all that may be ``asked``."""
     folder.mkdir(exist_ok=True)
     row_of = {id(prediction): row for row, prediction in enumerate(asked)}
 
     def train(documents: np.ndarray, seed: int) -> Callable[[Sequence[Prediction]], np.ndarray]:
         digest = hashlib.sha256(documents.astype(np.int64).tobytes()).hexdigest()[:16]
-        file = folder / f"{digest}-{seed}-{len(asked)}.npy"
+        file = folder / f"{digest}-{seed}.npy"
         if not file.exists():
             np.save(file, log_probabilities(SmallTraining().train(bank, documents, seed), asked))
         found = np.load(file)

@@ -9,6 +9,8 @@ Its LDS is the mean over predictions of the Spearman, over models, of the summed
 model was trained *without* and its loss; its QLD trains once more for each prediction without the
 1 % of documents that score highest, and compares the loss with that of random removals. Without a
 ``score_cfg`` beside them it reads the lowest score as the most responsible, so ours are negated.
+QLD of all methods is one run, in which each method's predictions follow those of the one before:
+every method is compared with the same random removals.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +28,18 @@ import numpy as np
 import torch
 
 from benchmarks.attribution.model_bank import open_bank
+from benchmarks.attribution.search_choices import mean_with_error
 from benchmarks.attribution.small_models import SmallTraining
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
-from prismlm.files import write_json
+from prismlm.files import read_json, write_json
 from prismlm.models.presets import build_config, build_model
 
 VERSION = "2.5.1"
 OWN = ("Bergson EK-FAC", "Bergson TrackStar", "Bergson gradient cosine")
+# What lies there is ready before the first prediction is asked.
+PREPARED = {"Bergson EK-FAC": "hessian", "Bergson TrackStar": "mixed_hessian"}
+REMOVED = "removed"
 
 
 def main() -> None:
@@ -42,18 +49,31 @@ def main() -> None:
     parser.add_argument("--own", nargs="*", choices=OWN, default=OWN, help="methods of its own")
     parser.add_argument("--ours", nargs="+", default=[], help="files of scores/, without .npy")
     parser.add_argument("--qld", type=int, default=0, help="predictions to retrain for; 0: no QLD")
+    parser.add_argument("--removed", nargs="+", default=[], help="of the methods, those for QLD")
     arguments = parser.parse_args()
     judge = Judge(arguments.bank.resolve())
     results: dict[str, dict[str, Any]] = {}
     for name in [*arguments.own, *arguments.ours]:
         seconds = judge.score(name) if name in OWN else judge.hand_over(name)
-        results[name] = {"lds": judge.datamodeling(name), **seconds}
-        if arguments.qld:
-            results[name]["qld"] = judge.removal(name, arguments.qld)
-        print(name, results[name], flush=True)
-    write_json(
-        arguments.out, {"environment": environment(), "bergson": VERSION, "methods": results}
-    )
+        results[name] = {"lds": described(judge.datamodeling(name)), **seconds}
+        print(name, results[name]["lds"]["mean"], seconds, flush=True)
+    found = {
+        "environment": environment(),
+        "bergson": VERSION,
+        "models": judge.models,
+        "predictions": judge.predictions,
+        "methods": results,
+    }
+    write_json(arguments.out, found)
+    if arguments.qld:
+        for name, rise in judge.removal(arguments.removed, arguments.qld).items():
+            results[name]["qld"] = described(np.array(rise))
+        write_json(arguments.out, found)
+
+
+def described(values: np.ndarray) -> dict[str, Any]:
+    """Return the mean with its standard error, and each."""
+    return mean_with_error(values) | {"each": np.round(values, 6).tolist()}
 
 
 class Judge:
@@ -65,8 +85,21 @@ class Judge:
         self.data = {"dataset": str(bank / "documents.jsonl"), "split": "train"}
         self.query = {"dataset": str(bank / "queries.jsonl"), "split": "train"}
 
-    def score(self, name: str) -> dict[str, float]:
-        """Have it score the documents by a method of its own; return the seconds it took."""
+    @property
+    def models(self) -> int:
+        """How many models of the bank are there."""
+        return len(list((self.bank / "outputs").glob("*.npy")))
+
+    @property
+    def predictions(self) -> int:
+        """How many predictions are asked of every model."""
+        return len((self.bank / "queries.jsonl").read_text().splitlines())
+
+    def score(self, name: str) -> dict[str, dict[str, float]]:
+        """Have it score the documents by a method of its own; return the seconds it took.
+
+        Those until its second moments are there are for all predictions together.
+        """
         index = {
             "model": str(self.bank / "retrained" / "base"),
             "overwrite": True,
@@ -78,57 +111,81 @@ class Judge:
         folder = self.work / name
         noted = folder / "seconds.json"
         if not noted.exists():
-            begun = time.perf_counter()
+            begun = time.time()
             self._run(name, own_steps(name, folder, index, self.query))
-            write_json(noted, {"seconds": time.perf_counter() - begun})
-        return json.loads(noted.read_text())
+            taken = time.time() - begun
+            prepared = (folder / PREPARED[name]).rglob("*") if name in PREPARED else ()
+            once = max((file.stat().st_mtime - begun for file in prepared), default=0.0)
+            seconds = {"once": once, "a prediction": (taken - once) / self.predictions}
+            write_json(noted, {"seconds": seconds})
+        return read_json(noted)
 
-    def hand_over(self, name: str) -> dict[str, float]:
-        """Write our scores as it reads them."""
+    def hand_over(self, name: str) -> dict[str, dict[str, float]]:
+        """Write our scores as it reads them; return the seconds that were noted beside them."""
         from bergson.score.score_writer import (  # pyright: ignore[reportMissingImports]
             save_sequence_scores,
         )
 
         scores = np.load(self.bank / "scores" / f"{name}.npy")
         save_sequence_scores(self.work / name / "scores", -scores.T.astype(np.float32))
-        return {}
+        return {"seconds": read_json(self.bank / "scores" / f"{name}.json")}
 
-    def datamodeling(self, name: str) -> float:
-        """Return the LDS of the scores under a name, over the models of the bank."""
-        method = {"kind": "lds", "subsets": "bank", "paths": [str(self.bank)]}
+    def datamodeling(self, name: str) -> np.ndarray:
+        """Return what LDS is the mean of, over the models of the bank: [predictions]."""
+        # It reads as many models as there are subsets.
+        there = self.work / "models"
+        there.mkdir(exist_ok=True)
+        subsets = read_json(self.bank / "subsets.json")[: self.models]
+        (there / "subsets.json").write_text(json.dumps(subsets))
+        if not (there / "retrained").exists():
+            (there / "retrained").symlink_to(self.bank / "retrained")
+        method = {"kind": "lds", "subsets": "bank", "paths": [str(there)]}
         out = self._validate(name, "lds", method, self.query)
         rows = _rows(out / "summary.csv")
-        return float(np.mean([float(row["spearman_corr"]) for row in rows]))
+        return np.array([float(row["spearman_corr"]) for row in rows])
 
-    def removal(self, name: str, predictions: int) -> float:
-        """Return the QLD: mean rise of the loss without the best 1 %, less that at random."""
+    def removal(self, names: Sequence[str], predictions: int) -> dict[str, list[float]]:
+        """Return QLD of the first predictions: what a loss rises by, less that at random.
+
+        It is kept for the same question, with the scores of the same names.
+        """
+        asked_for = {"names": list(names), "predictions": predictions}
+        noted = self.work / f"{REMOVED}.json"
+        known = read_json(noted) if noted.exists() else {}
+        if known.get("asked") != asked_for:
+            rises = self._removed(names, predictions).tolist()
+            known = {"asked": asked_for, "rises": dict(zip(names, rises, strict=True))}
+            write_json(noted, known)
+        return known["rises"]
+
+    def _removed(self, names: Sequence[str], predictions: int) -> np.ndarray:
         if not (self.work / "untrained").exists():
             self._untrained()
+        lines = (self.bank / "queries.jsonl").read_text().splitlines()[:predictions]
+        asked = self.work / "removed.jsonl"
+        asked.write_text("\n".join(lines * len(names)) + "\n")
+        self._side_by_side(names, predictions)
         method = {
             "kind": "filter",
             "direction": "proponents",
             "fraction": 0.01,
             "controls": {"kind": "retrain", "count": 3},
         }
-        query = self.query | {"split": f"train[:{predictions}]"}
-        scores = self._first(name, predictions)
-        out = self._validate(scores, "qld", method, query)
+        out = self._validate(REMOVED, "qld", method, self.query | {"dataset": str(asked)})
         rows = _rows(out / "filter_summary.csv")
-        return float(
-            np.mean([float(row["filter_change"]) - float(row["random_mean"]) for row in rows])
-        )
+        rise = np.array([float(row["filter_change"]) - float(row["random_mean"]) for row in rows])
+        return rise.reshape(len(names), predictions)
 
-    def _first(self, name: str, predictions: int) -> str:
-        """Keep the scores of the first predictions alone, and return what they lie under."""
+    def _side_by_side(self, names: Sequence[str], predictions: int) -> None:
+        """Write the scores of the first predictions, one method's beside the other's."""
         from bergson.data import load_scores_loss_signed  # pyright: ignore[reportMissingImports]
         from bergson.score.score_writer import (  # pyright: ignore[reportMissingImports]
             save_sequence_scores,
         )
 
-        scores, _ = load_scores_loss_signed(str(self.work / name / "scores"))
-        kept = f"{name}, first {predictions}"
-        save_sequence_scores(self.work / kept / "scores", scores[:, :predictions].float().numpy())
-        return kept
+        found = [load_scores_loss_signed(str(self.work / name / "scores"))[0] for name in names]
+        columns = [scores[:, :predictions].float().numpy() for scores in found]
+        save_sequence_scores(self.work / REMOVED / "scores", np.concatenate(columns, axis=1))
 
     def _untrained(self) -> None:
         corpus = open_bank(self.bank).corpus
@@ -143,10 +200,12 @@ class Judge:
     ) -> Path:
         training = SmallTraining()
         out = self.work / name / judged
-        model = self.bank / "retrained" / "base" if judged == "lds" else self.work / "untrained"
+        base = self.bank / "retrained" / "base"
         step = {
             "run_path": str(out),
-            "model": str(model),
+            "model": str(base if judged == "lds" else self.work / "untrained"),
+            # Not trained again: what is subtracted from every loss alike says nothing.
+            "baseline_model": str(base),
             "overwrite": True,
             "scores": str(self.work / name / "scores"),
             "data": self.data,

@@ -1,4 +1,15 @@
-from benchmarks.attribution.datamodels import named, tried_choices
+import json
+
+import numpy as np
+import pytest
+
+from benchmarks.attribution.datamodels import (
+    kept_scores,
+    named,
+    resampled,
+    trained_on,
+    tried_choices,
+)
 from benchmarks.attribution.methods.evidence import Choices
 
 
@@ -9,3 +20,36 @@ def test_every_choice_has_a_name_of_its_own():
     assert named(Choices(0.2, whitening=0.5, signed=True, spread="weighed")) == (
         "evidence T=0.2 cells=16 whitened=0.5 weighed signed"
     )
+
+
+def test_models_are_trained_on_what_they_do_not_leave_out(tmp_path):
+    (tmp_path / "subsets.json").write_text(json.dumps([[0, 2], [1], [2]]))
+    # Of three models that are planned, two are there.
+    assert trained_on(tmp_path, 2, 3).tolist() == [[False, True, False], [True, False, True]]
+
+
+def test_scores_are_kept_with_their_seconds(tmp_path):
+    made = []
+
+    def make():
+        made.append(1)
+        return lambda predictions: np.ones((len(predictions), 3))
+
+    for _ in range(2):
+        scores, seconds = kept_scores(tmp_path / "scores" / "one.npy", make, [None, None])
+        assert scores.shape == (2, 3)
+        assert set(seconds) == {"once", "a prediction"}
+    assert made == [1]
+
+
+def test_what_foretells_everything_does_so_for_any_predictions_and_models():
+    generator = np.random.default_rng(0)
+    subsets = generator.random((30, 20)) < 0.5
+    scores = generator.normal(size=(5, 20))
+    outputs = scores @ subsets.T
+    again = resampled(scores, subsets, outputs)
+    # Equals of a model that is drawn twice may be rounded apart.
+    assert again == pytest.approx([1.0] * len(again), abs=0.01)
+    apart = resampled(generator.normal(size=(5, 20)), subsets, outputs)
+    assert len(set(apart)) > 1
+    assert abs(np.mean(apart)) < 0.4

@@ -1,8 +1,10 @@
 """What the other tool is told to do, and how its answer is read; the tool itself is not run."""
 
 import json
+import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks.attribution import judged_by_bergson
@@ -21,18 +23,48 @@ def judge(tmp_path, monkeypatch):
                 out = Path(step["validate"]["run_path"])
                 out.mkdir(parents=True)
                 (out / "summary.csv").write_text("query,spearman_corr\n0,0.5\n1,-0.1\n")
+                (out / "filter_summary.csv").write_text(
+                    "query,filter_change,random_mean\n0,0.5,0.1\n1,0.3,0.2\n2,0.1,0.1\n3,0.2,0.2\n"
+                )
 
     monkeypatch.setattr(judged_by_bergson.subprocess, "run", run)
+    (tmp_path / "queries.jsonl").write_text("first\nsecond\nthird\n")
+    (tmp_path / "subsets.json").write_text("[[0], [1], [2]]")
+    (tmp_path / "outputs").mkdir()
+    for model in range(2):
+        (tmp_path / "outputs" / f"{model}.npy").touch()
     return Judge(tmp_path), told
 
 
-def test_lds_is_the_mean_over_predictions_on_the_models_of_the_bank(judge):
+def test_lds_is_asked_of_every_prediction_on_the_models_of_the_bank(judge):
     judge, told = judge
-    assert judge.datamodeling("ours") == pytest.approx(0.2)
+    assert judge.datamodeling("ours").tolist() == [0.5, -0.1]
     step = told[0]["validate"]
-    assert step["method"] == {"kind": "lds", "subsets": "bank", "paths": [str(judge.bank)]}
+    # Of three models that are planned, two are there.
+    there = Path(step["method"]["paths"][0])
+    assert json.loads((there / "subsets.json").read_text()) == [[0], [1]]
+    assert (there / "retrained").is_symlink()
     assert step["scores"].endswith("ours/scores")
     assert step["query"]["aggregation"] == "none"
+
+
+def test_qld_of_every_method_is_one_run_beside_the_same_random_removals(judge, monkeypatch):
+    judge, told = judge
+    handed = []
+    monkeypatch.setattr(judge, "_untrained", lambda: None)
+    monkeypatch.setattr(judge, "_side_by_side", lambda *given: handed.append(given))
+    rise = judge.removal(["ours", "theirs"], 2)
+    assert judge.removal(["ours", "theirs"], 2) == rise
+    assert {name: np.round(values, 9).tolist() for name, values in rise.items()} == {
+        "ours": [0.4, 0.1],
+        "theirs": [0.0, 0.0],
+    }
+    assert handed == [(["ours", "theirs"], 2)]
+    assert (judge.work / "removed.jsonl").read_text().split() == ["first", "second"] * 2
+    step = told[0]["validate"]
+    assert step["query"]["dataset"].endswith("removed.jsonl")
+    assert step["model"].endswith("untrained")
+    assert step["baseline_model"].endswith("base")
 
 
 def test_a_method_of_its_own_is_run_once_and_timed(judge):
@@ -41,8 +73,22 @@ def test_a_method_of_its_own_is_run_once_and_timed(judge):
         (judge.work / name).mkdir()
         first, again = judge.score(name), judge.score(name)
         assert first == again
-        assert first["seconds"] >= 0
+        assert first["seconds"]["once"] == 0
+        assert first["seconds"]["a prediction"] > 0
     assert [next(iter(step)) for step in told] == ["ekfac", "trackstar", "build", "score"]
+
+
+def test_what_is_ready_before_the_predictions_is_timed_apart(judge, monkeypatch):
+    judge, _ = judge
+
+    def run(*_):
+        moments = judge.work / "Bergson EK-FAC" / "hessian"
+        moments.mkdir(parents=True)
+        time.sleep(0.05)
+        (moments / "shard").touch()
+
+    monkeypatch.setattr(judge, "_run", run)
+    assert 0.03 < judge.score("Bergson EK-FAC")["seconds"]["once"] < 5
 
 
 def test_scores_of_its_own_methods_come_to_lie_where_they_are_judged(tmp_path):

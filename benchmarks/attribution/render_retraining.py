@@ -1,0 +1,361 @@
+"""Write docs/results/retraining.md from its JSON; ``--check`` only compares the two."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from benchmarks.shared.pages import page_options, publish, read_result, runs_made, table_head
+from prismlm.explain.positions import TEMPERATURE
+
+LDS_GOAL = 0.20
+FEW = 20
+PRODUCT = f"evidence T={TEMPERATURE:g} cells=16"
+MEANING = {
+    "random": "control: documents at random",
+    "count of the token": "control: how often the predicted token comes next",
+    "bm25": "BM25 (the text and the predicted token)",
+    "nearest states": "nearest hidden states, whatever came next",
+    "nearest with the same token": "the predicted token came next, nearest state",
+    "last-layer K-FAC": "influence by the output layer alone, K-FAC",
+    "gradient cosine": "cosine of gradients, all weights",
+    "gradient, diagonal Fisher": "product of gradients over the diagonal Fisher, all weights",
+    "Bergson EK-FAC": "Bergson's EK-FAC",
+    "Bergson TrackStar": "Bergson's TrackStar",
+    "Bergson gradient cosine": "Bergson's cosine of gradients",
+}
+GRADIENTS = ("last-layer K-FAC", "gradient cosine", "gradient, diagonal Fisher")
+REST = {
+    "cells=1": "the one cell with the most evidence",
+    "cells=4": "the four cells with the most evidence",
+    "signed": "other next tokens count against",
+    "doubt=1": "what the model was sure of counts less",
+    "whitened=1": "states whitened",
+    "by_prototype": "each prototype's evidence kept within its cell",
+}
+
+
+def main() -> int:
+    """Render, or say whether the page is up to date."""
+    given = page_options(__doc__).parse_args()
+    found = [
+        read_result(given.results / f"attribution_{name}.json", f"attribution.{script}")
+        for name, script in (
+            ("datamodels", "datamodels"),
+            ("bergson", "judged_by_bergson"),
+            ("forgetting", "forgetting"),
+        )
+    ]
+    return publish({given.results / "retraining.md": render(*found)}, check=given.check)
+
+
+def render(lds: dict[str, Any], tool: dict[str, Any], lost: dict[str, Any]) -> str:
+    """Return the page."""
+    chosen = best_choice(lds)
+    lines = [
+        "# Retraining: does attribution foretell it?",
+        "",
+        "Generated from `attribution_datamodels.json`, `attribution_bergson.json` and "
+        "`attribution_forgetting.json` by `python -m benchmarks.attribution.render_retraining`; "
+        "the JSON by",
+        "",
+        "    python -m benchmarks.attribution.planted_model planted --facts 32 --epochs 1 --seed 1",
+        "    python -m benchmarks.attribution.model_bank planted bank",
+        "    python -m benchmarks.attribution.datamodels bank",
+        f"    python -m benchmarks.attribution.judged_by_bergson bank {_said(tool, lost)[0]}",
+        f"    python -m benchmarks.attribution.forgetting bank {_said(tool, lost)[1]}",
+        "",
+        runs_made([one["environment"] for one in (lds, tool, lost)]),
+        "",
+        f"{lds['models']} Llamas of 0.6 million parameters, each trained from the same first "
+        f"weights for four epochs on a random half of {lds['documents']:,} beginnings of 128 "
+        f"tokens, all real text of the bundled sample. {lds['predictions']} held-out predictions "
+        "are asked of each, and of the model that was trained on all of them, whose states, "
+        "gradients and prototypes every method reads. Its prototypes are 256 centres of its "
+        "states, 16 in use; they were not trained.",
+        "",
+        "## In short",
+        "",
+        *_short(lds, tool, lost, chosen),
+        "",
+        "## Linear datamodeling score",
+        "",
+        "Of each prediction, the rank correlation over the models: the scores of the documents "
+        "that a model was trained on, summed, with the log-probability that it gives. ± counts "
+        "predictions and models, drawn again 200 times; the difference is paired. What is free in "
+        "evidence by position was chosen on one half of the predictions; *other half* is the one "
+        "that it was not chosen on, ± over predictions.",
+        "",
+        *_datamodels(lds, chosen),
+        "",
+        "Seconds are of the references that these figures were made with: evidence reads every "
+        "position of the documents in memory, after "
+        f"{lds['seconds to read the documents']:.0f} s to read them twice and to find centres.",
+        "",
+        "### What the equation leaves open",
+        "",
+        "LDS of all predictions; **bold** was best on the half to choose on. *Random states*: as "
+        "prototypes, in place of centres.",
+        "",
+        *_temperatures(lds, chosen),
+        "",
+        *_rest(lds),
+        "",
+        "## Judged by Bergson",
+        "",
+        f"Bergson {tool['bergson']} reads the same models and judges scores of its own and ours. "
+        "*QLD*: it trains once more for each prediction, without the 1 % of the documents with the "
+        "largest scores; what the loss rises by, less the mean of three trainings without as many "
+        "at random. Its methods leave out the embedding and the output layer, as is usual for "
+        f"EK-FAC; it was asked for all predictions at once. ± over predictions{_asked(tool)}. "
+        f"{_same_figure(lds, tool)}",
+        "",
+        *_judged(tool),
+        "",
+        "## Forgetting",
+        "",
+        f"The ten documents that a method names for each of {lost['predictions']} predictions are "
+        f"taken away, {lost['together']} predictions to a training, which starts from scratch with "
+        f"{_counted(len(lost['seeds']), 'seed')}: what the predictions lose in log-probability, in "
+        "nats. What is taken away for the others is lost by each, whatever the method. ± over "
+        "predictions.",
+        "",
+        *_forgetting(lost),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _said(tool: dict[str, Any], lost: dict[str, Any]) -> tuple[str, str]:
+    ours = " ".join(f'"{name}"' for name in tool["methods"] if not name.startswith("Bergson"))
+    removed = {name: one["qld"]["each"] for name, one in tool["methods"].items() if "qld" in one}
+    words = [f"--ours {ours}"]
+    if removed:
+        quoted = " ".join(f'"{name}"' for name in removed)
+        words.append(f"--qld {len(next(iter(removed.values())))} --removed {quoted}")
+    named = " ".join(f'"{name}"' for name in lost["methods"])
+    return " ".join(words), f"--together {lost['together']} --methods {named}"
+
+
+def _asked(tool: dict[str, Any]) -> str:
+    count = min(
+        (len(one["qld"]["each"]) for one in tool["methods"].values() if "qld" in one), default=FEW
+    )
+    return (
+        "" if count >= FEW else f", of QLD the first {count} alone, too few to tell methods apart"
+    )
+
+
+def _same_figure(lds: dict[str, Any], tool: dict[str, Any]) -> str:
+    shared = [name for name in tool["methods"] if name in lds["methods"]]
+    apart = max(
+        abs(tool["methods"][name]["lds"]["mean"] - lds["methods"][name]["all"]["mean"])
+        for name in shared
+    )
+    return (
+        f"Its LDS of our scores, over {tool['models']} models, is ours over {lds['models']} to "
+        f"within {apart:.1g}."
+    )
+
+
+def best_choice(lds: dict[str, Any]) -> str:
+    """Return the name of the evidence that did best on the half to choose on."""
+    methods = lds["methods"]
+    tried = [name for name in methods if name.startswith("evidence")]
+    return max(tried, key=lambda name: methods[name]["search"]["mean"])
+
+
+def _short(
+    lds: dict[str, Any], tool: dict[str, Any], lost: dict[str, Any], chosen: str
+) -> list[str]:
+    other = ~np.array(lds["searched"])
+    own = lds["methods"][chosen]
+    each = np.array(own["each"])[other]
+    rivals = {name: lds["methods"][name]["each"] for name in GRADIENTS if name in lds["methods"]}
+    rivals |= {n: m["lds"]["each"] for n, m in tool["methods"].items() if n.startswith("Bergson")}
+    beaten = {name: paired(each, np.array(values)[other]) for name, values in rivals.items()}
+    least = min(beaten, key=lambda name: beaten[name][0])
+    forgets = next(name for name in lost["methods"] if name.startswith("evidence"))
+    against = paired(_lost(lost, forgets), _lost(lost, "bm25"))
+    return [
+        f"- LDS **{own['report']['mean']:.3f}** ± {own['report']['error']:.3f} on the half that "
+        f"nothing was chosen on ({own['all']['mean']:.3f} on all), goal {LDS_GOAL:.2f}: "
+        f"{_verdict(own['report']['mean'] >= LDS_GOAL)}.",
+        f"- Above every gradient method tried, on that half: the nearest is {MEANING[least]}; "
+        f"{_above(beaten[least])}.",
+        *_controls(lds, chosen),
+        f"- Forgetting {_lost(lost, forgets).mean():.3f} nats, at least as much as BM25's "
+        f"({_lost(lost, 'bm25').mean():.3f}): {_verdict(against[0] >= 0)}; paired "
+        f"{_signed(against)}.",
+        *_tool_short(tool),
+    ]
+
+
+def _controls(lds: dict[str, Any], chosen: str) -> list[str]:
+    methods, temperature = lds["methods"], chosen.split()[1]
+    names = {
+        "counting the token": "count of the token",
+        "the same equation with cells of random states": f"random states {temperature}",
+        "over every position, without any prototype": f"evidence {temperature} cells=all",
+    }
+    parts = [
+        f"{said} has {methods[name]['all']['mean']:.3f} (less by "
+        f"{_signed(paired(methods[chosen]['each'], methods[name]['each']))})"
+        for said, name in names.items()
+        if name in methods and name != chosen
+    ]
+    own, rivals = methods[PRODUCT], ("count of the token", "last-layer K-FAC")
+    more = [name for name in rivals if methods[name]["all"]["mean"] > own["all"]["mean"]]
+    kept = paired(methods[chosen]["each"], own["each"])
+    return [
+        f"- `explain` itself has T {TEMPERATURE:g}, which was chosen for other judges: LDS "
+        f"**{own['all']['mean']:.3f}** on all, less than the best choice by {_signed(kept)}"
+        + (f"; **below** {' and '.join(MEANING[name] for name in more)}." if more else "."),
+        f"- Controls, on all predictions: {'; '.join(parts)}.",
+    ]
+
+
+def _tool_short(tool: dict[str, Any]) -> list[str]:
+    methods = tool["methods"]
+    own = next(name for name in methods if name.startswith("evidence"))
+    judge, words, rival = methods[own], methods["bm25"], methods["Bergson EK-FAC"]
+    lines: list[str] = []
+    for key, said in (("lds", "LDS"), ("qld", "QLD")):
+        if not all(key in one for one in (judge, words, rival)):
+            lines.append(f"- {said} by Bergson: not measured.")
+            continue
+        ours, theirs = judge[key]["mean"], rival[key]["mean"]
+        lines.append(
+            f"- {said} by Bergson **{ours:.3f}**, above BM25's {words[key]['mean']:.3f}: "
+            f"{_above(paired(judge[key]['each'], words[key]['each']))}. Its EK-FAC has "
+            f"{theirs:.3f}: ours less it {_signed(paired(judge[key]['each'], rival[key]['each']))}."
+        )
+    fraction = judge["seconds"]["a prediction"] / rival["seconds"]["a prediction"]
+    return [
+        *lines,
+        f"- A prediction takes {judge['seconds']['a prediction']:.3f} s, {fraction:.1%} of "
+        f"EK-FAC's {rival['seconds']['a prediction']:.2f} s, what is done once not counted.",
+    ]
+
+
+def _datamodels(lds: dict[str, Any], chosen: str) -> list[str]:
+    methods, temperature = lds["methods"], chosen.split()[1]
+    lines = table_head("| method | LDS | other half | the first − it | s a prediction | s once |")
+    names = [chosen, f"evidence {temperature} cells=all", PRODUCT, f"random states {temperature}"]
+    shown = [*dict.fromkeys(names), *(name for name in MEANING if name in methods)]
+    for name in (name for name in shown if name in methods):
+        found, again = methods[name], np.array(methods[name]["resampled"])
+        less = "–"
+        if name != chosen:
+            apart = np.array(methods[chosen]["resampled"]) - again
+            difference = methods[chosen]["all"]["mean"] - found["all"]["mean"]
+            less = _signed((difference, float(apart.std(ddof=1))))
+        report, seconds = found["report"], found["seconds"]
+        lines.append(
+            f"| {_named(name)} | {found['all']['mean']:.3f} ± {again.std(ddof=1):.3f} | "
+            f"{report['mean']:.3f} ± {report['error']:.3f} | {less} | "
+            f"{seconds['a prediction']:.2g} | {seconds['once']:.2g} |"
+        )
+    return lines
+
+
+def _named(name: str) -> str:
+    if name in MEANING:
+        return MEANING[name]
+    kind, temperature, *rest = name.replace("random states", "random").split()
+    if kind == "random":
+        return f"control: random states as prototypes, {temperature.replace('=', ' ')}"
+    where = {"cells=16": "16 cells", "cells=all": "every position"}
+    said = [where.get(part, REST.get(part, part)) for part in rest]
+    product = ", as `explain` has it" if name == PRODUCT else ""
+    return f"evidence by position, {temperature.replace('=', ' ')}, {', '.join(said)}{product}"
+
+
+def _temperatures(lds: dict[str, Any], chosen: str) -> list[str]:
+    methods = lds["methods"]
+    temperatures = [n.split()[-1] for n in methods if n.startswith("random states")]
+    lines = table_head("| T | 16 cells | every position | 16 cells of random states |")
+    for temperature in temperatures:
+        names = [f"evidence {temperature} cells=16", f"evidence {temperature} cells=all"]
+        columns: list[str] = []
+        for name in (*names, f"random states {temperature}"):
+            figure = f"{methods[name]['all']['mean']:.3f} ± {methods[name]['all']['error']:.3f}"
+            columns.append(f"**{figure}**" if name == chosen else figure)
+        lines.append(f"| {temperature.removeprefix('T=')} | {' | '.join(columns)} |")
+    return lines
+
+
+def _rest(lds: dict[str, Any]) -> list[str]:
+    methods = lds["methods"]
+    lines = table_head("| at T 0.2 | LDS | 16 cells, plain − it |")
+    plain = methods["evidence T=0.2 cells=16"]
+    for name in methods:
+        last = name.split()[-1]
+        if not name.startswith("evidence T=0.2") or last not in REST:
+            continue
+        found = methods[name]
+        lines.append(
+            f"| {REST[last]} | {found['all']['mean']:.3f} ± {found['all']['error']:.3f} | "
+            f"{_signed(paired(plain['each'], found['each']))} |"
+        )
+    return lines
+
+
+def _judged(tool: dict[str, Any]) -> list[str]:
+    lines = table_head("| method | LDS | QLD | s a prediction | s once |")
+    for name, found in tool["methods"].items():
+        seconds = found["seconds"]
+        removed = "–"
+        if "qld" in found:
+            removed = f"{found['qld']['mean']:+.3f} ± {found['qld']['error']:.3f}"
+        lines.append(
+            f"| {_named(name)} | {found['lds']['mean']:.3f} ± {found['lds']['error']:.3f} | "
+            f"{removed} | {seconds['a prediction']:.2g} | {seconds['once']:.2g} |"
+        )
+    return lines
+
+
+def _forgetting(lost: dict[str, Any]) -> list[str]:
+    lines = table_head("| method | nats | the first − it |")
+    names = sorted(lost["methods"], key=lambda name: not name.startswith("evidence"))
+    for name in names:
+        found = lost["methods"][name]["lost"]
+        less = paired(_lost(lost, names[0]), _lost(lost, name))
+        lines.append(
+            f"| {_named(name)} | {found['mean']:+.3f} ± {found['error']:.3f} | "
+            f"{'–' if name == names[0] else _signed(less)} |"
+        )
+    return lines
+
+
+def _lost(lost: dict[str, Any], name: str) -> np.ndarray:
+    return np.array(lost["methods"][name]["each"]).mean(1)
+
+
+def paired(left: Any, right: Any) -> tuple[float, float]:
+    """Return the mean of the differences, and its standard error."""
+    apart = np.array(left) - np.array(right)
+    return float(apart.mean()), float(apart.std(ddof=1) / len(apart) ** 0.5)
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'s' if count != 1 else ''}"
+
+
+def _signed(difference: tuple[float, float]) -> str:
+    return f"{difference[0]:+.3f} ± {difference[1]:.3f}"
+
+
+def _above(difference: tuple[float, float]) -> str:
+    """Say whether one is above the other, and whether by more than chance."""
+    mean, error = difference
+    doubt = ", within two errors: **not shown**" if 0 < mean <= 2 * error else ""
+    return f"{_verdict(mean > 0)}, paired {_signed(difference)}{doubt}"
+
+
+def _verdict(reached: bool) -> str:
+    return "met" if reached else "**missed**"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
