@@ -172,7 +172,9 @@ def domains(setting: Setting, method: Method, count: int, seed: int) -> dict[str
     groups = {"all": np.ones(count, dtype=bool), "search": searched, "report": ~searched}
     return {
         group: {
-            way: passage_domain_share(np.stack(rows)[kept], of_passage, own[kept]).to_dict()
+            way: passage_domain_share(
+                np.stack(rows)[kept], of_passage, own[kept].tolist()
+            ).to_dict()
             for way, rows in joined.items()
         }
         for group, kept in groups.items()

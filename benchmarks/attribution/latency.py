@@ -73,8 +73,8 @@ def time_tokens(tables: list[EvidenceTable], lens: Lens) -> dict[str, Any]:
             times["warm" if again else "first"].append(ended - began)
             if again:
                 times["warm_cpu"].append(ended_cpu - began_cpu)
-    found: dict[str, Any] = {name: percentiles(values) for name, values in times.items()}
-    return found | {"environment": environment()}
+    rows: dict[str, Any] = {name: percentiles(values) for name, values in times.items()}
+    return rows | {"environment": environment()}
 
 
 def enlarged(lens: Lens, directory: Path, wanted: int) -> Lens:
