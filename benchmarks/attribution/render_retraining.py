@@ -11,6 +11,7 @@ from prismlm.explain.positions import TEMPERATURE
 
 LDS_GOAL = 0.20
 FEW = 20
+PLANNED = {"models": 100, "predictions": 20, "seeds": 3}
 PRODUCT = f"evidence T={TEMPERATURE:g} cells=16"
 MEANING = {
     "random": "control: documents at random",
@@ -78,6 +79,7 @@ def render(lds: dict[str, Any], tool: dict[str, Any], lost: dict[str, Any]) -> s
         "## In short",
         "",
         *_short(lds, tool, lost, chosen),
+        *_unfinished(lds, tool, lost),
         "",
         "## Linear datamodeling score",
         "",
@@ -135,6 +137,20 @@ def _said(tool: dict[str, Any], lost: dict[str, Any]) -> tuple[str, str]:
         words.append(f"--qld {len(next(iter(removed.values())))} --removed {quoted}")
     named = " ".join(f'"{name}"' for name in lost["methods"])
     return " ".join(words), f"--together {lost['together']} --methods {named}"
+
+
+def _unfinished(lds: dict[str, Any], tool: dict[str, Any], lost: dict[str, Any]) -> list[str]:
+    parts = [
+        f"{there} of {planned} {what}"
+        for there, planned, what in (
+            (lds["models"], PLANNED["models"], "models"),
+            (tool["models"], PLANNED["models"], "models before Bergson"),
+            (lost["predictions"], PLANNED["predictions"], "predictions for forgetting"),
+            (len(lost["seeds"]), PLANNED["seeds"], "seeds for forgetting"),
+        )
+        if there < planned
+    ]
+    return [f"- **Not finished**: {', '.join(parts)}."] if parts else []
 
 
 def _asked(tool: dict[str, Any]) -> str:
