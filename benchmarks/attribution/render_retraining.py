@@ -201,8 +201,7 @@ def _short(
         f"{_above(beaten[least])}.",
         *_controls(lds, chosen),
         f"- Forgetting {_lost(lost, forgets).mean():.3f} nats, at least as much as BM25's "
-        f"({_lost(lost, 'bm25').mean():.3f}): {_verdict(against[0] >= 0)}; paired "
-        f"{_signed(against)}.",
+        f"({_lost(lost, 'bm25').mean():.3f}): {_above(against)}.",
         *_tool_short(tool),
     ]
 
@@ -215,7 +214,7 @@ def _controls(lds: dict[str, Any], chosen: str) -> list[str]:
         "over every position, without any prototype": f"evidence {temperature} cells=all",
     }
     parts = [
-        f"{said} has {methods[name]['all']['mean']:.3f} (less by "
+        f"{said} has {methods[name]['all']['mean']:.3f} (the best choice less it "
         f"{_signed(paired(methods[chosen]['each'], methods[name]['each']))})"
         for said, name in names.items()
         if name in methods and name != chosen
@@ -270,7 +269,7 @@ def _datamodels(lds: dict[str, Any], chosen: str) -> list[str]:
         lines.append(
             f"| {_named(name)} | {found['all']['mean']:.3f} ± {again.std(ddof=1):.3f} | "
             f"{report['mean']:.3f} ± {report['error']:.3f} | {less} | "
-            f"{seconds['a prediction']:.2g} | {seconds['once']:.2g} |"
+            f"{seconds['a prediction']:.3g} | {seconds['once']:.3g} |"
         )
     return lines
 
@@ -326,7 +325,7 @@ def _judged(tool: dict[str, Any]) -> list[str]:
             removed = f"{found['qld']['mean']:+.3f} ± {found['qld']['error']:.3f}"
         lines.append(
             f"| {_named(name)} | {found['lds']['mean']:.3f} ± {found['lds']['error']:.3f} | "
-            f"{removed} | {seconds['a prediction']:.2g} | {seconds['once']:.2g} |"
+            f"{removed} | {seconds['a prediction']:.3g} | {seconds['once']:.3g} |"
         )
     return lines
 
