@@ -117,6 +117,14 @@ def test_what_was_not_measured_is_said():
     assert "| – | 0.5 | 1 |" in page
 
 
+def test_what_is_less_than_planned_is_said():
+    assert "Not finished" not in render(*results())
+    lds, tool, lost = results()
+    page = render(lds | {"models": 60}, tool, lost | {"seeds": [0]})
+    said = line(page, "- **Not finished**")
+    assert said == "- **Not finished**: 60 of 100 models, 1 of 3 seeds for forgetting."
+
+
 def test_differences_are_paired():
     left = np.array([1.0, 2.0, 4.0])
     assert paired(left, left - 1) == (1.0, 0.0)
