@@ -28,6 +28,7 @@ MEANING = {
     "evidence by position": "the equation over all positions in memory, with the choices that a "
     "search found best by tail-patch",
 }
+TOLD = ("plain", "described", "other style")
 GOALS = {"recall": 0.85, "patch": 0.42, "own_share": 0.48, "accuracy": 0.87}
 
 
@@ -41,11 +42,14 @@ _NO_TRAINING = (
 def main() -> int:
     """Render, or say whether the page is up to date."""
     given = page_options(__doc__).parse_args()
-    found = read_results(given.results / "attribution", "attribution.judge_planted")
-    return publish({given.results / "attribution.md": render(found)}, check=given.check)
+    found, worded = (
+        read_results(given.results / name, "attribution.judge_planted")
+        for name in ("attribution", "attribution_wordings")
+    )
+    return publish({given.results / "attribution.md": render(found, worded)}, check=given.check)
 
 
-def render(found: list[dict[str, Any]]) -> str:
+def render(found: list[dict[str, Any]], worded: list[dict[str, Any]]) -> str:
     """Return the page."""
     methods = {one["name"]: one for one in found}
     lines = [
@@ -80,6 +84,19 @@ def render(found: list[dict[str, Any]]) -> str:
         "the phrase and not the place.",
         "",
         *_recall(methods),
+        "",
+        "### In wordings that words cannot solve",
+        "",
+        "Another model, with 16 facts of each kind: told *plainly*, as above; of a place that the "
+        "question only *describes*, in words that training text has for it; in *another style* "
+        "than the question's. The JSON by",
+        "",
+        "    python -m benchmarks.attribution.planted_model worded --facts 16 --seed 1 --epochs 1 "
+        '--told plain described "other style"',
+        "    python -m benchmarks.attribution.judge_planted worded --choices choices.json "
+        "--judges recall --out docs/results/attribution_wordings",
+        "",
+        *_worded({one["name"]: one for one in worded}),
         "",
         "## Tail-patch: does the text that is named teach the answer?",
         "",
@@ -176,6 +193,17 @@ def _recall(methods: dict[str, Any]) -> list[str]:
         lines.append(f"| {MEANING[name]} | {' | '.join(columns)} |")
     found = methods["explain"]["recall"]
     twins = [f"{found[group]['same answer at random']:.3f}" for group in ("all", *groups)]
+    return [*lines, f"| control: the same answer at random | {' | '.join(twins)} |"]
+
+
+def _worded(methods: dict[str, Any]) -> list[str]:
+    known = methods["explain"]["recall"]
+    lines = table_head(f"| method | {' | '.join(TOLD)} |")
+    for name in _rows(methods, "recall"):
+        found = [methods[name]["recall"][f"told {told}"] for told in TOLD]
+        columns = [f"{one['mean']:.3f} ± {one['error']:.3f}" for one in found]
+        lines.append(f"| {MEANING[name]} | {' | '.join(columns)} |")
+    twins = [f"{known[f'told {told}']['same answer at random']:.3f}" for told in TOLD]
     return [*lines, f"| control: the same answer at random | {' | '.join(twins)} |"]
 
 
