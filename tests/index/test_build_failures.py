@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from prismlm.errors import FormatError, InputError, PrismError
+from prismlm.index import spool
 from prismlm.index.build import Shard, build_index, index_shard
 from prismlm.index.state import Partial
 from prismlm.interrupts import IndexInterrupted
@@ -101,6 +102,27 @@ def kill_often(corpus, model, straight, tmp_path, kills):
 
 def test_a_few_kills_change_no_byte(corpus, model, straight, tmp_path):
     assert kill_often(corpus, model, straight, tmp_path, 5) >= 5
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_positions_written_after_the_last_save_are_scanned_again(
+    corpus, model, straight, tmp_path, saved, monkeypatch
+):
+    monkeypatch.setattr(spool, "BUFFER_BYTES", 1)
+    out = tmp_path / "lens"
+    if saved:
+        interrupted(corpus, model, out)
+    die = StopAfter(4, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    before = sum(path.stat().st_size for path in Partial(out).path.glob("*.positions"))
+    child = index_in_child(
+        lambda: build_index(*model, corpus, out, OPTIONS, save_seconds=1e9, progress=die)
+    )
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+    (written,) = Partial(out).path.glob("*.positions")
+    assert written.stat().st_size > before
+    assert bool(list(Partial(out).path.glob("*.safetensors"))) == saved
+    assert_same_lens(straight, build_index(*model, corpus, out, OPTIONS))
 
 
 @pytest.mark.slow
