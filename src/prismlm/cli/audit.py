@@ -30,6 +30,10 @@ LeastShare = Annotated[
     float, typer.Option(metavar="S", help="A row names every document with at least this share.")
 ]
 
+IdColumn = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Of their ids; else file and row.")
+]
+
 
 def audit(
     model: Model,
@@ -45,9 +49,7 @@ def audit(
     window: Window = None,
     stride: Stride = None,
     text_column: Annotated[str, typer.Option(metavar="NAME", help="Of the texts.")] = "text",
-    id_column: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Of their ids; else file and row.")
-    ] = None,
+    id_column: IdColumn = None,
     parquet: RowsFile = None,
     jsonl: LinesFile = None,
     csv: SharesFile = None,

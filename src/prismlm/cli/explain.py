@@ -45,6 +45,8 @@ Against = Annotated[
     int, typer.Option(metavar="N", help="Passages shown where another token came next.")
 ]
 
+Page = Annotated[Path | None, typer.Option(metavar="FILE", help="Write a self-contained page.")]
+
 
 def explain(
     model: Model,
@@ -68,9 +70,7 @@ def explain(
     tokens: Span = None,
     attention: Attention = None,
     as_json: Json = False,
-    html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a self-contained page.")
-    ] = None,
+    html: Page = None,
     parquet: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write one row per prototype in use.")
     ] = None,
@@ -87,13 +87,8 @@ def explain(
 
     conditions = parse_where(where or [])
     lm = load(model, lens=lens)
-    wanted = f"shares by {by}" if by else "filter" if where else f"method {method}"
-    wanted = "text against a prediction" if against else wanted
-    if lm.lens is None and (by or where or against or method != METHODS[0]):
-        raise InputError(
-            f"{model} has no lens, so there is no {wanted}. "
-            f"Build one with `prismlm index {model} --corpus DIR`."
-        )
+    if lm.lens is None:
+        _check_without_lens(model, by, method, conditions, against)
     options: dict[str, Any] = {"generate": generate, "temperature": temperature, "seed": seed}
     chosen = [_select(lm.explain(one, attention=heads, **options), tokens) for one in texts]
     how: dict[str, Any] = {"method": method, "where": conditions}
@@ -113,6 +108,17 @@ def explain(
         sources, listed = _shares(trace, column, documents, how)
         opposed = trace.against(against, where=conditions) if against else None
         print_trace(trace, sources, listed, opposed, top=top, all_shown=tokens is not None)
+
+
+def _check_without_lens(model: Path, by: str | None, method: str, where: Any, against: int) -> None:
+    """Raise InputError where something is asked for that takes a lens."""
+    wanted = f"shares by {by}" if by else "filter" if where else f"method {method}"
+    wanted = "text against a prediction" if against else wanted
+    if by or where or against or method != METHODS[0]:
+        raise InputError(
+            f"{model} has no lens, so there is no {wanted}. "
+            f"Build one with `prismlm index {model} --corpus DIR`."
+        )
 
 
 def _heads(attention: list[str] | None, as_json: bool) -> list[tuple[int, int]]:

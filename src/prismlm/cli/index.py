@@ -49,6 +49,9 @@ CodesOfStates = Annotated[
     str,
     typer.Option("--codes", metavar="int8|pq", help="pq: a quarter of the size, less exact."),
 ]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace a lens, or one that was begun otherwise.")
+]
 SortMemory = Annotated[
     int, typer.Option(metavar="MB", help="Memory to sort positions in; changes no byte.")
 ]
@@ -97,9 +100,7 @@ def index(
     shard: Part = None,
     tokens_per_batch: TokensPerBatch = 2**18,
     save_every: SaveEvery = 60.0,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace a lens, or one that was begun otherwise.")
-    ] = False,
+    overwrite: Overwrite = False,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
@@ -108,7 +109,7 @@ def index(
     An index that was interrupted or killed goes on where it was with the same command, also while
     it streams a dataset into a corpus. Under torchrun every process reads one part.
     """
-    _check(split, contexts, save_every)
+    _check(split, contexts, save_every, sort_memory)
     from prismlm.corpus import Columns
 
     named = (source_column, domain_column, license_column, title_column, url_column)
@@ -116,8 +117,6 @@ def index(
     found = dataset_of(dataset, dataset_config, dataset_split, data_files)
     source = _source(model, corpus, found, columns)
     job = _Job(model, _out(model, lens or source.name), _shard(shard), overwrite, save_every)
-    if sort_memory < 1:
-        raise InputError(f"--sort-memory is {sort_memory}: expected at least 1 MB.")
     cells = _positions(positions), _codes(codes), sort_memory * 2**20
     options = Options(contexts, window, stride, split, text, tokens_per_batch, *cells)
     _run(job, source, options, dry_run=dry_run, as_json=as_json)
@@ -226,13 +225,15 @@ def _shard(shard: str | None) -> Shard:
     return Shard(int(number) - 1, int(count))
 
 
-def _check(split: str, contexts: int, save_every: float) -> None:
+def _check(split: str, contexts: int, save_every: float, sort_memory: int) -> None:
     if split not in SPLITS:
         raise InputError(
             f"there is no split {split!r}: expected {', '.join(SPLITS)}.{suggest(split, SPLITS)}"
         )
     if contexts < 1:
         raise InputError(f"--contexts is {contexts}: expected at least 1.")
+    if sort_memory < 1:
+        raise InputError(f"--sort-memory is {sort_memory}: expected at least 1 MB.")
     if save_every < 0:
         raise InputError(f"--save-every is {save_every:g}: expected at least 0.")
 

@@ -42,10 +42,9 @@ def write_cells(
 ) -> dict[str, Any]:
     """Merge the runs of all shards into ``cells.npy`` and the files of its ranges.
 
-    Each run is sorted, so what a stretch of cells has in it lies together: stretches as large as
-    memory allows are read from every run, sorted and written, one after another. Every record is
-    read twice, the first time to compare checksums. The order is a total one, so how the records
-    came to their runs changes no byte.
+    Stretches of cells as large as memory allows are read from every run, which are sorted, and
+    written one after another. Every record is read twice, the first time to compare checksums. The
+    order is a total one, so how the records came to their runs changes no byte.
 
     Args:
         directory: of the lens that is being written.
@@ -77,30 +76,54 @@ def write_cells(
     if codes == "pq":
         coded = ProductCodes.learn(_sample(spools, rows, share))
     of_codes = coded.write(directory)
-    types = dict(zip(layout.CELL_FILES, cells.column_types(coded, position_bytes), strict=True))
-    checksums, start, blocks = [0, 0], 0, _Blocks()
-    with ExitStack() as stack:
-        columns = [stack.enter_context(_Column(directory / n, t)) for n, t in types.items()]
-        task = stack.enter_context(progress.task("Sorting positions", rows, "positions"))
+    types = cells.column_types(coded, position_bytes)
+    with (
+        _Files(directory, types, vocabulary) as files,
+        progress.task("Sorting positions", rows, "positions") as task,
+    ):
         for first, last in stretches(total, max(1, memory // (COPIES * size))):
             records = in_order(_read(spools, counts, first, last))
-            kept = np.empty(len(records), types[layout.CELLS_FILE])
-            for name in ("position", "probability"):
-                kept[name] = records[name]
-            coded.put(records, kept)
-            keys, begins = _ranges(records, vocabulary)
-            begins += start
-            checksums = [
-                zlib.crc32(p.data, c) for p, c in zip((keys, begins), checksums, strict=True)
-            ]
-            for column, part in zip(columns, (kept, keys, begins), strict=False):
-                column.append(part)
-            columns[-1].append(blocks.add(kept))
-            start += len(records)
+            files.append(records, coded)
             task.advance(len(records))
-        columns[-1].append(blocks.rest())
-    checksums += of_codes
+    checksums = files.checksums + of_codes
     return asdict(cells.CellsMeta(codes, share, rows, vocabulary, width, checksums, position_bytes))
+
+
+class _Files:
+    """The files of cells, which grow by sorted records; ``checksums`` are those of the ranges."""
+
+    def __init__(self, directory: Path, types: Sequence[np.dtype], vocabulary: int) -> None:
+        self._stack, self._blocks = ExitStack(), _Blocks()
+        self._types, self._vocabulary, self._rows = types, vocabulary, 0
+        paths = [directory / name for name in layout.CELL_FILES]
+        self._columns = [_Column(path, kind) for path, kind in zip(paths, types, strict=True)]
+        self.checksums = [0, 0]
+
+    def __enter__(self) -> _Files:
+        for column in self._columns:
+            self._stack.enter_context(column)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with self._stack:
+            if error[0] is None:
+                self._columns[-1].append(self._blocks.rest())
+
+    def append(self, records: np.ndarray, codes: Codes) -> None:
+        """Write records of whole cells, with states in other codes."""
+        kept = np.empty(len(records), self._types[0])
+        for name in ("position", "probability"):
+            kept[name] = records[name]
+        codes.put(records, kept)
+        keys, begins = _ranges(records, self._vocabulary)
+        begins += self._rows
+        self.checksums = [
+            zlib.crc32(p.data, c) for p, c in zip((keys, begins), self.checksums, strict=True)
+        ]
+        parts = (kept, keys, begins, self._blocks.add(kept))
+        for column, part in zip(self._columns, parts, strict=True):
+            column.append(part)
+        self._rows += len(records)
 
 
 def _sample(spools: Sequence[Spool], rows: int, share: float) -> np.ndarray:
