@@ -112,7 +112,7 @@ def methods(setting: Setting, choices: Choices, seed: int) -> dict[str, Method]:
 
 
 def explained(setting: Setting, cells: Cells, seed: int) -> dict[str, Method]:
-    """Return what ``explain`` does, at its temperature and at others, and its two controls.
+    """Return what ``explain`` does, at its temperature and at others, and its controls.
 
     With a lens in pq, ``explain`` has another name, and there is nothing else.
     """
@@ -123,6 +123,7 @@ def explained(setting: Setting, cells: Cells, seed: int) -> dict[str, Method]:
     return {
         "explain": Explained(setting, cells),
         "shuffled cells": Explained(setting, cells, shuffled=seed),
+        "whole ranges": EvidenceByPosition(setting, Choices(temperature=TEMPERATURE)),
         "random states": EvidenceByPosition(random, Choices(temperature=TEMPERATURE)),
         **others,
     }

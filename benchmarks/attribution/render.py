@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from benchmarks.shared.pages import page_options, publish, read_results, runs_made, table_head
+from benchmarks.attribution.methods.evidence import Choices
+from benchmarks.shared.pages import (
+    page_options,
+    publish,
+    read_result,
+    read_results,
+    runs_made,
+    table_head,
+)
 from prismlm.eval.planted_facts import COPIES
 
 CONTROLS = ("random", "random states", "shuffled cells")
@@ -17,7 +26,8 @@ RIVALS = (
 MEANING = {
     "explain": "**`explain`**: the product, from its lens on disk",
     "random": "control: passages at random",
-    "random states": "control: random training states as prototypes",
+    "whole ranges": "the same, with all positions of a range in place of 512",
+    "random states": "control: random training states as prototypes, whole ranges too",
     "shuffled cells": "control: every prototype is given another one's cell",
     "BM25": "BM25 (the text and the predicted token)",
     "BM25, last 16 tokens": "BM25, with the last 16 tokens alone",
@@ -28,7 +38,17 @@ MEANING = {
     "evidence by position": "the equation over all positions in memory, with the choices that a "
     "search found best by tail-patch",
 }
+JUDGED = "recall@10 | tail-patch | specific | own share | accuracy"
 TOLD = ("plain", "described", "other style")
+CHANGED = {
+    "temperature": "T = {}",
+    "doubt": "times 1 − p(y), what the model was sure of counts less",
+    "cells": "cells: {}",
+    "order": "cells in the order of the {} prototype",
+    "spread": "evidence spread {}",
+    "whitening": "states whitened",
+    "signed": "other next tokens count against",
+}
 GOALS = {"recall": 0.85, "patch": 0.42, "own_share": 0.48, "accuracy": 0.87}
 
 
@@ -46,32 +66,18 @@ def main() -> int:
         read_results(given.results / name, "attribution.judge_planted")
         for name in ("attribution", "attribution_wordings")
     )
-    return publish({given.results / "attribution.md": render(found, worded)}, check=given.check)
+    choices = read_result(given.results / "attribution_choices.json", "attribution.search_choices")
+    page = render(found, worded, choices)
+    return publish({given.results / "attribution.md": page}, check=given.check)
 
 
-def render(found: list[dict[str, Any]], worded: list[dict[str, Any]]) -> str:
+def render(
+    found: list[dict[str, Any]], worded: list[dict[str, Any]], choices: dict[str, Any]
+) -> str:
     """Return the page."""
     methods = {one["name"]: one for one in found}
     lines = [
-        "# What attribution is worth",
-        "",
-        "Generated from `attribution/` by `python -m benchmarks.attribution.render`; the JSON by",
-        "",
-        "    python -m benchmarks.attribution.planted_model planted --facts 32 --epochs 1 --seed 1",
-        "    python -m benchmarks.attribution.search_choices planted --out choices.json",
-        "    python -m benchmarks.attribution.judge_planted planted --choices choices.json",
-        "    prismlm index planted/model --corpus planted/corpus --lens planted-pq --codes pq",
-        "    python -m benchmarks.attribution.judge_planted planted --choices choices.json "
-        '--lens planted-pq --methods "explain, pq"',
-        "",
-        runs_made([one["environment"] for one in found]),
-        "",
-        "A Llama of 1.6 million parameters, trained for one epoch on 3.5 million tokens of the "
-        "bundled sample, into which 96 invented facts were written: a third each in 1, 4 and 16 "
-        "documents. Every method gives scores to passages of at most 128 tokens of the training "
-        "text; a document's score is the sum over its passages, or the best of them for nearest "
-        "states and words. One seed; ± is a standard error over questions.",
-        "",
+        *_head([one["environment"] for one in found]),
         "## In short",
         "",
         *_short(methods),
@@ -85,17 +91,6 @@ def render(found: list[dict[str, Any]], worded: list[dict[str, Any]]) -> str:
         "",
         *_recall(methods),
         "",
-        "### In wordings that words cannot solve",
-        "",
-        "Another model, with 16 facts of each kind: told *plainly*, as above; of a place that the "
-        "question only *describes*, in words that training text has for it; in *another style* "
-        "than the question's. The JSON by",
-        "",
-        "    python -m benchmarks.attribution.planted_model worded --facts 16 --seed 1 --epochs 1 "
-        '--told plain described "other style"',
-        "    python -m benchmarks.attribution.judge_planted worded --choices choices.json "
-        "--judges recall --out docs/results/attribution_wordings",
-        "",
         *_worded({one["name"]: one for one in worded}),
         "",
         "## Tail-patch: does the text that is named teach the answer?",
@@ -108,24 +103,11 @@ def render(found: list[dict[str, Any]], worded: list[dict[str, Any]]) -> str:
         "",
         *_patch(methods),
         "",
-        "## Held-out documents: does the share fall on their own domain?",
-        "",
-        "The first 128 tokens of 220 held-out documents, of twelve domains. *Own share*: of the "
-        "document's domain. *Accuracy*: its lift over the mean of all documents is the largest. "
-        "Tokens count alike; by their *evidence*, as `explain` sums a whole text; or as much as "
-        "their context *raised* their log-probability. Other methods say how alike passages are, "
-        "which is no share.",
-        "",
         *_domains(methods),
         "",
-        "## The temperature",
-        "",
-        "What is free in the equation is T. Small ones keep to the nearest position, which finds "
-        "the domain; large ones count all that has the token, which teaches it. *Choice* is the "
-        "least, over the three judges, of what a temperature has there of the best one's figure; "
-        "it is of one half of the questions, and the figures beside it are of the other.",
-        "",
         *_temperatures(methods),
+        "",
+        *_open(choices),
         "",
         "## Coded states",
         "",
@@ -135,6 +117,32 @@ def render(found: list[dict[str, Any]], worded: list[dict[str, Any]]) -> str:
         *_coded(methods),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _head(runs: list[dict[str, Any]]) -> list[str]:
+    judge = "    python -m benchmarks.attribution.judge_planted planted --choices CHOICES"
+    return [
+        "# What attribution is worth",
+        "",
+        "Generated from `attribution/`, `attribution_wordings/` and `attribution_choices.json` by "
+        "`python -m benchmarks.attribution.render`; the JSON by, with CHOICES for the latter,",
+        "",
+        "    python -m benchmarks.attribution.planted_model planted --facts 32 --epochs 1 --seed 1",
+        "    python -m benchmarks.attribution.search_choices planted",
+        "    python -m benchmarks.attribution.search_choices planted --patch",
+        judge,
+        "    prismlm index planted/model --corpus planted/corpus --lens planted-pq --codes pq",
+        f'{judge} --lens planted-pq --methods "explain, pq"',
+        "",
+        runs_made(runs),
+        "",
+        "A Llama of 1.6 million parameters, trained for one epoch on 3.5 million tokens of the "
+        "bundled sample, into which 96 invented facts were written: a third each in 1, 4 and 16 "
+        "documents. Every method gives scores to passages of at most 128 tokens of the training "
+        "text; a document's score is the sum over its passages, or the best of them for nearest "
+        "states and words. One seed; ± is a standard error over questions.",
+        "",
+    ]
 
 
 def _short(methods: dict[str, Any]) -> list[str]:
@@ -198,7 +206,20 @@ def _recall(methods: dict[str, Any]) -> list[str]:
 
 def _worded(methods: dict[str, Any]) -> list[str]:
     known = methods["explain"]["recall"]
-    lines = table_head(f"| method | {' | '.join(TOLD)} |")
+    lines = [
+        "### In wordings that words cannot solve",
+        "",
+        "Another model, with 16 facts of each kind: told *plainly*, as above; of a place that the "
+        "question only *describes*, in words that training text has for it; in *another style* "
+        "than the question's. The JSON by",
+        "",
+        "    python -m benchmarks.attribution.planted_model worded --facts 16 --seed 1 --epochs 1 "
+        '--told plain described "other style"',
+        "    python -m benchmarks.attribution.judge_planted worded --choices CHOICES "
+        "--judges recall --out docs/results/attribution_wordings",
+        "",
+        *table_head(f"| method | {' | '.join(TOLD)} |"),
+    ]
     for name in _rows(methods, "recall"):
         found = [methods[name]["recall"][f"told {told}"] for told in TOLD]
         columns = [f"{one['mean']:.3f} ± {one['error']:.3f}" for one in found]
@@ -232,7 +253,17 @@ def _difference(left: list[float], right: list[float]) -> str:
 def _domains(methods: dict[str, Any]) -> list[str]:
     ways = ("alike", "evidence", "raised")
     heads = " | ".join(f"{name}, {way}" for name in ("own share", "accuracy") for way in ways)
-    lines = table_head(f"| method | {heads} |")
+    lines = [
+        "## Held-out documents: does the share fall on their own domain?",
+        "",
+        "The first 128 tokens of 220 held-out documents, of twelve domains. *Own share*: of the "
+        "document's domain. *Accuracy*: its lift over the mean of all documents is the largest. "
+        "Tokens count alike; by their *evidence*, as `explain` sums a whole text; or as much as "
+        "their context *raised* their log-probability. Other methods say how alike passages are, "
+        "which is no share.",
+        "",
+        *table_head(f"| method | {heads} |"),
+    ]
     for name in _rows(methods, "domains"):
         found = methods[name]["domains"]["all"]
         columns = [f"{found[way][key]:.3f}" for key in ("own_share", "accuracy") for way in ways]
@@ -243,41 +274,85 @@ def _domains(methods: dict[str, Any]) -> list[str]:
 
 
 def _temperatures(methods: dict[str, Any]) -> list[str]:
-    lines = table_head("| | choice | recall@10 | tail-patch | specific | own share | accuracy |")
+    lines = [
+        "## The temperature",
+        "",
+        "What is free in the equation is T. Small ones keep to the nearest position, which finds "
+        "the domain; large ones count all that has the token, which teaches it. *Choice* is the "
+        "least, over the three judges, of what a temperature has there of the best one's figure; "
+        "it is of one half of the questions, and the figures beside it are of the other.",
+        "",
+        *table_head(f"| | choice | {JUDGED} |"),
+    ]
     names = ["explain", *(name for name in methods if name.startswith("explain, T"))]
-    searched = np.array([_judged(methods[name], "search") for name in names])
+    searched = np.array([_judged(methods[name], "search")[[0, 1, 3]] for name in names])
     choice = (searched / searched.max(0)).min(1)
     for name, least in zip(names, choice.tolist(), strict=True):
-        recall, patch, share = _judged(methods[name], "report")
-        specific = methods[name]["patch"]["report"]["specific"]["mean"]
-        accuracy = methods[name]["domains"]["report"]["alike"]["accuracy"]
-        lines.append(
-            f"| {name} | {least:.2f} | {recall:.3f} | {patch:+.3f} | {specific:+.3f} | "
-            f"{share:.3f} | {accuracy:.3f} |"
-        )
+        lines.append(f"| {name} | {least:.2f} | {_columns(_judged(methods[name], 'report'))} |")
     return lines
 
 
 def _coded(methods: dict[str, Any]) -> list[str]:
-    lines = table_head("| | recall@10 | tail-patch | specific | own share | accuracy |")
+    lines = table_head(f"| | {JUDGED} |")
     for name in ("explain", "explain, pq"):
-        found = methods[name]
-        patch, domains = found["patch"]["all"], found["domains"]["all"]["alike"]
-        lines.append(
-            f"| {name} | {found['recall']['all']['mean']:.3f} | {patch['gain']['mean']:+.3f} | "
-            f"{patch['specific']['mean']:+.3f} | {domains['own_share']:.3f} | "
-            f"{domains['accuracy']:.3f} |"
-        )
+        lines.append(f"| {name} | {_columns(_judged(methods[name], 'all'))} |")
     return lines
 
 
-def _judged(found: dict[str, Any], half: str) -> tuple[float, float, float]:
-    """Return the recall, tail-patch and own share of one half of the questions."""
-    return (
-        found["recall"][half]["mean"],
-        found["patch"][half]["gain"]["mean"],
-        found["domains"][half]["alike"]["own_share"],
+def _columns(judged: np.ndarray) -> str:
+    recall, patch, specific, share, accuracy = judged.tolist()
+    return f"{recall:.3f} | {patch:+.3f} | {specific:+.3f} | {share:.3f} | {accuracy:.3f}"
+
+
+def _judged(found: dict[str, Any], questions: str) -> np.ndarray:
+    """Return what is in the columns of ``JUDGED``, of all questions or of a half of them."""
+    patch, domains = found["patch"][questions], found["domains"][questions]["alike"]
+    return np.array(
+        [
+            found["recall"][questions]["mean"],
+            patch["gain"]["mean"],
+            patch["specific"]["mean"],
+            domains["own_share"],
+            domains["accuracy"],
+        ]
     )
+
+
+def _open(found: dict[str, Any]) -> list[str]:
+    """Return what was tried of the equation by brute force, one change at a time."""
+    patched = {Choices(**one["choices"]): one for one in found["tail_patch"]["search"]}
+    lines = [
+        "### What else the equation leaves open",
+        "",
+        "By brute force over positions in memory, at T = 0.1 and in the 16 cells with the most "
+        "evidence but where a row says otherwise. Recall on the half of the facts that was "
+        "searched and on the other; tail-patch on the half of the predictions that was searched, "
+        "where it was tried.",
+        "",
+        *table_head("| | recall@10, searched | other half | tail-patch | specific |"),
+    ]
+    for row in sorted(found["recall"], key=lambda row: -row["search"]):
+        choices = Choices(**row["choices"])
+        words = _changed(choices)
+        if words is None:
+            continue
+        patch, gains = patched.get(choices), "– | –"
+        if patch is not None:
+            gains = f"{patch['gain']['mean']:+.3f} | {patch['specific']['mean']:+.3f}"
+        lines.append(f"| {words} | {row['search']:.3f} | {row['report']:.3f} | {gains} |")
+    return lines
+
+
+def _changed(choices: Choices) -> str | None:
+    """Return what differs from the first choice, in words; None for several differences."""
+    first = Choices()
+    if choices == first:
+        return "as said"
+    for name, words in CHANGED.items():
+        value = getattr(choices, name)
+        if choices == replace(first, **{name: value}):
+            return words.format("every" if value is None else value)
+    return None
 
 
 if __name__ == "__main__":

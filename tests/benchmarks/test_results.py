@@ -51,6 +51,7 @@ def test_no_page_is_rendered_without_its_json(path, words, tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ("renderer", "missing"),
     [
+        ("attribution/render", "attribution_choices.json"),
         ("attribution/render_retraining", "attribution_bergson.json"),
         ("attribution/render_retraining", "attribution_forgetting.json"),
         ("prototype_head/render", "first_light.json"),
