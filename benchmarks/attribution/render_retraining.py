@@ -55,27 +55,7 @@ def render(lds: dict[str, Any], tool: dict[str, Any], lost: dict[str, Any]) -> s
     """Return the page."""
     chosen = best_choice(lds)
     lines = [
-        "# Retraining: does attribution foretell it?",
-        "",
-        "Generated from `attribution_datamodels.json`, `attribution_bergson.json` and "
-        "`attribution_forgetting.json` by `python -m benchmarks.attribution.render_retraining`; "
-        "the JSON by",
-        "",
-        "    python -m benchmarks.attribution.planted_model planted --facts 32 --epochs 1 --seed 1",
-        "    python -m benchmarks.attribution.model_bank planted bank",
-        "    python -m benchmarks.attribution.datamodels bank",
-        f"    python -m benchmarks.attribution.judged_by_bergson bank {_said(tool, lost)[0]}",
-        f"    python -m benchmarks.attribution.forgetting bank {_said(tool, lost)[1]}",
-        "",
-        runs_made([one["environment"] for one in (lds, tool, lost)]),
-        "",
-        f"{lds['models']} Llamas of 0.6 million parameters, each trained from the same first "
-        f"weights for four epochs on a random half of {lds['documents']:,} beginnings of 128 "
-        f"tokens, all real text of the bundled sample. {lds['predictions']} held-out predictions "
-        "are asked of each, and of the model that was trained on all of them, whose states, "
-        "gradients and prototypes every method reads. Its prototypes are 256 centres of its "
-        "states, 16 in use; they were not trained.",
-        "",
+        *_head(lds, tool, lost),
         "## In short",
         "",
         *_short(lds, tool, lost, chosen),
@@ -126,6 +106,32 @@ def render(lds: dict[str, Any], tool: dict[str, Any], lost: dict[str, Any]) -> s
         *_forgetting(lost),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _head(lds: dict[str, Any], tool: dict[str, Any], lost: dict[str, Any]) -> list[str]:
+    return [
+        "# Retraining: does attribution foretell it?",
+        "",
+        "Generated from `attribution_datamodels.json`, `attribution_bergson.json` and "
+        "`attribution_forgetting.json` by `python -m benchmarks.attribution.render_retraining`; "
+        "the JSON by",
+        "",
+        "    python -m benchmarks.attribution.planted_model planted --facts 32 --epochs 1 --seed 1",
+        "    python -m benchmarks.attribution.model_bank planted bank",
+        "    python -m benchmarks.attribution.datamodels bank",
+        f"    python -m benchmarks.attribution.judged_by_bergson bank {_said(tool, lost)[0]}",
+        f"    python -m benchmarks.attribution.forgetting bank {_said(tool, lost)[1]}",
+        "",
+        runs_made([one["environment"] for one in (lds, tool, lost)]),
+        "",
+        f"{lds['models']} Llamas of 0.6 million parameters, each trained from the same first "
+        f"weights for four epochs on a random half of {lds['documents']:,} beginnings of 128 "
+        f"tokens, all real text of the bundled sample. {lds['predictions']} held-out predictions "
+        "are asked of each, and of the model that was trained on all of them, whose states, "
+        "gradients and prototypes every method reads. Its prototypes are 256 centres of its "
+        "states, 16 in use; they were not trained.",
+        "",
+    ]
 
 
 def _said(tool: dict[str, Any], lost: dict[str, Any]) -> tuple[str, str]:
