@@ -55,7 +55,7 @@ from prismlm.index.cells import Cells
 from prismlm.index.layout import find_lens, read_meta
 
 # Beside the one that explain has.
-TEMPERATURES = (0.005, 0.01, 0.05, 0.1, 0.2)
+TEMPERATURES = (0.005, 0.01, 0.02, 0.1, 0.2)
 JUDGES = ("recall", "domains", "patch")
 
 

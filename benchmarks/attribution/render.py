@@ -17,6 +17,7 @@ from benchmarks.shared.pages import (
     table_head,
 )
 from prismlm.eval.planted_facts import COPIES
+from prismlm.explain.positions import TEMPERATURE
 
 CONTROLS = ("random", "random states", "shuffled cells")
 RIVALS = (
@@ -67,12 +68,16 @@ def main() -> int:
         for name in ("attribution", "attribution_wordings")
     )
     choices = read_result(given.results / "attribution_choices.json", "attribution.search_choices")
-    page = render(found, worded, choices)
+    retrained = read_result(given.results / "attribution_datamodels.json", "attribution.datamodels")
+    page = render(found, worded, choices, retrained)
     return publish({given.results / "attribution.md": page}, check=given.check)
 
 
 def render(
-    found: list[dict[str, Any]], worded: list[dict[str, Any]], choices: dict[str, Any]
+    found: list[dict[str, Any]],
+    worded: list[dict[str, Any]],
+    choices: dict[str, Any],
+    retrained: dict[str, Any],
 ) -> str:
     """Return the page."""
     methods = {one["name"]: one for one in found}
@@ -105,7 +110,7 @@ def render(
         "",
         *_domains(methods),
         "",
-        *_temperatures(methods),
+        *_temperatures(methods, retrained["methods"]),
         "",
         *_open(choices),
         "",
@@ -273,22 +278,38 @@ def _domains(methods: dict[str, Any]) -> list[str]:
     return [*lines, f"| chance | {' | '.join(columns)} |"]
 
 
-def _temperatures(methods: dict[str, Any]) -> list[str]:
+def _temperatures(methods: dict[str, Any], retrained: dict[str, Any]) -> list[str]:
     lines = [
         "## The temperature",
         "",
         "What is free in the equation is T. Small ones keep to the nearest position, which finds "
-        "the domain; large ones count all that has the token, which teaches it. *Choice* is the "
-        "least, over the three judges, of what a temperature has there of the best one's figure; "
-        "it is of one half of the questions, and the figures beside it are of the other.",
+        "the domain; large ones count all that has the token, which teaches it and foretells "
+        "[retraining](retraining.md) (LDS). *Choice* is the least, over recall, gain, own share "
+        "and LDS, of what a temperature has there of the best one's figure; it is of one half of "
+        "the questions, and the figures beside it are of the other. The largest is `explain`'s. "
+        "The smallest two have no LDS and are not to choose from.",
         "",
-        *table_head(f"| | choice | {JUDGED} |"),
+        *table_head(f"| T | choice | {JUDGED} | LDS |"),
     ]
-    names = ["explain", *(name for name in methods if name.startswith("explain, T"))]
-    searched = np.array([_judged(methods[name], "search")[[0, 1, 3]] for name in names])
-    choice = (searched / searched.max(0)).min(1)
-    for name, least in zip(names, choice.tolist(), strict=True):
-        lines.append(f"| {name} | {least:.2f} | {_columns(_judged(methods[name], 'report'))} |")
+    found = {TEMPERATURE: methods["explain"]}
+    for name in methods:
+        if name.startswith("explain, T = "):
+            found[float(name.removeprefix("explain, T = "))] = methods[name]
+    of_models = {t: retrained.get(f"evidence T={t:g} cells=16") for t in found}
+    searched = {
+        t: np.append(_judged(found[t], "search")[[0, 1, 3]], of_models[t]["search"]["mean"])
+        for t in found
+        if of_models[t]
+    }
+    best = np.array(list(searched.values())).max(0)
+    for t in sorted(found):
+        foretold, least = "–", "–"
+        if t in searched:
+            foretold = f"{of_models[t]['report']['mean']:.3f}"
+            least = f"{(searched[t] / best).min():.2f}"
+        said = f"**{t:g}**" if t == TEMPERATURE else f"{t:g}"
+        columns = _columns(_judged(found[t], "report"))
+        lines.append(f"| {said} | {least} | {columns} | {foretold} |")
     return lines
 
 

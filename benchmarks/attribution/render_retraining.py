@@ -229,8 +229,8 @@ def _controls(lds: dict[str, Any], chosen: str) -> list[str]:
     more = [name for name in rivals if methods[name]["all"]["mean"] > own["all"]["mean"]]
     kept = paired(methods[chosen]["each"], own["each"])
     return [
-        f"- `explain` itself has T {TEMPERATURE:g}, which was chosen for other judges: LDS "
-        f"**{own['all']['mean']:.3f}** on all, less than the best choice by {_signed(kept)}"
+        f"- `explain` itself has T {TEMPERATURE:g}, chosen for four judges, LDS among them: "
+        f"LDS **{own['all']['mean']:.3f}** on all, less than the best choice by {_signed(kept)}"
         + (f"; **below** {' and '.join(MEANING[name] for name in more)}." if more else "."),
         f"- Controls, on all predictions: {'; '.join(parts)}.",
     ]

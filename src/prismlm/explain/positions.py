@@ -26,7 +26,7 @@ from prismlm.explain.evidence import EvidenceTable
 from prismlm.index.cells import Cells
 from prismlm.index.neighbours import nearest_of, neighbours
 
-TEMPERATURE = 0.02
+TEMPERATURE = 0.05
 # Positions with less than this part of the weight of a prediction's heaviest are left out.
 LEAST = 1e-6
 
