@@ -71,14 +71,18 @@ def test_evidence_falls_where_the_equation_says(lm, everything, text, monkeypatc
 
 def test_what_weighs_next_to_nothing_is_left_out(lm, monkeypatch):
     table = lm.explain(TEXTS[0], generate=4).table
-    some = attribute(table, lm.lens)
+    monkeypatch.setattr(neighbours, "MOST_OF_A_RANGE", 10**9)
     monkeypatch.setattr(positions, "LEAST", 0.0)
-    every = attribute(table, lm.lens)
-    assert len(some.places.place) < len(every.places.place)
-    assert some.places.value.sum() == pytest.approx(every.places.value.sum(), rel=1e-12)
-    kept = np.isin(every.places.place, some.places.place)
-    np.testing.assert_allclose(some.places.value, every.places.value[kept], rtol=1e-3, atol=1e-6)
-    assert every.places.value[~kept].sum() < 1e-3 * every.places.value.sum()
+    every = supports(table, lm.lens.cells)
+    monkeypatch.setattr(positions, "LEAST", 0.01)
+    some = supports(table, lm.lens.cells)
+    # A hundredth of the weight is so much less of cosine.
+    far = every.cosine < every.nearest[every.prediction] + TEMPERATURE * math.log(0.01)
+    assert 0 < far.sum() < len(far)
+    assert some.place.tolist() == every.place[~far].tolist()
+    for prediction in range(len(table.states)):
+        kept, whole = (one.weight[one.prediction == prediction].sum() for one in (some, every))
+        assert kept == pytest.approx(whole, rel=1e-12)
 
 
 def test_documents_and_groups_are_sums_over_the_same_positions(lm):

@@ -3,7 +3,7 @@
 The documents of the split stand one after the other in ``suffixes-tokens.npy``, each ended by the
 end-of-text token, and ``suffixes-order.npy`` lists all places of it in the order of the tokens that
 follow. What begins with the same tokens stands together there, so a binary search finds it. Whole
-documents of some 8 million tokens are ordered at a time, so that memory does not grow with the
+documents of some 2 million tokens are ordered at a time, so that memory does not grow with the
 corpus, and each such part is searched.
 """
 
@@ -33,7 +33,7 @@ FILES = (TOKENS_FILE, ORDER_FILE, DOCUMENTS_FILE)
 PACKAGE = "pydivsufsort"
 PIECE = 2**20
 # Tokens that are ordered together, unless a single document has more.
-PART = 2**23
+PART = 2**21
 # Places up to here fit 4 bytes.
 LARGEST_SHORT = 2**32 - 1
 FIRST_LOOK = 32
@@ -45,10 +45,10 @@ def write_suffixes(directory: Path, corpus: Corpus, split: Split) -> list[str]:
     """Write the suffix array of a split into a lens directory; the same input gives the same bytes.
 
     The lens then needs the corpus no more: it keeps a copy of the n tokens, 2 or 4 bytes each, the
-    order of their n places, 4 bytes each (8 from 2³² tokens on), and 16 bytes a document.
+    order of their n places, 4 bytes each (8 from 2³² tokens on), and 24 bytes a document.
 
-    Memory: 5·w bytes for each of 8 million tokens, w being the bytes of the largest token id: 84 MB
-    up to 65,536 tokens in the vocabulary, 126 MB above; more if one document is longer.
+    Memory: 5·w bytes for each of 2 million tokens, w being the bytes of the largest token id: 21 MB
+    up to 65,536 tokens in the vocabulary, 31 MB above; more if one document is longer.
 
     Returns:
         The names of the files written; none without the package pydivsufsort, which sorts.
@@ -71,10 +71,12 @@ def write_suffixes(directory: Path, corpus: Corpus, split: Split) -> list[str]:
     _write(directory / TOKENS_FILE, stored, (total,), _pieces(corpus, starts, lengths))
     tokens = np.load(directory / TOKENS_FILE, mmap_mode="r")
     places = np.dtype("<u4" if total <= LARGEST_SHORT else "<i8")
-    _write(directory / ORDER_FILE, places, (total,), _sorted(tokens, ends - lengths))
-    _write(
-        directory / DOCUMENTS_FILE, np.dtype("<i8"), (2, len(documents)), [ends - lengths, starts]
-    )
+    firsts = ends - lengths
+    parts = parts_of(firsts, total)
+    _write(directory / ORDER_FILE, places, (total,), _sorted(tokens, parts))
+    part = np.searchsorted([end for _, end in parts], firsts, side="right")
+    rows = [firsts, starts, part]
+    _write(directory / DOCUMENTS_FILE, np.dtype("<i8"), (3, len(documents)), rows)
     return list(FILES)
 
 
@@ -88,12 +90,12 @@ def _pieces(corpus: Corpus, starts: np.ndarray, lengths: np.ndarray) -> Iterator
             yield corpus.tokens(at, min(PIECE, end - at))
 
 
-def _sorted(tokens: np.ndarray, firsts: np.ndarray) -> Iterator[np.ndarray]:
+def _sorted(tokens: np.ndarray, parts: Iterable[tuple[int, int]]) -> Iterator[np.ndarray]:
     """Yield the places of all suffixes, part after part in order, a piece at a time."""
     sorter: Any = import_module(PACKAGE)
     # Bytes that are zero in every token would be sorted too, at five bytes of memory each.
     size, width = tokens.itemsize, max(1, (int(tokens.max()).bit_length() + 7) // 8)
-    for first, end in parts_of(firsts, len(tokens)):
+    for first, end in parts:
         text = np.empty((end - first, width), dtype=np.uint8)
         for at in range(0, end - first, PIECE):
             piece = tokens[first + at : min(end, first + at + PIECE)].view(np.uint8)
@@ -151,8 +153,9 @@ class Suffixes:
     ) -> None:
         self.path = path
         self._tokens, self._order = tokens, order
-        self._firsts, self._starts = documents
-        self._parts = parts_of(self._firsts, len(tokens))
+        self._firsts, self._starts, part = documents
+        edges = self._firsts[np.diff(part, prepend=-1) > 0].tolist()
+        self._parts = list(pairwise([*edges, len(tokens)]))
         self._bytes, self._size = tokens.view(np.uint8).data, tokens.itemsize
         self._end_of_text = int(tokens[-1])
 
@@ -174,10 +177,13 @@ class Suffixes:
         tokens, order, documents = (_map(path / name) for name in FILES)
         _check(path / TOKENS_FILE, tokens.dtype in (">u2", ">u4") and tokens.ndim == 1)
         _check(path / ORDER_FILE, order.dtype in ("<u4", "<i8") and order.shape == tokens.shape)
-        _check(path / DOCUMENTS_FILE, documents.dtype == "<i8" and documents.shape[:-1] == (2,))
+        _check(path / DOCUMENTS_FILE, documents.dtype == "<i8" and documents.shape[:-1] == (3,))
         _check(path / DOCUMENTS_FILE, 0 < documents.shape[1] <= len(tokens))
         ascending = (np.diff(documents[0], prepend=-1, append=len(tokens)) > 0).all()
         _check(path / DOCUMENTS_FILE, documents[0, 0] == 0 and bool(ascending))
+        _check(
+            path / DOCUMENTS_FILE, documents[2, 0] == 0 and bool((np.diff(documents[2]) >= 0).all())
+        )
         return cls(path, tokens, order, documents)
 
     def __len__(self) -> int:
