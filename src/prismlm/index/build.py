@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from prismlm.index.positions import check_share
 from prismlm.index.scan import Scan, ScanInput, scan_passes
 from prismlm.index.sort_cells import SORT_BYTES
 from prismlm.index.state import Partial
+from prismlm.index.states import HiddenStates
 from prismlm.index.write import write_lens
 from prismlm.interrupts import Interrupts
 from prismlm.layers import PrototypeHead
@@ -34,7 +35,7 @@ SAVE_SECONDS = 60.0
 SAVE_SHARE = 0.02
 WAIT_SECONDS = 0.5
 # What the record of a lens says elsewhere, or not.
-NOT_OF_A_LENS = ("shards", "positions", "codes")
+NOT_OF_A_LENS = ("shards", "positions", "codes", "states")
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,7 @@ def build_index(
     tokenizer: str | None = None,
     overwrite: bool = False,
     save_seconds: float = SAVE_SECONDS,
+    states: HiddenStates | None = None,
     progress: Reporter = SILENT,
 ) -> Path:
     """Index a corpus and write a lens directory.
@@ -116,6 +118,7 @@ def build_index(
         tokenizer: the fingerprint of the model's tokenizer, to be checked against the corpus's.
         overwrite: replace an existing lens, and discard what was scanned with other inputs.
         save_seconds: the least time between two saves; 0 saves after every forward pass.
+        states: of the same model, corpus, split, window and stride, which are not read again.
         progress: shows tokens done.
 
     Raises:
@@ -136,6 +139,7 @@ def build_index(
         tokenizer=tokenizer,
         overwrite=overwrite,
         save_seconds=save_seconds,
+        states=states,
         progress=progress,
     )
     assert written is not None
@@ -154,6 +158,7 @@ def index_shard(
     tokenizer: str | None = None,
     overwrite: bool = False,
     save_seconds: float = SAVE_SECONDS,
+    states: HiddenStates | None = None,
     progress: Reporter = SILENT,
 ) -> Path | None:
     """Index one part of a corpus, at any time; the last one that is done writes the lens.
@@ -173,6 +178,9 @@ def index_shard(
     check_index(model, corpus, options, tokenizer)
     partial = Partial(out)
     run = _run(model, head, corpus, options, shard)
+    if states is not None:
+        check_states(states, run)
+        run["states"] = states.fingerprint
     if partial.finished():
         with partial.finishing():
             same = partial.matches(run)
@@ -180,7 +188,7 @@ def index_shard(
         if same:
             return out
     check_lens_directory(out, overwrite=overwrite)
-    given = scan_input(model, head, corpus, options)
+    given = replace(scan_input(model, head, corpus, options), states=states)
     if model.device.type == "cpu":
         keep_freed_memory()
     with (
@@ -343,6 +351,21 @@ def check_lens_directory(out: Path, *, overwrite: bool) -> None:
         raise InputError(f"{out} exists. Choose another --lens, or pass --overwrite to replace it.")
     if out.exists() and any(out.iterdir()) and not (out / layout.META_FILE).is_file():
         raise InputError(f"{out} is not a lens, so it is not replaced: choose another --lens.")
+
+
+def check_states(states: HiddenStates, run: dict[str, Any]) -> None:
+    """Check that states are of what is to be indexed.
+
+    Raises:
+        InputError: they are of another model, corpus, split, window or stride.
+    """
+    of = ("model", "corpus", "split", "window", "stride")
+    other = [name for name in of if states.run[name] != run[name]]
+    if other:
+        raise InputError(
+            f"the hidden states in {states.directory} are of another {' and '.join(other)}: index "
+            "without them, or with those settings."
+        )
 
 
 def check_index(

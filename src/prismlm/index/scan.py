@@ -16,6 +16,7 @@ from prismlm.errors import InputError
 from prismlm.index.mass import Key, MassCounter
 from prismlm.index.positions import next_tokens, position_records
 from prismlm.index.spool import Spool
+from prismlm.index.states import HiddenStates, predicting
 from prismlm.layers import PrototypeHead
 from prismlm.models.seam import capture
 from prismlm.ops import prototype_head, top_contexts
@@ -136,6 +137,7 @@ class ScanInput:
         stride: tokens between windows.
         tokens_per_batch: predictions whose candidates are ranked together, at most.
         positions: the share of positions that goes to the cells; None without cells.
+        states: what was read before and need not be again; None: the model reads all.
     """
 
     model: PreTrainedModel
@@ -147,6 +149,7 @@ class ScanInput:
     stride: int
     tokens_per_batch: int
     positions: float | None = None
+    states: HiddenStates | None = None
 
     def block(self, slot: int) -> Block:
         """Return the block that is read as the ``slot``-th."""
@@ -161,12 +164,20 @@ def scan_passes(scan: Scan, given: ScanInput, end: int) -> Iterator[int]:
     """
     while scan.slot < end:
         block = given.block(scan.slot)
+        kept = None if given.states is None else given.states.of_block(scan.slot)
         passes = block_passes(block, given.corpus, given.corpus.eos_token_id)
         for number, (batch, key) in enumerate(passes):
+            # The end of a document predicts nothing of it.
+            owned = predicting(batch, given.corpus)
+            known = None
+            if kept is not None:
+                known, kept = kept.tensor_split([int(owned.sum())])
             if number < scan.passes:
                 continue
             with torch.inference_mode():
-                done = _scan_pass(scan, given, batch, block.keys, torch.from_numpy(key))
+                z = _states(given.model, batch, owned, known)
+                keys = block.keys, torch.from_numpy(key)
+                done = _scan_pass(scan, given, batch, owned.to(z.device), z, *keys)
             scan.passes += 1
             before, scan.tokens = scan.tokens, scan.tokens + done
             if before // given.tokens_per_batch != scan.tokens // given.tokens_per_batch:
@@ -175,19 +186,34 @@ def scan_passes(scan: Scan, given: ScanInput, end: int) -> Iterator[int]:
         scan.finish_block(given.order)
 
 
-def _scan_pass(
-    scan: Scan, given: ScanInput, batch: WindowBatch, keys: list[Key], key: Tensor
-) -> int:
-    model, head = given.model, given.head
+def _states(
+    model: PreTrainedModel, batch: WindowBatch, owned: Tensor, known: Tensor | None
+) -> Tensor:
+    """Return the states of a pass, [B, T, d]: what is known of them, or read by the model."""
+    if known is not None:
+        z = torch.zeros(*owned.shape, known.shape[1])
+        z[owned] = known
+        return z.to(model.device)
     ids, attended = batch.input_ids.to(model.device), batch.attention_mask.to(model.device)
     with capture(model, logits=False) as seen:
         model(input_ids=ids, attention_mask=attended.long(), use_cache=False)
-    z = seen.z.float()
-    # The end of a document predicts nothing of it.
-    owned = batch.owned.to(z.device) & (ids != given.corpus.eos_token_id)
+    z = seen.z
     # The sum is quick and not finite if a state is not; padding may be the reason too.
-    if not torch.isfinite(z.sum()) and not torch.isfinite(z[owned]).all():
+    if not torch.isfinite(z.float().sum()) and not torch.isfinite(z[owned.to(z.device)]).all():
         raise InputError("a hidden state is not finite: the model's weights hold NaN or infinity.")
+    return z
+
+
+def _scan_pass(
+    scan: Scan,
+    given: ScanInput,
+    batch: WindowBatch,
+    owned: Tensor,
+    states: Tensor,
+    keys: list[Key],
+    key: Tensor,
+) -> int:
+    head, z = given.head, states.float()
     threshold = scan.top.threshold.to(z.device)
     found = prototype_head.scan_windows(
         z, head.prototypes, head.prototypes_per_token, owned, threshold
@@ -199,7 +225,7 @@ def _scan_pass(
             position_records(
                 given.positions,
                 given.model,
-                seen.z[owned],
+                states[owned],
                 found.indices[:, 0],
                 tokens[owned.cpu()],
                 batch.positions[owned.cpu()],

@@ -1,0 +1,278 @@
+"""Hidden states of a corpus, read once and kept on disk for all that needs them.
+
+``states.bin`` holds a row of d bfloat16 numbers for every position that predicts a token of its
+document, ``next-tokens.bin`` the token that does follow there (uint32, little endian), in the
+order in which an index reads a corpus; ``states.json`` says of what, and where each block of it
+ends. Blocks come in an order that spreads the first of them over the corpus, so what fits a limit
+is an even sample.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from prismlm import fingerprints
+from prismlm.corpus.blocks import BlockOrder, block_passes, read_block, split_counts
+from prismlm.errors import FormatError, InputError, PrismError
+from prismlm.files import read_json, write_json
+from prismlm.index.positions import next_tokens
+from prismlm.interrupts import Interrupts
+from prismlm.models.evaluating import evaluating
+from prismlm.models.seam import capture
+from prismlm.progress import SILENT, Reporter
+
+if TYPE_CHECKING:
+    from prismlm.corpus.store import Corpus, Split
+    from prismlm.corpus.windows import WindowBatch
+
+STATES_FILE = "states.bin"
+TOKENS_FILE = "next-tokens.bin"
+META_FILE = "states.json"
+FORMAT_VERSION = 1
+SAVE_SECONDS = 30.0
+# Of a position: bfloat16 numbers, and the token that follows.
+BYTES_PER_NUMBER, BYTES_PER_TOKEN = 2, 4
+
+
+class HiddenStates:
+    """The states of the blocks that were read, memory-mapped. Open one with :meth:`open`.
+
+    Attributes:
+        directory: where the files are.
+        width: d.
+        run: what they are of, as :func:`read_states` noted it.
+        complete: whether they are all that was to be read.
+    """
+
+    def __init__(self, directory: Path, meta: dict[str, Any]) -> None:
+        self.directory = directory
+        self.width, self.run = int(meta["width"]), meta["run"]
+        self.complete = bool(meta["complete"])
+        self._ends = [0, *meta["ends"]]
+        states, tokens = directory / STATES_FILE, directory / TOKENS_FILE
+        row = BYTES_PER_NUMBER * self.width
+        for path, size in ((states, row), (tokens, BYTES_PER_TOKEN)):
+            if not path.is_file() or path.stat().st_size < len(self) * size:
+                raise FormatError(f"{path} is missing or cut off. Remove {directory}, and attach.")
+        if len(self):
+            self._states = np.memmap(states, "<u2", "r", shape=(len(self), self.width))
+            self._tokens = np.memmap(tokens, "<u4", "r", shape=(len(self),))
+
+    @classmethod
+    def open(cls, directory: Path) -> HiddenStates:
+        """Open the states in a directory.
+
+        Raises:
+            FormatError: a file is missing, cut off, damaged or of another version.
+        """
+        meta = read_json(directory / META_FILE)
+        if not isinstance(meta, dict) or meta.get("format_version") != FORMAT_VERSION:
+            raise FormatError(
+                f"{directory / META_FILE} is of another version or damaged: remove {directory}, "
+                "and the states are read again."
+            )
+        return cls(directory, meta)
+
+    def __len__(self) -> int:
+        """How many positions there are."""
+        return self._ends[-1]
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks of the corpus were read."""
+        return len(self._ends) - 1
+
+    @property
+    def fingerprint(self) -> str:
+        """Of what they are of, and how much of it."""
+        return fingerprints.of_json([self.run, self._ends[-1]])
+
+    def states(self, rows: np.ndarray) -> Tensor:
+        """Return the states of some rows, float32 [n, d]."""
+        return _floats(self._states[rows])
+
+    def tokens(self, rows: np.ndarray | slice = slice(None)) -> Tensor:
+        """Return the tokens that follow some rows, int64 [n]; of all rows if none are named."""
+        return torch.from_numpy(self._tokens[rows].astype(np.int64))
+
+    def of_block(self, slot: int) -> Tensor | None:
+        """Return all states of the ``slot``-th block that is read, float32; None if it was not."""
+        if slot >= self.blocks:
+            return None
+        if self._ends[slot] == self._ends[slot + 1]:
+            return torch.zeros(0, self.width)
+        return _floats(self._states[self._ends[slot] : self._ends[slot + 1]])
+
+
+def predicting(batch: WindowBatch, corpus: Corpus) -> Tensor:
+    """Return which positions of a batch give a state: those that predict a token, bool [B, T]."""
+    return batch.owned & (batch.input_ids != corpus.eos_token_id)
+
+
+def read_states(
+    model: PreTrainedModel,
+    corpus: Corpus,
+    directory: Path,
+    *,
+    window: int,
+    stride: int,
+    limit_bytes: float,
+    split: Split = "train",
+    bf16: bool = False,
+    save_seconds: float = SAVE_SECONDS,
+    progress: Reporter = SILENT,
+) -> HiddenStates:
+    """Read a corpus with a model and keep its hidden states; go on where an earlier call stopped.
+
+    Args:
+        model: the causal language model.
+        corpus: the text.
+        directory: where the files are written.
+        window: tokens of a window.
+        stride: tokens between windows.
+        limit_bytes: whole blocks are read until the files are this large.
+        split: which documents.
+        bf16: compute in bfloat16 (autocast).
+        save_seconds: the least time between two notes of how far it is.
+        progress: shows positions done.
+
+    Raises:
+        InputError: the directory holds states of something else; a state is not finite.
+        FormatError: what is there is damaged.
+        PrismError: the disk is full; what was noted is kept.
+        IndexInterrupted: SIGINT or SIGTERM came; what was read is kept.
+    """
+    run = {
+        "model": fingerprints.of_weights(model),
+        "corpus": corpus.fingerprint,
+        "split": split,
+        "window": window,
+        "stride": stride,
+        "bf16": bf16,
+        "limit_bytes": limit_bytes,
+    }
+    writer = _Writer(directory, run, int(model.config.get_text_config().hidden_size))
+    if writer.complete:
+        return HiddenStates.open(directory)
+    order = BlockOrder.of(corpus.num_tokens)
+    documents, tokens = split_counts(corpus, split)
+    row = BYTES_PER_NUMBER * writer.width + BYTES_PER_TOKEN
+    total = min(tokens - documents, int(limit_bytes / row))
+    rest = f"What was read until the last note is kept in {directory}."
+    noted = time.monotonic()
+    with (
+        writer,
+        evaluating(model),
+        Interrupts(lambda: rest) as interrupts,
+        progress.task("Reading hidden states", max(0, total - writer.rows), "tokens") as task,
+    ):
+        for slot in range(len(writer.ends), order.count):
+            if slot and writer.rows * row >= limit_bytes:
+                break
+            block = read_block(corpus, order, order.block(slot), split, window, stride)
+            for batch, _ in block_passes(block, corpus, corpus.eos_token_id):
+                task.advance(writer.add(*_read(model, corpus, batch, bf16=bf16)))
+            writer.end_block()
+            if interrupts.received or time.monotonic() - noted >= save_seconds:
+                writer.note(complete=False)
+                noted = time.monotonic()
+            if interrupts.received:
+                interrupts.stop()
+        writer.note(complete=True)
+    return HiddenStates.open(directory)
+
+
+@torch.inference_mode()
+def _read(
+    model: PreTrainedModel, corpus: Corpus, batch: WindowBatch, *, bf16: bool
+) -> tuple[Tensor, Tensor]:
+    device = model.device
+    with (
+        torch.autocast(device.type, torch.bfloat16, enabled=bf16),
+        capture(model, logits=False) as seen,
+    ):
+        ids, attended = batch.input_ids.to(device), batch.attention_mask.to(device)
+        model(input_ids=ids, attention_mask=attended.long(), use_cache=False)
+    owned = predicting(batch, corpus)
+    z = seen.z[owned.to(device)]
+    if not torch.isfinite(z).all():
+        raise InputError("a hidden state is not finite: the model's weights hold NaN or infinity.")
+    return z.bfloat16().cpu(), next_tokens(batch, corpus)[owned]
+
+
+def _floats(numbers: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.asarray(numbers).view(np.int16).copy()).view(torch.bfloat16).float()
+
+
+class _Writer:
+    """The two files, cut back to what was noted, to which blocks are added."""
+
+    def __init__(self, directory: Path, run: dict[str, Any], width: int) -> None:
+        self.directory, self.run, self.width = directory, run, width
+        self.ends: list[int] = []
+        self.rows, self.complete = 0, False
+        directory.mkdir(parents=True, exist_ok=True)
+        if (directory / META_FILE).is_file():
+            before = HiddenStates.open(directory)
+            if before.run != run:
+                raise InputError(
+                    f"{directory} holds the hidden states of another model, corpus or setting. "
+                    "Put the former settings back, or remove it."
+                )
+            self.ends, self.complete = before._ends[1:], before.complete
+            self.rows = len(before)
+
+    def __enter__(self) -> _Writer:
+        row = BYTES_PER_NUMBER * self.width
+        sizes = {STATES_FILE: row, TOKENS_FILE: BYTES_PER_TOKEN}
+        self._files = [(self.directory / name).open("ab") for name in sizes]
+        for file, size in zip(self._files, sizes.values(), strict=True):
+            file.truncate(self.rows * size)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for file in self._files:
+            file.close()
+
+    def add(self, states: Tensor, tokens: Tensor) -> int:
+        """Write the states of one forward pass; return how many."""
+        columns = states.view(torch.int16).numpy(), tokens.numpy().astype("<u4")
+        try:
+            for file, column in zip(self._files, columns, strict=True):
+                file.write(np.ascontiguousarray(column).data)
+        except OSError as error:
+            raise self._full(error) from error
+        self.rows += len(states)
+        return len(states)
+
+    def end_block(self) -> None:
+        """Note, in memory, that a block ends here."""
+        self.ends.append(self.rows)
+
+    def note(self, *, complete: bool) -> None:
+        """Put what was added where a kill cannot take it, and say that it is there."""
+        try:
+            for file in self._files:
+                file.flush()
+                os.fsync(file.fileno())
+            meta = {"format_version": FORMAT_VERSION, "run": self.run, "width": self.width}
+            write_json(self.directory / META_FILE, meta | {"ends": self.ends, "complete": complete})
+        except OSError as error:
+            raise self._full(error) from error
+
+    def _full(self, error: OSError) -> PrismError:
+        free = shutil.disk_usage(self.directory).free
+        return PrismError(
+            f"hidden states could not be written to {self.directory} ({error}): {free / 1e6:,.1f} "
+            "MB are free. What was noted before is kept. Make room or lower --states-gb, and give "
+            "the same command again."
+        )
