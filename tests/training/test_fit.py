@@ -1,0 +1,164 @@
+"""A head fitted to stored states: the sampled divergence, placing, resuming, and that it learns."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import prismlm
+from prismlm.corpus import Corpus
+from prismlm.errors import FormatError, InputError
+from prismlm.index.states import read_states
+from prismlm.interrupts import IndexInterrupted
+from prismlm.layers import PrototypeHead
+from prismlm.ops.divergence import divergence
+from prismlm.training import fit as module
+from prismlm.training.fit import FitOptions, Vocabulary, batches, fit, place
+
+SMALL = FitOptions(
+    prototypes=32, prototypes_per_token=4, epochs=1, batch=64, frequent=100, drawn=50
+)
+
+
+@pytest.fixture(scope="module")
+def lm(tiny_model):
+    return prismlm.load(tiny_model)
+
+
+@pytest.fixture(scope="module")
+def states(lm, tiny_corpus, tmp_path_factory):
+    return read_states(
+        lm.model,
+        Corpus.open(tiny_corpus),
+        tmp_path_factory.mktemp("states"),
+        window=64,
+        stride=48,
+        limit_bytes=1e6,
+    )
+
+
+def test_over_the_whole_vocabulary_the_divergence_is_the_plain_one(lm, states):
+    size = lm.model.get_output_embeddings().weight.shape[0]
+    z = states.states(np.arange(40))
+    rebuilt = z + torch.randn(z.shape, generator=torch.Generator().manual_seed(0)) * z.std()
+    logits = [F.linear(x, lm.model.get_output_embeddings().weight.float()) for x in (z, rebuilt)]
+    expected = divergence(*logits).mean().item()
+    for frequent in (0, 100, size):
+        vocabulary = Vocabulary(lm.model, states.tokens(), frequent, size)
+        tokens, counted = vocabulary.draw(torch.Generator().manual_seed(0))
+        assert sorted(tokens.tolist()) == list(range(size))
+        found = vocabulary.divergence(z, rebuilt, tokens, counted).item()
+        assert found == pytest.approx(expected, rel=1e-4)
+
+
+def test_drawn_tokens_stand_for_the_others():
+    # Five tokens: 0 is always compared over; two of the other four are drawn and count double.
+    model = prismlm_like(torch.tensor([[1.0], [0.0], [0.0], [0.0], [0.0]]))
+    vocabulary = Vocabulary(model, torch.tensor([0, 0, 1]), frequent=1, drawn=2)
+    tokens, counted = vocabulary.draw(torch.Generator().manual_seed(0))
+    assert tokens[0] == 0
+    assert counted.tolist() == pytest.approx([0.0, math.log(2), math.log(2)])
+    # p of token 0 is e² / (e² + 4) at z = 2 and e / (e + 4) at ẑ = 1, whichever were drawn.
+    p, q = math.e**2 / (math.e**2 + 4), math.e / (math.e + 4)
+    expected = p * math.log(p / q) + (1 - p) * math.log((1 - p) / (1 - q))
+    found = vocabulary.divergence(torch.tensor([[2.0]]), torch.tensor([[1.0]]), tokens, counted)
+    assert found.item() == pytest.approx(expected, rel=1e-6)
+
+
+def prismlm_like(weight):
+    """Return the least that has an output embedding."""
+    model = torch.nn.Module()
+    embedding = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+    embedding.weight.data = weight
+    model.get_output_embeddings = lambda: embedding
+    return model
+
+
+def test_every_epoch_sees_every_state_once_in_an_order_of_its_own():
+    found = list(batches(10, 3, 0, 6, seed=0))
+    epochs = [np.concatenate(found[:3]), np.concatenate(found[3:])]
+    assert all(len(set(epoch.tolist())) == 9 for epoch in epochs)
+    assert epochs[0].tolist() != epochs[1].tolist()
+    later = list(batches(10, 3, 4, 6, seed=0))
+    assert [rows.tolist() for rows in later] == [rows.tolist() for rows in found[4:]]
+
+
+def test_prototypes_are_placed_on_directions_of_states(states):
+    head = PrototypeHead(states.width, 32, 4)
+    place(head, states, seed=0)
+    z = states.states(np.arange(len(states)))
+    nearest = F.cosine_similarity(z[:200, None], head.prototypes[None], dim=-1).max(-1).values
+    assert nearest.mean() > 0.5
+    norms = head.prototypes.norm(dim=-1) * 4
+    assert norms.mean().item() == pytest.approx(z.norm(dim=-1).mean().item(), rel=0.1)
+
+
+def test_a_fit_learns_and_is_the_same_again(lm, states, tmp_path):
+    options = FitOptions(**{**vars(SMALL), "epochs": 3})
+    head, history = fit(lm.model, states, options, tmp_path / "a.pt")
+    again, _ = fit(lm.model, states, options, tmp_path / "b.pt")
+    assert torch.equal(head.prototypes, again.prototypes)
+    assert history[-1]["prototype_only_kl"] < 0.8 * history[0]["prototype_only_kl"]
+    z = states.states(np.arange(500))
+    placed = PrototypeHead(states.width, 32, 4)
+    place(placed, states, seed=0)
+    vocabulary = Vocabulary(lm.model, states.tokens(), 10**6, 0)
+    tokens = vocabulary.draw(torch.Generator())
+    before, after = (
+        vocabulary.divergence(z, one(z).reconstruction, *tokens).item() for one in (placed, head)
+    )
+    assert after < 0.8 * before
+
+
+def test_an_interrupted_fit_goes_on_to_the_same_head(lm, states, tmp_path, monkeypatch):
+    whole, history = fit(lm.model, states, SMALL, tmp_path / "whole.pt")
+    take, taken = module._Fitting.take, []
+
+    def interrupting(self, rows):
+        taken.append(self.step)
+        if len(taken) == 7:
+            import os
+            import signal
+
+            os.kill(os.getpid(), signal.SIGINT)
+        return take(self, rows)
+
+    monkeypatch.setattr(module._Fitting, "take", interrupting)
+    with pytest.raises(IndexInterrupted, match="is saved in"):
+        fit(lm.model, states, SMALL, tmp_path / "part.pt")
+    resumed, more = fit(lm.model, states, SMALL, tmp_path / "part.pt")
+    assert taken == list(range(SMALL.steps(len(states))))
+    assert torch.equal(whole.prototypes, resumed.prototypes)
+    assert more == history
+
+
+def test_a_fit_is_not_gone_on_with_by_another(lm, states, tmp_path):
+    saved = tmp_path / "fit.pt"
+    fit(lm.model, states, FitOptions(**{**vars(SMALL), "epochs": 0.1}), saved)
+    with pytest.raises(InputError, match="other settings"):
+        fit(lm.model, states, SMALL, saved)
+    saved.write_bytes(saved.read_bytes()[:1000])
+    with pytest.raises(FormatError, match="is damaged"):
+        fit(lm.model, states, SMALL, saved)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"prototypes": 0}, "prototypes is 0: expected a positive number"),
+        ({"prototypes": 4, "prototypes_per_token": 5}, "more than the 4 prototypes"),
+        ({"epochs": math.nan}, "epochs is nan"),
+        ({"learning_rate": -1}, "expected a positive number"),
+        ({"frequent": 0, "drawn": 0}, "needs some tokens"),
+    ],
+)
+def test_settings_that_cannot_be(given, said):
+    with pytest.raises(InputError, match=said):
+        FitOptions(**given)
+
+
+def test_more_prototypes_than_states(states):
+    with pytest.raises(InputError, match="to place 1,000,000 prototypes on"):
+        place(PrototypeHead(states.width, 10**6, 4), states, seed=0)
