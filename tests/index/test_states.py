@@ -1,0 +1,161 @@
+"""Hidden states kept on disk: what they hold, where reading goes on, and an index from them."""
+
+import json
+import os
+import resource
+import shutil
+import signal
+
+import numpy as np
+import pytest
+import torch
+
+import prismlm
+from prismlm.corpus import Corpus
+from prismlm.errors import FormatError, InputError, PrismError
+from prismlm.index import states as module
+from prismlm.index.build import IndexOptions, build_index
+from prismlm.index.lens import Lens
+from prismlm.index.states import META_FILE, STATES_FILE, HiddenStates, read_states
+from prismlm.interrupts import IndexInterrupted
+from prismlm.models.seam import capture
+
+WINDOWS = {"window": 64, "stride": 48}
+
+
+@pytest.fixture(scope="module")
+def lm(tiny_model):
+    return prismlm.load(tiny_model)
+
+
+@pytest.fixture(scope="module")
+def corpus(tiny_corpus):
+    return Corpus.open(tiny_corpus)
+
+
+@pytest.fixture(scope="module")
+def kept(lm, corpus, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("kept") / "states"
+    return read_states(lm.model, corpus, directory, **WINDOWS, limit_bytes=1e9)
+
+
+def files(directory):
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+def test_every_position_that_predicts_is_kept_once(kept, corpus):
+    documents = corpus.split("train")
+    expected = []
+    for start, length in zip(corpus.starts[documents], corpus.lengths[documents], strict=True):
+        expected += corpus.read_tokens(int(start) + 1, int(length) - 1).tolist()
+    assert len(kept) == len(expected)
+    assert sorted(kept.tokens().tolist()) == sorted(expected)
+
+
+def test_states_are_the_models_own_in_bfloat16(kept, lm, corpus):
+    # The first block that is read begins with the longest window of its documents.
+    ids = torch.from_numpy(corpus.read_tokens(int(corpus.starts[0]), 20).astype(np.int64))[None]
+    with torch.no_grad(), capture(lm.model, logits=False) as seen:
+        lm.model(input_ids=ids)
+    wanted = seen.z[0, 10]
+    everything = kept.states(np.arange(len(kept)))
+    nearest = (everything - wanted).abs().amax(1).argmin()
+    assert kept.tokens()[nearest] == ids[0, 11]
+    torch.testing.assert_close(everything[nearest], wanted, rtol=2**-7, atol=1e-3)
+
+
+def test_a_limit_keeps_whole_blocks_and_the_same_ones(kept, lm, corpus, tmp_path):
+    some = read_states(lm.model, corpus, tmp_path, **WINDOWS, limit_bytes=1e5)
+    assert 0 < some.blocks < kept.blocks
+    for slot in range(some.blocks):
+        assert torch.equal(some.of_block(slot), kept.of_block(slot))
+    assert some.of_block(some.blocks) is None
+
+
+def test_reading_goes_on_after_an_interrupt_and_a_kill(kept, lm, corpus, tmp_path, monkeypatch):
+    end_block, blocks = module._Writer.end_block, []
+
+    def interrupting(self):
+        end_block(self)
+        blocks.append(self.rows)
+        if len(blocks) == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(module._Writer, "end_block", interrupting)
+    with pytest.raises(IndexInterrupted, match="is kept in"):
+        read_states(lm.model, corpus, tmp_path, **WINDOWS, limit_bytes=1e9)
+    assert HiddenStates.open(tmp_path).blocks == 3
+    # A kill leaves what came after the last note; it is cut off.
+    with (tmp_path / STATES_FILE).open("ab") as file:
+        file.write(b"left behind")
+    read_states(lm.model, corpus, tmp_path, **WINDOWS, limit_bytes=1e9)
+    assert files(tmp_path) == files(kept.directory)
+
+
+def indexed(lm, corpus, out, options, states):
+    return Lens.open(
+        build_index(lm.model, lm.head, corpus, out, options, states=states), lm.model, lm.head
+    )
+
+
+def test_an_index_from_states_is_the_index_of_the_model(kept, lm, corpus, tmp_path):
+    options = IndexOptions(contexts=4, **WINDOWS)
+    lenses = [
+        indexed(lm, corpus, tmp_path / name, options, states)
+        for name, states in (("read", None), ("kept", kept))
+    ]
+    records = [lens.cells.records(np.arange(len(lens.cells))) for lens in lenses]
+    # The rounding to bfloat16 moves some positions between neighbouring cells.
+    places = [dict(zip(r["position"].tolist(), r["code"], strict=True)) for r in records]
+    assert places[0].keys() == places[1].keys()
+    off = [np.abs(places[0][n].astype(int) - places[1][n]).max() for n in places[0]]
+    assert np.mean(off) < 2
+    assert lenses[0].meta.tokens == lenses[1].meta.tokens == len(kept)
+
+
+def test_where_states_end_the_model_reads_on(lm, corpus, tmp_path):
+    some = read_states(lm.model, corpus, tmp_path / "s", **WINDOWS, limit_bytes=1e5)
+    options = IndexOptions(contexts=4, **WINDOWS)
+    lens = indexed(lm, corpus, tmp_path / "lens", options, some)
+    assert lens.meta.tokens > len(some)
+    assert len(lens.cells) == lens.meta.tokens
+
+
+def test_states_of_something_else_are_refused(kept, lm, corpus, tmp_path):
+    shutil.copytree(kept.directory, tmp_path / "states")
+    with pytest.raises(InputError, match="another model, corpus or setting"):
+        read_states(lm.model, corpus, tmp_path / "states", window=32, stride=32, limit_bytes=1e9)
+    options = IndexOptions(contexts=4, window=32, stride=32)
+    with pytest.raises(InputError, match="are of another window and stride"):
+        build_index(lm.model, lm.head, corpus, tmp_path / "lens", options, states=kept)
+
+
+def test_damaged_states_are_refused(kept, tmp_path):
+    shutil.copytree(kept.directory, tmp_path / "cut")
+    with (tmp_path / "cut" / STATES_FILE).open("r+b") as file:
+        file.truncate(100)
+    with pytest.raises(FormatError, match="missing or cut off"):
+        HiddenStates.open(tmp_path / "cut")
+    meta = json.loads((kept.directory / META_FILE).read_text())
+    (tmp_path / "cut" / META_FILE).write_text(json.dumps(meta | {"format_version": 9}))
+    with pytest.raises(FormatError, match="another version"):
+        HiddenStates.open(tmp_path / "cut")
+
+
+def test_a_model_with_broken_weights_is_refused(tiny_model, corpus, tmp_path):
+    broken = prismlm.load(tiny_model).model
+    with torch.no_grad():
+        broken.get_input_embeddings().weight[5] = float("nan")
+    with pytest.raises(InputError, match="not finite"):
+        read_states(broken, corpus, tmp_path, **WINDOWS, limit_bytes=1e9)
+
+
+def test_a_full_disk_is_said(lm, corpus, tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        with pytest.raises(PrismError, match=r"could not be written .* lower --states-gb"):
+            read_states(lm.model, corpus, tmp_path, **WINDOWS, limit_bytes=1e9)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert read_states(lm.model, corpus, tmp_path, **WINDOWS, limit_bytes=1e9).complete
