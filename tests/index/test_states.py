@@ -73,7 +73,7 @@ def test_a_limit_keeps_whole_blocks_and_the_same_ones(kept, lm, corpus, tmp_path
 
 
 def test_reading_goes_on_after_an_interrupt_and_a_kill(kept, lm, corpus, tmp_path, monkeypatch):
-    end_block, blocks = module._Writer.end_block, []
+    end_block, blocks = module.Writer.end_block, []
 
     def interrupting(self):
         end_block(self)
@@ -81,7 +81,7 @@ def test_reading_goes_on_after_an_interrupt_and_a_kill(kept, lm, corpus, tmp_pat
         if len(blocks) == 3:
             os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(module._Writer, "end_block", interrupting)
+    monkeypatch.setattr(module.Writer, "end_block", interrupting)
     with pytest.raises(IndexInterrupted, match="is kept in"):
         read_states(lm.model, corpus, tmp_path, **WINDOWS, limit_bytes=1e9)
     assert HiddenStates.open(tmp_path).blocks == 3

@@ -114,7 +114,7 @@ def test_a_fit_learns_and_is_the_same_again(lm, states, tmp_path):
 
 def test_an_interrupted_fit_goes_on_to_the_same_head(lm, states, tmp_path, monkeypatch):
     whole, history = fit(lm.model, states, SMALL, tmp_path / "whole.pt")
-    take, taken = module._Fitting.take, []
+    take, taken = module.Fitting.take, []
 
     def interrupting(self, rows):
         taken.append(self.step)
@@ -125,7 +125,7 @@ def test_an_interrupted_fit_goes_on_to_the_same_head(lm, states, tmp_path, monke
             os.kill(os.getpid(), signal.SIGINT)
         return take(self, rows)
 
-    monkeypatch.setattr(module._Fitting, "take", interrupting)
+    monkeypatch.setattr(module.Fitting, "take", interrupting)
     with pytest.raises(IndexInterrupted, match="is saved in"):
         fit(lm.model, states, SMALL, tmp_path / "part.pt")
     resumed, more = fit(lm.model, states, SMALL, tmp_path / "part.pt")

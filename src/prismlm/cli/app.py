@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 
 from prismlm import __version__
 from prismlm.cli import (
+    attach,
     audit,
     compare,
     corpus,
@@ -78,6 +79,7 @@ app = typer.Typer(
 app.add_typer(corpus.app, name="corpus")
 app.command()(demo.demo)
 app.command()(train.train)
+app.command()(attach.attach)
 app.command()(index.index)
 app.add_typer(inspect.app, name="inspect")
 app.command()(explain.explain)

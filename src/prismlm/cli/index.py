@@ -117,7 +117,7 @@ def index(
     found = dataset_of(dataset, dataset_config, dataset_split, data_files)
     source = _source(model, corpus, found, columns)
     job = _Job(model, _out(model, lens or source.name), _shard(shard), overwrite, save_every)
-    cells = _positions(positions), _codes(codes), sort_memory * 2**20
+    cells = positions_of(positions), codes_of(codes), sort_memory * 2**20
     options = Options(contexts, window, stride, split, text, tokens_per_batch, *cells)
     _run(job, source, options, dry_run=dry_run, as_json=as_json)
 
@@ -238,7 +238,7 @@ def _check(split: str, contexts: int, save_every: float, sort_memory: int) -> No
         raise InputError(f"--save-every is {save_every:g}: expected at least 0.")
 
 
-def _positions(share: str) -> float | None:
+def positions_of(share: str) -> float | None:
     """Return the share of positions that was asked for; None for none."""
     if share == "none":
         return None
@@ -255,7 +255,8 @@ def _positions(share: str) -> float | None:
     return value
 
 
-def _codes(name: str) -> CodeName:
+def codes_of(name: str) -> CodeName:
+    """Return the name of a code, once it is checked."""
     from prismlm.index.codes import check_codes
 
     check_codes(name)

@@ -160,7 +160,7 @@ def read_states(
         "bf16": bf16,
         "limit_bytes": limit_bytes,
     }
-    writer = _Writer(directory, run, int(model.config.get_text_config().hidden_size))
+    writer = Writer(directory, run, int(model.config.get_text_config().hidden_size))
     if writer.complete:
         return HiddenStates.open(directory)
     order = BlockOrder.of(corpus.num_tokens)
@@ -213,7 +213,7 @@ def _floats(numbers: np.ndarray) -> Tensor:
     return torch.from_numpy(np.asarray(numbers).view(np.int16).copy()).view(torch.bfloat16).float()
 
 
-class _Writer:
+class Writer:
     """The two files, cut back to what was noted, to which blocks are added."""
 
     def __init__(self, directory: Path, run: dict[str, Any], width: int) -> None:
@@ -231,7 +231,7 @@ class _Writer:
             self.ends, self.complete = before._ends[1:], before.complete
             self.rows = len(before)
 
-    def __enter__(self) -> _Writer:
+    def __enter__(self) -> Writer:
         row = BYTES_PER_NUMBER * self.width
         sizes = {STATES_FILE: row, TOKENS_FILE: BYTES_PER_TOKEN}
         self._files = [(self.directory / name).open("ab") for name in sizes]

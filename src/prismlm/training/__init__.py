@@ -1,6 +1,9 @@
 """Training a backbone together with a prototype head; the only importer of Trainer."""
 
+from prismlm.training.attach import AttachOptions, AttachResult, attach
+from prismlm.training.attach_estimate import AttachEstimate, estimate_attach
 from prismlm.training.estimate import TrainingEstimate, estimate
+from prismlm.training.fit import FitOptions
 from prismlm.training.model import PrismForCausalLM, PrismOutput
 from prismlm.training.objective import LossWeights
 from prismlm.training.recipe import Recipe
@@ -12,6 +15,10 @@ from prismlm.training.search.search import search
 from prismlm.training.trainer import PrismTrainer
 
 __all__ = [
+    "AttachEstimate",
+    "AttachOptions",
+    "AttachResult",
+    "FitOptions",
     "LossWeights",
     "PrismForCausalLM",
     "PrismOutput",
@@ -23,8 +30,10 @@ __all__ = [
     "TrainingInterrupted",
     "TrainingResult",
     "TrialResult",
+    "attach",
     "build_recipe",
     "estimate",
+    "estimate_attach",
     "estimate_search",
     "load_recipe",
     "search",

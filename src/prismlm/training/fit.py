@@ -214,7 +214,7 @@ def fit(
         IndexInterrupted: SIGINT or SIGTERM came; the fit is saved.
     """
     head = PrototypeHead(states.width, options.prototypes, options.prototypes_per_token).to(device)
-    fitting = _Fitting(model, states, options, head, saved)
+    fitting = Fitting(model, states, options, head, saved)
     with (
         Interrupts(lambda: f"The fit is saved in {saved}.") as interrupts,
         progress.task("Fitting prototypes", fitting.steps, "steps") as task,
@@ -239,7 +239,7 @@ def fit(
     return head.cpu().eval().requires_grad_(False), fitting.history
 
 
-class _Fitting:
+class Fitting:
     """A head with its optimizer, between two steps."""
 
     def __init__(

@@ -19,6 +19,8 @@ from prismlm.training.recipe import Recipe
 from prismlm.training.setup import CHECKPOINTS, Prepared
 
 RUN_FILE = "training.json"
+ATTACH_FILE = "attach.json"
+COMMANDS = {RUN_FILE: "train", ATTACH_FILE: "attach"}
 LOCK_FILE = ".lock"
 # Where a search for hyper-parameters keeps what it does, and the recipe it ends with.
 SEARCH = "search"
@@ -28,16 +30,20 @@ FREE_TO_CHANGE = ("corpus", "out", "checkpoint.every", "checkpoint.keep", "loggi
 
 
 @contextmanager
-def exclusive(out: Path) -> Iterator[None]:
+def exclusive(out: Path, note: str = RUN_FILE) -> Iterator[None]:
     """Keep other processes from writing to ``out`` during the block.
 
     The kernel gives the lock back however this process ends. ``out`` is made if it is not there,
     and removed if nothing was put into it.
 
+    Args:
+        out: the directory.
+        note: the file that says that it is such a run's.
+
     Raises:
         InputError: another run holds it, it cannot be made, or it holds something else.
     """
-    check_ours(out)
+    check_ours(out, note)
     created = not out.exists()
     with ExitStack() as held:
         try:
@@ -60,13 +66,13 @@ def exclusive(out: Path) -> Iterator[None]:
                     out.rmdir()
 
 
-def check_ours(out: Path) -> None:
-    """Check that ``out`` is new, empty or a run of prismlm.
+def check_ours(out: Path, note: str = RUN_FILE) -> None:
+    """Check that ``out`` is new, empty or a run of prismlm that left this note.
 
     Raises:
         InputError: it holds something else.
     """
-    if not out.exists() or (out / RUN_FILE).is_file():
+    if not out.exists() or (out / note).is_file():
         return
     if (out / SEARCH).is_dir():
         raise InputError(
@@ -75,7 +81,8 @@ def check_ours(out: Path) -> None:
         )
     if not out.is_dir() or any(path.name != LOCK_FILE for path in out.iterdir()):
         raise InputError(
-            f"{out} exists and was not written by prismlm train. Choose another out, or remove it."
+            f"{out} exists and was not written by prismlm {COMMANDS[note]}. Choose another out, or "
+            "remove it."
         )
 
 

@@ -1,0 +1,132 @@
+"""prismlm attach: a prototype head and a lens for a model that exists."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from prismlm.cli.index import CodesOfStates, Contexts, PositionShare, codes_of, positions_of
+from prismlm.cli.options import DryRun, Json
+from prismlm.cli.output import print_json, print_rows
+
+if TYPE_CHECKING:
+    from prismlm.training import AttachEstimate, AttachResult
+
+Files = Annotated[
+    list[Path],
+    typer.Option(metavar="DIR|FILE", help="A corpus, or text to build one of; may be repeated."),
+]
+
+
+def attach(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A directory, a GGUF file or a name on the hub.")
+    ],
+    corpus: Files,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="The model directory to write.")],
+    revision: Annotated[
+        str | None, typer.Option(help="Of a model on the hub: a branch, tag or commit.")
+    ] = None,
+    prototypes: Annotated[int, typer.Option(metavar="K", help="How many prototypes.")] = 8192,
+    prototypes_per_token: Annotated[
+        int, typer.Option(metavar="k", help="How many a token may rely on.")
+    ] = 32,
+    epochs: Annotated[float, typer.Option(help="How often the head sees every state.")] = 4.0,
+    batch: Annotated[int, typer.Option(metavar="N", help="States of a step.")] = 256,
+    rate: Annotated[
+        float, typer.Option(help="Learning rate, in units of the prototypes' elements.")
+    ] = 0.03,
+    states_gb: Annotated[
+        float, typer.Option(metavar="GB", help="The most disk for hidden states.")
+    ] = 4.0,
+    keep_states: Annotated[
+        bool, typer.Option("--keep-states", help="Leave them there at the end.")
+    ] = False,
+    window: Annotated[
+        int | None, typer.Option(metavar="N", help="Tokens read at once; else 512.")
+    ] = None,
+    contexts: Contexts = 64,
+    positions: PositionShare = "1",
+    codes: CodesOfStates = "int8",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    precision: Annotated[str, typer.Option(help="auto, float32 or bf16.")] = "auto",
+    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> None:
+    """Attach prototypes to any Hugging Face model, and index text with them.
+
+    The model's weights stay as they are: DIR holds them beside the head, and opens as any
+    checkpoint does. The same command goes on where an earlier one was stopped.
+    """
+    from prismlm.cli.progress import ConsoleReporter
+    from prismlm.training import AttachOptions, FitOptions, estimate_attach
+    from prismlm.training import attach as run
+
+    fit = FitOptions(
+        prototypes=prototypes,
+        prototypes_per_token=prototypes_per_token,
+        epochs=epochs,
+        batch=batch,
+        learning_rate=rate,
+        seed=seed,
+    )
+    options = AttachOptions(
+        fit=fit,
+        window=window,
+        states_gb=states_gb,
+        keep_states=keep_states,
+        contexts=contexts,
+        positions=positions_of(positions),
+        codes=codes_of(codes),
+        device=device,
+        precision=precision,
+        revision=revision,
+    )
+    if dry_run:
+        expected = estimate_attach(model, corpus, options)
+        print_json(expected.to_dict()) if as_json else _print_estimate(expected)
+        return
+    began = time.monotonic()
+    result = run(model, corpus, out, options, progress=ConsoleReporter())
+    print_json(result.to_dict()) if as_json else _print_result(result, time.monotonic() - began)
+
+
+def _print_result(result: AttachResult, seconds: float) -> None:
+    from prismlm.cli.format import count, duration
+
+    quality = result.quality
+    worse = quality.prototype_only_ce / quality.ce - 1
+    rows = [
+        ("fitted to", f"{count(result.states)} states"),
+        ("CE of the model", f"{quality.ce:.3f}"),
+        ("CE of the prototypes alone", f"{quality.prototype_only_ce:.3f}, {worse:+.1%}"),
+        ("explained share", f"{quality.explained_share:.3f}"),
+        ("FVU", f"{quality.fvu:.3f}"),
+        ("agreement", f"{quality.agreement:.1%}"),
+        ("in use", f"{quality.in_use:.1%}"),
+        ("measured on", f"{count(quality.tokens)} held-out tokens"),
+        ("lens", str(result.lens)),
+        ("time", duration(seconds)),
+    ]
+    print_rows(rows, last=str(result.directory))
+
+
+def _print_estimate(expected: AttachEstimate) -> None:
+    from prismlm.cli.format import count, duration, size
+
+    rows = [
+        ("positions", count(expected.tokens)),
+        ("states to fit to", count(expected.states)),
+        ("steps", f"{expected.steps:,}"),
+        ("reading states", f"about {duration(expected.read_seconds)}"),
+        ("fitting", f"about {duration(expected.fit_seconds)}"),
+        ("writing the lens", f"about {duration(expected.lens_seconds)}"),
+        ("time", f"about {duration(expected.seconds)}"),
+        ("disk for states, until the end", f"about {size(expected.states_bytes)}"),
+        ("disk for the lens", f"about {size(expected.lens_bytes)}"),
+    ]
+    print_rows(rows, last="Measured on one forward pass and a few steps. Nothing was written.")

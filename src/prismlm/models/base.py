@@ -1,0 +1,193 @@
+"""The checkpoint that a head is attached to: found, and put into a directory of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from prismlm.errors import FormatError, InputError, PrismError
+from prismlm.files import atomic_directory
+from prismlm.models.quiet import quiet_transformers
+from prismlm.models.sidecar import HEAD_FILE, META_FILE
+
+CONFIG_FILE = "config.json"
+GGUF = ".gguf"
+WEIGHTS = (".safetensors", ".safetensors.index.json")
+# What a checkpoint without code of its own consists of.
+KINDS = (".safetensors", ".json", ".model", ".txt", ".jinja")
+
+
+@dataclass(frozen=True)
+class BaseCheckpoint:
+    """Where a model is.
+
+    Attributes:
+        name: as it was asked for.
+        path: a directory of checkpoint files, or a GGUF file.
+        revision: the commit of a model from the hub.
+    """
+
+    name: str
+    path: Path
+    revision: str | None = None
+
+    @property
+    def is_gguf(self) -> bool:
+        """Whether it is a GGUF file, which has to be converted."""
+        return self.path.suffix == GGUF
+
+
+def find_base(name: str, revision: str | None = None) -> BaseCheckpoint:
+    """Return where the model ``name`` is; one of the hub is fetched unless its cache has it.
+
+    Args:
+        name: a directory, a GGUF file or a name on the Hugging Face hub.
+        revision: a branch, tag or commit on the hub.
+
+    Raises:
+        InputError: there is none, or none with weights that can be read.
+    """
+    path = Path(name)
+    if path.is_file():
+        if path.suffix != GGUF:
+            raise InputError(
+                f"{name} is a file and no GGUF file: give a directory with config.json and "
+                "safetensors, a .gguf file, or a name on the Hugging Face hub."
+            )
+        if importlib.util.find_spec("gguf") is None:
+            raise InputError(
+                f"{name} is a GGUF file, and the package gguf, which reads it, is not installed: "
+                "pip install 'prismlm[gguf]'."
+            )
+        return BaseCheckpoint(name, path)
+    if path.is_dir():
+        _check_directory(path)
+        return BaseCheckpoint(name, path)
+    found = _fetched(name, revision)
+    _check_directory(found)
+    return BaseCheckpoint(name, found, found.name)
+
+
+def put_base(base: BaseCheckpoint, out: Path) -> None:
+    """Put a checkpoint's files into ``out``; config.json last, so that one is whole that has it.
+
+    Files of a directory are linked where the file system can and copied elsewhere; a GGUF file is
+    converted, its weights as they are read from it, in float32. What is there already stays.
+
+    Raises:
+        FormatError: the GGUF file cannot be read.
+        PrismError: the disk is full.
+    """
+    if (out / CONFIG_FILE).is_file():
+        return
+    try:
+        if not base.is_gguf:
+            _place(_files_of(base.path), out)
+            return
+        with atomic_directory(out / ".converted") as converted:
+            _convert(base.path, converted)
+        _place(_files_of(out / ".converted"), out)
+        shutil.rmtree(out / ".converted")
+    except OSError as error:
+        free = shutil.disk_usage(out).free
+        raise PrismError(
+            f"the files of {base.name} could not be put into {out} ({error}): {free / 1e6:,.1f} "
+            "MB are free. Make room, or choose another --out."
+        ) from error
+
+
+def _check_directory(path: Path) -> None:
+    if not (path / CONFIG_FILE).is_file():
+        raise InputError(
+            f"{path} has no {CONFIG_FILE}: expected the directory of a Hugging Face checkpoint, a "
+            ".gguf file, or a name on the hub."
+        )
+    if not any(file.name.endswith(WEIGHTS) for file in path.iterdir()):
+        pickled = any(file.suffix in (".bin", ".pt", ".pth") for file in path.iterdir())
+        said = (
+            "its weights are pickled, and opening them could run code. Convert them where you "
+            "trust them: from_pretrained(DIR).save_pretrained(NEW)"
+            if pickled
+            else "expected model.safetensors"
+        )
+        raise InputError(f"{path} has no safetensors: {said}.")
+
+
+def _fetched(name: str, revision: str | None) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    patterns = [f"*{kind}" for kind in KINDS]
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
+    except HFValidationError as error:
+        raise InputError(
+            f"there is no {name}: expected a directory, a .gguf file or a name on the Hugging Face "
+            "hub, such as HuggingFaceTB/SmolLM2-135M."
+        ) from error
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise InputError(
+            f"{name} is no directory or file here, and could not be fetched from the Hugging Face "
+            f"hub ({str(error).splitlines()[0]}). Check the name and the network, or give a "
+            "directory."
+        ) from error
+
+
+def _files_of(directory: Path) -> list[Path]:
+    """Return the files of a checkpoint, config.json last."""
+    ours = (META_FILE, HEAD_FILE)
+    found = [
+        path
+        for path in sorted(directory.iterdir())
+        if path.is_file() and path.suffix in KINDS and path.name not in ours
+    ]
+    return sorted(found, key=lambda path: path.name == CONFIG_FILE)
+
+
+def _place(files: list[Path], out: Path) -> None:
+    for file in files:
+        hidden = out / f".{file.name}.{uuid.uuid4().hex[:8]}.tmp"
+        try:
+            try:
+                # The hub's cache holds links to the files themselves.
+                os.link(file.resolve(), hidden)
+            except OSError:
+                shutil.copyfile(file, hidden)
+            os.replace(hidden, out / file.name)
+        finally:
+            hidden.unlink(missing_ok=True)
+
+
+def _convert(path: Path, out: Path) -> None:
+    """Write a GGUF file as a Hugging Face checkpoint."""
+    where: dict[str, Any] = {"gguf_file": path.name}
+    try:
+        with quiet_transformers():
+            model: Any = AutoModelForCausalLM.from_pretrained(
+                path.parent, **where, dtype=torch.float32
+            )
+            tokenizer = AutoTokenizer.from_pretrained(path.parent, **where)
+    except Exception as error:  # the readers raise a dozen unrelated types here
+        first = str(error).strip().splitlines() or [type(error).__name__]
+        raise FormatError(
+            f"the GGUF file {path} cannot be read ({first[0]}). Is it whole, and of a causal "
+            "language model that transformers knows?"
+        ) from error
+    # The weights are plain numbers now; as a quantised model it would refuse to be saved.
+    model.hf_quantizer = None
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    model.config._name_or_path = path.stem
+    model.is_quantized = False
+    # Settings of sampling that contradict one another are refused when they are saved.
+    model.generation_config.do_sample = True
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)

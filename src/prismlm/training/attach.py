@@ -1,0 +1,346 @@
+"""Attaching a prototype head to a model that exists: its weights stay as they are."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from prismlm import __version__
+from prismlm.corpus import build_corpus
+from prismlm.corpus.store import Corpus
+from prismlm.corpus.tokenizer import tokenizer_fingerprint
+from prismlm.errors import InputError
+from prismlm.explain.quality import HeadQuality, measure_quality
+from prismlm.files import read_json, write_json
+from prismlm.index.build import IndexOptions, build_index, check_index
+from prismlm.index.codes import CodeName
+from prismlm.index.states import HiddenStates, read_states
+from prismlm.layers import PrototypeHead
+from prismlm.models.base import BaseCheckpoint, find_base, put_base
+from prismlm.models.checkpoint import read_checkpoint
+from prismlm.models.seam import LogitMap, verify_logit_map
+from prismlm.models.sidecar import (
+    Base,
+    Sidecar,
+    base_of,
+    has_sidecar,
+    load_sidecar,
+    save_sidecar,
+)
+from prismlm.progress import SILENT, Reporter
+from prismlm.training.device import uses_bf16
+from prismlm.training.evaluation import HeldOut
+from prismlm.training.fit import FitOptions, fit
+from prismlm.training.run import write_history
+from prismlm.training.run_directory import ATTACH_FILE, exclusive
+
+CORPUS = "corpus"
+WORK = "attach"
+STATES = "states"
+FIT_FILE = "fit.pt"
+LONGEST_DEFAULT_WINDOW = 512
+HELDOUT_TOKENS = 20_000
+
+
+@dataclass(frozen=True)
+class AttachOptions:
+    """How a head is attached.
+
+    Attributes:
+        fit: how it is fitted.
+        window: tokens that the model reads at once; 512, or what it can read, if left out.
+        states_gb: the most disk for hidden states; what fits is an even sample of the corpus.
+        keep_states: leave them there, to fit another head.
+        contexts: L, the places kept per prototype in the lens.
+        positions: the share of positions that goes to the lens's cells; None for none.
+        codes: of their states, int8 or pq.
+        heldout_tokens: that the head's figures are measured on.
+        device: where the model runs: auto, cpu or cuda.
+        precision: of reading states: auto, float32 or bf16.
+        revision: of a model from the hub.
+    """
+
+    fit: FitOptions = field(default_factory=FitOptions)
+    window: int | None = None
+    states_gb: float = 4.0
+    keep_states: bool = False
+    contexts: int = 64
+    positions: float | None = 1.0
+    codes: CodeName = "int8"
+    heldout_tokens: int = HELDOUT_TOKENS
+    device: str = "auto"
+    precision: str = "auto"
+    revision: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.states_gb > 0:
+            raise InputError(f"--states-gb is {self.states_gb:g}: expected more than 0.")
+
+
+@dataclass(frozen=True)
+class AttachResult:
+    """A model with a head and a lens.
+
+    Attributes:
+        directory: the model directory.
+        lens: of the corpus.
+        corpus: that was read.
+        states: positions that the head was fitted to.
+        quality: the head's figures on held-out text.
+    """
+
+    directory: Path
+    lens: Path
+    corpus: Path
+    states: int
+    quality: HeadQuality
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result as JSON values."""
+        return {
+            "model": str(self.directory),
+            "lens": str(self.lens),
+            "corpus": str(self.corpus),
+            "states": self.states,
+            "quality": self.quality.to_dict(),
+        }
+
+
+def attach(
+    model: str,
+    corpus: Sequence[Path | str],
+    out: Path,
+    options: AttachOptions | None = None,
+    *,
+    progress: Reporter = SILENT,
+) -> AttachResult:
+    """Attach a head to a model, and index the corpus with it.
+
+    ``out`` becomes a checkpoint like any other, whose weight files are those of the model, with the
+    two files of the head beside them and a lens. The model is run over the corpus once; its hidden
+    states are kept on disk while the head is fitted to them and the lens is written. What was done
+    stays done: the same command goes on where an earlier one stopped.
+
+    Args:
+        model: a directory, a GGUF file or a name on the hub.
+        corpus: a corpus directory of this model's tokenizer, or text files to build one of.
+        out: the model directory to write.
+        options: see :class:`AttachOptions`.
+        progress: shows what is under way.
+
+    Raises:
+        InputError: the model, corpus or an option cannot be used, or ``out`` holds something else.
+        FormatError: something that is read is damaged.
+        PrismError: the disk is full.
+        IndexInterrupted: SIGINT or SIGTERM came; what was done is kept.
+    """
+    options, out = options or AttachOptions(), Path(out)
+    base = find_base(model, options.revision)
+    with exclusive(out, ATTACH_FILE):
+        _begin(out, base, corpus, options)
+        put_base(base, out)
+        work = _Work(out, base, options, progress)
+        found = work.corpus(corpus)
+        work.check(found)
+        states = work.states(found)
+        head, quality = work.head(found, states)
+        lens = work.lens(found, states, head)
+        count = len(states)
+        if not options.keep_states:
+            shutil.rmtree(out / WORK, ignore_errors=True)
+    return AttachResult(out, lens, found.path, count, quality)
+
+
+def _begin(
+    out: Path, base: BaseCheckpoint, corpus: Sequence[Path | str], options: AttachOptions
+) -> None:
+    """Note what is attached, or check that it is what was noted.
+
+    Raises:
+        InputError: it was begun with something else.
+    """
+    now = {
+        "model": str(base.path.resolve()) if base.revision is None else base.name,
+        "revision": base.revision,
+        "corpus": [str(Path(one).resolve()) for one in corpus],
+        **{key: value for key, value in _flat(asdict(options)).items() if key not in FREE},
+    }
+    if (out / ATTACH_FILE).is_file():
+        before = read_json(out / ATTACH_FILE)
+        changed = [
+            f"{key}: {before.get(key, 'not set')} → {now.get(key, 'not set')}"
+            for key in sorted(before | now)
+            if before.get(key) != now.get(key)
+        ]
+        if changed:
+            raise InputError(
+                f"{out} was begun with other settings ({'; '.join(changed)}). Put them back, or "
+                "choose another --out."
+            )
+        return
+    write_json(out / ATTACH_FILE, now)
+
+
+# What may differ when a command goes on: it changes no result.
+FREE = ("keep_states", "device", "revision")
+
+
+def _flat(value: dict[str, Any]) -> dict[str, Any]:
+    inner = value.pop("fit")
+    return value | {f"fit.{key}": item for key, item in inner.items()}
+
+
+def model_device(options: AttachOptions) -> str:
+    """Return where the model runs: on a GPU, if it is left open and there is one."""
+    if options.device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return options.device
+
+
+def window_of(model: PreTrainedModel, options: AttachOptions) -> int:
+    """Return how many tokens the model reads at once."""
+    longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return options.window or min(longest or LONGEST_DEFAULT_WINDOW, LONGEST_DEFAULT_WINDOW)
+
+
+def index_options(options: AttachOptions, window: int) -> IndexOptions:
+    """Return how the corpus is read, for the states and for the lens alike."""
+    return IndexOptions(
+        contexts=options.contexts,
+        window=window,
+        stride=max(1, window * 3 // 4),
+        positions=options.positions,
+        codes=options.codes,
+    )
+
+
+class _Work:
+    """The steps, each of which finds what is done and does the rest."""
+
+    def __init__(
+        self, out: Path, base: BaseCheckpoint, options: AttachOptions, progress: Reporter
+    ) -> None:
+        self.out, self.base, self.options, self.progress = out, base, options, progress
+        self.device = model_device(options)
+        opened = read_checkpoint(out, device=self.device)
+        self.model: PreTrainedModel = opened[0]
+        self.tokenizer: PreTrainedTokenizerBase = opened[1]
+        self.logit_map = LogitMap.of(self.model)
+        verify_logit_map(self.model, self.logit_map)
+        self.window = window_of(self.model, options)
+        self.index = index_options(options, self.window)
+
+    def corpus(self, given: Sequence[Path | str]) -> Corpus:
+        """Return the corpus that was given, or one of the files that were."""
+        if len(given) == 1 and (Path(given[0]) / "corpus.json").is_file():
+            return Corpus.open(Path(given[0]))
+        built = self.out / CORPUS
+        if (built / "corpus.json").is_file():
+            return Corpus.open(built)
+        return build_corpus(list(given), built, tokenizer=self.out, progress=self.progress)
+
+    def check(self, corpus: Corpus) -> None:
+        """Check what can be checked before hours of work."""
+        check_index(self.model, corpus, self.index, tokenizer_fingerprint(self.tokenizer))
+        HeldOut(corpus, self.window, 0).batches(1)
+        available = corpus.num_tokens - len(corpus.starts)
+        if available < self.options.fit.prototypes:
+            raise InputError(
+                f"the corpus {corpus.name} has {available:,} positions, fewer than the "
+                f"{self.options.fit.prototypes:,} prototypes: use more text, or --prototypes with "
+                "a lower number."
+            )
+
+    def states(self, corpus: Corpus) -> HiddenStates:
+        """Return the hidden states, read where they are not there."""
+        return read_states(
+            self.model,
+            corpus,
+            self.out / WORK / STATES,
+            window=self.window,
+            stride=self.index.stride,
+            limit_bytes=self.options.states_gb * 1e9,
+            bf16=uses_bf16(self.options.precision, self.device),
+            progress=self.progress,
+        )
+
+    def head(self, corpus: Corpus, states: HiddenStates) -> tuple[PrototypeHead, HeadQuality]:
+        """Return the head and its figures, fitted and measured where it is not there."""
+        if has_sidecar(self.out):
+            sidecar = load_sidecar(self.out, self.model)
+            return sidecar.head, HeadQuality(**sidecar.provenance["quality"])
+        head, history = fit(
+            self.model,
+            states,
+            self.options.fit,
+            self.out / WORK / FIT_FILE,
+            device=self.device,
+            progress=self.progress,
+        )
+        quality = self._measure(corpus, head)
+        write_history(self.out, history)
+        of = base_of(self.model)
+        named = Base(self.base.name, self.base.revision, of.fingerprint)
+        provenance = self._provenance(corpus, states, quality)
+        save_sidecar(self.out, Sidecar(head, self.logit_map, named, provenance))
+        return head, quality
+
+    def _measure(self, corpus: Corpus, head: PrototypeHead) -> HeadQuality:
+        tokens = self.options.heldout_tokens
+        with self.progress.task("Measuring the head", tokens, "tokens") as task:
+
+            def counted() -> Iterator[Any]:
+                for batch in HeldOut(corpus, self.window, 0).batches(tokens):
+                    yield batch
+                    task.advance(int(batch.owned.sum()))
+
+            on_device = head.to(self.device)
+            quality = measure_quality(self.model, on_device, self.logit_map, counted())
+        head.cpu()
+        return quality
+
+    def _provenance(
+        self, corpus: Corpus, states: HiddenStates, quality: HeadQuality
+    ) -> dict[str, Any]:
+        return {
+            "attached": {
+                **_flat(asdict(self.options)),
+                "window": self.window,
+                "states": len(states),
+                "steps": self.options.fit.steps(len(states)),
+                # Not what the model was trained on, which a "corpus" would be.
+                "read": {"name": corpus.name, "fingerprint": corpus.fingerprint},
+            },
+            "quality": quality.to_dict(),
+            "versions": {
+                "prismlm": __version__,
+                "torch": torch.__version__,
+                "transformers": transformers.__version__,
+                "python": platform.python_version(),
+            },
+        }
+
+    def lens(self, corpus: Corpus, states: HiddenStates, head: PrototypeHead) -> Path:
+        """Return the lens, written where it is not there."""
+        out = self.out / "lens" / corpus.name
+        if out.exists():
+            return out
+        return build_index(
+            self.model,
+            head.to(self.device),
+            corpus,
+            out,
+            self.index,
+            trained_on=False,
+            tokenizer=tokenizer_fingerprint(self.tokenizer),
+            states=states,
+            progress=self.progress,
+        )

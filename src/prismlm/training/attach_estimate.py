@@ -1,0 +1,174 @@
+"""What attaching a head would take, from one forward pass and a few steps of the fit."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from prismlm.corpus.blocks import PASS_TOKENS, split_counts
+from prismlm.corpus.read import DocumentReader
+from prismlm.corpus.store import Corpus
+from prismlm.index.estimate import lens_bytes
+from prismlm.index.positions import probabilities
+from prismlm.index.states import BYTES_PER_NUMBER, BYTES_PER_TOKEN, HiddenStates, Writer
+from prismlm.layers import PrototypeHead
+from prismlm.models.base import find_base, put_base
+from prismlm.models.checkpoint import read_checkpoint
+from prismlm.models.evaluating import evaluating
+from prismlm.models.seam import capture
+from prismlm.training.attach import AttachOptions, index_options, model_device, window_of
+from prismlm.training.device import uses_bf16
+from prismlm.training.fit import KMEANS_ITERATIONS, STATES_PER_CLUSTER, Fitting
+
+STEPS_MEASURED = 3
+# Of English text, in a vocabulary of tens of thousands of tokens.
+BYTES_PER_WORD_PIECE = 4
+# Windows overlap by a quarter.
+READ_TWICE = 4 / 3
+
+
+@dataclass(frozen=True)
+class AttachEstimate:
+    """The expected cost of attaching a head, all of it rough.
+
+    Attributes:
+        tokens: positions of the corpus; of files that are not tokenised yet, about.
+        states: positions that the head is fitted to.
+        steps: of the fit.
+        read_seconds: to read the hidden states.
+        fit_seconds: to place and fit the head.
+        lens_seconds: to write the lens from the states.
+        states_bytes: of the hidden states, while they are needed.
+        lens_bytes: of the lens.
+    """
+
+    tokens: int
+    states: int
+    steps: int
+    read_seconds: float
+    fit_seconds: float
+    lens_seconds: float
+    states_bytes: int
+    lens_bytes: int
+
+    @property
+    def seconds(self) -> float:
+        """Of all."""
+        return self.read_seconds + self.fit_seconds + self.lens_seconds
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the estimate as JSON values."""
+        return asdict(self) | {"seconds": self.seconds}
+
+
+def estimate_attach(
+    model: str, corpus: Sequence[Path | str], options: AttachOptions | None = None
+) -> AttachEstimate:
+    """Say what :func:`prismlm.training.attach.attach` with the same arguments would take.
+
+    Nothing is written but for a model that has to be fetched, to the hub's cache.
+
+    Raises:
+        InputError: the model or corpus cannot be used.
+    """
+    options = options or AttachOptions()
+    base = find_base(model, options.revision)
+    device = model_device(options)
+    with tempfile.TemporaryDirectory() as name:
+        directory = base.path
+        if base.is_gguf:
+            directory = Path(name) / "model"
+            directory.mkdir()
+            put_base(base, directory)
+        opened, _ = read_checkpoint(directory, device=device)
+        window = window_of(opened, options)
+        documents, tokens = _counts(corpus)
+        per_token, kept = _read(opened, window, Path(name), options, device)
+        row = BYTES_PER_NUMBER * kept.width + BYTES_PER_TOKEN
+        states = max(1, min(tokens, int(options.states_gb * 1e9 / row)))
+        fitting = Fitting(opened, kept, options.fit, _head(kept, options, device), Path(name))
+        fitting.begin()
+        rows = torch.arange(min(options.fit.batch, len(kept))).numpy()
+        per_step = _timed(lambda: fitting.take(rows), STEPS_MEASURED)
+        per_position = _lens(opened, fitting.head, kept)
+    steps = options.fit.steps(states)
+    unread = max(0, tokens - states) * per_token * READ_TWICE
+    clustered = min(states, STATES_PER_CLUSTER * options.fit.prototypes) * KMEANS_ITERATIONS
+    placing = clustered * per_position / 2
+    return AttachEstimate(
+        tokens=tokens,
+        states=states,
+        steps=steps,
+        read_seconds=states * per_token * READ_TWICE,
+        fit_seconds=placing + steps * per_step,
+        lens_seconds=unread + tokens * per_position,
+        states_bytes=states * row,
+        lens_bytes=lens_bytes(fitting.head, index_options(options, window), documents, tokens),
+    )
+
+
+def _counts(corpus: Sequence[Path | str]) -> tuple[int | None, int]:
+    """Return documents, where they are known, and positions."""
+    if len(corpus) == 1 and (Path(corpus[0]) / "corpus.json").is_file():
+        documents, tokens = split_counts(Corpus.open(Path(corpus[0])), "train")
+        return documents, tokens - documents
+    return None, DocumentReader(list(corpus)).total_bytes // BYTES_PER_WORD_PIECE
+
+
+def _read(
+    model: Any, window: int, directory: Path, options: AttachOptions, device: str
+) -> tuple[float, HiddenStates]:
+    """Return the seconds of a position in a forward pass, and the states of one."""
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    shape = (max(1, PASS_TOKENS // window), window)
+    ids = torch.randint(vocabulary, shape, generator=torch.Generator().manual_seed(0)).to(device)
+    bf16 = uses_bf16(options.precision, device)
+    with (
+        evaluating(model),
+        torch.autocast(device, torch.bfloat16, enabled=bf16),
+        capture(model, logits=False) as seen,
+    ):
+        seconds = _timed(lambda: model(input_ids=ids, use_cache=False), 1)
+    z = seen.z.flatten(0, 1).bfloat16().cpu()
+    with Writer(directory / "states", {}, z.shape[1]) as writer:
+        writer.add(z, ids.flatten().cpu())
+        writer.end_block()
+        writer.note(complete=True)
+    return seconds / ids.numel(), HiddenStates.open(directory / "states")
+
+
+def _head(states: HiddenStates, options: AttachOptions, device: str) -> PrototypeHead:
+    fit = options.fit
+    head = PrototypeHead(states.width, fit.prototypes, fit.prototypes_per_token)
+    head.reset_parameters(torch.Generator().manual_seed(0))
+    return head.to(device)
+
+
+@torch.no_grad()
+def _lens(model: Any, head: PrototypeHead, states: HiddenStates) -> float:
+    """Return the seconds that a position takes in the index when its state is there."""
+    rows = torch.arange(min(512, len(states))).numpy()
+    z, tokens = states.states(rows).to(model.device), states.tokens(rows).to(model.device)
+
+    def position() -> None:
+        head.nearest(z)
+        probabilities(model, z.to(model.dtype), tokens)
+
+    return _timed(position, 1) / len(rows)
+
+
+def _timed(call: Callable[[], Any], times: int) -> float:
+    """Return the seconds of one call, after one that warms up."""
+    call()
+    began = time.perf_counter()
+    for _ in range(times):
+        call()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return (time.perf_counter() - began) / times

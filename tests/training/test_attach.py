@@ -1,0 +1,185 @@
+"""A head attached to a checkpoint: its weights stay, its directory opens, and it goes on."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import prismlm
+from prismlm.corpus import Corpus
+from prismlm.errors import InputError
+from prismlm.interrupts import IndexInterrupted
+from prismlm.models.sidecar import HEAD_FILE, META_FILE
+from prismlm.training.attach import AttachOptions, attach
+from prismlm.training.fit import FitOptions
+
+# The package has a function of the module's name.
+module = sys.modules[attach.__module__]
+FIT = FitOptions(prototypes=48, prototypes_per_token=4, epochs=2, batch=64, frequent=300, drawn=50)
+OPTIONS = AttachOptions(fit=FIT, window=64, contexts=4, heldout_tokens=500)
+
+
+@pytest.fixture(scope="module")
+def base(tiny_model, tmp_path_factory):
+    """The tiny model as a plain Hugging Face checkpoint."""
+    directory = tmp_path_factory.mktemp("base") / "plain"
+    shutil.copytree(tiny_model, directory, ignore=shutil.ignore_patterns("lens", META_FILE))
+    (directory / HEAD_FILE).unlink()
+    return directory
+
+
+@pytest.fixture(scope="module")
+def attached(base, tiny_corpus, tmp_path_factory):
+    out = tmp_path_factory.mktemp("attached") / "model"
+    return attach(str(base), [tiny_corpus], out, OPTIONS)
+
+
+def test_the_model_is_the_one_that_was_given(attached, base):
+    ids = torch.arange(20)[None]
+    plain, own = (AutoModelForCausalLM.from_pretrained(d) for d in (base, attached.directory))
+    assert torch.equal(plain(input_ids=ids).logits, own(input_ids=ids).logits)
+    weights = base / "model.safetensors"
+    # Linked, not copied: both names are of one file.
+    assert os.path.samefile(weights, attached.directory / "model.safetensors")
+
+
+def test_it_explains_and_says_what_it_was_attached_to(attached, base, tiny_corpus):
+    lm = prismlm.load(attached.directory)
+    trace = lm.explain("The cell is the smallest unit", generate=3)
+    assert trace.passages(3)
+    assert lm.lens.meta.trained_on is False
+    assert lm.lens.meta.tokens == attached.states
+    meta = json.loads((attached.directory / META_FILE).read_text())
+    assert meta["base"]["name"] == str(base)
+    read = meta["provenance"]["attached"]["read"]
+    assert read["fingerprint"] == Corpus.open(tiny_corpus).fingerprint
+    assert not (attached.directory / module.WORK).exists()
+
+
+def test_the_head_carries_more_than_before_it_was_fitted(base, tiny_corpus, attached, tmp_path):
+    unfitted = FitOptions(**{**vars(FIT), "epochs": 1e-9})
+    placed = attach(
+        str(base),
+        [tiny_corpus],
+        tmp_path / "m",
+        AttachOptions(fit=unfitted, window=64, contexts=4, heldout_tokens=500),
+    )
+    assert attached.quality.ce == placed.quality.ce
+    gaps = [one.quality.prototype_only_ce - one.quality.ce for one in (attached, placed)]
+    assert 0 < gaps[0] < 0.5 * gaps[1]
+    assert attached.quality.fvu < 0.7 * placed.quality.fvu
+
+
+def test_files_become_a_corpus_of_the_models_tokenizer(base, tmp_path):
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for number in range(80):
+        (texts / f"{number}.txt").write_text(f"The story of house number {number}. " * 8)
+    result = attach(str(base), [texts], tmp_path / "model", OPTIONS)
+    assert result.corpus == tmp_path / "model" / "corpus"
+    assert prismlm.load(result.directory).explain("The story of house").passages(1)
+
+
+def test_the_same_command_goes_on(base, tiny_corpus, attached, tmp_path, monkeypatch):
+    out = tmp_path / "model"
+    fit, measured = module.fit, []
+
+    def interrupted(*arguments, **options):
+        measured.append("fitted")
+        if len(measured) == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return fit(*arguments, **options, save_seconds=0)
+
+    read = module.read_states
+    monkeypatch.setattr(module, "fit", interrupted)
+    with pytest.raises((IndexInterrupted, KeyboardInterrupt, SystemExit)), terminable():
+        attach(str(base), [tiny_corpus], out, OPTIONS)
+    monkeypatch.setattr(
+        module, "read_states", lambda *a, **o: measured.append("read") or read(*a, **o)
+    )
+    attach(str(base), [tiny_corpus], out, OPTIONS)
+    assert (out / HEAD_FILE).read_bytes() == (attached.directory / HEAD_FILE).read_bytes()
+    # A third time there is nothing left to do but to say what there is.
+    again = attach(str(base), [tiny_corpus], out, OPTIONS)
+    assert again.quality == attached.quality
+    assert measured.count("fitted") == 2
+
+
+def test_a_killed_run_goes_on_to_the_same_bytes(base, tiny_corpus, attached, tmp_path):
+    out = tmp_path / "model"
+    code = (
+        "import sys, signal, os\n"
+        "from tests.training.test_attach import OPTIONS, module\n"
+        "place = module.fit.__globals__['Fitting'].take\n"
+        "def kill(self, rows):\n"
+        "    if self.step == 9: self.save()\n"
+        "    if self.step == 13: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    return place(self, rows)\n"
+        "module.fit.__globals__['Fitting'].take = kill\n"
+        f"module.attach({str(base)!r}, [{str(tiny_corpus)!r}], {str(out)!r}, OPTIONS)\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()[-800:]
+    assert not (out / META_FILE).exists()
+    attach(str(base), [tiny_corpus], out, OPTIONS)
+    for name in (HEAD_FILE, "lens/sample/cells.npy", "lens/sample/index.parquet"):
+        assert (out / name).read_bytes() == (attached.directory / name).read_bytes()
+
+
+def terminable():
+    """Let SIGTERM end the block as Ctrl-C does, where nothing else has taken it."""
+    from contextlib import contextmanager
+
+    @contextmanager
+    def block():
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+    return block()
+
+
+def test_other_settings_do_not_go_on(base, tiny_corpus, attached):
+    with pytest.raises(InputError, match=r"begun with other settings \(window: 64 → 32\)"):
+        attach(
+            str(base),
+            [tiny_corpus],
+            attached.directory,
+            AttachOptions(fit=FIT, window=32, contexts=4, heldout_tokens=500),
+        )
+
+
+def test_a_directory_of_something_else_is_left_alone(base, tiny_corpus, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(InputError, match="was not written by prismlm attach"):
+        attach(str(base), [tiny_corpus], tmp_path, OPTIONS)
+    assert os.listdir(tmp_path) == ["notes.txt"]
+
+
+def test_a_corpus_smaller_than_the_prototypes(base, tiny_corpus, tmp_path):
+    many = AttachOptions(fit=FitOptions(prototypes=10**7), window=64)
+    with pytest.raises(InputError, match="fewer than the 10,000,000 prototypes"):
+        attach(str(base), [tiny_corpus], tmp_path / "model", many)
+
+
+def test_a_corpus_of_another_tokenizer(base, tmp_path):
+    from prismlm.corpus import build_corpus
+
+    (tmp_path / "a.txt").write_text("Some text. " * 500)
+    other = build_corpus(tmp_path / "a.txt", tmp_path / "other", vocab_size=300)
+    with pytest.raises(InputError, match="another tokenizer than the model's"):
+        attach(str(base), [other.path], tmp_path / "model", OPTIONS)
+
+
+@pytest.mark.parametrize("gigabytes", [0, -1, float("nan")])
+def test_no_room_for_states(gigabytes):
+    with pytest.raises(InputError, match="--states-gb is"):
+        AttachOptions(states_gb=gigabytes)
