@@ -1,0 +1,74 @@
+"""A GGUF file of a small Llama, as converters write it: names of llama.cpp, rotary halves apart."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+LAYER = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+ORDINARY, CONTROL = 1, 3
+
+
+def write_gguf(model, tokenizer_file: Path, out: Path) -> Path:
+    """Write a Llama and its byte-level BPE tokenizer as float32 GGUF."""
+    from gguf import GGUFWriter
+
+    config, writer = model.config, GGUFWriter(str(out), "llama")
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_vocab_size(config.vocab_size)
+    written = json.loads(tokenizer_file.read_text())
+    tokens = sorted(written["model"]["vocab"], key=written["model"]["vocab"].get)
+    special = {token["content"] for token in written["added_tokens"]}
+    merges = [m if isinstance(m, str) else " ".join(m) for m in written["model"]["merges"]]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([CONTROL if token in special else ORDINARY for token in tokens])
+    writer.add_token_merges(merges)
+    writer.add_eos_token_id(config.eos_token_id)
+    writer.add_bos_token_id(config.eos_token_id)
+    for name, tensor in model.state_dict().items():
+        found = _named(name)
+        if found is not None:
+            writer.add_tensor(found, _turned(name, tensor.float().numpy(), config))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return out
+
+
+def _named(name: str) -> str | None:
+    plain = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+    stem = name.removesuffix(".weight")
+    if stem in plain:
+        return f"{plain[stem]}.weight"
+    parts = stem.split(".", 3)
+    return f"blk.{parts[2]}.{LAYER[parts[3]]}.weight" if parts[0] == "model" else None
+
+
+def _turned(name: str, weight: np.ndarray, config) -> np.ndarray:
+    """Return queries and keys with the pairs that turn together side by side."""
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    count = heads.get(name.split(".")[-2])
+    if count is None:
+        return weight
+    split = weight.reshape(count, 2, len(weight) // count // 2, -1)
+    return np.ascontiguousarray(split.swapaxes(1, 2).reshape(weight.shape))
