@@ -14,6 +14,7 @@ from prismlm.cli import (
     compare,
     corpus,
     demo,
+    eval,
     explain,
     generate,
     index,
@@ -30,6 +31,7 @@ INTERRUPTED = 130
 EXTRAS = {
     **dict.fromkeys(("accelerate", "pydantic", "tensorboard", "yaml"), "train"),
     "matplotlib": "plot",
+    "lm_eval": "eval",
 }
 
 
@@ -86,6 +88,8 @@ app.command()(sources.sources)
 app.command()(compare.compare)
 app.command()(steer.steer)
 app.command()(generate.generate)
+app.command("eval")(eval.evaluate)
+app.command("lm-eval", context_settings=eval.PASSED_ON)(eval.lm_eval)
 
 
 def _show_version(wanted: bool) -> None:

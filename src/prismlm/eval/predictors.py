@@ -86,22 +86,6 @@ class PredictorLM(HFLM):
                 + (". The others need a prototype head." if head is None else ".")
             )
 
-    def scores(
-        self,
-        pairs: Sequence[tuple[str, str]],
-        advance: Callable[[int], None] | None = None,
-    ) -> list[Scores]:
-        """Score continuations after their contexts with every predictor.
-
-        Args:
-            pairs: (context, continuation) as text.
-            advance: called with the number of pairs that each batch has settled.
-
-        Raises:
-            InputError: a continuation without tokens, or with more than the model reads.
-        """
-        return self._score([self.encoded(*pair) for pair in pairs], advance)
-
     def encoded(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         """Return both as tokens; an empty context becomes the token that begins a text.
 
@@ -135,13 +119,19 @@ class PredictorLM(HFLM):
     def _loglikelihood_tokens(self, requests: Any, **_: Any) -> Any:
         """Answer lm-eval, with the one predictor that it was given."""
         encoded = [(before, after) for _, before, after in requests]
-        return [tuple(scores[self.predictor]) for scores in self._score(encoded)]
+        return [tuple(scores[self.predictor]) for scores in self.score(encoded)]
 
-    def _score(
+    def score(
         self,
         encoded: Sequence[tuple[list[int], list[int]]],
         advance: Callable[[int], None] | None = None,
     ) -> list[Scores]:
+        """Score continuations after their contexts with every predictor.
+
+        Args:
+            encoded: tokens of each context and its continuation (:meth:`encoded`).
+            advance: called with the number of pairs that each batch has settled.
+        """
         found: dict[int, Scores] = {}
         rows, size = self.rows(encoded), int(self.batch_size)
         with evaluating(self.model):

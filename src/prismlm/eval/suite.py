@@ -136,13 +136,13 @@ def ask(lm: PredictorLM, task: str, questions: list[Question], of: int, advance:
     Raises:
         InputError: an answer without tokens, or with more than the model reads.
     """
-    pairs = [pair for question in questions for pair in question.pairs]
-    scores = lm.scores(pairs, advance)
+    encoded = [lm.encoded(*pair) for question in questions for pair in question.pairs]
+    scores = lm.score(encoded, advance)
     correct: dict[str, dict[str, list[int]]] = {name: {} for name in lm.predictors}
     first = truncated = 0
     for question in questions:
         last = first + len(question.pairs)
-        truncated += any(lm.truncated(*lm.encoded(*pair)) for pair in question.pairs)
+        truncated += any(lm.truncated(*pair) for pair in encoded[first:last])
         for predictor in lm.predictors:
             said = [tuple(score[predictor]) for score in scores[first:last]]
             judged = question.task.process_results(question.document, said)
