@@ -12,7 +12,6 @@ from prismlm.eval.benchmarks import SEED, benchmarks_of, load_tasks
 from tests.helpers.benchmark_rows import QUESTIONS, write_benchmarks, write_rows
 
 
-
 @pytest.fixture(autouse=True, scope="module")
 def _quiet():
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
@@ -54,7 +53,9 @@ def asked(task, shots):
         requests = task.construct_requests(doc=document, ctx=context, metadata=("x", 0, 1))
         target = (task.doc_to_text if task.multiple_input else task.doc_to_target)(document)
         judged = [
-            task.process_results(document, [(-1.0 - (n != best), False) for n in range(len(requests))])
+            task.process_results(
+                document, [(-1.0 - (n != best), False) for n in range(len(requests))]
+            )
             for best in range(len(requests))
         ]
         found.append(([request.args for request in requests], target, judged))
@@ -92,7 +93,7 @@ def test_hellaswag_by_hand(tmp_path):
 
 
 def test_unknown_names_are_refused():
-    with pytest.raises(InputError, match="'hellaswagg'.*Did you mean 'hellaswag'"):
+    with pytest.raises(InputError, match=r"'hellaswagg'.*Did you mean 'hellaswag'"):
         benchmarks_of("seed", ["hellaswagg"])
     with pytest.raises(InputError, match="no suite 'glue': expected seed"):
         benchmarks_of("glue")
@@ -112,7 +113,7 @@ def test_files_that_cannot_be_used_are_refused(tmp_path):
     with pytest.raises(FormatError, match="1 rows of the columns question, label: expected"):
         load_tasks(piqa, tmp_path)
     write_rows(tmp_path, "piqa_valid", [row, row | {"label": 2}])
-    with pytest.raises(FormatError, match="row 1 of .* has the label 2: .* 0 to 1"):
+    with pytest.raises(FormatError, match=r"row 1 of .* has the label 2: .* 0 to 1"):
         load_tasks(piqa, tmp_path)
     write_benchmarks(tmp_path, "piqa")
     with pytest.raises(InputError, match=r"no piqa_train\.parquet, which the 2 examples"):
@@ -120,5 +121,5 @@ def test_files_that_cannot_be_used_are_refused(tmp_path):
 
 
 def test_a_hub_that_cannot_be_reached_is_said():
-    with pytest.raises(InputError, match="documents of piqa cannot be had from the hub.*--data"):
+    with pytest.raises(InputError, match=r"documents of piqa cannot be had from the hub.*--data"):
         load_tasks(benchmarks_of("seed", ["piqa"])[0])

@@ -147,7 +147,7 @@ def test_a_checkpoint_without_a_head_has_the_plain_one_alone(tiny_model, tmp_pat
     for found, other in zip(scored(bare, PAIRS), whole, strict=True):
         assert list(found) == ["plain"]
         assert found["plain"].log_likelihood == pytest.approx(other["plain"].log_likelihood)
-    with pytest.raises(InputError, match="'residual_only': expected one of plain. The others need"):
+    with pytest.raises(InputError, match=r"'residual_only': expected one of plain\. The others"):
         PredictorLM(bare.model, bare.tokenizer, bare.logit_map, predictor="residual_only")
 
 

@@ -118,7 +118,10 @@ QUESTIONS = {
             },
             {
                 "question_stem": "Fog is likely around:",
-                "choices": {"text": ["a marsh", "a desert", "a pan", "a road"], "label": list("ABCD")},
+                "choices": {
+                    "text": ["a marsh", "a desert", "a pan", "a road"],
+                    "label": list("ABCD"),
+                },
                 "answerKey": "A",
             },
         ],

@@ -1,4 +1,4 @@
-"""The eight tasks of PRISM's figure, as lm-eval defines them, over documents of the hub or of files.
+"""The eight tasks of PRISM's figure as lm-eval defines them, over documents of the hub or of files.
 
 Prompts, choices and metrics are those of the task files that lm-eval ships, in both cases. Local
 rows only become documents of the form that those files expect.

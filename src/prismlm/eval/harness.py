@@ -15,23 +15,25 @@ import prismlm.models
 from prismlm.models.uncertainty_feedback import has_uncertainty, load_uncertainty
 
 assert prismlm.models.registration
+# A decorator of lm-eval hides its type.
+HuggingFaceLM: Any = HFLM
 
 
 @contextmanager
 def with_feedback() -> Iterator[None]:
     """Put saved uncertainty feedback beside every model that lm-eval loads during the block."""
-    create = HFLM._create_model
+    create = HuggingFaceLM._create_model
 
-    def create_with_feedback(lm: HFLM, pretrained: str, **settings: Any) -> None:
+    def create_with_feedback(lm: Any, pretrained: str, **settings: Any) -> None:
         create(lm, pretrained=pretrained, **settings)
         if has_uncertainty(pretrained):
             load_uncertainty(pretrained, lm._model)
 
-    HFLM._create_model = create_with_feedback  # pyright: ignore[reportAttributeAccessIssue]
+    HuggingFaceLM._create_model = create_with_feedback
     try:
         yield
     finally:
-        HFLM._create_model = create
+        HuggingFaceLM._create_model = create
 
 
 def run_harness(arguments: Sequence[str]) -> None:

@@ -24,12 +24,14 @@ from prismlm.layers import PrototypeHead
 from prismlm.models.evaluating import evaluating
 from prismlm.models.seam import LogitMap, capture, output_embedding
 
+# A decorator of lm-eval hides its type.
+HuggingFaceLM: Any = HFLM
 Predictor = Literal["plain", "prototype_only", "residual_only"]
 PREDICTORS: tuple[Predictor, ...] = get_args(Predictor)
 
 
 class Score(NamedTuple):
-    """What a predictor says of a continuation: Σ log p of its tokens, and whether each is its top."""
+    """Of a continuation: Σ log p of its tokens, and whether each is what the predictor would write."""
 
     log_likelihood: float
     is_greedy: bool
@@ -45,7 +47,7 @@ class _Row(NamedTuple):
     requests: list[int]
 
 
-class PredictorLM(HFLM):
+class PredictorLM(HuggingFaceLM):
     """A model directory as lm-eval's harness asks it, with or without its head.
 
     One forward pass serves all predictors: z of the positions before each token of a continuation
@@ -78,7 +80,8 @@ class PredictorLM(HFLM):
             backend="causal",
             batch_size=batch_size,
         )
-        self.head, self.logit_map, self.predictor = head, logit_map, predictor
+        self.head, self.logit_map = head, logit_map
+        self.predictor: Predictor = predictor
         self.predictors = PREDICTORS if head is not None else PREDICTORS[:1]
         if predictor not in self.predictors:
             raise InputError(
@@ -169,7 +172,7 @@ class PredictorLM(HFLM):
                     found.setdefault(request, {})[predictor] = score
 
     def _log_probabilities(self, z: Tensor) -> Iterator[tuple[Predictor, Tensor]]:
-        """Yield log softmax of every predictor's logits, [N, V], one at a time for memory's sake."""
+        """Yield log softmax of every predictor's logits, [N, V]; one at a time, to bound memory."""
         embedding = output_embedding(self.model)
         states = [z]
         if self.head is not None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import numpy as np
+import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from prismlm import fingerprints
@@ -75,18 +76,24 @@ def open_predictors(path: Path | str, *, device: str = "cpu", batch_size: int = 
     """Open a model directory, with a head or without, as the predictors it has.
 
     Raises:
-        InputError: no such directory, a model that predicts no tokens, or a batch size below 1.
+        InputError: no such directory or device, a model that predicts no tokens, or a batch size
+            below 1.
         FormatError: what is in it is no checkpoint, or damaged.
     """
     if batch_size < 1:
         raise InputError(f"the batch size is {batch_size}: expected 1 or more.")
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(
+            f"the device is {device}, and torch cannot use it here ({error}). Name another, such "
+            "as cpu."
+        ) from error
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     if has_sidecar(path):
         model, tokenizer, sidecar = load_checkpoint(path, device=device)
-        return PredictorLM(
-            model, tokenizer, sidecar.logit_map, sidecar.head, batch_size=batch_size
-        )
+        return PredictorLM(model, tokenizer, sidecar.logit_map, sidecar.head, batch_size=batch_size)
     model, tokenizer = read_checkpoint(path, device=device)
     logit_map = LogitMap.of(model)
     verify_logit_map(model, logit_map)
@@ -114,9 +121,7 @@ def questions_of(benchmark: Benchmark, options: SuiteOptions) -> tuple[list[Ques
 def _question(number: int, task: Any, row: int, shots: int) -> Question:
     document = task.task_docs[row]
     context = task.fewshot_context(document, shots, gen_prefix=task.doc_to_prefix(document))
-    requests = task.construct_requests(
-        doc=document, ctx=context, metadata=(task.task_name, row, 1)
-    )
+    requests = task.construct_requests(doc=document, ctx=context, metadata=(task.task_name, row, 1))
     # Where answers stand in the context, as in WinoGrande, lm-eval has the two the other way round.
     gold = (task.doc_to_text if task.multiple_input else task.doc_to_target)(document)
     if isinstance(gold, str):

@@ -1,7 +1,7 @@
 """The accuracies of a suite, as PRISM's document draws them, with the band of ±5 % round plain.
 
-Colours are Okabe and Ito's, which people with any common colour blindness tell apart; hatches differ
-too. Needs the extra ``plot``.
+Colours are Okabe and Ito's, which people with any common colour blindness tell apart, and hatches
+differ too. Needs the extra ``plot``.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def accuracy_figure(result: dict[str, Any]) -> Figure:
     _bands(axes, places, [figure["plain"]["value"] for figure in figures], result["band_percent"])
     for number, (place, task) in enumerate(zip(places, tasks, strict=False)):
         ends = place - WIDTH / 2, place + WIDTH / 2
-        label = "chance" if number == 0 else None
+        label = "chance" if number == 0 else ""
         axes.hlines(task["chance"], *ends, color=INK, linestyle=":", linewidth=1.4, label=label)
     axes.set_xticks(places, names, rotation=25, ha="right")
     axes.set_ylabel("accuracy")
