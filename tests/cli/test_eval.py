@@ -10,6 +10,7 @@ from lm_eval.api.registry import get_model
 from lm_eval.evaluator import evaluate
 from lm_eval.tasks import TaskManager
 
+from prismlm.eval.suite import open_predictors
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.models.uncertainty_feedback import attach_uncertainty, save_uncertainty
 from tests.helpers import forked
@@ -17,6 +18,10 @@ from tests.helpers.benchmark_rows import write_benchmarks
 
 TASKS = ("arc_easy", "piqa", "winogrande")
 PICK = ("--tasks", ",".join(TASKS))
+QUESTIONS = [
+    {"text": "Once upon a time there was a little", "choices": [" girl", " void"], "gold": 0},
+    {"text": "The court ruled that the", "choices": [" girl", " contract"], "gold": 1},
+]
 HARNESS = "from lm_eval.__main__ import cli_evaluate; cli_evaluate()"
 
 
@@ -97,12 +102,8 @@ def task(tmp_path):
     """A folder with a task of lm-eval over two questions of a file."""
     folder = tmp_path / "tasks"
     folder.mkdir()
-    rows = [
-        {"text": "Once upon a time there was a little", "choices": [" girl", " void"], "gold": 0},
-        {"text": "The court ruled that the", "choices": [" girl", " contract"], "gold": 1},
-    ]
     lines = folder / "rows.jsonl"
-    lines.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    lines.write_text("".join(json.dumps(row) + "\n" for row in QUESTIONS))
     settings = {
         "task": "two_questions",
         "dataset_path": "json",
@@ -155,8 +156,12 @@ def test_what_lm_eval_does_of_its_own_command_line(tiny_model, task):
     lm = get_model("hf").create_from_arg_string(f"pretrained={tiny_model}", {"device": "cpu"})
     manager = TaskManager(include_path=str(task), include_defaults=False)
     tasks = manager.load(["two_questions"])["tasks"]
-    found = evaluate(lm, tasks, bootstrap_iters=0)
-    assert found["results"]["two_questions"]["acc,none"] == 1.0
+    samples = evaluate(lm, tasks, bootstrap_iters=0)["samples"]["two_questions"]
+    ours = open_predictors(tiny_model)
+    for sample, row in zip(samples, QUESTIONS, strict=True):
+        pairs = [ours.encoded(row["text"], choice) for choice in row["choices"]]
+        expected = [score["plain"].log_likelihood for score in ours.score(pairs)]
+        assert [said[0][0] for said in sample["resps"]] == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.slow

@@ -27,9 +27,6 @@ with contextlib.suppress(ModuleNotFoundError):
 with contextlib.suppress(ModuleNotFoundError):
     import matplotlib.backends.backend_svg  # noqa: F401
     import scipy.stats  # noqa: F401
-with contextlib.suppress(ModuleNotFoundError):
-    import lm_eval.__main__
-    import lm_eval.models.huggingface  # noqa: F401
 
 with contextlib.suppress(ImportError):
     from transformers.conversion_mapping import get_checkpoint_conversion_mapping

@@ -31,7 +31,7 @@ PREDICTORS: tuple[Predictor, ...] = get_args(Predictor)
 
 
 class Score(NamedTuple):
-    """Of a continuation: Σ log p of its tokens, and whether each is what the predictor would write."""
+    """Of a continuation: Σ log p of its tokens, and whether each is the predictor's top."""
 
     log_likelihood: float
     is_greedy: bool
