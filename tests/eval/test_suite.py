@@ -83,6 +83,9 @@ def test_a_stopped_run_goes_on(lm, options, tmp_path):
 
 def test_other_options_and_another_model_are_refused(lm, options, tmp_path, tiny_model):
     out = tmp_path / "out"
+    with pytest.raises(InputError, match=r"no boolq_dev\.parquet"):
+        run_suite(lm, "tiny", out, SuiteOptions(data=options.data, seed=3), ["boolq"])
+    # It got no answer, so that nothing was begun.
     run_suite(lm, "tiny", out, options, ["piqa"])
     with pytest.raises(InputError, match=r"something else \(limit: None → 1\).*--out"):
         run_suite(lm, "tiny", out, SuiteOptions(data=options.data, limit=1), ["piqa"])

@@ -254,7 +254,8 @@ def _begin(out: Path, run: dict[str, Any]) -> None:
     """Note what is asked, or check that it is what was begun here."""
     run = {"format_version": FORMAT_VERSION, "lm_eval": version("lm_eval"), **run}
     path = out / RUN_FILE
-    if not path.is_file():
+    # What ended before its first answers binds nobody.
+    if not path.is_file() or not any((out / TASKS).glob("*.json")):
         write_json(path, run)
         return
     before = read_json(path)
