@@ -43,6 +43,7 @@ def workplace(tiny_model, tiny_corpus, tmp_path, monkeypatch):
         ("docs/channels.md", 2),
         ("docs/attribution.md", 1),
         ("docs/edits.md", 1),
+        ("docs/evaluation.md", 1),
         ("docs/lens.md", 1),
         ("docs/training.md", 1),
     ],

@@ -15,6 +15,7 @@ from prismlm.cli import (
     compare,
     corpus,
     demo,
+    eval,
     explain,
     generate,
     index,
@@ -31,6 +32,7 @@ INTERRUPTED = 130
 EXTRAS = {
     **dict.fromkeys(("accelerate", "pydantic", "tensorboard", "yaml"), "train"),
     "matplotlib": "plot",
+    "lm_eval": "eval",
 }
 
 
@@ -88,6 +90,8 @@ app.command()(sources.sources)
 app.command()(compare.compare)
 app.command()(steer.steer)
 app.command()(generate.generate)
+app.command("eval")(eval.evaluate)
+app.command("lm-eval", context_settings=eval.PASSED_ON)(eval.lm_eval)
 
 
 def _show_version(wanted: bool) -> None:

@@ -1,0 +1,257 @@
+"""The eight tasks of PRISM's figure as lm-eval defines them, over documents of the hub or of files.
+
+Prompts, choices and metrics are those of the task files that lm-eval ships, in both cases. Local
+rows only become documents of the form that those files expect.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from prismlm.errors import FormatError, InputError, suggest
+
+Row = dict[str, Any]
+QUESTION = ("question", "choices", "label")
+LETTERS = "ABCDEFGHIJ"
+# What HellaSwag calls ctx_b, the beginning of a sentence, comes after the last whole sentence.
+BEGUN_SENTENCE = re.compile(r"(.*[.!?]['\")]* |[^:]*: )([^.!?]*)", re.DOTALL)
+
+
+def _lettered(row: Row, question: str) -> Row:
+    letters = list(LETTERS[: len(row["choices"])])
+    choices = {"text": row["choices"], "label": letters}
+    return {question: row["question"], "choices": choices, "answerKey": LETTERS[row["label"]]}
+
+
+def _arc(row: Row) -> Row:
+    return _lettered(row, "question")
+
+
+def _openbookqa(row: Row) -> Row:
+    return _lettered(row, "question_stem")
+
+
+def _boolq(row: Row) -> Row:
+    # In SuperGLUE, which lm-eval reads, a passage begins with its title.
+    passage = f"{row['title']} -- {row['passage']}"
+    return {"passage": passage, "question": row["question"], "label": row["label"]}
+
+
+def _hellaswag(row: Row) -> Row:
+    activity, _, context = row["ctx"].partition(": ")
+    begun = BEGUN_SENTENCE.fullmatch(row["ctx"])
+    ctx_b = begun[2] if begun is not None else ""
+    ctx_a = context[: len(context) - len(ctx_b)].rstrip(" ")
+    document = {"activity_label": activity, "ctx_a": ctx_a, "ctx_b": ctx_b}
+    return document | {"endings": row["endings"], "label": str(row["label"])}
+
+
+def _mmlu(row: Row) -> Row:
+    return {"question": row["question"], "choices": row["choices"], "answer": row["label"]}
+
+
+def _piqa(row: Row) -> Row:
+    first, second = row["choices"]
+    return {"goal": row["question"], "sol1": first, "sol2": second, "label": row["label"]}
+
+
+def _winogrande(row: Row) -> Row:
+    texts = {name: row[name] for name in ("sentence", "option1", "option2")}
+    return texts | {"answer": str(row["label"] + 1)}
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """One of the tasks.
+
+    Attributes:
+        name: lm-eval's.
+        title: the figure's.
+        folder: of its definition among lm-eval's tasks.
+        evaluated: the split that is asked, and the file of its rows.
+        examples: the split that examples come from, and the file of its rows.
+        columns: that the files have.
+        document: a row as lm-eval's definition expects it.
+        subjects: it is made of one lm-eval task for each value of the column ``subject``.
+    """
+
+    name: str
+    title: str
+    folder: str
+    evaluated: tuple[str, str]
+    examples: tuple[str, str]
+    columns: tuple[str, ...]
+    document: Callable[[Row], Row]
+    subjects: bool = False
+
+
+def _benchmark(
+    name: str,
+    title: str,
+    folder: str,
+    split: str,
+    part: str,
+    columns: tuple[str, ...],
+    document: Callable[[Row], Row],
+) -> Benchmark:
+    train = ("train", f"{name}_train")
+    return Benchmark(name, title, folder, (split, f"{name}_{part}"), train, columns, document)
+
+
+WINOGRANDE = ("sentence", "option1", "option2", "label")
+SEED = (
+    _benchmark("arc_challenge", "ARC-Challenge", "arc", "test", "test", QUESTION, _arc),
+    _benchmark("arc_easy", "ARC-Easy", "arc", "test", "test", QUESTION, _arc),
+    _benchmark(
+        "boolq", "BoolQ", "super_glue/boolq", "validation", "dev",
+        ("title", "passage", "question", "label"), _boolq,
+    ),
+    _benchmark(
+        "hellaswag", "HellaSwag", "hellaswag", "validation", "val",
+        ("ctx", "endings", "label"), _hellaswag,
+    ),
+    Benchmark(
+        "mmlu", "MMLU", "mmlu/default", ("test", "mmlu_test"), ("dev", "mmlu_dev"),
+        ("subject", *QUESTION), _mmlu, subjects=True,
+    ),
+    _benchmark("openbookqa", "OpenBookQA", "openbookqa", "test", "test", QUESTION, _openbookqa),
+    _benchmark("piqa", "PIQA", "piqa", "validation", "valid", QUESTION, _piqa),
+    _benchmark(
+        "winogrande", "WinoGrande", "winogrande", "validation", "dev", WINOGRANDE, _winogrande
+    ),
+)  # fmt: skip
+SUITES: dict[str, tuple[Benchmark, ...]] = {"seed": SEED}
+
+
+def benchmarks_of(suite: str, names: Sequence[str] | None = None) -> tuple[Benchmark, ...]:
+    """Return the tasks of a suite, or some of them, in the suite's order.
+
+    Raises:
+        InputError: no such suite or task.
+    """
+    if suite not in SUITES:
+        raise InputError(f"there is no suite {suite!r}: expected {', '.join(SUITES)}.")
+    known = [benchmark.name for benchmark in SUITES[suite]]
+    for name in names or ():
+        if name not in known:
+            raise InputError(
+                f"the suite {suite!r} has no task {name!r}: expected some of {', '.join(known)}."
+                f"{suggest(name, known)}"
+            )
+    return tuple(item for item in SUITES[suite] if not names or item.name in names)
+
+
+def load_tasks(
+    benchmark: Benchmark, data: Path | None = None, *, shots: int = 0, seed: int = 0
+) -> list[Any]:
+    """Return lm-eval's tasks of a benchmark: one, or one for each subject.
+
+    Args:
+        benchmark: the task.
+        data: a directory of Parquet files; None for the hub.
+        shots: examples before each question.
+        seed: of the choice of examples.
+
+    Raises:
+        InputError: a file or the hub cannot be read, or there is nothing to take examples from.
+        FormatError: a file's columns or rows are not what the task needs.
+    """
+    import lm_eval.tasks
+    from lm_eval.tasks import TaskManager
+
+    folder = Path(lm_eval.tasks.__file__).parent / benchmark.folder
+    manager = TaskManager(include_path=folder, include_defaults=False)
+    prefix = f"{benchmark.name}_"
+    names = [benchmark.name]
+    if benchmark.subjects:
+        names = [name for name in manager.all_subtasks if name.startswith(prefix)]
+    splits = None if data is None else _read_splits(benchmark, data, shots)
+    specs: list[Row] = []
+    for name in names:
+        subject = name.removeprefix(prefix) if benchmark.subjects else None
+        local = {} if splits is None else _local(benchmark, splits, subject)
+        specs.append({"task": name, "num_fewshot": shots} | local)
+    try:
+        # A group is what takes its members' settings in place of those of their files.
+        tasks = manager.load({"group": f"prismlm_{benchmark.name}", "task": specs})["tasks"]
+    except Exception as error:
+        # The hub's client raises what it likes, from OSError to its own kinds.
+        if data is not None:
+            raise
+        raise InputError(
+            f"the documents of {benchmark.name} cannot be had from the hub ({error}). With a "
+            "network they are fetched once; without, name a directory of Parquet files by --data."
+        ) from error
+    found = [tasks[name] for name in names]
+    for task in found:
+        task.set_fewshot_seed(seed)
+    return found
+
+
+def _local(benchmark: Benchmark, splits: dict[str, list[Row]], subject: str | None) -> Row:
+    """Return what replaces lm-eval's dataset by documents that are there."""
+    from datasets import Dataset, DatasetDict
+
+    found: dict[Any, Any] = {}
+    for split, rows in splits.items():
+        kept = [row for row in rows if subject is None or row["subject"] == subject]
+        if not kept:
+            raise FormatError(f"the split {split} of {benchmark.name} has no rows of {subject!r}.")
+        found[split] = Dataset.from_list([benchmark.document(row) for row in kept])
+    split, examples = benchmark.evaluated[0], benchmark.examples[0]
+    # A split that was not read must not be asked for; lm-eval's own names say what each is for.
+    names: Row = dict.fromkeys(("training", "validation", "test", "fewshot"))
+    names[split] = split
+    if examples in splits:
+        names["training" if examples == "train" else "fewshot"] = examples
+    settings = {f"{name}_split": split for name, split in names.items()}
+    return {"custom_dataset": lambda **_: DatasetDict(found), **settings}
+
+
+def _read_splits(benchmark: Benchmark, data: Path, shots: int) -> dict[str, list[Row]]:
+    if not data.is_dir():
+        raise InputError(f"{data} is not a directory: expected Parquet files of the tasks in it.")
+    split, stem = benchmark.evaluated
+    if not (data / f"{stem}.parquet").is_file():
+        raise InputError(
+            f"{data} has no {stem}.parquet, which holds the questions of {benchmark.name}. Put it "
+            "there, leave the task out with --tasks, or leave --data out to read from the hub."
+        )
+    splits = {split: list(_rows(data / f"{stem}.parquet", benchmark))}
+    split, stem = benchmark.examples
+    if shots and not (data / f"{stem}.parquet").is_file():
+        raise InputError(
+            f"{data} has no {stem}.parquet, which the {shots} examples before each question of "
+            f"{benchmark.name} would come from. Put it there, or ask without examples: --shots 0."
+        )
+    if shots:
+        splits[split] = list(_rows(data / f"{stem}.parquet", benchmark))
+    return splits
+
+
+def _rows(path: Path, benchmark: Benchmark) -> Iterator[Row]:
+    try:
+        table = pq.read_table(path)
+    except (OSError, pa.ArrowException) as error:
+        raise FormatError(f"{path} cannot be read as Parquet: {error}.") from error
+    missing = [name for name in benchmark.columns if name not in table.column_names]
+    if missing or not len(table):
+        raise FormatError(
+            f"{path} has {len(table):,} rows of the columns {', '.join(table.column_names)}: "
+            f"expected rows of {', '.join(benchmark.columns)}."
+        )
+    for number, row in enumerate(table.to_pylist()):
+        answers = len(row.get("choices") or row.get("endings") or "no")
+        if not isinstance(row["label"], int) or not 0 <= row["label"] < answers:
+            raise FormatError(
+                f"row {number} of {path} has the label {row['label']!r}: expected the number of "
+                f"the right answer, 0 to {answers - 1}."
+            )
+        yield row

@@ -1,0 +1,146 @@
+import json
+import logging
+from contextlib import contextmanager
+
+import pytest
+from lm_eval.evaluator import evaluate
+
+from prismlm.errors import FormatError, InputError, Interrupted
+from prismlm.eval.benchmarks import benchmarks_of, load_tasks
+from prismlm.eval.suite import SuiteOptions, open_predictors, questions_of, run_suite
+from prismlm.eval.suite_estimate import estimate_suite
+from prismlm.progress import Silent
+from tests.helpers.benchmark_rows import write_benchmarks, write_rows
+
+TASKS = ("arc_easy", "piqa", "winogrande")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _quiet():
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    yield
+    logging.getLogger("lm_eval").setLevel(logging.NOTSET)
+
+
+@pytest.fixture(scope="module")
+def lm(tiny_model):
+    return open_predictors(tiny_model, batch_size=3)
+
+
+@pytest.fixture
+def options(tmp_path):
+    return SuiteOptions(data=write_benchmarks(tmp_path / "data", *TASKS))
+
+
+class StopsAt(Silent):
+    """Ctrl-C while a task is asked."""
+
+    def __init__(self, title=None):
+        self.title, self.asked = title, []
+
+    @contextmanager
+    def task(self, description, total=None, unit="tokens"):
+        self.asked.append(description)
+        with super().task(description, total, unit) as task:
+            if description == self.title:
+                raise KeyboardInterrupt
+            yield task
+
+
+def test_accuracies_are_those_of_lm_eval_s_evaluator(lm, options, tmp_path):
+    found = run_suite(lm, "tiny", tmp_path / "out", options, TASKS)
+    assert [task["title"] for task in found["tasks"]] == ["ARC-Easy", "PIQA", "WinoGrande"]
+    assert found["predictors"] == ["plain", "prototype_only", "residual_only"]
+    tasks = [load_tasks(item, options.data)[0] for item in benchmarks_of("seed", TASKS)]
+    for predictor in found["predictors"]:
+        lm.predictor = predictor
+        by_name = {task.task_name: task for task in tasks}
+        own = evaluate(lm, by_name, bootstrap_iters=0, log_samples=False)
+        for task in found["tasks"]:
+            for metric, figure in task["predictors"][predictor].items():
+                assert figure["value"] == own["results"][task["task"]][f"{metric},none"]
+    lm.predictor = "plain"
+
+
+def test_a_stopped_run_goes_on(lm, options, tmp_path):
+    out, whole = tmp_path / "out", tmp_path / "whole"
+    stopped = StopsAt("PIQA")
+    with pytest.raises(Interrupted, match=r"1 finished tasks are kept in .* goes on from there"):
+        run_suite(lm, "tiny", out, options, TASKS, stopped)
+    assert not (out / "eval.json").exists()
+    kept = (out / "tasks" / "arc_easy.json").stat().st_mtime_ns
+    rest = StopsAt()
+    found = run_suite(lm, "tiny", out, options, TASKS, rest)
+    assert (stopped.asked, rest.asked) == (["ARC-Easy", "PIQA"], ["PIQA", "WinoGrande"])
+    assert (out / "tasks" / "arc_easy.json").stat().st_mtime_ns == kept
+    assert found == run_suite(lm, "tiny", whole, options, TASKS)
+    assert found == json.loads((out / "eval.json").read_text())
+    # Nothing is asked twice, and a task named later joins the others.
+    again = StopsAt()
+    assert run_suite(lm, "tiny", out, options, ["piqa"], again) == found
+    assert again.asked == []
+
+
+def test_other_options_and_another_model_are_refused(lm, options, tmp_path, tiny_model):
+    out = tmp_path / "out"
+    with pytest.raises(InputError, match=r"no boolq_dev\.parquet"):
+        run_suite(lm, "tiny", out, SuiteOptions(data=options.data, seed=3), ["boolq"])
+    # It got no answer, so that nothing was begun.
+    run_suite(lm, "tiny", out, options, ["piqa"])
+    with pytest.raises(InputError, match=r"something else \(limit: None → 1\).*--out"):
+        run_suite(lm, "tiny", out, SuiteOptions(data=options.data, limit=1), ["piqa"])
+    other = open_predictors(tiny_model)
+    other.model.get_input_embeddings().weight.data += 1
+    with pytest.raises(InputError, match=r"something else \(model: "):
+        run_suite(other, "tiny", out, options, ["piqa"])
+
+
+def test_damaged_answers_are_named(lm, options, tmp_path):
+    run_suite(lm, "tiny", tmp_path / "out", options, ["piqa"])
+    (tmp_path / "out" / "tasks" / "piqa.json").write_text('{"gold": []}')
+    with pytest.raises(FormatError, match=r"piqa\.json is not what a run writes"):
+        run_suite(lm, "tiny", tmp_path / "out", options, ["piqa"])
+
+
+def test_a_limit_draws_by_its_seed(options):
+    rows = [
+        {"question": f"number {n}", "choices": ["one", "other"], "label": n % 2} for n in range(50)
+    ]
+    write_rows(options.data, "piqa_valid", rows)
+    (piqa,) = benchmarks_of("seed", ["piqa"])
+
+    def drawn(seed):
+        found, of = questions_of(piqa, SuiteOptions(data=options.data, limit=9, seed=seed))
+        assert of == 50
+        for question in found:
+            assert question.pairs[0] == (f"Question: number {question.number}\nAnswer:", " one")
+            assert question.gold == question.number % 2
+        return [question.number for question in found]
+
+    first = drawn(0)
+    assert len(set(first)) == 9
+    assert first == sorted(first) == drawn(0) != drawn(1)
+
+
+def test_options_that_cannot_be_are_refused():
+    with pytest.raises(InputError, match="limit is 0: expected 1 or more"):
+        SuiteOptions(limit=0)
+    with pytest.raises(InputError, match="shots is -1: expected 0 or more"):
+        SuiteOptions(shots=-1)
+
+
+def test_an_estimate_counts_what_is_left(lm, options, tmp_path):
+    out = tmp_path / "out"
+    before = estimate_suite(lm, out, options, TASKS)
+    assert not out.exists()
+    assert before.tasks == list(TASKS)
+    assert before.questions == 6
+    # PIQA's four pairs are read but for their last tokens; all differ, so that each is a row.
+    questions, _ = questions_of(benchmarks_of("seed", ["piqa"])[0], options)
+    pairs = [lm.encoded(*pair) for question in questions for pair in question.pairs]
+    tokens = sum(len(a) + len(b) - 1 for a, b in pairs)
+    run_suite(lm, "tiny", out, options, ["piqa"])
+    after = estimate_suite(lm, out, options, TASKS)
+    assert after.tasks == ["arc_easy", "winogrande"]
+    assert before.tokens - after.tokens == tokens
+    assert after.seconds == pytest.approx(after.tokens / after.tokens_per_second)
