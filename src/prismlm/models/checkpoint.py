@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -68,13 +68,14 @@ def _open(directory: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, li
     try:
         with quiet_transformers():
             check_causal(AutoConfig.from_pretrained(directory, trust_remote_code=False), directory)
-            model, found = AutoModelForCausalLM.from_pretrained(
+            opened: Any = AutoModelForCausalLM.from_pretrained(
                 directory,
                 dtype="auto",
                 trust_remote_code=False,
                 use_safetensors=True,
                 output_loading_info=True,
             )
+            model, found = opened
             tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
     except InputError:
         raise
