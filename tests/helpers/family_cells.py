@@ -36,7 +36,7 @@ from tests.helpers.families import (
     WIDTH,
 )
 
-NEW = 8
+NEW = 5
 TEXT = "The patient was given the drug twice a day."
 STRATEGIES = {
     "greedy": {"do_sample": False},

@@ -94,13 +94,14 @@ def as_in_one_process(family, launched):
     loss.backward()
     expected = family_processes.gradients(alone)
     assert {"prototype_head.prototypes", "prototype_head.log_scale"} <= expected.keys()
-    tolerance = {"rtol": 5e-2, "atol": 1e-2} if family.low else {"rtol": 1e-4, "atol": 1e-5}
+    tolerance = 2e-2 if family.low else 1e-4
     for found in results:
         assert "error" not in found, found["error"]
-        torch.testing.assert_close(found["loss"], loss.detach(), **tolerance)
+        torch.testing.assert_close(found["loss"], loss.detach(), rtol=tolerance, atol=0)
         assert found["gradients"].keys() == expected.keys()
         for name, value in expected.items():
-            torch.testing.assert_close(found["gradients"][name], value, **tolerance, msg=name)
+            error = (found["gradients"][name] - value).abs().max()
+            assert error <= tolerance * value.abs().max(), name
     return None
 
 
