@@ -31,9 +31,9 @@ Making = Callable[[Path], Path]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--write-uncertainty-matrix",
-        action="store_true",
-        help="write docs/uncertainty_feedback.md's matrix after a run of all of its cells",
+        "--write-matrix",
+        metavar="NAME",
+        help="write the matrix of docs/ of that name after a run of all of its cells",
     )
 
 
@@ -47,10 +47,11 @@ def unchecked() -> Iterator[None]:
 
 def pytest_configure(config: pytest.Config) -> None:
     # The processes that tests are spread over report to the one that writes.
-    if config.getoption("--write-uncertainty-matrix") and not hasattr(config, "workerinput"):
-        from tests.helpers.feedback_matrix import MatrixWriter
+    name = config.getoption("--write-matrix")
+    if name and not hasattr(config, "workerinput"):
+        from tests.helpers.matrix import writer
 
-        config.pluginmanager.register(MatrixWriter())
+        config.pluginmanager.register(writer(name))
 
 
 def pytest_collection_finish() -> None:
@@ -95,6 +96,14 @@ def tiny_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.helpers.tiny import build_tiny_corpus
 
     return made_once(tmp_path_factory, "corpus", build_tiny_corpus)
+
+
+@pytest.fixture(scope="session")
+def small_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A corpus directory of two dozen starts of documents, of 320 different tokens."""
+    from tests.helpers.families import small_corpus
+
+    return made_once(tmp_path_factory, "small-corpus", small_corpus)
 
 
 @pytest.fixture(scope="session")

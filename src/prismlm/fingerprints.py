@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -48,8 +49,18 @@ def of_weights(module: nn.Module) -> str:
 
     parts: list[bytes] = []
     for name, parameter in sorted(module.named_parameters()):
-        flat = parameter.detach().reshape(-1)
-        chosen = flat[:: max(1, flat.numel() // ELEMENTS_SAMPLED)].cpu().contiguous().clone()
-        parts.append(f"{name}{parameter.dtype}{tuple(parameter.shape)}".encode())
-        parts.append(chosen.view(torch.uint8).numpy().tobytes())
+        for part, held in _held(name, parameter.detach()):
+            flat = held.reshape(-1)
+            chosen = flat[:: max(1, flat.numel() // ELEMENTS_SAMPLED)].cpu().contiguous().clone()
+            parts.append(f"{part}{held.dtype}{tuple(held.shape)}".encode())
+            parts.append(chosen.view(torch.uint8).numpy().tobytes())
     return of_bytes(*parts)
+
+
+def _held(name: str, tensor: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield a tensor with its name, or those that a quantised one holds: it has no elements."""
+    if not hasattr(tensor, "__tensor_flatten__"):
+        yield name, tensor
+        return
+    for part in tensor.__tensor_flatten__()[0]:
+        yield from _held(f"{name}.{part}", getattr(tensor, part))

@@ -117,6 +117,18 @@ TITLES = {
     "signal-noise": "signal/noise",
 }
 """Every family, as it is called in the docs."""
+COLUMNS = (
+    "greedy",
+    "sampling",
+    "beams",
+    "padding",
+    "continued",
+    "checkpointing",
+    "compile",
+    "DDP",
+    "FSDP2",
+    "save/load",
+)
 
 
 def build(name, layers=2):

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 from prismlm.errors import FormatError, InputError
 from prismlm.models.presets import build_config, build_model
@@ -103,8 +104,61 @@ def test_a_logit_map_with_unknown_fields():
 
 
 def test_a_model_without_an_output_embedding():
-    with pytest.raises(InputError, match="no output embedding"):
+    with pytest.raises(InputError, match="no output embedding") as refused:
         output_embedding(decoder("llama").model)
+    assert "get_output_embeddings() gives nothing" in str(refused.value)
+    assert "(embed_tokens, layers, norm, rotary_emb and" in str(refused.value)
+    assert "one row for each of 97 tokens is in: embed_tokens (Embedding)." in str(refused.value)
+
+
+def test_modules_that_may_be_the_output_embedding_are_named():
+    model = decoder("llama")
+    model.unembed = model.lm_head
+    del model.lm_head
+    with pytest.raises(InputError, match=r"embed_tokens \(Embedding\), unembed \(Linear\)\."):
+        output_embedding(model)
+
+
+class Int8Linear(nn.Linear):
+    """Holds whole numbers and a scale for each row in place of W."""
+
+    def __init__(self, linear):
+        super().__init__(*reversed(linear.weight.shape), bias=False)
+        del self.weight
+        scale = linear.weight.detach().abs().amax(1) / 127
+        whole = (linear.weight.detach() / scale[:, None]).round()
+        self.register_buffer("weight", whole.to(torch.int8))
+        self.register_buffer("scales", scale)
+
+    def forward(self, z):
+        return z @ (self.weight * self.scales[:, None]).T
+
+
+def test_a_quantised_output_embedding():
+    model = decoder("llama")
+    model.lm_head = Int8Linear(model.lm_head)
+    model(input_ids=torch.arange(4)[None])
+    with pytest.raises(InputError, match=r"lm_head of LlamaForCausalLM .* Tensor of int8") as said:
+        LogitMap.of(model)
+    assert "modules_to_not_convert=['lm_head']" in str(said.value)
+
+
+def test_a_weight_that_holds_others_in_place_of_w():
+    model = decoder("llama")
+    half = model.lm_head.weight.detach() / 2
+    model.lm_head.weight = nn.Parameter(TwoTensor(half, half))
+    with pytest.raises(InputError, match=r"is quantised \(its weight is TwoTensor"):
+        output_embedding(model)
+
+
+def test_an_embedding_that_does_more_than_its_weight_says():
+    model = decoder("llama")
+    added = nn.Linear(32, 97, bias=False)
+    handle = model.lm_head.register_forward_hook(lambda _, given, output: output + added(*given))
+    with pytest.raises(FormatError, match="does not reproduce the logits"):
+        verify_logit_map(model, LogitMap())
+    handle.remove()
+    verify_logit_map(model, LogitMap())
 
 
 @pytest.mark.parametrize(

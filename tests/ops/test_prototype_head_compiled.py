@@ -3,10 +3,12 @@
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 import torch._dynamo
 
 from prismlm.ops import prototype_head as ops
+from prismlm.ops.prototype_head import naive
 from tests.helpers import forked
 
 
@@ -15,6 +17,27 @@ def test_a_compiled_step_equals_eager():
     done = forked.run_script(Path(__file__))
     assert done.returncode == 0, done.stderr
     assert done.stdout == "2 graphs, equal\n"
+
+
+class Routed(torch.nn.Module):
+    def forward(self, z, prototypes, mask):
+        return ops.route(z, prototypes, 3, 1.5, mask)
+
+
+@pytest.mark.parametrize("kept", [0, 7, 20])
+def test_what_is_exported_routes_as_the_equation(kept):
+    generator = torch.Generator().manual_seed(0)
+    z, other, prototypes = (torch.randn(n, 8, generator=generator) for n in (20, 20, 30))
+    # Equal prototypes: ties go to the lower index.
+    prototypes[11] = prototypes[4]
+    mask = torch.arange(20) < kept
+    program = torch.export.export(Routed(), (other, prototypes, ~mask), strict=False)
+    found, expected = (
+        program.module()(z, prototypes, mask),
+        naive.route(z, prototypes, 3, 1.5, mask),
+    )
+    for value, right in zip(found, expected, strict=True):
+        torch.testing.assert_close(value, right)
 
 
 def step(z, prototypes, scale):

@@ -47,6 +47,15 @@ def test_the_head_is_left_out_until_it_is_placed():
     assert model.state_dict()["head_placed"]
 
 
+def test_whether_it_is_placed_is_read_with_the_weights():
+    model = make(placed=False)
+    model.load_state_dict(make(placed=True).state_dict())
+    assert model.placed
+    assert model(**batch()).routing is not None
+    model.load_state_dict(make(placed=False).state_dict())
+    assert not model.placed
+
+
 def test_without_labels_there_is_no_loss_but_routing():
     inputs = batch()
     del inputs["labels"]

@@ -76,6 +76,18 @@ def test_the_prediction_of_prototypes_alone_by_hand():
     torch.testing.assert_close(found["prototype_only_ce"], expected)
 
 
+def test_a_model_in_bf16_rounds_the_prototypes_logits_as_it_rounds_its_own():
+    rebuilt = torch.tensor([[math.log(3), 0.0], [0.0, 0.0]])
+    bf16 = OutputMap(torch.eye(2, dtype=torch.bfloat16), None, LogitMap())
+    logits = bf16(rebuilt)
+    assert torch.equal(logits, rebuilt.bfloat16())
+    own = states(torch.tensor([0, 1]), rebuilt.bfloat16())
+    found = prototype_only_losses(rebuilt, own, bf16, BOTH)
+    assert found["prototype_only_kl"].item() == pytest.approx(0, abs=1e-6)
+    expected = (math.log(4 / 3) + math.log(2)) / 2
+    assert found["prototype_only_ce"].item() == pytest.approx(expected, abs=2e-3)
+
+
 def test_the_divergence_needs_the_models_own_logits():
     identity = OutputMap(torch.eye(2), None, LogitMap())
     with pytest.raises(InputError, match="prototype_only_kl"):

@@ -78,7 +78,7 @@ def load_tokenizer(path_or_name: str | os.PathLike[str]) -> PreTrainedTokenizerF
 
     name = os.fspath(path_or_name)
     try:
-        loaded = AutoTokenizer.from_pretrained(name)
+        loaded = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except Exception as error:  # transformers raises half a dozen unrelated types here
         what = "directory" if Path(name).exists() else "name"
         raise InputError(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -20,20 +22,25 @@ from prismlm.models.seam import verify_logit_map
 from prismlm.models.sidecar import Sidecar, has_sidecar, load_sidecar
 from prismlm.models.uncertainty_feedback import has_uncertainty, load_uncertainty
 
+PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
+PROBE_TOKENS = 8
+MISSING_NAMED = 5
+
 
 def read_checkpoint(
     path: Path | str, *, device: str = "cpu"
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Open a checkpoint with its tokenizer, with or without a prototype head beside it.
 
-    Uncertainty feedback that was saved with it stands in it again.
+    Uncertainty feedback that was saved with it stands in it again. Code that a checkpoint brings
+    is never run, and weights are read from safetensors alone.
 
     Returns:
         The model, in evaluation mode, and its tokenizer.
 
     Raises:
-        InputError: no such directory.
-        FormatError: what is in it is no checkpoint, or damaged.
+        InputError: no such directory, a model that is no decoder, or weights in pickles alone.
+        FormatError: what is in it is no checkpoint, incomplete, or damaged.
         InputError: it has a table of codes and is no model that can use one.
     """
     directory = Path(path)
@@ -41,16 +48,90 @@ def read_checkpoint(
         raise InputError(
             f"{directory} is not a directory. Expected a model directory; `prismlm demo` makes one."
         )
-    try:
-        with quiet_transformers():
-            model = AutoModelForCausalLM.from_pretrained(directory, dtype="auto")
-            tokenizer = AutoTokenizer.from_pretrained(directory)
-    except (OSError, ValueError, SafetensorError) as error:
-        raise FormatError(f"the checkpoint in {directory} cannot be read: {error}") from error
+    model, tokenizer, missing = _open(directory)
     model.to(torch.device(device)).eval()  # pyright: ignore[reportArgumentType]
+    refuse_lookahead(model, directory)
+    if missing:
+        raise FormatError(
+            f"the checkpoint in {directory} has no {', '.join(missing[:MISSING_NAMED])} for "
+            f"{type(model).__name__}, which would be random. Save the whole model, with its "
+            "language modelling head."
+        )
     if has_uncertainty(directory):
         load_uncertainty(directory, model)
     return model, tokenizer
+
+
+def _open(directory: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, list[str]]:
+    """Return model and tokenizer, and which weights the files lack."""
+    refuse_pickles(directory)
+    try:
+        with quiet_transformers():
+            check_causal(AutoConfig.from_pretrained(directory, trust_remote_code=False), directory)
+            opened: Any = AutoModelForCausalLM.from_pretrained(
+                directory,
+                dtype="auto",
+                trust_remote_code=False,
+                use_safetensors=True,
+                output_loading_info=True,
+            )
+            model, found = opened
+            tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
+    except InputError:
+        raise
+    except (OSError, ValueError, SafetensorError) as error:
+        if "trust_remote_code" not in str(error):
+            raise FormatError(f"the checkpoint in {directory} cannot be read: {error}") from error
+        code = ", ".join(sorted(path.name for path in directory.glob("*.py")))
+        raise InputError(
+            f"the model in {directory} needs code that comes with it ({code or 'from elsewhere'}), "
+            "which prismlm does not run. Use a model that transformers has a class for."
+        ) from error
+    return model, tokenizer, sorted(found["missing_keys"])
+
+
+def refuse_pickles(directory: Path) -> None:
+    """Raise InputError where all weights are pickles: reading them may run what is in them."""
+    found = [path.name for name in PICKLES for path in sorted(directory.glob(name))]
+    if found and not any(directory.glob("*.safetensors")):
+        raise InputError(
+            f"the weights in {directory} are in {found[0]}, a pickle, which can run any code when "
+            "it is read. If you trust where it is from, convert it: AutoModelForCausalLM"
+            f".from_pretrained({str(directory)!r}, use_safetensors=False).save_pretrained(OUT) "
+            "writes model.safetensors; copy the tokenizer's files to OUT."
+        )
+
+
+def check_causal(config: PretrainedConfig, directory: Path) -> None:
+    """Raise InputError where transformers has no decoder of this type that predicts tokens."""
+    if type(config) in AutoModelForCausalLM._model_mapping:
+        return
+    given = ", ".join(getattr(config, "architectures", None) or ["no architecture"])
+    kind = "an encoder-decoder" if config.is_encoder_decoder else "no decoder, or encoder-only"
+    raise InputError(
+        f"the model in {directory} is {kind}: {given}, model_type {config.model_type!r}, which "
+        "AutoModelForCausalLM has no class for. Expected a causal language model, such as a Llama."
+    )
+
+
+@torch.no_grad()
+def refuse_lookahead(model: PreTrainedModel, directory: Path) -> None:
+    """Raise InputError for an encoder that transformers opens as if it were a decoder.
+
+    BERT and its kin say ``is_decoder: false`` and then attend to what follows. So do a few real
+    decoders say, hence the look: another last token changes no earlier logit of those.
+    """
+    if getattr(model.config, "is_decoder", None) is not False:
+        return
+    ids = torch.ones(2, PROBE_TOKENS, dtype=torch.int64, device=model.device)
+    ids[1, -1] = 2
+    first, second = model(input_ids=ids).logits[:, :-1].float()
+    if not torch.allclose(first, second, atol=1e-4):
+        given = ", ".join(getattr(model.config, "architectures", None) or ["no architecture"])
+        raise InputError(
+            f"the model in {directory} is encoder-only ({given}): its predictions see the tokens "
+            "that follow. Expected a causal language model, such as a Llama."
+        )
 
 
 class Checkpoint(NamedTuple):

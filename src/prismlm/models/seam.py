@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -15,10 +15,9 @@ from torch import Tensor, nn
 from prismlm.errors import FormatError, InputError
 from prismlm.models.evaluating import evaluating
 
-if TYPE_CHECKING:
-    pass
-
 PROBE_SHAPE = (2, 8)
+READABLE = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+MODULES_NAMED = 5
 
 
 @dataclass(frozen=True)
@@ -88,16 +87,45 @@ def output_embedding(model: nn.Module) -> nn.Module:
     """Return the module that holds W.
 
     Raises:
-        InputError: the model has no output embedding, so it predicts no tokens.
+        InputError: the model has no output embedding, so it predicts no tokens, or its weight is
+            quantised, so that it is not W.
     """
     getter = getattr(model, "get_output_embeddings", None)
     embedding = getter() if getter is not None else None
-    if embedding is None or getattr(embedding, "weight", None) is None:
+    weight = getattr(embedding, "weight", None)
+    if embedding is None or weight is None:
+        raise InputError(_nothing_found(model, embedding))
+    # A sharded weight is read whole where it is used; other wrappers hold something in place of W.
+    wrapped = hasattr(weight, "__tensor_flatten__") and not hasattr(weight, "full_tensor")
+    if wrapped or weight.dtype not in READABLE:
+        name = next((name for name, module in model.named_modules() if module is embedding), "")
         raise InputError(
-            f"{type(model).__name__} has no output embedding. Load it with a language modelling "
-            "head, for example through AutoModelForCausalLM."
+            f"the output embedding {name} of {type(model).__name__} is quantised (its weight is "
+            f"{type(weight).__name__} of {str(weight.dtype).removeprefix('torch.')}), and logits "
+            "are split by the weight itself. Leave it out of the quantisation, for example with "
+            f"modules_to_not_convert=[{name!r}], or use the model as it was before."
         )
     return embedding
+
+
+def _nothing_found(model: nn.Module, embedding: nn.Module | None) -> str:
+    """Say where an output embedding was looked for, and which modules might be one."""
+    rows = getattr(getattr(model, "config", None), "vocab_size", None)
+    given = "nothing" if embedding is None else f"{type(embedding).__name__} without a weight"
+    seen = dict(model.named_modules())
+    similar = [
+        f"{name} ({type(module).__name__})"
+        for name, module in seen.items()
+        if getattr(getattr(module, "weight", None), "shape", (None,))[:1] == (rows,)
+    ]
+    listed = ", ".join(similar[:MODULES_NAMED]) or "none of them"
+    return (
+        f"{type(model).__name__} has no output embedding: get_output_embeddings() gives {given}. "
+        f"Of its {len(seen) - 1} modules ({', '.join(name for name, _ in model.named_children())} "
+        f"and what is in them), a weight with one row for each of {rows} tokens is in: {listed}. "
+        "Load it with a language modelling head, for example through AutoModelForCausalLM; if it "
+        "has one, let get_output_embeddings() return it."
+    )
 
 
 _unwatched = threading.local()
@@ -158,23 +186,23 @@ def capture(model: nn.Module, *, logits: bool = True) -> Iterator[Captured]:
 
 @torch.no_grad()
 def verify_logit_map(model: nn.Module, logit_map: LogitMap) -> float:
-    """Check the map on a probe batch; return the largest error relative to max(1, |logit|).
+    """Check W, b and the map on a probe batch; return the largest error over max(1, |logit|).
 
     Raises:
-        FormatError: the map does not reproduce the model's logits.
+        FormatError: they do not reproduce the model's logits.
     """
     embedding = output_embedding(model)
-    weight = embedding.weight
+    weight, bias = embedding.weight, getattr(embedding, "bias", None)
     assert isinstance(weight, Tensor)
     generator = torch.Generator().manual_seed(0)
     probe = torch.randint(weight.shape[0], PROBE_SHAPE, generator=generator).to(weight.device)
     with evaluating(model), capture(model) as seen:
         actual = model(input_ids=probe).logits.float()
-    assert seen.embedded is not None
-    rebuilt = logit_map(seen.embedded.float())
+    # From the weight, as every split is: an adapter in the embedding would be seen here.
+    rebuilt = logit_map(nn.functional.linear(seen.z, weight, bias).float())
     error = ((rebuilt - actual).abs() / actual.abs().clamp_min(1)).max().item()
     tolerance = 1e-3 if weight.dtype in (torch.float32, torch.float64) else 2e-2
-    if not error <= tolerance or logit_map.bias != (getattr(embedding, "bias", None) is not None):
+    if not error <= tolerance or logit_map.bias != (bias is not None):
         raise FormatError(
             f"{logit_map} does not reproduce the logits of {type(model).__name__}: they differ by "
             f"{error:.3g} where {tolerance:g} is allowed. Give the scale, bias and soft-cap that "

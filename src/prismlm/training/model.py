@@ -101,6 +101,9 @@ class PrismForCausalLM(nn.Module):
         self.uncertainty = uncertainty_of(model)
         self.logit_map = LogitMap.of(model)
         self.register_buffer("head_placed", torch.tensor(placed))
+        # Looked at in every pass: a tensor would be waited for, and is unknown when it is exported.
+        self._placed = placed
+        self.register_load_state_dict_post_hook(_read_placed)
 
     @property
     def config(self) -> Any:
@@ -110,11 +113,12 @@ class PrismForCausalLM(nn.Module):
     @property
     def placed(self) -> bool:
         """Whether the prototypes are placed and the head takes part."""
-        return bool(self.head_placed)
+        return self._placed
 
     def mark_placed(self, placed: bool = True) -> None:
         """Let the head take part, or not, from the next forward pass on."""
         self.head_placed.fill_(placed)
+        self._placed = placed
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """Generate with the decoder, which the head does not change."""
@@ -242,3 +246,7 @@ class PrismForCausalLM(nn.Module):
             if weight:
                 loss = loss + self.loss_scale * weight * part
         return loss
+
+
+def _read_placed(model: PrismForCausalLM, _keys: object) -> None:
+    model.mark_placed(bool(model.head_placed))

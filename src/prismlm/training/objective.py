@@ -72,8 +72,8 @@ class OutputMap(NamedTuple):
     logit_map: LogitMap
 
     def __call__(self, z: Float[Tensor, "N d"]) -> Float[Tensor, "N V"]:
-        """Return the logits that softmax sees."""
-        return self.logit_map(F.linear(z, self.weight, self.bias))
+        """Return the logits that softmax sees, as precise as the model's own."""
+        return self.logit_map(F.linear(z.to(self.weight.dtype), self.weight, self.bias))
 
 
 def sample_positions(length: int, share: float, step: int, device: torch.device) -> Tensor:

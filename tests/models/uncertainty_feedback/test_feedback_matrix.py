@@ -2,7 +2,7 @@
 
 The parametrisation is the matrix of docs/uncertainty_feedback.md, which a run of all cells writes:
 
-    pytest -n 0 -m "" --write-uncertainty-matrix
+    pytest -n 0 -m "" --write-matrix uncertainty
         tests/models/uncertainty_feedback/test_feedback_matrix.py
 """
 
@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.uncertainty_feedback.render_matrix import RESULT
+from benchmarks.uncertainty_feedback.render_matrix import MATRIX
 from prismlm.training import parallel
 from tests.helpers import forked
 from tests.helpers.feedback_cells import CELLS
-from tests.helpers.feedback_families import TITLES
-from tests.helpers.feedback_matrix import COLUMNS
+from tests.helpers.feedback_families import COLUMNS, TITLES
 from tests.helpers.feedback_processes import ROWS, step_of, trained
+from tests.helpers.matrix import assert_published
 
 HELPERS = Path(__file__).parents[2] / "helpers"
 # Tracing them all takes minutes.
@@ -123,13 +123,8 @@ def test_logits_that_are_not_numbers_stop_a_compiled_model(compiled):
     assert "entropy is not a number" in compiled["not a number"]
 
 
-def test_the_published_matrix_has_these_cells_and_no_others():
-    published = json.loads(RESULT.read_text(encoding="utf-8"))
-    assert published["families"] == TITLES
-    assert published["columns"] == list(COLUMNS)
-    assert {name: list(row) for name, row in published["cells"].items()} == {
-        name: list(COLUMNS) for name in TITLES
-    }
+def test_the_published_matrix_has_these_cells_and_no_others(pytestconfig):
+    assert_published(pytestconfig, MATRIX, TITLES, COLUMNS)
 
 
 @pytest.mark.parametrize("family", TITLES)

@@ -66,6 +66,8 @@ def route(
         InputError: k > K, widths that differ, or a mask of another shape or dtype.
     """
     check_arguments(z, prototypes, k, mask)
+    if torch.compiler.is_exporting():
+        return _in_one_graph(z, prototypes, k, scale, mask)
     dtype = score_dtype(z.dtype)
     with torch.no_grad(), full_precision(z.device):
         found = _scan(z, prototypes, k, mask)
@@ -85,6 +87,26 @@ def route(
         search.nearest_point,
         nearest_point_cosine,
     )
+
+
+def _in_one_graph(
+    z: Tensor, prototypes: Tensor, k: int, scale: float | Tensor, mask: Tensor | None
+) -> Routing:
+    """Route from the whole score matrix: no shape depends on the data, as torch.export needs it.
+
+    Scores closer than the rounding of the matrix product keep the order that it gives them.
+    """
+    dtype = score_dtype(z.dtype)
+    z, prototypes = z.to(dtype), prototypes.to(dtype)
+    scores = (z * inverse_norms(z)) @ (prototypes * inverse_norms(prototypes)).T
+    ranked, order = scores.sort(dim=1, descending=True, stable=True)
+    cosines = ranked[:, :k]
+    columns = scores if mask is None else scores.masked_fill(~mask[:, None], ABSENT)
+    best, state = columns.max(0)
+    if mask is not None:
+        state = torch.where(mask.any(), state, -1)
+        best = torch.where(mask.any(), best, -1.0)
+    return Routing(order[:, :k], cosines, torch.relu(scale * cosines), cosines[:, 0], state, best)
 
 
 class Nearest(NamedTuple):

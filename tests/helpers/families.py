@@ -1,0 +1,174 @@
+"""Tiny random models of the families that a prototype head is tested beside, with a head each."""
+
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    CohereConfig,
+    Gemma2Config,
+    GPT2Config,
+    GraniteConfig,
+    LlamaConfig,
+    MambaConfig,
+    MistralConfig,
+    PhiConfig,
+    Qwen3Config,
+)
+
+from prismlm.corpus import Corpus, build_corpus, sample_path
+from prismlm.index.build import IndexOptions, build_index
+from prismlm.layers import PrototypeHead
+from prismlm.models.seam import LogitMap, capture
+from prismlm.models.sidecar import Sidecar, base_of, save_sidecar
+
+COLUMNS = (
+    "explain",
+    "steer",
+    "index",
+    "inspect",
+    "generate",
+    "PEFT LoRA",
+    "Trainer",
+    "accelerate launch",
+    "torch.export",
+    "pipeline",
+)
+DOCUMENTS, CHARACTERS = 24, 150
+V, WIDTH = 320, 16
+PROTOTYPES, PER_TOKEN = 24, 4
+WINDOW = 128
+SIZES = {
+    "vocab_size": V,
+    "hidden_size": WIDTH,
+    "num_hidden_layers": 2,
+    "initializer_range": 0.4,
+    "pad_token_id": 0,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+PHI = SIZES | {"intermediate_size": 24, "num_attention_heads": 2, "max_position_embeddings": WINDOW}
+LLAMA = PHI | {"num_key_value_heads": 1}
+FAMILIES = {
+    "gpt2": lambda: GPT2Config(
+        vocab_size=V, n_embd=WIDTH, n_layer=2, n_head=2, n_positions=WINDOW, initializer_range=0.4,
+        pad_token_id=0, bos_token_id=0, eos_token_id=0, embd_pdrop=0.0, attn_pdrop=0.0,
+        resid_pdrop=0.0,
+    ),
+    "llama": lambda: LlamaConfig(**LLAMA, tie_word_embeddings=False),
+    "llama-tied": lambda: LlamaConfig(**LLAMA, tie_word_embeddings=True),
+    "qwen3": lambda: Qwen3Config(**LLAMA, head_dim=8),
+    "mistral": lambda: MistralConfig(**LLAMA, sliding_window=16),
+    # A cap that bites: random logits are small.
+    "gemma2": lambda: Gemma2Config(**LLAMA, head_dim=8, final_logit_softcapping=4.0),
+    "granite": lambda: GraniteConfig(**LLAMA, logits_scaling=4.0),
+    "cohere": lambda: CohereConfig(**LLAMA, logit_scale=0.25),
+    "mamba": lambda: MambaConfig(**SIZES, state_size=4),
+    "phi": lambda: PhiConfig(**PHI),
+    "llama-bf16": lambda: LlamaConfig(**LLAMA),
+    "llama-int8": lambda: LlamaConfig(**LLAMA),
+    "llama-int8-embedding": lambda: LlamaConfig(**LLAMA),
+}  # fmt: skip
+TITLES = {
+    "gpt2": "GPT-2",
+    "llama": "Llama, untied",
+    "llama-tied": "Llama, tied",
+    "qwen3": "Qwen3",
+    "mistral": "Mistral",
+    "gemma2": "Gemma 2 (soft-cap)",
+    "granite": "Granite (logit scale)",
+    "cohere": "Cohere (logit scale)",
+    "mamba": "Mamba",
+    "phi": "Phi (bias)",
+    "llama-bf16": "Llama, bf16",
+    "llama-int8": "Llama, int8 by torchao, output embedding left out",
+    "llama-int8-embedding": "Llama, int8 by torchao, output embedding too",
+}
+"""Every family, as it is called in the docs."""
+QUANTISED = ("llama-int8", "llama-int8-embedding")
+REFUSED = "llama-int8-embedding"
+MAPS = {
+    "gemma2": LogitMap(softcap=4.0),
+    "granite": LogitMap(scale=0.25),
+    "cohere": LogitMap(scale=0.25),
+    "phi": LogitMap(bias=True),
+}
+# Where LoRA adapts each, in every layer.
+ADAPTED = {
+    "gpt2": ["c_attn"],
+    "mamba": ["in_proj"],
+}
+
+
+def small_corpus(directory: Path) -> Path:
+    """Write a corpus of the starts of some documents, of 320 different tokens."""
+    table = pq.read_table(sample_path())
+    rows = table.take(list(range(0, len(table), len(table) // DOCUMENTS))).to_pylist()
+    for row in rows:
+        row["text"] = row["text"][:CHARACTERS]
+    source = directory / "documents.parquet"
+    pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), source)
+    return build_corpus(source, directory / "small", vocab_size=V).path
+
+
+def opened_corpus(path: Path) -> Corpus:
+    """Open it."""
+    return Corpus.open(path)
+
+
+def build(name: str):
+    """Return the same random model of a family at every call, in evaluation mode, unquantised."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(FAMILIES[name]())
+    bias = getattr(model.get_output_embeddings(), "bias", None)
+    if bias is not None:
+        torch.nn.init.normal_(bias)
+    return model.to(torch.bfloat16 if name == "llama-bf16" else torch.float32).eval()
+
+
+def quantised(name: str, directory: Path):
+    """Return the model of a directory with torchao's int8 weights, of W too where the name says."""
+    from torchao.quantization import Int8WeightOnlyConfig
+    from transformers import TorchAoConfig
+
+    left_out = ["lm_head"] if name == "llama-int8" else []
+    how = TorchAoConfig(Int8WeightOnlyConfig(), modules_to_not_convert=left_out)
+    return AutoModelForCausalLM.from_pretrained(directory, quantization_config=how).eval()
+
+
+@torch.no_grad()
+def make_head(model, corpus: Corpus) -> PrototypeHead:
+    """Return a head whose prototypes are placed on states of the corpus."""
+    torch.manual_seed(1)
+    head = PrototypeHead(WIDTH, PROTOTYPES, PER_TOKEN, scale=1.3)
+    with capture(model) as seen:
+        model(input_ids=torch.from_numpy(corpus.tokens(0, 5 * PROTOTYPES).astype("int64"))[None])
+    head.place_on(seen.z[0, ::5].float())
+    return head.eval().requires_grad_(False)
+
+
+def make_directory(name: str, corpus: Corpus, directory: Path) -> Path:
+    """Write a model directory with head and lens; where it is to be refused, the last is missing.
+
+    No head can be made for a model whose W is quantised: it gets that of the model before.
+    """
+    model = build(name)
+    model.save_pretrained(directory)
+    head = make_head(model, corpus)
+    sidecar = Sidecar(head, LogitMap.of(model), base_of(model))
+    if name in QUANTISED:
+        model = quantised(name, directory)
+        # Weights that are open are mapped from the files, which are not to be written over.
+        aside = directory.with_name(f"{directory.name}-quantised")
+        model.save_pretrained(aside)
+        for path in aside.iterdir():
+            shutil.move(path, directory / path.name)
+    corpus.tokenizer.save_pretrained(directory)
+    save_sidecar(directory, sidecar)
+    if name != REFUSED:
+        options = IndexOptions(contexts=2, window=WINDOW, stride=WINDOW // 2, split="all")
+        build_index(model, head, corpus, directory / "lens" / "small", options, trained_on=False)
+    return directory

@@ -1,0 +1,109 @@
+"""A sidecar beside every family, in everything that a model is used for.
+
+The parametrisation is the matrix of docs/families.md, which a run of all cells writes; the page
+says how.
+"""
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.families.render_matrix import MATRIX
+from tests.helpers import families, family_processes
+from tests.helpers.families import COLUMNS, QUANTISED, REFUSED, TITLES
+from tests.helpers.family_cells import CELLS, Family, refused
+from tests.helpers.matrix import assert_published
+
+HELPERS = Path(__file__).parents[2] / "tests" / "helpers"
+
+
+def cell(family, column):
+    # torchao is not among what the tests install; processes start anew; tracing takes seconds.
+    traced = column == "torch.export" and family != "llama"
+    slow = family in QUANTISED or column == "accelerate launch" or traced
+    marks = [pytest.mark.slow] if slow else []
+    return pytest.param(family, column, id=f"{family}-{column}", marks=marks)
+
+
+@pytest.fixture(scope="module")
+def family_of(small_corpus, tmp_path_factory):
+    """Every family's model directory, made when it is asked for."""
+    corpus, made = families.opened_corpus(small_corpus), {}
+
+    def of(name):
+        if name in QUANTISED:
+            pytest.importorskip("torchao")
+        if name not in made:
+            directory = tmp_path_factory.mktemp(name)
+            made[name] = Family(name, families.make_directory(name, corpus, directory), corpus)
+        return made[name]
+
+    return of
+
+
+@pytest.mark.parametrize(
+    ("name", "column"), [cell(name, column) for name in TITLES for column in COLUMNS]
+)
+def test_cell(name, column, family_of, request, tmp_path, record_property):
+    family = family_of(name)
+    if name == REFUSED:
+        note = refused(family, column)
+    elif column == "accelerate launch":
+        note = as_in_one_process(family, request.getfixturevalue("launched"))
+    else:
+        note = CELLS[column](family, tmp_path)
+    record_property("cell", [name, column, note or ""])
+
+
+@pytest.fixture(scope="module")
+def launched(request, family_of, tmp_path_factory):
+    """What two processes of ``accelerate launch`` say of the families whose cells are run."""
+    asked = [
+        item.callspec.params["name"]
+        for item in request.session.items
+        if getattr(item, "callspec", None)
+        and item.callspec.params.get("column") == "accelerate launch"
+    ]
+    directory = tmp_path_factory.mktemp("launched")
+    opened = [family_of(name) for name in asked if name != REFUSED]
+    torch.save(opened[0].rows(), directory / "rows.pt")
+    words = [f"{family.name}={family.directory}" for family in opened]
+    # Without MPI, it starts several processes as it does for GPUs alone; the script takes the CPU.
+    start = "-m accelerate.commands.launch --multi_gpu --num_processes 2 --num_machines 1"
+    settings = "--mixed_precision no --dynamo_backend no --main_process_port 0"
+    script = [HELPERS / "family_processes.py", directory, *words]
+    command = [sys.executable, *start.split(), *settings.split(), *script]
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    return [pickle.loads((directory / f"rank-{rank}.pickle").read_bytes()) for rank in (0, 1)]
+
+
+def as_in_one_process(family, launched):
+    """Two processes have the loss and the gradients of one that sees all rows."""
+    results = [process[family.name] for process in launched]
+    if family.name in QUANTISED:
+        assert all("Int8Tensor dispatch" in found["error"] for found in results)
+        return "refused: DistributedDataParallel cannot send torchao's int8 weights"
+    alone = family_processes.both(family.directory)
+    rows = family.rows()
+    loss = alone(input_ids=rows, labels=rows).loss
+    loss.backward()
+    expected = family_processes.gradients(alone)
+    assert {"prototype_head.prototypes", "prototype_head.log_scale"} <= expected.keys()
+    tolerance = 2e-2 if family.low else 1e-4
+    for found in results:
+        assert "error" not in found, found["error"]
+        torch.testing.assert_close(found["loss"], loss.detach(), rtol=tolerance, atol=0)
+        assert found["gradients"].keys() == expected.keys()
+        for name, value in expected.items():
+            error = (found["gradients"][name] - value).abs().max()
+            assert error <= tolerance * value.abs().max(), name
+    return None
+
+
+def test_the_published_matrix_has_these_cells_and_no_others(pytestconfig):
+    assert_published(pytestconfig, MATRIX, TITLES, COLUMNS)

@@ -1,0 +1,29 @@
+"""Fingerprints of weights, those of quantised models among them."""
+
+import torch
+from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
+
+from prismlm import fingerprints
+
+
+def quantised(first, second):
+    model = nn.Linear(4, 3, bias=False)
+    model.weight = nn.Parameter(TwoTensor(first, second))
+    return model
+
+
+def test_a_changed_weight_is_seen():
+    model = nn.Linear(4, 3)
+    before = fingerprints.of_weights(model)
+    assert fingerprints.of_weights(model) == before
+    with torch.no_grad():
+        model.weight[0, 0] += 1
+    assert fingerprints.of_weights(model) != before
+
+
+def test_all_that_stands_in_place_of_a_weight_counts():
+    one, other = torch.zeros(3, 4), torch.ones(3, 4)
+    found = {fingerprints.of_weights(quantised(*pair)) for pair in ((one, one), (one, other))}
+    assert len(found | {fingerprints.of_weights(quantised(other, one))}) == 3
+    assert fingerprints.of_weights(quantised(one, other)) in found
