@@ -15,12 +15,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from prismlm.errors import FormatError, InputError, PrismError
 from prismlm.files import atomic_directory
+from prismlm.models.checkpoint import refuse_pickles
 from prismlm.models.quiet import quiet_transformers
 from prismlm.models.sidecar import HEAD_FILE, META_FILE
 
 CONFIG_FILE = "config.json"
 GGUF = ".gguf"
-WEIGHTS = (".safetensors", ".safetensors.index.json")
 # What a checkpoint without code of its own consists of.
 KINDS = (".safetensors", ".json", ".model", ".txt", ".jinja")
 
@@ -110,15 +110,9 @@ def _check_directory(path: Path) -> None:
             f"{path} has no {CONFIG_FILE}: expected the directory of a Hugging Face checkpoint, a "
             ".gguf file, or a name on the hub."
         )
-    if not any(file.name.endswith(WEIGHTS) for file in path.iterdir()):
-        pickled = any(file.suffix in (".bin", ".pt", ".pth") for file in path.iterdir())
-        said = (
-            "its weights are pickled, and opening them could run code. Convert them where you "
-            "trust them: from_pretrained(DIR).save_pretrained(NEW)"
-            if pickled
-            else "expected model.safetensors"
-        )
-        raise InputError(f"{path} has no safetensors: {said}.")
+    refuse_pickles(path)
+    if not any(path.glob("*.safetensors")):
+        raise InputError(f"{path} has no weights: expected model.safetensors.")
 
 
 def _fetched(name: str, revision: str | None) -> Path:
