@@ -5,7 +5,10 @@ import re
 import shutil
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
+
+from prismlm.corpus import sample_path
 
 ROOT = Path(__file__).parents[2]
 
@@ -20,6 +23,10 @@ def workplace(tiny_model, tiny_corpus, tmp_path, monkeypatch):
     (tmp_path / "prismlm-demo").mkdir()
     (tmp_path / "prismlm-demo" / "model").symlink_to(tiny_model)
     (tmp_path / "my-corpus").symlink_to(tiny_corpus)
+    (tmp_path / "my-checkpoint").symlink_to(tiny_model)
+    (tmp_path / "texts").mkdir()
+    for number, text in enumerate(pq.read_table(sample_path())["text"].to_pylist()[:300:5]):
+        (tmp_path / "texts" / f"{number}.txt").write_text(text[:300], encoding="utf-8")
     shutil.copytree(ROOT / "recipes", tmp_path / "recipes")
     # Its prototypes, rows and text to measure on take longer than all other examples together.
     recipe = tmp_path / "recipes" / "laptop.yaml"
@@ -41,6 +48,7 @@ def workplace(tiny_model, tiny_corpus, tmp_path, monkeypatch):
         ("docs/signal_noise_attention.md", 3),
         ("docs/uncertainty_feedback.md", 1),
         ("docs/channels.md", 2),
+        ("docs/attach.md", 1),
         ("docs/attribution.md", 1),
         ("docs/edits.md", 1),
         ("docs/evaluation.md", 1),
