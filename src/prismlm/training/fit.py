@@ -21,6 +21,7 @@ from prismlm.index.states import HiddenStates
 from prismlm.interrupts import Interrupts
 from prismlm.layers import PrototypeHead
 from prismlm.models.seam import LogitMap, output_embedding
+from prismlm.ops import prototype_head as ops
 from prismlm.ops.spherical_kmeans import spherical_kmeans
 from prismlm.progress import SILENT, Reporter
 
@@ -275,13 +276,13 @@ class Fitting:
         self._optimizer.param_groups[1]["lr"] = share * options.learning_rate
         z = self.states.states(rows).to(self._device)
         output = head(z)
-        parts = head.losses(z, output)
         generator = torch.Generator().manual_seed(options.seed * 2**32 + self.step)
         kl = self._vocabulary.divergence(
             z, output.reconstruction, *self._vocabulary.draw(generator)
         )
-        residual = parts.residual / z.square().mean()
-        pull = parts.prototype_pull + parts.point_pull
+        # Not all of the head's losses: DIV alone would take longer than finding the prototypes.
+        residual = ops.residual(z, output.reconstruction) / z.square().mean()
+        pull = ops.prototype_pull(output.routing) + ops.point_pull(output.routing)
         loss = kl + options.residual * residual + options.pull * pull
         self._optimizer.zero_grad()
         loss.backward()
