@@ -131,7 +131,7 @@ def percentiles(seconds: list[float]) -> dict[str, float]:
     }
 
 
-def time_generation(lm: prismlm.PrismLM) -> dict[str, Any]:
+def time_generation(lm: prismlm.PrismLM, rounds: int) -> dict[str, Any]:
     """Time generation with and without attribution, in turns, on the same prompt."""
 
     def plain() -> None:
@@ -163,7 +163,7 @@ def time_generation(lm: prismlm.PrismLM) -> dict[str, Any]:
     times: dict[str, list[float]] = {name: [] for name in arms}
     for arm in arms.values():
         arm()
-    for sample in range(SAMPLES):
+    for sample in range(rounds):
         # In turns, and the order itself turns, so that what else runs here meets all alike.
         first = sample % len(arms)
         names = list(arms)[first:] + list(arms)[:first]
@@ -182,7 +182,8 @@ def time_generation(lm: prismlm.PrismLM) -> dict[str, Any]:
         "prototypes": lm.head.num_prototypes,
         "prototypes_per_token": lm.head.prototypes_per_token,
         "tokens": GENERATED,
-        "samples": SAMPLES,
+        "positions": len(lm.lens.cells) if lm.lens and lm.lens.cells else 0,
+        "samples": rounds,
         "milliseconds": {k: 1000 * statistics.median(v) for k, v in times.items()},
         "ratio": {
             k: {"median": statistics.median(v), "least": min(v), "most": max(v)}
@@ -191,12 +192,16 @@ def time_generation(lm: prismlm.PrismLM) -> dict[str, Any]:
     }
 
 
-def measure(model: Path, lens: str | None, large: int, work: Path) -> dict[str, Any]:
-    """Measure both parts."""
+def measure(
+    model: Path, lens: str | None, large: int, work: Path, *, tokens: bool, rounds: int
+) -> dict[str, Any]:
+    """Measure both parts, or generation alone."""
     lm = prismlm.load(model, lens=lens)
     assert lm.lens is not None
     assert lm.lens.cells is not None, "the lens has no cells"
     assert lm.lens.corpus is not None, "the corpus of the lens is not where it was"
+    if not tokens:
+        return {"generation": time_generation(lm, rounds)}
     tables = predictions(lm, lm.lens.corpus, TOKENS_TIMED + WARM)[WARM:]
     result: dict[str, Any] = {
         "environment": environment(),
@@ -207,7 +212,7 @@ def measure(model: Path, lens: str | None, large: int, work: Path) -> dict[str, 
             "tokens_timed": len(tables),
         },
         "tokens": {str(len(lm.lens.cells)): time_tokens(tables, lm.lens)},
-        "generation": time_generation(lm),
+        "generation": time_generation(lm, rounds),
     }
     if large:
         bigger = enlarged(lm.lens, work, large)
@@ -223,12 +228,26 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--lens", help="where there are several")
     parser.add_argument("--large", type=int, default=0, metavar="N", help="positions; 0: not timed")
+    parser.add_argument("--called", default="the demo's kind of model", help="on the page")
+    parser.add_argument("--generation-alone", action="store_true", help="leave out single tokens")
+    parser.add_argument("--rounds", type=int, default=SAMPLES, help="of generation")
     parser.add_argument("--work", type=Path, help="where the large lens is written; else a tmp")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.work) as temporary:
-        result = measure(arguments.model, arguments.lens, arguments.large, Path(temporary))
+        result = measure(
+            arguments.model,
+            arguments.lens,
+            arguments.large,
+            Path(temporary),
+            tokens=not arguments.generation_alone,
+            rounds=arguments.rounds,
+        )
     before = read_json(arguments.out) if arguments.out.is_file() else {}
-    result["tokens"] = before.get("tokens", {}) | result["tokens"]
+    result["tokens"] = before.get("tokens", {}) | result.get("tokens", {})
+    row = result["generation"] | {"model": arguments.called, "environment": environment()}
+    others = [one for one in before.get("generation", []) if one["model"] != row["model"]]
+    result["generation"] = sorted([*others, row], key=lambda one: one["parameters"])
+    result = before | result
     arguments.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     print(json.dumps(result, indent=2))
 

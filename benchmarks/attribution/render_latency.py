@@ -26,6 +26,7 @@ def render(result: dict[str, Any]) -> str:
         "the JSON by",
         "",
         "    python -m benchmarks.attribution.latency MODEL --large 100000000 --work DIR",
+        "    python -m benchmarks.attribution.latency MODEL --called NAME --generation-alone",
         "",
         _where(result["environment"]),
         "",
@@ -83,43 +84,46 @@ def _tokens(lens: dict[str, Any], tokens: dict[str, Any]) -> list[str]:
     return [*lines, "", *verdicts, ""]
 
 
-def _generation(found: dict[str, Any]) -> list[str]:
-    ratio = found["ratio"]["attributed"]["median"]
+def _generation(rows: list[dict[str, Any]]) -> list[str]:
     lines = [
         "## Beside generation",
         "",
-        f"{found['tokens']} tokens from a {found['model_type']} of "
-        f"{found['parameters'] / 1e6:.1f} million parameters with "
-        f"{found['prototypes']:,} prototypes,",
-        f"{found['prototypes_per_token']} per token: "
-        f"median of {found['samples']} rounds in which the ways take turns.",
+        "Median of rounds in which the ways take turns, over generation alone; least and most in "
+        "brackets. *Parts*: every logit split. *Attributed*: and shares by source, ten documents "
+        "and ten passages over all of them. *Steps*: and every step with its prototypes put into "
+        "objects, which is done when they are looked at.",
         "",
-        *table_head("| | ms | against generation alone: median, least, most |"),
-        f"| generation alone | {found['milliseconds']['plain']:.0f} | |",
+        *table_head(
+            "| model | parameters | K | k | positions | tokens | rounds | generation alone, ms "
+            "| parts | attributed | steps |"
+        ),
     ]
-    for key, name in (
-        ("parts_alone", "and every logit split"),
-        ("attributed", "and shares by source, ten documents and ten passages over all of them"),
-        ("with_steps", "and every step with its prototypes put into objects"),
-    ):
-        r = found["ratio"][key]
+    for row in rows:
+        ratios = (row["ratio"][key] for key in ("parts_alone", "attributed", "with_steps"))
+        said = (f"{r['median']:.3f} ({r['least']:.3f} to {r['most']:.3f})" for r in ratios)
         lines.append(
-            f"| {name} | {found['milliseconds'][key]:.0f} | {r['median']:.3f}, "
-            f"{r['least']:.3f}, {r['most']:.3f} |"
+            f"| {row['model']} | {row['parameters'] / 1e6:.1f} M | {row['prototypes']:,} | "
+            f"{row['prototypes_per_token']} | {row['positions']:,} | {row['tokens']} | "
+            f"{row['samples']} | {row['milliseconds']['plain']:.0f} | {' | '.join(said)} |"
         )
-    lines += [
-        "",
-        "Target: at most 1.10 for shares, documents and passages. "
-        f"**{_verdict(ratio <= 1.1).capitalize()}** by the median: {ratio:.3f}"
-        f"{_unsettled(found['ratio']['attributed'])}. "
-        "Steps are built when they are looked at, which the last row does too.",
+    verdicts = [
+        f"{row['model']}: **{_verdict(row['ratio']['attributed']['median'] <= 1.1)}**"
+        f"{_unsettled(row['ratio']['attributed'])}"
+        for row in rows
     ]
-    return lines
+    return [
+        *lines,
+        "",
+        f"Target: at most 1.10 for shares, documents and passages, by the median: "
+        f"{'; '.join(verdicts)}.",
+        "",
+        *(f"{row['model']}: {measured_on(row['environment'])}  " for row in rows),
+    ]
 
 
 def _unsettled(ratio: dict[str, float]) -> str:
     settled = not ratio["least"] <= 1.1 <= ratio["most"]
-    return "" if settled else "; single rounds are on both sides"
+    return "" if settled else " (single rounds are on both sides)"
 
 
 def _verdict(reached: bool) -> str:

@@ -31,6 +31,7 @@ from prismlm.files import read_json, write_json
 from prismlm.index import scan as index_scan
 from prismlm.index.build import IndexOptions, build_index, scan_input
 from prismlm.index.spool import Spool
+from prismlm.index.states import predicting
 from prismlm.index.suffixes import has_suffixes
 from prismlm.layers import PrototypeHead
 from prismlm.models.checkpoint import load_checkpoint
@@ -53,19 +54,24 @@ def main() -> None:
     ratio.add_argument(
         "--tokens", type=int, help="stop after so many; the whole corpus if not given"
     )
+    ratio.add_argument("--called", default="the demo's model", help="the model, on the page")
     growth = commands.add_parser("growth")
     growth.add_argument("corpus", type=Path)
     growth.add_argument("--tokens", type=int, nargs="*", default=[10**5, 10**6, 10**7])
     arguments = parser.parse_args()
+    before: dict[str, Any] = read_json(RESULT) if RESULT.exists() else {}
+    # Each may be measured at another time, so that each has its own.
     if arguments.command == "ratio":
         found = measure_ratio(arguments.model, arguments.corpus, arguments.tokens)
+        found |= {"model": arguments.called, "environment": environment()}
+        others = [row for row in before.get("ratio", []) if row["model"] != found["model"]]
+        rows = sorted([*others, found], key=lambda row: row["parameters"])
+        write_json(RESULT, before | {"ratio": rows})
     else:
+        where = before.get("environment", {}) | {"growth": environment()}
         found = measure_growth(arguments.corpus, arguments.tokens)
-    before: dict[str, Any] = read_json(RESULT) if RESULT.exists() else {}
-    # The two may be measured at different times, so that each has its own.
-    where = before.get("environment", {}) | {arguments.command: environment()}
-    write_json(RESULT, before | {"environment": where, arguments.command: found})
-    print(found)
+        write_json(RESULT, before | {"environment": where, "growth": found})
+    print(read_json(RESULT)[arguments.command])
 
 
 def measure_ratio(model: Path, corpus: Path, tokens: int | None) -> dict[str, Any]:
@@ -91,9 +97,10 @@ def measure_ratio(model: Path, corpus: Path, tokens: int | None) -> dict[str, An
                 alone = time.process_time()
                 plain(**inputs)
                 with_logits = time.process_time()
-                scan.tokens += index_scan._scan_pass(
-                    scan, given, batch, block.keys, torch.from_numpy(key)
-                )
+                owned = predicting(batch, text)
+                states = index_scan._states(plain, batch, owned, None)
+                keys = block.keys, torch.from_numpy(key)
+                scan.tokens += index_scan._scan_pass(scan, given, batch, owned, states, *keys)
                 if scan.spool.full:
                     scan.spool.flush()
                 indexed = time.process_time()
@@ -107,6 +114,7 @@ def measure_ratio(model: Path, corpus: Path, tokens: int | None) -> dict[str, An
     times[-1, 2] += settling
     return {
         "cells": True,
+        "parameters": sum(p.numel() for p in plain.parameters()),
         "prototypes": head.num_prototypes,
         "width": head.width,
         "tokens": scan.tokens,
