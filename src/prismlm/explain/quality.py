@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -34,6 +34,8 @@ class HeadQuality:
         agreement: share of predictions whose top token is the same from ẑ alone.
         in_use: share of prototypes routed with positive activation at least once.
         usage_perplexity: exp of the entropy of how uses spread over prototypes; K at most.
+        mean_state_ce: cross-entropy when the mean of all z takes the place of z everywhere: what is
+            left when nothing is known of a state. None where it was not measured.
     """
 
     tokens: int
@@ -44,6 +46,14 @@ class HeadQuality:
     agreement: float
     in_use: float
     usage_perplexity: float
+    mean_state_ce: float | None = None
+
+    @property
+    def recovered(self) -> float | None:
+        """What ẑ alone recovers: (CE of the mean state − prototype-only CE) / (the same − CE)."""
+        if self.mean_state_ce is None:
+            return None
+        return (self.mean_state_ce - self.prototype_only_ce) / (self.mean_state_ce - self.ce)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the figures by name."""
@@ -56,6 +66,7 @@ class _Sums:
 
     usage: Tensor
     mean_z: Tensor
+    targets: Tensor
     tokens: int = 0
     ce: float = 0.0
     prototype_only_ce: float = 0.0
@@ -79,33 +90,63 @@ def measure_quality(
     Raises:
         InputError: no prediction to measure.
     """
-    embedding = output_embedding(model)
-    weight, bias = _float(embedding.weight), getattr(embedding, "bias", None)
-    sums = _Sums(
-        torch.zeros(head.num_prototypes, dtype=torch.float64),
-        torch.zeros(head.width, dtype=torch.float64),
-    )
+    output = _Output.of(model, logit_map)
+    sums = _empty(output, head)
     with evaluating(model):
         for batch in batches:
-            _add_batch(sums, model, head, logit_map, weight, _float(bias), batch)
+            _add_batch(sums, model, head, output, batch)
     if sums.tokens == 0:
         raise InputError(
             "there is no held-out text to measure on: build the corpus with more documents or a "
             "larger --heldout share."
         )
-    return _finish(sums)
+    return _finish(sums, output)
+
+
+@torch.no_grad()
+def measure_states(
+    model: nn.Module, head: PrototypeHead, states: Iterable[tuple[Tensor, Tensor]]
+) -> HeadQuality:
+    """Measure a head on hidden states that are known, [N, d], each with the token that follows.
+
+    The model is not run: its logits are those of its output embedding.
+    """
+    output = _Output.of(model, LogitMap.of(model))
+    sums = _empty(output, head)
+    for z, targets in states:
+        z, targets = z.to(output.weight.device).float(), targets.to(output.weight.device)
+        _add_states(sums, head, output, z, output.logits(z), targets)
+    return _finish(sums, output)
+
+
+class _Output(NamedTuple):
+    """What turns states into logits, in float32."""
+
+    weight: Tensor
+    bias: Tensor | None
+    logit_map: LogitMap
+
+    @classmethod
+    def of(cls, model: nn.Module, logit_map: LogitMap) -> _Output:
+        embedding = output_embedding(model)
+        return cls(_float(embedding.weight), _float(getattr(embedding, "bias", None)), logit_map)
+
+    def logits(self, z: Tensor) -> Tensor:
+        return self.logit_map(F.linear(z, self.weight, self.bias))
+
+
+def _empty(output: _Output, head: PrototypeHead) -> _Sums:
+    usage, mean, targets = (
+        torch.zeros(size, dtype=torch.float64)
+        for size in (head.num_prototypes, head.width, len(output.weight))
+    )
+    return _Sums(usage, mean, targets)
 
 
 def _add_batch(
-    sums: _Sums,
-    model: nn.Module,
-    head: PrototypeHead,
-    logit_map: LogitMap,
-    weight: Tensor,
-    bias: Tensor | None,
-    batch: WindowBatch,
+    sums: _Sums, model: nn.Module, head: PrototypeHead, output: _Output, batch: WindowBatch
 ) -> None:
-    device = weight.device
+    device = output.weight.device
     ids, attended = batch.input_ids.to(device), batch.attention_mask.to(device)
     scored = batch.owned.to(device)[:, :-1] & attended[:, 1:]
     if not scored.any():
@@ -114,10 +155,16 @@ def _add_batch(
         model(input_ids=ids, attention_mask=attended.long(), use_cache=False)
     z = seen.z[:, :-1][scored].float()
     assert seen.embedded is not None
-    logits = logit_map(seen.embedded[:, :-1][scored].float())
-    targets = ids[:, 1:][scored]
+    logits = output.logit_map(seen.embedded[:, :-1][scored].float())
+    _add_states(sums, head, output, z, logits, ids[:, 1:][scored])
+
+
+def _add_states(
+    sums: _Sums, head: PrototypeHead, output: _Output, z: Tensor, logits: Tensor, targets: Tensor
+) -> None:
+    weight, bias, logit_map = output
     routing, rebuilt = head(z)
-    from_prototypes = logit_map(F.linear(rebuilt, weight, bias))
+    from_prototypes = output.logits(rebuilt)
     top = logits.argmax(-1)
     parts = decompose(
         z,
@@ -136,13 +183,16 @@ def _add_batch(
     sums.residual += (z - rebuilt).double().square().sum().item()
     sums.squared_z += z.double().square().sum().item()
     sums.mean_z += z.double().sum(0).cpu()
+    sums.targets += torch.bincount(targets, minlength=len(sums.targets)).cpu()
     used = routing.indices[routing.activations > 0]
     sums.usage += torch.bincount(used, minlength=head.num_prototypes).cpu()
     sums.shares.append(parts.explained_share.cpu())
 
 
-def _finish(sums: _Sums) -> HeadQuality:
+def _finish(sums: _Sums, output: _Output) -> HeadQuality:
     count = sums.tokens
+    mean = (sums.mean_z / count).to(output.weight.device, torch.float32)
+    of_mean = output.logits(mean[None])[0].log_softmax(-1).double().cpu()
     variance = sums.squared_z - (sums.mean_z.square().sum() / count).item()
     spread = sums.usage[sums.usage > 0] / sums.usage.sum().clamp_min(1)
     return HeadQuality(
@@ -154,6 +204,7 @@ def _finish(sums: _Sums) -> HeadQuality:
         agreement=sums.agreeing / count,
         in_use=(sums.usage > 0).double().mean().item(),
         usage_perplexity=torch.exp(-(spread * spread.log()).sum()).item(),
+        mean_state_ce=-(sums.targets @ of_mean).item() / count,
     )
 
 
