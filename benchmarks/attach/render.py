@@ -1,0 +1,112 @@
+"""Write docs/results/smollm2.md from the JSON of attach/; ``--check`` only compares the two."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.shared.pages import (
+    page_options,
+    publish,
+    read_results,
+    runs_made,
+    table_head,
+)
+
+GOAL, SHARE_GOAL = 0.15, 0.88
+
+
+def main() -> int:
+    """Render, or say whether the page is up to date."""
+    given = page_options(__doc__).parse_args()
+    found = read_results(given.results / "attach", "attach.frontier")
+    return publish({given.results / "smollm2.md": render(found)}, check=given.check)
+
+
+def render(found: list[dict[str, Any]]) -> str:
+    """Return the page."""
+    fits = [one for one in found if one["part"] == "fit"]
+    best = min(fits, key=lambda one: _over(one["points"][-1]))
+    last = best["points"][-1]
+    worse, share = _over(last), last["explained_share"]
+    lines = [
+        "# A head on a real model",
+        "",
+        "Generated from `attach/` by `python -m benchmarks.attach.render`; the JSON by, with a "
+        "corpus of the model's tokenizer,",
+        "",
+        "    python -m benchmarks.attach.frontier states MODEL CORPUS --work DIR --gb 3",
+        "    python -m benchmarks.attach.frontier fit MODEL --work DIR --prototypes K "
+        "--per-token k --steps N",
+        "    python -m benchmarks.attach.frontier control MODEL --work DIR --prototypes K "
+        "--per-token k",
+        "",
+        runs_made([one["environment"] for one in found]),
+        "",
+        f"SmolLM2-135M-Instruct, as its GGUF file (Q4_1) has it, on {best['states']:,} hidden "
+        f"states of the bundled sample, which it was not trained on; measured on "
+        f"{last['tokens']:,} held-out states.",
+        "",
+        "## In short",
+        "",
+        f"- The best head has {best['prototypes']:,} prototypes, {best['per_token']} a token, "
+        f"after {best['steps']:,} steps of {best['batch']}: alone it predicts at a cross-entropy "
+        f"**{worse:+.1%}** above the model's, goal at most {GOAL:+.0%}: "
+        f"{_verdict(worse <= GOAL)}.",
+        f"- Explained share **{share:.3f}**, goal {SHARE_GOAL}: {_verdict(share >= SHARE_GOAL)}.",
+        f"- It recovers {last['recovered']:.1%} of what the states say beyond their mean.",
+        "- What misses **does not work** yet: the residual is where much of a prediction is.",
+        "",
+        "## Heads",
+        "",
+        *_table(found),
+        "",
+        "## Over steps",
+        "",
+        *_curve(best),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _table(found: list[dict[str, Any]]) -> list[str]:
+    lines = table_head(
+        "| K | k | steps | CE | prototypes alone | above | recovered | explained share | FVU "
+        "| agreement | in use | MB in bf16 |"
+    )
+    for one in sorted(found, key=lambda one: (one["prototypes"], one["per_token"], one["part"])):
+        last = one["points"][-1]
+        steps = f"{one['steps']:,}" if one["part"] == "fit" else "control: random states"
+        size = 2 * one["prototypes"] * one["width"] / 1e6
+        lines.append(
+            f"| {one['prototypes']:,} | {one['per_token']} | {steps} | {last['ce']:.3f} | "
+            f"{last['prototype_only_ce']:.3f} | {_over(last):+.1%} | {last['recovered']:.1%} | "
+            f"{last['explained_share']:.3f} | {last['fvu']:.3f} | {last['agreement']:.1%} | "
+            f"{last['in_use']:.1%} | {size:.1f} |"
+        )
+    return lines
+
+
+def _curve(best: dict[str, Any]) -> list[str]:
+    lines = [
+        f"K = {best['prototypes']:,}, k = {best['per_token']}; step 0 is as placed. A step is "
+        f"{best['batch']} states, so {best['steps']:,} steps see each state "
+        f"{best['steps'] * best['batch'] / best['states']:.1f} times.",
+        "",
+        *table_head("| step | above | recovered | explained share | FVU | agreement |"),
+    ]
+    return lines + [
+        f"| {point['step']:,} | {_over(point):+.1%} | {point['recovered']:.1%} | "
+        f"{point['explained_share']:.3f} | {point['fvu']:.3f} | {point['agreement']:.1%} |"
+        for point in best["points"]
+    ]
+
+
+def _over(point: dict[str, Any]) -> float:
+    return point["prototype_only_ce"] / point["ce"] - 1
+
+
+def _verdict(met: bool) -> str:
+    return "met" if met else "**missed**"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
