@@ -26,13 +26,23 @@ PROTOTYPES_PER_TOKEN = 8
 
 def build_tiny_corpus(directory: Path) -> Path:
     """Write the starts of some hundred documents from all over the bundled sample."""
+    return build_corpus(_documents(directory), directory / "sample", vocab_size=2048).path
+
+
+def build_small_corpus(tiny_model: Path, directory: Path, every: int = 5) -> Path:
+    """Write one in so many of those documents, with the tiny model's tokens."""
+    source = _documents(directory, every)
+    return build_corpus(source, directory / "small", tokenizer=tiny_model).path
+
+
+def _documents(directory: Path, every: int = 1) -> Path:
     table = pq.read_table(sample_path())
-    rows = table.take(list(range(0, len(table), len(table) // DOCUMENTS))).to_pylist()
+    rows = table.take(list(range(0, len(table), every * (len(table) // DOCUMENTS)))).to_pylist()
     for row in rows:
         row["text"] = row["text"][:CHARACTERS]
     source = directory / "documents.parquet"
     pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), source)
-    return build_corpus(source, directory / "sample", vocab_size=2048).path
+    return source
 
 
 def train_tiny_model(corpus: Corpus, directory: Path) -> Path:

@@ -19,6 +19,7 @@ from prismlm.index.lens import Lens
 from prismlm.index.states import META_FILE, STATES_FILE, HiddenStates, read_states
 from prismlm.interrupts import IndexInterrupted
 from prismlm.models.seam import capture
+from tests.helpers.tiny import build_small_corpus
 
 WINDOWS = {"window": 64, "stride": 48}
 
@@ -29,8 +30,8 @@ def lm(tiny_model):
 
 
 @pytest.fixture(scope="module")
-def corpus(tiny_corpus):
-    return Corpus.open(tiny_corpus)
+def corpus(tiny_model, tmp_path_factory):
+    return Corpus.open(build_small_corpus(tiny_model, tmp_path_factory.mktemp("small")))
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +80,7 @@ def test_reading_goes_on_after_an_interrupt_and_a_kill(kept, lm, corpus, tmp_pat
         end_block(self)
         blocks.append(self.rows)
         if len(blocks) == 3:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(module.Writer, "end_block", interrupting)
     with pytest.raises(IndexInterrupted, match="is kept in"):
@@ -152,7 +153,7 @@ def test_a_model_with_broken_weights_is_refused(tiny_model, corpus, tmp_path):
 
 def test_a_full_disk_is_said(lm, corpus, tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
     try:
         with pytest.raises(PrismError, match=r"could not be written .* lower --states-gb"):
             read_states(lm.model, corpus, tmp_path, **WINDOWS, limit_bytes=1e9)

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 
 import pytest
@@ -17,12 +16,18 @@ from prismlm.errors import InputError
 from prismlm.interrupts import IndexInterrupted
 from prismlm.models.sidecar import HEAD_FILE, META_FILE
 from prismlm.training.attach import AttachOptions, attach
-from prismlm.training.fit import FitOptions
+from prismlm.training.fit import FitOptions, Fitting
+from tests.helpers.tiny import build_small_corpus
 
 # The package has a function of the module's name.
 module = sys.modules[attach.__module__]
-FIT = FitOptions(prototypes=48, prototypes_per_token=4, epochs=2, batch=64, frequent=300, drawn=50)
+FIT = FitOptions(prototypes=48, prototypes_per_token=4, epochs=2, batch=128, frequent=300, drawn=50)
 OPTIONS = AttachOptions(fit=FIT, window=64, contexts=4, heldout_tokens=500)
+
+
+@pytest.fixture(scope="module")
+def small_corpus(tiny_model, tmp_path_factory):
+    return build_small_corpus(tiny_model, tmp_path_factory.mktemp("small"))
 
 
 @pytest.fixture(scope="module")
@@ -35,9 +40,9 @@ def base(tiny_model, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def attached(base, tiny_corpus, tmp_path_factory):
+def attached(base, small_corpus, tmp_path_factory):
     out = tmp_path_factory.mktemp("attached") / "model"
-    return attach(str(base), [tiny_corpus], out, OPTIONS)
+    return attach(str(base), [small_corpus], out, OPTIONS)
 
 
 def test_the_model_is_the_one_that_was_given(attached, base):
@@ -49,7 +54,7 @@ def test_the_model_is_the_one_that_was_given(attached, base):
     assert os.path.samefile(weights, attached.directory / "model.safetensors")
 
 
-def test_it_explains_and_says_what_it_was_attached_to(attached, base, tiny_corpus):
+def test_it_explains_and_says_what_it_was_attached_to(attached, base, small_corpus):
     lm = prismlm.load(attached.directory)
     trace = lm.explain("The cell is the smallest unit", generate=3)
     assert trace.passages(3)
@@ -58,15 +63,15 @@ def test_it_explains_and_says_what_it_was_attached_to(attached, base, tiny_corpu
     meta = json.loads((attached.directory / META_FILE).read_text())
     assert meta["base"]["name"] == str(base)
     read = meta["provenance"]["attached"]["read"]
-    assert read["fingerprint"] == Corpus.open(tiny_corpus).fingerprint
+    assert read["fingerprint"] == Corpus.open(small_corpus).fingerprint
     assert not (attached.directory / module.WORK).exists()
 
 
-def test_the_head_carries_more_than_before_it_was_fitted(base, tiny_corpus, attached, tmp_path):
+def test_the_head_carries_more_than_before_it_was_fitted(base, small_corpus, attached, tmp_path):
     unfitted = FitOptions(**{**vars(FIT), "epochs": 1e-9})
     placed = attach(
         str(base),
-        [tiny_corpus],
+        [small_corpus],
         tmp_path / "m",
         AttachOptions(fit=unfitted, window=64, contexts=4, heldout_tokens=500),
     )
@@ -86,7 +91,7 @@ def test_files_become_a_corpus_of_the_models_tokenizer(base, tmp_path):
     assert prismlm.load(result.directory).explain("The story of house").passages(1)
 
 
-def test_the_same_command_goes_on(base, tiny_corpus, attached, tmp_path, monkeypatch):
+def test_the_same_command_goes_on(base, small_corpus, attached, tmp_path, monkeypatch):
     out = tmp_path / "model"
     fit, measured = module.fit, []
 
@@ -99,36 +104,40 @@ def test_the_same_command_goes_on(base, tiny_corpus, attached, tmp_path, monkeyp
     read = module.read_states
     monkeypatch.setattr(module, "fit", interrupted)
     with pytest.raises((IndexInterrupted, KeyboardInterrupt, SystemExit)), terminable():
-        attach(str(base), [tiny_corpus], out, OPTIONS)
+        attach(str(base), [small_corpus], out, OPTIONS)
     monkeypatch.setattr(
         module, "read_states", lambda *a, **o: measured.append("read") or read(*a, **o)
     )
-    attach(str(base), [tiny_corpus], out, OPTIONS)
+    attach(str(base), [small_corpus], out, OPTIONS)
     assert (out / HEAD_FILE).read_bytes() == (attached.directory / HEAD_FILE).read_bytes()
     # A third time there is nothing left to do but to say what there is.
-    again = attach(str(base), [tiny_corpus], out, OPTIONS)
+    again = attach(str(base), [small_corpus], out, OPTIONS)
     assert again.quality == attached.quality
     assert measured.count("fitted") == 2
 
 
-def test_a_killed_run_goes_on_to_the_same_bytes(base, tiny_corpus, attached, tmp_path):
+def test_a_killed_run_goes_on_to_the_same_bytes(base, small_corpus, attached, tmp_path):
     out = tmp_path / "model"
-    code = (
-        "import sys, signal, os\n"
-        "from tests.training.test_attach import OPTIONS, module\n"
-        "place = module.fit.__globals__['Fitting'].take\n"
-        "def kill(self, rows):\n"
-        "    if self.step == 9: self.save()\n"
-        "    if self.step == 13: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "    return place(self, rows)\n"
-        "module.fit.__globals__['Fitting'].take = kill\n"
-        f"module.attach({str(base)!r}, [{str(tiny_corpus)!r}], {str(out)!r}, OPTIONS)\n"
-    )
-    killed = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()[-800:]
+    child = os.fork()
+    if not child:
+        take = Fitting.take
+
+        def killed(self, rows):
+            if self.step == 9:
+                self.save()
+            if self.step == 13:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return take(self, rows)
+
+        Fitting.take = killed
+        try:
+            attach(str(base), [small_corpus], out, OPTIONS)
+        finally:
+            os._exit(1)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
     assert not (out / META_FILE).exists()
-    attach(str(base), [tiny_corpus], out, OPTIONS)
-    for name in (HEAD_FILE, "lens/sample/cells.npy", "lens/sample/index.parquet"):
+    attach(str(base), [small_corpus], out, OPTIONS)
+    for name in (HEAD_FILE, "lens/small/cells.npy", "lens/small/index.parquet"):
         assert (out / name).read_bytes() == (attached.directory / name).read_bytes()
 
 
@@ -147,27 +156,27 @@ def terminable():
     return block()
 
 
-def test_other_settings_do_not_go_on(base, tiny_corpus, attached):
+def test_other_settings_do_not_go_on(base, small_corpus, attached):
     with pytest.raises(InputError, match=r"begun with other settings \(window: 64 → 32\)"):
         attach(
             str(base),
-            [tiny_corpus],
+            [small_corpus],
             attached.directory,
             AttachOptions(fit=FIT, window=32, contexts=4, heldout_tokens=500),
         )
 
 
-def test_a_directory_of_something_else_is_left_alone(base, tiny_corpus, tmp_path):
+def test_a_directory_of_something_else_is_left_alone(base, small_corpus, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(InputError, match="was not written by prismlm attach"):
-        attach(str(base), [tiny_corpus], tmp_path, OPTIONS)
+        attach(str(base), [small_corpus], tmp_path, OPTIONS)
     assert os.listdir(tmp_path) == ["notes.txt"]
 
 
-def test_a_corpus_smaller_than_the_prototypes(base, tiny_corpus, tmp_path):
+def test_a_corpus_smaller_than_the_prototypes(base, small_corpus, tmp_path):
     many = AttachOptions(fit=FitOptions(prototypes=10**7), window=64)
     with pytest.raises(InputError, match="fewer than the 10,000,000 prototypes"):
-        attach(str(base), [tiny_corpus], tmp_path / "model", many)
+        attach(str(base), [small_corpus], tmp_path / "model", many)
 
 
 def test_a_corpus_of_another_tokenizer(base, tmp_path):

@@ -1,6 +1,8 @@
 """A head fitted to stored states: the sampled divergence, placing, resuming, and that it learns."""
 
 import math
+import os
+import signal
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from prismlm.layers import PrototypeHead
 from prismlm.ops.divergence import divergence
 from prismlm.training import fit as module
 from prismlm.training.fit import FitOptions, Vocabulary, batches, fit, place
+from tests.helpers.tiny import build_small_corpus
 
 SMALL = FitOptions(
     prototypes=32, prototypes_per_token=4, epochs=1, batch=64, frequent=100, drawn=50
@@ -28,10 +31,10 @@ def lm(tiny_model):
 
 
 @pytest.fixture(scope="module")
-def states(lm, tiny_corpus, tmp_path_factory):
+def states(lm, tiny_model, tmp_path_factory):
     return read_states(
         lm.model,
-        Corpus.open(tiny_corpus),
+        Corpus.open(build_small_corpus(tiny_model, tmp_path_factory.mktemp("small"))),
         tmp_path_factory.mktemp("states"),
         window=64,
         stride=48,
@@ -119,10 +122,7 @@ def test_an_interrupted_fit_goes_on_to_the_same_head(lm, states, tmp_path, monke
     def interrupting(self, rows):
         taken.append(self.step)
         if len(taken) == 7:
-            import os
-            import signal
-
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGTERM)
         return take(self, rows)
 
     monkeypatch.setattr(module.Fitting, "take", interrupting)

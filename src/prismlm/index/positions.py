@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 # How many logits are formed at once: 8 MB, which stay in a processor's cache.
 LOGITS_AT_ONCE = 2**21
+# Fewer rows would fetch a large vocabulary's weights more often than they are worth.
+ROWS_AT_LEAST = 160
 
 
 def check_share(share: float | None) -> None:
@@ -101,7 +103,7 @@ def probabilities(model: PreTrainedModel, z: Tensor, tokens: Tensor) -> Tensor:
     weight, bias = embedding.weight, getattr(embedding, "bias", None)
     assert isinstance(weight, Tensor)
     found = torch.empty(len(z), device=z.device)
-    rows = max(1, LOGITS_AT_ONCE // len(weight))
+    rows = max(ROWS_AT_LEAST, LOGITS_AT_ONCE // len(weight))
     for first in range(0, len(z), rows):
         part = slice(first, first + rows)
         logits = logit_map(functional.linear(z[part], weight, bias).float())
