@@ -295,11 +295,11 @@ def _temperatures(methods: dict[str, Any], retrained: dict[str, Any]) -> list[st
     for name in methods:
         if name.startswith("explain, T = "):
             found[float(name.removeprefix("explain, T = "))] = methods[name]
-    of_models = {t: retrained.get(f"evidence T={t:g} cells=16") for t in found}
+    names = {t: f"evidence T={t:g} cells=16" for t in found}
+    of_models = {t: retrained[name] for t, name in names.items() if name in retrained}
     searched = {
-        t: np.append(_judged(found[t], "search")[[0, 1, 3]], of_models[t]["search"]["mean"])
-        for t in found
-        if of_models[t]
+        t: np.append(_judged(found[t], "search")[[0, 1, 3]], one["search"]["mean"])
+        for t, one in of_models.items()
     }
     best = np.array(list(searched.values())).max(0)
     for t in sorted(found):
