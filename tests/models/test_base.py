@@ -21,8 +21,12 @@ def placed(path, out):
 
 
 def test_files_of_a_directory_are_linked_and_ours_are_left(tiny_model, tmp_path):
-    placed(tiny_model, tmp_path / "out")
-    assert os.path.samefile(tiny_model / "config.json", tmp_path / "out" / "config.json")
+    model = tmp_path / "model"
+    shutil.copytree(tiny_model, model)
+    (model / "training.json").write_text("{}")
+    placed(model, tmp_path / "out")
+    assert not (tmp_path / "out" / "training.json").exists()
+    assert os.path.samefile(model / "config.json", tmp_path / "out" / "config.json")
     assert not (tmp_path / "out" / META_FILE).exists()
     assert not (tmp_path / "out" / "lens").exists()
 

@@ -87,7 +87,7 @@ def test_files_become_a_corpus_of_the_models_tokenizer(base, tmp_path):
     for number in range(80):
         (texts / f"{number}.txt").write_text(f"The story of house number {number}. " * 8)
     result = attach(str(base), [texts], tmp_path / "model", OPTIONS)
-    assert result.corpus == tmp_path / "model" / "corpus"
+    assert result.corpus == tmp_path / "model" / "corpora" / "texts"
     assert prismlm.load(result.directory).explain("The story of house").passages(1)
 
 

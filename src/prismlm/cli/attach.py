@@ -104,7 +104,7 @@ def _print_result(result: AttachResult, seconds: float) -> None:
         ("fitted to", f"{count(result.states)} states"),
         ("CE of the model", f"{quality.ce:.3f}"),
         ("CE of the prototypes alone", f"{quality.prototype_only_ce:.3f}, {worse:+.1%}"),
-        ("of what is known of a state, recovered", f"{quality.recovered or 0:.1%}"),
+        ("recovered", f"{quality.recovered or 0:.1%} of what the states say beyond their mean"),
         ("explained share", f"{quality.explained_share:.3f}"),
         ("FVU", f"{quality.fvu:.3f}"),
         ("agreement", f"{quality.agreement:.1%}"),

@@ -21,6 +21,8 @@ from prismlm.models.sidecar import HEAD_FILE, META_FILE
 
 CONFIG_FILE = "config.json"
 GGUF = ".gguf"
+# Of the head that a model directory has already, and of the run that wrote it.
+OURS = (META_FILE, HEAD_FILE, "training.json", "attach.json")
 # What a checkpoint without code of its own consists of.
 KINDS = (".safetensors", ".json", ".model", ".txt", ".jinja")
 
@@ -137,11 +139,10 @@ def _fetched(name: str, revision: str | None) -> Path:
 
 def _files_of(directory: Path) -> list[Path]:
     """Return the files of a checkpoint, config.json last."""
-    ours = (META_FILE, HEAD_FILE)
     found = [
         path
         for path in sorted(directory.iterdir())
-        if path.is_file() and path.suffix in KINDS and path.name not in ours
+        if path.is_file() and path.suffix in KINDS and path.name not in OURS
     ]
     return sorted(found, key=lambda path: path.name == CONFIG_FILE)
 

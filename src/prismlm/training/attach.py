@@ -42,7 +42,7 @@ from prismlm.training.fit import FitOptions, fit
 from prismlm.training.run import write_history
 from prismlm.training.run_directory import ATTACH_FILE, exclusive
 
-CORPUS = "corpus"
+CORPORA = "corpora"
 WORK = "attach"
 STATES = "states"
 FIT_FILE = "fit.pt"
@@ -242,7 +242,7 @@ class _Work:
         """Return the corpus that was given, or one of the files that were."""
         if len(given) == 1 and (Path(given[0]) / "corpus.json").is_file():
             return Corpus.open(Path(given[0]))
-        built = self.out / CORPUS
+        built = self.out / CORPORA / (Path(given[0]).resolve().stem or "corpus")
         if (built / "corpus.json").is_file():
             return Corpus.open(built)
         return build_corpus(list(given), built, tokenizer=self.out, progress=self.progress)
