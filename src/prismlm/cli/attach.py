@@ -15,45 +15,49 @@ from prismlm.cli.output import print_json, print_rows
 if TYPE_CHECKING:
     from prismlm.training import AttachEstimate, AttachResult
 
+Base = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A directory, a GGUF file or a name on the hub.")
+]
 Files = Annotated[
     list[Path],
     typer.Option(metavar="DIR|FILE", help="A corpus, or text to build one of; may be repeated."),
 ]
+Out = Annotated[Path, typer.Option(metavar="DIR", help="The model directory to write.")]
+Revision = Annotated[
+    str | None, typer.Option(help="Of a model on the hub: a branch, tag or commit.")
+]
+Prototypes = Annotated[int, typer.Option(metavar="K", help="How many prototypes.")]
+PerToken = Annotated[int, typer.Option(metavar="k", help="How many a token may rely on.")]
+Epochs = Annotated[float, typer.Option(help="How often the head sees every state.")]
+Batch = Annotated[int, typer.Option(metavar="N", help="States of a step.")]
+Rate = Annotated[float, typer.Option(help="Learning rate, in units of the prototypes' elements.")]
+StatesGb = Annotated[float, typer.Option(metavar="GB", help="The most disk for hidden states.")]
+KeepStates = Annotated[bool, typer.Option("--keep-states", help="Leave them there at the end.")]
+OwnWindow = Annotated[int | None, typer.Option(metavar="N", help="Tokens read at once; else 512.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Precision = Annotated[str, typer.Option(help="auto, float32 or bf16.")]
+Seed = Annotated[int, typer.Option(help="Of everything random.")]
 
 
 def attach(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A directory, a GGUF file or a name on the hub.")
-    ],
+    model: Base,
     corpus: Files,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="The model directory to write.")],
-    revision: Annotated[
-        str | None, typer.Option(help="Of a model on the hub: a branch, tag or commit.")
-    ] = None,
-    prototypes: Annotated[int, typer.Option(metavar="K", help="How many prototypes.")] = 8192,
-    prototypes_per_token: Annotated[
-        int, typer.Option(metavar="k", help="How many a token may rely on.")
-    ] = 32,
-    epochs: Annotated[float, typer.Option(help="How often the head sees every state.")] = 4.0,
-    batch: Annotated[int, typer.Option(metavar="N", help="States of a step.")] = 256,
-    rate: Annotated[
-        float, typer.Option(help="Learning rate, in units of the prototypes' elements.")
-    ] = 0.03,
-    states_gb: Annotated[
-        float, typer.Option(metavar="GB", help="The most disk for hidden states.")
-    ] = 4.0,
-    keep_states: Annotated[
-        bool, typer.Option("--keep-states", help="Leave them there at the end.")
-    ] = False,
-    window: Annotated[
-        int | None, typer.Option(metavar="N", help="Tokens read at once; else 512.")
-    ] = None,
+    out: Out,
+    revision: Revision = None,
+    prototypes: Prototypes = 8192,
+    prototypes_per_token: PerToken = 32,
+    epochs: Epochs = 4.0,
+    batch: Batch = 256,
+    rate: Rate = 0.03,
+    states_gb: StatesGb = 4.0,
+    keep_states: KeepStates = False,
+    window: OwnWindow = None,
     contexts: Contexts = 64,
     positions: PositionShare = "1",
     codes: CodesOfStates = "int8",
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    precision: Annotated[str, typer.Option(help="auto, float32 or bf16.")] = "auto",
-    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    device: Device = "auto",
+    precision: Precision = "auto",
+    seed: Seed = 0,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
@@ -66,14 +70,7 @@ def attach(
     from prismlm.training import AttachOptions, FitOptions, estimate_attach
     from prismlm.training import attach as run
 
-    fit = FitOptions(
-        prototypes=prototypes,
-        prototypes_per_token=prototypes_per_token,
-        epochs=epochs,
-        batch=batch,
-        learning_rate=rate,
-        seed=seed,
-    )
+    fit = FitOptions(prototypes, prototypes_per_token, epochs, batch, rate, seed=seed)
     options = AttachOptions(
         fit=fit,
         window=window,

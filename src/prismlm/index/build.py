@@ -179,7 +179,7 @@ def index_shard(
     partial = Partial(out)
     run = _run(model, head, corpus, options, shard)
     if states is not None:
-        check_states(states, run)
+        states.check(run)
         run["states"] = states.fingerprint
     if partial.finished():
         with partial.finishing():
@@ -351,21 +351,6 @@ def check_lens_directory(out: Path, *, overwrite: bool) -> None:
         raise InputError(f"{out} exists. Choose another --lens, or pass --overwrite to replace it.")
     if out.exists() and any(out.iterdir()) and not (out / layout.META_FILE).is_file():
         raise InputError(f"{out} is not a lens, so it is not replaced: choose another --lens.")
-
-
-def check_states(states: HiddenStates, run: dict[str, Any]) -> None:
-    """Check that states are of what is to be indexed.
-
-    Raises:
-        InputError: they are of another model, corpus, split, window or stride.
-    """
-    of = ("model", "corpus", "split", "window", "stride")
-    other = [name for name in of if states.run[name] != run[name]]
-    if other:
-        raise InputError(
-            f"the hidden states in {states.directory} are of another {' and '.join(other)}: index "
-            "without them, or with those settings."
-        )
 
 
 def check_index(

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,6 +97,20 @@ class HiddenStates:
         """Of what they are of, and how much of it."""
         return fingerprints.of_json([self.run, self._ends[-1]])
 
+    def check(self, run: dict[str, Any]) -> None:
+        """Check that these are the states of what an index is to read.
+
+        Raises:
+            InputError: they are of another model, corpus, split, window or stride.
+        """
+        of = ("model", "corpus", "split", "window", "stride")
+        other = [name for name in of if self.run[name] != run[name]]
+        if other:
+            raise InputError(
+                f"the hidden states in {self.directory} are of another {' and '.join(other)}: "
+                "index without them, or with those settings."
+            )
+
     def states(self, rows: np.ndarray) -> Tensor:
         """Return the states of some rows, float32 [n, d]."""
         return _floats(self._states[rows])
@@ -151,22 +166,14 @@ def read_states(
         PrismError: the disk is full; what was noted is kept.
         IndexInterrupted: SIGINT or SIGTERM came; what was read is kept.
     """
-    run = {
-        "model": fingerprints.of_weights(model),
-        "corpus": corpus.fingerprint,
-        "split": split,
-        "window": window,
-        "stride": stride,
-        "bf16": bf16,
-        "limit_bytes": limit_bytes,
-    }
+    asked = {"split": split, "window": window, "stride": stride}
+    of = {"model": fingerprints.of_weights(model), "corpus": corpus.fingerprint}
+    run = of | asked | {"bf16": bf16, "limit_bytes": limit_bytes}
     writer = Writer(directory, run, int(model.config.get_text_config().hidden_size))
     if writer.complete:
         return HiddenStates.open(directory)
-    order = BlockOrder.of(corpus.num_tokens)
     documents, tokens = split_counts(corpus, split)
-    row = BYTES_PER_NUMBER * writer.width + BYTES_PER_TOKEN
-    total = min(tokens - documents, int(limit_bytes / row))
+    total = min(tokens - documents, int(limit_bytes / writer.row_bytes))
     rest = f"What was read until the last note is kept in {directory}."
     noted = time.monotonic()
     with (
@@ -175,11 +182,8 @@ def read_states(
         Interrupts(lambda: rest) as interrupts,
         progress.task("Reading hidden states", max(0, total - writer.rows), "tokens") as task,
     ):
-        for slot in range(len(writer.ends), order.count):
-            if slot and writer.rows * row >= limit_bytes:
-                break
-            block = read_block(corpus, order, order.block(slot), split, window, stride)
-            for batch, _ in block_passes(block, corpus, corpus.eos_token_id):
+        for passes in _blocks(corpus, writer, limit_bytes, **asked):
+            for batch, _ in passes:
                 task.advance(writer.add(*_read(model, corpus, batch, bf16=bf16)))
             writer.end_block()
             if interrupts.received or time.monotonic() - noted >= save_seconds:
@@ -189,6 +193,18 @@ def read_states(
                 interrupts.stop()
         writer.note(complete=True)
     return HiddenStates.open(directory)
+
+
+def _blocks(
+    corpus: Corpus, writer: Writer, limit_bytes: float, *, split: Split, window: int, stride: int
+) -> Iterator[Iterator[tuple[WindowBatch, np.ndarray]]]:
+    """Yield the passes of each block that is left, until the files are as large as they may be."""
+    order = BlockOrder.of(corpus.num_tokens)
+    for slot in range(len(writer.ends), order.count):
+        if slot and writer.rows * writer.row_bytes >= limit_bytes:
+            break
+        block = read_block(corpus, order, order.block(slot), split, window, stride)
+        yield block_passes(block, corpus, corpus.eos_token_id)
 
 
 @torch.inference_mode()
@@ -220,6 +236,7 @@ class Writer:
         self.directory, self.run, self.width = directory, run, width
         self.ends: list[int] = []
         self.rows, self.complete = 0, False
+        self.row_bytes = BYTES_PER_NUMBER * width + BYTES_PER_TOKEN
         directory.mkdir(parents=True, exist_ok=True)
         if (directory / META_FILE).is_file():
             before = HiddenStates.open(directory)
