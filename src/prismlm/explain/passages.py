@@ -151,7 +151,7 @@ class PositionAttribution(Attribution):
         """
         found, total = self.by_document, self.total
         wanted = self._matching(found.number, where)
-        order = np.argsort(-np.where(wanted, found.value, 0), kind="stable")[:limit]
+        order = largest(np.where(wanted, found.value, 0), limit)
         return [
             DocumentShare(
                 share=float(found.value[i] / total),
@@ -166,22 +166,22 @@ class PositionAttribution(Attribution):
         Raises:
             InputError: the filter names what is not there.
         """
-        place, value, cosine = self.places
+        (place, value, cosine), total = self.places, self.total
         if not len(place):
             return []
-        number = self.cells.document_of(place)
+        number = self._numbers
         apart = (np.diff(place) > GAP) | (np.diff(number) > 0)
         first = np.concatenate([[0], np.flatnonzero(apart) + 1])
         sums = np.add.reduceat(value, first)
         last = np.append(first[1:], len(place))
         wanted = self._matching(number[first], where)
-        order = np.argsort(-np.where(wanted, sums, 0), kind="stable")[:limit]
+        order = largest(np.where(wanted, sums, 0), limit)
         passages: list[Passage] = []
         for i in order[(sums[order] > 0) & wanted[order]].tolist():
             best = int(first[i] + value[first[i] : last[i]].argmax())
             passages.append(
                 Passage(
-                    share=float(sums[i] / self.total),
+                    share=float(sums[i] / total),
                     cosine=float(cosine[best]),
                     length=int(place[last[i] - 1] - place[first[i]]) + 1,
                     **self._told(int(number[best]), int(place[best])),
@@ -214,12 +214,26 @@ class PositionAttribution(Attribution):
     @cached_property
     def by_document(self) -> Documents:
         """The evidence of places by document."""
-        return by_document(self.cells, self.places)
+        return by_document(self._numbers, self.places)
+
+    @cached_property
+    def _numbers(self) -> np.ndarray:
+        return self.cells.document_of(self.places.place)
 
 
-def by_document(cells: Cells, places: Places) -> Documents:
-    """Return the evidence of places by document."""
-    number = cells.document_of(places.place)
+def largest(values: np.ndarray, limit: int) -> np.ndarray:
+    """Return where the largest values stand, at most so many: descending, ties by their place."""
+    if limit < 1:
+        return np.empty(0, dtype=np.int64)
+    candidates = np.arange(len(values))
+    if limit < len(values):
+        # Sorting all of them would take a good part of an answer's time.
+        candidates = np.flatnonzero(values >= np.partition(values, -limit)[-limit])
+    return candidates[np.argsort(-values[candidates], kind="stable")][:limit]
+
+
+def by_document(number: np.ndarray, places: Places) -> Documents:
+    """Return the evidence of places, in documents of these numbers, by document."""
     first = np.flatnonzero(np.diff(number, prepend=-1))
     if not len(first):
         return Documents(number, places.value, number)
@@ -285,7 +299,8 @@ class PositionSum:
         """Add the attribution of other predictions."""
         self._unplaced += found.unplaced
         self._beside += found.beside
-        number, value, best = by_document(self._cells, found.places)
+        numbers = self._cells.document_of(found.places.place)
+        number, value, best = by_document(numbers, found.places)
         self._value[number] += value
         weight = found.places.value[best]
         better = weight > self._most[number]
