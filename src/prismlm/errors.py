@@ -44,6 +44,15 @@ def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
         )
 
 
+def changes(before: dict[str, object], now: dict[str, object]) -> list[str]:
+    """Return what a run has now that it did not have before, as ``key: before → now``."""
+    return [
+        f"{key}: {before.get(key, 'not set')} → {now.get(key, 'not set')}"
+        for key in sorted(before | now)
+        if before.get(key) != now.get(key)
+    ]
+
+
 def suggest(word: str, known: list[str]) -> str:
     """Return ``" Did you mean 'x'?"`` for the closest known word, or an empty string."""
     import difflib

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 import stat
 import uuid
@@ -13,8 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from prismlm.errors import FormatError
+from prismlm.errors import FormatError, PrismError
 
+# What torch.save says, as a RuntimeError, of a write that failed.
+FAILED_WRITE = re.compile("PytorchStreamWriter|inline_container")
 PRIVATE = stat.S_IRUSR | stat.S_IWUSR
 
 
@@ -79,6 +82,26 @@ def atomic_directory(path: str | os.PathLike[str]) -> Iterator[Path]:
     finally:
         if temporary.exists():
             shutil.rmtree(temporary)
+
+
+@contextmanager
+def room_to_write(what: str, directory: Path, way_out: str) -> Iterator[None]:
+    """Turn a disk that is full, or fails, into an error that says how much is free and what to do.
+
+    Raises:
+        PrismError: a write in the block failed.
+    """
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, SafetensorError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not FAILED_WRITE.search(str(error)):
+            raise
+        free = shutil.disk_usage(directory).free
+        raise PrismError(
+            f"{what} could not be written ({error}): {free / 1e6:,.1f} MB are free. {way_out}"
+        ) from error
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:

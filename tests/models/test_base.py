@@ -50,6 +50,7 @@ def test_a_gguf_file_becomes_the_same_model(tiny_model, tmp_path):
     before, after = (AutoTokenizer.from_pretrained(d) for d in (tiny_model, tmp_path / "out"))
     assert before(text)["input_ids"] == after(text)["input_ids"]
     assert not list((tmp_path / "out").glob(".*"))
+    assert not converted.generation_config.do_sample
 
 
 def test_a_gguf_file_that_is_cut_off(tiny_model, tmp_path):

@@ -83,9 +83,11 @@ def test_the_way_to_convert_pickles_works(saved, tmp_path):
 
 
 def test_a_pickle_beside_safetensors_is_left_alone(saved):
-    directory = saved(AutoModelForCausalLM.from_config(LlamaConfig(**SMALL)))
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**SMALL))
+    directory = saved(model)
     (directory / "pytorch_model.bin").write_bytes(b"not even a pickle")
-    read_checkpoint(directory)
+    opened, _ = read_checkpoint(directory)
+    assert torch.equal(opened.lm_head.weight, model.lm_head.weight)
 
 
 def test_an_encoder_that_opens_like_a_decoder(saved):

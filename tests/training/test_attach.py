@@ -110,10 +110,12 @@ def test_the_same_command_goes_on(base, small_corpus, attached, tmp_path, monkey
     )
     attach(str(base), [small_corpus], out, OPTIONS)
     assert (out / HEAD_FILE).read_bytes() == (attached.directory / HEAD_FILE).read_bytes()
-    # A third time there is nothing left to do but to say what there is.
-    again = attach(str(base), [small_corpus], out, OPTIONS)
-    assert again.quality == attached.quality
     assert measured.count("fitted") == 2
+    # A third time there is nothing left to do but to say what there is.
+    read_before = measured.count("read")
+    again = attach(str(base), [small_corpus], out, OPTIONS)
+    assert (again.quality, again.states) == (attached.quality, attached.states)
+    assert measured.count("read") == read_before
 
 
 def test_a_killed_run_goes_on_to_the_same_bytes(base, small_corpus, attached, tmp_path):
@@ -175,8 +177,39 @@ def test_a_directory_of_something_else_is_left_alone(base, small_corpus, tmp_pat
 
 def test_a_corpus_smaller_than_the_prototypes(base, small_corpus, tmp_path):
     many = AttachOptions(fit=FitOptions(prototypes=10**7), window=64)
-    with pytest.raises(InputError, match="fewer than the 10,000,000 prototypes"):
+    with pytest.raises(InputError, match="are fewer than the 10,000,000 prototypes"):
         attach(str(base), [small_corpus], tmp_path / "model", many)
+    # What the message advises is then possible in the same place.
+    attach(str(base), [small_corpus], tmp_path / "model", OPTIONS)
+    assert (tmp_path / "model" / META_FILE).is_file()
+
+
+def test_too_little_room_for_the_states_of_the_prototypes(base, small_corpus, tmp_path):
+    little = AttachOptions(fit=FIT, window=64, states_gb=1e-6)
+    with pytest.raises(InputError, match="more --states-gb"):
+        attach(str(base), [small_corpus], tmp_path / "model", little)
+
+
+def test_another_model_is_not_attached_in_its_place(base, small_corpus, tmp_path):
+    many = AttachOptions(fit=FitOptions(prototypes=10**7), window=64)
+    other = tmp_path / "other"
+    shutil.copytree(base, other)
+    with pytest.raises(InputError, match="fewer than"):
+        attach(str(base), [small_corpus], tmp_path / "model", many)
+    with pytest.raises(InputError, match=r"begun with other settings \(.*model: "):
+        attach(str(other), [small_corpus], tmp_path / "model", OPTIONS)
+
+
+def test_a_model_in_bfloat16(base, small_corpus, tmp_path):
+    half = tmp_path / "half"
+    shutil.copytree(base, half)
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16)
+    model.save_pretrained(half)
+    result = attach(str(half), [small_corpus], tmp_path / "model", OPTIONS)
+    lm = prismlm.load(result.directory)
+    assert lm.model.dtype == torch.bfloat16
+    assert lm.explain("The cell is the smallest unit").passages(1)
+    assert result.quality.recovered > 0.5
 
 
 def test_a_corpus_of_another_tokenizer(base, tmp_path):

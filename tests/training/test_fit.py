@@ -2,6 +2,7 @@
 
 import math
 import os
+import resource
 import signal
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 
 import prismlm
 from prismlm.corpus import Corpus
-from prismlm.errors import FormatError, InputError
+from prismlm.errors import FormatError, InputError, PrismError
 from prismlm.index.states import read_states
 from prismlm.interrupts import IndexInterrupted
 from prismlm.layers import PrototypeHead
@@ -132,6 +133,17 @@ def test_an_interrupted_fit_goes_on_to_the_same_head(lm, states, tmp_path, monke
     assert taken == list(range(SMALL.steps(len(states))))
     assert torch.equal(whole.prototypes, resumed.prototypes)
     assert more == history
+
+
+def test_a_full_disk_is_said(lm, states, tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, limits[1]))
+    try:
+        with pytest.raises(PrismError, match=r"the fit could not be written .* MB are free"):
+            fit(lm.model, states, SMALL, tmp_path / "fit.pt", save_seconds=0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_fit_is_not_gone_on_with_by_another(lm, states, tmp_path):

@@ -30,7 +30,7 @@ from prismlm.corpus.documents import Columns, Document
 from prismlm.corpus.read import SeenIds
 from prismlm.corpus.store import Corpus
 from prismlm.corpus.writer import CorpusWriter
-from prismlm.errors import FormatError, InputError, Interrupted
+from prismlm.errors import FormatError, InputError, Interrupted, changes
 from prismlm.files import read_json, write_json
 from prismlm.locks import locked, writing
 from prismlm.progress import SILENT, Reporter
@@ -136,11 +136,7 @@ def _reused(target: Path, origin: dict[str, Any]) -> Corpus:
 def _check_same(before: Any, origin: dict[str, Any], what: str) -> None:
     if not isinstance(before, dict):
         raise InputError(f"{what} from files, not from a dataset. Choose another --corpus.")
-    changed = [
-        f"{key}: {before.get(key, 'not set')} → {origin.get(key, 'not set')}"
-        for key in sorted(before | origin)
-        if before.get(key) != origin.get(key)
-    ]
+    changed = changes(before, origin)
     if changed:
         raise InputError(
             f"{what} from another input ({'; '.join(changed)}). Go on with that one, choose "

@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from prismlm import fingerprints
-from prismlm.errors import FormatError, InputError, Interrupted
+from prismlm.errors import FormatError, InputError, Interrupted, changes
 from prismlm.eval.accuracy import BAND, HEADLINE, Answers, mean_figures, task_figures
 from prismlm.eval.benchmarks import Benchmark, benchmarks_of, load_tasks
 from prismlm.eval.predictors import PredictorLM
@@ -261,11 +261,7 @@ def _begin(out: Path, run: dict[str, Any]) -> None:
     before = read_json(path)
     if not isinstance(before, dict):
         raise FormatError(f"{path} is damaged: remove {out} to start anew.")
-    changed = [
-        f"{key}: {before.get(key, 'not set')} → {run.get(key, 'not set')}"
-        for key in sorted(before | run)
-        if before.get(key) != run.get(key)
-    ]
+    changed = changes(before, run)
     if changed:
         raise InputError(
             f"{out} holds a run of something else ({'; '.join(changed)}). Go on with that one, "

@@ -106,6 +106,7 @@ def probabilities(model: PreTrainedModel, z: Tensor, tokens: Tensor) -> Tensor:
     rows = max(ROWS_AT_LEAST, LOGITS_AT_ONCE // len(weight))
     for first in range(0, len(z), rows):
         part = slice(first, first + rows)
-        logits = logit_map(functional.linear(z[part], weight, bias).float())
+        # States that were kept on disk come in float32, whatever the model computes in.
+        logits = logit_map(functional.linear(z[part].to(weight.dtype), weight, bias).float())
         found[part] = logits.softmax(-1).gather(1, tokens[part, None])[:, 0]
     return found

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from prismlm import fingerprints
-from prismlm.errors import FormatError, InputError, PrismError
+from prismlm.errors import FormatError, InputError, PrismError, changes
 from prismlm.files import atomic_file, read_json, write_json
 from prismlm.index.mass import MassCounter
 from prismlm.index.scan import Scan
@@ -56,11 +56,7 @@ class Partial:
         with locked(self.path / BEGIN_LOCK, wait=True):
             if (self.path / RUN_FILE).is_file():
                 before = self._run()
-                changed = [
-                    f"{key}: {before.get(key, 'not set')} → {run.get(key, 'not set')}"
-                    for key in sorted(before | run)
-                    if before.get(key) != run.get(key)
-                ]
+                changed = changes(before, run)
                 if changed and not overwrite:
                     raise InputError(
                         f"an index of {self.out} was begun with another input "

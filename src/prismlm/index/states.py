@@ -10,9 +10,9 @@ is an even sample.
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,12 +23,13 @@ from transformers import PreTrainedModel
 
 from prismlm import fingerprints
 from prismlm.corpus.blocks import BlockOrder, block_passes, read_block, split_counts
-from prismlm.errors import FormatError, InputError, PrismError
-from prismlm.files import read_json, write_json
+from prismlm.errors import FormatError, InputError
+from prismlm.files import read_json, room_to_write, write_json
 from prismlm.index.positions import next_tokens
 from prismlm.interrupts import Interrupts
 from prismlm.models.evaluating import evaluating
 from prismlm.models.seam import capture
+from prismlm.models.sidecar import weight_of
 from prismlm.progress import SILENT, Reporter
 
 if TYPE_CHECKING:
@@ -63,7 +64,9 @@ class HiddenStates:
         row = BYTES_PER_NUMBER * self.width
         for path, size in ((states, row), (tokens, BYTES_PER_TOKEN)):
             if not path.is_file() or path.stat().st_size < len(self) * size:
-                raise FormatError(f"{path} is missing or cut off. Remove {directory}, and attach.")
+                raise FormatError(
+                    f"{path} is missing or cut off. Remove {directory}, and it is read again."
+                )
         if len(self):
             self._states = np.memmap(states, "<u2", "r", shape=(len(self), self.width))
             self._tokens = np.memmap(tokens, "<u4", "r", shape=(len(self),))
@@ -128,6 +131,11 @@ class HiddenStates:
         return _floats(self._states[self._ends[slot] : self._ends[slot + 1]])
 
 
+def bytes_per_position(width: int) -> int:
+    """Return what a position takes on disk."""
+    return BYTES_PER_NUMBER * width + BYTES_PER_TOKEN
+
+
 def predicting(batch: WindowBatch, corpus: Corpus) -> Tensor:
     """Return which positions of a batch give a state: those that predict a token, bool [B, T]."""
     return batch.owned & (batch.input_ids != corpus.eos_token_id)
@@ -169,7 +177,7 @@ def read_states(
     asked = {"split": split, "window": window, "stride": stride}
     of = {"model": fingerprints.of_weights(model), "corpus": corpus.fingerprint}
     run = of | asked | {"bf16": bf16, "limit_bytes": limit_bytes}
-    writer = Writer(directory, run, int(model.config.get_text_config().hidden_size))
+    writer = Writer(directory, run, weight_of(model).shape[1])
     if writer.complete:
         return HiddenStates.open(directory)
     documents, tokens = split_counts(corpus, split)
@@ -236,7 +244,7 @@ class Writer:
         self.directory, self.run, self.width = directory, run, width
         self.ends: list[int] = []
         self.rows, self.complete = 0, False
-        self.row_bytes = BYTES_PER_NUMBER * width + BYTES_PER_TOKEN
+        self.row_bytes = bytes_per_position(width)
         directory.mkdir(parents=True, exist_ok=True)
         if (directory / META_FILE).is_file():
             before = HiddenStates.open(directory)
@@ -263,11 +271,9 @@ class Writer:
     def add(self, states: Tensor, tokens: Tensor) -> int:
         """Write the states of one forward pass; return how many."""
         columns = states.view(torch.int16).numpy(), tokens.numpy().astype("<u4")
-        try:
+        with self._room():
             for file, column in zip(self._files, columns, strict=True):
                 file.write(np.ascontiguousarray(column).data)
-        except OSError as error:
-            raise self._full(error) from error
         self.rows += len(states)
         return len(states)
 
@@ -277,19 +283,17 @@ class Writer:
 
     def note(self, *, complete: bool) -> None:
         """Put what was added where a kill cannot take it, and say that it is there."""
-        try:
+        meta = {"format_version": FORMAT_VERSION, "run": self.run, "width": self.width}
+        noted = meta | {"ends": self.ends, "complete": complete}
+        with self._room():
             for file in self._files:
                 file.flush()
                 os.fsync(file.fileno())
-            meta = {"format_version": FORMAT_VERSION, "run": self.run, "width": self.width}
-            write_json(self.directory / META_FILE, meta | {"ends": self.ends, "complete": complete})
-        except OSError as error:
-            raise self._full(error) from error
+            write_json(self.directory / META_FILE, noted)
 
-    def _full(self, error: OSError) -> PrismError:
-        free = shutil.disk_usage(self.directory).free
-        return PrismError(
-            f"hidden states could not be written to {self.directory} ({error}): {free / 1e6:,.1f} "
-            "MB are free. What was noted before is kept. Make room or lower --states-gb, and give "
-            "the same command again."
+    def _room(self) -> AbstractContextManager[None]:
+        way_out = (
+            f"What was noted before is kept in {self.directory}. Make room or lower --states-gb, "
+            "and give the same command again."
         )
+        return room_to_write("hidden states", self.directory, way_out)

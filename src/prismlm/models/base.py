@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from prismlm.errors import FormatError, InputError, PrismError
-from prismlm.files import atomic_directory
+from prismlm.errors import FormatError, InputError
+from prismlm.files import atomic_directory, room_to_write
 from prismlm.models.checkpoint import refuse_pickles
 from prismlm.models.quiet import quiet_transformers
 from prismlm.models.sidecar import HEAD_FILE, META_FILE
@@ -90,7 +90,7 @@ def put_base(base: BaseCheckpoint, out: Path) -> None:
     """
     if (out / CONFIG_FILE).is_file():
         return
-    try:
+    with room_to_write(f"the files of {base.name}", out, "Make room, or choose another --out."):
         if not base.is_gguf:
             _place(_files_of(base.path), out)
             return
@@ -98,12 +98,6 @@ def put_base(base: BaseCheckpoint, out: Path) -> None:
             _convert(base.path, converted)
         _place(_files_of(out / ".converted"), out)
         shutil.rmtree(out / ".converted")
-    except OSError as error:
-        free = shutil.disk_usage(out).free
-        raise PrismError(
-            f"the files of {base.name} could not be put into {out} ({error}): {free / 1e6:,.1f} "
-            "MB are free. Make room, or choose another --out."
-        ) from error
 
 
 def _check_directory(path: Path) -> None:
@@ -182,7 +176,5 @@ def _convert(path: Path, out: Path) -> None:
         del model.config.quantization_config
     model.config._name_or_path = path.stem
     model.is_quantized = False
-    # Settings of sampling that contradict one another are refused when they are saved.
-    model.generation_config.do_sample = True
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)

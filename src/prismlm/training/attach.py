@@ -15,14 +15,15 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from prismlm import __version__
 from prismlm.corpus import build_corpus
+from prismlm.corpus.blocks import split_counts
 from prismlm.corpus.store import Corpus
 from prismlm.corpus.tokenizer import tokenizer_fingerprint
-from prismlm.errors import InputError
+from prismlm.errors import FormatError, InputError, changes
 from prismlm.explain.quality import HeadQuality, measure_quality
-from prismlm.files import read_json, write_json
+from prismlm.files import read_json, room_to_write, write_json
 from prismlm.index.build import IndexOptions, build_index, check_index
 from prismlm.index.codes import CodeName
-from prismlm.index.states import HiddenStates, read_states
+from prismlm.index.states import META_FILE, HiddenStates, bytes_per_position, read_states
 from prismlm.layers import PrototypeHead
 from prismlm.models.base import BaseCheckpoint, find_base, put_base
 from prismlm.models.checkpoint import read_checkpoint
@@ -34,6 +35,7 @@ from prismlm.models.sidecar import (
     has_sidecar,
     load_sidecar,
     save_sidecar,
+    weight_of,
 )
 from prismlm.progress import SILENT, Reporter
 from prismlm.training.device import uses_bf16
@@ -48,6 +50,9 @@ STATES = "states"
 FIT_FILE = "fit.pt"
 LONGEST_DEFAULT_WINDOW = 512
 HELDOUT_TOKENS = 20_000
+OF_THE_MODEL = ("model", "revision")
+# What may differ when a command goes on: it changes no result.
+FREE = ("keep_states", "device", "revision")
 
 
 @dataclass(frozen=True)
@@ -149,14 +154,16 @@ def attach(
         put_base(base, out)
         work = _Work(out, base, options, progress)
         found = work.corpus(corpus)
-        work.check(found)
-        states = work.states(found)
-        head, quality = work.head(found, states)
-        lens = work.lens(found, states, head)
-        count = len(states)
+        lens = out / "lens" / found.name
+        if not (has_sidecar(out) and lens.exists()):
+            work.check(found)
+            states = work.states(found)
+            work.lens(found, states, work.head(found, states), lens)
         if not options.keep_states:
             shutil.rmtree(out / WORK, ignore_errors=True)
-    return AttachResult(out, lens, found.path, count, quality)
+    made = load_sidecar(out).provenance
+    quality = HeadQuality(**made["quality"])
+    return AttachResult(out, lens, found.path, made["attached"]["states"], quality)
 
 
 def _begin(
@@ -164,8 +171,11 @@ def _begin(
 ) -> None:
     """Note what is attached, or check that it is what was noted.
 
+    Until hidden states are there, only the model binds: what was refused can be put right.
+
     Raises:
         InputError: it was begun with something else.
+        FormatError: the note is damaged.
     """
     now = {
         "model": str(base.path.resolve()) if base.revision is None else base.name,
@@ -175,22 +185,18 @@ def _begin(
     }
     if (out / ATTACH_FILE).is_file():
         before = read_json(out / ATTACH_FILE)
-        changed = [
-            f"{key}: {before.get(key, 'not set')} → {now.get(key, 'not set')}"
-            for key in sorted(before | now)
-            if before.get(key) != now.get(key)
-        ]
-        if changed:
+        if not isinstance(before, dict):
+            raise FormatError(f"{out / ATTACH_FILE} is damaged: remove {out} to start anew.")
+        changed = changes(before, now)
+        begun = has_sidecar(out) or (out / WORK / STATES / META_FILE).is_file()
+        if changed and (begun or any(before.get(key) != now[key] for key in OF_THE_MODEL)):
             raise InputError(
                 f"{out} was begun with other settings ({'; '.join(changed)}). Put them back, or "
                 "choose another --out."
             )
-        return
+        if before.get("corpus") != now["corpus"]:
+            shutil.rmtree(out / CORPORA, ignore_errors=True)
     write_json(out / ATTACH_FILE, now)
-
-
-# What may differ when a command goes on: it changes no result.
-FREE = ("keep_states", "device", "revision")
 
 
 def _flat(value: dict[str, Any]) -> dict[str, Any]:
@@ -251,12 +257,14 @@ class _Work:
         """Check what can be checked before hours of work."""
         check_index(self.model, corpus, self.index, tokenizer_fingerprint(self.tokenizer))
         HeldOut(corpus, self.window, 0).batches(1)
-        available = corpus.num_tokens - len(corpus.starts)
+        documents, tokens = split_counts(corpus, "train")
+        room = self.options.states_gb * 1e9 / bytes_per_position(weight_of(self.model).shape[1])
+        available = min(tokens - documents, int(room))
         if available < self.options.fit.prototypes:
             raise InputError(
-                f"the corpus {corpus.name} has {available:,} positions, fewer than the "
-                f"{self.options.fit.prototypes:,} prototypes: use more text, or --prototypes with "
-                "a lower number."
+                f"{available:,} positions to fit to, of {tokens - documents:,} that the corpus "
+                f"{corpus.name} trains on, are fewer than the {self.options.fit.prototypes:,} "
+                "prototypes: use more text, more --states-gb, or --prototypes with a lower number."
             )
 
     def states(self, corpus: Corpus) -> HiddenStates:
@@ -272,11 +280,10 @@ class _Work:
             progress=self.progress,
         )
 
-    def head(self, corpus: Corpus, states: HiddenStates) -> tuple[PrototypeHead, HeadQuality]:
-        """Return the head and its figures, fitted and measured where it is not there."""
+    def head(self, corpus: Corpus, states: HiddenStates) -> PrototypeHead:
+        """Return the head, fitted and measured where it is not there."""
         if has_sidecar(self.out):
-            sidecar = load_sidecar(self.out, self.model)
-            return sidecar.head, HeadQuality(**sidecar.provenance["quality"])
+            return load_sidecar(self.out, self.model).head
         head, history = fit(
             self.model,
             states,
@@ -286,12 +293,13 @@ class _Work:
             progress=self.progress,
         )
         quality = self._measure(corpus, head)
-        write_history(self.out, history)
         of = base_of(self.model)
         named = Base(self.base.name, self.base.revision, of.fingerprint)
         provenance = self._provenance(corpus, states, quality)
-        save_sidecar(self.out, Sidecar(head, self.logit_map, named, provenance))
-        return head, quality
+        with room_to_write("the head", self.out, "Make room, and give the same command again."):
+            write_history(self.out, history)
+            save_sidecar(self.out, Sidecar(head, self.logit_map, named, provenance))
+        return head
 
     def _measure(self, corpus: Corpus, head: PrototypeHead) -> HeadQuality:
         tokens = self.options.heldout_tokens
@@ -328,19 +336,17 @@ class _Work:
             },
         }
 
-    def lens(self, corpus: Corpus, states: HiddenStates, head: PrototypeHead) -> Path:
-        """Return the lens, written where it is not there."""
-        out = self.out / "lens" / corpus.name
-        if out.exists():
-            return out
-        return build_index(
-            self.model,
-            head.to(self.device),
-            corpus,
-            out,
-            self.index,
-            trained_on=False,
-            tokenizer=tokenizer_fingerprint(self.tokenizer),
-            states=states,
-            progress=self.progress,
-        )
+    def lens(self, corpus: Corpus, states: HiddenStates, head: PrototypeHead, out: Path) -> None:
+        """Write the lens where it is not there."""
+        if not out.exists():
+            build_index(
+                self.model,
+                head.to(self.device),
+                corpus,
+                out,
+                self.index,
+                trained_on=False,
+                tokenizer=tokenizer_fingerprint(self.tokenizer),
+                states=states,
+                progress=self.progress,
+            )

@@ -16,7 +16,7 @@ from prismlm.corpus.read import DocumentReader
 from prismlm.corpus.store import Corpus
 from prismlm.index.estimate import lens_bytes
 from prismlm.index.positions import probabilities
-from prismlm.index.states import BYTES_PER_NUMBER, BYTES_PER_TOKEN, HiddenStates, Writer
+from prismlm.index.states import HiddenStates, Writer, bytes_per_position
 from prismlm.layers import PrototypeHead
 from prismlm.models.base import find_base, put_base
 from prismlm.models.checkpoint import read_checkpoint
@@ -90,7 +90,7 @@ def estimate_attach(
         window = window_of(opened, options)
         documents, tokens = _counts(corpus)
         per_token, kept = _read(opened, window, Path(name), options, device)
-        row = BYTES_PER_NUMBER * kept.width + BYTES_PER_TOKEN
+        row = bytes_per_position(kept.width)
         states = max(1, min(tokens, int(options.states_gb * 1e9 / row)))
         fitting = Fitting(opened, kept, options.fit, _head(kept, options, device), Path(name))
         fitting.begin()

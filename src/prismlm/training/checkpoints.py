@@ -26,7 +26,7 @@ from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_N
 from transformers.trainer_callback import TrainerState
 
 from prismlm.errors import DivergenceError, FormatError, InputError, PrismError
-from prismlm.files import share
+from prismlm.files import FAILED_WRITE, share
 from prismlm.models.seam import LogitMap
 from prismlm.models.sidecar import Sidecar, base_of, save_sidecar
 from prismlm.models.uncertainty_feedback import save_uncertainty
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 STATE_FILE = "prismlm_training_state.pt"
 # Of one parameter: its float32 weight and AdamW's two moments.
 BYTES_PER_PARAMETER = 12
-_FAILED_WRITE = "PytorchStreamWriter|inline_container"
 # What torch, safetensors and transformers raise of files that are cut short or hold other bytes.
 _DAMAGED = (
     AttributeError,
@@ -243,8 +242,7 @@ def guard_writing(what: str, directory: Path, needed: int = 0) -> Iterator[None]
     try:
         yield
     except (OSError, SafetensorError, RuntimeError) as error:
-        # torch.save has no error of its own for a write that failed.
-        if isinstance(error, RuntimeError) and not re.search(_FAILED_WRITE, str(error)):
+        if isinstance(error, RuntimeError) and not FAILED_WRITE.search(str(error)):
             raise
         raise PrismError(_not_written(what, directory, needed, str(error))) from error
 

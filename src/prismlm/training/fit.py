@@ -16,7 +16,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from prismlm.errors import DivergenceError, FormatError, InputError
-from prismlm.files import atomic_file
+from prismlm.files import atomic_file, room_to_write
 from prismlm.index.states import HiddenStates
 from prismlm.interrupts import Interrupts
 from prismlm.layers import PrototypeHead
@@ -212,6 +212,7 @@ def fit(
         InputError: fewer states than prototypes.
         FormatError: ``saved`` is damaged.
         DivergenceError: the loss is not finite.
+        PrismError: the disk is full; what was saved before is kept.
         IndexInterrupted: SIGINT or SIGTERM came; the fit is saved.
     """
     head = PrototypeHead(states.width, options.prototypes, options.prototypes_per_token).to(device)
@@ -322,7 +323,8 @@ class Fitting:
             "head": self.head.state_dict(),
             "optimizer": self._optimizer.state_dict(),
         }
-        with atomic_file(self.saved) as temporary:
+        directory, way_out = self.saved.parent, "Make room, and give the same command again."
+        with room_to_write("the fit", directory, way_out), atomic_file(self.saved) as temporary:
             torch.save(state, temporary)
 
     def resume(self) -> bool:
