@@ -32,7 +32,8 @@ from prismlm.files import write_json
 from prismlm.index.states import HiddenStates, read_states
 from prismlm.layers import PrototypeHead
 from prismlm.training.device import uses_bf16
-from prismlm.training.fit import FitOptions, Fitting, batches, place
+from prismlm.training.fit import FitOptions, Fitting, place
+from prismlm.training.loop import batches
 
 MEASURED_TOGETHER = 500
 

@@ -8,15 +8,17 @@ import sys
 
 import pytest
 import torch
+from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 import prismlm
 from prismlm.corpus import Corpus
 from prismlm.errors import InputError
 from prismlm.interrupts import IndexInterrupted
-from prismlm.models.sidecar import HEAD_FILE, META_FILE
+from prismlm.models.sidecar import HEAD_FILE, META_FILE, load_sidecar
 from prismlm.training.attach import AttachOptions, attach
 from prismlm.training.fit import FitOptions, Fitting
+from prismlm.training.lora import LoraOptions
 from tests.helpers.tiny import build_small_corpus
 
 # The package has a function of the module's name.
@@ -225,3 +227,23 @@ def test_a_corpus_of_another_tokenizer(base, tmp_path):
 def test_no_room_for_states(gigabytes):
     with pytest.raises(InputError, match="--states-gb is"):
         AttachOptions(states_gb=gigabytes)
+
+
+def test_fine_tuning_lowers_the_loss_and_the_directory_is_a_plain_checkpoint(base, tmp_path):
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text(
+        "".join(f'{{"text": "{f"House number {n} is red. " * 8}"}}\n' for n in range(90))
+    )
+    lora = LoraOptions(epochs=3, rank=4, blocks=0.5, learning_rate=5e-3, batch=4)
+    options = AttachOptions(fit=FIT, window=64, contexts=4, heldout_tokens=500, lora=lora)
+    result = attach(str(base), [texts], tmp_path / "model", options)
+    provenance = load_sidecar(result.directory).provenance
+    assert result.quality.ce < provenance["fine_tuned"]["ce_before"] - 0.5
+    lm = prismlm.load(result.directory)
+    assert lm.lens.meta.trained_on == "fine-tuned"
+    plain = AutoModelForCausalLM.from_pretrained(base)
+    adapted = PeftModel.from_pretrained(plain, result.directory / "adapter")
+    own = AutoModelForCausalLM.from_pretrained(result.directory)
+    ids = torch.arange(20)[None]
+    expected, found = (model(input_ids=ids).logits for model in (adapted, own))
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)

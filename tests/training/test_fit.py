@@ -18,7 +18,8 @@ from prismlm.interrupts import IndexInterrupted
 from prismlm.layers import PrototypeHead
 from prismlm.ops.divergence import divergence
 from prismlm.training import fit as module
-from prismlm.training.fit import FitOptions, Vocabulary, batches, fit, place
+from prismlm.training.fit import FitOptions, Vocabulary, fit, place
+from prismlm.training.loop import batches
 from tests.helpers.tiny import build_small_corpus
 
 SMALL = FitOptions(

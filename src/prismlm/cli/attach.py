@@ -36,6 +36,10 @@ KeepStates = Annotated[bool, typer.Option("--keep-states", help="Leave them ther
 OwnWindow = Annotated[int | None, typer.Option(metavar="N", help="Tokens read at once; else 512.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Precision = Annotated[str, typer.Option(help="auto, float32 or bf16.")]
+Lora = Annotated[
+    bool, typer.Option("--lora", help="Fine-tune the model on the text first. Extra: lora.")
+]
+LoraEpochs = Annotated[float, typer.Option(help="How often it reads the text then.")]
 Seed = Annotated[int, typer.Option(help="Of everything random.")]
 
 
@@ -57,6 +61,8 @@ def attach(
     codes: CodesOfStates = "int8",
     device: Device = "auto",
     precision: Precision = "auto",
+    lora: Lora = False,
+    lora_epochs: LoraEpochs = 1.0,
     seed: Seed = 0,
     dry_run: DryRun = False,
     as_json: Json = False,
@@ -64,10 +70,11 @@ def attach(
     """Attach prototypes to any Hugging Face model, and index text with them.
 
     The model's weights stay as they are: DIR holds them beside the head, and opens as any
-    checkpoint does. The same command goes on where an earlier one was stopped.
+    checkpoint does. With --lora they are fine-tuned on the text first. The same command goes on
+    where an earlier one was stopped.
     """
     from prismlm.cli.progress import ConsoleReporter
-    from prismlm.training import AttachOptions, FitOptions, estimate_attach
+    from prismlm.training import AttachOptions, FitOptions, LoraOptions, estimate_attach
     from prismlm.training import attach as run
 
     fit = FitOptions(prototypes, prototypes_per_token, epochs, batch, rate, seed=seed)
@@ -82,6 +89,7 @@ def attach(
         device=device,
         precision=precision,
         revision=revision,
+        lora=LoraOptions(lora_epochs, seed=seed) if lora else None,
     )
     if dry_run:
         expected = estimate_attach(model, corpus, options)

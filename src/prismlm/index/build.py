@@ -92,7 +92,7 @@ def build_index(
     out: Path | str,
     options: IndexOptions | None = None,
     *,
-    trained_on: bool | None = None,
+    trained_on: layout.TrainedOn = None,
     tokenizer: str | None = None,
     overwrite: bool = False,
     save_seconds: float = SAVE_SECONDS,
@@ -154,7 +154,7 @@ def index_shard(
     options: IndexOptions | None = None,
     shard: Shard | None = None,
     *,
-    trained_on: bool | None = None,
+    trained_on: layout.TrainedOn = None,
     tokenizer: str | None = None,
     overwrite: bool = False,
     save_seconds: float = SAVE_SECONDS,
@@ -247,7 +247,7 @@ def _run(
 
 
 def _meta(
-    corpus: Corpus, run: dict[str, Any], options: IndexOptions, trained_on: bool | None
+    corpus: Corpus, run: dict[str, Any], options: IndexOptions, trained_on: layout.TrainedOn
 ) -> dict[str, Any]:
     return {
         **{key: value for key, value in run.items() if key not in NOT_OF_A_LENS},

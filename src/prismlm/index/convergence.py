@@ -73,7 +73,7 @@ class LensInspection:
     tokens: int
     documents: int
     split: str
-    trained_on: bool | None
+    trained_on: layout.TrainedOn
     prototypes: int
     with_contexts: int
     in_use: int

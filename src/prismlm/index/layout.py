@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -93,6 +93,9 @@ SCHEMAS = {
 }
 
 
+TrainedOn = bool | Literal["fine-tuned"] | None
+
+
 @dataclass(frozen=True)
 class LensMeta:
     """What a lens was built from, and how.
@@ -101,7 +104,8 @@ class LensMeta:
         weight, prototypes, tokenizer, corpus: fingerprints.
         corpus_name, corpus_path: where the text was; the path may have moved since.
         split: which documents were read: train, heldout or all.
-        trained_on: whether this corpus is the one the model was trained on, if that is known.
+        trained_on: whether this corpus is the one the model was trained on, if that is known;
+            "fine-tuned" if it was so on this one after another, which the lens does not hold.
         window, stride: the grid that gave each token its hidden state, in tokens.
         contexts: places kept per prototype, L.
         documents, tokens: how much was read. Ends of documents predict nothing and do not count.
@@ -120,7 +124,7 @@ class LensMeta:
     corpus_name: str
     corpus_path: str
     split: str
-    trained_on: bool | None
+    trained_on: TrainedOn
     window: int
     stride: int
     contexts: int
@@ -134,12 +138,14 @@ class LensMeta:
     files: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
 
 
-def trained_on_words(trained_on: bool | None, split: str) -> str:
+def trained_on_words(trained_on: TrainedOn, split: str) -> str:
     """Say whether a model was trained on the documents of its lens: which is not on every split."""
     if trained_on is None:
         return "not known"
     if not trained_on:
         return "no"
+    if trained_on == "fine-tuned" and split != "heldout":
+        return "fine-tuned on it; what it was trained on before is not in this lens"
     return {"train": "yes", "heldout": "no, held out"}.get(split, "yes, but for those held out")
 
 

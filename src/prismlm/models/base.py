@@ -15,7 +15,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from prismlm.errors import FormatError, InputError
 from prismlm.files import atomic_directory, room_to_write
-from prismlm.models.checkpoint import refuse_pickles
+from prismlm.models.adapter import merge_adapter
+from prismlm.models.checkpoint import read_checkpoint, refuse_pickles
 from prismlm.models.quiet import quiet_transformers
 from prismlm.models.sidecar import HEAD_FILE, META_FILE
 
@@ -90,6 +91,7 @@ def put_base(base: BaseCheckpoint, out: Path) -> None:
     """
     if (out / CONFIG_FILE).is_file():
         return
+    out.mkdir(parents=True, exist_ok=True)
     with room_to_write(f"the files of {base.name}", out, "Make room, or choose another --out."):
         if not base.is_gguf:
             _place(_files_of(base.path), out)
@@ -98,6 +100,26 @@ def put_base(base: BaseCheckpoint, out: Path) -> None:
             _convert(base.path, converted)
         _place(_files_of(out / ".converted"), out)
         shutil.rmtree(out / ".converted")
+
+
+def put_adapted(base: Path, adapter: Path, out: Path) -> None:
+    """Put a checkpoint with an adapter merged into its weights into ``out``; config.json last.
+
+    Raises:
+        FormatError: the adapter is damaged, or of another model.
+        PrismError: the disk is full.
+    """
+    if (out / CONFIG_FILE).is_file():
+        return
+    model, _ = read_checkpoint(base)
+    merge_adapter(model, adapter)
+    room = room_to_write("the fine-tuned model", out, "Make room, or choose another --out.")
+    with room, quiet_transformers(), atomic_directory(out / ".adapted") as made:
+        _place([path for path in _files_of(base) if "safetensors" not in path.name], made)
+        (made / CONFIG_FILE).unlink()
+        model.save_pretrained(made)
+    _place(_files_of(out / ".adapted"), out)
+    shutil.rmtree(out / ".adapted")
 
 
 def _check_directory(path: Path) -> None:

@@ -4,6 +4,7 @@ from prismlm.training.attach import AttachOptions, AttachResult, attach
 from prismlm.training.attach_estimate import AttachEstimate, estimate_attach
 from prismlm.training.estimate import TrainingEstimate, estimate
 from prismlm.training.fit import FitOptions
+from prismlm.training.lora import LoraOptions
 from prismlm.training.model import PrismForCausalLM, PrismOutput
 from prismlm.training.objective import LossWeights
 from prismlm.training.recipe import Recipe
@@ -19,6 +20,7 @@ __all__ = [
     "AttachOptions",
     "AttachResult",
     "FitOptions",
+    "LoraOptions",
     "LossWeights",
     "PrismForCausalLM",
     "PrismOutput",

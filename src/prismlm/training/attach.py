@@ -25,7 +25,7 @@ from prismlm.index.build import IndexOptions, build_index, check_index
 from prismlm.index.codes import CodeName
 from prismlm.index.states import META_FILE, HiddenStates, bytes_per_position, read_states
 from prismlm.layers import PrototypeHead
-from prismlm.models.base import BaseCheckpoint, find_base, put_base
+from prismlm.models.base import CONFIG_FILE, BaseCheckpoint, find_base, put_adapted, put_base
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.models.seam import LogitMap, verify_logit_map
 from prismlm.models.sidecar import (
@@ -39,8 +39,9 @@ from prismlm.models.sidecar import (
 )
 from prismlm.progress import SILENT, Reporter
 from prismlm.training.device import uses_bf16
-from prismlm.training.evaluation import HeldOut
+from prismlm.training.evaluation import HeldOut, cross_entropy
 from prismlm.training.fit import FitOptions, fit
+from prismlm.training.lora import NOTE_FILE, LoraOptions, adapt, check_lora
 from prismlm.training.run import write_history
 from prismlm.training.run_directory import ATTACH_FILE, exclusive
 
@@ -48,6 +49,7 @@ CORPORA = "corpora"
 WORK = "attach"
 STATES = "states"
 FIT_FILE = "fit.pt"
+BASE, ADAPTER, LORA_FILE = "base", "adapter", "lora.pt"
 LONGEST_DEFAULT_WINDOW = 512
 HELDOUT_TOKENS = 20_000
 OF_THE_MODEL = ("model", "revision")
@@ -71,6 +73,7 @@ class AttachOptions:
         device: where the model runs: auto, cpu or cuda.
         precision: of reading states: auto, float32 or bf16.
         revision: of a model from the hub.
+        lora: how the model is fine-tuned on the corpus first; None leaves it as it is.
     """
 
     fit: FitOptions = field(default_factory=FitOptions)
@@ -84,6 +87,7 @@ class AttachOptions:
     device: str = "auto"
     precision: str = "auto"
     revision: str | None = None
+    lora: LoraOptions | None = None
 
     def __post_init__(self) -> None:
         if not self.states_gb > 0:
@@ -149,14 +153,20 @@ def attach(
     """
     options, out = options or AttachOptions(), Path(out)
     base = find_base(model, options.revision)
+    if options.lora:
+        check_lora()
     with exclusive(out, ATTACH_FILE):
         _begin(out, base, corpus, options)
-        put_base(base, out)
-        work = _Work(out, base, options, progress)
+        tuned = options.lora is None or (out / CONFIG_FILE).is_file()
+        source = out if tuned else out / WORK / BASE
+        put_base(base, source)
+        work = _Work(out, base, options, progress, source)
         found = work.corpus(corpus)
         lens = out / "lens" / found.name
         if not (has_sidecar(out) and lens.exists()):
             work.check(found)
+            if not tuned:
+                work.tune(found)
             states = work.states(found)
             work.lens(found, states, work.head(found, states), lens)
         if not options.keep_states:
@@ -200,8 +210,11 @@ def _begin(
 
 
 def _flat(value: dict[str, Any]) -> dict[str, Any]:
-    inner = value.pop("fit")
-    return value | {f"fit.{key}": item for key, item in inner.items()}
+    flat = {key: one for key, one in value.items() if not isinstance(one, dict)}
+    for name, inner in value.items():
+        if isinstance(inner, dict):
+            flat |= {f"{name}.{key}": one for key, one in inner.items()}
+    return flat
 
 
 def model_device(options: AttachOptions) -> str:
@@ -232,17 +245,26 @@ class _Work:
     """The steps, each of which finds what is done and does the rest."""
 
     def __init__(
-        self, out: Path, base: BaseCheckpoint, options: AttachOptions, progress: Reporter
+        self,
+        out: Path,
+        base: BaseCheckpoint,
+        options: AttachOptions,
+        progress: Reporter,
+        source: Path,
     ) -> None:
         self.out, self.base, self.options, self.progress = out, base, options, progress
         self.device = model_device(options)
-        opened = read_checkpoint(out, device=self.device)
+        self._open(source)
+        self.window = window_of(self.model, options)
+        self.index = index_options(options, self.window)
+
+    def _open(self, source: Path) -> None:
+        opened = read_checkpoint(source, device=self.device)
+        self.source = source
         self.model: PreTrainedModel = opened[0]
         self.tokenizer: PreTrainedTokenizerBase = opened[1]
         self.logit_map = LogitMap.of(self.model)
         verify_logit_map(self.model, self.logit_map)
-        self.window = window_of(self.model, options)
-        self.index = index_options(options, self.window)
 
     def corpus(self, given: Sequence[Path | str]) -> Corpus:
         """Return the corpus that was given, or one of the files that were."""
@@ -251,7 +273,7 @@ class _Work:
         built = self.out / CORPORA / (Path(given[0]).resolve().stem or "corpus")
         if (built / "corpus.json").is_file():
             return Corpus.open(built)
-        return build_corpus(list(given), built, tokenizer=self.out, progress=self.progress)
+        return build_corpus(list(given), built, tokenizer=self.source, progress=self.progress)
 
     def check(self, corpus: Corpus) -> None:
         """Check what can be checked before hours of work."""
@@ -265,6 +287,34 @@ class _Work:
                 f"{available:,} positions to fit to, of {tokens - documents:,} that the corpus "
                 f"{corpus.name} trains on, are fewer than the {self.options.fit.prototypes:,} "
                 "prototypes: use more text, more --states-gb, or --prototypes with a lower number."
+            )
+
+    def tune(self, corpus: Corpus) -> None:
+        """Fine-tune the model on the corpus, and open what came of it."""
+        assert self.options.lora is not None
+        work, adapter = self.out / WORK, self.out / ADAPTER
+        if not adapter.exists():
+            before = self._ce(corpus)
+            history = adapt(
+                self.model,
+                corpus,
+                self.options.lora,
+                work / LORA_FILE,
+                adapter,
+                window=self.window,
+                bf16=uses_bf16(self.options.precision, self.device),
+                note={"ce_before": before},
+                progress=self.progress,
+            )
+            write_history(work, history)
+        put_adapted(self.source, adapter, self.out)
+        self._open(self.out)
+
+    def _ce(self, corpus: Corpus) -> float:
+        tokens = self.options.heldout_tokens
+        with self.progress.task("Measuring the model", tokens, "tokens") as task:
+            return cross_entropy(
+                self.model, HeldOut(corpus, self.window, 0).batches(tokens), task.advance
             )
 
     def states(self, corpus: Corpus) -> HiddenStates:
@@ -327,6 +377,7 @@ class _Work:
                 # Not what the model was trained on, which a "corpus" would be.
                 "read": {"name": corpus.name, "fingerprint": corpus.fingerprint},
             },
+            **self._tuning(),
             "quality": quality.to_dict(),
             "versions": {
                 "prismlm": __version__,
@@ -335,6 +386,11 @@ class _Work:
                 "python": platform.python_version(),
             },
         }
+
+    def _tuning(self) -> dict[str, Any]:
+        if self.options.lora is None:
+            return {}
+        return {"fine_tuned": read_json(self.out / ADAPTER / NOTE_FILE)}
 
     def lens(self, corpus: Corpus, states: HiddenStates, head: PrototypeHead, out: Path) -> None:
         """Write the lens where it is not there."""
@@ -345,7 +401,7 @@ class _Work:
                 corpus,
                 out,
                 self.index,
-                trained_on=False,
+                trained_on="fine-tuned" if self.options.lora else False,
                 tokenizer=tokenizer_fingerprint(self.tokenizer),
                 states=states,
                 progress=self.progress,

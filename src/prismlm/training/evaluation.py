@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 
 from prismlm.corpus.store import Corpus
 from prismlm.corpus.windows import WindowBatch, WindowGrid, document_windows, window_batches
 from prismlm.errors import InputError
+from prismlm.models.evaluating import evaluating
 
 TOKENS_PER_BATCH = 4096
 
@@ -55,6 +59,32 @@ class HeldOut:
             grid.window,
         )
         return window_batches(chosen, corpus, TOKENS_PER_BATCH, corpus.eos_token_id)
+
+
+@torch.no_grad()
+def cross_entropy(
+    model: Any, batches: Iterable[WindowBatch], counted: Callable[[int], None]
+) -> float:
+    """Return the cross-entropy of a model in nats per token, over the predictions that count.
+
+    They are those of :func:`prismlm.explain.quality.measure_quality`.
+
+    Args:
+        model: a causal language model.
+        batches: of held-out text.
+        counted: told how many tokens were read.
+    """
+    total, number = 0.0, 0
+    with evaluating(model):
+        for batch in batches:
+            ids, attended = (x.to(model.device) for x in (batch.input_ids, batch.attention_mask))
+            scored = batch.owned.to(model.device)[:, :-1] & attended[:, 1:]
+            logits = model(input_ids=ids, attention_mask=attended.long(), use_cache=False).logits
+            chosen, targets = logits[:, :-1][scored].float(), ids[:, 1:][scored]
+            total += F.cross_entropy(chosen, targets, reduction="sum").item()
+            number += len(targets)
+            counted(int(batch.owned.sum()))
+    return total / max(1, number)
 
 
 def perplexity(ce: float) -> float:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -15,24 +13,18 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from prismlm.errors import DivergenceError, FormatError, InputError
-from prismlm.files import atomic_file, room_to_write
+from prismlm.errors import InputError
 from prismlm.index.states import HiddenStates
-from prismlm.interrupts import Interrupts
 from prismlm.layers import PrototypeHead
 from prismlm.models.seam import LogitMap, output_embedding
 from prismlm.ops import prototype_head as ops
 from prismlm.ops.spherical_kmeans import spherical_kmeans
 from prismlm.progress import SILENT, Reporter
+from prismlm.training.loop import SAVE_SECONDS, Loop, batches
 
-FORMAT_VERSION = 1
-SAVE_SECONDS = 60.0
-HISTORY_EVERY = 50
 # What k-means clusters: so many states for each prototype.
 STATES_PER_CLUSTER = 4
 KMEANS_ITERATIONS = 5
-WARMUP = 0.05
-BETAS = (0.9, 0.95)
 
 
 @dataclass(frozen=True)
@@ -167,21 +159,6 @@ def place(head: PrototypeHead, states: HiddenStates, seed: int) -> None:
     head.place_on(found.centres * sample.norm(dim=-1).mean())
 
 
-def batches(count: int, size: int, first: int, steps: int, seed: int) -> Iterator[np.ndarray]:
-    """Yield the rows of each step from ``first`` on: every epoch has all of them in a new order.
-
-    Rows that do not fill a batch at the end of an epoch are not seen in it.
-    """
-    size = min(size, count)
-    each, order, epoch = count // size, np.empty(0), -1
-    for step in range(first, steps):
-        if step // each != epoch:
-            epoch = step // each
-            order = np.random.default_rng([seed, 1, epoch]).permutation(count)
-        at = step % each * size
-        yield np.sort(order[at : at + size])
-
-
 def fit(
     model: nn.Module,
     states: HiddenStates,
@@ -217,32 +194,24 @@ def fit(
     """
     head = PrototypeHead(states.width, options.prototypes, options.prototypes_per_token).to(device)
     fitting = Fitting(model, states, options, head, saved)
-    with (
-        Interrupts(lambda: f"The fit is saved in {saved}.") as interrupts,
-        progress.task("Fitting prototypes", fitting.steps, "steps") as task,
-    ):
-        if not fitting.resume():
-            place(head, states, options.seed)
-            fitting.begin()
-        task.advance(fitting.step)
-        written = time.monotonic()
-        rows = batches(len(states), options.batch, fitting.step, fitting.steps, options.seed)
-        for chosen in rows:
-            parts = fitting.take(chosen)
-            task.advance()
-            if fitting.step % HISTORY_EVERY == 0:
-                task.note(f"KL {parts['prototype_only_kl']:.3f}")
-            done = fitting.step == fitting.steps
-            if interrupts.received or done or time.monotonic() - written >= save_seconds:
-                fitting.save()
-                written = time.monotonic()
-            if interrupts.received and not done:
-                interrupts.stop()
+    if not fitting.resume():
+        place(head, states, options.seed)
+        fitting.begin()
+    rows = batches(len(states), options.batch, fitting.step, fitting.steps, options.seed)
+    fitting.run(
+        rows,
+        "Fitting prototypes",
+        "prototype_only_kl",
+        save_seconds=save_seconds,
+        progress=progress,
+    )
     return head.cpu().eval().requires_grad_(False), fitting.history
 
 
-class Fitting:
+class Fitting(Loop):
     """A head with its optimizer, between two steps."""
+
+    what = "the fit"
 
     def __init__(
         self,
@@ -252,29 +221,26 @@ class Fitting:
         head: PrototypeHead,
         saved: Path,
     ) -> None:
-        self.states, self.options, self.head, self.saved = states, options, head, saved
-        self.steps, self.step = options.steps(len(states)), 0
-        self.history: list[dict[str, float]] = []
+        groups = [{"params": [head.prototypes]}, {"params": [head.log_scale]}]
+        super().__init__(head, groups, options.steps(len(states)), saved)
+        self.states, self.options, self.head = states, options, head
         self._device = head.prototypes.device
         self._vocabulary = Vocabulary(
             model.to(self._device), states.tokens(), options.frequent, options.drawn
         )
-        self._size = 1.0
-        self._sums: dict[str, float] = {}
-        self._optimizer = torch.optim.Adam(
-            [{"params": [head.prototypes]}, {"params": [head.log_scale]}], lr=0.0, betas=BETAS
-        )
+        self.extra = {"size": 1.0}
 
     def begin(self) -> None:
         """Note how large the prototypes are, which the rate is in units of."""
-        self._size = self.head.prototypes.detach().square().mean().sqrt().item()
+        self.extra["size"] = self.head.prototypes.detach().square().mean().sqrt().item()
 
-    def take(self, rows: np.ndarray) -> dict[str, float]:
-        """Take one step; return its losses."""
+    def rates(self) -> list[float]:
+        """Return the rate of the prototypes, in units of their elements, and of the scale."""
+        return [self.options.learning_rate * self.extra["size"], self.options.learning_rate]
+
+    def losses(self, rows: np.ndarray) -> dict[str, float]:
+        """Add the gradients of a step; return its losses."""
         options, head = self.options, self.head
-        share = self._rate(self.step)
-        self._optimizer.param_groups[0]["lr"] = share * options.learning_rate * self._size
-        self._optimizer.param_groups[1]["lr"] = share * options.learning_rate
         z = self.states.states(rows).to(self._device)
         output = head(z)
         generator = torch.Generator().manual_seed(options.seed * 2**32 + self.step)
@@ -285,70 +251,9 @@ class Fitting:
         residual = ops.residual(z, output.reconstruction) / z.square().mean()
         pull = ops.prototype_pull(output.routing) + ops.point_pull(output.routing)
         loss = kl + options.residual * residual + options.pull * pull
-        self._optimizer.zero_grad()
         loss.backward()
-        self._optimizer.step()
-        self.step += 1
-        found = {"prototype_only_kl": kl.item(), "residual": residual.item(), "loss": loss.item()}
-        if not math.isfinite(found["loss"]):
-            raise DivergenceError(
-                f"the loss is {found['loss']} in step {self.step}: fit with a lower --rate."
-            )
-        self._note(found)
-        return found
+        return {"prototype_only_kl": kl.item(), "residual": residual.item(), "loss": loss.item()}
 
-    def _rate(self, step: int) -> float:
-        warm = max(1, round(WARMUP * self.steps))
-        if step < warm:
-            return (step + 1) / warm
-        return 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, self.steps - warm)))
-
-    def _note(self, found: dict[str, float]) -> None:
-        for name, value in found.items():
-            self._sums[name] = self._sums.get(name, 0.0) + value
-        if self.step % HISTORY_EVERY == 0:
-            means = {name: value / HISTORY_EVERY for name, value in self._sums.items()}
-            self.history.append({"step": self.step, **means})
-            self._sums = {}
-
-    def save(self) -> None:
-        """Write all that the next step depends on."""
-        state = {
-            "format_version": FORMAT_VERSION,
-            "of": self._of(),
-            "step": self.step,
-            "size": self._size,
-            "sums": self._sums,
-            "history": self.history,
-            "head": self.head.state_dict(),
-            "optimizer": self._optimizer.state_dict(),
-        }
-        directory, way_out = self.saved.parent, "Make room, and give the same command again."
-        with room_to_write("the fit", directory, way_out), atomic_file(self.saved) as temporary:
-            torch.save(state, temporary)
-
-    def resume(self) -> bool:
-        """Go on from what was saved; say whether there was something."""
-        if not self.saved.is_file():
-            return False
-        try:
-            state: dict[str, Any] = torch.load(self.saved, map_location="cpu", weights_only=True)
-            other = state["format_version"] != FORMAT_VERSION or state["of"] != self._of()
-            if not other:
-                self.head.load_state_dict(state["head"])
-                self._optimizer.load_state_dict(state["optimizer"])
-                self.step, self._size = state["step"], state["size"]
-                self._sums, self.history = state["sums"], state["history"]
-        except Exception as error:  # torch raises half a dozen unrelated types here
-            raise FormatError(
-                f"{self.saved} is damaged ({error}). Remove it, and the fit starts anew."
-            ) from error
-        if other:
-            raise InputError(
-                f"{self.saved} is of a fit with other settings or states. Put the former settings "
-                "back, or remove it to fit anew."
-            )
-        return True
-
-    def _of(self) -> dict[str, Any]:
+    def of(self) -> dict[str, Any]:
+        """Return the settings and states that are fitted to."""
         return {"options": asdict(self.options), "states": self.states.fingerprint}

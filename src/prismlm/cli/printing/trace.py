@@ -92,6 +92,8 @@ def _print_header(console: Console, trace: Trace) -> None:
         parts.append(Text(f"{count(meta.tokens)} tokens of {count(meta.documents)} documents"))
         if meta.trained_on is False:
             parts.append(Text("not what it was trained on", style="yellow"))
+        elif meta.trained_on == "fine-tuned" and meta.split != "heldout":
+            parts.append(Text("fine-tuned on it; its first training text is not here"))
         elif meta.trained_on and meta.split == "heldout":
             parts.append(Text("held out when it was trained", style="yellow"))
     console.print(Text(" · ", style="dim").join(parts))

@@ -1,0 +1,203 @@
+"""Fine-tuning a model on a corpus through low-rank adapters, before a head is attached to it."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from prismlm import fingerprints
+from prismlm.corpus.packing import IGNORED, PackedDataset, pack
+from prismlm.corpus.store import Corpus
+from prismlm.errors import InputError
+from prismlm.files import atomic_directory, room_to_write, write_json
+from prismlm.progress import SILENT, Reporter
+from prismlm.training.isolation import keeps_documents_apart
+from prismlm.training.loop import SAVE_SECONDS, WAY_OUT, Loop, batches
+from prismlm.training.parallel import blocks
+
+# Rows of a forward pass; more are no faster, and their logits take memory.
+ROWS_AT_ONCE = 2
+ALPHA_OVER_RANK = 2
+NOTE_FILE = "fine-tuning.json"
+
+
+@dataclass(frozen=True)
+class LoraOptions:
+    """How a model is fine-tuned.
+
+    Attributes:
+        epochs: how often it reads the corpus; a fraction is allowed.
+        rank: of the adapters.
+        blocks: the share of the model's blocks that get adapters, counted from the last. The
+            others need no gradient, which is most of the time.
+        learning_rate: peak rate of Adam.
+        batch: rows of a step.
+        seed: of everything random.
+    """
+
+    epochs: float = 1.0
+    rank: int = 8
+    blocks: float = 1 / 3
+    learning_rate: float = 5e-4
+    batch: int = 8
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name != "seed" and not 0 < value < math.inf:
+                raise InputError(f"lora {field.name} is {value}: expected a positive number.")
+        if self.blocks > 1:
+            raise InputError(f"lora blocks is {self.blocks}: expected a share of at most 1.")
+
+
+def check_lora() -> None:
+    """Raise InputError where the package that adapters need is not installed."""
+    if importlib.util.find_spec("peft") is None:
+        raise InputError(
+            "--lora needs the package peft, which is not installed: pip install 'prismlm[lora]'."
+        )
+
+
+def adapted_modules(model: PreTrainedModel, share: float) -> list[str]:
+    """Return the names of the linear layers in the last ``share`` of a model's blocks."""
+    every = blocks(model)
+    chosen = every[len(every) - max(1, round(share * len(every))) :]
+    within = {module for block in chosen for module in block.modules()}
+    return [
+        name
+        for name, module in model.named_modules()
+        if module in within and (isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D")
+    ]
+
+
+def adapt(
+    model: PreTrainedModel,
+    corpus: Corpus,
+    options: LoraOptions,
+    saved: Path,
+    out: Path,
+    *,
+    window: int,
+    bf16: bool = False,
+    note: dict[str, float] | None = None,
+    save_seconds: float = SAVE_SECONDS,
+    progress: Reporter = SILENT,
+) -> list[dict[str, float]]:
+    """Train adapters on the documents that a corpus does not hold out; write them to ``out``.
+
+    They are written as PEFT writes them, in bfloat16.
+
+    Args:
+        model: what is fine-tuned; it has the adapters in it afterwards.
+        corpus: of its tokenizer.
+        options: see :class:`LoraOptions`.
+        saved: a file that training goes on from after an interrupt.
+        out: the directory of the adapter.
+        window: tokens of a row.
+        bf16: compute in bfloat16 (autocast).
+        note: what else is to stand beside the adapter, with tokens and steps.
+        save_seconds: the least time between two writes of ``saved``.
+        progress: shows steps done.
+
+    Returns:
+        One row of losses every fifty steps.
+
+    Raises:
+        InputError: the corpus has nothing to train on; the model does not say what its blocks are.
+        DivergenceError: the loss is not finite.
+        FormatError: ``saved`` is damaged.
+        PrismError: the disk is full.
+        IndexInterrupted: SIGINT or SIGTERM came; what was learned is saved.
+    """
+    from peft import LoraConfig, get_peft_model
+
+    identity = {"model": fingerprints.of_weights(model), "corpus": corpus.fingerprint}
+    shared = keeps_documents_apart(model)
+    rows = pack(corpus, corpus.split("train"), window, options.seed, share_rows=shared)
+    torch.manual_seed(options.seed)
+    config = LoraConfig(
+        r=options.rank,
+        lora_alpha=ALPHA_OVER_RANK * options.rank,
+        target_modules=adapted_modules(model, options.blocks),
+        task_type="CAUSAL_LM",
+    )
+    adapted: Any = get_peft_model(model, config).train()
+    training = Adapting(adapted, model, rows, options, saved, identity, bf16=bf16)
+    training.resume()
+    training.run(
+        batches(len(rows), options.batch, training.step, training.steps, options.seed),
+        "Fine-tuning",
+        "ce",
+        save_seconds=save_seconds,
+        progress=progress,
+    )
+    with room_to_write("the adapter", out.parent, WAY_OUT), atomic_directory(out) as made:
+        for parameter in training.trained.parameters():
+            parameter.data = parameter.data.bfloat16()
+        adapted.save_pretrained(made)
+        read = {"tokens": round(training.steps * options.batch * rows.num_tokens / len(rows))}
+        write_json(made / NOTE_FILE, {**(note or {}), **read, "steps": training.steps})
+    return training.history
+
+
+class Adapting(Loop):
+    """Adapters with their optimizer, between two steps."""
+
+    what = "fine-tuning"
+
+    def __init__(
+        self,
+        adapted: nn.Module,
+        model: PreTrainedModel,
+        rows: PackedDataset,
+        options: LoraOptions,
+        saved: Path,
+        identity: dict[str, str],
+        *,
+        bf16: bool,
+    ) -> None:
+        learned = [one for one in adapted.parameters() if one.requires_grad]
+        steps = max(1, round(options.epochs * (len(rows) // min(options.batch, len(rows)))))
+        super().__init__(nn.ParameterList(learned), [{"params": learned}], steps, saved)
+        self._model, self._rows, self._options = model, rows, options
+        self._identity, self._bf16 = identity, bf16
+
+    def rates(self) -> list[float]:
+        """Return the rate of all adapters."""
+        return [self._options.learning_rate]
+
+    def losses(self, rows: np.ndarray) -> dict[str, float]:
+        """Add the gradients of the rows' mean cross-entropy; return it in nats per token."""
+        chosen = [self._rows[row] for row in rows.tolist()]
+        count = sum(int((row["labels"] != IGNORED).sum()) for row in chosen)
+        total = 0.0
+        for first in range(0, len(chosen), ROWS_AT_ONCE):
+            loss = self._summed(chosen[first : first + ROWS_AT_ONCE]) / max(1, count)
+            loss.backward()
+            total += loss.item()
+        return {"ce": total, "loss": total}
+
+    def _summed(self, rows: list[dict[str, Tensor]]) -> Tensor:
+        device = self._model.device
+        names = [name for name in rows[0] if name not in ("labels", "token_mask")]
+        given = {name: torch.stack([row[name] for row in rows]).to(device) for name in names}
+        labels = torch.stack([row["labels"] for row in rows]).to(device)[:, 1:]
+        with torch.autocast(device.type, torch.bfloat16) if self._bf16 else nullcontext():
+            logits = self._model(**given, use_cache=False).logits[:, :-1]
+        flat = logits.flatten(0, 1).float()
+        return F.cross_entropy(flat, labels.flatten(), ignore_index=IGNORED, reduction="sum")
+
+    def of(self) -> dict[str, Any]:
+        """Return the settings, text and model."""
+        return {"options": asdict(self._options), **self._identity, "rows": len(self._rows)}
