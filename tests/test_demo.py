@@ -14,8 +14,7 @@ from typer.testing import CliRunner
 
 import prismlm
 from prismlm.cli.app import app
-from prismlm.demo import PROMPTS, QUICK, DemoSize, run_demo
-from prismlm.demo_estimate import estimate_demo
+from prismlm.demo import PROMPTS, QUICK, DemoSize, estimate_demo, run_demo
 from prismlm.errors import InputError
 from tests.helpers import forked
 

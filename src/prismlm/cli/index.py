@@ -47,7 +47,11 @@ PositionShare = Annotated[
 ]
 CodesOfStates = Annotated[
     str,
-    typer.Option("--codes", metavar="int8|pq", help="pq: a quarter of the size, less exact."),
+    typer.Option(
+        "--codes",
+        metavar="NAME",
+        help="int8; pq, pq8 or pq12: a fourth to a twelfth of the size, less exact.",
+    ),
 ]
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Replace a lens, or one that was begun otherwise.")

@@ -1,10 +1,11 @@
 """How the hidden states of positions are kept: a byte for each number, or by product quantisation.
 
 In int8 a unit state is scale · code / 127, with a scale of its own. Product quantisation (Jégou et
-al. 2011) cuts a state into parts of four numbers and keeps of each the number of the nearest of 256
-centres, learned from a sample of the positions; a state is four times smaller and its cosines are
-off by some hundredths. The library faiss learns centres and finds the nearest; reading needs the
-centres alone.
+al. 2011) cuts a state into parts and keeps of each the number of the nearest of 256 centres,
+learned from a sample of the positions. With parts of four numbers (``pq``) a state is four times
+smaller and its cosines are off by a hundredth or two; with parts of eight or twelve (``pq8``,
+``pq12``) it is smaller still, and they are off by three hundredths or more. The library faiss
+learns centres and finds the nearest; reading needs the centres alone.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import zlib
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 import torch
@@ -22,9 +23,11 @@ from torch.nn import functional
 from prismlm.errors import FormatError, InputError
 from prismlm.index import layout
 
-CodeName = Literal["int8", "pq"]
+CodeName = Literal["int8", "pq", "pq8", "pq12"]
 CODE_NAMES: tuple[str, ...] = get_args(CodeName)
-PART, CENTRES = 4, 256
+# Of product quantisation: the numbers of a part, and centres for each part.
+PARTS = {"pq": 4, "pq8": 8, "pq12": 12}
+CENTRES = 256
 # Positions that centres are learned from: as many as faiss takes for 256 of them.
 SAMPLE = 256 * CENTRES
 
@@ -90,41 +93,41 @@ class ProductCodes(Codes):
     """The nearest centre of each part of a state.
 
     Args:
-        width: d; where it is no multiple of 4, states are filled up with zeros.
-        centres: float32 [parts, 256, 4].
+        name: pq, pq8 or pq12.
+        width: d; where it is no multiple of a part, states are filled up with zeros.
+        centres: float32 [parts, 256, numbers of a part].
     """
 
-    name = "pq"
-
-    def __init__(self, width: int, centres: np.ndarray) -> None:
-        self.width, self.centres = width, centres
-        parts = parts_of(width)
+    def __init__(self, name: CodeName, width: int, centres: np.ndarray) -> None:
+        self.name, self.width, self.centres = name, width, centres
+        parts = len(centres)
         self.fields = [("code", "u1", (parts,))]
-        self._table = torch.from_numpy(centres.reshape(parts * CENTRES, PART))
+        self._table = torch.from_numpy(centres.reshape(parts * CENTRES, PARTS[name]))
         self._first = torch.arange(parts) * CENTRES
 
     @classmethod
-    def learn(cls, sample: np.ndarray) -> ProductCodes:
+    def learn(cls, sample: np.ndarray, name: CodeName = "pq") -> ProductCodes:
         """Learn centres from states, float32 [n, d], n ≥ 1; the same for the same states.
 
         Raises:
             InputError: faiss is not installed.
         """
         faiss, width = _faiss(), sample.shape[1]
+        parts, part = parts_of(width, name), PARTS[name]
         # There must be a state for each centre; where there are fewer, they are repeated.
         sample = np.resize(sample, (max(len(sample), CENTRES), width))
-        quantiser = faiss.ProductQuantizer(PART * parts_of(width), parts_of(width), 8)
+        quantiser = faiss.ProductQuantizer(part * parts, parts, 8)
         # It warns of samples below 39 a centre, which is what a small corpus has.
         quantiser.cp.min_points_per_centroid = 1
         threads = faiss.omp_get_max_threads()
         # Sums of several threads depend on how many there are.
         faiss.omp_set_num_threads(1)
         try:
-            quantiser.train(_filled(sample))
+            quantiser.train(_filled(sample, part))
         finally:
             faiss.omp_set_num_threads(threads)
         centres = faiss.vector_to_array(quantiser.centroids)
-        return cls(width, centres.reshape(parts_of(width), CENTRES, PART))
+        return cls(name, width, centres.reshape(parts, CENTRES, part))
 
     def states(self, records: np.ndarray) -> Tensor:
         """Return the centres put together, at length 1."""
@@ -135,10 +138,11 @@ class ProductCodes(Codes):
     def put(self, records: np.ndarray, into: np.ndarray) -> None:
         """Find the nearest centres."""
         faiss = _faiss()
-        quantiser = faiss.ProductQuantizer(PART * len(self.centres), len(self.centres), 8)
+        parts, _, part = self.centres.shape
+        quantiser = faiss.ProductQuantizer(part * parts, parts, 8)
         faiss.copy_array_to_vector(self.centres.ravel(), quantiser.centroids)
         states = Int8Codes(self.width).states(records).numpy()
-        into["code"] = quantiser.compute_codes(_filled(states))
+        into["code"] = quantiser.compute_codes(_filled(states, part))
 
     def write(self, directory: Path) -> list[int]:
         """Write the centres."""
@@ -146,9 +150,9 @@ class ProductCodes(Codes):
         return [zlib.crc32(self.centres.data)]
 
 
-def parts_of(width: int) -> int:
-    """Return into how many parts of four numbers a state is cut."""
-    return -(-width // PART)
+def parts_of(width: int, name: CodeName = "pq") -> int:
+    """Return into how many parts a state is cut."""
+    return -(-width // PARTS[name])
 
 
 def check_codes(name: str) -> None:
@@ -158,8 +162,8 @@ def check_codes(name: str) -> None:
         InputError: there is no such code, or it needs faiss, which is not installed.
     """
     if name not in CODE_NAMES:
-        raise InputError(f"--codes is {name!r}: expected {' or '.join(CODE_NAMES)}.")
-    if name == "pq":
+        raise InputError(f"--codes is {name!r}: expected {', '.join(CODE_NAMES)}.")
+    if name in PARTS:
         _faiss()
 
 
@@ -171,7 +175,7 @@ def open_codes(directory: Path, name: str, width: int, checksums: list[int]) -> 
     """
     if name == "int8":
         return Int8Codes(width)
-    if name != "pq":
+    if name not in PARTS:
         raise FormatError(
             f"the cells of {directory} are coded as {name!r}, which this version cannot read. "
             "Build the lens again."
@@ -181,18 +185,18 @@ def open_codes(directory: Path, name: str, width: int, checksums: list[int]) -> 
         centres = np.load(path)
     except (OSError, ValueError) as error:
         raise FormatError(f"{path} is damaged ({error}). Build the lens again.") from error
-    shape = (parts_of(width), CENTRES, PART)
+    code = cast("CodeName", name)
+    shape = (parts_of(width, code), CENTRES, PARTS[name])
     if centres.dtype != np.float32 or centres.shape != shape:
         raise FormatError(f"{path} is damaged (not float32 {list(shape)}). Build the lens again.")
     if [zlib.crc32(centres.data)] != checksums:
         raise FormatError(f"{path} is damaged (not what was written). Build the lens again.")
-    return ProductCodes(width, centres)
+    return ProductCodes(code, width, centres)
 
 
-def _filled(states: np.ndarray) -> np.ndarray:
-    """Return states filled up with zeros to a multiple of 4 numbers, float32 [n, 4 · parts]."""
-    width = states.shape[1]
-    return np.ascontiguousarray(np.pad(states, ((0, 0), (0, PART * parts_of(width) - width))))
+def _filled(states: np.ndarray, part: int) -> np.ndarray:
+    """Return states filled up with zeros to a multiple of a part, float32 [n, part · parts]."""
+    return np.ascontiguousarray(np.pad(states, ((0, 0), (0, -states.shape[1] % part))))
 
 
 def _faiss() -> Any:

@@ -98,7 +98,7 @@ def lens_bytes(
     contexts = options.contexts if documents is None else min(options.contexts, documents)
     per_context = BYTES_WITH_TEXT if options.with_text else BYTES_WITHOUT_TEXT
     kept = head.num_prototypes * contexts
-    state = head.width if options.codes == "int8" else parts_of(head.width)
+    state = head.width if options.codes == "int8" else parts_of(head.width, options.codes)
     positions = (tokens or 0) * (options.positions or 0) * (state + BYTES_PER_POSITION)
     whole = kept * (2 * head.width + per_context) + head.num_prototypes * BYTES_PER_PROTOTYPE
     return whole + int(positions)

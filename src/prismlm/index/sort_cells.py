@@ -73,8 +73,8 @@ def write_cells(
     width = spools[0].dtype["code"].shape[0]
     position_bytes = 4 if tokens <= 2**32 else 8
     coded: Codes = Int8Codes(width)
-    if codes == "pq":
-        coded = ProductCodes.learn(_sample(spools, rows, share))
+    if codes != "int8":
+        coded = ProductCodes.learn(_sample(spools, rows, share), codes)
     of_codes = coded.write(directory)
     types = cells.column_types(coded, position_bytes)
     with (

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import prismlm.demo as demo
-from prismlm.demo import FULL, DemoSize
+from prismlm.demo import fetched, trained
+from prismlm.demo.prompts import REPORT_FILE, check_claim, documents
+from prismlm.demo.trained import FULL, DemoSize
 
 if TYPE_CHECKING:
     from prismlm.index.estimate import IndexEstimate
@@ -19,6 +20,13 @@ MEASURED_EVERY = 8
 # Loading the model, the prompts and the page: assumed, not measured; seconds beside minutes.
 EXPLAINING_SECONDS = 15.0
 REPORT_BYTES = 3_000_000
+# Of the model that is fetched: seconds, memory and disk of each part.
+FETCHED = {
+    "corpus": (5.0, 400_000_000, 3_000_000),
+    "model": (30.0, 1_800_000_000, 560_000_000),
+    "lens": (5.0, 400_000_000, 110_000_000),
+}
+FETCHED_NOTE = "89 MB are fetched"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +67,26 @@ class DemoEstimate:
     disk_bytes: int
 
 
+def estimate_fetched(out: Path) -> DemoEstimate:
+    """Estimate what :func:`prismlm.demo.run_fetched` would still do; nothing is fetched.
+
+    Sizes are known; seconds are assumed, and leave out the fetching of 89 MB.
+
+    Raises:
+        InputError: ``out`` holds something else, or another demo.
+    """
+    out = Path(out)
+    check_claim(out, fetched.identity())
+    there = fetched.parts_there(out)
+    parts = [
+        DemoPart(name, True, 0.0, 0, 0)
+        if there[name]
+        else DemoPart(name, False, *amounts, FETCHED_NOTE if name == "model" else "")
+        for name, amounts in FETCHED.items()
+    ]
+    return _whole(out, [*parts, _report(out)])
+
+
 def estimate_demo(out: Path, size: DemoSize = FULL) -> DemoEstimate:
     """Estimate what :func:`prismlm.demo.run_demo` with the same arguments would still do.
 
@@ -69,14 +97,21 @@ def estimate_demo(out: Path, size: DemoSize = FULL) -> DemoEstimate:
         InputError: ``out`` holds something else, or a demo of another size or version.
     """
     out = Path(out)
-    demo.check_claim(out, size)
-    there = demo.parts_there(out)
+    check_claim(out, trained.identity(size))
+    there = trained.parts_there(out)
     parts = [DemoPart(name, whole, 0.0, 0, 0) for name, whole in there.items()]
     if not all(there.values()):
         with tempfile.TemporaryDirectory() as name:
             parts = _measured(Path(name), out, size, there)
-    report = DemoPart("report", (out / demo.REPORT_FILE).is_file(), EXPLAINING_SECONDS, 0, 0)
-    parts.append(report if report.there else replace(report, disk_bytes=REPORT_BYTES))
+    return _whole(out, [*parts, _report(out)])
+
+
+def _report(out: Path) -> DemoPart:
+    there = (out / REPORT_FILE).is_file()
+    return DemoPart("report", there, EXPLAINING_SECONDS, 0, 0 if there else REPORT_BYTES)
+
+
+def _whole(out: Path, parts: list[DemoPart]) -> DemoEstimate:
     return DemoEstimate(
         str(out),
         parts,
@@ -90,11 +125,11 @@ def _measured(work: Path, out: Path, size: DemoSize, there: dict[str, bool]) -> 
     from prismlm.corpus import build_corpus, estimate_build
     from prismlm.training import estimate
 
-    source = demo.documents(work / "documents.parquet", size.every)
+    source = documents(work / "documents.parquet", size.every)
     building = estimate_build([source], work / "corpus", vocab_size=size.vocab_size)
-    less = demo.documents(work / "measured.parquet", max(size.every, MEASURED_EVERY))
+    less = documents(work / "measured.parquet", max(size.every, MEASURED_EVERY))
     build_corpus([less], work / "corpus", vocab_size=size.vocab_size)
-    recipe = demo.recipe(work / "corpus", work / "model", size)
+    recipe = trained.recipe(work / "corpus", work / "model", size)
     training = None if there["model"] else estimate(recipe)
     indexing = None if there["lens"] else _index(recipe, size)
     corpus = DemoPart(

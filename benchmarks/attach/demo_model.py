@@ -1,0 +1,80 @@
+"""What ships for the demo's model: an adapter, a head and a lens for SmolLM2, in one archive.
+
+    python -m benchmarks.attach.demo_model --work DIR
+
+fetches SmolLM2-135M-Instruct, fine-tunes it on one in six documents of the bundled sample, attaches
+a head and writes ``src/prismlm/demo/shipped/smollm2.zip``. Stopped, it goes on where it was. Two
+CPU cores take some two hours; ``--device cuda`` takes a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import zipfile
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+import prismlm.demo
+from prismlm.cli.progress import ConsoleReporter
+from prismlm.demo.fetch import fetch
+from prismlm.demo.fetched import ADAPTER, EVERY, LENS, SHIPPED
+from prismlm.demo.prompts import documents
+from prismlm.index import layout
+from prismlm.models.sidecar import HEAD_FILE, META_FILE
+from prismlm.training import AttachOptions, FitOptions, LoraOptions, attach
+
+OPTIONS = AttachOptions(
+    fit=FitOptions(prototypes=8192, prototypes_per_token=64, epochs=2.0),
+    window=512,
+    contexts=4,
+    codes="pq12",
+    keep_states=True,
+    lora=LoraOptions(),
+)
+# The time of every member, so that the same files make the same archive.
+STAMP = (2026, 1, 1, 0, 0, 0)
+# Made anew where it is unpacked, from the cells.
+LEFT_OUT = (layout.CONTEXTS_FILE,)
+
+
+def main() -> None:
+    """Make the archive."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--work", type=Path, required=True, help="where everything is built")
+    parser.add_argument("--device", default="auto")
+    given = parser.parse_args()
+    given.work.mkdir(parents=True, exist_ok=True)
+    # Names that are noted are then without a path.
+    os.chdir(given.work)
+    gguf = fetch(Path(), progress=ConsoleReporter())
+    sample = documents(Path("sample.parquet"), EVERY)
+    options = AttachOptions(**{**vars(OPTIONS), "device": given.device})
+    result = attach(str(gguf), [sample], Path("model"), options, progress=ConsoleReporter())
+    target = Path(prismlm.demo.__file__).parent / "shipped" / SHIPPED
+    pack(result.directory, result.lens, target)
+    print(result.quality)
+    print(f"{target}: {target.stat().st_size / 1e6:.1f} MB")
+
+
+def pack(model: Path, lens: Path, target: Path) -> None:
+    """Put what is not fetched into one archive, the head in bfloat16."""
+    head = load_file(model / HEAD_FILE)
+    half = head["prototypes"].bfloat16()
+    assert torch.equal(half.float(), head["prototypes"]), "the fit rounds its prototypes"
+    small = model / f".{HEAD_FILE}"
+    save_file(head | {"prototypes": half}, small, metadata={"format": "pt"})
+    members = {HEAD_FILE: small, META_FILE: model / META_FILE}
+    members |= {f"{ADAPTER}/{path.name}": path for path in (model / ADAPTER).iterdir()}
+    members |= {f"{LENS}/{path.name}": path for path in lens.iterdir() if path.name not in LEFT_OUT}
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        for name in sorted(members):
+            archive.writestr(zipfile.ZipInfo(name, STAMP), members[name].read_bytes(), 8, 9)
+    small.unlink()
+
+
+if __name__ == "__main__":
+    main()

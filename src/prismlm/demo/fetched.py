@@ -1,0 +1,154 @@
+"""The demo with a real model: SmolLM2, fetched, with the parts that ship with the package.
+
+One archive ships what was made of it: an adapter that fine-tuned it on a sixth of the bundled texts,
+a prototype head, and the lens of those texts. ``benchmarks/attach/demo_model.py`` made them.
+"""
+
+from __future__ import annotations
+
+import shutil
+import zipfile
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.torch import save_file
+
+import prismlm
+from prismlm import fingerprints
+from prismlm.corpus import Corpus, build_corpus, sample_path
+from prismlm.demo.fetch import NAME, fetch
+from prismlm.demo.prompts import DemoResult, check_claim, claim, documents, explain_prompts
+from prismlm.errors import FormatError
+from prismlm.files import atomic_directory, read_json, share, write_json
+from prismlm.index import layout
+from prismlm.index.cells import Cells
+from prismlm.models.base import find_base, put_adapted, put_base
+from prismlm.models.sidecar import HEAD_FILE, META_FILE, has_sidecar
+from prismlm.progress import SILENT, Reporter
+
+SMOLLM2 = NAME
+SHIPPED = "smollm2.zip"
+# One document in so many of the sample was fine-tuned on, and is in the lens.
+EVERY = 6
+ADAPTER, LENS = "adapter", "lens"
+CORPUS, MODEL = "corpus", "model"
+GENERATED = 20
+
+
+def run_fetched(out: Path, *, progress: Reporter = SILENT) -> DemoResult:
+    """Put the demo's model together where it is not there yet; then explain the prompts.
+
+    Every part is complete or absent: stopped anywhere, the demo goes on from the last whole part.
+
+    Args:
+        out: where to build; a directory that the demo made, or a new one.
+        progress: shows what is under way.
+
+    Raises:
+        Unreachable: the model could not be fetched; nothing was written.
+        InputError: ``out`` holds something else, or another demo; gguf is not installed.
+        FormatError: what was fetched is not what was published.
+        PrismError: the disk is full.
+    """
+    out = Path(out)
+    check_claim(out, identity())
+    cached = all(parts_there(out).values())
+    if not cached:
+        _build(out, progress)
+    return explain_prompts(
+        out, out / MODEL, out / CORPUS, generated=GENERATED, cached=cached, progress=progress
+    )
+
+
+def parts_there(out: Path) -> dict[str, bool]:
+    """Say of corpus, model and lens whether each is there; what is there is whole."""
+    return {
+        "corpus": (out / CORPUS / "corpus.json").is_file(),
+        "model": has_sidecar(out / MODEL),
+        "lens": (out / MODEL / "lens" / "sample").exists(),
+    }
+
+
+def identity() -> dict[str, Any]:
+    """Return what the note in the demo's directory says."""
+    inputs = fingerprints.of_bytes(_archive().read_bytes(), sample_path().read_bytes())
+    return {"prismlm": prismlm.__version__, "size": "smollm2", "inputs": inputs}
+
+
+def _archive() -> Any:
+    return files("prismlm.demo").joinpath("shipped", SHIPPED)
+
+
+def _build(out: Path, progress: Reporter) -> None:
+    corpus, model, there = out / CORPUS, out / MODEL, parts_there(out)
+    # Beside it: nothing of out is claimed before the model has come.
+    fetched = out.with_name(f".{out.resolve().name}.fetched")
+    shipped = fetched / "shipped"
+    if not (model / "config.json").is_file():
+        gguf = fetch(fetched, progress=progress)
+        claim(out, identity())
+        with progress.task(f"Opening {NAME}", 2, "steps") as task:
+            put_base(find_base(str(gguf)), fetched / "base")
+            task.advance()
+            _unpack(shipped)
+            put_adapted(fetched / "base", shipped / ADAPTER, model)
+            task.advance()
+    _unpack(shipped)
+    if not there["corpus"]:
+        source = documents(out / "documents.parquet", EVERY)
+        build_corpus([source], corpus, tokenizer=model, progress=progress)
+    if not there["lens"]:
+        _put_lens(shipped / LENS, model / "lens" / "sample", corpus)
+    if not there["model"]:
+        shutil.copytree(shipped / ADAPTER, model / ADAPTER, dirs_exist_ok=True)
+        for name in (HEAD_FILE, META_FILE):
+            (shipped / name).replace(model / name)
+    shutil.rmtree(fetched)
+
+
+def _unpack(into: Path) -> None:
+    shutil.rmtree(into, ignore_errors=True)
+    with as_file(_archive()) as path, zipfile.ZipFile(path) as archive:
+        archive.extractall(into)
+
+
+def _put_lens(shipped: Path, lens: Path, corpus: Path) -> None:
+    """Put the lens in its place: with the states of its contexts, and where its corpus is now.
+
+    Raises:
+        FormatError: the corpus is not the one it was made of.
+    """
+    meta = layout.read_meta(shipped)
+    found = Corpus.open(corpus)
+    if found.fingerprint != meta.corpus:
+        raise FormatError(
+            f"the texts of the demo, in the tokens of {NAME}, are not the ones that its lens was "
+            "made of: tokenizers or transformers has changed how it reads them. Use --train, or "
+            "the versions in constraints/tested.txt."
+        )
+    with atomic_directory(lens) as made:
+        shutil.copytree(shipped, made, dirs_exist_ok=True)
+        contexts = made / layout.CONTEXTS_FILE
+        save_file({"states": _context_states(made, meta)}, str(contexts))
+        share(contexts)
+        noted = read_json(made / layout.META_FILE)
+        noted |= {"corpus_path": str(corpus.resolve()), "corpus_name": corpus.name}
+        noted["files"] = layout.describe_files(made)
+        write_json(made / layout.META_FILE, noted)
+
+
+def _context_states(lens: Path, meta: layout.LensMeta) -> Any:
+    """Return the states of the contexts as the cells have them, unit length, bf16 [rows, d].
+
+    They would be half of what ships, and are in the cells already, if in fewer bits.
+    """
+    assert meta.cells is not None
+    cells = Cells(lens, meta.cells)
+    table = layout.read_table(lens / layout.INDEX_FILE, layout.INDEX_SCHEMA)
+    wanted = table["position"].to_numpy()
+    position = cells.positions(0, len(cells))
+    order = np.argsort(position)
+    rows = order[np.searchsorted(position, wanted, sorter=order)]
+    return cells.states(cells.records(rows)).bfloat16()
