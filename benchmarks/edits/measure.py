@@ -1,6 +1,6 @@
 """Measure edits on a demo model, beside their control and their cost: docs/results/edits.json.
 
-    prismlm demo --no-serve --out prismlm-demo
+    prismlm demo --train --no-serve --out prismlm-demo
     python -m benchmarks.edits.measure prismlm-demo
     python -m benchmarks.edits.render
 

@@ -21,7 +21,7 @@ def render(result: dict[str, Any]) -> str:
         "",
         "Generated from `edits.json` by `python -m benchmarks.edits.render`; the JSON by",
         "",
-        "    prismlm demo --no-serve --out prismlm-demo",
+        "    prismlm demo --train --no-serve --out prismlm-demo",
         "    python -m benchmarks.edits.measure prismlm-demo",
         "",
         *_setting(result),

@@ -1,6 +1,6 @@
 """Measure a demo model beside its controls and write docs/results/first_light.json.
 
-    prismlm demo --no-serve --out prismlm-demo
+    prismlm demo --train --no-serve --out prismlm-demo
     python -m benchmarks.first_light.measure prismlm-demo
     python -m benchmarks.first_light.render
 

@@ -39,7 +39,7 @@ def render(result: dict[str, Any]) -> str:
         "Generated from `first_light.json` by `python -m benchmarks.first_light.render`; the JSON "
         "by",
         "",
-        "    prismlm demo --no-serve --out prismlm-demo",
+        "    prismlm demo --train --no-serve --out prismlm-demo",
         "    python -m benchmarks.first_light.measure prismlm-demo",
         "",
         *_setting(result),

@@ -27,7 +27,7 @@ def render(result: dict[str, Any]) -> str:
         "",
         "Generated from `index.json` by `python -m benchmarks.index.render`; the JSON by",
         "",
-        "    prismlm demo --no-serve --out prismlm-demo",
+        "    prismlm demo --train --no-serve --out prismlm-demo",
         "    python -m benchmarks.index.measure ratio prismlm-demo/model prismlm-demo/corpus",
         "    python -m benchmarks.index.measure ratio MODEL CORPUS --called NAME --tokens 40000",
         "    python -m benchmarks.index.measure growth prismlm-demo/corpus",

@@ -16,7 +16,8 @@ from prismlm.corpus import Corpus
 from prismlm.errors import InputError
 from prismlm.interrupts import IndexInterrupted
 from prismlm.models.sidecar import HEAD_FILE, META_FILE, load_sidecar
-from prismlm.training.attach import AttachOptions, attach
+from prismlm.training.attach import attach
+from prismlm.training.attach_options import AttachOptions
 from prismlm.training.fit import FitOptions, Fitting
 from prismlm.training.lora import LoraOptions
 from tests.helpers.tiny import build_small_corpus

@@ -128,6 +128,10 @@ def _print_estimate(expected: AttachEstimate) -> None:
         ("positions", count(expected.tokens)),
         ("states to fit to", count(expected.states)),
         ("steps", f"{expected.steps:,}"),
+        *(
+            [("fine-tuning", f"about {duration(expected.tune_seconds)}")]
+            * bool(expected.tune_seconds)
+        ),
         ("reading states", f"about {duration(expected.read_seconds)}"),
         ("fitting", f"about {duration(expected.fit_seconds)}"),
         ("writing the lens", f"about {duration(expected.lens_seconds)}"),

@@ -1,7 +1,7 @@
 """The demo with a real model: SmolLM2, fetched, with the parts that ship with the package.
 
-One archive ships what was made of it: an adapter that fine-tuned it on a sixth of the bundled texts,
-a prototype head, and the lens of those texts. ``benchmarks/attach/demo_model.py`` made them.
+They are in one archive: an adapter that fine-tuned it on a sixth of the bundled texts, a prototype
+head, and the lens of those texts. ``benchmarks/attach/demo_model.py`` made it.
 """
 
 from __future__ import annotations
@@ -120,9 +120,9 @@ def _put_lens(shipped: Path, lens: Path, corpus: Path) -> None:
     Raises:
         FormatError: the corpus is not the one it was made of.
     """
-    meta = layout.read_meta(shipped)
+    meta = read_json(shipped / layout.META_FILE)
     found = Corpus.open(corpus)
-    if found.fingerprint != meta.corpus:
+    if found.fingerprint != meta["corpus"]:
         raise FormatError(
             f"the texts of the demo, in the tokens of {NAME}, are not the ones that its lens was "
             "made of: tokenizers or transformers has changed how it reads them. Use --train, or "
@@ -131,21 +131,19 @@ def _put_lens(shipped: Path, lens: Path, corpus: Path) -> None:
     with atomic_directory(lens) as made:
         shutil.copytree(shipped, made, dirs_exist_ok=True)
         contexts = made / layout.CONTEXTS_FILE
-        save_file({"states": _context_states(made, meta)}, str(contexts))
+        save_file({"states": _context_states(made, meta["cells"])}, str(contexts))
         share(contexts)
-        noted = read_json(made / layout.META_FILE)
-        noted |= {"corpus_path": str(corpus.resolve()), "corpus_name": corpus.name}
-        noted["files"] = layout.describe_files(made)
-        write_json(made / layout.META_FILE, noted)
+        meta |= {"corpus_path": str(corpus.resolve()), "corpus_name": corpus.name}
+        meta["files"] = layout.describe_files(made)
+        write_json(made / layout.META_FILE, meta)
 
 
-def _context_states(lens: Path, meta: layout.LensMeta) -> Any:
+def _context_states(lens: Path, meta: dict[str, Any]) -> Any:
     """Return the states of the contexts as the cells have them, unit length, bf16 [rows, d].
 
     They would be half of what ships, and are in the cells already, if in fewer bits.
     """
-    assert meta.cells is not None
-    cells = Cells(lens, meta.cells)
+    cells = Cells(lens, meta)
     table = layout.read_table(lens / layout.INDEX_FILE, layout.INDEX_SCHEMA)
     wanted = table["position"].to_numpy()
     position = cells.positions(0, len(cells))

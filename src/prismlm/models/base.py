@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import os
 import shutil
 import uuid
+from contextlib import redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -181,7 +183,8 @@ def _convert(path: Path, out: Path) -> None:
     """Write a GGUF file as a Hugging Face checkpoint."""
     where: dict[str, Any] = {"gguf_file": path.name}
     try:
-        with quiet_transformers():
+        # Its own bars, which no setting of transformers turns off, go to stderr.
+        with quiet_transformers(), redirect_stderr(io.StringIO()):
             model: Any = AutoModelForCausalLM.from_pretrained(
                 path.parent, **where, dtype=torch.float32
             )
@@ -198,5 +201,6 @@ def _convert(path: Path, out: Path) -> None:
         del model.config.quantization_config
     model.config._name_or_path = path.stem
     model.is_quantized = False
-    model.save_pretrained(out)
-    tokenizer.save_pretrained(out)
+    with quiet_transformers():
+        model.save_pretrained(out)
+        tokenizer.save_pretrained(out)

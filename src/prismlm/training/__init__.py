@@ -1,7 +1,8 @@
 """Training a backbone together with a prototype head; the only importer of Trainer."""
 
-from prismlm.training.attach import AttachOptions, AttachResult, attach
+from prismlm.training.attach import AttachResult, attach
 from prismlm.training.attach_estimate import AttachEstimate, estimate_attach
+from prismlm.training.attach_options import AttachOptions
 from prismlm.training.estimate import TrainingEstimate, estimate
 from prismlm.training.fit import FitOptions
 from prismlm.training.lora import LoraOptions

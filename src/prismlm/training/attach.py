@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,7 @@ from prismlm.corpus.tokenizer import tokenizer_fingerprint
 from prismlm.errors import FormatError, InputError, changes
 from prismlm.explain.quality import HeadQuality, measure_quality
 from prismlm.files import read_json, room_to_write, write_json
-from prismlm.index.build import IndexOptions, build_index, check_index
-from prismlm.index.codes import CodeName
+from prismlm.index.build import build_index, check_index
 from prismlm.index.states import META_FILE, HiddenStates, bytes_per_position, read_states
 from prismlm.layers import PrototypeHead
 from prismlm.models.base import CONFIG_FILE, BaseCheckpoint, find_base, put_adapted, put_base
@@ -38,10 +37,11 @@ from prismlm.models.sidecar import (
     weight_of,
 )
 from prismlm.progress import SILENT, Reporter
+from prismlm.training.attach_options import AttachOptions, index_options, model_device, window_of
 from prismlm.training.device import uses_bf16
 from prismlm.training.evaluation import HeldOut, cross_entropy
-from prismlm.training.fit import FitOptions, fit
-from prismlm.training.lora import NOTE_FILE, LoraOptions, adapt, check_lora
+from prismlm.training.fit import fit
+from prismlm.training.lora import NOTE_FILE, adapt, check_lora
 from prismlm.training.run import write_history
 from prismlm.training.run_directory import ATTACH_FILE, exclusive
 
@@ -49,49 +49,10 @@ CORPORA = "corpora"
 WORK = "attach"
 STATES = "states"
 FIT_FILE = "fit.pt"
-BASE, ADAPTER, LORA_FILE = "base", "adapter", "lora.pt"
-LONGEST_DEFAULT_WINDOW = 512
-HELDOUT_TOKENS = 20_000
+BASE, ADAPTER, LORA_FILE, BEFORE_FILE = "base", "adapter", "lora.pt", "before.json"
 OF_THE_MODEL = ("model", "revision")
 # What may differ when a command goes on: it changes no result.
 FREE = ("keep_states", "device", "revision")
-
-
-@dataclass(frozen=True)
-class AttachOptions:
-    """How a head is attached.
-
-    Attributes:
-        fit: how it is fitted.
-        window: tokens that the model reads at once; 512, or what it can read, if left out.
-        states_gb: the most disk for hidden states; what fits is an even sample of the corpus.
-        keep_states: leave them there, to fit another head.
-        contexts: L, the places kept per prototype in the lens.
-        positions: the share of positions that goes to the lens's cells; None for none.
-        codes: of their states, int8 or pq.
-        heldout_tokens: that the head's figures are measured on.
-        device: where the model runs: auto, cpu or cuda.
-        precision: of reading states: auto, float32 or bf16.
-        revision: of a model from the hub.
-        lora: how the model is fine-tuned on the corpus first; None leaves it as it is.
-    """
-
-    fit: FitOptions = field(default_factory=FitOptions)
-    window: int | None = None
-    states_gb: float = 4.0
-    keep_states: bool = False
-    contexts: int = 64
-    positions: float | None = 1.0
-    codes: CodeName = "int8"
-    heldout_tokens: int = HELDOUT_TOKENS
-    device: str = "auto"
-    precision: str = "auto"
-    revision: str | None = None
-    lora: LoraOptions | None = None
-
-    def __post_init__(self) -> None:
-        if not self.states_gb > 0:
-            raise InputError(f"--states-gb is {self.states_gb:g}: expected more than 0.")
 
 
 @dataclass(frozen=True)
@@ -217,30 +178,6 @@ def _flat(value: dict[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def model_device(options: AttachOptions) -> str:
-    """Return where the model runs: on a GPU, if it is left open and there is one."""
-    if options.device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    return options.device
-
-
-def window_of(model: PreTrainedModel, options: AttachOptions) -> int:
-    """Return how many tokens the model reads at once."""
-    longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    return options.window or min(longest or LONGEST_DEFAULT_WINDOW, LONGEST_DEFAULT_WINDOW)
-
-
-def index_options(options: AttachOptions, window: int) -> IndexOptions:
-    """Return how the corpus is read, for the states and for the lens alike."""
-    return IndexOptions(
-        contexts=options.contexts,
-        window=window,
-        stride=max(1, window * 3 // 4),
-        positions=options.positions,
-        codes=options.codes,
-    )
-
-
 class _Work:
     """The steps, each of which finds what is done and does the rest."""
 
@@ -294,7 +231,8 @@ class _Work:
         assert self.options.lora is not None
         work, adapter = self.out / WORK, self.out / ADAPTER
         if not adapter.exists():
-            before = self._ce(corpus)
+            if not (work / BEFORE_FILE).is_file():
+                write_json(work / BEFORE_FILE, {"ce_before": self._ce(corpus)})
             history = adapt(
                 self.model,
                 corpus,
@@ -303,7 +241,7 @@ class _Work:
                 adapter,
                 window=self.window,
                 bf16=uses_bf16(self.options.precision, self.device),
-                note={"ce_before": before},
+                note=read_json(work / BEFORE_FILE),
                 progress=self.progress,
             )
             write_history(work, history)

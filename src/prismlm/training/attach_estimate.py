@@ -22,9 +22,10 @@ from prismlm.models.base import find_base, put_base
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.models.evaluating import evaluating
 from prismlm.models.seam import capture
-from prismlm.training.attach import AttachOptions, index_options, model_device, window_of
+from prismlm.training.attach_options import AttachOptions, index_options, model_device, window_of
 from prismlm.training.device import uses_bf16
 from prismlm.training.fit import KMEANS_ITERATIONS, STATES_PER_CLUSTER, Fitting
+from prismlm.training.lora import LoraOptions, check_lora, with_adapters
 
 STEPS_MEASURED = 3
 # Of English text, in a vocabulary of tens of thousands of tokens.
@@ -41,6 +42,7 @@ class AttachEstimate:
         tokens: positions of the corpus; of files that are not tokenised yet, about.
         states: positions that the head is fitted to.
         steps: of the fit.
+        tune_seconds: to fine-tune the model first; 0 without --lora.
         read_seconds: to read the hidden states.
         fit_seconds: to place and fit the head.
         lens_seconds: to write the lens from the states.
@@ -51,6 +53,7 @@ class AttachEstimate:
     tokens: int
     states: int
     steps: int
+    tune_seconds: float
     read_seconds: float
     fit_seconds: float
     lens_seconds: float
@@ -60,7 +63,7 @@ class AttachEstimate:
     @property
     def seconds(self) -> float:
         """Of all."""
-        return self.read_seconds + self.fit_seconds + self.lens_seconds
+        return self.tune_seconds + self.read_seconds + self.fit_seconds + self.lens_seconds
 
     def to_dict(self) -> dict[str, Any]:
         """Return the estimate as JSON values."""
@@ -97,6 +100,7 @@ def estimate_attach(
         rows = torch.arange(min(options.fit.batch, len(kept))).numpy()
         per_step = _timed(lambda: fitting.take(rows), STEPS_MEASURED)
         per_position = _lens(opened, fitting.head, kept)
+        tuning = 0.0 if options.lora is None else _tuning(opened, window, options.lora)
     steps = options.fit.steps(states)
     unread = max(0, tokens - states) * per_token * READ_TWICE
     clustered = min(states, STATES_PER_CLUSTER * options.fit.prototypes) * KMEANS_ITERATIONS
@@ -105,6 +109,7 @@ def estimate_attach(
         tokens=tokens,
         states=states,
         steps=steps,
+        tune_seconds=0.0 if options.lora is None else options.lora.epochs * tokens * tuning,
         read_seconds=states * per_token * READ_TWICE,
         fit_seconds=placing + steps * per_step,
         lens_seconds=unread + tokens * per_position,
@@ -161,6 +166,14 @@ def _lens(model: Any, head: PrototypeHead, states: HiddenStates) -> float:
         probabilities(model, z.to(model.dtype), tokens)
 
     return _timed(position, 1) / len(rows)
+
+
+def _tuning(model: Any, window: int, lora: LoraOptions) -> float:
+    """Return the seconds that a token takes in fine-tuning; the model has adapters afterwards."""
+    check_lora()
+    adapted = with_adapters(model, lora)
+    ids = torch.zeros(1, window, dtype=torch.int64, device=model.device)
+    return _timed(lambda: adapted(input_ids=ids, labels=ids).loss.backward(), 1) / window
 
 
 def _timed(call: Callable[[], Any], times: int) -> float:

@@ -183,7 +183,8 @@ def fit(
         progress: shows steps done.
 
     Returns:
-        The head, in evaluation mode on the CPU, its prototypes rounded to bf16, and one row of losses every fifty steps.
+        The head, in evaluation mode on the CPU, its prototypes rounded to bf16, and one row of
+        losses every fifty steps.
 
     Raises:
         InputError: fewer states than prototypes.

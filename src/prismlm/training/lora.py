@@ -81,6 +81,20 @@ def adapted_modules(model: PreTrainedModel, share: float) -> list[str]:
     ]
 
 
+def with_adapters(model: PreTrainedModel, options: LoraOptions) -> Any:
+    """Put untrained adapters into a model; return it as PEFT has it, in training mode."""
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(options.seed)
+    config = LoraConfig(
+        r=options.rank,
+        lora_alpha=ALPHA_OVER_RANK * options.rank,
+        target_modules=adapted_modules(model, options.blocks),
+        task_type="CAUSAL_LM",
+    )
+    return get_peft_model(model, config).train()
+
+
 def adapt(
     model: PreTrainedModel,
     corpus: Corpus,
@@ -120,19 +134,10 @@ def adapt(
         PrismError: the disk is full.
         IndexInterrupted: SIGINT or SIGTERM came; what was learned is saved.
     """
-    from peft import LoraConfig, get_peft_model
-
     identity = {"model": fingerprints.of_weights(model), "corpus": corpus.fingerprint}
     shared = keeps_documents_apart(model)
     rows = pack(corpus, corpus.split("train"), window, options.seed, share_rows=shared)
-    torch.manual_seed(options.seed)
-    config = LoraConfig(
-        r=options.rank,
-        lora_alpha=ALPHA_OVER_RANK * options.rank,
-        target_modules=adapted_modules(model, options.blocks),
-        task_type="CAUSAL_LM",
-    )
-    adapted: Any = get_peft_model(model, config).train()
+    adapted = with_adapters(model, options)
     training = Adapting(adapted, model, rows, options, saved, identity, bf16=bf16)
     training.resume()
     training.run(

