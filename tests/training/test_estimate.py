@@ -186,6 +186,7 @@ atexit.register(lambda: print(peak(), file=sys.stderr, flush=True))
 
 
 @needs_no_gpu
+@pytest.mark.slow
 def test_gpt2_xl_is_estimated_in_little_memory(settings, tmp_path):
     path = tmp_path / "recipe.yaml"
     head = {"prototypes": 8192, "initialise_at_step": 5}

@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from prismlm.errors import InputError, suggest
+from prismlm.explain.rows import frame, table
 from prismlm.index.around import Around
 from prismlm.index.layout import GROUP_COLUMNS
 from prismlm.index.where import Conditions, Where, normalised
 
 if TYPE_CHECKING:
+    import pandas
+
     from prismlm.index.lens import Lens
 
 Method = Literal["evidence", "contexts", "source"]
@@ -77,6 +80,25 @@ class Sources:
         if self.method != "evidence":
             value["method"] = self.method
         return value
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return one row per key, and what is left as further rows: shares sum to 1."""
+        return frame(self._rows())
+
+    def _repr_html_(self) -> str:
+        return table(self._rows())
+
+    def _rows(self) -> list[dict[str, Any]]:
+        rest = {"elsewhere": self.elsewhere, "unattributed": self.unattributed}
+        rows = [
+            {self.by: one.key, "share": one.share, "base_rate": one.base_rate, "lift": one.lift}
+            for one in self.items
+        ]
+        return rows + [
+            {self.by: key, "share": share, "base_rate": None, "lift": None}
+            for key, share in rest.items()
+            if share or key == "unattributed"
+        ]
 
 
 @dataclass(frozen=True)

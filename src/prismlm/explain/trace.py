@@ -8,23 +8,23 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from prismlm.errors import InputError
 from prismlm.explain.against import OppositionAttribution, against
 from prismlm.explain.attribution import attribute
 from prismlm.explain.evidence import EvidenceTable
 from prismlm.explain.passages import Passage, PositionAttribution
+from prismlm.explain.rows import Rows, frame, write_rows
 from prismlm.explain.shares import Attribution, DocumentShare, Method, Sources
 from prismlm.explain.steps import Step
 from prismlm.explain.support import Support, support_of
 from prismlm.explain.verbatim import Quote, quotes
-from prismlm.files import atomic_file
+from prismlm.files import atomic_file, write_json
 from prismlm.index.lens import Lens
 from prismlm.index.where import Where
 
 if TYPE_CHECKING:
+    import pandas
+
     from prismlm.explain.attention_maps import AttentionMap
     from prismlm.index.opened_model import OpenedModel
 
@@ -112,15 +112,15 @@ class Trace:
         *,
         method: Method = "evidence",
         where: Where | None = None,
-    ) -> list[DocumentShare]:
+    ) -> Rows[DocumentShare]:
         """Return the documents with the largest shares over all steps.
 
         Raises:
             InputError: there is no lens, or an argument names what is not there.
         """
-        return self._attribution(method).documents(limit, where)
+        return Rows(self._attribution(method).documents(limit, where))
 
-    def passages(self, limit: int = PASSAGES_SHOWN, *, where: Where | None = None) -> list[Passage]:
+    def passages(self, limit: int = PASSAGES_SHOWN, *, where: Where | None = None) -> Rows[Passage]:
         """Return the passages of the corpus with the largest shares over all steps.
 
         Raises:
@@ -129,9 +129,9 @@ class Trace:
         self._with_cells()
         found = self._attribution("evidence")
         assert isinstance(found, PositionAttribution)
-        return found.passages(limit, where)
+        return Rows(found.passages(limit, where))
 
-    def against(self, limit: int = AGAINST_SHOWN, *, where: Where | None = None) -> list[Passage]:
+    def against(self, limit: int = AGAINST_SHOWN, *, where: Where | None = None) -> Rows[Passage]:
         """Return the passages that speak most against the steps: another token came next there.
 
         Of the positions near to a state where y did not come next, each weighs
@@ -147,7 +147,7 @@ class Trace:
                 names what is not there.
         """
         self._with_cells()
-        return self._opposition.passages(limit, where)
+        return Rows(self._opposition.passages(limit, where))
 
     @cached_property
     def _opposition(self) -> OppositionAttribution:
@@ -181,7 +181,7 @@ class Trace:
         assert isinstance(found, PositionAttribution)
         return support_of(found.nearest[written[0] if written else 0 :], self.lens.support)
 
-    def verbatim(self, limit: int = PASSAGES_SHOWN) -> list[Quote]:
+    def verbatim(self, limit: int = PASSAGES_SHOWN) -> Rows[Quote]:
         """Return the longest spans of the answer that stand in the corpus word for word.
 
         The answer is what was generated, or all of the text where nothing was. A span says where
@@ -202,7 +202,7 @@ class Trace:
         if written and written[-1] == len(ids) - 1:
             ids.append(self.steps[-1].target_id)
             tokens.append(self.steps[-1].target)
-        return quotes(ids, tokens, written[0] + 1 if written else 0, lens, limit)
+        return Rows(quotes(ids, tokens, written[0] + 1 if written else 0, lens, limit))
 
     def to_dict(
         self,
@@ -245,6 +245,18 @@ class Trace:
     def to_parquet(self, path: Path | str) -> None:
         """Write one row per step and prototype in use, steps' own figures repeated."""
         write_parquet([self], path)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return what :meth:`to_parquet` writes as a data frame.
+
+        Raises:
+            InputError: pandas is not installed.
+        """
+        return frame(row for step in self for row in step.rows())
+
+    def to_json(self, path: Path | str) -> None:
+        """Write :meth:`to_dict` as ``prismlm explain --json`` prints it."""
+        write_json(path, self.to_dict())
 
     def to_html(self, path: Path | str | None = None, *, against: int = 0) -> str:
         """Return a self-contained page, and write it if a path is given.
@@ -298,11 +310,12 @@ def _pages() -> Any:
 
 def write_parquet(traces: Sequence[Trace], path: Path | str) -> None:
     """Write one row per step and prototype in use; several traces get a column ``text``, from 0."""
-    rows = [
-        ({"text": number} if len(traces) > 1 else {}) | row
-        for number, trace in enumerate(traces)
-        for step in trace
-        for row in step.rows()
-    ]
-    with atomic_file(path) as temporary:
-        pq.write_table(pa.Table.from_pylist(rows), temporary)
+    write_rows(
+        (
+            ({"text": number} if len(traces) > 1 else {}) | row
+            for number, trace in enumerate(traces)
+            for step in trace
+            for row in step.rows()
+        ),
+        path,
+    )

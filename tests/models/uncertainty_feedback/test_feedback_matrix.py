@@ -24,13 +24,11 @@ from tests.helpers.feedback_processes import ROWS, step_of, trained
 from tests.helpers.matrix import assert_published
 
 HELPERS = Path(__file__).parents[2] / "helpers"
-# Tracing them all takes minutes.
-COMPILED_BY_DEFAULT = ("llama",)
 
 
 def cell(family, column):
-    slow = column == "compile" and family not in COMPILED_BY_DEFAULT
-    marks = [pytest.mark.slow] if slow else []
+    # Tracing takes a quarter of a minute for each.
+    marks = [pytest.mark.slow] if column == "compile" else []
     return pytest.param(family, column, id=f"{family}-{column}", marks=marks)
 
 
@@ -66,8 +64,7 @@ def compiled(request, tmp_path_factory):
     ]
     path = tmp_path_factory.mktemp("compiled") / "results.json"
     # Tracing is what the cells test; the other backends take minutes.
-    names = asked or COMPILED_BY_DEFAULT
-    done = forked.run_script(HELPERS / "feedback_compiled.py", path, "eager", *names)
+    done = forked.run_script(HELPERS / "feedback_compiled.py", path, "eager", *asked)
     assert done.returncode == 0, done.stderr
     return json.loads(path.read_text())
 

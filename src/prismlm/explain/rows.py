@@ -1,0 +1,88 @@
+"""What an explanation lists, as a notebook and pandas take it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Iterable, Mapping
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from prismlm.errors import InputError
+from prismlm.files import atomic_file
+
+if TYPE_CHECKING:
+    import pandas
+
+SHOWN = 50
+SHARES = ("share", "base_rate", "explained_share", "probability")
+
+
+class Row(Protocol):
+    """What a list holds."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return its columns."""
+        ...
+
+
+T = TypeVar("T", bound=Row)
+
+
+class Rows(list[T]):
+    """A list that a notebook shows as a table, and that pandas, Parquet and JSON take."""
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return one row per item; see :func:`frame`."""
+        return frame(item.to_dict() for item in self)
+
+    def to_parquet(self, path: Path | str) -> None:
+        """Write one row per item."""
+        write_rows((item.to_dict() for item in self), path)
+
+    def to_json(self, path: Path | str) -> None:
+        """Write a list with one object per item."""
+        text = json.dumps([item.to_dict() for item in self], indent=2, ensure_ascii=False)
+        with atomic_file(path) as temporary:
+            temporary.write_text(text + "\n", encoding="utf-8")
+
+    def _repr_html_(self) -> str:
+        return table([item.to_dict() for item in self[:SHOWN]])
+
+
+def frame(rows: Iterable[Mapping[str, Any]]) -> pandas.DataFrame:
+    """Return a data frame of rows.
+
+    Raises:
+        InputError: pandas is not installed.
+    """
+    if importlib.util.find_spec("pandas") is None:
+        raise InputError("to_pandas needs pandas, which is not installed: pip install pandas.")
+    import pandas
+
+    return pandas.DataFrame(list(rows))
+
+
+def write_rows(rows: Iterable[Mapping[str, Any]], path: Path | str) -> None:
+    """Write rows as Parquet."""
+    with atomic_file(path) as temporary:
+        pq.write_table(pa.Table.from_pylist([dict(row) for row in rows]), temporary)
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Return rows as an HTML table; whatever they hold is text in it."""
+    columns = [name for name in (rows[0] if rows else ()) if any(row[name] for row in rows)]
+    head = "".join(f"<th>{escape(name.replace('_', ' '))}</th>" for name in columns)
+    lines = ("<tr>" + "".join(_cell(name, row[name]) for name in columns) + "</tr>" for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+
+
+def _cell(name: str, value: Any) -> str:
+    if isinstance(value, float):
+        text = f"{value:.1%}" if name in SHARES else f"{value:.3g}"
+        return f"<td style='text-align:right'>{text}</td>"
+    return f"<td style='text-align:left'>{'' if value is None else escape(str(value))}</td>"

@@ -1,0 +1,63 @@
+"""The notebooks run from top to bottom, with models of a few steps in the place of theirs."""
+
+import ast
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.docs.test_examples import ROOT
+from tests.docs.test_examples import workplace as workplace
+
+NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
+STEPS = 2
+
+
+def cells(path, kind):
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    return ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == kind]
+
+
+def shown(source, names):
+    """Run a cell; return what its last line shows, if that is an expression."""
+    tree = ast.parse(source)
+    last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
+    exec(compile(tree, "cell", "exec"), names)
+    if last is None:
+        return None
+    value = eval(compile(ast.Expression(last.value), "cell", "eval"), names)
+    html = getattr(value, "_repr_html_", None)
+    return html() if html else repr(value)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs(path, workplace, capsys):
+    names = {}
+    for source in cells(path, "code"):
+        found = shown(re.sub(r"^STEPS = \d+$", f"STEPS = {STEPS}", source, flags=re.M), names)
+        # Every cell but those that only prepare shows something.
+        assert found or capsys.readouterr().out or "import" in source, source
+
+
+def test_there_is_one_for_each_idea_and_its_links_lead_somewhere():
+    assert {path.stem for path in NOTEBOOKS} == {
+        "prototype_head",
+        "prototype_mixer",
+        "signal_noise_attention",
+        "uncertainty_feedback",
+    }
+    for path in NOTEBOOKS:
+        for text in cells(path, "markdown"):
+            for target in re.findall(r"\]\(([^)#]+)\)", text):
+                assert (path.parent / target).exists(), f"{path.name} links to {target}"
+
+
+def test_outputs_are_kept_and_none_is_an_error():
+    for path in NOTEBOOKS:
+        notebook = json.loads(path.read_text(encoding="utf-8"))
+        code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+        assert any(cell["outputs"] for cell in code), path.name
+        kinds = {output["output_type"] for cell in code for output in cell["outputs"]}
+        assert "error" not in kinds
+        assert Path.home().as_posix() not in path.read_text(encoding="utf-8")
