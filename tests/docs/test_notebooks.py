@@ -21,14 +21,14 @@ def cells(path, kind):
 
 def shown(source, names):
     """Run a cell; return what its last line shows, if that is an expression."""
-    tree = ast.parse(source)
+    tree = ast.parse(re.sub(r"^%.*$", "", source, flags=re.M))
     last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
     exec(compile(tree, "cell", "exec"), names)
     if last is None:
         return None
     value = eval(compile(ast.Expression(last.value), "cell", "eval"), names)
     html = getattr(value, "_repr_html_", None)
-    return html() if html else repr(value)
+    return (html() if html else None) or repr(value)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

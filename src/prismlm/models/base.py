@@ -16,7 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from prismlm.errors import FormatError, InputError
-from prismlm.files import atomic_directory, room_to_write
+from prismlm.files import atomic_directory, room_to_write, share
 from prismlm.models.adapter import merge_adapter
 from prismlm.models.checkpoint import read_checkpoint, refuse_pickles
 from prismlm.models.quiet import quiet_transformers
@@ -120,6 +120,7 @@ def put_adapted(base: Path, adapter: Path, out: Path) -> None:
         _place([path for path in _files_of(base) if "safetensors" not in path.name], made)
         (made / CONFIG_FILE).unlink()
         model.save_pretrained(made)
+        share(made)
     _place(_files_of(out / ".adapted"), out)
     shutil.rmtree(out / ".adapted")
 
@@ -204,3 +205,4 @@ def _convert(path: Path, out: Path) -> None:
     with quiet_transformers():
         model.save_pretrained(out)
         tokenizer.save_pretrained(out)
+    share(out)

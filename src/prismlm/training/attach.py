@@ -239,6 +239,7 @@ class _Work:
                 self.options.lora,
                 work / LORA_FILE,
                 adapter,
+                base=self.base.name,
                 window=self.window,
                 bf16=uses_bf16(self.options.precision, self.device),
                 note=read_json(work / BEFORE_FILE),

@@ -19,7 +19,7 @@ from prismlm import fingerprints
 from prismlm.corpus.packing import IGNORED, PackedDataset, pack
 from prismlm.corpus.store import Corpus
 from prismlm.errors import InputError
-from prismlm.files import atomic_directory, room_to_write, write_json
+from prismlm.files import atomic_directory, room_to_write, share, write_json
 from prismlm.progress import SILENT, Reporter
 from prismlm.training.isolation import keeps_documents_apart
 from prismlm.training.loop import SAVE_SECONDS, WAY_OUT, Loop, batches
@@ -85,14 +85,15 @@ def with_adapters(model: PreTrainedModel, options: LoraOptions) -> Any:
     """Put untrained adapters into a model; return it as PEFT has it, in training mode."""
     from peft import LoraConfig, get_peft_model
 
-    torch.manual_seed(options.seed)
     config = LoraConfig(
         r=options.rank,
         lora_alpha=ALPHA_OVER_RANK * options.rank,
         target_modules=adapted_modules(model, options.blocks),
         task_type="CAUSAL_LM",
     )
-    return get_peft_model(model, config).train()
+    with torch.random.fork_rng():
+        torch.manual_seed(options.seed)
+        return get_peft_model(model, config).train()
 
 
 def adapt(
@@ -102,6 +103,7 @@ def adapt(
     saved: Path,
     out: Path,
     *,
+    base: str,
     window: int,
     bf16: bool = False,
     note: dict[str, float] | None = None,
@@ -118,6 +120,7 @@ def adapt(
         options: see :class:`LoraOptions`.
         saved: a file that training goes on from after an interrupt.
         out: the directory of the adapter.
+        base: the name of the model, for the adapter's own note.
         window: tokens of a row.
         bf16: compute in bfloat16 (autocast).
         note: what else is to stand beside the adapter, with tokens and steps.
@@ -150,7 +153,12 @@ def adapt(
     with room_to_write("the adapter", out.parent, WAY_OUT), atomic_directory(out) as made:
         for parameter in training.trained.parameters():
             parameter.data = parameter.data.bfloat16()
+        # By name: where the base lay while this was trained is nobody's concern.
+        adapted.peft_config["default"].base_model_name_or_path = base
         adapted.save_pretrained(made)
+        # A form to fill in, that PEFT adds.
+        (made / "README.md").unlink(missing_ok=True)
+        share(made)
         read = {"tokens": round(training.steps * options.batch * rows.num_tokens / len(rows))}
         write_json(made / NOTE_FILE, {**(note or {}), **read, "steps": training.steps})
     return training.history
