@@ -242,9 +242,25 @@ def test_fine_tuning_lowers_the_loss_and_the_directory_is_a_plain_checkpoint(bas
     assert result.quality.ce < provenance["fine_tuned"]["ce_before"] - 0.5
     lm = prismlm.load(result.directory)
     assert lm.lens.meta.trained_on == "fine-tuned"
+    assert "fine-tuned" in lm.explain("House number", generate=2).to_html()
+    adapter = result.directory / "adapter"
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == str(base)
+    assert not list(adapter.glob("*.md"))
     plain = AutoModelForCausalLM.from_pretrained(base)
     adapted = PeftModel.from_pretrained(plain, result.directory / "adapter")
     own = AutoModelForCausalLM.from_pretrained(result.directory)
     ids = torch.arange(20)[None]
     expected, found = (model(input_ids=ids).logits for model in (adapted, own))
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_what_fine_tuning_cannot_be_is_refused(base, tmp_path, monkeypatch):
+    with pytest.raises(InputError, match="lora rank is 0"):
+        LoraOptions(rank=0)
+    with pytest.raises(InputError, match="at most 1"):
+        LoraOptions(blocks=1.5)
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(InputError, match=r"prismlm\[lora\]"):
+        attach(str(base), [tmp_path], tmp_path / "m", AttachOptions(lora=LoraOptions()))
+    assert not (tmp_path / "m").exists()
