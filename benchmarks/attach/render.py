@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import zipfile
+from pathlib import Path
 from typing import Any
 
+import prismlm.demo
 from benchmarks.shared.pages import (
     page_options,
     publish,
@@ -11,6 +15,9 @@ from benchmarks.shared.pages import (
     runs_made,
     table_head,
 )
+from prismlm.demo.fetched import LENS, SHIPPED
+from prismlm.explain.quality import HeadQuality
+from prismlm.models.sidecar import META_FILE
 
 GOAL, SHARE_GOAL = 0.15, 0.88
 
@@ -19,10 +26,19 @@ def main() -> int:
     """Render, or say whether the page is up to date."""
     given = page_options(__doc__).parse_args()
     found = read_results(given.results / "attach", "attach.frontier")
-    return publish({given.results / "smollm2.md": render(found)}, check=given.check)
+    return publish({given.results / "smollm2.md": render(found, shipped())}, check=given.check)
 
 
-def render(found: list[dict[str, Any]]) -> str:
+def shipped() -> dict[str, Any]:
+    """Return what the demo's archive says of itself, and its size."""
+    path = Path(prismlm.demo.__file__).parent / "shipped" / SHIPPED
+    with zipfile.ZipFile(path) as archive:
+        meta = json.loads(archive.read(META_FILE))
+        lens = json.loads(archive.read(f"{LENS}/meta.json"))
+    return meta["provenance"] | {"lens": lens, "bytes": path.stat().st_size}
+
+
+def render(found: list[dict[str, Any]], demo: dict[str, Any]) -> str:
     """Return the page."""
     fits = [one for one in found if one["part"] == "fit"]
     best = min(fits, key=lambda one: _over(one["points"][-1]))
@@ -56,6 +72,10 @@ def render(found: list[dict[str, Any]]) -> str:
         f"- It recovers {last['recovered']:.1%} of what the states say beyond their mean.",
         "- What misses **does not work** yet: the residual is where much of a prediction is.",
         "",
+        "## What ships with the demo",
+        "",
+        *_shipped(demo),
+        "",
         "## Heads",
         "",
         *_table(found),
@@ -65,6 +85,36 @@ def render(found: list[dict[str, Any]]) -> str:
         *_curve(best),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _shipped(demo: dict[str, Any]) -> list[str]:
+    quality, made, tuned = demo["quality"], demo["attached"], demo["fine_tuned"]
+    cells = demo["lens"]["cells"]
+    point = quality | {"recovered": HeadQuality(**quality).recovered}
+    rows = {
+        "documents, positions": f"{demo['lens']['documents']:,}, {demo['lens']['tokens']:,}",
+        "CE before fine-tuning on them": f"{tuned['ce_before']:.3f}",
+        "CE after": f"{quality['ce']:.3f}",
+        "K, k, steps": f"{made['fit.prototypes']:,}, {made['fit.prototypes_per_token']}, "
+        f"{made['steps']:,}",
+        "CE of the prototypes alone": f"{quality['prototype_only_ce']:.3f}, {_over(point):+.1%}",
+        "recovered": f"{point['recovered']:.1%}",
+        "explained share": f"{quality['explained_share']:.3f}",
+        "FVU": f"{quality['fvu']:.3f}",
+        "agreement": f"{quality['agreement']:.1%}",
+        "in use": f"{quality['in_use']:.1%}",
+        "positions in cells, code": f"{cells['rows']:,}, {cells['codes']}",
+        "archive": f"{demo['bytes'] / 1e6:.1f} MB",
+    }
+    return [
+        "`python -m benchmarks.attach.demo_model --work DIR` fine-tunes SmolLM2 on one in six "
+        "documents of the bundled sample, attaches a head and writes the archive that has the "
+        f"figures below; on {quality['tokens']:,} tokens of documents held out. It has no "
+        "control of its own: that of K = 8,192, k = 32 is in the next table.",
+        "",
+        *table_head("| | |"),
+        *(f"| {name} | {value} |" for name, value in rows.items()),
+    ]
 
 
 def _table(found: list[dict[str, Any]]) -> list[str]:

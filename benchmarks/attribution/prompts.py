@@ -22,7 +22,8 @@ import numpy as np
 import prismlm
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
-from prismlm.demo.prompts import GENERATED, PROMPTS, TEMPERATURE
+from prismlm.demo.fetched import GENERATED
+from prismlm.demo.prompts import PROMPTS, TEMPERATURE
 from prismlm.explain.shares import DocumentShare
 from prismlm.files import read_json, write_json
 from prismlm.index.cells import Cells

@@ -49,7 +49,7 @@ def attach(
     out: Out,
     revision: Revision = None,
     prototypes: Prototypes = 8192,
-    prototypes_per_token: PerToken = 32,
+    prototypes_per_token: PerToken = 64,
     epochs: Epochs = 4.0,
     batch: Batch = 256,
     rate: Rate = 0.03,

@@ -47,7 +47,7 @@ class FitOptions:
     """
 
     prototypes: int = 8192
-    prototypes_per_token: int = 32
+    prototypes_per_token: int = 64
     epochs: float = 4.0
     batch: int = 256
     learning_rate: float = 0.03
