@@ -10,10 +10,13 @@ CPU cores take some two hours; ``--device cuda`` takes a GPU.
 from __future__ import annotations
 
 import argparse
+import io
+import json
 import os
 import zipfile
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -22,6 +25,7 @@ from prismlm.cli.progress import ConsoleReporter
 from prismlm.demo.fetch import fetch
 from prismlm.demo.fetched import ADAPTER, EVERY, LENS, SHIPPED
 from prismlm.demo.prompts import documents
+from prismlm.files import read_json
 from prismlm.index import layout
 from prismlm.models.sidecar import HEAD_FILE, META_FILE
 from prismlm.training import AttachOptions, FitOptions, LoraOptions, attach
@@ -70,10 +74,26 @@ def pack(model: Path, lens: Path, target: Path) -> None:
     members |= {f"{ADAPTER}/{path.name}": path for path in (model / ADAPTER).iterdir()}
     members |= {f"{LENS}/{path.name}": path for path in lens.iterdir() if path.name not in LEFT_OUT}
     target.parent.mkdir(parents=True, exist_ok=True)
-    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+    with zipfile.ZipFile(target, "w") as archive:
         for name in sorted(members):
-            archive.writestr(zipfile.ZipInfo(name, STAMP), members[name].read_bytes(), 8, 9)
+            archive.writestr(
+                zipfile.ZipInfo(name, STAMP), _content(members[name]), zipfile.ZIP_LZMA
+            )
     small.unlink()
+
+
+def _content(path: Path) -> bytes:
+    """Return a file's bytes; a table's without compression, which the archive does better.
+
+    Of the lens's note, without where its corpus lay here: the demo puts in where it lies there.
+    """
+    if path.name == layout.META_FILE:
+        return json.dumps(read_json(path) | {"corpus_path": ""}).encode()
+    if path.suffix != ".parquet":
+        return path.read_bytes()
+    written = io.BytesIO()
+    pq.write_table(pq.read_table(path), written, compression="none", write_page_checksum=True)
+    return written.getvalue()
 
 
 if __name__ == "__main__":
