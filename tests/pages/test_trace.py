@@ -199,12 +199,21 @@ def test_contexts_are_the_index_and_held_once(trace):
     places = [tuple(place.items()) for place in data["contexts"]]
     assert len(set(places)) == len(places)
     index = trace.lens.index
-    for number, prototype in data["prototypes"].items():
+    carrying = {
+        use.id
+        for step in trace
+        for use in sorted(step.prototypes, key=lambda use: -abs(use.contribution))[:6]
+    }
+    shown = {n for n, one in data["prototypes"].items() if one["contexts"] is not None}
+    assert {int(number) for number in shown} == carrying
+    assert shown != set(data["prototypes"])
+    for number in shown:
+        prototype = data["prototypes"][number]
         rows = trace.lens.rows_of(int(number))
         count = min(3, rows.stop - rows.start)
         nearest = index.slice(rows.start, count).to_pylist()
-        shown = [data["contexts"][n] for n in prototype["contexts"]]
-        for row, place in zip(nearest, shown, strict=True):
+        places = [data["contexts"][n] for n in prototype["contexts"]]
+        for row, place in zip(nearest, places, strict=True):
             kept = ("before", "token", "after", "doc_id", "source", "license", "title")
             assert all(place[key] == row[key] for key in kept)
 

@@ -15,9 +15,7 @@ from prismlm.errors import InputError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from prismlm import Trace
-    from prismlm.demo import DemoResult
-    from prismlm.explain.steps import PrototypeUse
+    from prismlm.demo import Answer, DemoResult
 
 PORT = 8321
 FETCHED_DIRECTORY = Path("prismlm-demo")
@@ -142,8 +140,8 @@ def _print_summary(console: Console, result: DemoResult) -> None:
         "words. Prototype: the learned pattern with the most of it. Passage: the place of the "
         "training text with the largest share.[/]"
     )
-    for domain, trace in result.traces.items():
-        _print_trace(console, domain, trace)
+    for answer in result.answers:
+        _print_answer(console, answer)
     _print_figures(console, result.model)
     console.print(
         "\n[dim]Shares show which learned patterns carry a prediction and where those occur in the "
@@ -158,57 +156,34 @@ def _print_summary(console: Console, result: DemoResult) -> None:
     )
 
 
-def _print_trace(console: Console, domain: str, trace: Trace) -> None:
+def _print_answer(console: Console, answer: Answer) -> None:
     from rich.markup import escape
     from rich.padding import Padding
 
-    generated = sum(step.target_from == "generated" for step in trace)
-    split = len(trace) - generated + 1
-    prompt = "".join(step.token for step in trace[:split])
-    words = "".join(step.target for step in trace[split - 1 :])
-    answer = trace[split - 1 :]
-    shares = answer.sources("domain")
     leading = [
-        f"[{'bold green' if item.key == domain else 'default'}]"
-        f"{escape(item.key)} {item.share:.0%}[/]"
-        for item in shares.items[:3]
+        f"[{'bold green' if key == answer.domain else 'default'}]{escape(key)} {share:.0%}[/]"
+        for key, share in answer.shares
     ]
-    leading.append(f"[dim]unattributed {shares.unattributed:.0%}[/]")
+    leading.append(f"[dim]unattributed {answer.unattributed:.0%}[/]")
     if answer.support is not None:
-        leading.append(f"[dim]support {answer.support.level}[/]")
-    strongest = _strongest(trace)
-    text = f"{escape(_visible(prompt))}[bold]{escape(_visible(words))}[/]"
+        leading.append(f"[dim]support {answer.support}[/]")
+    text = f"{escape(_visible(answer.prompt))}[bold]{escape(_visible(answer.words))}[/]"
     lines = [
         f"  [dim]evidence  [/] {' · '.join(leading)}",
-        f"  [dim]prototype [/] #{strongest.id} {escape(strongest.name or '')}",
+        f"  [dim]prototype [/] {escape(answer.prototype)}",
     ]
-    for passage in answer.passages(limit=1):
-        source = _visible(passage.source or passage.doc_id)[:28]
-        around = passage.around
-        if around is None:
-            continue
-        room = max(20, console.width - 17 - len(source) - len(around.token))
-        before = _visible(around.before)[-(room * 2 // 3) :]
-        after = _visible(around.after)[: room - len(before)]
+    if answer.passage is not None:
+        source, before, token, after = map(_visible, answer.passage)
+        room = max(20, console.width - 17 - len(source[:28]) - len(token))
+        before = before[-(room * 2 // 3) :]
         lines.append(
-            f"  [dim]passage   [/] …{escape(before)}[reverse]{escape(_visible(around.token))}[/]"
-            f"{escape(after)}… [dim]{escape(source)}[/]"
+            f"  [dim]passage   [/] …{escape(before)}[reverse]{escape(token)}[/]"
+            f"{escape(after[: room - len(before)])}… [dim]{escape(source[:28])}[/]"
         )
-    console.print(f"\n[bold cyan]{escape(domain)}[/]")
+    console.print(f"\n[bold cyan]{escape(answer.domain)}[/]")
     console.print(Padding(text, (0, 0, 0, 2)))
     for line in lines:
         console.print(line, no_wrap=True, overflow="ellipsis", crop=True)
-
-
-def _strongest(trace: Trace) -> PrototypeUse:
-    """Return the prototype with the most positive evidence along the text."""
-    evidence: dict[int, float] = {}
-    uses: dict[int, PrototypeUse] = {}
-    for step in trace:
-        for use in step.prototypes:
-            evidence[use.id] = evidence.get(use.id, 0.0) + max(0.0, use.evidence)
-            uses[use.id] = use
-    return uses[max(evidence, key=lambda number: evidence[number])]
 
 
 def _visible(text: str) -> str:

@@ -3,7 +3,7 @@
 from prismlm.demo.estimate import DemoEstimate, DemoPart, estimate_demo, estimate_fetched
 from prismlm.demo.fetch import Unreachable
 from prismlm.demo.fetched import SMOLLM2, run_fetched
-from prismlm.demo.prompts import PROMPTS, TEMPERATURE, DemoResult
+from prismlm.demo.prompts import PROMPTS, TEMPERATURE, Answer, DemoResult
 from prismlm.demo.trained import FULL, QUICK, DemoSize, run_demo
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "QUICK",
     "SMOLLM2",
     "TEMPERATURE",
+    "Answer",
     "DemoEstimate",
     "DemoPart",
     "DemoResult",

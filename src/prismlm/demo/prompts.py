@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,15 @@ import pyarrow.parquet as pq
 import prismlm
 from prismlm.errors import InputError
 from prismlm.files import atomic_file, read_json, write_json
+from prismlm.models.sidecar import HEAD_FILE, META_FILE
 from prismlm.pages.frame import write_page
 from prismlm.pages.trace import page
 from prismlm.progress import Reporter
 
 STATE_FILE = "demo.json"
 REPORT_FILE = "report.html"
+SUMMARY_FILE = "summary.json"
+DOMAINS_SHOWN = 3
 GENERATED = 12
 TEMPERATURE = 0.5
 
@@ -37,6 +40,75 @@ PROMPTS = {
 
 
 @dataclass(frozen=True)
+class Answer:
+    """The answer to a prompt, in what a summary shows of it.
+
+    Attributes:
+        domain: of the prompt.
+        prompt, words: what was asked, and what the model wrote.
+        shares: the domains with the largest shares in what carries the words.
+        unattributed: the share that no text stands behind.
+        support: how well the corpus supports the words at all.
+        prototype: the one with the most evidence, as its number and name.
+        passage: where the passage with the largest share is from, and its text before, at and after
+            the marked token; None where no passage carries anything.
+    """
+
+    domain: str
+    prompt: str
+    words: str
+    shares: list[tuple[str, float]]
+    unattributed: float
+    support: str | None
+    prototype: str
+    passage: tuple[str, str, str, str] | None
+
+    @classmethod
+    def of(cls, domain: str, trace: prismlm.Trace) -> Answer:
+        """Take from a trace what is shown."""
+        generated = sum(step.target_from == "generated" for step in trace)
+        split = len(trace) - generated + 1
+        answer = trace[split - 1 :]
+        shares = answer.sources("domain")
+        return cls(
+            domain,
+            "".join(step.token for step in trace[:split]),
+            "".join(step.target for step in answer),
+            [(one.key, one.share) for one in shares.items[:DOMAINS_SHOWN]],
+            shares.unattributed,
+            None if answer.support is None else answer.support.level,
+            _strongest(trace),
+            _passage(answer),
+        )
+
+    @classmethod
+    def from_dict(cls, value: dict[str, Any]) -> Answer:
+        """Take back what was written as JSON, which knows no tuples."""
+        shares = [(key, share) for key, share in value["shares"]]
+        passage = None if value["passage"] is None else tuple(value["passage"])
+        return cls(**value | {"shares": shares, "passage": passage})
+
+
+def _strongest(trace: prismlm.Trace) -> str:
+    """Return the prototype with the most positive evidence along the text."""
+    evidence: dict[int, float] = {}
+    names: dict[int, str] = {}
+    for step in trace:
+        for use in step.prototypes:
+            evidence[use.id] = evidence.get(use.id, 0.0) + max(0.0, use.evidence)
+            names[use.id] = use.name or ""
+    number = max(evidence, key=lambda number: evidence[number])
+    return f"#{number} {names[number]}"
+
+
+def _passage(answer: prismlm.Trace) -> tuple[str, str, str, str] | None:
+    for passage in answer.passages(limit=1):
+        if passage.around is not None:
+            return (passage.source or passage.doc_id, *passage.around)
+    return None
+
+
+@dataclass(frozen=True)
 class DemoResult:
     """Where everything is.
 
@@ -44,14 +116,14 @@ class DemoResult:
         model: the model directory.
         corpus: the corpus directory.
         report: the page with every explanation.
-        traces: the explanation of each domain's prompt.
+        answers: what the model answers to each domain's prompt, and what that relies on.
         cached: whether all of it was there already.
     """
 
     model: Path
     corpus: Path
     report: Path
-    traces: dict[str, prismlm.Trace]
+    answers: list[Answer]
     cached: bool
 
 
@@ -99,7 +171,17 @@ def documents(path: Path, every: int) -> Path:
 def explain_prompts(
     out: Path, model: Path, corpus: Path, *, generated: int, cached: bool, progress: Reporter
 ) -> DemoResult:
-    """Explain the prompt of each domain and write the page."""
+    """Explain the prompt of each domain and write the page.
+
+    What was explained before, with the same files, is not explained again.
+    """
+    report, summary = out / REPORT_FILE, out / SUMMARY_FILE
+    of = _state(model)
+    if summary.is_file() and report.is_file():
+        before = read_json(summary)
+        if before["of"] == of and [one["domain"] for one in before["answers"]] == list(PROMPTS):
+            answers = [Answer.from_dict(one) for one in before["answers"]]
+            return DemoResult(model, corpus, report, answers, cached)
     lm = prismlm.load(model)
     traces: dict[str, prismlm.Trace] = {}
     with progress.task("Explaining", len(PROMPTS), "prompts") as task:
@@ -108,6 +190,14 @@ def explain_prompts(
                 prompt, generate=generated, temperature=TEMPERATURE, seed=seed
             )
             task.advance()
-    report = out / REPORT_FILE
     write_page(page(list(traces.values()), title="prismlm demo"), report)
-    return DemoResult(model, corpus, report, traces, cached)
+    answers = [Answer.of(domain, trace) for domain, trace in traces.items()]
+    write_json(summary, {"of": of, "answers": [asdict(one) for one in answers]})
+    return DemoResult(model, corpus, report, answers, cached)
+
+
+def _state(model: Path) -> list[list[Any]]:
+    """Return what changes when a file of the model or of its lens does."""
+    found = [model / name for name in ("model.safetensors", HEAD_FILE, META_FILE)]
+    found += (model / "lens" / "sample").iterdir()
+    return [[one.name, one.stat().st_size, one.stat().st_mtime_ns] for one in sorted(found)]

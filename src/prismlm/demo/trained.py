@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import prismlm
 from prismlm import fingerprints
+from prismlm.demo.prompts import GENERATED, DemoResult, claim, documents, explain_prompts
 from prismlm.progress import SILENT, Reporter
 
 if TYPE_CHECKING:

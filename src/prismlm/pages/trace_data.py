@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from prismlm.explain.trace import Trace
 
 CONTEXTS_PER_PROTOTYPE = 3
+# Of each step, the largest: contexts of all would be most of a page.
+PROTOTYPES_WITH_CONTEXTS = 6
 DOCUMENTS_PER_STEP = 3
 DOCUMENTS_OF_TEXT = 6
 QUOTES_OF_TEXT = 6
@@ -115,8 +117,12 @@ def trace_data(trace: Trace, against: int = 0) -> dict[str, Any]:
                     "name": use.name or f"prototype {use.id}",
                     "category": use.category,
                     "hue": hue(use),
-                    "contexts": [] if pool is None else pool.nearest(use.id),
+                    "contexts": [] if pool is None else None,
                 }
+        if pool is not None:
+            largest = sorted(step.prototypes, key=lambda use: -abs(use.contribution))
+            for use in largest[:PROTOTYPES_WITH_CONTEXTS]:
+                prototypes[use.id]["contexts"] = pool.nearest(use.id)
     whole = _whole(trace, pool, against)
     return {
         "steps": steps,

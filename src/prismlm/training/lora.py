@@ -155,7 +155,8 @@ def adapt(
             parameter.data = parameter.data.bfloat16()
         # By name: where the base lay while this was trained is nobody's concern.
         adapted.peft_config["default"].base_model_name_or_path = base
-        adapted.save_pretrained(made)
+        # Left to itself, PEFT asks the hub whether the vocabulary has changed.
+        adapted.save_pretrained(made, save_embedding_layers=False)
         # A form to fill in, that PEFT adds.
         (made / "README.md").unlink(missing_ok=True)
         share(made)

@@ -171,9 +171,10 @@
       const name = make("span", "p-name", one.name, make("small", null, one.category ? `${one.category} · ${id}` : `${id}`));
       const summary = make("summary", "p-row", ...row(chip, name,
         [["contribution", contribution], ["evidence", evidence], ["cosine", cosine]]));
-      const contexts = one.contexts.map((n) =>
+      const contexts = (one.contexts ?? []).map((n) =>
         make("li", null, quote(data.contexts[n], "p-line"), origin(data.contexts[n])));
-      const body = contexts.length ? make("ol", "p-contexts", ...contexts) : make("p", "p-note", "No context in the corpus.");
+      const none = one.contexts === null ? "It carries little here, so its contexts are left out." : "No context in the corpus.";
+      const body = contexts.length ? make("ol", "p-contexts", ...contexts) : make("p", "p-note", none);
       const entry = make("details", null, summary, ...(step.chains?.[i] ? [chain(step.chains[i])] : []), body);
       entry.open = i < opened;
       list.append(entry);
