@@ -12,6 +12,7 @@ from benchmarks.shared.pages import (
     read_result,
     table_head,
 )
+from prismlm.demo.fetched import GENERATED
 from prismlm.statistics import paired_difference
 
 KINDS = ("passages", "by_chance")
@@ -60,13 +61,11 @@ def render(result: dict[str, Any]) -> str:
         f"{own['passages']} passages and {own['by_chance']} places drawn by chance are of the "
         "prompt's domain.",
         "",
-        "The prompts are the demo's. Its model writes twelve tokens after each and explains these; "
-        "many of its answers leave the subject, and passages follow the answer. Judged is the "
-        "sentence alone, by a language model that was not told which of the two kinds it is of: is "
-        "it about the same thing as the prompt, or the same kind of text? In doubt, no. Two of "
-        "them read, the second what an answer named later; to it, any research abstract is the "
-        "same kind of text as *We propose*, *We prove* and *We measure*. By the topic alone those "
-        "would be fewer. Another reader may judge otherwise: all passages are below.",
+        f"The prompts are the demo's. Its model writes {GENERATED} tokens after each and explains "
+        "these; passages follow the answer where that leaves the subject. Judged is the sentence "
+        "alone, by a language model that was not told which of the two kinds it is of: is it about "
+        "the same thing as the prompt, or the same kind of text? In doubt, no. One reader; another "
+        "may judge otherwise: all passages are below.",
         "",
         "Generated from `prompts.json` by `python -m benchmarks.attribution.render_prompts`; the "
         "JSON by `python -m benchmarks.attribution.prompts`, which writes the sheet that was "
