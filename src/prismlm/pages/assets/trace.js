@@ -160,10 +160,14 @@
     });
     return [mark, name, ...cells];
   };
+  // Of many prototypes the first stand open to view; the others are one row, which opens.
+  const ATONCE = 12;
   const uses = (data, step) => {
     const list = make("div", "p-uses", make("div", "p-row p-columns", make("span"), make("span", null, "prototype"),
       ...["contribution", "evidence", "cosine"].map((x) => make("span", "p-number", x))));
     const opened = matchMedia("(max-width: 820px)").matches ? 1 : 3;
+    const few = step.uses.length <= ATONCE + 4 ? step.uses.length : ATONCE;
+    const hidden = make("div", "p-hidden");
     step.uses.forEach(([id, contribution, evidence, cosine], i) => {
       const one = data.prototypes[id];
       const chip = make("span", "p-chip", String(i + 1));
@@ -177,8 +181,16 @@
       const body = contexts.length ? make("ol", "p-contexts", ...contexts) : make("p", "p-note", none);
       const entry = make("details", null, summary, ...(step.chains?.[i] ? [chain(step.chains[i])] : []), body);
       entry.open = i < opened;
-      list.append(entry);
+      (i < few ? list : hidden).append(entry);
     });
+    if (few < step.uses.length) {
+      const rest = step.uses.slice(few);
+      const sum = (column) => rest.reduce((total, use) => total + use[column], 0);
+      const summary = make("summary", "p-row", ...row(make("span", "p-chip p-more", "+"),
+        make("span", "p-name", `${rest.length} more`),
+        [["contribution", sum(1)], ["evidence", sum(2)], ["cosine", null]]));
+      list.append(make("details", "p-others", summary, hidden));
+    }
     for (const [name, mark, [contribution, evidence]] of [["residual", "r", step.residual], ["bias", "b", step.bias]]) {
       if (name === "bias" && !contribution) continue;
       list.append(make("div", "p-row p-plain", ...row(make("span", `p-chip p-${name}`, mark), make("span", "p-name", name),
