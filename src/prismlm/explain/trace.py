@@ -33,7 +33,7 @@ PASSAGES_SHOWN = 10
 AGAINST_SHOWN = 5
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Trace:
     """Every prediction along a text, split into prototypes, with the training text behind them.
 
@@ -61,6 +61,10 @@ class Trace:
     _found: dict[tuple[Method, bool], Attribution] = field(
         default_factory=dict, init=False, compare=False, repr=False
     )
+
+    def __repr__(self) -> str:
+        lens = "no lens" if self.lens is None else f"lens {self.lens.name}"
+        return f"<Trace of {len(self)} predictions of {self.model}, {lens}>"
 
     def __len__(self) -> int:
         return len(self.steps)

@@ -40,6 +40,8 @@ SMALLEST_SHOWN = 0.0005
 FED_BACK_WIDTH = 8
 PLACE_WIDTH = 320
 QUOTES_SHOWN = 3
+# What "and 62 more" takes beside prototypes.
+MORE_ROOM = 13
 
 
 def print_trace(
@@ -184,11 +186,11 @@ def _prototypes(step: Step, top: int, room: int) -> Text:
         item.append(fit(" · ".join(name[: 1 if room < 60 else 2]), 24), _colour(use, 0.6))
         item.append(f" #{use.id}", "dim")
         left = len(step.prototypes) - number - 1
-        if shown and shown.cell_len + item.cell_len + (5 if left else 0) > room:
-            return shown.append(f"  +{left + 1}", "dim")
+        if shown and shown.cell_len + item.cell_len + (MORE_ROOM if left else 0) > room:
+            return shown.append(f"  and {left + 1} more", "dim")
         shown.append_text(item)
     left = len(step.prototypes) - top
-    return shown.append(f"  +{left}", "dim") if left > 0 else shown
+    return shown.append(f"  and {left} more", "dim") if left > 0 else shown
 
 
 def print_shares(console: Console, sources: Sources) -> None:
