@@ -46,7 +46,7 @@ LEFT_OUT = (layout.CONTEXTS_FILE,)
 
 def main() -> None:
     """Make the archive."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--work", type=Path, required=True, help="where everything is built")
     parser.add_argument("--device", default="auto")
     given = parser.parse_args()

@@ -104,7 +104,8 @@ def _strongest(trace: prismlm.Trace) -> str:
 def _passage(answer: prismlm.Trace) -> tuple[str, str, str, str] | None:
     for passage in answer.passages(limit=1):
         if passage.around is not None:
-            return (passage.source or passage.doc_id, *passage.around)
+            before, token, after = passage.around
+            return passage.source or passage.doc_id, before, token, after
     return None
 
 
