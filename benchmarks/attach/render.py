@@ -64,12 +64,14 @@ def render(found: list[dict[str, Any]], demo: dict[str, Any]) -> str:
         "",
         "## In short",
         "",
-        f"- The best head has {best['prototypes']:,} prototypes, {best['per_token']} a token, "
-        f"after {best['steps']:,} steps of {best['batch']}: alone it predicts at a cross-entropy "
+        f"- The best of the runs below has {best['prototypes']:,} prototypes, "
+        f"{best['per_token']} a token, after {best['steps']:,} steps of {best['batch']}: alone it predicts at a cross-entropy "
         f"**{worse:+.1%}** above the model's, goal at most {GOAL:+.0%}: "
         f"{_verdict(worse <= GOAL)}.",
         f"- Explained share **{share:.3f}**, goal {SHARE_GOAL}: {_verdict(share >= SHARE_GOAL)}.",
         f"- It recovers {last['recovered']:.1%} of what the states say beyond their mean.",
+        "- With k = 64, two epochs and the model fine-tuned, what ships with the demo has "
+        f"**{_over(demo['quality']):+.1%}** and **{demo['quality']['explained_share']:.3f}**.",
         "- What misses **does not work** yet: the residual is where much of a prediction is.",
         "",
         "## What ships with the demo",

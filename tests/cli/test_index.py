@@ -116,7 +116,7 @@ def test_arguments_that_cannot_be_used(refused, tiny_model, tiny_corpus, tmp_pat
         ([*index, "--positions", 1.5], ["--positions is 1.5"]),
         ([*index, "--positions", "nan"], ["--positions is nan"]),
         ([*index, "--positions", "some"], ["--positions some", "or none"]),
-        ([*index, "--codes", "int4"], ["--codes is 'int4'", "int8 or pq"]),
+        ([*index, "--codes", "int4"], ["--codes is 'int4'", "int8, pq, pq8, pq12"]),
         ([*index, "--sort-memory", 0], ["--sort-memory is 0", "at least 1 MB"]),
         (["index", tiny_model, "--corpus", tmp_path], ["is not a corpus"]),
         (["index", tmp_path, "--corpus", tiny_corpus], ["prismlm.json"]),

@@ -44,7 +44,7 @@ class CellsMeta:
     """How cells were written.
 
     Attributes:
-        codes: of hidden states: int8 or pq.
+        codes: of hidden states: int8, pq, pq8 or pq12.
         share: of all positions that were kept, drawn by a hash of each; 1.0 keeps all.
         rows: positions kept.
         vocabulary: tokens that the key of a range is counted in: key = cell · V + token.

@@ -28,7 +28,7 @@ class AttachOptions:
         keep_states: leave them there, to fit another head.
         contexts: L, the places kept per prototype in the lens.
         positions: the share of positions that goes to the lens's cells; None for none.
-        codes: of their states, int8 or pq.
+        codes: of their states, int8, pq, pq8 or pq12.
         heldout_tokens: that the head's figures are measured on.
         device: where the model runs: auto, cpu or cuda.
         precision: of reading states: auto, float32 or bf16.

@@ -116,6 +116,7 @@ def test_the_default_backend_gives_the_same(tmp_path):
     assert not {name: found[name]["error"] for name in families if "error" in found[name]}
 
 
+@pytest.mark.slow
 def test_logits_that_are_not_numbers_stop_a_compiled_model(compiled):
     assert "entropy is not a number" in compiled["not a number"]
 
