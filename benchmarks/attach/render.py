@@ -65,8 +65,8 @@ def render(found: list[dict[str, Any]], demo: dict[str, Any]) -> str:
         "## In short",
         "",
         f"- The best of the runs below has {best['prototypes']:,} prototypes, "
-        f"{best['per_token']} a token, after {best['steps']:,} steps of {best['batch']}: alone it predicts at a cross-entropy "
-        f"**{worse:+.1%}** above the model's, goal at most {GOAL:+.0%}: "
+        f"{best['per_token']} a token, after {best['steps']:,} steps of {best['batch']}: alone it "
+        f"predicts at a cross-entropy **{worse:+.1%}** above the model's, goal at most {GOAL:+.0%}: "
         f"{_verdict(worse <= GOAL)}.",
         f"- Explained share **{share:.3f}**, goal {SHARE_GOAL}: {_verdict(share >= SHARE_GOAL)}.",
         f"- It recovers {last['recovered']:.1%} of what the states say beyond their mean.",
