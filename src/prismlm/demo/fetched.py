@@ -6,6 +6,7 @@ head, and the lens of those texts. ``benchmarks/attach/demo_model.py`` made it.
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 import zipfile
 from importlib.resources import as_file, files
@@ -20,7 +21,7 @@ from prismlm import fingerprints
 from prismlm.corpus import Corpus, build_corpus, sample_path
 from prismlm.demo.fetch import NAME, fetch
 from prismlm.demo.prompts import DemoResult, check_claim, claim, documents, explain_prompts
-from prismlm.errors import FormatError
+from prismlm.errors import FormatError, InputError
 from prismlm.files import atomic_directory, read_json, share, write_json
 from prismlm.index import layout
 from prismlm.index.cells import Cells
@@ -87,6 +88,11 @@ def _build(out: Path, progress: Reporter) -> None:
     fetched = out.with_name(f".{out.resolve().name}.fetched")
     shipped = fetched / "shipped"
     if not (model / "config.json").is_file():
+        if importlib.util.find_spec("gguf") is None:
+            raise InputError(
+                f"{NAME} comes as a GGUF file, and the package gguf, which reads it, is not "
+                "installed: pip install 'prismlm[demo]', or use --train."
+            )
         gguf = fetch(fetched, progress=progress)
         claim(out, identity())
         with progress.task(f"Opening {NAME}", 2, "steps") as task:
