@@ -64,8 +64,10 @@ def render(result: dict[str, Any]) -> str:
         f"The prompts are the demo's. Its model writes {GENERATED} tokens after each and explains "
         "these; passages follow the answer where that leaves the subject. Judged is the sentence "
         "alone, by a language model that was not told which of the two kinds it is of: is it about "
-        "the same thing as the prompt, or the same kind of text? In doubt, no. One reader; another "
-        "may judge otherwise: all passages are below.",
+        "the same thing as the prompt or its answer, or of the prompt's subject, such as any text "
+        "of mathematics for *We prove*? In doubt, no. That is wider than being about the prompt's "
+        "own topic, for the places drawn by chance as well. One reader; another may judge "
+        "otherwise: all passages are below.",
         "",
         "Generated from `prompts.json` by `python -m benchmarks.attribution.render_prompts`; the "
         "JSON by `python -m benchmarks.attribution.prompts`, which writes the sheet that was "
