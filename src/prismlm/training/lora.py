@@ -150,6 +150,12 @@ def adapt(
         save_seconds=save_seconds,
         progress=progress,
     )
+    read = {"tokens": round(training.steps * options.batch * rows.num_tokens / len(rows))}
+    _write(training, adapted, base, out, {**(note or {}), **read, "steps": training.steps})
+    return training.history
+
+
+def _write(training: Adapting, adapted: Any, base: str, out: Path, note: dict[str, float]) -> None:
     with room_to_write("the adapter", out.parent, WAY_OUT), atomic_directory(out) as made:
         for parameter in training.trained.parameters():
             parameter.data = parameter.data.bfloat16()
@@ -160,15 +166,14 @@ def adapt(
         # A form to fill in, that PEFT adds.
         (made / "README.md").unlink(missing_ok=True)
         share(made)
-        read = {"tokens": round(training.steps * options.batch * rows.num_tokens / len(rows))}
-        write_json(made / NOTE_FILE, {**(note or {}), **read, "steps": training.steps})
-    return training.history
+        write_json(made / NOTE_FILE, note)
 
 
 class Adapting(Loop):
     """Adapters with their optimizer, between two steps."""
 
     what = "fine-tuning"
+    remedy = "give LoraOptions a lower learning_rate"
 
     def __init__(
         self,
