@@ -271,11 +271,7 @@ def test_a_stopped_audit_leaves_nothing_and_has_no_rival(
 
 @pytest.mark.parametrize(
     "how",
-    [
-        # Where a small disk can be had, the limit is no other test.
-        pytest.param("limit", marks=[pytest.mark.slow] * can_mount()),
-        pytest.param("disk", marks=pytest.mark.skipif(not can_mount(), reason="no mount")),
-    ],
+    ["limit", pytest.param("disk", marks=pytest.mark.skipif(not can_mount(), reason="no mount"))],
 )
 def test_a_full_disk(tiny_model, many, out, tmp_path, how):
     """A disk of its own that is too small for the rows, and files that may not grow."""
