@@ -28,8 +28,8 @@ from prismlm.cli.progress import ConsoleReporter
 from prismlm.corpus import Corpus
 from prismlm.corpus.store import Split
 from prismlm.explain.quality import HeadQuality, measure_states
-from prismlm.files import write_json
-from prismlm.index.states import HiddenStates, read_states
+from prismlm.files import read_json, write_json
+from prismlm.index.states import META_FILE, HiddenStates, read_states
 from prismlm.layers import PrototypeHead
 from prismlm.training.device import uses_bf16
 from prismlm.training.fit import FitOptions, Fitting, place
@@ -46,6 +46,7 @@ def main() -> None:
     parser.add_argument("corpus", type=Path, nargs="?")
     parser.add_argument("--work", type=Path, required=True, help="where states and fits are kept")
     parser.add_argument("--gb", type=float, default=3.0, help="of training states")
+    parser.add_argument("--states", type=int, help="fit to about the first so many; else all")
     parser.add_argument("--window", type=int, default=512)
     parser.add_argument("--prototypes", type=int, default=8192)
     parser.add_argument("--per-token", type=int, default=32)
@@ -64,11 +65,12 @@ def main() -> None:
     if given.part == "states":
         _read(given, model)
         return
-    train, heldout = (HiddenStates.open(given.work / split) for split in ("train", "heldout"))
+    train, heldout = opened(given.work / "train", given.states), opened(given.work / "heldout")
     points = control(given, model, train, heldout)
     if given.part == "fit":
         points = fitted(given, model, train, heldout)
-    name = f"{given.part}-{given.prototypes}-{given.per_token}-{given.steps}-{given.seed}"
+    sizes = (given.prototypes, given.per_token, given.steps, len(train), given.seed)
+    name = "-".join([given.part, *map(str, sizes)])
     given.out.mkdir(exist_ok=True)
     settings = ("prototypes", "per_token", "steps", "batch", "rate", "frequent", "drawn", "seed")
     result = {
@@ -100,6 +102,17 @@ def _read(given: argparse.Namespace, model: Any) -> None:
             bf16=uses_bf16("auto", given.device),
             progress=ConsoleReporter(),
         )
+
+
+def opened(directory: Path, at_most: int | None = None) -> HiddenStates:
+    """Open stored states, the first blocks of them alone where there is a limit.
+
+    The first blocks are spread over the corpus, so fewer of them are as even a sample of it.
+    """
+    meta = read_json(directory / META_FILE)
+    if at_most is not None:
+        meta["ends"] = [end for end in meta["ends"] if end <= at_most]
+    return HiddenStates(directory, meta)
 
 
 def options_of(given: argparse.Namespace, states: int) -> FitOptions:
