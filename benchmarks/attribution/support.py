@@ -5,11 +5,12 @@
 MODEL has a lens of CORPUS with cells, of its train split; FILE is text of other domains (Parquet or
 JSON lines); TSV has a word in its first column and synonyms, separated by semicolons, in its last.
 All texts have some 32 tokens and are read by themselves. Held-out documents that the lens measured
-its scale on are left out.
+its scale on are left out; of a corpus without any, ``--unseen`` names a file of other documents.
 """
 
 from __future__ import annotations
 
+import argparse
 import re
 from collections import Counter
 from pathlib import Path
@@ -38,13 +39,14 @@ def main() -> None:
     parser.add_argument("corpus", type=Path)
     parser.add_argument("--lens", help="where there are several")
     parser.add_argument("--other", action="append", default=[], metavar="NAME=FILE")
+    parser.add_argument("--unseen", help="text of the corpus's kinds, where it holds none out")
     parser.add_argument("--synonyms", type=Path)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     lm = prismlm.load(arguments.model, lens=arguments.lens)
     corpus = Corpus.open(arguments.corpus)
     generator = np.random.default_rng(arguments.seed)
-    texts, changed = kinds(corpus, arguments.other, arguments.synonyms, generator)
+    texts, changed = kinds(corpus, arguments, generator)
     found = {name: [support(lm, text) for text in of_kind] for name, of_kind in texts.items()}
     result = {
         "environment": environment(),
@@ -68,24 +70,21 @@ def main() -> None:
 
 
 def kinds(
-    corpus: Corpus, others: list[str], synonyms: Path | None, generator: np.random.Generator
+    corpus: Corpus, given: argparse.Namespace, generator: np.random.Generator
 ) -> tuple[dict[str, list[str]], dict[str, float]]:
     """Return the texts of each kind, and how many words were replaced in those in other words."""
-    known = {corpus.document_at(start) for start, _ in calibration_stretches(corpus, "train")}
-    unseen = np.array([n for n in corpus.split("heldout").tolist() if n not in known])
     texts = {"verbatim": stretches(corpus, corpus.split("train"), generator)}
     changed: dict[str, float] = {}
-    words = {} if synonyms is None else read_synonyms(synonyms)
+    words = {} if given.synonyms is None else read_synonyms(given.synonyms)
     for share in REPLACED if words else ():
         name = f"{share:.0%} in other words"
         pairs = [in_other_words(text, words, share, generator) for text in texts["verbatim"]]
         texts[name] = [text for text, _ in pairs]
         changed[name] = float(np.mean([count for _, count in pairs]))
-    texts["unseen"] = stretches(corpus, unseen, generator)
-    for other in others:
+    texts["unseen"] = beginnings(given.unseen) if given.unseen else held_out(corpus, generator)
+    for other in given.other:
         name, _, path = other.partition("=")
-        read = (document.text[:CHARACTERS] for document in read_documents(path))
-        texts[name] = [text for text, _ in zip(read, range(TEXTS), strict=False)]
+        texts[name] = beginnings(path)
     texts["shuffled words"] = [
         " ".join(generator.permutation(text.split())) for text in texts["unseen"]
     ]
@@ -93,6 +92,19 @@ def kinds(
         "".join(generator.choice(LETTERS, size=CHARACTERS)) for _ in range(TEXTS)
     ]
     return texts, changed
+
+
+def held_out(corpus: Corpus, generator: np.random.Generator) -> list[str]:
+    """Return stretches of held-out documents that the lens did not measure its scale on."""
+    known = {corpus.document_at(start) for start, _ in calibration_stretches(corpus, "train")}
+    unseen = [n for n in corpus.split("heldout").tolist() if n not in known]
+    return stretches(corpus, np.array(unseen, dtype=np.int64), generator)
+
+
+def beginnings(path: str) -> list[str]:
+    """Return how the first documents of a file begin."""
+    read = (document.text[:CHARACTERS] for document in read_documents(path))
+    return [text for text, _ in zip(read, range(TEXTS), strict=False)]
 
 
 def named(others: list[str]) -> set[str]:

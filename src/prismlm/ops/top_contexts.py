@@ -90,11 +90,13 @@ def update(top: TopContexts, candidates: Contexts) -> TopContexts:
     ]
     cosine, position, document = columns[0], columns[1], columns[2]
 
-    by_document = _order(rows, document, -cosine, position)
-    best_of_document = by_document[_first_of_run(rows[by_document], document[by_document])]
-    ranked = best_of_document[
-        _order(rows[best_of_document], -cosine[best_of_document], position[best_of_document])
-    ]
+    by_rank = _order(-cosine, position)
+    row_and_document = rows * (document.max() + 1) + document
+    by_document = by_rank[row_and_document[by_rank].argsort(stable=True)]
+    best_of_document = torch.zeros(len(rows), dtype=torch.bool)
+    best_of_document[by_document[_first_of_run(row_and_document[by_document])]] = True
+    ranked = by_rank[best_of_document[by_rank]]
+    ranked = ranked[rows[ranked].argsort(stable=True)]
     ranked_rows = rows[ranked]
     starts = torch.searchsorted(ranked_rows, torch.arange(len(affected)))
     rank = torch.arange(len(ranked)) - starts[ranked_rows]
@@ -135,8 +137,7 @@ def _order(*keys: Tensor) -> Tensor:
     return order
 
 
-def _first_of_run(*keys: Tensor) -> Tensor:
-    first = torch.ones(len(keys[0]), dtype=torch.bool)
-    if len(first) > 1:
-        first[1:] = torch.stack([key[1:] != key[:-1] for key in keys]).any(0)
+def _first_of_run(key: Tensor) -> Tensor:
+    first = torch.ones(len(key), dtype=torch.bool)
+    first[1:] = key[1:] != key[:-1]
     return first
