@@ -13,38 +13,50 @@ from benchmarks.shared.pages import (
     table_head,
 )
 
+FILES = ("support.json", "support_smollm2.json")
 NEVER_SEEN = ("unseen", "shuffled words", "random letters")
+TOLD_APART = 0.75
 
 
 def main() -> int:
     """Render, or say whether the page is up to date."""
     given = page_options(__doc__).parse_args()
-    result = read_result(given.results / "support.json", "attribution.support")
-    return publish({given.results / "support.md": render(result)}, check=given.check)
+    results = [read_result(given.results / name, "attribution.support") for name in FILES]
+    return publish({given.results / "support.md": render(results)}, check=given.check)
 
 
-def render(result: dict[str, Any]) -> str:
+def render(results: list[dict[str, Any]]) -> str:
     """Return the page."""
-    kinds, auc = result["kinds"], result["auc"]
-    told = [name for name in kinds if name.endswith("in other words")]
-    others = [name for name in kinds if name not in ("verbatim", *NEVER_SEEN, *told)]
     lines = [
         "# Support: is this in the corpus at all?",
         "",
-        "Generated from `support.json` by `python -m benchmarks.attribution.render_support`; the "
-        "JSON by",
+        "Generated from `support.json` and `support_smollm2.json`, the demo's model, by "
+        "`python -m benchmarks.attribution.render_support`; the JSON by, with `--unseen FILE` for "
+        "a corpus that holds nothing out,",
         "",
         "    python -m benchmarks.attribution.support MODEL CORPUS --other NAME=FILE "
         "--synonyms TSV",
         "",
-        measured_on(result["environment"]),
+        "Texts have some 32 tokens and are read by themselves. *Strong* and *none* are called so "
+        "that 5 % of unseen text is each; unseen texts here are of other documents than the scale "
+        "was measured on. *In other words* has a share of its longer words replaced by a synonym "
+        "of their first sense, which is often not the one meant.",
+    ]
+    for result in results:
+        lines += ["", *_section(result)]
+    return "\n".join(lines) + "\n"
+
+
+def _section(result: dict[str, Any]) -> list[str]:
+    """Return what was measured of one model."""
+    kinds, auc = result["kinds"], result["auc"]
+    told = [name for name in kinds if name.endswith("in other words")]
+    others = [name for name in kinds if name not in ("verbatim", *NEVER_SEEN, *told)]
+    lines = [
+        f"## {result['model']['parameters']:,} parameters, "
+        f"a corpus of {result['corpus']['tokens']:,} tokens",
         "",
-        f"A model of {result['model']['parameters']:,} parameters and the lens of its training "
-        f"text, of a corpus of {result['corpus']['tokens']:,} tokens. Texts have some 32 tokens "
-        "and are read by themselves. *Strong* and *none* are called so that 5 % of unseen text is "
-        "each; unseen texts here are of other documents than the scale was measured on. *In other "
-        "words* has a share of its longer words replaced by a synonym of their first sense, which "
-        "is often not the one meant.",
+        measured_on(result["environment"]),
         "",
         *table_head("| text | strong | weak | none | mean score |"),
     ]
@@ -70,7 +82,7 @@ def render(result: dict[str, Any]) -> str:
     lines += [
         f"- *{name}*: {escaped(' '.join(t.split()))}" for name, t in result["examples"].items()
     ]
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def _verdicts(auc: dict[str, dict[str, float]], told: list[str], others: list[str]) -> list[str]:
@@ -86,7 +98,13 @@ def _verdicts(auc: dict[str, dict[str, float]], told: list[str], others: list[st
             f"Goal: text {name} above unseen text, 0.8: "
             f"**{'met' if found >= 0.8 else 'missed'}**, {found:.3f}."
         )
-    return lines
+    return [*lines, *(_apart(name, 1 - auc[name]["unseen"]) for name in NEVER_SEEN[1:])]
+
+
+def _apart(name: str, found: float) -> str:
+    """Say whether what is no text is told from unseen text."""
+    told = "told apart" if found >= TOLD_APART else "**does not work**"
+    return f"Unseen text above {name}: {told}, {found:.3f}."
 
 
 if __name__ == "__main__":

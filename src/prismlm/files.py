@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import math
 import os
@@ -18,11 +19,25 @@ from prismlm.errors import FormatError, PrismError
 
 # What torch.save says, as a RuntimeError, of a write that failed.
 FAILED_WRITE = re.compile("PytorchStreamWriter|inline_container")
+TEMPORARY = re.compile(r"\.[0-9a-f]{8}\.tmp$")
 PRIVATE = stat.S_IRUSR | stat.S_IWUSR
 
 
 def _temporary_sibling(path: Path) -> Path:
     return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+
+
+def remove_left_behind(path: Path) -> None:
+    """Remove the temporary siblings that a killed process left of ``path``.
+
+    To be called by whoever holds the lock on it: no other process is writing one.
+    """
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        if TEMPORARY.search(left.name):
+            if left.is_dir() and not left.is_symlink():
+                shutil.rmtree(left)
+            else:
+                left.unlink()
 
 
 def share(path: Path) -> None:

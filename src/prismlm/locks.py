@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from prismlm.errors import InputError
+from prismlm.files import remove_left_behind
 
 
 class Held(Exception):
@@ -47,6 +48,8 @@ def locked(path: Path, *, shared: bool = False, wait: bool = False) -> Iterator[
 def writing(path: str | os.PathLike[str]) -> Iterator[None]:
     """Keep other processes that ask for it from writing to ``path`` during the block.
 
+    What one that was killed left half-written beside it is removed.
+
     Raises:
         InputError: another process writes to it.
     """
@@ -61,6 +64,7 @@ def writing(path: str | os.PathLike[str]) -> Iterator[None]:
                 "has ended, or choose another name."
             ) from None
         held.callback(lock.unlink, missing_ok=True)
+        remove_left_behind(target)
         yield
 
 

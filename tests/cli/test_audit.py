@@ -222,7 +222,7 @@ def test_a_damaged_lens(refused, copy, texts, out, name, harm):
         path.write_bytes(kept)
     # Contexts are read by the methods that use them alone.
     method = "contexts" if name.startswith("contexts") else "evidence"
-    reports = ("--csv", out / "a.csv", "--html", out / "a.html")
+    reports = ("--csv", out / "a.csv", "--html", out / "a.html", "--overwrite")
     assert name in refused("audit", copy, texts, "--method", method, *reports)
     assert list(out.iterdir()) == []
 
@@ -252,7 +252,15 @@ def test_a_stopped_audit_leaves_nothing_and_has_no_rival(
 ):
     before = out / "a.csv"
     before.write_text("before")
-    outputs = ["--parquet", out / "a.parquet", "--csv", before, "--html", out / "a.html"]
+    outputs = [
+        "--parquet",
+        out / "a.parquet",
+        "--csv",
+        before,
+        "--html",
+        out / "a.html",
+        "--overwrite",
+    ]
     process = forked.start("audit", tiny_model, many, *outputs)
     try:
         wait_for(process, lambda: any(p.stat().st_size > 4 for p in out.glob(".*.tmp")))

@@ -1,44 +1,8 @@
-"""What several commands share: whether results can be written, said before they are computed."""
-
-from pathlib import Path
+"""Options that several commands share: what they are given is looked at before anything is read."""
 
 import pytest
 
-from prismlm.cli.options import check_outputs
-from prismlm.errors import InputError
-
-NOWHERE = Path("/proc")
 MODEL = "no such model"
-
-
-def test_places_that_can_be_written_to_are_left_as_they_are(tmp_path):
-    page = tmp_path / "page.html"
-    page.write_text("old")
-    check_outputs(None, page, tmp_path / "new" / "page.html", directory=tmp_path / "also" / "new")
-    check_outputs(directory=tmp_path)
-    check_outputs(None)
-    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
-    assert page.read_text() == "old"
-
-
-def test_a_place_of_another_kind_is_named(tmp_path):
-    file = tmp_path / "file"
-    file.write_text("mine")
-    with pytest.raises(InputError, match=f"{tmp_path} is a directory: give the name of a file"):
-        check_outputs(None, tmp_path)
-    for place in (file, file / "plots"):
-        with pytest.raises(InputError, match=f"{file} is a file: give the name of a directory"):
-            check_outputs(directory=place)
-    with pytest.raises(InputError, match=f"{file} is a file"):
-        check_outputs(file / "page.html")
-
-
-@pytest.mark.skipif(not NOWHERE.is_dir(), reason="needs a directory that nobody can write to")
-def test_a_place_that_cannot_be_written_to_is_named():
-    with pytest.raises(InputError, match=r"/proc cannot be written to \(.+\): give another place"):
-        check_outputs(directory=NOWHERE / "plots")
-    with pytest.raises(InputError, match="/proc cannot be written to"):
-        check_outputs(NOWHERE / "page.html")
 
 
 @pytest.mark.parametrize(
@@ -58,3 +22,45 @@ def test_commands_look_before_they_read(refused, tmp_path, command, option):
     message = refused(*command, option, place)
     assert f"{place} is a " in message
     assert file.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("command", "outputs"),
+    [
+        (["explain", MODEL, "--file"], ["--html", "--parquet"]),
+        (["audit", MODEL], ["--jsonl", "--html"]),
+        (["compare", MODEL, MODEL, "--file"], ["--parquet"]),
+        (["inspect", "heads", MODEL, "--corpus"], ["--out"]),
+    ],
+)
+@pytest.mark.parametrize("link", [False, True])
+def test_an_output_never_replaces_an_input(refused, tmp_path, command, outputs, link):
+    endings = {"--html": "html", "--parquet": "parquet", "--jsonl": "jsonl", "--out": "csv"}
+    for option in outputs:
+        texts = tmp_path / f"texts.{endings[option]}"
+        texts.write_text("mine")
+        target = tmp_path / f"link.{endings[option]}" if link else texts
+        if link:
+            target.symlink_to(texts)
+        message = refused(*command, texts, option, target, "--overwrite")
+        assert "is read by this command" in message
+        assert texts.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "name"),
+    [
+        (["explain", MODEL, "text"], "--html", "page.html"),
+        (["audit", MODEL, "texts.jsonl"], "--csv", "rows.csv"),
+        (["compare", MODEL, MODEL], "--parquet", "pairs.parquet"),
+        (["inspect", "attention", MODEL, "text"], "--out", "maps.png"),
+        (["inspect", "heads", MODEL], "--out", "heads.csv"),
+        (["inspect", "channels", MODEL], "--html", "page.html"),
+    ],
+)
+def test_an_output_replaces_nothing_unasked(refused, tmp_path, command, option, name):
+    there = tmp_path / name
+    there.write_text("mine")
+    message = refused(*command, option, there)
+    assert f"{there} exists: give another name, or replace it with --overwrite" in message
+    assert there.read_text() == "mine"

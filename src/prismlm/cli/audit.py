@@ -7,9 +7,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prismlm.cli.options import By, DryRun, Json, Lens, Method, Model, Stride, Where, Window
+from prismlm.cli.options import (
+    By,
+    DryRun,
+    Json,
+    Lens,
+    Method,
+    Model,
+    Overwrite,
+    Stride,
+    Where,
+    Window,
+)
 from prismlm.cli.output import print_json
 from prismlm.errors import InputError
+from prismlm.outputs import check_outputs
 
 if TYPE_CHECKING:
     from prismlm.corpus.read import DocumentReader
@@ -54,6 +66,7 @@ def audit(
     jsonl: LinesFile = None,
     csv: SharesFile = None,
     html: Page = None,
+    overwrite: Overwrite = False,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
@@ -62,7 +75,7 @@ def audit(
     from prismlm.corpus.documents import Columns
     from prismlm.corpus.read import DocumentReader
     from prismlm.explain.audit import Audit
-    from prismlm.explain.audit_files import check_file
+    from prismlm.explain.audit_files import check_ending
     from prismlm.explain.language_model import load
     from prismlm.explain.shares import check_by, check_method
     from prismlm.explain.texts import text_options
@@ -74,9 +87,10 @@ def audit(
         raise InputError("--documents must not be negative.")
     if not 0 <= least_share <= 1:
         raise InputError(f"--least-share is {least_share:g}: expected 0 to 1.")
+    check_outputs(parquet, jsonl, csv, html, inputs=(model, lens, *files), overwrite=overwrite)
     for path, ending in ((parquet, ".parquet"), (jsonl, ".jsonl"), (csv, ".csv"), (html, ".html")):
         if path is not None:
-            check_file(path, [ending])
+            check_ending(path, [ending])
     conditions = parse_where(where or [])
     reader = DocumentReader(list(files), Columns(text=text_column, id=id_column))
     lm = load(model, lens=lens)

@@ -7,9 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from prismlm.cli.options import By, Json, Stride, Window
+from prismlm.cli.options import By, Json, Overwrite, Stride, Window
 from prismlm.cli.output import print_json
 from prismlm.errors import InputError
+from prismlm.outputs import check_outputs
 
 PAIRS_SHOWN = 10
 
@@ -29,11 +30,12 @@ def compare(
     parquet: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write every pair of prototypes.")
     ] = None,
+    overwrite: Overwrite = False,
     top: Annotated[int, typer.Option(metavar="N", help="Pairs and shares shown.")] = PAIRS_SHOWN,
     as_json: Json = False,
 ) -> None:
     """Compare two models: losses and sources on the same texts, and which prototypes correspond."""
-    from prismlm.explain.audit_files import check_file
+    from prismlm.explain.audit_files import check_ending
     from prismlm.explain.compare import check_comparable, compare_prototypes, compare_texts
     from prismlm.explain.language_model import load
     from prismlm.explain.texts import text_options
@@ -43,7 +45,9 @@ def compare(
     if top < 0:
         raise InputError(f"--top is {top}: expected 0 or more.")
     if parquet is not None:
-        check_file(parquet, [".parquet"])
+        check_ending(parquet, [".parquet"])
+    read = (model_a, model_b, lens_a, lens_b, *(file or ()))
+    check_outputs(parquet, inputs=read, overwrite=overwrite)
     a, b = load(model_a, lens=lens_a), load(model_b, lens=lens_b)
     check_comparable(a, b)
     value: dict[str, Any] = {

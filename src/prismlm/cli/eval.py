@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prismlm.cli.options import DryRun, Json, Model, check_outputs
+from prismlm.cli.options import DryRun, Json, Model
 from prismlm.cli.output import print_json, print_rows
+from prismlm.outputs import check_outputs
 
 if TYPE_CHECKING:
     from prismlm.eval.suite_estimate import SuiteEstimate
@@ -58,7 +59,8 @@ def evaluate(
     options = SuiteOptions(suite=suite, data=data, limit=limit, seed=seed, shots=shots)
     benchmarks_of(suite, names)
     place = model / "eval" / suite if out is None else out
-    check_outputs(directory=place)
+    # What was answered there before is gone on from.
+    check_outputs(directory=place, inputs=(model, data), overwrite=True)
     _quiet()
     lm = open_predictors(model, device=device, batch_size=batch_size)
     with orderly_end():

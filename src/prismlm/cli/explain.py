@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prismlm.cli.options import Json, Lens, Method, Model, Where, check_outputs, parse_places
+from prismlm.cli.options import Json, Lens, Method, Model, Overwrite, Where, parse_places
 from prismlm.cli.output import print_json
 from prismlm.errors import InputError, suggest
+from prismlm.outputs import check_outputs
 
 if TYPE_CHECKING:
     from prismlm.explain.shares import DocumentShare, Sources
@@ -74,12 +75,14 @@ def explain(
     parquet: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write one row per prototype in use.")
     ] = None,
+    overwrite: Overwrite = False,
 ) -> None:
     """Show what each prediction along a text relies on, and where that comes from."""
+    read = (model, lens, None if file == STDIN else file)
+    check_outputs(html, parquet, inputs=read, overwrite=overwrite)
     texts = _texts(text, file, lines)
     column = by or "domain"
     _check(column, method, top, documents, against)
-    check_outputs(html, parquet)
     _span(tokens)
     heads = _heads(attention, as_json)
     from prismlm.explain.language_model import load

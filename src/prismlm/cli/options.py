@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +16,7 @@ Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A model directory.
 Lens = Annotated[
     str | None, typer.Option(metavar="NAME|DIR", help="The lens, where there are several.")
 ]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace result files that exist.")]
 By = Annotated[
     str, typer.Option(metavar="COLUMN", help="Shares by document, source, domain or license.")
 ]
@@ -51,36 +51,6 @@ def parse_places(option: str, inner: str, given: list[str] | None) -> list[tuple
             raise InputError(f"{option} is {text!r}: expected LAYER:{inner}, such as 1:14.")
         found.append((int(layer), int(number)))
     return found
-
-
-def check_outputs(*files: Path | None, directory: Path | None = None) -> None:
-    """Check that results can be written, before the work that they come from.
-
-    Args:
-        *files: to be written; None is passed over.
-        directory: to be written into, or None.
-
-    Raises:
-        InputError: a directory in the place of a file, a file in the place of a directory, or a
-            place that cannot be written to.
-    """
-    for path in files:
-        if path is not None and os.path.isdir(path):
-            raise InputError(f"{path} is a directory: give the name of a file to write.")
-    places = [path.parent for path in files if path is not None]
-    for place in places if directory is None else [*places, directory]:
-        there = place.absolute()
-        while not os.path.exists(there):
-            there = there.parent
-        if not os.path.isdir(there):
-            raise InputError(f"{there} is a file: give the name of a directory to write into.")
-        try:
-            with tempfile.TemporaryFile(dir=there):
-                pass
-        except OSError as error:
-            raise InputError(
-                f"{there} cannot be written to ({error.strerror}): give another place."
-            ) from error
 
 
 def is_first_process() -> bool:

@@ -27,6 +27,7 @@ from prismlm.corpus.tokenizer import (
 from prismlm.corpus.writer import CorpusWriter
 from prismlm.errors import InputError
 from prismlm.files import atomic_directory, write_json
+from prismlm.locks import writing
 from prismlm.progress import SILENT, Reporter, Task
 
 if TYPE_CHECKING:
@@ -73,7 +74,8 @@ def build_corpus(
         reader = DatasetReader(inputs, columns)
     else:
         reader = DocumentReader(inputs, columns)
-    with atomic_directory(target) as directory:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with writing(target), atomic_directory(target) as directory:
         if tokenizer is None:
             chosen = _train(reader, vocab_size, progress)
         else:

@@ -174,7 +174,8 @@ def audit_files(
     with ExitStack() as stack:
         try:
             for path in (*paths, *pages):
-                check_file(path)
+                if path.is_dir():
+                    raise InputError(f"{path} is a directory: give the name of a file to write.")
                 path.parent.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(writing(path))
             temporary = [stack.enter_context(atomic_file(path)) for path in pages]
@@ -195,15 +196,13 @@ def audit_files(
             ) from error
 
 
-def check_file(path: Path, formats: Sequence[str] = ()) -> None:
+def check_ending(path: Path, formats: Sequence[str]) -> None:
     """Check the name of a file to write.
 
     Raises:
-        InputError: a directory stands there, or the extension is none of ``formats``.
+        InputError: the extension is none of ``formats``.
     """
-    if path.is_dir():
-        raise InputError(f"{path} is a directory: give the name of a file to write.")
-    if formats and path.suffix.lower() not in formats:
+    if path.suffix.lower() not in formats:
         raise InputError(f"{path}: expected a name that ends with {' or '.join(formats)}.")
 
 

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from prismlm.cli.options import Json, Model
+from prismlm.cli.options import Json, Model, Overwrite
 from prismlm.cli.output import print_json
 from prismlm.errors import InputError
+from prismlm.outputs import check_outputs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -59,6 +60,7 @@ def attention(
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a PNG; needs the extra plot.")
     ] = None,
+    overwrite: Overwrite = False,
     roles: Roles = False,
     cases: CasesFile = None,
     draws: Draws = None,
@@ -71,6 +73,7 @@ def attention(
     Heads may be those of signal/noise attention or of any Hugging Face decoder.
     """
     _check(text, top, out, roles, cases, draws)
+    check_outputs(out, inputs=(model, cases), overwrite=overwrite)
     if out is not None:
         # Said before the model is read, not after.
         import prismlm.pages.attention_plots  # noqa: F401
@@ -117,7 +120,7 @@ def _check(
         raise InputError(f"--top is {top}: expected 0 or more.")
     if draws is not None and draws < 1:
         raise InputError(f"--draws is {draws}: expected at least 1.")
-    if out is not None and (out.is_dir() or out.suffix.lower() != ".png"):
+    if out is not None and out.suffix.lower() != ".png":
         raise InputError(f"--out is {str(out)!r}: expected the name of a file that ends in .png.")
 
 

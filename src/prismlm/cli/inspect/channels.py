@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from prismlm.cli.options import Json, Model, check_outputs
+from prismlm.cli.options import Json, Model, Overwrite
 from prismlm.errors import InputError, suggest
+from prismlm.outputs import check_outputs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -59,6 +60,7 @@ def channels(
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a self-contained page.")
     ] = None,
+    overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
     """Show what the channels of prototype mixers carry: figures, half-lives, tokens, sequences.
@@ -67,7 +69,8 @@ def channels(
     value heads; it has no channels.
     """
     _check(layer, channel, max_tokens, image)
-    check_outputs(html, directory=out)
+    read = (model, corpus, beside)
+    check_outputs(html, directory=out, inputs=read, overwrite=overwrite)
     if out is not None:
         # Said before minutes of reading, not after.
         import prismlm.pages.channel_plots  # noqa: F401

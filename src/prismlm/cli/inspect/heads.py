@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from prismlm.cli.inspect.corpus_to_read import CorpusToRead, Length, SplitToRead, open_both
-from prismlm.cli.options import Json
+from prismlm.cli.options import Json, Overwrite
 from prismlm.cli.output import print_json
 from prismlm.errors import InputError
+from prismlm.outputs import check_outputs
 
 if TYPE_CHECKING:
     from prismlm.instruments.heads import HeadReport
@@ -35,6 +36,7 @@ def heads(
     out: Annotated[
         Path | None, typer.Option(metavar="FILE.csv", help="Write a row a head.")
     ] = None,
+    overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
     """Show how far each head looks and what at; signal heads beside noise heads.
@@ -43,6 +45,7 @@ def heads(
     """
     if out is not None and out.suffix != ".csv":
         raise InputError(f"--out is {out}: expected a file that ends in .csv.")
+    check_outputs(out, inputs=(*models, corpus), overwrite=overwrite)
     from prismlm.instruments.heads import across_models, write_heads
 
     reports = [

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prismlm.cli.options import Json, check_outputs, parse_places
+from prismlm.cli.options import Json, Overwrite, parse_places
 from prismlm.cli.output import print_json
 from prismlm.errors import InputError, suggest
+from prismlm.outputs import check_outputs
 
 if TYPE_CHECKING:
     from prismlm.instruments.channels.case_files import Case
@@ -74,6 +75,7 @@ def interventions(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write JSON, Markdown and Parquet.")
     ] = None,
+    overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
     """Disturb a channel and show what becomes of words, beside channels drawn as controls."""
@@ -81,7 +83,8 @@ def interventions(
     _check_choice("--control-from", control_from, CONTROLS_FROM)
     chosen = parse_places("--channel", "CHANNEL", channel)
     _check(chosen, find, corpus, max_tokens)
-    check_outputs(directory=out)
+    read = (*models, corpus, cases)
+    check_outputs(directory=out, inputs=read, overwrite=overwrite)
     from prismlm.instruments.channels.case_files import load_cases
     from prismlm.instruments.channels.concept_emergence import TableOptions
 

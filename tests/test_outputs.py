@@ -1,0 +1,85 @@
+"""Where results go: said before they are computed, never over what is read."""
+
+from pathlib import Path
+
+import pytest
+
+from prismlm.errors import InputError
+from prismlm.outputs import check_outputs
+
+NOWHERE = Path("/proc")
+
+
+def test_places_that_can_be_written_to_are_left_as_they_are(tmp_path):
+    page = tmp_path / "page.html"
+    page.write_text("old")
+    new = tmp_path / "also" / "new"
+    check_outputs(None, page, tmp_path / "new" / "page.html", directory=new, overwrite=True)
+    check_outputs(directory=tmp_path, overwrite=True)
+    check_outputs(None)
+    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+    assert page.read_text() == "old"
+
+
+def test_a_place_of_another_kind_is_named(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("mine")
+    with pytest.raises(InputError, match=f"{tmp_path} is a directory: give the name of a file"):
+        check_outputs(None, tmp_path)
+    for place in (file, file / "plots"):
+        with pytest.raises(InputError, match=f"{file} is a file: give the name of a directory"):
+            check_outputs(directory=place)
+    with pytest.raises(InputError, match=f"{file} is a file"):
+        check_outputs(file / "page.html")
+
+
+@pytest.mark.skipif(not NOWHERE.is_dir(), reason="needs a directory that nobody can write to")
+def test_a_place_that_cannot_be_written_to_is_named():
+    with pytest.raises(InputError, match=r"/proc cannot be written to \(.+\): give another place"):
+        check_outputs(directory=NOWHERE / "plots")
+    with pytest.raises(InputError, match="/proc cannot be written to"):
+        check_outputs(NOWHERE / "page.html")
+
+
+def test_what_exists_is_replaced_only_when_asked(tmp_path):
+    page = tmp_path / "page.html"
+    page.write_text("old")
+    with pytest.raises(InputError, match=r"page\.html exists: .*--overwrite"):
+        check_outputs(page)
+    with pytest.raises(InputError, match=r"is not empty: .*--overwrite"):
+        check_outputs(directory=tmp_path)
+    dangling = tmp_path / "dangling.html"
+    dangling.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(InputError, match="exists"):
+        check_outputs(dangling)
+    (tmp_path / "empty").mkdir()
+    check_outputs(tmp_path / "other.html", directory=tmp_path / "empty")
+
+
+@pytest.mark.parametrize("spelled", ["itself", "link", "hard link", "dots"])
+def test_what_is_read_is_never_replaced(tmp_path, spelled):
+    notes = tmp_path / "notes.txt"
+    notes.write_text("mine")
+    other = tmp_path / "other.txt"
+    if spelled == "link":
+        other.symlink_to(notes)
+    elif spelled == "hard link":
+        other.hardlink_to(notes)
+    else:
+        other = notes if spelled == "itself" else tmp_path / "x" / ".." / "notes.txt"
+    with pytest.raises(InputError, match="is read by this command: give another name"):
+        check_outputs(other, inputs=(None, "no such lens", notes), overwrite=True)
+    with pytest.raises(InputError, match="is to be written twice"):
+        check_outputs(other, notes, overwrite=True)
+
+
+def test_nothing_in_a_directory_that_is_read_is_replaced(tmp_path):
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    (tmp_path / "link").symlink_to(model)
+    with pytest.raises(InputError, match=f"config.json belongs to {model}, which this command"):
+        check_outputs(tmp_path / "link" / "config.json", inputs=(model,), overwrite=True)
+    with pytest.raises(InputError, match="is read by this command: give another directory"):
+        check_outputs(directory=tmp_path / "link", inputs=(model,), overwrite=True)
+    check_outputs(model / "page.html", directory=model / "plots", inputs=(model,))
