@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from prismlm.corpus import Corpus, Document, build_corpus, estimate_build
 from prismlm.corpus.build import training_texts
 from prismlm.errors import InputError
+from prismlm.locks import writing
 from tests.helpers.records import RECORDS, write_jsonl
 
 
@@ -146,6 +147,43 @@ def test_what_exists_is_only_replaced_when_asked(build: Callable[..., Corpus]) -
         build_corpus(source, corpus.path.parent / "notes", overwrite=True)
     hidden = [path.name for path in corpus.path.parent.iterdir() if path.name.startswith(".")]
     assert not hidden
+
+
+def test_a_corpus_does_not_replace_the_text_it_is_built_of(build: Callable[..., Corpus]) -> None:
+    corpus = build(["first"])
+    before = _bytes_of(corpus.path)
+    (text,) = corpus.path.glob("text-*.parquet")
+    link = corpus.path.parent / "link.parquet"
+    link.symlink_to(text)
+    for named in (text, link):
+        with pytest.raises(InputError, match=r"lies in .* which the corpus would replace"):
+            build_corpus(named, corpus.path, vocab_size=300, overwrite=True)
+    assert _bytes_of(corpus.path) == before
+
+
+def test_only_one_build_writes_an_output(build: Callable[..., Corpus]) -> None:
+    corpus = build(["first"])
+    before = _bytes_of(corpus.path)
+    source = write_jsonl(corpus.path.parent / "t.jsonl", [{"text": "second"}])
+    with writing(corpus.path), pytest.raises(InputError, match="written by another process"):
+        build_corpus(source, corpus.path, vocab_size=300, overwrite=True)
+    assert _bytes_of(corpus.path) == before
+
+
+def test_what_a_killed_build_left_is_cleaned_up(build: Callable[..., Corpus]) -> None:
+    corpus = build(["first"])
+    names = (corpus.path.name, "other")
+    left, other = (corpus.path.parent / f".{name}.0a1b2c3d.tmp" for name in names)
+    for directory in (left, other):
+        directory.mkdir()
+        (directory / "tokens-00000.bin").write_bytes(b"half")
+    mine = corpus.path.parent / f".{corpus.path.name}.notes.tmp"
+    mine.write_text("mine")
+    source = write_jsonl(corpus.path.parent / "t.jsonl", [{"text": "second"}])
+    build_corpus(source, corpus.path, vocab_size=300, overwrite=True)
+    assert not left.exists()
+    assert other.exists()
+    assert mine.read_text() == "mine"
 
 
 @pytest.mark.parametrize(

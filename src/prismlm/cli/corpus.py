@@ -205,6 +205,7 @@ def _print_corpus(corpus: Corpus) -> None:
     from rich.markup import escape
 
     from prismlm.cli.format import count
+    from prismlm.corpus.read import in_words
 
     console = Console(highlight=False)
     counts, heldout = corpus.meta["counts"], corpus.meta["heldout"]
@@ -218,6 +219,15 @@ def _print_corpus(corpus: Corpus) -> None:
         f"held out: {count(heldout['documents'])} documents, {count(heldout['tokens'])} tokens"
         + (f" · skipped without text: {count(counts['skipped'])}" if counts["skipped"] else "")
     )
+    read = corpus.meta.get("read")
+    if read is not None:
+        again, others = read["named_again"], in_words(read["not_read"])
+        console.print(
+            f"read: {len(read['files']):,} file{'s' * (len(read['files']) != 1)}"
+            + (f" · named again and read once: {again:,}" if again else "")
+        )
+        if others:
+            console.print(f"[bold]not read:[/] {escape(others)}")
     console.print(f"[dim]fingerprint {corpus.fingerprint}[/]")
     for group, key in (("domains", "domain"), ("licenses", "license")):
         rows = sorted(corpus.meta[group], key=lambda row: -row["tokens"])

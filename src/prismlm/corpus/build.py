@@ -74,19 +74,24 @@ def build_corpus(
         reader = DatasetReader(inputs, columns)
     else:
         reader = DocumentReader(inputs, columns)
+        check_not_within(target, reader)
     target.parent.mkdir(parents=True, exist_ok=True)
     with writing(target), atomic_directory(target) as directory:
+        # Another build may have ended between the first look and the lock.
+        check_build(target, tokenizer, vocab_size, heldout_fraction, shard_tokens, overwrite)
         if tokenizer is None:
             chosen = _train(reader, vocab_size, progress)
         else:
             chosen = load_tokenizer(tokenizer)
         settings = BuildSettings.of(chosen, heldout_fraction, shard_tokens)
-        origin = None
+        origin = read = None
         if isinstance(inputs, HubDataset):
             origin = origin_of(inputs, columns, settings)
         with settings.writer(directory) as writer:
             _tokenise(reader, settings.encoder, writer, progress)
-            settings.finish(directory, writer, reader.skipped, origin)
+            if origin is None:
+                read = reader.manifest()
+            settings.finish(directory, writer, reader.skipped, origin=origin, read=read)
     return Corpus.open(target)
 
 
@@ -138,9 +143,23 @@ class BuildSettings:
         )
 
     def finish(
-        self, directory: Path, writer: CorpusWriter, skipped: int, origin: dict[str, Any] | None
+        self,
+        directory: Path,
+        writer: CorpusWriter,
+        skipped: int,
+        *,
+        origin: dict[str, Any] | None = None,
+        read: dict[str, Any] | None = None,
     ) -> None:
-        """Write all that a corpus has beside its shards."""
+        """Write all that a corpus has beside its shards.
+
+        Args:
+            directory: of the corpus.
+            writer: of its shards.
+            skipped: documents without text.
+            origin: what a corpus of a dataset follows from.
+            read: the files that one of files was read from.
+        """
         contents = writer.finish()
         contents["counts"]["skipped"] = skipped
         self.tokenizer.save_pretrained(directory / layout.TOKENIZER_DIRECTORY)
@@ -154,6 +173,8 @@ class BuildSettings:
         }
         if origin is not None:
             meta["origin"] = origin
+        if read is not None:
+            meta["read"] = read
         write_json(directory / layout.META_FILE, meta)
 
 
@@ -203,6 +224,17 @@ def check_build(
             f"{out} exists. Choose another directory, or replace it with --overwrite "
             "(in Python: overwrite=True)."
         )
+
+
+def check_not_within(out: Path, reader: DocumentReader) -> None:
+    """Raise InputError for a corpus that would replace text that it is built of."""
+    place = Path(os.path.realpath(out))
+    for file in reader.files:
+        if Path(os.path.realpath(file.path)).is_relative_to(place):
+            raise InputError(
+                f"{file.path} lies in {out}, which the corpus would replace. Choose another "
+                "directory."
+            )
 
 
 def _train(reader: DocumentReader, vocab_size: int, progress: Reporter) -> PreTrainedTokenizerFast:

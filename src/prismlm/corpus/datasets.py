@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
@@ -94,7 +95,8 @@ class DatasetReader(DocumentReader):
     """
 
     def __init__(self, dataset: HubDataset, columns: Columns | None = None) -> None:
-        self.files = []
+        self.files, self.again = [], 0
+        self.unread, self._documents = Counter[str](), Counter[str]()
         self.total_bytes = self.bytes_read = self.skipped = 0
         self._columns = columns or Columns()
         self._dataset = dataset

@@ -1,7 +1,8 @@
-"""One file at a time: text, JSON lines (plain or compressed) and Parquet, streamed row by row."""
+"""One file at a time, row by row: text, JSON, JSON lines (plain or compressed), CSV, Parquet."""
 
 from __future__ import annotations
 
+import csv
 import gzip
 import io
 import json
@@ -18,8 +19,11 @@ import pyarrow.parquet as pq
 from prismlm.corpus.documents import Columns
 from prismlm.errors import InputError
 
+WHOLE_FILES = (".txt", ".md")
 EXTENSIONS = (
-    ".txt",
+    *WHOLE_FILES,
+    ".json",
+    ".csv",
     *(f"{kind}{packing}" for kind in (".jsonl", ".ndjson") for packing in ("", ".gz", ".zst")),
     ".parquet",
 )
@@ -49,14 +53,20 @@ def read_rows(path: Path, columns: Columns) -> Iterator[Row]:
     """
     kind = extension(path)
     try:
-        if kind == ".txt":
+        if kind in WHOLE_FILES:
             yield _text_row(path)
+        elif kind == ".json":
+            yield from _json_file(path, columns)
+        elif kind == ".csv":
+            yield from _csv_rows(path, columns)
         elif kind == ".parquet":
             yield from _parquet_rows(path, columns)
         else:
             yield from _json_rows(path, columns)
     except UnicodeDecodeError as error:
         raise InputError(_not_utf8(str(path), error)) from error
+    except csv.Error as error:
+        raise InputError(f"{path} is not valid CSV ({error}). Write it again.") from error
     except (EOFError, zlib.error, gzip.BadGzipFile, pa.ArrowException) as error:
         raise _damaged(path, error) from error
     except OSError as error:
@@ -120,6 +130,39 @@ def _json_rows(path: Path, columns: Columns) -> Iterator[Row]:
                     "Expected one JSON object on each line."
                 )
             found = columns.resolve(record, where)
+            values = {role: record[name] for role, name in found.items()}
+            yield Row(number, values, raw.tell())
+
+
+def _json_file(path: Path, columns: Columns) -> Iterator[Row]:
+    data = path.read_bytes()
+    try:
+        value = json.loads(data.decode("utf-8-sig"))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise InputError(
+            f"{path} is not valid JSON ({error}). Expected an object or a list of objects; JSON "
+            "lines are in a file called .jsonl."
+        ) from error
+    records: list[Any] = value if isinstance(value, list) else [value]
+    for number, record in enumerate(records, start=1):
+        where = f"{path}:{number}"
+        if not isinstance(record, dict):
+            raise InputError(
+                f"{where} holds a JSON {type(record).__name__}. Expected an object or a list of "
+                "objects."
+            )
+        found = columns.resolve(record, where)
+        values = {role: record[name] for role, name in found.items()}
+        yield Row(number, values, len(data) * number // len(records))
+
+
+def _csv_rows(path: Path, columns: Columns) -> Iterator[Row]:
+    # A text may be longer than what the module reads of a field at first.
+    csv.field_size_limit(2**31 - 1)
+    with path.open("rb") as raw, io.TextIOWrapper(raw, "utf-8-sig", newline="") as lines:
+        rows = csv.DictReader(lines, strict=True)
+        found = columns.resolve(rows.fieldnames or [], str(path))
+        for number, record in enumerate(rows, start=1):
             values = {role: record[name] for role, name in found.items()}
             yield Row(number, values, raw.tell())
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from prismlm.corpus.documents import METADATA, Columns, Document, as_metadata
-from prismlm.corpus.formats import EXTENSIONS, Row, extension, read_rows
+from prismlm.corpus.formats import EXTENSIONS, WHOLE_FILES, Row, extension, read_rows
 from prismlm.errors import InputError
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -29,8 +30,9 @@ class InputFile:
 def read_documents(paths: Paths, columns: Columns | None = None) -> Iterator[Document]:
     """Yield every document of the files and directories, in sorted order within a directory.
 
-    Text files (one document each), JSON lines (plain, ``.gz``, ``.zst``) and Parquet are read as
-    a stream. Documents without text are left out.
+    Text and Markdown files (one document each), JSON, JSON lines (plain, ``.gz``, ``.zst``), CSV
+    and Parquet are read as a stream; a file once, however often it is named. Documents without
+    text are left out.
 
     Raises:
         InputError: see :class:`DocumentReader`.
@@ -43,6 +45,8 @@ class DocumentReader:
 
     Attributes:
         files: the files to read, in order.
+        unread: how many files of each other extension the directories hold.
+        again: how many times a file came up that is read already.
         total_bytes: the size of all files.
         bytes_read: how much of it the pass under way has read.
         skipped: how many documents without text it has left out.
@@ -54,7 +58,12 @@ class DocumentReader:
     """
 
     def __init__(self, paths: Paths, columns: Columns | None = None) -> None:
-        self.files = _find_files([paths] if isinstance(paths, (str, os.PathLike)) else paths)
+        self.unread: Counter[str] = Counter()
+        named = [paths] if isinstance(paths, (str, os.PathLike)) else paths
+        found = _find_files(named, self.unread)
+        self.files = _once(found)
+        self.again = len(found) - len(self.files)
+        self._documents: Counter[str] = Counter()
         self.total_bytes = sum(file.path.stat().st_size for file in self.files)
         self.bytes_read = 0
         self.skipped = 0
@@ -67,7 +76,23 @@ class DocumentReader:
 
     def __iter__(self) -> Iterator[Document]:
         self.bytes_read = self.skipped = 0
+        self._documents.clear()
         return self._checked(self._placed(), SeenIds())
+
+    def manifest(self) -> dict[str, Any]:
+        """Return what ``corpus.json`` says was read, after a pass over all documents."""
+        return {
+            "files": [
+                {
+                    "name": file.name,
+                    "bytes": file.path.stat().st_size,
+                    "documents": self._documents[str(file.path)],
+                }
+                for file in self.files
+            ],
+            "named_again": self.again,
+            "not_read": dict(sorted(self.unread.items())),
+        }
 
     def _checked(
         self, placed: Iterator[tuple[Document, str]], seen: SeenIds, *, yielded: bool = False
@@ -79,6 +104,7 @@ class DocumentReader:
             if not seen.add(document.doc_id):
                 self._refuse_duplicate(document.doc_id, place)
             yielded = True
+            self._documents[place.rpartition(":")[0]] += 1
             yield document
         if not yielded:
             raise InputError(
@@ -114,7 +140,7 @@ class DocumentReader:
 
 
 def _document(file: InputFile, row: Row, place: str) -> Document:
-    whole_file = extension(file.path) == ".txt"
+    whole_file = extension(file.path) in WHOLE_FILES
     own_id = file.name if whole_file else f"{file.name}:{row.number}"
     return make_document(row.values, place, own_id, _stem(file.path))
 
@@ -152,14 +178,27 @@ def _stem(path: Path) -> str:
     return path.name[: -len(extension(path) or "")]
 
 
-def _find_files(paths: Iterable[str | os.PathLike[str]]) -> list[InputFile]:
-    files = [file for path in paths for file in _expand(Path(path))]
+def _find_files(paths: Iterable[str | os.PathLike[str]], unread: Counter[str]) -> list[InputFile]:
+    files = [file for path in paths for file in _expand(Path(path), unread)]
     if not files:
         raise InputError("No input was named: give files or directories to read.")
     return files
 
 
-def _expand(path: Path) -> list[InputFile]:
+def _once(files: Iterable[InputFile]) -> list[InputFile]:
+    """Return the files without those that are there already, by another name or through a link."""
+    seen: dict[tuple[int, int], InputFile] = {}
+    for file in files:
+        seen.setdefault(_identity(file.path), file)
+    return list(seen.values())
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_dev, found.st_ino
+
+
+def _expand(path: Path, unread: Counter[str]) -> list[InputFile]:
     known = ", ".join(EXTENSIONS)
     if not path.exists():
         raise InputError(f"{path} does not exist: expected a file or directory to read.")
@@ -168,21 +207,51 @@ def _expand(path: Path) -> list[InputFile]:
             raise InputError(f"{path} has no extension that can be read. Expected one of: {known}.")
         return [InputFile(path, path.name)]
     found: list[InputFile] = []
+    for file in _below(path):
+        if extension(file) is None:
+            unread[file.suffix.lower() or "without extension"] += 1
+        else:
+            found.append(InputFile(file, file.relative_to(path).as_posix()))
+    if not found:
+        others = f" It has {in_words(unread)}." if unread else ""
+        raise InputError(
+            f"{path} holds no file that can be read. Expected one of: {known}.{others}"
+        )
+    return sorted(found, key=lambda file: file.name)
+
+
+def _below(path: Path) -> Iterator[Path]:
+    """Yield the files below a directory, in no order; a directory once, whatever links lead to it.
+
+    Raises:
+        InputError: a link that leads nowhere.
+    """
+    seen = {_identity(path)}
     for directory, subdirectories, names in os.walk(path, followlinks=True):
         if "corpus.json" in names:
             # A finished corpus below the inputs is an output, not text to read again.
             subdirectories.clear()
             continue
-        subdirectories[:] = [name for name in subdirectories if not name.startswith(".")]
-        files = [Path(directory, name) for name in names if not name.startswith(".")]
-        found += [
-            InputFile(file, file.relative_to(path).as_posix())
-            for file in files
-            if extension(file) is not None
-        ]
-    if not found:
-        raise InputError(f"{path} holds no file that can be read. Expected one of: {known}.")
-    return sorted(found, key=lambda file: file.name)
+        kept: list[str] = []
+        for name in sorted(subdirectories):
+            identity = _identity(Path(directory, name))
+            if not name.startswith(".") and identity not in seen:
+                seen.add(identity)
+                kept.append(name)
+        subdirectories[:] = kept
+        for name in names:
+            file = Path(directory, name)
+            if not name.startswith("."):
+                if not file.exists():
+                    raise InputError(
+                        f"{file} is a link to a file that is not there: remove or mend it."
+                    )
+                yield file
+
+
+def in_words(unread: Mapping[str, int]) -> str:
+    """Return how many files of which kinds are not read, as "3 .pdf, 1 .docx"."""
+    return ", ".join(f"{count:,} {kind}" for kind, count in sorted(unread.items()))
 
 
 class SeenIds:

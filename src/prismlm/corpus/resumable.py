@@ -225,7 +225,7 @@ def _stream(
             kept = _Saved(kept.shards, reader.position(), done)
             task.advance(reader.row - before.row)
             before = kept.position
-        settings.finish(partial, writer, reader.skipped, origin)
+        settings.finish(partial, writer, reader.skipped, origin=origin)
 
 
 def _resumed(reader: DatasetReader, writer: CorpusWriter, saved: _Saved) -> Iterator[Document]:
