@@ -18,11 +18,22 @@ def test_levels_by_hand():
     assert found.places == pytest.approx(places)
     assert (found.low, found.high, found.high_places) == (0.4, 0.6, 0.05)
     assert found.level == "strong"  # at places, 0.059 above 0.05, not as a whole
-    assert found.strength == pytest.approx(places / 0.05)
+    assert found.words is None
     assert support_of(np.array([0.6, 0.95]), SCALE).level == "weak"
     assert support_of(np.array([-1.0]), SCALE).level == "none"
     assert support_of(np.array([0.95] * 4), SCALE).level == "strong"
     assert found.to_dict()["tokens"][2] == {"level": "none", "nearest": -1.0, "score": 0.125}
+
+
+def test_words_that_stand_together_count_by_hand():
+    nearest = np.array([0.6, 0.6, 0.6, 0.6])  # F = 0.375 each, below the bound of 0.4
+    assert support_of(nearest, SCALE).level == "none"
+    one = support_of(nearest, SCALE, np.array([0, 1, 1, 1]))
+    assert (one.score, one.words, one.level) == (pytest.approx(0.375), 0.75, "none")
+    two = support_of(nearest, SCALE, np.array([2, 1, 1, 1]))
+    assert two.score == pytest.approx(0.375 + np.log(1.25))
+    assert two.level == "weak"
+    assert support_of(nearest, SCALE, np.array([4, 3, 2, 1])).level == "strong"
 
 
 def test_text_of_the_corpus_is_nearer_than_noise(tiny_model):

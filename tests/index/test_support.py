@@ -8,8 +8,10 @@ import prismlm
 from prismlm.index import neighbours
 from prismlm.index.support import (
     FEWEST_DOCUMENTS,
+    LONGEST_MATCH,
     SupportScale,
     leave_one_out,
+    matched_words,
     measure_support,
     unseen_documents,
 )
@@ -62,12 +64,41 @@ def test_scores_and_bounds_by_hand():
 def test_unseen_text_scores_a_half(lm):
     scale = lm.lens.support
     assert scale is not None
-    assert measure_support(lm.lens.cells, lm.model, lm.head, lm.lens.corpus, "train") == scale
+    asked = lm.lens.cells, lm.model, lm.head, lm.lens.corpus, "train"
+    assert scale.words
+    assert measure_support(*asked, lm.lens.suffixes) == scale
+    without = measure_support(*asked)
+    assert not without.words
+    assert without.nearest == scale.nearest
     low, high, places = scale.bounds(1)
     assert 0 <= low < 0.5 < high <= 1
     assert 0 < places < high
     widths = [high - low for low, high in zip(scale.low, scale.high, strict=True)]
     assert widths[-1] < widths[0]
+
+
+def test_words_that_stand_together_equal_brute_force(lm):
+    corpus, suffixes = lm.lens.corpus, lm.lens.suffixes
+    own = int(corpus.split("train")[5])
+    first, length = int(corpus.starts[own]), int(corpus.lengths[own])
+    tokens = corpus.tokens(first, 20).astype(np.int64)
+    others = {
+        tuple(part[place : place + size])
+        for number in corpus.split("train").tolist()
+        if number != own
+        for part in [corpus.tokens(int(corpus.starts[number]), int(corpus.lengths[number]) - 1)]
+        for size in range(1, LONGEST_MATCH + 1)
+        for place in range(len(part) - size + 1)
+    }
+    expected = [
+        max((n for n in range(1, 17) if tuple(tokens[place : place + n]) in others), default=0)
+        for place in range(len(tokens))
+    ]
+    found = matched_words(suffixes, tokens, (first, first + length))
+    longest = [min(len(tokens) - place, LONGEST_MATCH) for place in range(len(tokens))]
+    np.testing.assert_array_equal(found, np.minimum(expected, longest))
+    np.testing.assert_array_equal(matched_words(suffixes, tokens), longest)
+    assert found.max() < LONGEST_MATCH
 
 
 def test_the_scale_is_made_of_the_other_split_where_there_is_one(lm):

@@ -130,6 +130,7 @@ def against(table: EvidenceTable, lm: OpenedModel, lens: Lens) -> OppositionAttr
         unplaced=0.0,
         beside=0.0,
         nearest=nearest,
+        tokens=table.targets.numpy(),
         lm=lm,
         predicted=tokens[best],
         probability=probability[best],

@@ -21,6 +21,8 @@ from prismlm.explain.shares import (
 from prismlm.explain.support import Support, support_of
 from prismlm.index.cells import Cells
 from prismlm.index.lens import Lens
+from prismlm.index.suffixes import Suffixes
+from prismlm.index.support import matched_words
 from prismlm.index.where import Conditions, Where, normalised
 
 # Places of one document that are no further apart than this, in tokens, are one passage.
@@ -102,6 +104,7 @@ class PositionAttribution(Attribution):
         unplaced: evidence of prototypes that have no position with the predicted token.
         beside: positive evidence of residual and bias.
         nearest: the nearest cosine of each prediction, float32 [T].
+        tokens: that were predicted, int64 [T].
         method: ``evidence``.
     """
 
@@ -111,6 +114,7 @@ class PositionAttribution(Attribution):
     unplaced: float
     beside: float
     nearest: np.ndarray
+    tokens: np.ndarray
     method: Method = "evidence"
 
     @property
@@ -121,9 +125,20 @@ class PositionAttribution(Attribution):
     @property
     def support(self) -> Support | None:
         """How well the corpus supports the predictions; None without any, or without a scale."""
-        if self.lens.support is None or not len(self.nearest):
+        return self.support_from(0)
+
+    def support_from(self, first: int) -> Support | None:
+        """Return how well the corpus supports the predictions from one on, as one answer."""
+        scale, nearest = self.lens.support, self.nearest[first:]
+        if scale is None or not len(nearest):
             return None
-        return support_of(self.nearest, self.lens.support)
+        matched = None
+        if scale.words:
+            suffixes = self.lens.suffixes
+            if suffixes is None:
+                suffixes = Suffixes.open(self.lens.path)
+            matched = matched_words(suffixes, self.tokens[first:])
+        return support_of(nearest, scale, matched)
 
     def grouped(self, by: str, conditions: Conditions) -> Grouped:
         """Return the amounts by the keys of a column, with a filter."""
@@ -253,6 +268,7 @@ def by_position(table: EvidenceTable, lens: Lens, cells: Cells) -> PositionAttri
         float(found.unplaced.sum()),
         table.residual_and_bias,
         found.nearest,
+        table.targets.numpy(),
     )
 
 
@@ -265,7 +281,7 @@ def merge_positions(parts: list[PositionAttribution]) -> PositionAttribution:
         _added_up(*columns),
         sum(part.unplaced for part in parts),
         sum(part.beside for part in parts),
-        np.concatenate([part.nearest for part in parts]),
+        *(np.concatenate(c) for c in ([p.nearest for p in parts], [p.tokens for p in parts])),
     )
 
 
@@ -314,5 +330,11 @@ class PositionSum:
         places = Places(self._place[kept], self._value[kept], self._cosine[kept])
         nothing = np.empty(0, dtype=np.float32)
         return PositionAttribution(
-            self._lens, self._cells, places, self._unplaced, self._beside, nothing
+            self._lens,
+            self._cells,
+            places,
+            self._unplaced,
+            self._beside,
+            nothing,
+            nothing.astype(np.int64),
         )

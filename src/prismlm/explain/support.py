@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from prismlm.index.support import POWER, SupportScale
+from prismlm.index.support import POWER, SupportScale, answer_score
 
 Level = Literal["strong", "weak", "none"]
 # What each level says, to people.
@@ -40,8 +40,9 @@ class Support:
 
     Attributes:
         level: strong above ``high`` or, at places, ``high_places``; none below ``low``, else weak.
-        score: the mean of F over its predictions, in [0, 1]; unseen text has 0.5 on average.
+        score: mean F + ln mean m over its predictions; mean F where m is not known.
         places: the mean of F¹⁶: whether some predictions are very near.
+        words: mean m: how many tokens from each on stand together in the corpus; None: not known.
         low, high, high_places: what 5 % of unseen text of this length lies below, and 2.5 % above.
         tokens: of each prediction.
     """
@@ -49,15 +50,11 @@ class Support:
     level: Level
     score: float
     places: float
+    words: float | None
     low: float
     high: float
     high_places: float
     tokens: tuple[TokenSupport, ...]
-
-    @property
-    def strength(self) -> float:
-        """How far it is on the way to strong, by the larger of the two; 1 is the bound."""
-        return max(self.score / self.high, self.places / self.high_places)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the part of ``prismlm explain --json``."""
@@ -88,16 +85,25 @@ def levels_in_words(levels: dict[Level, int]) -> str:
     return ", ".join(f"{count:,} {level}" for level, count in levels.items())
 
 
-def support_of(nearest: np.ndarray, scale: SupportScale) -> Support:
-    """Return the support of an answer from the nearest cosine of each of its predictions."""
+def support_of(
+    nearest: np.ndarray, scale: SupportScale, matched: np.ndarray | None = None
+) -> Support:
+    """Return the support of an answer; :mod:`prismlm.index.support` has the equation.
+
+    Args:
+        nearest: the nearest cosine of each prediction, [n].
+        scale: of the lens.
+        matched: m of each, int [n]; None where the scale does without.
+    """
     scores = scale.score(nearest)
     single, whole = scale.bounds(1), scale.bounds(len(nearest))
     tokens = tuple(
         TokenSupport(_level(score, score**POWER, single), cosine, score)
         for cosine, score in zip(nearest.tolist(), scores.tolist(), strict=True)
     )
-    score, places = float(scores.mean()), float((scores**POWER).mean())
-    return Support(_level(score, places, whole), score, places, *whole, tokens)
+    score, places = answer_score(scores, matched), float((scores**POWER).mean())
+    words = None if matched is None else float(matched.mean())
+    return Support(_level(score, places, whole), score, places, words, *whole, tokens)
 
 
 def _level(score: float, places: float, bounds: tuple[float, float, float]) -> Level:

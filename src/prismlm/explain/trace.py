@@ -16,7 +16,7 @@ from prismlm.explain.passages import Passage, PositionAttribution
 from prismlm.explain.rows import Rows, frame, write_rows
 from prismlm.explain.shares import Attribution, DocumentShare, Method, Sources
 from prismlm.explain.steps import Step
-from prismlm.explain.support import Support, support_of
+from prismlm.explain.support import Support
 from prismlm.explain.verbatim import Quote, quotes
 from prismlm.files import atomic_file, write_json
 from prismlm.index.lens import Lens
@@ -183,7 +183,7 @@ class Trace:
         written = [n for n, step in enumerate(self.steps) if step.target_from == "generated"]
         found = self._attribution("evidence")
         assert isinstance(found, PositionAttribution)
-        return support_of(found.nearest[written[0] if written else 0 :], self.lens.support)
+        return found.support_from(written[0] if written else 0)
 
     def verbatim(self, limit: int = PASSAGES_SHOWN) -> Rows[Quote]:
         """Return the longest spans of the answer that stand in the corpus word for word.

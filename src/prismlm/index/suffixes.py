@@ -228,6 +228,19 @@ class Suffixes:
                 return length, self.count(tokens[:length])
             look *= 2
 
+    def longest_elsewhere(self, tokens: Tokens, start: int, end: int) -> int:
+        """Return how many of the first tokens stand together outside of global ``[start, end)``."""
+        known, unknown = 0, self.longest_prefix(tokens)[0] + 1
+        while unknown - known > 1:
+            length = (known + unknown) // 2
+            # More places than the document has tokens cannot all be in it.
+            places = self.find(tokens[:length], end - start + 1)
+            if ((places < start) | (places >= end)).any():
+                known = length
+            else:
+                unknown = length
+        return known
+
     def rows(self, tokens: Tokens) -> list[range]:
         """Return the rows of the order, in each part, that begin with a sequence."""
         wanted = self._encode(tokens)

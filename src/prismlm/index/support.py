@@ -4,18 +4,21 @@ For a prediction of y at a state z, the nearest position is the one with the lar
 those of the active cells whose next token is y. For stretches of the corpus's other split, read by
 themselves, that is what text of the same kind finds which the lens does not have; where there is no
 such split, for stretches of its own documents with each left out. F is the percentile of a nearest
-cosine among theirs. An answer is near
+cosine among theirs, and m how many tokens from the predicted one on, of the answer and up to 16,
+stand together in the corpus. An answer is near
 
-    as a whole      where the mean of F over its tokens is large,
+    as a whole      where mean F + ln mean m is large, over its tokens,
     at some places  where the mean of F¹⁶ is: a few tokens nearer than nearly all of unseen text.
 
 Text that stands in the corpus is near as a whole; text that tells in its own words what stands
-there is near at some places.
+there is near at some places. States alone take strings of letters for others of their kind, words
+alone know no meaning; together they tell more apart than either (docs/results/support.md). A lens
+without a suffix array has mean F alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -33,12 +36,14 @@ from prismlm.ops.prototype_head.routing import inverse_norms
 
 if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus, Split
+    from prismlm.index.suffixes import Suffixes
 
 DOCUMENTS, RUN = 160, 32
 READ_TOGETHER = 32
 FEWEST_DOCUMENTS = 40
 LENGTHS = (1, 2, 4, 8, 16, 32)
 FEWEST_ANSWERS = 20
+LONGEST_MATCH = 16
 POWER = 16
 # Of unseen text, this share is called strong by either mean, and none by the first.
 SHARE_STRONG, SHARE_NONE = 0.025, 0.05
@@ -52,10 +57,11 @@ class SupportScale:
     Attributes:
         nearest: percentiles 0 to 100 of the nearest cosine of single predictions.
         lengths: of answers, in tokens.
-        low: for each length, the mean of F that 5 % of answers lie below.
+        low: for each length, the score of an answer that 5 % of answers lie below.
         high: and the one that 2.5 % lie above.
         high_places: the same of the mean of F¹⁶.
         predictions: how many it was measured on.
+        words: whether the score counts m; False where the lens cannot tell.
     """
 
     nearest: list[float]
@@ -64,6 +70,7 @@ class SupportScale:
     high: list[float]
     high_places: list[float]
     predictions: int
+    words: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as they stand in ``meta.json``."""
@@ -84,12 +91,46 @@ class SupportScale:
         return low, high, places
 
 
+def answer_score(scores: np.ndarray, matched: np.ndarray | None) -> float:
+    """Return mean F + ln mean m of an answer, or mean F: see the module.
+
+    Args:
+        scores: F of each token, [n].
+        matched: m of each token, int [n]; a token that stands nowhere counts as 1, since F tells
+            that. None: m is not known.
+    """
+    score = float(scores.mean())
+    return score if matched is None else score + float(np.log(np.maximum(matched, 1).mean()))
+
+
+def matched_words(
+    suffixes: Suffixes, tokens: np.ndarray, outside: tuple[int, int] | None = None
+) -> np.ndarray:
+    """Return how many tokens from each on stand together in the corpus, at most 16: int64 [n].
+
+    Args:
+        suffixes: of the lens.
+        tokens: one after the other, [n].
+        outside: what stands at these global positions, the first and one beyond the last, does
+            not count.
+    """
+    found = np.zeros(len(tokens), dtype=np.int64)
+    for place in range(len(tokens)):
+        ahead = tokens[place : place + LONGEST_MATCH]
+        if outside is None:
+            found[place] = suffixes.longest_prefix(ahead)[0]
+        else:
+            found[place] = suffixes.longest_elsewhere(ahead, *outside)
+    return found
+
+
 def measure_support(
     cells: Cells,
     model: PreTrainedModel,
     head: PrototypeHead,
     corpus: Corpus,
     split: Split,
+    suffixes: Suffixes | None = None,
     seed: int = 0,
 ) -> SupportScale | None:
     """Measure the scale on stretches of 32 predictions of 160 documents that the cells lack.
@@ -100,6 +141,7 @@ def measure_support(
         head: its prototype head.
         corpus: that the cells are of.
         split: which documents of it.
+        suffixes: of the lens; None where it has none.
         seed: of the choice of documents and positions.
 
     Returns:
@@ -116,17 +158,25 @@ def measure_support(
     grid = np.quantile(nearest, np.linspace(0, 1, PERCENTILES)).tolist()
     scale = SupportScale(grid, [], [], [], [], len(nearest))
     scores = [scale.score(part) for part in found]
+    matched: list[np.ndarray | None] = [None] * len(stretches)
+    if suffixes is not None:
+        matched = [_matched_elsewhere(suffixes, corpus, *stretch) for stretch in stretches]
     rows: list[tuple[int, float, float, float]] = []
     for length in LENGTHS:
-        means, places = (_means([part**power for part in scores], length) for power in (1, POWER))
-        if len(means) < FEWEST_ANSWERS:
+        pairs = [
+            pair
+            for own, words in zip(scores, matched, strict=True)
+            for pair in _answers(own, words, length)
+        ]
+        if len(pairs) < FEWEST_ANSWERS:
             break
-        high, high_places = (float(np.quantile(m, 1 - SHARE_STRONG)) for m in (means, places))
-        rows.append((length, float(np.quantile(means, SHARE_NONE)), high, high_places))
+        wholes, places = (np.array(column) for column in zip(*pairs, strict=True))
+        high, high_places = (float(np.quantile(m, 1 - SHARE_STRONG)) for m in (wholes, places))
+        rows.append((length, float(np.quantile(wholes, SHARE_NONE)), high, high_places))
     if not rows:
         return None
     lengths, low, high, places = (list(column) for column in zip(*rows, strict=True))
-    return SupportScale(grid, lengths, low, high, places, len(nearest))
+    return SupportScale(grid, lengths, low, high, places, len(nearest), suffixes is not None)
 
 
 def unseen_documents(corpus: Corpus, split: Split) -> np.ndarray:
@@ -201,10 +251,22 @@ def active_cells(
     return query.cpu().numpy(), found.indices[query, slot].cpu().numpy()
 
 
-def _means(scores: list[np.ndarray], length: int) -> np.ndarray:
-    """Return the means of successive runs of one length within each stretch."""
-    means = [np.empty(0)]
-    for own in scores:
-        whole = len(own) // length * length
-        means.append(own[:whole].reshape(-1, length).mean(1))
-    return np.concatenate(means)
+def _matched_elsewhere(suffixes: Suffixes, corpus: Corpus, start: int, length: int) -> np.ndarray:
+    """Return m of each prediction of a stretch, what stands in its own document left out."""
+    number = corpus.document_at(start)
+    first = int(corpus.starts[number])
+    own = first, first + int(corpus.lengths[number])
+    return matched_words(suffixes, corpus.read_tokens(start, length)[1:].astype(np.int64), own)
+
+
+def _answers(
+    scores: np.ndarray, matched: np.ndarray | None, length: int
+) -> Iterator[tuple[float, float]]:
+    """Yield the score and the mean of F¹⁶ of the successive answers of one length of a stretch."""
+    for first in range(0, len(scores) // length * length, length):
+        own = scores[first : first + length]
+        words = None
+        if matched is not None:
+            # What goes on beyond the answer does not count for it.
+            words = np.minimum(matched[first : first + length], np.arange(length, 0, -1))
+        yield answer_score(own, words), float((own**POWER).mean())

@@ -16,7 +16,7 @@ from prismlm.index import layout
 from prismlm.index.cells import Cells
 from prismlm.index.signatures import top_signatures
 from prismlm.index.sort_cells import write_cells, write_documents
-from prismlm.index.suffixes import write_suffixes
+from prismlm.index.suffixes import Suffixes, has_suffixes, write_suffixes
 from prismlm.index.support import measure_support
 from prismlm.layers import PrototypeHead
 from prismlm.models.sidecar import weight_of
@@ -63,9 +63,9 @@ def write_lens(
     write_contexts(directory, kept)
     layout.write_table(scan.mass.table(), directory / layout.MASS_FILE)
     write_prototypes(directory, given.model, given.head, given.corpus, scan)
-    written = _write_cells(directory, spools, given, options, progress)
     if options.verbatim and options.with_text:
         write_suffixes(directory, given.corpus, options.split)
+    written = _write_cells(directory, spools, given, options, progress)
     curve = convergence(scan, given.order)
     files = layout.describe_files(directory)
     layout.write_meta(
@@ -98,7 +98,8 @@ def _write_cells(
         tokens=given.corpus.num_tokens,
     )
     cells = Cells(directory, meta)
-    scale = measure_support(cells, given.model, given.head, given.corpus, given.split)
+    suffixes = Suffixes.open(directory) if has_suffixes(directory) else None
+    scale = measure_support(cells, given.model, given.head, given.corpus, given.split, suffixes)
     return {"cells": meta, "support": None if scale is None else scale.to_dict()}
 
 
