@@ -242,6 +242,7 @@ def _shares(key: str, rows: list[dict[str, Any]], tokens: int) -> Table:
     from rich.table import Table
 
     from prismlm.cli.format import count
+    from prismlm.index.where import UNKNOWN
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column(key, no_wrap=True, min_width=24)
@@ -251,7 +252,7 @@ def _shares(key: str, rows: list[dict[str, Any]], tokens: int) -> Table:
     for row in rows:
         bar = "█" * max(1, round(_BAR_WIDTH * row["tokens"] / rows[0]["tokens"]))
         table.add_row(
-            escape(row[key]) if row[key] else "[dim]not given[/]",
+            escape(row[key]) if row[key] else f"[dim]{UNKNOWN}[/]",
             f"{row['documents']:,}",
             count(row["tokens"]),
             f"{row['tokens'] / tokens:.1%}",

@@ -68,17 +68,18 @@ def _print(found: DocumentSources, texts: list[TextUse] | None, top: int) -> Non
     from rich.text import Text
 
     from prismlm.cli.output import console_for_reading, plain
+    from prismlm.index.where import UNKNOWN
 
     console = console_for_reading()
     console.print(Text(plain(found.title or found.doc_id), style="bold"))
-    facts = (found.doc_id, found.source, found.domain, found.license or "licence unknown")
+    facts = (found.doc_id, found.source, found.domain, found.license or f"licence {UNKNOWN}")
     console.print(Text(" · ".join(plain(fact) for fact in facts if fact), style="dim"))
     if found.cells is not None:
         _print_cells(console, found.cells, top)
     ratio = found.neighbourhood / found.expected if found.expected else 0.0
     console.print(
-        f"among the contexts of {len(found.uses)} prototypes; {found.neighbourhood:.3%} of the "
-        f"neighbourhood of an average use, {ratio:.1f} times an average document's"
+        f"among the nearest texts of {len(found.uses)} prototypes, weighed by how often they are "
+        f"used {ratio:.1f} times as much as an average document"
     )
     console.print()
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))

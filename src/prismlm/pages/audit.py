@@ -8,6 +8,7 @@ from typing import Any
 
 from prismlm.explain.support import WORDS, levels_in_words
 from prismlm.index.layout import trained_on_words
+from prismlm.index.where import UNKNOWN
 from prismlm.pages.frame import html_page
 from prismlm.pages.trace import CAVEAT
 from prismlm.pages.trace_data import safe_link
@@ -117,7 +118,7 @@ def _documents(documents: list[dict[str, Any]]) -> str:
             f"<tr><td class='p-number'>{_percent(document['share'], 2)}</td><td>{name}"
             f"<small>{escape(document['doc_id'])}</small></td>"
             f"<td>{escape(document['source'] or '–')}</td>"
-            f"<td>{escape(document['license'] or 'unknown')}</td>"
+            f"<td>{escape(document['license'] or UNKNOWN)}</td>"
             f"<td class='p-passage'>{escape(document['text'] or '')}</td></tr>"
         )
     head = "<tr><th>share</th><th>document</th><th>source</th><th>licence</th><th>place</th></tr>"

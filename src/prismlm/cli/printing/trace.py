@@ -30,6 +30,7 @@ from prismlm.explain.support import WORDS
 from prismlm.explain.trace import Trace
 from prismlm.explain.verbatim import MINIMUM, Quote
 from prismlm.index.around import Around
+from prismlm.index.where import UNKNOWN
 from prismlm.pages.trace import CAVEAT
 from prismlm.pages.trace_data import hue, visible
 
@@ -244,7 +245,7 @@ def print_documents(console: Console, documents: Sequence[DocumentShare]) -> Non
 def _print_document(console: Console, document: DocumentShare) -> None:
     head = Text(f"{document.share:>6.1%}  ", style="bold")
     head.append(plain(document.doc_id))
-    facts = [document.title, document.source, document.license or "licence unknown"]
+    facts = [document.title, document.source, document.license or f"licence {UNKNOWN}"]
     head.append("  " + " · ".join(plain(fact) for fact in facts if fact), "dim")
     head.truncate(console.width, overflow="ellipsis")
     console.print(head, no_wrap=True)

@@ -156,7 +156,7 @@
     const place = data.documents[text.doc];
     const link = make(place.url ? "a" : "b", null, place.title || place.doc_id);
     if (place.url) Object.assign(link, { href: place.url, rel: "noopener noreferrer nofollow", target: "_blank" });
-    const facts = [place.title ? place.doc_id : null, `from token ${text.at}`, place.source, place.license || "licence unknown"];
+    const facts = [place.title ? place.doc_id : null, `from token ${text.at}`, place.source, place.license || "licence (unknown)"];
     return make("cite", "p-origin", link, make("span", null, facts.filter(Boolean).join(" · ")));
   };
 

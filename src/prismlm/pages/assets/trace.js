@@ -13,7 +13,7 @@
     const name = place.title || place.doc_id;
     const link = make(place.url ? "a" : "b", null, name);
     if (place.url) Object.assign(link, { href: place.url, rel: "noopener noreferrer nofollow", target: "_blank" });
-    const facts = [place.title ? place.doc_id : null, place.source, place.license || "licence unknown"];
+    const facts = [place.title ? place.doc_id : null, place.source, place.license || "licence (unknown)"];
     return make("cite", "p-origin", link, make("span", null, facts.filter(Boolean).join(" · ")));
   };
   const flat = (text) => text.replace(/\s*\n\s*/g, " ↵ ");
