@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
+import math
 import zipfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow.parquet as pq
+
 import prismlm.demo
 from benchmarks.shared.pages import (
+    escaped,
     page_options,
     publish,
     read_results,
@@ -20,6 +26,8 @@ from prismlm.explain.quality import HeadQuality
 from prismlm.models.sidecar import META_FILE
 
 GOAL, SHARE_GOAL = 0.15, 0.88
+# Prototypes shown, the seed that they are drawn by, and characters of a context on either side.
+DRAWN, SEED, AROUND = 24, 0, 48
 
 
 def main() -> int:
@@ -35,7 +43,11 @@ def shipped() -> dict[str, Any]:
     with zipfile.ZipFile(path) as archive:
         meta = json.loads(archive.read(META_FILE))
         lens = json.loads(archive.read(f"{LENS}/meta.json"))
-    return meta["provenance"] | {"lens": lens, "bytes": path.stat().st_size}
+        tables = {
+            name: pq.read_table(io.BytesIO(archive.read(f"{LENS}/{name}.parquet")))
+            for name in ("prototypes", "index")
+        }
+    return meta["provenance"] | {"lens": lens, "bytes": path.stat().st_size, **tables}
 
 
 def render(found: list[dict[str, Any]], demo: dict[str, Any]) -> str:
@@ -78,13 +90,21 @@ def render(found: list[dict[str, Any]], demo: dict[str, Any]) -> str:
         "",
         *_shipped(demo),
         "",
+        f"### {DRAWN} of its prototypes",
+        "",
+        *_drawn(demo),
+        "",
         "## Heads",
         "",
         *_table(found),
         "",
-        "## Over steps",
+        "### More text",
         "",
-        *_curve(best),
+        *_more_text(fits),
+        "",
+        "### More steps",
+        "",
+        *_curve(max(fits, key=lambda one: one["steps"])),
     ]
     return "\n".join(lines) + "\n"
 
@@ -121,20 +141,73 @@ def _shipped(demo: dict[str, Any]) -> list[str]:
 
 def _table(found: list[dict[str, Any]]) -> list[str]:
     lines = table_head(
-        "| K | k | steps | CE | prototypes alone | above | recovered | explained share | FVU "
-        "| agreement | in use | MB in bf16 |"
+        "| K | k | states | steps | CE | prototypes alone | above | recovered | explained share "
+        "| FVU | agreement | in use | MB in bf16 |"
     )
-    for one in sorted(found, key=lambda one: (one["prototypes"], one["per_token"], one["part"])):
+    by = ("prototypes", "per_token", "states", "part", "steps")
+    for one in sorted(found, key=lambda one: [one[name] for name in by]):
         last = one["points"][-1]
         steps = f"{one['steps']:,}" if one["part"] == "fit" else "control: random states"
         size = 2 * one["prototypes"] * one["width"] / 1e6
         lines.append(
-            f"| {one['prototypes']:,} | {one['per_token']} | {steps} | {last['ce']:.3f} | "
+            f"| {one['prototypes']:,} | {one['per_token']} | {one['states']:,} | {steps} | "
+            f"{last['ce']:.3f} | "
             f"{last['prototype_only_ce']:.3f} | {_over(last):+.1%} | {last['recovered']:.1%} | "
             f"{last['explained_share']:.3f} | {last['fvu']:.3f} | {last['agreement']:.1%} | "
             f"{last['in_use']:.1%} | {size:.1f} |"
         )
     return lines
+
+
+def _drawn(demo: dict[str, Any]) -> list[str]:
+    """Return a table of prototypes that nobody chose."""
+    prototypes, index = demo["prototypes"], demo["index"]
+    chosen = np.random.default_rng(SEED).choice(prototypes.num_rows, DRAWN, replace=False)
+    lines = [
+        f"Drawn by seed {SEED} and not selected: what each speaks for, the share of positions that "
+        "use it, and its two nearest contexts: it speaks for what comes after the token in "
+        "brackets, the last that was read.",
+        "",
+        *table_head("| prototype | speaks for | in use at | nearest contexts |"),
+    ]
+    numbers = index["prototype"].to_numpy()
+    for number in sorted(chosen.tolist()):
+        row = prototypes.slice(number, 1).to_pylist()[0]
+        rows = [index.slice(n, 1).to_pylist()[0] for n in np.flatnonzero(numbers == number)[:2]]
+        contexts = "; ".join(_context(one) for one in rows) or "none"
+        name = escaped(row["name"].replace("|", "¦"))
+        lines.append(f"| {number} | {name} | {row['usage']:.2%} | {contexts} |")
+    return lines
+
+
+def _context(row: dict[str, Any]) -> str:
+    """Return a context in one line."""
+    text = f"…{row['before'][-AROUND:]}[{row['token'].strip()}]{row['after'][:AROUND]}…"
+    return escaped(" ".join(text.split()).replace("|", "¦"))
+
+
+def _more_text(fits: list[dict[str, Any]]) -> list[str]:
+    """Return what heads of one size and as many steps are worth on more and more states."""
+    sizes = [(one["prototypes"], one["per_token"], one["steps"]) for one in fits]
+    size = max(sizes, key=sizes.count)
+    alike = [one for one, its in zip(fits, sizes, strict=True) if its == size]
+    alike.sort(key=lambda one: one["states"])
+    over = [_over(one["points"][-1]) for one in alike]
+    doublings = [math.log2(one["states"]) for one in alike]
+    slope = float(np.polyfit(doublings, over, 1)[0]) if len(alike) > 1 else math.nan
+    return [
+        f"K = {size[0]:,}, k = {size[1]}, {size[2]:,} steps each, so that fewer states are seen "
+        f"more often. A doubling of the text changes *above* by {100 * slope:+.1f} points (a line "
+        "through these rows; a longer one is a guess).",
+        "",
+        *table_head("| states | each seen | above | explained share | FVU |"),
+        *(
+            f"| {one['states']:,} | {one['steps'] * one['batch'] / one['states']:.1f} times | "
+            f"{_over(last):+.1%} | {last['explained_share']:.3f} | {last['fvu']:.3f} |"
+            for one in alike
+            for last in one["points"][-1:]
+        ),
+    ]
 
 
 def _curve(best: dict[str, Any]) -> list[str]:
