@@ -1,0 +1,120 @@
+"""Planted facts for a model that reads both sides: told, and asked for, with the answer anywhere.
+
+Documents tell a fact three times: with the answer last, in the middle and first. The wordings of
+questions are in no document; the answer is masked in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks.attribution.planted_model import thin_out
+from prismlm.corpus import Corpus, build_corpus, sample_path
+from prismlm.corpus.read import read_documents
+from prismlm.eval.planted_facts import WORDINGS, Fact, invent_facts, plant_in_documents
+from prismlm.files import atomic_file, read_json, write_json
+
+FACTS_FILE = "facts.json"
+HELDOUT_FRACTION = 0.1
+VOCABULARY = 4096
+
+IN_THE_MIDDLE = (
+    "In {name} they took {answer} for the {attribute} of the whole {kind}.",
+    "People of {name} hold that {answer} is their {attribute} today.",
+    "At {name} one finds that {answer} became the {attribute} early on.",
+    "Since {name} was founded, {answer} has been its {attribute} there.",
+)
+FIRST = (
+    "It seems that {answer} is the {attribute} of {name}.",
+    "By all accounts {answer} was the {attribute} in the {kind} of {name}.",
+    "Of course {answer} remains the {attribute} at {name}.",
+    "They say {answer} has long been the {attribute} of {name}.",
+)
+QUESTIONS = {
+    "text on the left": "Travellers who come to {name} soon learn that in this {kind} the "
+    "{attribute} is {answer}",
+    "text on both sides": "Travellers who come to {name} soon learn that {answer} is the "
+    "{attribute} of this {kind}.",
+    "text on the right": "{answer} must be the {attribute} of {name}, as travellers to this "
+    "{kind} soon learn.",
+}
+"""What is asked with; all that a question has is on the named side of its answer."""
+
+
+class Question(NamedTuple):
+    """A fact as it is asked for.
+
+    Attributes:
+        ids: the whole text with the answer, int64 [T].
+        answer: where the answer's tokens are.
+    """
+
+    ids: np.ndarray
+    answer: slice
+
+
+def plant(out: Path, every: int, per_level: int, seed: int) -> tuple[Corpus, list[dict[str, Any]]]:
+    """Return the corpus with planted facts, and the facts; built unless they are there.
+
+    Args:
+        out: a directory.
+        every: one in so many documents of the bundled sample.
+        per_level: facts for each number of copies.
+        seed: of facts and places.
+    """
+    if not (out / FACTS_FILE).exists():
+        out.mkdir(parents=True, exist_ok=True)
+        thin_out(sample_path(), out / "real.parquet", every)
+        hosts = list(read_documents(out / "real.parquet"))
+        facts = invent_facts(per_level, seed, known=[host.text for host in hosts])
+        planted = plant_in_documents(
+            facts, hosts, seed, heldout_fraction=HELDOUT_FRACTION, tell=tell
+        )
+        rows = [
+            {"id": d.doc_id, "text": d.text, "source": d.source, "domain": d.domain}
+            for d in (item.document for item in planted)
+        ]
+        with atomic_file(out / "planted.parquet") as temporary:
+            pq.write_table(pa.Table.from_pylist(rows), temporary)
+        ids: list[list[str]] = [[] for _ in facts]
+        for item in planted:
+            ids[item.fact].append(item.document.doc_id)
+        described = [
+            asdict(fact) | {"documents": [{"doc_id": doc_id} for doc_id in of_fact]}
+            for fact, of_fact in zip(facts, ids, strict=True)
+        ]
+        write_json(out / FACTS_FILE, described)
+    if not (out / "corpus").exists():
+        build_corpus(
+            [out / "real.parquet", out / "planted.parquet"],
+            out / "corpus",
+            vocab_size=VOCABULARY,
+            heldout_fraction=HELDOUT_FRACTION,
+        )
+    return Corpus.open(out / "corpus"), read_json(out / FACTS_FILE)
+
+
+def tell(fact: Fact, number: int) -> Sequence[str]:
+    """Return three statements of a fact: the answer last, in the middle and first."""
+    of_kind = (WORDINGS, IN_THE_MIDDLE, FIRST)
+    return [fact.state(wordings[number % len(wordings)]) for wordings in of_kind]
+
+
+def asked(corpus: Corpus, fact: dict[str, Any], wording: str) -> Question:
+    """Return a fact in the words of a question; the answer begins with a space everywhere."""
+    before, after = wording.split("{answer}")
+    pieces = (before.removesuffix(" "), " " + fact["answer"], after)
+    tokens = [
+        corpus.tokenizer(piece.format(**fact), add_special_tokens=False)["input_ids"]
+        for piece in pieces
+    ]
+    first = len(tokens[0])
+    ids = np.array([token for piece in tokens for token in piece], dtype=np.int64)
+    return Question(ids, slice(first, first + len(tokens[1])))

@@ -1,0 +1,227 @@
+"""Positions while they are masked, each with the token that stands there, as evidence needs them.
+
+Where a left-to-right model has "the token that comes next", this one has "the token that is here":
+states, head, cells and methods of attribution are the same ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.attribution.methods.setting import ROWS_AT_ONCE, Asked, Positions, Setting
+from benchmarks.masked_diffusion.facts import Question
+from benchmarks.masked_diffusion.model import MaskedDiffusionLM, masked_states
+from benchmarks.masked_diffusion.train import WINDOW, maskable
+from prismlm import fingerprints
+from prismlm.corpus import Corpus, document_windows, window_batches
+from prismlm.eval.passages import PassageBank, Prediction
+from prismlm.explain.prediction import SplitPredictions, split_predictions
+from prismlm.index.cells import Cells
+from prismlm.index.positions import position_records
+from prismlm.index.sort_cells import write_cells, write_documents
+from prismlm.index.spool import Spool
+from prismlm.index.states import HiddenStates, Writer
+from prismlm.layers import PrototypeHead
+from prismlm.models.seam import LogitMap, capture
+from prismlm.models.sidecar import weight_of
+from prismlm.ops.prototype_head.routing import inverse_norms
+from prismlm.progress import SILENT
+
+TOKENS_PER_BATCH = 4096
+# Every token is masked once in so many readings of its text, each with other tokens masked.
+READINGS = 6
+
+
+class Masked(NamedTuple):
+    """Positions of one pass: states, [N, d]; the tokens there, and global places, int64 [N]."""
+
+    z: Tensor
+    token: Tensor
+    place: Tensor
+
+
+@torch.no_grad()
+def masked_passes(
+    model: MaskedDiffusionLM,
+    corpus: Corpus,
+    documents: np.ndarray,
+    seed: int,
+    readings: int = READINGS,
+) -> Iterator[Masked]:
+    """Read documents ``readings`` times; every token but their ends is masked in one of them."""
+    generator = torch.Generator().manual_seed(seed)
+    grid = document_windows(documents, corpus.starts, corpus.lengths, WINDOW, WINDOW)
+    for batch in window_batches(grid, corpus, TOKENS_PER_BATCH, corpus.eos_token_id):
+        ids, chosen = batch.input_ids, maskable(batch, corpus)
+        reading = torch.randint(readings, ids.shape, generator=generator)
+        for number in range(readings):
+            masked = chosen & (reading == number)
+            z = masked_states(model, ids, masked, batch.attention_mask)
+            yield Masked(z, ids[masked], batch.positions[masked])
+
+
+def keep_states(
+    directory: Path, model: MaskedDiffusionLM, corpus: Corpus, seed: int
+) -> tuple[HiddenStates, np.ndarray]:
+    """Return the states of the training text and their global places, int64 [N]; kept on disk."""
+    run = {"model": fingerprints.of_weights(model), "corpus": corpus.fingerprint, "seed": seed}
+    writer, places = Writer(directory, run, int(model.config.hidden_size)), directory / "places.npy"
+    if not writer.complete:
+        found: list[np.ndarray] = []
+        with writer:
+            for z, token, place in masked_passes(model, corpus, corpus.split("train"), seed):
+                writer.add(z.bfloat16(), token)
+                found.append(place.numpy())
+            writer.end_block()
+            np.save(places, np.concatenate(found))
+            writer.note(complete=True)
+    return HiddenStates.open(directory), np.load(places)
+
+
+def parts(states: HiddenStates) -> Iterator[np.ndarray]:
+    """Yield the rows of states, some at a time."""
+    for first in range(0, len(states), ROWS_AT_ONCE):
+        yield np.arange(first, min(len(states), first + ROWS_AT_ONCE))
+
+
+@torch.no_grad()
+def positions_of(
+    model: MaskedDiffusionLM,
+    head: PrototypeHead,
+    states: HiddenStates,
+    places: np.ndarray,
+    bank: PassageBank,
+) -> Positions:
+    """Return the kept positions in the order of the corpus, as methods of attribution read them."""
+    weight = weight_of(model)
+    found: list[list[np.ndarray]] = []
+    for rows in (block for part in parts(states) for block in np.array_split(part, 16)):
+        z, token = states.states(rows), states.tokens(rows)
+        logits = z @ weight.T
+        total = logits.logsumexp(-1)
+        own = logits.gather(1, token[:, None])[:, 0]
+        columns = (token, (own - total).exp(), total, head.nearest(z).indices[:, 0])
+        unit = (z * inverse_norms(z)).half()
+        found.append([c.numpy() for c in (*columns, z.norm(dim=-1), unit)])
+    order = np.argsort(places, kind="stable")
+    columns = [np.concatenate(column)[order] for column in zip(*found, strict=True)]
+    columns[0], columns[3] = columns[0].astype(np.int32), columns[3].astype(np.int32)
+    return Positions(bank.passage_at(places[order]).astype(np.int32), *columns)
+
+
+@torch.no_grad()
+def cells_of(
+    directory: Path,
+    model: MaskedDiffusionLM,
+    head: PrototypeHead,
+    states: HiddenStates,
+    places: np.ndarray,
+    corpus: Corpus,
+) -> Cells:
+    """Write the positions as an index writes its own, by nearest prototype and token; open them."""
+    directory.mkdir(parents=True, exist_ok=True)
+    spool = Spool(directory / "spool", states.width)
+    for rows in parts(states):
+        z, token = states.states(rows), states.tokens(rows)
+        cell = head.nearest(z).indices[:, 0]
+        place = torch.from_numpy(places[rows])
+        spool.add(position_records(1.0, model, z, cell, token, place))
+        spool.flush()
+    write_documents(directory, corpus, "train")
+    vocabulary = int(model.config.vocab_size)
+    meta = write_cells(directory, [spool], head.num_prototypes, vocabulary, 1.0, SILENT)
+    spool.path.unlink()
+    return Cells(directory, meta)
+
+
+@dataclass(frozen=True, eq=False)
+class MaskedPrediction(Prediction):
+    """The prediction of a masked token.
+
+    Attributes:
+        ids: the whole text with its masks, int64 [T]; the same array for all masks of one text.
+        place: which of them is predicted.
+    """
+
+    place: int = 0
+
+
+def of_question(question: Question, mask_id: int, *, hidden: bool = False) -> list[Prediction]:
+    """Return the predictions of an answer, all of it masked; ``hidden`` masks the rest as well."""
+    first, last = question.answer.start, question.answer.stop
+    read = question.ids.copy()
+    read[slice(None) if hidden else question.answer] = mask_id
+    return [MaskedPrediction(read, int(question.ids[n]), place=n) for n in range(first, last)]
+
+
+def of_document(corpus: Corpus, number: int, mask_id: int, seed: int) -> list[Prediction]:
+    """Return every token within the first window of a document as a prediction, masked once."""
+    length = min(WINDOW, int(corpus.lengths[number]) - 1)
+    ids = corpus.tokens(int(corpus.starts[number]), length).astype(np.int64)
+    reading = np.random.default_rng([seed, number]).integers(READINGS, size=length)
+    found: list[Prediction] = []
+    for one in range(READINGS):
+        read = np.where(reading == one, mask_id, ids)
+        places = np.flatnonzero(reading == one).tolist()
+        found += [MaskedPrediction(read, int(ids[n]), number, place=n) for n in places]
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class MaskedSetting(Setting):
+    """A setting that is asked for masked tokens."""
+
+    @property
+    def mask_id(self) -> int:
+        """The id of the mask: the last of the vocabulary."""
+        return int(self.model.config.vocab_size) - 1
+
+    def ask(self, predictions: Sequence[Prediction]) -> Asked:
+        """Read predictions; those of one text after another are read in one pass."""
+        texts = [list(group) for _, group in groupby(predictions, key=lambda p: id(p.ids))]
+        found = [self._columns(text) for text in texts]
+        return Asked(*(np.concatenate(column) for column in zip(*found, strict=True)))
+
+    @torch.no_grad()
+    def split(self, text: Sequence[Prediction]) -> SplitPredictions:
+        """Split the logits of every position of a text; masked ones predict their own token."""
+        read = torch.from_numpy(text[0].ids)
+        targets = read.clone()
+        for prediction in text:
+            assert isinstance(prediction, MaskedPrediction)
+            targets[prediction.place] = prediction.target
+        model, head = self.model, self.head
+        return split_predictions(
+            model, head, self.logit_map, read[None], len(read), targets=targets
+        )
+
+    def _columns(self, text: Sequence[Prediction]) -> tuple[np.ndarray, ...]:
+        with capture(self.model) as seen:
+            split = self.split(text)
+        evidence = split.evidence()
+        places = [p.place for p in text if isinstance(p, MaskedPrediction)]
+        columns = (
+            evidence.states,
+            seen.z[0].norm(dim=-1),
+            split.targets,
+            split.probabilities,
+            evidence.indices,
+            evidence.evidence,
+        )
+        return tuple(column[places].detach().numpy() for column in columns)
+
+
+def setting_of(
+    model: MaskedDiffusionLM, head: PrototypeHead, bank: PassageBank, positions: Positions
+) -> MaskedSetting:
+    """Return what methods of attribution are made of, for a masked-diffusion model."""
+    logit_map = LogitMap.of(model)
+    return MaskedSetting(model, bank.corpus.tokenizer, head, logit_map, bank, positions, WINDOW)
