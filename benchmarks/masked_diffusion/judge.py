@@ -29,6 +29,7 @@ from benchmarks.masked_diffusion.facts import FACTS_FILE, QUESTIONS, asked
 from benchmarks.masked_diffusion.model import MaskedDiffusionLM, fill_in
 from benchmarks.masked_diffusion.positions import (
     READINGS,
+    TOKENS_ASKED,
     MaskedSetting,
     cells_of,
     keep_states,
@@ -64,15 +65,14 @@ def main() -> None:
     parser = script_options(__doc__, RESULTS / "masked_diffusion.json")
     parser.add_argument("work", type=Path, help="what train.py wrote")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--epochs", type=float, default=2, help="of the head")
+    parser.add_argument("--epochs", type=float, default=1, help="of the head")
     arguments = parser.parse_args()
     work, seed = arguments.work, arguments.seed
     corpus, facts = Corpus.open(work / "corpus"), read_json(work / FACTS_FILE)
     model = MaskedDiffusionLM.from_pretrained(work / "model").eval()
     states, places = keep_states(work / "states", model, corpus, seed)
-    vocabulary = int(model.config.vocab_size)
     options = FitOptions(
-        PROTOTYPES, PROTOTYPES_PER_TOKEN, arguments.epochs, frequent=vocabulary, drawn=0, seed=seed
+        PROTOTYPES, PROTOTYPES_PER_TOKEN, arguments.epochs, frequent=1500, drawn=500, seed=seed
     )
     head, _ = fit(model, states, options, work / "head.pt")
     bank = PassageBank.of(corpus, corpus.split("train"))
@@ -101,6 +101,7 @@ def main() -> None:
     result["recall"] = recall(setting, every, facts)
     result["twins"] = mean_with_error(twin_recall(facts, NAMED))
     result["domains"] = domains(setting, every, seed)
+    result["asked_tokens"] = TOKENS_ASKED
     write_json(arguments.out, result)
     print(f"wrote {arguments.out}")
 

@@ -37,7 +37,9 @@ from prismlm.progress import SILENT
 
 TOKENS_PER_BATCH = 4096
 # Every token is masked once in so many readings of its text, each with other tokens masked.
-READINGS = 6
+READINGS = 4
+# Of a held-out document, so many tokens are asked for.
+TOKENS_ASKED = 64
 
 
 class Masked(NamedTuple):
@@ -163,8 +165,8 @@ def of_question(question: Question, mask_id: int, *, hidden: bool = False) -> li
 
 
 def of_document(corpus: Corpus, number: int, mask_id: int, seed: int) -> list[Prediction]:
-    """Return every token within the first window of a document as a prediction, masked once."""
-    length = min(WINDOW, int(corpus.lengths[number]) - 1)
+    """Return the first tokens of a document as predictions, every one masked once."""
+    length = min(TOKENS_ASKED, int(corpus.lengths[number]) - 1)
     ids = corpus.tokens(int(corpus.starts[number]), length).astype(np.int64)
     reading = np.random.default_rng([seed, number]).integers(READINGS, size=length)
     found: list[Prediction] = []

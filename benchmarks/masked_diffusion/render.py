@@ -17,7 +17,7 @@ EVIDENCE, RANDOM = "evidence by position", "random states as prototypes"
 # Names are words that no other document has, so BM25 finds what it is asked for.
 WORDS = "BM25"
 RIGHT, HIDDEN = "text on the right", "text on the right, masked too"
-TWINS = "the same answer of another place"
+TWINS = "attribute and answer, any place"
 
 
 def main() -> int:
@@ -90,8 +90,8 @@ def _verdicts(result: dict[str, Any]) -> list[str]:
             + (f"**not** clearly above {', '.join(lost)}." if lost else "above every control.")
             for kind, lost in won.items()
         ),
-        f"- **From the right alone**: a left-to-right model has nothing to answer from there; with "
-        f"that text masked too, recall falls from {right['mean']:.2f} to {hidden['mean']:.2f}.",
+        "- **From the right alone**: a left-to-right model has nothing to answer from there. Recall "
+        f"is {right['mean']:.2f}; with that text masked too, {hidden['mean']:.2f}.",
         f"- **Domains**: {own['own_share']:.2f} of the evidence of held-out text falls on its own "
         f"domain, chance {own['chance']:.2f}; "
         + (
@@ -161,7 +161,7 @@ def _facts(result: dict[str, Any]) -> list[str]:
         "Recall@10 of the documents that a fact was planted in, asked in words that no document "
         "has, the answer masked; ± is a standard error over facts. *Text on the right* begins with "
         "the mask. *Masked too* is its control: nothing is left to read. "
-        f"*{TWINS.capitalize()}* knows attribute and answer, and draws among their documents.",
+        f"*{TWINS.capitalize()}* draws among all documents that tell this answer for this attribute.",
         "",
         *table_head(f"| | {' | '.join(kinds)} |"),
     ]
@@ -189,8 +189,9 @@ def _facts(result: dict[str, Any]) -> list[str]:
 def _domains(result: dict[str, Any]) -> list[str]:
     found = result["domains"]
     lines = [
-        f"{found[EVIDENCE]['documents']} held-out documents, every token of the first 128 masked "
-        "once; *accuracy* is how often a document's own domain has the largest lift.",
+        f"{found[EVIDENCE]['documents']} held-out documents, the first {result['asked_tokens']} "
+        "tokens of each, all masked once; *accuracy* is how often a document's own domain has the "
+        "largest lift.",
         "",
         *table_head("| | own share | chance | accuracy | chance |"),
     ]

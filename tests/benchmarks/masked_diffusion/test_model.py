@@ -78,15 +78,16 @@ def test_the_loss_of_a_model_that_knows_nothing_is_the_entropy_of_all_tokens(ids
     counted = torch.arange(12).expand(64, -1) > 0
     seen = torch.ones_like(counted)
     with torch.no_grad():
-        losses = [diffusion_loss(blank, rows, counted, seen, generator).item() for _ in range(60)]
-    assert sum(losses) / 60 == pytest.approx(math.log(TOKENS + 1), rel=0.05)
+        losses = [diffusion_loss(blank, rows, counted, seen, generator).item() for _ in range(20)]
+    assert sum(losses) / 20 == pytest.approx(math.log(TOKENS + 1), rel=0.1)
 
 
 def test_filling_in_leaves_what_was_read_and_writes_no_mask(model, ids):
     read = ids[0].clone()
     read[3:9] = model.mask_id
     written = fill_in(model, read, 4)
-    assert torch.equal(written[:3], read[:3]) and torch.equal(written[9:], read[9:])
+    assert torch.equal(written[:3], read[:3])
+    assert torch.equal(written[9:], read[9:])
     assert (written < model.mask_id).all()
     with torch.no_grad():
         likely = model(input_ids=read[None]).logits[0, 3:9, : model.mask_id].softmax(-1)

@@ -105,7 +105,8 @@ def test_asking_gives_the_probability_of_the_token_under_each_mask(corpus, model
     for row in (0, len(text) // 2, len(text) - 1):
         one = text[row]
         masked = [n for n, token in enumerate(one.ids) if token == setting.mask_id]
-        assert one.place in masked and 1 < len(masked) < len(ids)
+        assert one.place in masked
+        assert 1 < len(masked) < len(ids)
         assert read.targets[row] == one.target == ids[one.place]
         with torch.no_grad():
             logits = model(input_ids=torch.from_numpy(one.ids)[None]).logits[0, one.place]
@@ -117,7 +118,8 @@ def test_a_question_has_its_text_on_the_side_that_it_is_named_after(corpus, mode
     found = {kind: asked(corpus, FACT, wording) for kind, wording in QUESTIONS.items()}
     for kind, question in found.items():
         text = corpus.tokenizer.decode(question.ids.tolist())
-        assert FACT["name"] in text and FACT["attribute"] in text, kind
+        assert FACT["name"] in text, kind
+        assert FACT["attribute"] in text, kind
         answer = corpus.tokenizer.decode(question.ids[question.answer].tolist())
         assert answer == " rice"
     assert found["text on the left"].answer.stop == len(found["text on the left"].ids)
