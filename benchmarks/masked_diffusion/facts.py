@@ -24,6 +24,9 @@ from prismlm.files import atomic_file, read_json, write_json
 FACTS_FILE = "facts.json"
 HELDOUT_FRACTION = 0.1
 VOCABULARY = 4096
+# Few attributes, so that several places share attribute and answer: only a name tells them apart.
+TOLD_OF = ("main crop", "best known metal")
+COPIES = (1, 4, 8)
 
 IN_THE_MIDDLE = (
     "In {name} they took {answer} for the {attribute} of the whole {kind}.",
@@ -73,7 +76,8 @@ def plant(out: Path, every: int, per_level: int, seed: int) -> tuple[Corpus, lis
         out.mkdir(parents=True, exist_ok=True)
         thin_out(sample_path(), out / "real.parquet", every)
         hosts = list(read_documents(out / "real.parquet"))
-        facts = invent_facts(per_level, seed, known=[host.text for host in hosts])
+        real = [host.text for host in hosts]
+        facts = invent_facts(per_level, seed, known=real, copies=COPIES, attributes=TOLD_OF)
         planted = plant_in_documents(
             facts, hosts, seed, heldout_fraction=HELDOUT_FRACTION, tell=tell
         )

@@ -53,7 +53,7 @@ from prismlm.index.cells import Cells
 from prismlm.layers import PrototypeHead
 from prismlm.training.fit import FitOptions, fit
 
-PROTOTYPES, PROTOTYPES_PER_TOKEN = 1024, 16
+PROTOTYPES, PROTOTYPES_PER_TOKEN = 512, 16
 ONE_SIDE, HIDDEN = "text on the right", "text on the right, masked too"
 # Of a held-out text: what is read on the left, filled in, and read on the right.
 LEFT, HOLE, RIGHT = 48, 12, 32
@@ -65,7 +65,7 @@ def main() -> None:
     parser = script_options(__doc__, RESULTS / "masked_diffusion.json")
     parser.add_argument("work", type=Path, help="what train.py wrote")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--epochs", type=float, default=1, help="of the head")
+    parser.add_argument("--epochs", type=float, default=2, help="of the head")
     arguments = parser.parse_args()
     work, seed = arguments.work, arguments.seed
     corpus, facts = Corpus.open(work / "corpus"), read_json(work / FACTS_FILE)
@@ -76,9 +76,10 @@ def main() -> None:
     )
     head, _ = fit(model, states, options, work / "head.pt")
     bank = PassageBank.of(corpus, corpus.split("train"))
-    setting = setting_of(model, head, bank, positions_of(model, head, states, places, bank))
+    positions = positions_of(head, states, places, bank)
+    setting = setting_of(model, head, bank, positions)
     random = with_random_states(setting, seed)
-    cells = cells_of(work / "cells", model, head, states, places, corpus)
+    cells = cells_of(work / "cells", model, positions.cell, states, places, corpus)
     training, counts = read_json(work / TRAINING_FILE), corpus.meta["counts"]
     result = {
         "environment": environment(),
@@ -91,7 +92,7 @@ def main() -> None:
                 name: quality(model, of, corpus, seed, readings)
                 for name, of in (("trained", head), ("random states", random.head))
             }
-            for readings in (READINGS, 2)
+            for readings in (READINGS, 8)
         },
         "sums": sums(setting, corpus, seed),
         "filled": filled(model, corpus, seed),
@@ -227,9 +228,12 @@ def domains(setting: MaskedSetting, every: dict[str, Method], seed: int) -> dict
         return np.stack(alike)
 
     own = [names[number] for number in chosen]
+    found = {name: joined(method) for name, method in every.items()}
+    # A control may find nothing at all.
     return {
-        name: passage_domain_share(joined(method), of_passage, own).to_dict()
-        for name, method in every.items()
+        name: passage_domain_share(scores, of_passage, own).to_dict()
+        for name, scores in found.items()
+        if scores.any()
     }
 
 

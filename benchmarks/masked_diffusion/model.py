@@ -79,10 +79,11 @@ def diffusion_loss(
     maskable: Tensor,
     attended: Tensor,
     generator: torch.Generator,
+    most: float = 1.0,
 ) -> Tensor:
     """Return the loss of a batch, in nats a token: an upper bound of −log p(text).
 
-    The t of its rows are spread evenly over 0 to 1, from one draw, so that batches differ less.
+    The t of its rows are spread evenly over 0 to ``most``, from one draw: batches differ less so.
 
     Args:
         model: in training mode.
@@ -90,9 +91,10 @@ def diffusion_loss(
         maskable: tokens that count, bool [B, T].
         attended: False on padding, bool [B, T].
         generator: of t and masks.
+        most: the largest t; below 1 it is the loss of those t alone.
     """
     rows = len(ids)
-    share = (torch.arange(rows) + torch.rand(1, generator=generator)) / rows
+    share = most * (torch.arange(rows) + torch.rand(1, generator=generator)) / rows
     share = share[torch.randperm(rows, generator=generator), None].clamp_min(LEAST_MASKED)
     masked = (torch.rand(ids.shape, generator=generator) < share) & maskable
     z = masked_states(model, ids, masked, attended)

@@ -31,15 +31,14 @@ from prismlm.index.spool import Spool
 from prismlm.index.states import HiddenStates, Writer
 from prismlm.layers import PrototypeHead
 from prismlm.models.seam import LogitMap, capture
-from prismlm.models.sidecar import weight_of
 from prismlm.ops.prototype_head.routing import inverse_norms
 from prismlm.progress import SILENT
 
 TOKENS_PER_BATCH = 4096
 # Every token is masked once in so many readings of its text, each with other tokens masked.
-READINGS = 4
+READINGS = 3
 # Of a held-out document, so many tokens are asked for.
-TOKENS_ASKED = 64
+TOKENS_ASKED = 32
 
 
 class Masked(NamedTuple):
@@ -73,57 +72,49 @@ def masked_passes(
 def keep_states(
     directory: Path, model: MaskedDiffusionLM, corpus: Corpus, seed: int
 ) -> tuple[HiddenStates, np.ndarray]:
-    """Return the states of the training text and their global places, int64 [N]; kept on disk."""
+    """Return the states of the training text in its order, and their places, int64 [N].
+
+    They are kept on disk, as those of any model are that a head is fitted to.
+    """
     run = {"model": fingerprints.of_weights(model), "corpus": corpus.fingerprint, "seed": seed}
     writer, places = Writer(directory, run, int(model.config.hidden_size)), directory / "places.npy"
     if not writer.complete:
-        found: list[np.ndarray] = []
+        passes = list(masked_passes(model, corpus, corpus.split("train"), seed))
+        z, token, place = (torch.cat(column) for column in zip(*passes, strict=True))
+        order = place.argsort()
         with writer:
-            for z, token, place in masked_passes(model, corpus, corpus.split("train"), seed):
-                writer.add(z.bfloat16(), token)
-                found.append(place.numpy())
+            writer.add(z[order].bfloat16(), token[order])
             writer.end_block()
-            np.save(places, np.concatenate(found))
+            np.save(places, place[order].numpy())
             writer.note(complete=True)
     return HiddenStates.open(directory), np.load(places)
 
 
-def parts(states: HiddenStates) -> Iterator[np.ndarray]:
-    """Yield the rows of states, some at a time."""
-    for first in range(0, len(states), ROWS_AT_ONCE):
-        yield np.arange(first, min(len(states), first + ROWS_AT_ONCE))
-
-
 @torch.no_grad()
 def positions_of(
-    model: MaskedDiffusionLM,
-    head: PrototypeHead,
-    states: HiddenStates,
-    places: np.ndarray,
-    bank: PassageBank,
+    head: PrototypeHead, states: HiddenStates, places: np.ndarray, bank: PassageBank
 ) -> Positions:
-    """Return the kept positions in the order of the corpus, as methods of attribution read them."""
-    weight = weight_of(model)
+    """Return the kept positions as methods of attribution read them.
+
+    What the model gave each token is left open (NaN): only forms of evidence that are not asked
+    here weigh by it.
+    """
     found: list[list[np.ndarray]] = []
-    for rows in (block for part in parts(states) for block in np.array_split(part, 16)):
-        z, token = states.states(rows), states.tokens(rows)
-        logits = z @ weight.T
-        total = logits.logsumexp(-1)
-        own = logits.gather(1, token[:, None])[:, 0]
-        columns = (token, (own - total).exp(), total, head.nearest(z).indices[:, 0])
+    for rows in np.array_split(np.arange(len(states)), -(-len(states) // ROWS_AT_ONCE)):
+        z = states.states(rows)
+        cell = head.nearest(z).indices[:, 0].int()
         unit = (z * inverse_norms(z)).half()
-        found.append([c.numpy() for c in (*columns, z.norm(dim=-1), unit)])
-    order = np.argsort(places, kind="stable")
-    columns = [np.concatenate(column)[order] for column in zip(*found, strict=True)]
-    columns[0], columns[3] = columns[0].astype(np.int32), columns[3].astype(np.int32)
-    return Positions(bank.passage_at(places[order]).astype(np.int32), *columns)
+        found.append([column.numpy() for column in (cell, z.norm(dim=-1), unit)])
+    token, unknown = states.tokens().int().numpy(), np.full(len(states), np.nan, dtype=np.float32)
+    columns = [np.concatenate(column) for column in zip(*found, strict=True)]
+    return Positions(bank.passage_at(places).astype(np.int32), token, unknown, unknown, *columns)
 
 
 @torch.no_grad()
 def cells_of(
     directory: Path,
     model: MaskedDiffusionLM,
-    head: PrototypeHead,
+    nearest: np.ndarray,
     states: HiddenStates,
     places: np.ndarray,
     corpus: Corpus,
@@ -131,15 +122,14 @@ def cells_of(
     """Write the positions as an index writes its own, by nearest prototype and token; open them."""
     directory.mkdir(parents=True, exist_ok=True)
     spool = Spool(directory / "spool", states.width)
-    for rows in parts(states):
+    for rows in np.array_split(np.arange(len(states)), -(-len(states) // ROWS_AT_ONCE)):
         z, token = states.states(rows), states.tokens(rows)
-        cell = head.nearest(z).indices[:, 0]
-        place = torch.from_numpy(places[rows])
+        cell, place = torch.from_numpy(nearest[rows]), torch.from_numpy(places[rows])
         spool.add(position_records(1.0, model, z, cell, token, place))
         spool.flush()
     write_documents(directory, corpus, "train")
-    vocabulary = int(model.config.vocab_size)
-    meta = write_cells(directory, [spool], head.num_prototypes, vocabulary, 1.0, SILENT)
+    cells, vocabulary = int(nearest.max()) + 1, int(model.config.vocab_size)
+    meta = write_cells(directory, [spool], cells, vocabulary, 1.0, SILENT)
     spool.path.unlink()
     return Cells(directory, meta)
 

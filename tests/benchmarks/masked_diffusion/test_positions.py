@@ -60,7 +60,8 @@ def test_evidence_is_of_the_same_token_whatever_stands_before_or_after(
     head = PrototypeHead(WIDTH, 2, 1)
     head.place_on(torch.eye(WIDTH)[:2])
     found = kept(tmp_path / "states", states, tokens)
-    cells = cells_of(tmp_path / "cells", model, head, found, places, corpus)
+    nearest = head.nearest(states).indices[:, 0].numpy()
+    cells = cells_of(tmp_path / "cells", model, nearest, found, places, corpus)
     nothing = torch.zeros(1)
     table = EvidenceTable(
         torch.tensor([[0]]),
