@@ -15,15 +15,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.attribution.planted_model import thin_out
+from benchmarks.attribution.planted_model import HELDOUT_FRACTION
 from prismlm.corpus import Corpus, build_corpus, sample_path
+from prismlm.corpus.layout import is_held_out
 from prismlm.corpus.read import read_documents
 from prismlm.eval.planted_facts import WORDINGS, Fact, invent_facts, plant_in_documents
 from prismlm.files import atomic_file, read_json, write_json
 
 FACTS_FILE = "facts.json"
-HELDOUT_FRACTION = 0.1
-VOCABULARY = 4096
 # Few attributes, so that several places share attribute and answer: only a name tells them apart.
 TOLD_OF = ("main crop", "best known metal")
 COPIES = (1, 4, 8)
@@ -63,21 +62,25 @@ class Question(NamedTuple):
     answer: slice
 
 
-def plant(out: Path, every: int, per_level: int, seed: int) -> tuple[Corpus, list[dict[str, Any]]]:
+def plant(
+    out: Path, tokenizer: Path, every: int, per_level: int, seed: int
+) -> tuple[Corpus, list[dict[str, Any]]]:
     """Return the corpus with planted facts, and the facts; built unless they are there.
 
     Args:
         out: a directory.
-        every: one in so many documents of the bundled sample.
+        tokenizer: a directory.
+        every: one in so many training documents of the bundled sample; those held out all stay.
         per_level: facts for each number of copies.
         seed: of facts and places.
     """
     if not (out / FACTS_FILE).exists():
         out.mkdir(parents=True, exist_ok=True)
-        thin_out(sample_path(), out / "real.parquet", every)
-        hosts = list(read_documents(out / "real.parquet"))
-        real = [host.text for host in hosts]
-        facts = invent_facts(per_level, seed, known=real, copies=COPIES, attributes=TOLD_OF)
+        real = list(read_documents(sample_path()))
+        training = part_of_sample(out / "real.parquet", every)
+        text = [document.text for document in real]
+        facts = invent_facts(per_level, seed, known=text, copies=COPIES, attributes=TOLD_OF)
+        hosts = [document for document in real if document.doc_id in training]
         planted = plant_in_documents(
             facts, hosts, seed, heldout_fraction=HELDOUT_FRACTION, tell=tell
         )
@@ -99,10 +102,20 @@ def plant(out: Path, every: int, per_level: int, seed: int) -> tuple[Corpus, lis
         build_corpus(
             [out / "real.parquet", out / "planted.parquet"],
             out / "corpus",
-            vocab_size=VOCABULARY,
+            tokenizer=tokenizer,
             heldout_fraction=HELDOUT_FRACTION,
         )
     return Corpus.open(out / "corpus"), read_json(out / FACTS_FILE)
+
+
+def part_of_sample(target: Path, every: int) -> set[str]:
+    """Write all held-out documents and one in so many others; return the ids of all others."""
+    table = pq.read_table(sample_path())
+    held = np.array([is_held_out(doc_id, HELDOUT_FRACTION) for doc_id in table["id"].to_pylist()])
+    training = np.flatnonzero(~held)
+    with atomic_file(target) as temporary:
+        pq.write_table(table.take(np.union1d(training[::every], np.flatnonzero(held))), temporary)
+    return set(table["id"].take(training).to_pylist())
 
 
 def tell(fact: Fact, number: int) -> Sequence[str]:

@@ -1,7 +1,6 @@
 """Head and evidence on a masked-diffusion decoder; writes docs/results/masked_diffusion.json.
 
-    python -m benchmarks.masked_diffusion.train diffusion
-    python -m benchmarks.masked_diffusion.judge diffusion
+    python -m benchmarks.masked_diffusion.judge planted diffusion
 
 The head is fitted to the states of training text while it is masked; figures of it are of held-out
 text. Facts and held-out documents are asked of the same methods, and judged by the same measures,
@@ -16,6 +15,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import PreTrainedModel
 
 from benchmarks.attribution.methods.at_random import AtRandom, SameToken
 from benchmarks.attribution.methods.evidence import Choices, EvidenceByPosition
@@ -26,10 +28,11 @@ from benchmarks.attribution.methods.words import ByWords
 from benchmarks.attribution.questions import twin_recall
 from benchmarks.attribution.search_choices import NAMED, mean_with_error
 from benchmarks.masked_diffusion.facts import FACTS_FILE, QUESTIONS, asked
-from benchmarks.masked_diffusion.model import MaskedDiffusionLM, fill_in
+from benchmarks.masked_diffusion.model import MaskedDiffusionLM, after_an_end, fill_in
 from benchmarks.masked_diffusion.positions import (
     READINGS,
     TOKENS_ASKED,
+    TOKENS_PER_BATCH,
     MaskedSetting,
     cells_of,
     keep_states,
@@ -39,10 +42,10 @@ from benchmarks.masked_diffusion.positions import (
     positions_of,
     setting_of,
 )
-from benchmarks.masked_diffusion.train import TRAINING_FILE
+from benchmarks.masked_diffusion.train import TRAINING_FILE, WINDOW, maskable
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
-from prismlm.corpus import Corpus
+from prismlm.corpus import Corpus, document_windows, window_batches
 from prismlm.eval.passage_domains import passage_domain_share
 from prismlm.eval.passage_recall import document_recall
 from prismlm.eval.passages import Method, PassageBank, Prediction, answer_scores
@@ -51,6 +54,7 @@ from prismlm.explain.quality import measure_states
 from prismlm.files import read_json, write_json
 from prismlm.index.cells import Cells
 from prismlm.layers import PrototypeHead
+from prismlm.models.checkpoint import load_checkpoint
 from prismlm.training.fit import FitOptions, fit
 
 PROTOTYPES, PROTOTYPES_PER_TOKEN = 512, 16
@@ -58,11 +62,15 @@ ONE_SIDE, HIDDEN = "text on the right", "text on the right, masked too"
 # Of a held-out text: what is read on the left, filled in, and read on the right.
 LEFT, HOLE, RIGHT = 48, 12, 32
 HOLES = 3
+# Held-out documents that figures are of.
+DOCUMENTS = 80
+MASKED_ONE_IN = (8, 3, 2, 1)
 
 
 def main() -> None:
     """Fit, judge, and write the result."""
     parser = script_options(__doc__, RESULTS / "masked_diffusion.json")
+    parser.add_argument("planted", type=Path, help="what planted_model.py wrote")
     parser.add_argument("work", type=Path, help="what train.py wrote")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--epochs", type=float, default=2, help="of the head")
@@ -70,6 +78,7 @@ def main() -> None:
     work, seed = arguments.work, arguments.seed
     corpus, facts = Corpus.open(work / "corpus"), read_json(work / FACTS_FILE)
     model = MaskedDiffusionLM.from_pretrained(work / "model").eval()
+    heldout = np.random.default_rng(seed).permutation(corpus.split("heldout"))[:DOCUMENTS]
     states, places = keep_states(work / "states", model, corpus, seed)
     options = FitOptions(
         PROTOTYPES, PROTOTYPES_PER_TOKEN, arguments.epochs, frequent=1500, drawn=500, seed=seed
@@ -85,23 +94,21 @@ def main() -> None:
         "environment": environment(),
         "model": {"parameters": model.num_parameters(), "layers": model.config.num_hidden_layers},
         "training": training | {"documents": counts["documents"], "tokens": counts["tokens"]},
+        "masked": levels(model, arguments.planted, corpus, heldout, seed),
         "head": {"prototypes": PROTOTYPES, "prototypes_per_token": PROTOTYPES_PER_TOKEN}
-        | {"epochs": arguments.epochs, "states": len(states)},
+        | {"epochs": arguments.epochs, "states": len(states), "readings": READINGS},
         "quality": {
-            str(readings): {
-                name: quality(model, of, corpus, seed, readings)
-                for name, of in (("trained", head), ("random states", random.head))
-            }
-            for readings in (READINGS, 8)
+            name: quality(model, of, corpus, heldout, seed)
+            for name, of in (("trained", head), ("random states", random.head))
         },
-        "sums": sums(setting, corpus, seed),
-        "filled": filled(model, corpus, seed),
+        "sums": sums(setting, corpus, heldout, seed),
+        "filled": filled(model, corpus, heldout),
         "known": known(setting, facts),
     }
     every = methods(setting, random, cells, seed)
     result["recall"] = recall(setting, every, facts)
     result["twins"] = mean_with_error(twin_recall(facts, NAMED))
-    result["domains"] = domains(setting, every, seed)
+    result["domains"] = domains(setting, every, heldout, seed)
     result["asked_tokens"] = TOKENS_ASKED
     write_json(arguments.out, result)
     print(f"wrote {arguments.out}")
@@ -121,19 +128,59 @@ def methods(setting: MaskedSetting, random: Setting, cells: Cells, seed: int) ->
     }
 
 
-def quality(
-    model: MaskedDiffusionLM, head: PrototypeHead, corpus: Corpus, seed: int, readings: int
+def levels(
+    model: MaskedDiffusionLM, planted: Path, corpus: Corpus, heldout: np.ndarray, seed: int
 ) -> dict[str, Any]:
-    """Return the figures of a head on held-out text of which one in ``readings`` is masked."""
-    passes = masked_passes(model, corpus, corpus.split("heldout"), seed, readings)
+    """Return cross-entropies on held-out text, in nats a token, by the share that is masked.
+
+    Beside them, on the same tokens: that of the count of tokens in all the text that was read, and
+    that of the left-to-right model that this one was made of.
+    """
+    read = Corpus.open(planted / "corpus")
+    counts = torch.ones(model.mask_id)
+    for number in read.split("train").tolist():
+        tokens = read.tokens(int(read.starts[number]), int(read.lengths[number]))
+        counts += torch.from_numpy(np.bincount(tokens, minlength=len(counts)))
+    log_count = (counts / counts.sum()).log()
+    shares: dict[str, dict[str, float]] = {}
+    for readings in MASKED_ONE_IN:
+        own, of_count = [], []
+        for one in masked_passes(model, corpus, heldout, seed, readings):
+            logits = model.lm_head(one.z)
+            own.append(functional.cross_entropy(logits, one.token, reduction="none").detach())
+            of_count.append(-log_count[one.token])
+        found = {"ce": torch.cat(own), "count_of_tokens": torch.cat(of_count)}
+        shares[str(readings)] = {name: float(of.mean()) for name, of in found.items()}
+    before = load_checkpoint(planted / "model").model
+    return {"one_in": shares, "left_to_right": left_to_right_ce(before, corpus, heldout)}
+
+
+@torch.no_grad()
+def left_to_right_ce(model: PreTrainedModel, corpus: Corpus, heldout: np.ndarray) -> float:
+    """Return the cross-entropy of the tokens that may be masked, each after all before it."""
+    grid = document_windows(heldout, corpus.starts, corpus.lengths, WINDOW, WINDOW)
+    missed: list[Tensor] = []
+    for batch in window_batches(grid, corpus, TOKENS_PER_BATCH, corpus.eos_token_id):
+        logits = model(input_ids=after_an_end(model, batch.input_ids), use_cache=False).logits
+        chosen = maskable(batch, corpus)
+        targets = batch.input_ids[chosen]
+        missed.append(functional.cross_entropy(logits[:, :-1][chosen], targets, reduction="none"))
+    return float(torch.cat(missed).mean())
+
+
+def quality(
+    model: MaskedDiffusionLM, head: PrototypeHead, corpus: Corpus, heldout: np.ndarray, seed: int
+) -> dict[str, Any]:
+    """Return the figures of a head on held-out text, as much of it masked as for the states."""
+    passes = masked_passes(model, corpus, heldout, seed)
     found = measure_states(model, head, ((read.z, read.token) for read in passes))
     return found.to_dict() | {"recovered": found.recovered}
 
 
-def sums(setting: MaskedSetting, corpus: Corpus, seed: int, documents: int = 20) -> dict[str, Any]:
+def sums(setting: MaskedSetting, corpus: Corpus, heldout: np.ndarray, seed: int) -> dict[str, Any]:
     """Return by how much, at most, the parts of a masked token's logit miss the model's own."""
     count, largest = 0, 0.0
-    for number in corpus.split("heldout")[:documents].tolist():
+    for number in heldout[:20].tolist():
         text = of_document(corpus, number, setting.mask_id, seed)
         for prediction in {id(p.ids): p for p in text}.values():
             alike = [p for p in text if p.ids is prediction.ids]
@@ -142,11 +189,11 @@ def sums(setting: MaskedSetting, corpus: Corpus, seed: int, documents: int = 20)
     return {"positions": count, "largest": largest}
 
 
-def filled(model: MaskedDiffusionLM, corpus: Corpus, seed: int) -> list[dict[str, str]]:
-    """Return holes in held-out texts, drawn by a seed, as they were and as they are filled in."""
+def filled(model: MaskedDiffusionLM, corpus: Corpus, heldout: np.ndarray) -> list[dict[str, str]]:
+    """Return holes in the first long held-out texts, as they were and as they are filled in."""
     found: list[dict[str, str]] = []
     whole = LEFT + HOLE + RIGHT
-    for number in np.random.default_rng(seed).permutation(corpus.split("heldout")).tolist():
+    for number in heldout.tolist():
         if len(found) < HOLES and corpus.lengths[number] > whole:
             ids = torch.from_numpy(corpus.tokens(int(corpus.starts[number]), whole).astype("i8"))
             read = ids.clone()
@@ -212,11 +259,13 @@ def recall(
     return result
 
 
-def domains(setting: MaskedSetting, every: dict[str, Method], seed: int) -> dict[str, Any]:
+def domains(
+    setting: MaskedSetting, every: dict[str, Method], heldout: np.ndarray, seed: int
+) -> dict[str, Any]:
     """Return how much of the scores of held-out documents falls on their own domain."""
     bank, corpus = setting.bank, setting.bank.corpus
     names = [name or "" for name in corpus.column("domain")]
-    chosen = corpus.split("heldout").tolist()
+    chosen = heldout.tolist()
     of_passage = [names[number] for number in bank.documents[bank.document].tolist()]
     asked_of = [of_document(corpus, number, setting.mask_id, seed) for number in chosen]
 

@@ -1,10 +1,11 @@
-"""A masked-diffusion decoder (LLaDA, Nie et al. 2025): Llama's blocks without the causal mask.
+"""A masked-diffusion decoder made from a left-to-right one (DiffuLLaMA, Gong et al. 2024).
 
     t ~ U(0, 1);  each token is masked with probability t, independently
     loss = E_t [ (1 / t) Σ_{i masked} −log p(x_i | partly masked text) ] / tokens
 
-The state at position i predicts the token that stands *there*, from text on both sides; nothing is
-shifted. Text is written by filling in masks over several steps, the surest first.
+The causal mask is opened during training. The shift of left-to-right models is kept: the state at
+position i − 1, which now sees both sides, predicts the masked token i, and an end of text stands
+before the first. Text is written by filling in masks over several steps, the surest first.
 """
 
 from __future__ import annotations
@@ -14,9 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
-from transformers import LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from prismlm.models.presets import build_config
 from prismlm.models.seam import capture
 
 # A text with hardly a mask would weigh without bound.
@@ -24,7 +24,14 @@ LEAST_MASKED = 1e-3
 
 
 class MaskedDiffusionLM(LlamaForCausalLM):
-    """Llama in which every token sees every other; its last token id is the mask."""
+    """Llama in which every token sees every other; its last token id is the mask.
+
+    Attributes:
+        open_share: of what stands to its right, the share that a token sees; drawn anew in each
+            pass, and 1 but in training.
+    """
+
+    open_share: float = 1.0
 
     @property
     def mask_id(self) -> int:
@@ -45,21 +52,31 @@ class MaskedDiffusionLM(LlamaForCausalLM):
         attended = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         # A mask of four dimensions is taken as it is, in the place of the causal one.
         both_sides = attended.bool()[:, None, None, :].expand(rows, 1, length, length)
+        if self.open_share < 1:
+            before = torch.ones(length, length).tril().bool()
+            both_sides = both_sides & (before | (torch.rand(length, length) < self.open_share))
         return super().forward(input_ids, both_sides, *given, **named)
 
 
-def build_masked_diffusion(
-    preset: str, tokens: int, eos_token_id: int, **overrides: Any
-) -> MaskedDiffusionLM:
-    """Return an untrained model for a tokenizer of so many tokens, and a mask beside them."""
-    config: Any = build_config({"preset": preset} | overrides, tokens + 1, eos_token_id)
-    return MaskedDiffusionLM(config)
+def from_left_to_right(model: PreTrainedModel) -> MaskedDiffusionLM:
+    """Return a Llama's weights as a masked-diffusion decoder, with a mask beside its tokens.
+
+    The mask begins as the mean of all tokens' embeddings.
+    """
+    values = model.config.to_dict()
+    values["vocab_size"] += 1
+    changed = MaskedDiffusionLM(LlamaConfig(**values))
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        weights[name] = torch.cat([weights[name], weights[name].mean(0, keepdim=True)])
+    changed.load_state_dict(weights)
+    return changed
 
 
 def masked_states(
     model: MaskedDiffusionLM, ids: Tensor, masked: Tensor, attended: Tensor | None = None
 ) -> Tensor:
-    """Return the states of positions while they are masked, in the order of the text: [N, d].
+    """Return the states that predict masked tokens, in the order of the text: [N, d].
 
     Args:
         model: run once; with gradients where they are on.
@@ -67,10 +84,17 @@ def masked_states(
         masked: bool [B, T].
         attended: False on padding, bool [B, T].
     """
-    read = ids.masked_fill(masked, model.mask_id)
+    read = after_an_end(model, ids.masked_fill(masked, model.mask_id))
+    if attended is not None:
+        attended = functional.pad(attended, (1, 0), value=1)
     with capture(model, logits=False) as seen:
         model(input_ids=read, attention_mask=attended, use_cache=False)
-    return seen.z[masked]
+    return seen.z[:, :-1][masked]
+
+
+def after_an_end(model: PreTrainedModel, ids: Tensor) -> Tensor:
+    """Return texts, int64 [B, T], with an end of text before them, [B, T + 1]."""
+    return functional.pad(ids, (1, 0), value=int(model.config.eos_token_id))
 
 
 def diffusion_loss(
@@ -79,11 +103,10 @@ def diffusion_loss(
     maskable: Tensor,
     attended: Tensor,
     generator: torch.Generator,
-    most: float = 1.0,
 ) -> Tensor:
     """Return the loss of a batch, in nats a token: an upper bound of −log p(text).
 
-    The t of its rows are spread evenly over 0 to ``most``, from one draw: batches differ less so.
+    The t of its rows are spread evenly over 0 to 1, from one draw: batches differ less so.
 
     Args:
         model: in training mode.
@@ -91,10 +114,9 @@ def diffusion_loss(
         maskable: tokens that count, bool [B, T].
         attended: False on padding, bool [B, T].
         generator: of t and masks.
-        most: the largest t; below 1 it is the loss of those t alone.
     """
     rows = len(ids)
-    share = most * (torch.arange(rows) + torch.rand(1, generator=generator)) / rows
+    share = (torch.arange(rows) + torch.rand(1, generator=generator)) / rows
     share = share[torch.randperm(rows, generator=generator), None].clamp_min(LEAST_MASKED)
     masked = (torch.rand(ids.shape, generator=generator) < share) & maskable
     z = masked_states(model, ids, masked, attended)
@@ -116,7 +138,9 @@ def fill_in(model: MaskedDiffusionLM, ids: Tensor, steps: int) -> Tensor:
         holes = (text == model.mask_id).nonzero()[:, 0]
         if not len(holes):
             break
-        logits = model(input_ids=text[None], use_cache=False).logits[0, holes]
+        # With an end before it, position i of what is read is the token before token i.
+        read = after_an_end(model, text[None])
+        logits = model(input_ids=read, use_cache=False).logits[0, holes]
         # The mask itself is never written.
         sure, token = logits[:, : model.mask_id].softmax(-1).max(-1)
         now = sure.argsort(descending=True, stable=True)[: -(-len(holes) // left)]

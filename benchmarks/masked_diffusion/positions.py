@@ -1,7 +1,8 @@
-"""Positions while they are masked, each with the token that stands there, as evidence needs them.
+"""States that predict masked tokens, each with its token, as evidence needs them.
 
-Where a left-to-right model has "the token that comes next", this one has "the token that is here":
-states, head, cells and methods of attribution are the same ones.
+The shift of left-to-right models is kept: the state before a masked token has that token as "the
+next one". States, head, cells and methods of attribution are the same ones; a position's place is
+that of the masked token.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from torch import Tensor
 
 from benchmarks.attribution.methods.setting import ROWS_AT_ONCE, Asked, Positions, Setting
 from benchmarks.masked_diffusion.facts import Question
-from benchmarks.masked_diffusion.model import MaskedDiffusionLM, masked_states
+from benchmarks.masked_diffusion.model import MaskedDiffusionLM, after_an_end, masked_states
 from benchmarks.masked_diffusion.train import WINDOW, maskable
 from prismlm import fingerprints
 from prismlm.corpus import Corpus, document_windows, window_batches
 from prismlm.eval.passages import PassageBank, Prediction
-from prismlm.explain.prediction import SplitPredictions, split_predictions
+from prismlm.explain.prediction import SplitPredictions, record, split_predictions
 from prismlm.index.cells import Cells
 from prismlm.index.positions import position_records
 from prismlm.index.sort_cells import write_cells, write_documents
@@ -184,16 +185,20 @@ class MaskedSetting(Setting):
 
     @torch.no_grad()
     def split(self, text: Sequence[Prediction]) -> SplitPredictions:
-        """Split the logits of every position of a text; masked ones predict their own token."""
+        """Split the predictions of every token of a text, of which the masked ones count.
+
+        The model reads the text with its masks; the tokens that stood there are what is predicted.
+        """
         read = torch.from_numpy(text[0].ids)
-        targets = read.clone()
+        whole = read.clone()
         for prediction in text:
             assert isinstance(prediction, MaskedPrediction)
-            targets[prediction.place] = prediction.target
-        model, head = self.model, self.head
-        return split_predictions(
-            model, head, self.logit_map, read[None], len(read), targets=targets
-        )
+            whole[prediction.place] = prediction.target
+        model = self.model
+        with record(model) as recorded:
+            model(input_ids=after_an_end(model, read[None]), use_cache=False)
+        ids = after_an_end(model, whole[None])
+        return split_predictions(model, self.head, self.logit_map, ids, ids.shape[1], recorded)
 
     def _columns(self, text: Sequence[Prediction]) -> tuple[np.ndarray, ...]:
         with capture(self.model) as seen:

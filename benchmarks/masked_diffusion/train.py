@@ -1,7 +1,9 @@
-"""Train a masked-diffusion decoder on a part of the bundled sample with planted facts.
+"""Make a masked-diffusion decoder of a left-to-right one, on a part of its text and new facts.
 
-    python -m benchmarks.masked_diffusion.train diffusion
-    python -m benchmarks.masked_diffusion.judge diffusion
+    python -m benchmarks.attribution.planted_model planted --epochs 1 --seed 1
+    python -m benchmarks.masked_diffusion.train planted diffusion
+    python -m benchmarks.masked_diffusion.judge planted diffusion
+    python -m benchmarks.masked_diffusion.render
 
 A part that is there already is kept.
 """
@@ -19,55 +21,47 @@ from torch import Tensor
 from benchmarks.masked_diffusion.facts import plant
 from benchmarks.masked_diffusion.model import (
     MaskedDiffusionLM,
-    build_masked_diffusion,
     diffusion_loss,
+    from_left_to_right,
 )
 from benchmarks.shared.options import script_options
 from prismlm.corpus import Corpus, document_windows, window_batches
 from prismlm.corpus.windows import WindowBatch
 from prismlm.files import write_json
+from prismlm.models.checkpoint import load_checkpoint
 
-PRESET = "llama-laptop"
-# Weights begin larger than a preset's: a mask says nothing of itself, so the model knows no more
-# than how frequent tokens are until attention tells places apart. Small steps, many of them.
-SETTINGS = {
-    "hidden_size": 128,
-    "intermediate_size": 344,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "num_hidden_layers": 2,
-    "initializer_range": 0.1,
-}
 WINDOW = 128
-TOKENS_PER_STEP = 512
-LEARNING_RATE = 2e-3
-# In the first half of the epochs no text has more masks than this: from a text of masks alone there
-# is nothing to learn but how frequent tokens are.
-FIRST_MASKED = 0.3
+TOKENS_PER_STEP = 1024
+LEARNING_RATE = 1e-3
+# In this share of the steps the causal mask is opened.
+OPENING = 0.2
 TRAINING_FILE = "training.json"
 
 
 def main() -> None:
     """Plant, build and train what is missing."""
     parser = script_options(__doc__)
+    parser.add_argument("planted", type=Path, help="what planted_model.py wrote")
     parser.add_argument("out", type=Path)
-    parser.add_argument("--every", type=int, default=12, help="one in so many real documents")
+    parser.add_argument("--every", type=int, default=16, help="one in so many real documents")
     parser.add_argument("--facts", type=int, default=16, help="for each number of documents")
-    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    out, seed = arguments.out, arguments.seed
-    corpus, _ = plant(out, arguments.every, arguments.facts, seed)
+    planted, out, seed = arguments.planted, arguments.out, arguments.seed
+    before = load_checkpoint(planted / "model").model
+    tokenizer = planted / "corpus" / "tokenizer"
+    corpus, _ = plant(out, tokenizer, arguments.every, arguments.facts, seed)
     if (out / "model").exists():
         return
     torch.manual_seed(seed)
-    tokens, end = len(corpus.tokenizer), corpus.eos_token_id
-    model = build_masked_diffusion(PRESET, tokens, end, **SETTINGS)
+    model = from_left_to_right(before)
     began = time.process_time()
     history = train(model, corpus, arguments.epochs, seed)
-    options = {key: value for key, value in vars(arguments).items() if key != "out"}
-    noted = {"options": options, "cpu_seconds": time.process_time() - began, "history": history}
-    write_json(out / TRAINING_FILE, noted)
+    seconds = time.process_time() - began
+    described = {"every": arguments.every, "epochs": arguments.epochs, "cpu_seconds": seconds}
+    read = Corpus.open(planted / "corpus").meta["counts"]["tokens"]
+    write_json(out / TRAINING_FILE, described | {"tokens_before": read, "history": history})
     model.save_pretrained(out / "model")
 
 
@@ -93,24 +87,20 @@ def train(
     documents = corpus.split("train")
     generator = torch.Generator().manual_seed(seed)
     steps = epochs * sum(1 for _ in batches(corpus, documents, seed))
-    optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE, weight_decay=0.01)
+    optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE, weight_decay=0.1)
     # The order of the documents decides which windows share a batch, never how many there are.
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, LEARNING_RATE, steps, pct_start=0.05, cycle_momentum=False
     )
     history: list[dict[str, float]] = []
     model.train()
+    done = 0
     for epoch in range(epochs):
-        most = FIRST_MASKED if epoch < epochs // 2 else 1.0
         losses: list[float] = []
         for batch in batches(corpus, documents, seed + epoch):
+            model.open_share = min(1.0, done / (OPENING * steps))
             loss = diffusion_loss(
-                model,
-                batch.input_ids,
-                maskable(batch, corpus),
-                batch.attention_mask,
-                generator,
-                most,
+                model, batch.input_ids, maskable(batch, corpus), batch.attention_mask, generator
             )
             optimizer.zero_grad()
             loss.backward()
@@ -118,8 +108,10 @@ def train(
             optimizer.step()
             schedule.step()
             losses.append(loss.item())
-        history.append({"epoch": epoch + 1, "most_masked": most, "loss": float(np.mean(losses))})
+            done += 1
+        history.append({"epoch": epoch + 1, "loss": float(np.mean(losses))})
         print(history[-1], flush=True)
+    model.open_share = 1.0
     model.eval()
     return history
 

@@ -123,12 +123,10 @@ def split_predictions(
     ids: Tensor,
     steps: int,
     recorded: Recorded | None = None,
-    targets: Tensor | None = None,
 ) -> SplitPredictions:
     """Split the first ``steps`` predictions along ``ids`` [1, T].
 
-    The target of prediction t is token t + 1, and that of the last token the model's top token,
-    unless ``targets``, int64 [steps], says what each position predicts: a masked one its own token.
+    The target of prediction t is token t + 1; the last token's target is the model's top token.
     The model runs once, or not at all where its generation of ``ids`` was recorded.
 
     Raises:
@@ -140,8 +138,7 @@ def split_predictions(
     states, embedded, codes = _states(model, ids, steps, recorded)
     z, embedded = states.float(), embedded.float()
     raw, logits = logit_map.before_softcap(embedded), logit_map(embedded)
-    if targets is None:
-        targets = torch.cat([ids[0, 1:], logits[-1:].argmax(-1)])[:steps]
+    targets = torch.cat([ids[0, 1:], logits[-1:].argmax(-1)])[:steps]
     routing = head.nearest(z)
     parts = decompose(
         z,

@@ -1,4 +1,4 @@
-"""A decoder that reads both sides, and the split of what it predicts in the place of a mask."""
+"""A decoder that reads both sides, made of one that reads left to right."""
 
 import math
 
@@ -6,23 +6,28 @@ import pytest
 import torch
 
 from benchmarks.masked_diffusion.model import (
-    build_masked_diffusion,
+    after_an_end,
     diffusion_loss,
     fill_in,
+    from_left_to_right,
     masked_states,
 )
-from prismlm.explain.prediction import split_predictions
-from prismlm.layers import PrototypeHead
-from prismlm.models.seam import LogitMap
+from prismlm.models.presets import build_config, build_model
+from prismlm.models.seam import capture
 
 TOKENS, WIDTH = 40, 24
 
 
 @pytest.fixture(scope="module")
-def model():
+def left_to_right():
     torch.manual_seed(0)
-    small = {"hidden_size": WIDTH, "initializer_range": 0.2}
-    return build_masked_diffusion("llama-tiny", TOKENS, 0, **small).eval()
+    small = {"preset": "llama-tiny", "hidden_size": WIDTH, "initializer_range": 0.2}
+    return build_model(build_config(small, TOKENS, 0)).eval()
+
+
+@pytest.fixture
+def model(left_to_right):
+    return from_left_to_right(left_to_right).eval()
 
 
 @pytest.fixture
@@ -35,6 +40,27 @@ def state_at(model, ids, place, attended=None):
     masked[0, place] = True
     with torch.no_grad():
         return masked_states(model, ids, masked, attended)[0]
+
+
+def test_with_the_causal_mask_closed_it_is_the_model_that_it_was_made_of(left_to_right, model, ids):
+    model.open_share = 0.0
+    with torch.no_grad():
+        closed, before = model(input_ids=ids).logits, left_to_right(input_ids=ids).logits
+        assert torch.equal(closed[..., :TOKENS], before)
+        model.open_share = 0.5
+        half = model(input_ids=ids).logits
+        model.open_share = 1.0
+        assert (half - closed).abs().max() > 1e-2
+        assert (half - model(input_ids=ids).logits).abs().max() > 1e-2
+
+
+def test_a_masked_token_is_predicted_by_the_state_before_it(left_to_right, model, ids):
+    # With the causal mask closed, that state does not see the mask either.
+    model.open_share = 0.0
+    with torch.no_grad(), capture(left_to_right) as seen:
+        left_to_right(input_ids=after_an_end(left_to_right, ids))
+    for place in (0, 5, 11):
+        assert torch.allclose(state_at(model, ids, place), seen.z[0, place], atol=1e-6)
 
 
 @pytest.mark.parametrize("changed", [2, 9], ids=["left", "right"])
@@ -51,34 +77,15 @@ def test_the_state_at_a_mask_knows_neither_its_token_nor_padding(model, ids):
     assert torch.equal(state_at(model, ids, 6, read), state_at(model, other, 6, read))
 
 
-def test_parts_sum_to_the_logit_of_the_masked_token_itself(model, ids):
-    head = PrototypeHead(WIDTH, 16, 4)
-    head.reset_parameters(torch.Generator().manual_seed(2))
-    places = [0, 5, 11]
-    read = ids.clone()
-    read[0, places] = model.mask_id
-    with torch.no_grad():
-        logits = model(input_ids=read).logits[0]
-    split = split_predictions(model, head, LogitMap.of(model), read, 12, targets=ids[0])
-    for place in places:
-        token = int(ids[0, place])
-        own = logits[place, token].item()
-        assert split.parts.logit[place].item() == pytest.approx(own, abs=1e-5)
-        assert split.parts.contributions[place].abs().sum() > 1e-3
-        likely = logits[place].softmax(-1)[token].item()
-        assert split.probabilities[place].item() == pytest.approx(likely, rel=1e-5)
-
-
-def test_the_loss_of_a_model_that_knows_nothing_is_the_entropy_of_all_tokens(ids):
-    blank = build_masked_diffusion("llama-tiny", TOKENS, 0, hidden_size=WIDTH)
-    blank.lm_head.weight.data.zero_()
+def test_the_loss_of_a_model_that_knows_nothing_is_the_entropy_of_all_tokens(model, ids):
+    model.lm_head.weight.data.zero_()
     generator = torch.Generator().manual_seed(0)
     rows = ids.expand(64, -1)
     # A token that does not count must not, however often it is read.
     counted = torch.arange(12).expand(64, -1) > 0
     seen = torch.ones_like(counted)
     with torch.no_grad():
-        losses = [diffusion_loss(blank, rows, counted, seen, generator).item() for _ in range(20)]
+        losses = [diffusion_loss(model, rows, counted, seen, generator).item() for _ in range(20)]
     assert sum(losses) / 20 == pytest.approx(math.log(TOKENS + 1), rel=0.1)
 
 
@@ -90,7 +97,8 @@ def test_filling_in_leaves_what_was_read_and_writes_no_mask(model, ids):
     assert torch.equal(written[9:], read[9:])
     assert (written < model.mask_id).all()
     with torch.no_grad():
-        likely = model(input_ids=read[None]).logits[0, 3:9, : model.mask_id].softmax(-1)
+        logits = model(input_ids=after_an_end(model, read[None])).logits
+    likely = logits[0, 3:9, : model.mask_id].softmax(-1)
     at_once = fill_in(model, read, 1)[3:9]
     assert torch.equal(at_once, likely.argmax(-1))
     # The surest is written first, so later steps cannot change it.

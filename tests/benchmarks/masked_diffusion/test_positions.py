@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from benchmarks.masked_diffusion.facts import QUESTIONS, asked
-from benchmarks.masked_diffusion.model import build_masked_diffusion
+from benchmarks.masked_diffusion.model import after_an_end, from_left_to_right
 from benchmarks.masked_diffusion.positions import (
     cells_of,
     masked_passes,
@@ -21,6 +21,7 @@ from prismlm.explain.evidence import EvidenceTable
 from prismlm.explain.positions import TEMPERATURE, supports
 from prismlm.index.states import HiddenStates, Writer
 from prismlm.layers import PrototypeHead
+from prismlm.models.presets import build_config, build_model
 
 WIDTH = 24
 FACT = {"name": "Zorl", "kind": "town", "attribute": "main crop", "answer": "rice"}
@@ -34,8 +35,9 @@ def corpus(tiny_corpus):
 @pytest.fixture(scope="module")
 def model(corpus):
     torch.manual_seed(0)
-    size = len(corpus.tokenizer)
-    return build_masked_diffusion("llama-tiny", size, corpus.eos_token_id, hidden_size=WIDTH).eval()
+    small = {"preset": "llama-tiny", "hidden_size": WIDTH, "initializer_range": 0.2}
+    config = build_config(small, len(corpus.tokenizer), corpus.eos_token_id)
+    return from_left_to_right(build_model(config)).eval()
 
 
 def kept(directory, states, tokens):
@@ -110,9 +112,27 @@ def test_asking_gives_the_probability_of_the_token_under_each_mask(corpus, model
         assert 1 < len(masked) < len(ids)
         assert read.targets[row] == one.target == ids[one.place]
         with torch.no_grad():
-            logits = model(input_ids=torch.from_numpy(one.ids)[None]).logits[0, one.place]
+            masks = after_an_end(model, torch.from_numpy(one.ids)[None])
+            logits = model(input_ids=masks).logits[0, one.place]
         likely = logits.softmax(-1)[one.target].item()
         assert read.probability[row] == pytest.approx(likely, rel=1e-4)
+
+
+def test_parts_sum_to_the_logit_of_the_masked_token(corpus, model):
+    head = PrototypeHead(WIDTH, 16, 4)
+    head.reset_parameters(torch.Generator().manual_seed(2))
+    bank = PassageBank.of(corpus, corpus.split("train"))
+    setting = setting_of(model, head, bank, None)
+    text = of_document(corpus, int(corpus.split("heldout")[0]), setting.mask_id, seed=0)
+    alike = [one for one in text if one.ids is text[0].ids]
+    split = setting.split(alike)
+    with torch.no_grad():
+        masks = after_an_end(model, torch.from_numpy(text[0].ids)[None])
+        logits = model(input_ids=masks).logits[0]
+    for one in alike:
+        own = logits[one.place, one.target].item()
+        assert split.parts.logit[one.place].item() == pytest.approx(own, abs=1e-5)
+        assert split.parts.contributions[one.place].abs().sum() > 1e-3
 
 
 def test_a_question_has_its_text_on_the_side_that_it_is_named_after(corpus, model):
