@@ -28,7 +28,12 @@ from benchmarks.attribution.methods.words import ByWords
 from benchmarks.attribution.questions import twin_recall
 from benchmarks.attribution.search_choices import NAMED, mean_with_error
 from benchmarks.masked_diffusion.facts import FACTS_FILE, QUESTIONS, asked
-from benchmarks.masked_diffusion.model import MaskedDiffusionLM, after_an_end, fill_in
+from benchmarks.masked_diffusion.model import (
+    MaskedDiffusionLM,
+    after_an_end,
+    fill_in,
+    from_left_to_right,
+)
 from benchmarks.masked_diffusion.positions import (
     READINGS,
     TOKENS_ASKED,
@@ -90,10 +95,12 @@ def main() -> None:
     random = with_random_states(setting, seed)
     cells = cells_of(work / "cells", model, positions.cell, states, places, corpus)
     training, counts = read_json(work / TRAINING_FILE), corpus.meta["counts"]
+    held = corpus.meta["heldout"]
     result = {
         "environment": environment(),
         "model": {"parameters": model.num_parameters(), "layers": model.config.num_hidden_layers},
-        "training": training | {"documents": counts["documents"], "tokens": counts["tokens"]},
+        "training": training
+        | {part: counts[part] - held[part] for part in ("documents", "tokens")},
         "masked": levels(model, arguments.planted, corpus, heldout, seed),
         "head": {"prototypes": PROTOTYPES, "prototypes_per_token": PROTOTYPES_PER_TOKEN}
         | {"epochs": arguments.epochs, "states": len(states), "readings": READINGS},
@@ -133,8 +140,8 @@ def levels(
 ) -> dict[str, Any]:
     """Return cross-entropies on held-out text, in nats a token, by the share that is masked.
 
-    Beside them, on the same tokens: that of the count of tokens in all the text that was read, and
-    that of the left-to-right model that this one was made of.
+    Beside them, on the same tokens: those of the left-to-right model with its mask opened and not
+    trained on, and of the count of tokens in all the text that it read; and of that model itself.
     """
     read = Corpus.open(planted / "corpus")
     counts = torch.ones(model.mask_id)
@@ -142,16 +149,19 @@ def levels(
         tokens = read.tokens(int(read.starts[number]), int(read.lengths[number]))
         counts += torch.from_numpy(np.bincount(tokens, minlength=len(counts)))
     log_count = (counts / counts.sum()).log()
+    before = load_checkpoint(planted / "model").model
+    made = from_left_to_right(before).eval()
     shares: dict[str, dict[str, float]] = {}
     for readings in MASKED_ONE_IN:
-        own, of_count = [], []
-        for one in masked_passes(model, corpus, heldout, seed, readings):
-            logits = model.lm_head(one.z)
-            own.append(functional.cross_entropy(logits, one.token, reduction="none").detach())
-            of_count.append(-log_count[one.token])
-        found = {"ce": torch.cat(own), "count_of_tokens": torch.cat(of_count)}
-        shares[str(readings)] = {name: float(of.mean()) for name, of in found.items()}
-    before = load_checkpoint(planted / "model").model
+        found: dict[str, list[Tensor]] = {"ce": [], "ce_before": [], "count_of_tokens": []}
+        for name, decoder in (("ce", model), ("ce_before", made)):
+            for one in masked_passes(decoder, corpus, heldout, seed, readings):
+                logits = decoder.lm_head(one.z)
+                missed = functional.cross_entropy(logits, one.token, reduction="none")
+                found[name].append(missed.detach())
+                if decoder is model:
+                    found["count_of_tokens"].append(-log_count[one.token])
+        shares[str(readings)] = {name: float(torch.cat(of).mean()) for name, of in found.items()}
     return {"one_in": shares, "left_to_right": left_to_right_ce(before, corpus, heldout)}
 
 
