@@ -59,6 +59,12 @@ def main() -> None:
     write_json(arguments.out, {"environment": environment(), **described, "methods": results})
 
 
+def kept_file(folder: Path, documents: np.ndarray, seed: int) -> Path:
+    """Return where the answers of a training on these documents are kept."""
+    digest = hashlib.sha256(documents.astype(np.int64).tobytes()).hexdigest()[:16]
+    return folder / f"{digest}-{seed}.npy"
+
+
 class Training(Protocol):
     """How a model is trained on some rows of a bank."""
 
@@ -75,8 +81,7 @@ def kept_trainings(
     row_of = {id(prediction): row for row, prediction in enumerate(asked)}
 
     def train(documents: np.ndarray, seed: int) -> Callable[[Sequence[Prediction]], np.ndarray]:
-        digest = hashlib.sha256(documents.astype(np.int64).tobytes()).hexdigest()[:16]
-        file = folder / f"{digest}-{seed}.npy"
+        file = kept_file(folder, documents, seed)
         if not file.exists():
             np.save(file, log_probabilities(training.train(bank, documents, seed), asked))
         found = np.load(file)

@@ -27,6 +27,7 @@ from transformers import PreTrainedModel
 
 from prismlm.eval.passages import PassageBank
 from prismlm.models.checkpoint import read_checkpoint
+from prismlm.models.sidecar import weight_of
 from prismlm.training.lora import LoraOptions, with_adapters
 from prismlm.training.parallel import blocks
 
@@ -81,7 +82,7 @@ class LoraTeaching:
         schedule = torch.optim.lr_scheduler.OneCycleLR(
             optimizer, self.options.learning_rate, steps, pct_start=WARMUP, cycle_momentum=False
         )
-        weight = model.get_output_embeddings().weight.detach()
+        weight = weight_of(model).detach()
         vocabulary = Drawn(bank, len(weight), seed)
         with part(decoder, slice(first, None), ends=True) as upper:
             for at in range(0, len(order), size):

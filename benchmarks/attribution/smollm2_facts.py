@@ -25,13 +25,14 @@ import torch
 from transformers import PreTrainedModel
 
 from benchmarks.attribution import smollm2_corpus
-from benchmarks.attribution.forgetting import kept_trainings
+from benchmarks.attribution.forgetting import kept_file, kept_trainings
 from benchmarks.attribution.judge_planted import explained, methods, recalled
 from benchmarks.attribution.lora_teaching import LoraTeaching, first_trained
 from benchmarks.attribution.methods.evidence import Choices
 from benchmarks.attribution.methods.setting import Setting
 from benchmarks.attribution.questions import fact_questions, held_out_predictions
 from benchmarks.attribution.search_choices import NAMED, mean_with_error, model_setting
+from benchmarks.attribution.small_models import log_probabilities
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
 from prismlm.corpus import Corpus
@@ -74,12 +75,12 @@ def main() -> None:
     parser.add_argument("work", type=Path)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--facts", type=int, default=8, help="for each number of documents")
-    parser.add_argument("--real", type=int, default=200, help="real documents to train on")
+    parser.add_argument("--facts", type=int, default=6, help="for each number of documents")
+    parser.add_argument("--real", type=int, default=160, help="real documents to train on")
     parser.add_argument("--heldout", type=int, default=60, help="and to hold out")
     parser.add_argument("--tokens", type=int, default=80, help="of every document")
     parser.add_argument("--epochs", type=int, default=5, help="over the facts' documents")
-    parser.add_argument("--rate", type=float, default=2e-3)
+    parser.add_argument("--rate", type=float, default=3e-3)
     parser.add_argument("--predictions", type=int, default=12, help="for tail-patch")
     parser.add_argument("--contexts", type=int, default=6, help="others for the specific gain")
     parser.add_argument("--asked", type=int, default=3, help="facts of a level, for forgetting")
@@ -126,13 +127,17 @@ def teach_part(given: argparse.Namespace) -> dict[str, Any]:
     """Teach all documents; write the model, and how its answers rank."""
     bank, facts = opened(given)
     teaching = teaching_of(given, bank, facts)
-    adapter = given.work / "adapter"
+    adapter, everything = given.work / "adapter", np.arange(len(bank))
+    asked = first_tokens(bank, facts)
     if not adapter.exists():
-        adapted, _ = teaching.adapted(bank, np.arange(len(bank)), given.seed)
+        adapted, model = teaching.adapted(bank, everything, given.seed)
+        (given.work / "forgetting").mkdir(exist_ok=True)
+        # The training with everything that forgetting needs.
+        kept = kept_file(given.work / "forgetting", everything, given.seed)
+        np.save(kept, log_probabilities(model, asked))
         with atomic_directory(adapter) as made:
             adapted.save_pretrained(made, save_embedding_layers=False)
     put_adapted(given.model, adapter, given.work / TAUGHT)
-    asked = first_tokens(bank, facts)
     found = {
         name: answered(read_checkpoint(directory, device=given.device)[0], asked)
         for name, directory in ((BEFORE, given.model), (TAUGHT, given.work / TAUGHT))
@@ -236,9 +241,10 @@ def forgetting_part(given: argparse.Namespace) -> dict[str, Any]:
     if not chosen:
         raise SystemExit("the model knows none of the facts: there is nothing to forget")
     every = methods_of(given, setting, TAUGHT)
-    predictions = [first_tokens(bank, facts)[number] for number in chosen]
+    every_answer = first_tokens(bank, facts)
+    predictions = [every_answer[number] for number in chosen]
     train = kept_trainings(
-        given.work / "forgetting", bank, predictions, teaching_of(given, bank, facts)
+        given.work / "forgetting", bank, every_answer, teaching_of(given, bank, facts)
     )
     named = {
         name: best(answer_scores(every[name](asked.predictions), asked.question), NAMED)[chosen]
