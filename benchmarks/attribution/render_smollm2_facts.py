@@ -9,7 +9,6 @@ import numpy as np
 from benchmarks.attribution.render import MEANING
 from benchmarks.shared.pages import page_options, publish, read_result, runs_made, table_head
 
-CONTROLS = ("random", "random states", "shuffled cells")
 STEP_MEANING = {**MEANING, "random": "control: documents at random"}
 
 
@@ -64,7 +63,7 @@ def _short(result: dict[str, Any]) -> list[str]:
         f"{sum(rank == 1 for rank in result['teach']['before']['rank'])}."
     )
     if "recall" in result:
-        lines += _recall_verdict(result["recall"])
+        lines += _recall_verdict(result)
     for part, key, what in (
         ("patch", "gain", "Tail-patch"),
         ("forgetting", "lost", "Forgetting"),
@@ -74,22 +73,28 @@ def _short(result: dict[str, Any]) -> list[str]:
     return [*lines, ""]
 
 
-def _recall_verdict(recall: dict[str, Any]) -> list[str]:
-    taught, before = (recall[name]["explain"] for name in ("taught", "before"))
-    ten, first = (taught[key]["all"] for key in ("ten", "first"))
-    bound = first["mean"] - 2 * first["error"] > first["same answer at random"]
-    return [
-        f"- Recall@10 of planted documents: **{ten['mean']:.3f}** ± {ten['error']:.3f}, "
-        f"{before['ten']['all']['mean']:.3f} of the model before. The first document named holds "
-        f"the fact for {first['mean']:.0%} of the questions, {before['first']['all']['mean']:.0%} "
-        f"before; of documents with the same answer at random, for "
-        f"{first['same answer at random']:.0%}: "
+def _recall_verdict(result: dict[str, Any]) -> list[str]:
+    found = result["recall"]["methods"]["explain"]
+    ten, first = (found[key]["all"] for key in ("ten", "first"))
+    same = "same answer at random"
+    bound = first["mean"] - 2 * first["error"] > first[same]
+    lines = [
+        f"- Recall@10 of planted documents: **{_figure(ten)}**; of documents with the same answer "
+        f"at random {ten[same]:.3f}. The first document named holds the fact for "
+        f"**{first['mean']:.0%}** of the questions; at random for {first[same]:.0%}: "
         + (
             "it names the place and not the phrase alone."
             if bound
             else "**does not work** as a test of the place, since the phrase alone finds as much."
         )
     ]
+    if "before" in result:
+        was = result["before"]["methods"]["explain"]
+        lines.append(
+            f"- Of the model before, which does not know the facts: recall@10 "
+            f"{_figure(was['ten']['all'])}, the first for {was['first']['all']['mean']:.0%}."
+        )
+    return lines
 
 
 def _verdict(methods: dict[str, Any], key: str, what: str) -> str:
@@ -135,28 +140,32 @@ def _taught(result: dict[str, Any]) -> list[str]:
             f"{likely['taught'].mean():.2f} |"
         )
     if "attach" in result:
-        lines += ["", *_heads(result["attach"])]
+        lines += ["", *_heads(result)]
     return [*lines, ""]
 
 
-def _heads(attach: dict[str, Any]) -> list[str]:
-    qualities = {name: attach[name]["quality"] for name in ("taught", "before")}
+def _heads(result: dict[str, Any]) -> list[str]:
+    attach = result["attach"]
     said = "; ".join(
-        f"{name}, prototype-only CE {q['prototype_only_ce']:.2f} against {q['ce']:.2f} nats, "
+        f"{name} prototype-only CE {q['prototype_only_ce']:.2f} against {q['ce']:.2f} nats, "
         f"explained share {q['explained_share']:.2f}"
-        for name, q in qualities.items()
+        for name, part in (("taught", "attach"), ("before", "before"))
+        if part in result
+        for q in (result[part]["quality"],)
     )
     return [
         f"Then `prismlm attach` put a head of {attach['prototypes']:,} prototypes, "
-        f"{attach['per_token']} for a token, on {attach['taught']['states']:,} hidden states of "
-        "this corpus, and wrote the lens; the same was done with the model before it was taught. "
-        f"On held-out text: {said}."
+        f"{attach['per_token']} for a token, on the {attach['states']:,} hidden states of "
+        "this corpus, and wrote the lens"
+        + ("; the same was done with the model before. " if "before" in result else ". ")
+        + f"On held-out text: {said}."
     ]
 
 
 def _recall(result: dict[str, Any]) -> list[str]:
     """Return the section on the documents that are named."""
-    recall, copies = result["recall"], result["corpus"]["copies"]
+    copies, before = result["corpus"]["copies"], result.get("before", {}).get("methods")
+    methods = result["recall"]["methods"]
     lines = [
         "## Does it name the documents that hold the fact?",
         "",
@@ -168,21 +177,20 @@ def _recall(result: dict[str, Any]) -> list[str]:
         *table_head(
             "| method | recall@10 | "
             + " | ".join(f"in {level}" for level in copies)
-            + " | first | before: recall@10 | first |"
+            + " | first |"
+            + (" before: recall@10 | first |" if before else "")
         ),
     ]
-    for name, found in recall["taught"].items():
-        was = recall["before"][name]
+    for name, found in methods.items():
         cells = [_figure(found["ten"]["all"])]
         cells += [f"{found['ten'][f'copies {level}']['mean']:.3f}" for level in copies]
         cells += [_figure(found["first"]["all"])]
-        cells += [_figure(was["ten"]["all"]), _figure(was["first"]["all"])]
+        cells += [_figure(before[name][key]["all"]) for key in ("ten", "first")] if before else []
         lines.append(f"| {STEP_MEANING[name]} | {' | '.join(cells)} |")
-    twin = {key: recall["taught"]["explain"][key] for key in ("ten", "first")}
-    same = "same answer at random"
+    twin, same = methods["explain"], "same answer at random"
     cells = [f"{twin['ten']['all'][same]:.3f}"]
     cells += [f"{twin['ten'][f'copies {level}'][same]:.3f}" for level in copies]
-    cells += [f"{twin['first']['all'][same]:.3f}", "–", "–"]
+    cells += [f"{twin['first']['all'][same]:.3f}", *(["–", "–"] if before else [])]
     return [*lines, f"| control: the same answer at random | {' | '.join(cells)} |", ""]
 
 

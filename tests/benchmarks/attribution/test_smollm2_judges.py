@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from benchmarks.attribution.smollm2_corpus import short_host
-from benchmarks.attribution.smollm2_facts import compared, known_facts
+from benchmarks.attribution.smollm2_judges import compared, known_facts
 from prismlm.corpus.documents import Document
 
 SHORT = "This sentence has more than forty characters."
