@@ -54,14 +54,14 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--facts", type=int, default=6, help="for each number of documents")
-    parser.add_argument("--real", type=int, default=160, help="real documents to train on")
-    parser.add_argument("--heldout", type=int, default=60, help="and to hold out")
+    parser.add_argument("--real", type=int, default=120, help="real documents to train on")
+    parser.add_argument("--heldout", type=int, default=40, help="and to hold out")
     parser.add_argument("--tokens", type=int, default=80, help="of every document")
     parser.add_argument("--epochs", type=int, default=5, help="over the facts' documents")
     parser.add_argument("--rate", type=float, default=3e-3)
-    parser.add_argument("--predictions", type=int, default=12, help="for tail-patch")
-    parser.add_argument("--contexts", type=int, default=6, help="others for the specific gain")
-    parser.add_argument("--asked", type=int, default=3, help="facts of a level, for forgetting")
+    parser.add_argument("--predictions", type=int, default=10, help="for tail-patch")
+    parser.add_argument("--contexts", type=int, default=4, help="others for the specific gain")
+    parser.add_argument("--asked", type=int, default=2, help="facts of a level, for forgetting")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1], help="of forgetting")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
@@ -160,7 +160,7 @@ def put_head(given: argparse.Namespace, name: str, source: Path) -> dict[str, An
     """Attach a head and a lens to a model."""
     fit = FitOptions(prototypes=1024, prototypes_per_token=32, epochs=6, frequent=3000, drawn=1000)
     options = AttachOptions(
-        fit=fit, window=WINDOW, contexts=16, heldout_tokens=4000, device=given.device
+        fit=fit, window=WINDOW, contexts=16, heldout_tokens=3000, device=given.device
     )
     made = attach(str(source), [given.work / "corpus"], attached(given, name), options)
     return {
