@@ -68,7 +68,7 @@ def patch_part(given: argparse.Namespace) -> dict[str, Any]:
         given.seed,
         tokens=given.tokens,
     )
-    asked, others = drawn[: -given.contexts], drawn[-given.contexts :]
+    others, asked = drawn[: given.contexts], drawn[given.contexts :]
     every = methods_of(given, setting, TAUGHT)
     named = {name: best(every[name](asked), NAMED) for name in PATCH}
     model = setting.model.to(given.device)  # pyright: ignore[reportArgumentType]
