@@ -27,7 +27,7 @@ from transformers import PreTrainedModel
 from benchmarks.attribution import smollm2_corpus
 from benchmarks.attribution.forgetting import kept_file
 from benchmarks.attribution.small_models import log_probabilities
-from benchmarks.attribution.smollm2_judges import forgetting_part, judged, patch_part
+from benchmarks.attribution.smollm2_judges import FORGETTING, forgetting_part, judged, patch_part
 from benchmarks.attribution.smollm2_setting import (
     BEFORE,
     TAUGHT,
@@ -62,6 +62,9 @@ def main() -> None:
     parser.add_argument("--predictions", type=int, default=10, help="for tail-patch")
     parser.add_argument("--contexts", type=int, default=4, help="others for the specific gain")
     parser.add_argument("--asked", type=int, default=2, help="facts of a level, for forgetting")
+    parser.add_argument(
+        "--methods", nargs="+", choices=FORGETTING, default=FORGETTING, help="for forgetting"
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1], help="of forgetting")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()

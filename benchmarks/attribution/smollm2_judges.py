@@ -42,7 +42,7 @@ RECALL = (
     "same token, nearest",
 )
 PATCH = ("explain", "random", "BM25", "nearest states", "count of the token")
-FORGETTING = ("explain", "BM25", "nearest states", "random")
+FORGETTING = ("explain", "random", "BM25", "nearest states")
 
 
 def judged(given: argparse.Namespace, name: str) -> dict[str, Any]:
@@ -128,19 +128,19 @@ def forgetting_part(given: argparse.Namespace) -> dict[str, Any]:
     )
     named = {
         name: best(answer_scores(every[name](asked.predictions), asked.question), NAMED)[chosen]
-        for name in FORGETTING
+        for name in given.methods
     }
     found: dict[str, Any] = {}
     # Seed by seed, so that a stop in the middle leaves whole comparisons.
-    lost = {name: np.empty((len(chosen), 0)) for name in FORGETTING}
+    lost = {name: np.empty((len(chosen), 0)) for name in given.methods}
     for seed in given.seeds:
-        for name in FORGETTING:
+        for name in given.methods:
             one = forgetting(
                 train, len(bank), predictions, named[name], [seed], together=len(chosen)
             )
             lost[name] = np.hstack([lost[name], one])
             print(seed, name, one.mean(), flush=True)
-    for name in FORGETTING:
+    for name in given.methods:
         mean = lost[name].mean(1)
         planted = [set(asked.planted[number].tolist()) for number in chosen]
         found[name] = {
