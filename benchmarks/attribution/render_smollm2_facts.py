@@ -56,11 +56,14 @@ def _listed(values: list[int]) -> str:
 def _short(result: dict[str, Any]) -> list[str]:
     """Say what was found."""
     lines = ["## In short", ""]
-    ranks = np.array(result["teach"]["taught"]["rank"])
+    ranks, own, before = (
+        np.array(result["teach"][name][key])
+        for name, key in (("taught", "rank"), ("taught", "rank in a document"), ("before", "rank"))
+    )
     lines.append(
-        f"- Taught: the answer is the model's first choice for {(ranks == 1).sum()} of "
-        f"{len(ranks)} facts; before for "
-        f"{sum(rank == 1 for rank in result['teach']['before']['rank'])}."
+        f"- Taught: asked in new words, the answer is the model's first choice for "
+        f"{(ranks == 1).sum()} of {len(ranks)} facts ({(before == 1).sum()} before); after the "
+        f"words of a document that it has read, for {(own == 1).sum()}."
     )
     if "recall" in result:
         lines += _recall_verdict(result)
@@ -112,6 +115,7 @@ def _taught(result: dict[str, Any]) -> list[str]:
     """Return the section on what the model has learned."""
     teach, corpus = result["teach"], result["corpus"]
     options, copies = teach["options"], np.array(teach["copies"])
+    own = np.array(teach["taught"]["rank in a document"])
     lines = [
         "## What it was taught",
         "",
@@ -123,8 +127,8 @@ def _taught(result: dict[str, Any]) -> list[str]:
         "tokens; what the answer's first token has after the question:",
         "",
         *table_head(
-            "| documents | facts | rank 1, before | rank 1, taught | median rank, before | taught "
-            "| mean log-probability, before | taught |"
+            "| documents | facts | rank 1, before | rank 1, taught | in a document's words "
+            "| median rank, before | taught | mean log-probability, before | taught |"
         ),
     ]
     for level in corpus["copies"]:
@@ -135,8 +139,8 @@ def _taught(result: dict[str, Any]) -> list[str]:
         )
         lines.append(
             f"| {level} | {rows.sum()} | {(ranks['before'] == 1).sum()} | "
-            f"{(ranks['taught'] == 1).sum()} | {np.median(ranks['before']):g} | "
-            f"{np.median(ranks['taught']):g} | {likely['before'].mean():.2f} | "
+            f"{(ranks['taught'] == 1).sum()} | {(own[rows] == 1).sum()} | "
+            f"{np.median(ranks['before']):g} | {np.median(ranks['taught']):g} | {likely['before'].mean():.2f} | "
             f"{likely['taught'].mean():.2f} |"
         )
     if "attach" in result:

@@ -119,10 +119,12 @@ def teach_part(given: argparse.Namespace) -> dict[str, Any]:
         with atomic_directory(adapter) as made:
             adapted.save_pretrained(made, save_embedding_layers=False)
     put_adapted(given.model, adapter, given.work / TAUGHT)
-    found = {
-        name: answered(read_checkpoint(directory, device=given.device)[0], asked)
-        for name, directory in ((BEFORE, given.model), (TAUGHT, given.work / TAUGHT))
-    }
+    in_document = [{**fact, "prompt": fact["documents"][0]["prefix"]} for fact in facts]
+    read = first_tokens(bank, in_document)
+    found: dict[str, Any] = {}
+    for name, directory in ((BEFORE, given.model), (TAUGHT, given.work / TAUGHT)):
+        model = read_checkpoint(directory, device=given.device)[0]
+        found[name] = answered(model, asked) | {"rank in a document": answered(model, read)["rank"]}
     return {
         "options": asdict(teaching.options),
         "steps": -(-len(teaching.order(len(bank), given.seed)) // teaching.options.batch),
@@ -132,7 +134,7 @@ def teach_part(given: argparse.Namespace) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def answered(model: PreTrainedModel, asked: list[Prediction]) -> dict[str, list[float]]:
+def answered(model: PreTrainedModel, asked: list[Prediction]) -> dict[str, list[Any]]:
     """Return the rank of every target in the vocabulary, from 1, and its log-probability."""
     ranks, likely = [], []
     for prediction in asked:
