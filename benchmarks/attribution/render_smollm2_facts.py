@@ -140,8 +140,8 @@ def _taught(result: dict[str, Any]) -> list[str]:
         lines.append(
             f"| {level} | {rows.sum()} | {(ranks['before'] == 1).sum()} | "
             f"{(ranks['taught'] == 1).sum()} | {(own[rows] == 1).sum()} | "
-            f"{np.median(ranks['before']):g} | {np.median(ranks['taught']):g} | {likely['before'].mean():.2f} | "
-            f"{likely['taught'].mean():.2f} |"
+            f"{np.median(ranks['before']):g} | {np.median(ranks['taught']):g} | "
+            f"{likely['before'].mean():.2f} | {likely['taught'].mean():.2f} |"
         )
     if "attach" in result:
         lines += ["", *_heads(result)]
