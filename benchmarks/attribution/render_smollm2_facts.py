@@ -63,7 +63,8 @@ def _short(result: dict[str, Any]) -> list[str]:
     lines.append(
         f"- Taught: asked in new words, the answer is the model's first choice for "
         f"{(ranks == 1).sum()} of {len(ranks)} facts ({(before == 1).sum()} before); after the "
-        f"words of a document that it has read, for {(own == 1).sum()}."
+        f"words of a document that it has read, for {(own == 1).sum()}. Goal, most of them in new "
+        f"words: {'met' if (ranks == 1).mean() > 0.5 else '**missed**'}."
     )
     if "recall" in result:
         lines += _recall_verdict(result)
@@ -91,6 +92,17 @@ def _recall_verdict(result: dict[str, Any]) -> list[str]:
             else "**does not work** as a test of the place, since the phrase alone finds as much."
         )
     ]
+    every = {name: m["ten"]["all"]["mean"] for name, m in result["recall"]["methods"].items()}
+    equal = [name for name in every if name != "explain" and every[name] >= every["explain"]]
+    lines.append(
+        f"- As high a recall@10, or a higher one, have: {', '.join(equal) or 'none'}. "
+        + (
+            "Cells of random states find the same positions: what is shown here is evidence by "
+            "position, not what fitting prototypes adds to it."
+            if "random states" in equal
+            else ""
+        )
+    )
     if "before" in result:
         was = result["before"]["methods"]["explain"]
         lines.append(
