@@ -28,7 +28,7 @@ def render(result: dict[str, Any]) -> str:
         "Generated from `smollm2_facts.json` by "
         "`python -m benchmarks.attribution.render_smollm2_facts`; the JSON by",
         "",
-        "    python -m benchmarks.attribution.smollm2_facts SMOLLM2 WORK",
+        f"    python -m benchmarks.attribution.smollm2_facts SMOLLM2 WORK{_options(result)}",
         "",
         runs_made([part["environment"] for part in result.values()]),
         "",
@@ -47,6 +47,26 @@ def render(result: dict[str, Any]) -> str:
     for part, section in (("recall", _recall), ("patch", _patch), ("forgetting", _forgetting)):
         lines += section(result) if part in result else []
     return "\n".join([*lines, *_small(result)]) + "\n"
+
+
+def _options(result: dict[str, Any]) -> str:
+    """Return the options that say how much of the two dear parts was measured."""
+    words = ""
+    if "forgetting" in result:
+        words += f" --seeds {' '.join(map(str, result['forgetting']['seeds']))}"
+    if "patch" in result:
+        words += f" --predictions {result['patch']['predictions']}"
+    return words
+
+
+def _missing(result: dict[str, Any]) -> list[str]:
+    """Say which parts were not measured."""
+    parts = {
+        "patch": "Tail-patch",
+        "forgetting": "Forgetting",
+        "before": "Recall of the model before it was taught",
+    }
+    return [f"- {what}: not measured." for part, what in parts.items() if part not in result]
 
 
 def _listed(values: list[int]) -> str:
@@ -74,7 +94,7 @@ def _short(result: dict[str, Any]) -> list[str]:
     ):
         if part in result:
             lines.append(_verdict(result[part]["methods"], key, what))
-    return [*lines, ""]
+    return [*lines, *_missing(result), ""]
 
 
 def _recall_verdict(result: dict[str, Any]) -> list[str]:
@@ -238,13 +258,13 @@ def _forgetting(result: dict[str, Any]) -> list[str]:
     lines = [
         "## Forgetting: what is lost without what is named?",
         "",
-        f"{len(found['facts'])} facts that the model knows, {len(found['seeds'])} seeds. For each "
+        f"{len(found['facts'])} facts that the model knows; seeds: {len(found['seeds'])}. For each "
         "method SmolLM2 is taught again without the ten documents that it names for each of the "
         "facts, all of them together. *Lost* is what the answers lose of their log-probability, "
         f"which is {np.mean(found['kept']):.2f} nats with all documents; *removed*, how many "
         "documents were left out, of all; *theirs*, the share of the documents with these facts "
-        "that was. ± is a standard error over facts, of which some share a training: it does not "
-        "say what another draw of the trainings would change.",
+        "that was. ± is a standard error over facts, which all share their trainings: it does not "
+        "say what other trainings would change.",
         "",
         *table_head("| method | lost | `explain` − it | removed | theirs |"),
     ]
