@@ -115,7 +115,7 @@ def _recall_verdict(result: dict[str, Any]) -> list[str]:
     every = {name: m["ten"]["all"]["mean"] for name, m in result["recall"]["methods"].items()}
     equal = [name for name in every if name != "explain" and every[name] >= every["explain"]]
     lines.append(
-        f"- As high a recall@10, or a higher one, have: {', '.join(equal) or 'none'}. "
+        f"- As high a recall@10, or a higher one, have: {'; '.join(equal) or 'none'}. "
         + (
             "Cells of random states find the same positions: what is shown here is evidence by "
             "position, not what fitting prototypes adds to it."
@@ -139,6 +139,7 @@ def _verdict(methods: dict[str, Any], key: str, what: str) -> str:
     rest = [n for n in methods if n not in ("explain", *above)]
     found = methods["explain"][key]
     said = f"- {what}: **{found['mean']:+.3f}** ± {found['error']:.3f} nats. "
+    said += "" if "random" in above else "**Does not work** here: documents at random do as much. "
     said += f"Above {', '.join(above)}" if above else "Above none"
     return said + (f"; not above {', '.join(rest)}." if rest else ".")
 
@@ -240,7 +241,8 @@ def _patch(result: dict[str, Any]) -> list[str]:
         f"0.6. One step of SGD, rate {patch['learning_rate']:g}, of all weights of the last "
         f"{patch['blocks']} blocks, on the ten documents with the largest scores; *gain* is what "
         "the log-probability of the token gains, in nats, *specific* the gain in log-odds here "
-        f"less its mean in {patch['contexts']} other contexts.",
+        f"less its mean in {patch['contexts']} other contexts. Where fewer than ten documents have "
+        "a score above 0, as happens in so little text, others fill the ten up.",
         "",
         *table_head("| method | gain | specific | `explain` − it, gain | specific |"),
     ]
