@@ -13,9 +13,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+from transformers import PreTrainedModel
 
 from benchmarks.attribution.model_bank import open_bank, read_predictions
 from benchmarks.attribution.search_choices import mean_with_error
@@ -41,7 +42,7 @@ def main() -> None:
     bank = open_bank(arguments.bank)
     every = read_predictions(arguments.bank)
     asked = every[: arguments.predictions]
-    train = kept_trainings(arguments.bank / "forgetting", bank, every)
+    train = kept_trainings(arguments.bank / "forgetting", bank, every, SmallTraining())
     results: dict[str, Any] = {}
     for name in arguments.methods:
         scores = np.load(arguments.bank / "scores" / f"{name}.npy")[: len(asked)]
@@ -58,18 +59,31 @@ def main() -> None:
     write_json(arguments.out, {"environment": environment(), **described, "methods": results})
 
 
+def kept_file(folder: Path, documents: np.ndarray, seed: int) -> Path:
+    """Return where the answers of a training on these documents are kept."""
+    digest = hashlib.sha256(documents.astype(np.int64).tobytes()).hexdigest()[:16]
+    return folder / f"{digest}-{seed}.npy"
+
+
+class Training(Protocol):
+    """How a model is trained on some rows of a bank."""
+
+    def train(self, bank: PassageBank, documents: np.ndarray, seed: int) -> PreTrainedModel:
+        """Return the trained model."""
+        ...
+
+
 def kept_trainings(
-    folder: Path, bank: PassageBank, asked: Sequence[Prediction]
+    folder: Path, bank: PassageBank, asked: Sequence[Prediction], training: Training
 ) -> Callable[[np.ndarray, int], Callable[[Sequence[Prediction]], np.ndarray]]:
     """Return a training whose answers are kept on disk, to all that may be ``asked``."""
     folder.mkdir(exist_ok=True)
     row_of = {id(prediction): row for row, prediction in enumerate(asked)}
 
     def train(documents: np.ndarray, seed: int) -> Callable[[Sequence[Prediction]], np.ndarray]:
-        digest = hashlib.sha256(documents.astype(np.int64).tobytes()).hexdigest()[:16]
-        file = folder / f"{digest}-{seed}.npy"
+        file = kept_file(folder, documents, seed)
         if not file.exists():
-            np.save(file, log_probabilities(SmallTraining().train(bank, documents, seed), asked))
+            np.save(file, log_probabilities(training.train(bank, documents, seed), asked))
         found = np.load(file)
         return lambda predictions: np.array([found[row_of[id(p)]] for p in predictions])
 

@@ -130,15 +130,19 @@ def explained(setting: Setting, cells: Cells, seed: int) -> dict[str, Method]:
 
 
 def recalled(
-    setting: Setting, method: Method, facts: Sequence[dict[str, Any]], seed: int
+    setting: Setting,
+    method: Method,
+    facts: Sequence[dict[str, Any]],
+    seed: int,
+    limit: int = NAMED,
 ) -> dict[str, dict[str, float]]:
     """Return the recall of the documents of facts, by how they are told and by their copies."""
     asked = fact_questions(setting.bank, facts)
     scores = answer_scores(method(asked.predictions), asked.question)
     alike = isinstance(method, (NearestStates, ByWords))
     of_document = setting.bank.by_document(scores, best=alike)
-    found = document_recall(of_document, asked.planted, NAMED)
-    twins = twin_recall(facts, NAMED)
+    found = document_recall(of_document, asked.planted, limit)
+    twins = twin_recall(facts, limit)
     searched = halves(len(facts), seed)
     groups = {"all": np.ones(len(facts), dtype=bool), "search": searched, "report": ~searched}
     for key in ("told", "copies"):

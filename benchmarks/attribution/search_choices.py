@@ -74,13 +74,18 @@ def main() -> None:
 
 def planted_setting(planted: Path) -> Setting:
     """Open the planted model, and read the positions of its training text unless they are there."""
-    checkpoint = load_checkpoint(planted / "model")
-    corpus = Corpus.open(planted / "corpus")
     window = int(read_json(planted / "model" / "training.json")["recipe"]["data"]["length"])
+    corpus = Corpus.open(planted / "corpus")
+    return model_setting(planted / "model", corpus, window, planted / "positions")
+
+
+def model_setting(directory: Path, corpus: Corpus, window: int, kept: Path) -> Setting:
+    """Open a model with its head, and read the positions of a corpus unless they are ``kept``."""
+    checkpoint = load_checkpoint(directory)
     bank = PassageBank.of(corpus, corpus.split("train"))
     model, head, logit_map = checkpoint.model, checkpoint.sidecar.head, checkpoint.sidecar.logit_map
     positions = kept_positions(
-        planted / "positions", model, head, logit_map, bank, window=window, stride=window * 3 // 4
+        kept, model, head, logit_map, bank, window=window, stride=window * 3 // 4
     )
     return Setting(model, checkpoint.tokenizer, head, logit_map, bank, positions, window)
 

@@ -45,6 +45,7 @@ def tail_patch(
     *,
     contexts: Sequence[np.ndarray] = (),
     learning_rate: float = 0.05,
+    weights: Sequence[nn.Parameter] | None = None,
 ) -> PatchGains:
     """Return the gains of each prediction.
 
@@ -53,7 +54,8 @@ def tail_patch(
         predictions: whose targets' log-probabilities are compared.
         passages: for each prediction the token ids of those named for it, int64 [length] each.
         contexts: other texts that targets might follow, token ids, int64 [length] each.
-        learning_rate: η of the step, plain SGD on every weight.
+        learning_rate: η of the step, plain SGD.
+        weights: of the model, that the step moves; every one if left out.
 
     Raises:
         InputError: not one list of passages for each prediction, or one without two tokens in a
@@ -66,10 +68,11 @@ def tail_patch(
         )
     training = model.training
     model.eval()
+    moved = list(model.parameters()) if weights is None else weights
     try:
         elsewhere = [_log_probabilities(model, context) for context in contexts]
         pairs = [
-            _gains(model, prediction, named, contexts, elsewhere, learning_rate)
+            _gains(model, prediction, named, contexts, elsewhere, learning_rate, moved)
             for prediction, named in zip(predictions, passages, strict=True)
         ]
     finally:
@@ -85,10 +88,11 @@ def _gains(
     contexts: Sequence[np.ndarray],
     elsewhere: Sequence[Tensor],
     rate: float,
+    weights: Sequence[nn.Parameter],
 ) -> tuple[float, float]:
     target = prediction.target
     before = _log_probabilities(model, prediction.ids)[target]
-    with one_step(model, passages, rate):
+    with one_step(model, passages, rate, weights):
         after = _log_probabilities(model, prediction.ids)[target]
         others = [
             _log_odds(_log_probabilities(model, context)[target]) - _log_odds(was[target])
@@ -104,13 +108,17 @@ def _log_odds(log_probability: Tensor) -> Tensor:
 
 
 @contextmanager
-def one_step(model: nn.Module, passages: Sequence[np.ndarray], rate: float) -> Iterator[None]:
-    """Move the weights by one step of SGD on the passages, and back when the block ends.
+def one_step(
+    model: nn.Module,
+    passages: Sequence[np.ndarray],
+    rate: float,
+    weights: Sequence[nn.Parameter],
+) -> Iterator[None]:
+    """Move weights by one step of SGD on the passages, and back when the block ends.
 
     Raises:
         InputError: no passage has two tokens.
     """
-    weights = list(model.parameters())
     kept = [weight.detach().clone() for weight in weights]
     with torch.enable_grad():
         gradients = torch.autograd.grad(_passage_loss(model, passages), weights, allow_unused=True)

@@ -60,7 +60,7 @@ def test_a_training_is_made_once(bank, tmp_path, monkeypatch):
     monkeypatch.setattr(SmallTraining, "train", counted)
     asked = [Prediction(np.array([1, 2]), 3), Prediction(np.array([4]), 5)]
     for _ in range(2):
-        again = kept_trainings(tmp_path / "kept", bank, asked)
+        again = kept_trainings(tmp_path / "kept", bank, asked, SmallTraining())
         found = again(np.array([0, 2]), 7)(asked[1:])
     assert len(made) == 1
     expected = log_probabilities(train(SmallTraining(), bank, np.array([0, 2]), 7), asked)
