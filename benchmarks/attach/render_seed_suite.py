@@ -33,7 +33,7 @@ def render(result: dict[str, Any]) -> str:
         "",
         f"    prismlm eval prismlm-demo/model --data DIR{asked} --out OURS",
         f"    prismlm eval SMOLLM2 --data DIR{asked} --out BASE",
-        "    python -m benchmarks.attach.seed_suite OURS BASE",
+        "    python -m benchmarks.attach.seed_suite OURS --base BASE",
         "",
         measured_on(result["environment"]),
         "",
@@ -48,6 +48,11 @@ def render(result: dict[str, Any]) -> str:
         "## In short",
         "",
         *_verdicts(tasks, ours),
+        *_parts_compared(
+            result["differences"]["residual_less_prototypes"],
+            [task for task in tasks if _above(task, "plain", metric)],
+            _chance(tasks),
+        ),
         "",
         "![accuracies of the eight tasks](seed_suite.svg)",
         "",
@@ -56,15 +61,20 @@ def render(result: dict[str, Any]) -> str:
         "## Accuracies",
         "",
         "± is one standard error over questions. In brackets: the change from plain in %, with the "
-        "standard error of the differences question by question.",
+        "standard error of the differences question by question. *Most common*: always giving the "
+        "answer that is right most often.",
         "",
-        *table_head(f"| task | chance | {' | '.join(name for _, name in STYLES.values())} |"),
+        *table_head(
+            f"| task | chance | most common | {' | '.join(name for _, name in STYLES.values())} |"
+        ),
         *(_row(task, metric) for task in tasks),
-        _mean_row(ours["mean"]),
+        _mean_row(ours["mean"], _chance(tasks)),
         "",
         "## The model before fine-tuning, and what its authors publish",
         "",
-        *_base(result),
+        *(_base(result) if result["base"] else ["The model before fine-tuning was not asked."]),
+        "",
+        _published(result["published"]),
     ]
     return "\n".join(lines) + "\n"
 
@@ -90,14 +100,13 @@ def _verdicts(tasks: list[dict[str, Any]], ours: dict[str, Any]) -> list[str]:
         inside = [title for title, of in figures.items() if _inside(of, band)]
         outside = [title for title, of in figures.items() if _surely(of, band)]
         kept = [task for task in telling if _above(task, name, metric)]
-        lost = [task for task in telling if task not in kept]
         mean = ours["mean"][name]
         lines.append(
             f"- **{STYLES[name][1].capitalize()}: within ±{band:g} % on {_count(inside, tasks)}** "
             f"({_listed(inside)}), and outside of it beyond doubt (95 %) on {len(outside)} "
-            f"({_listed(outside)}). Of the {len(telling)} that tell, "
-            f"{len(kept)} are still above chance ({_names(kept)}) and {len(lost)} are not "
-            f"({_names(lost)}). Mean of all eight {mean['value']:.1%}, {_change(mean)}."
+            f"({_listed(outside)}). Of the {len(telling)} that tell, it is above chance on "
+            f"{len(kept)} ({_names(kept)}). Mean of all eight {mean['value']:.1%}, "
+            f"{_change(mean)}."
         )
     errors = [
         of["change_stderr"]
@@ -111,6 +120,35 @@ def _verdicts(tasks: list[dict[str, Any]], ours: dict[str, Any]) -> list[str]:
         "a finding."
     )
     return lines
+
+
+def _parts_compared(
+    apart: dict[str, dict[str, float]], telling: list[dict[str, Any]], chance: float
+) -> list[str]:
+    """Say which part answers more, on all tasks and on those that tell."""
+    mean = apart["mean"]
+    which = "which part answers more is not told"
+    if mean["value"] > SURE * mean["stderr"]:
+        which = "the residual alone answers more than the prototypes alone"
+    elif mean["value"] < -SURE * mean["stderr"]:
+        which = "the prototypes alone answer more than the residual alone"
+    values, errors = (
+        [apart[task["task"]][name] for task in telling] for name in ("value", "stderr")
+    )
+    some = {
+        "value": sum(values) / max(1, len(values)),
+        "stderr": sum(error**2 for error in errors) ** 0.5 / max(1, len(values)),
+    }
+    return [
+        f"- Residual less prototypes, mean of all eight: {_points(mean)} points; of the "
+        f"{len(telling)} that tell, {_points(some)}. **On all eight, {which}.** Of the tasks where "
+        "plain guesses, a part's gain is no knowledge of the model's.",
+        f"- Chance has a mean of {chance:.1%}: the means above are to be read beside that.",
+    ]
+
+
+def _chance(tasks: list[dict[str, Any]]) -> float:
+    return sum(task["chance"] for task in tasks) / len(tasks)
 
 
 def _above(task: dict[str, Any], name: str, metric: str) -> bool:
@@ -150,19 +188,24 @@ def _figure(of: dict[str, Any]) -> str:
     return f"{of['value']:.1%} ± {of['stderr']:.1%}"
 
 
+def _points(of: dict[str, Any]) -> str:
+    return f"{100 * of['value']:+.1f} ± {100 * of['stderr']:.1f}"
+
+
 def _row(task: dict[str, Any], metric: str) -> str:
     figures = {name: of[metric] for name, of in task["predictors"].items()}
     parts = " | ".join(f"{_figure(figures[name])} ({_change(figures[name])})" for name in PARTS)
-    return f"| {task['title']} | {task['chance']:.1%} | {_figure(figures['plain'])} | {parts} |"
+    guesses = f"{task['chance']:.1%} | {task['most_common']:.1%}"
+    return f"| {task['title']} | {guesses} | {_figure(figures['plain'])} | {parts} |"
 
 
-def _mean_row(mean: dict[str, Any]) -> str:
+def _mean_row(mean: dict[str, Any], chance: float) -> str:
     parts = " | ".join(f"{_figure(mean[name])} ({_change(mean[name])})" for name in PARTS)
-    return f"| **mean** |  | {_figure(mean['plain'])} | {parts} |"
+    return f"| **mean** | {chance:.1%} |  | {_figure(mean['plain'])} | {parts} |"
 
 
 def _base(result: dict[str, Any]) -> list[str]:
-    """Return the table of the model before fine-tuning, and the published figures."""
+    """Return the table of the model before fine-tuning."""
     metric = result["ours"]["metric"]
     lines = [
         "The same questions asked of SmolLM2-135M-Instruct as its GGUF file (Q4_1) has it, and "
@@ -173,21 +216,24 @@ def _base(result: dict[str, Any]) -> list[str]:
     for task in result["base"]["tasks"]:
         plain = task["predictors"]["plain"]
         normed = _figure(plain["acc_norm"]) if "acc_norm" in plain else "–"
-        moved = result["fine_tuning"][task["task"]]
+        moved = result["differences"]["fine_tuning"][task["task"]]
         lines.append(
-            f"| {task['title']} | {_figure(plain[metric])} | {normed} | "
-            f"{100 * moved['value']:+.1f} ± {100 * moved['stderr']:.1f} |"
+            f"| {task['title']} | {_figure(plain[metric])} | {normed} | {_points(moved)} |"
         )
-    published = result["published"]
-    figures = ", ".join(f"{name} {value}" for name, value in published["percent"].items())
-    return [
-        *lines,
-        "",
-        f"Published, in %: {figures} ({published['source']}). The card does not name the metric, "
-        "and that harness has prompts of its own; its MMLU scores the text of answers and not "
-        "their letters, another task than the one here. It is of the weights in bfloat16 and all "
-        "questions; ours are 4-bit weights.",
-    ]
+    mean = result["base"]["mean"]["plain"]
+    moved = result["differences"]["fine_tuning"]["mean"]
+    lines.append(f"| **mean** | {_figure(mean)} |  | {_points(moved)} |")
+    return lines
+
+
+def _published(found: dict[str, Any]) -> str:
+    figures = ", ".join(f"{name} {value}" for name, value in found["percent"].items())
+    return (
+        f"Published, in %: {figures} ({found['source']}). The card does not name the metric, and "
+        "that harness has prompts of its own; its MMLU scores the text of answers and not their "
+        "letters, another task than the one here. It is of the weights in bfloat16 and of all "
+        "questions; ours are 4-bit weights."
+    )
 
 
 if __name__ == "__main__":

@@ -119,10 +119,12 @@ def measured(given: argparse.Namespace, corpus: Corpus, arm: str, seed: int) -> 
     windows = heldout_windows(corpus, given.length, given.documents)
     found = judged(begun.model, begun.feedback, windows, seed)
     if begun.feedback is not None:
-        table = begun.feedback.embedding.weight
+        table = begun.feedback.embedding.weight.detach()
+        tokens: Any = begun.model.get_input_embeddings().weight
         found["table"] = {
             "parameters": table.numel(),
             "deviation": float(table.square().mean().sqrt()),
+            "deviation_of_tokens": float(tokens.detach().square().mean().sqrt()),
             "codes_seen": int(begun.feedback.seen.sum()),
         }
     return found | {"curve": curve}
