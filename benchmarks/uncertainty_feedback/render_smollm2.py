@@ -71,7 +71,8 @@ def render(runs: list[Run]) -> str:
         runs_made([run["environment"] for run in runs]),
         "",
         "A table of codes that starts at zero is put beside "
-        f"{_settings(groups[0])['model']}, which then predicts as it did, and is trained with the codes of two passes: the first gives the "
+        f"{_settings(groups[0])['model']}, which then predicts as it did, and is trained with the "
+        "codes of two passes: the first gives the "
         "entropies, the second reads them. The control is the same with the codes permuted over "
         "all positions of a step, drawn anew each time: its rows are visited as often, and its "
         "codes say nothing of where they arrive. Both can learn what any vector at every position "
