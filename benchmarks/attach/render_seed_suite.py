@@ -103,8 +103,8 @@ def _verdicts(tasks: list[dict[str, Any]], ours: dict[str, Any]) -> list[str]:
         mean = ours["mean"][name]
         lines.append(
             f"- **{STYLES[name][1].capitalize()}: within ±{band:g} % on {_count(inside, tasks)}** "
-            f"({_listed(inside)}), and outside of it beyond doubt (95 %) on {len(outside)} "
-            f"({_listed(outside)}). Of the {len(telling)} that tell, it is above chance on "
+            f"({_listed(inside)}), and outside of it with the whole 95 % interval on "
+            f"{len(outside)} ({_listed(outside)}). Of the {len(telling)} that tell, it is above chance on "
             f"{len(kept)} ({_names(kept)}). Mean of all eight {mean['value']:.1%}, "
             f"{_change(mean)}."
         )
@@ -116,8 +116,8 @@ def _verdicts(tasks: list[dict[str, Any]], ours: dict[str, Any]) -> list[str]:
     lines.append(
         f"- The standard errors of these changes are {min(errors):.0f} to {max(errors):.0f} %, so "
         f"that none of these questions can show a part to be *within* ±{band:g} %: inside or "
-        "outside of the band is where the figure fell, and only what is outside beyond doubt is "
-        "a finding."
+        "outside of the band is where the figure fell, and only what is outside with its "
+        "whole interval is a finding."
     )
     return lines
 

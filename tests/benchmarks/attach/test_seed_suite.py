@@ -78,8 +78,10 @@ def test_other_questions_are_refused(runs, monkeypatch):
 def test_the_page_says_what_is_inside_and_what_tells(runs, monkeypatch):
     page = render(made(runs, monkeypatch))
     assert "Plain is told from chance (95 %) on **1 of 2**: A." in page
-    assert "**Prototypes only: within ±5 % on 1 of 2** (B), and outside of it beyond doubt" in page
-    assert "(95 %) on 1 (A). Of the 1 that tell, it is above chance on 0 (none)." in page
+    assert "**Prototypes only: within ±5 % on 1 of 2** (B), and outside of it with the" in page
+    assert (
+        "whole 95 % interval on 1 (A). Of the 1 that tell, it is above chance on 0 (none)." in page
+    )
     assert "**Residual only: within ±5 % on 2 of 2** (A, B)" in page
     assert "the residual alone answers more than the prototypes alone" in page
     assert "The model before fine-tuning was not asked." in page
