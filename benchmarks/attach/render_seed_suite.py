@@ -104,8 +104,8 @@ def _verdicts(tasks: list[dict[str, Any]], ours: dict[str, Any]) -> list[str]:
         lines.append(
             f"- **{STYLES[name][1].capitalize()}: within ±{band:g} % on {_count(inside, tasks)}** "
             f"({_listed(inside)}), and outside of it with the whole 95 % interval on "
-            f"{len(outside)} ({_listed(outside)}). Of the {len(telling)} that tell, it is above chance on "
-            f"{len(kept)} ({_names(kept)}). Mean of all eight {mean['value']:.1%}, "
+            f"{len(outside)} ({_listed(outside)}). Of the {len(telling)} that tell, it is above "
+            f"chance on {len(kept)} ({_names(kept)}). Mean of all eight {mean['value']:.1%}, "
             f"{_change(mean)}."
         )
     errors = [

@@ -56,7 +56,7 @@ def main() -> None:
         "kinds": {name: figures(of_kind) for name, of_kind in found.items()},
         "auc": {
             above: {
-                below: auc([s.strength for s in found[above]], [s.strength for s in found[below]])
+                below: auc([s.score for s in found[above]], [s.score for s in found[below]])
                 for below in found
                 if below != above
             }
@@ -168,7 +168,6 @@ def figures(found: list[Support]) -> dict[str, Any]:
         "texts": len(found),
         "levels": {level: levels[level] / len(found) for level in ("strong", "weak", "none")},
         "score": float(np.mean([one.score for one in found])),
-        "strength": float(np.mean([one.strength for one in found])),
     }
 
 
