@@ -281,7 +281,8 @@ def merge_positions(parts: list[PositionAttribution]) -> PositionAttribution:
         _added_up(*columns),
         sum(part.unplaced for part in parts),
         sum(part.beside for part in parts),
-        *(np.concatenate(c) for c in ([p.nearest for p in parts], [p.tokens for p in parts])),
+        np.concatenate([part.nearest for part in parts]),
+        np.concatenate([part.tokens for part in parts]),
     )
 
 
