@@ -78,10 +78,32 @@ def _section(result: dict[str, Any]) -> list[str]:
             for other in ("unseen", *others, *NEVER_SEEN[1:])
         ]
         lines.append(f"| {name} | {' | '.join(cells)} |")
+    compared = [*others, *NEVER_SEEN[1:]]
+    lines += ["", *_alone(result, ["verbatim", *told], compared)]
     lines += ["", *_verdicts(auc, told, others), "", "The first text of each kind:", ""]
     lines += [
         f"- *{name}*: {escaped(' '.join(t.split()))}" for name, t in result["examples"].items()
     ]
+    return lines
+
+
+def _alone(result: dict[str, Any], more: list[str], less: list[str]) -> list[str]:
+    """Return how well states and words do by themselves, beside both: the controls."""
+    scores = {"both, the score": result["auc"]}
+    scores |= {f"{name} alone": found for name, found in result["alone"].items()}
+    lines = [
+        "The score adds how near states come and the logarithm of how many words stand together. "
+        "Each by itself, from the same texts:",
+        "",
+        *table_head(
+            f"| | {' | '.join(f'{name} above unseen' for name in more)} | "
+            f"{' | '.join(f'unseen above {name}' for name in less)} | mean |"
+        ),
+    ]
+    for name, auc in scores.items():
+        found = [auc[one]["unseen"] for one in more] + [auc["unseen"][one] for one in less]
+        mean = sum(found) / len(found)
+        lines.append(f"| {name} | {' | '.join(f'{value:.3f}' for value in found)} | {mean:.3f} |")
     return lines
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -54,14 +55,9 @@ def main() -> None:
         "corpus": corpus.meta["counts"],
         "words_replaced": changed,
         "kinds": {name: figures(of_kind) for name, of_kind in found.items()},
-        "auc": {
-            above: {
-                below: auc([s.score for s in found[above]], [s.score for s in found[below]])
-                for below in found
-                if below != above
-            }
-            for above in found
-        },
+        "auc": apart(found, lambda one: one.score),
+        # Of what the score is made of, each by itself.
+        "alone": {"states": apart(found, of_states), "words": apart(found, of_words)},
         # Of text from elsewhere nothing is quoted: its licence may not allow it.
         "examples": {n: t[0] for n, t in texts.items() if n not in named(arguments.other)},
     }
@@ -168,6 +164,28 @@ def figures(found: list[Support]) -> dict[str, Any]:
         "texts": len(found),
         "levels": {level: levels[level] / len(found) for level in ("strong", "weak", "none")},
         "score": float(np.mean([one.score for one in found])),
+    }
+
+
+def of_states(found: Support) -> float:
+    """Return mean F: how near hidden states come."""
+    return float(np.mean([token.score for token in found.tokens]))
+
+
+def of_words(found: Support) -> float:
+    """Return mean m: how many tokens stand together in the corpus."""
+    assert found.words is not None, "the lens has no suffix array"
+    return found.words
+
+
+def apart(
+    found: dict[str, list[Support]], value: Callable[[Support], float]
+) -> dict[str, dict[str, float]]:
+    """Return how often one kind of text has a larger value than another."""
+    values = {name: [value(one) for one in of_kind] for name, of_kind in found.items()}
+    return {
+        above: {below: auc(values[above], values[below]) for below in values if below != above}
+        for above in values
     }
 
 
