@@ -75,12 +75,7 @@ def render(result: dict[str, Any]) -> str:
         f"{result['model']['parameters']:,} parameters.",
         "",
         *table_head("| prompt | the model's answer | support | of the subject | by chance |"),
-    ]
-    lines += [
-        f"| {_cell(row['prompt'])} | {_cell(row['answer'])} | {row['support']} | "
-        + " | ".join(f"{sum(one['of_subject'] for one in row[k])} of {len(row[k])}" for k in KINDS)
-        + " |"
-        for row in asked
+        *map(_answer, asked),
     ]
     for row in asked:
         lines += ["", f"## {_cell(row['prompt'])} …", ""]
@@ -89,10 +84,16 @@ def render(result: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _answer(row: dict[str, Any]) -> str:
+    found = [f"{sum(one['of_subject'] for one in row[k])} of {len(row[k])}" for k in KINDS]
+    columns = (_cell(row["prompt"]), _cell(row["answer"]), row["support"], *found)
+    return f"| {' | '.join(columns)} |"
+
+
 def _row(one: dict[str, Any]) -> str:
     text = "*not quoted*" if one["sentence"] is None else _cell(_cut(one["sentence"]))
     verdict = "yes" if one["of_subject"] else "**no**"
-    document = f"{_cell(one['doc_id'])}, {_cell(one['license'] or 'licence unknown')}"
+    document = f"{_cell(one['doc_id'])}, {_cell(one['license'] or 'licence (unknown)')}"
     return f"| {verdict} | {one['share']:.1%} | {document} | {text} |"
 
 

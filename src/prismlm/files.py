@@ -19,7 +19,8 @@ from prismlm.errors import FormatError, PrismError
 
 # What torch.save says, as a RuntimeError, of a write that failed.
 FAILED_WRITE = re.compile("PytorchStreamWriter|inline_container")
-TEMPORARY = re.compile(r"\.[0-9a-f]{8}\.tmp$")
+TEMPORARY = re.compile(r"\.[0-9a-f]{8}\.(tmp|old)$")
+ASIDE = ".old"
 PRIVATE = stat.S_IRUSR | stat.S_IWUSR
 
 
@@ -30,14 +31,18 @@ def _temporary_sibling(path: Path) -> Path:
 def remove_left_behind(path: Path) -> None:
     """Remove the temporary siblings that a killed process left of ``path``.
 
-    To be called by whoever holds the lock on it: no other process is writing one.
+    A directory that was moved aside, where the kill came before the new one took its place, is
+    moved back. To be called by whoever holds the lock on it: no other process is writing one.
     """
-    for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
-        if TEMPORARY.search(left.name):
-            if left.is_dir() and not left.is_symlink():
-                shutil.rmtree(left)
-            else:
-                left.unlink()
+    for left in sorted(path.parent.glob(f".{glob.escape(path.name)}.*")):
+        if not TEMPORARY.search(left.name):
+            continue
+        if left.suffix == ASIDE and not os.path.lexists(path):
+            os.rename(left, path)
+        elif left.is_dir() and not left.is_symlink():
+            shutil.rmtree(left)
+        else:
+            left.unlink()
 
 
 def share(path: Path) -> None:
@@ -88,7 +93,7 @@ def atomic_directory(path: str | os.PathLike[str]) -> Iterator[Path]:
     try:
         yield temporary
         if target.exists():
-            replaced = _temporary_sibling(target)
+            replaced = _temporary_sibling(target).with_suffix(ASIDE)
             os.rename(target, replaced)
             os.rename(temporary, target)
             shutil.rmtree(replaced)

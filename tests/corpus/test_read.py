@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 from pathlib import Path
@@ -41,6 +42,15 @@ def _written(kind: str, directory: Path) -> Path:
         path.write_bytes(gzip.compress(LINES))
     elif kind.endswith(".zst"):
         _zst(LINES, path)
+    elif kind == "json":
+        path.write_text(json.dumps(RECORDS), encoding="utf-8")
+    elif kind == "csv":
+        with path.open("w", encoding="utf-8", newline="") as file:
+            table = csv.DictWriter(
+                file, ["id", "text", "source", "domain", "license", "title", "url"]
+            )
+            table.writeheader()
+            table.writerows(RECORDS)
     elif kind == "parquet":
         names = ("id", "text", "source", "domain", "license", "title", "url")
         _parquet(path, {name: [record.get(name) for record in RECORDS] for name in names})
@@ -49,7 +59,17 @@ def _written(kind: str, directory: Path) -> Path:
     return path
 
 
-KINDS = ["jsonl", "ndjson", "jsonl.gz", "ndjson.gz", "jsonl.zst", "ndjson.zst", "parquet"]
+KINDS = [
+    "json",
+    "csv",
+    "jsonl",
+    "ndjson",
+    "jsonl.gz",
+    "ndjson.gz",
+    "jsonl.zst",
+    "ndjson.zst",
+    "parquet",
+]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -190,6 +210,76 @@ def test_duplicate_ids_name_both_places(tmp_path: Path) -> None:
     assert "'p'" in message
     assert f"{first}:2" in message
     assert f"{second}:2" in message
+
+
+def test_markdown_is_a_document_a_file(tmp_path: Path) -> None:
+    (tmp_path / "notes.md").write_text("# Title", encoding="utf-8")
+    assert list(read_documents(tmp_path)) == [Document("notes.md", "# Title", "notes")]
+
+
+def test_one_object_in_a_file_is_one_document(tmp_path: Path) -> None:
+    path = tmp_path / "one.json"
+    path.write_text('{"text": "alone"}', encoding="utf-8")
+    assert list(read_documents(path)) == [Document("one.json:1", "alone", "one")]
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("t.json", "[1]", "t.json:1 holds a JSON int"),
+        ("t.json", '{"text": "a"} {', "is not valid JSON"),
+        ("t.json", '[{"words": "a"}]', "there is no column 'text'"),
+        ("t.csv", "words\na\n", "there is no column 'text'"),
+        ("t.csv", "", "there is no column 'text'"),
+        ("t.csv", 'text\n"a', "is not valid CSV"),
+        ("t.csv", "id,text\na\n", "the text is a null"),
+    ],
+)
+def test_json_and_csv_that_cannot_be_used(
+    name: str, data: str, message: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(data, encoding="utf-8")
+    assert message in _refused(tmp_path / name)
+
+
+def test_a_file_is_read_once(tmp_path: Path) -> None:
+    inner = tmp_path / "d" / "inner"
+    inner.mkdir(parents=True)
+    (inner / "a.txt").write_text("one", encoding="utf-8")
+    (tmp_path / "d" / "b.txt").hardlink_to(inner / "a.txt")
+    (tmp_path / "d" / "loop").symlink_to(tmp_path / "d")
+    (inner / "other").symlink_to(inner)
+    (tmp_path / "c.txt").symlink_to(inner / "a.txt")
+    named = [tmp_path / "d", tmp_path / "d" / "inner", tmp_path / "c.txt", inner / "a.txt"]
+    reader = DocumentReader(named)
+    assert [document.text for document in reader] == ["one"]
+    assert (reader.again, reader.total_bytes) == (4, 3)
+    assert reader.manifest() == {
+        "files": [{"name": "b.txt", "bytes": 3, "documents": 1}],
+        "named_again": 4,
+        "not_read": {},
+    }
+
+
+def test_what_is_not_read_is_named(tmp_path: Path) -> None:
+    for name in ("a.pdf", "b.PDF", "c.docx", "LICENSE"):
+        (tmp_path / name).write_bytes(b"x")
+    assert "It has 1 .docx, 2 .pdf, 1 without extension" in _refused(tmp_path)
+    _written("jsonl", tmp_path)
+    reader = DocumentReader(tmp_path)
+    list(reader)
+    list(reader)
+    (file,) = reader.manifest()["files"]
+    assert (file["name"], file["documents"]) == ("texts.jsonl", 2)
+    assert reader.manifest()["not_read"] == {".docx": 1, ".pdf": 2, "without extension": 1}
+
+
+def test_a_link_to_nothing_is_named_where_it_would_be_read(tmp_path: Path) -> None:
+    _written("jsonl", tmp_path)
+    (tmp_path / "old.pdf").symlink_to(tmp_path / "nowhere.pdf")
+    assert len(list(read_documents(tmp_path))) == 2
+    (tmp_path / "old.txt").symlink_to(tmp_path / "nowhere.txt")
+    assert "old.txt is no file that can be read, or a link" in _refused(tmp_path)
 
 
 def test_nothing_to_read(tmp_path: Path) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from prismlm.cli.options import (
+    TEXT_KINDS,
     By,
     DryRun,
     Json,
@@ -46,12 +48,14 @@ IdColumn = Annotated[
     str | None, typer.Option(metavar="NAME", help="Of their ids; else file and row.")
 ]
 
+TextsAudited = Annotated[
+    list[Path], typer.Argument(metavar="FILE...", help=f"Texts: {TEXT_KINDS}.")
+]
+
 
 def audit(
     model: Model,
-    files: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="Texts: txt, jsonl, parquet.")
-    ],
+    files: TextsAudited,
     lens: Lens = None,
     where: Where = None,
     by: By = "domain",
@@ -75,22 +79,13 @@ def audit(
     from prismlm.corpus.documents import Columns
     from prismlm.corpus.read import DocumentReader
     from prismlm.explain.audit import Audit
-    from prismlm.explain.audit_files import check_ending
     from prismlm.explain.language_model import load
-    from prismlm.explain.shares import check_by, check_method
     from prismlm.explain.texts import text_options
     from prismlm.index.where import parse_where
 
-    check_by(by)
-    check_method(method)
-    if documents < 0:
-        raise InputError("--documents must not be negative.")
-    if not 0 <= least_share <= 1:
-        raise InputError(f"--least-share is {least_share:g}: expected 0 to 1.")
-    check_outputs(parquet, jsonl, csv, html, inputs=(model, lens, *files), overwrite=overwrite)
-    for path, ending in ((parquet, ".parquet"), (jsonl, ".jsonl"), (csv, ".csv"), (html, ".html")):
-        if path is not None:
-            check_ending(path, [ending])
+    _check(by, method, documents, least_share)
+    written = {".parquet": parquet, ".jsonl": jsonl, ".csv": csv, ".html": html}
+    _check_written(written, inputs=(model, lens, *files), overwrite=overwrite)
     conditions = parse_where(where or [])
     reader = DocumentReader(list(files), Columns(text=text_column, id=id_column))
     lm = load(model, lens=lens)
@@ -108,6 +103,28 @@ def audit(
         print_json(summary)
     else:
         _print(found, summary, by, documents)
+
+
+def _check(by: str, method: str, documents: int, least_share: float) -> None:
+    from prismlm.explain.shares import check_by, check_method
+
+    check_by(by)
+    check_method(method)
+    if documents < 0:
+        raise InputError("--documents must not be negative.")
+    if not 0 <= least_share <= 1:
+        raise InputError(f"--least-share is {least_share:g}: expected 0 to 1.")
+
+
+def _check_written(
+    written: dict[str, Path | None], inputs: Sequence[Path | str | None], *, overwrite: bool
+) -> None:
+    from prismlm.explain.audit_files import check_ending
+
+    check_outputs(*written.values(), inputs=inputs, overwrite=overwrite)
+    for ending, path in written.items():
+        if path is not None:
+            check_ending(path, [ending])
 
 
 def _run(

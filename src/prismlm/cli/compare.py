@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from prismlm.cli.options import By, Json, Overwrite, Stride, Window
+from prismlm.cli.options import By, Json, Overwrite, Stride, TextFiles, Window
 from prismlm.cli.output import print_json
 from prismlm.errors import InputError
 from prismlm.outputs import check_outputs
@@ -18,10 +18,7 @@ PAIRS_SHOWN = 10
 def compare(
     model_a: Annotated[Path, typer.Argument(metavar="MODEL_A", help="A model or a checkpoint.")],
     model_b: Annotated[Path, typer.Argument(metavar="MODEL_B", help="Another, of one tokenizer.")],
-    file: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="FILE", help="Texts to read; may be repeated: txt, jsonl, parquet."),
-    ] = None,
+    file: TextFiles = None,
     lens_a: Annotated[str | None, typer.Option(metavar="NAME|DIR", help="A's lens.")] = None,
     lens_b: Annotated[str | None, typer.Option(metavar="NAME|DIR", help="B's lens.")] = None,
     by: By = "domain",

@@ -24,7 +24,8 @@ STDIN = "-"
 TextFile = Annotated[
     str | None,
     typer.Option(
-        metavar="FILE", help="Read the text from here, or texts (jsonl, parquet); - is stdin."
+        metavar="FILE",
+        help="Read the text from here, or texts (json, jsonl, csv, parquet); - is stdin.",
     ),
 ]
 ByIfAsked = Annotated[
@@ -105,12 +106,24 @@ def explain(
         value = values[0] if len(values) == 1 else {"texts": values}
         print_json(value)
         return
+    shown = {"top": top, "all_shown": tokens is not None}
+    for trace in chosen:
+        _print(trace, column, documents, against, how, shown)
+
+
+def _print(
+    trace: Trace,
+    column: str,
+    documents: int,
+    against: int,
+    how: dict[str, Any],
+    shown: dict[str, Any],
+) -> None:
     from prismlm.cli.printing.trace import print_trace
 
-    for trace in chosen:
-        sources, listed = _shares(trace, column, documents, how)
-        opposed = trace.against(against, where=conditions) if against else None
-        print_trace(trace, sources, listed, opposed, top=top, all_shown=tokens is not None)
+    sources, listed = _shares(trace, column, documents, how)
+    opposed = trace.against(against, where=how["where"]) if against else None
+    print_trace(trace, sources, listed, opposed, **shown)
 
 
 def _check_without_lens(model: Path, by: str | None, method: str, where: Any, against: int) -> None:
@@ -175,8 +188,9 @@ def _texts(text: str | None, file: str | None, lines: bool) -> list[str]:
 
 
 def _is_records(file: str) -> bool:
-    name = file.lower()
-    return any(part in name for part in (".jsonl", ".ndjson")) or name.endswith(".parquet")
+    from prismlm.corpus.formats import WHOLE_FILES, extension
+
+    return extension(Path(file)) not in (None, *WHOLE_FILES)
 
 
 def _text(text: str | None, file: str | None) -> str:

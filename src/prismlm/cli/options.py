@@ -16,6 +16,11 @@ Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A model directory.
 Lens = Annotated[
     str | None, typer.Option(metavar="NAME|DIR", help="The lens, where there are several.")
 ]
+TEXT_KINDS = "txt, md, json, jsonl, csv, parquet"
+TextFiles = Annotated[
+    list[Path] | None,
+    typer.Option("--file", metavar="FILE", help=f"Texts to read; may be repeated: {TEXT_KINDS}."),
+]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace result files that exist.")]
 By = Annotated[
     str, typer.Option(metavar="COLUMN", help="Shares by document, source, domain or license.")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from prismlm.cli.options import Json, Lens, Model
+from prismlm.cli.options import Json, Lens, Model, TextFiles
 from prismlm.cli.output import print_json
 from prismlm.errors import InputError
 
@@ -21,10 +21,7 @@ if TYPE_CHECKING:
 def sources(
     model: Model,
     doc: Annotated[str, typer.Option("--doc", metavar="ID", help="The document's id.")],
-    file: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="FILE", help="Texts to read; may be repeated: txt, jsonl, parquet."),
-    ] = None,
+    file: TextFiles = None,
     audit: Annotated[
         Path | None, typer.Option(metavar="PARQUET", help="Or the rows of an audit.")
     ] = None,

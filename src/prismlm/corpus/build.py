@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,9 +72,10 @@ def build_corpus(
     check_build(target, tokenizer, vocab_size, heldout_fraction, shard_tokens, overwrite)
     if isinstance(inputs, HubDataset):
         reader = DatasetReader(inputs, columns)
+        check_not_within(target, [Path(name) for name in (inputs.name, *inputs.data_files)])
     else:
         reader = DocumentReader(inputs, columns)
-        check_not_within(target, reader)
+        check_not_within(target, [file.path for file in reader.files])
     target.parent.mkdir(parents=True, exist_ok=True)
     with writing(target), atomic_directory(target) as directory:
         # Another build may have ended between the first look and the lock.
@@ -226,14 +227,13 @@ def check_build(
         )
 
 
-def check_not_within(out: Path, reader: DocumentReader) -> None:
+def check_not_within(out: Path, read: Sequence[Path]) -> None:
     """Raise InputError for a corpus that would replace text that it is built of."""
     place = Path(os.path.realpath(out))
-    for file in reader.files:
-        if Path(os.path.realpath(file.path)).is_relative_to(place):
+    for path in read:
+        if path.exists() and Path(os.path.realpath(path)).is_relative_to(place):
             raise InputError(
-                f"{file.path} lies in {out}, which the corpus would replace. Choose another "
-                "directory."
+                f"{path} lies in {out}, which the corpus would replace. Choose another directory."
             )
 
 

@@ -224,7 +224,7 @@ def _below(path: Path) -> Iterator[Path]:
     """Yield the files below a directory, in no order; a directory once, whatever links lead to it.
 
     Raises:
-        InputError: a link that leads nowhere.
+        InputError: a link that leads nowhere, or a pipe, by the name of a text.
     """
     seen = {_identity(path)}
     for directory, subdirectories, names in os.walk(path, followlinks=True):
@@ -242,9 +242,10 @@ def _below(path: Path) -> Iterator[Path]:
         for name in names:
             file = Path(directory, name)
             if not name.startswith("."):
-                if not file.exists():
+                if extension(file) is not None and not file.is_file():
                     raise InputError(
-                        f"{file} is a link to a file that is not there: remove or mend it."
+                        f"{file} is no file that can be read, or a link to one that is not there: "
+                        "remove or mend it."
                     )
                 yield file
 

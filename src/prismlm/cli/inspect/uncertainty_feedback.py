@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from prismlm.cli.inspect.corpus_to_read import LENGTH, CorpusToRead, SplitToRead
-from prismlm.cli.options import DryRun, Json, Model
+from prismlm.cli.options import TEXT_KINDS, DryRun, Json, Model
 from prismlm.cli.output import print_json
 from prismlm.errors import InputError
 
@@ -23,7 +23,7 @@ TEXTS = 64
 
 Files = Annotated[
     list[Path] | None,
-    typer.Argument(metavar="FILE...", help="Texts in place of a corpus: txt, jsonl, parquet."),
+    typer.Argument(metavar="FILE...", help=f"Texts in place of a corpus: {TEXT_KINDS}."),
 ]
 Texts = Annotated[
     list[str] | None, typer.Option(metavar="TEXT", help="A text to read; may be repeated.")
