@@ -64,9 +64,14 @@ def test_build_then_info_as_json(prism: Run, texts: Path, tmp_path: Path) -> Non
 
 
 def test_build_for_people(cold_prism: Run, prism: Run, texts: Path, tmp_path: Path) -> None:
-    built = cold_prism("corpus", "build", texts, "--out", tmp_path / "out", "--vocab-size", 300)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "texts.jsonl").symlink_to(texts)
+    (tmp_path / "in" / "scan.pdf").write_bytes(b"x")
+    named = [texts, tmp_path / "in"]
+    built = cold_prism("corpus", "build", *named, "--out", tmp_path / "out", "--vocab-size", 300)
     assert built.returncode == 0, built.stderr
     assert "40 documents" in built.stdout
+    assert "read: 1 file · named again and read once: 1\nnot read: 1 .pdf\n" in built.stdout
     assert "100.0%" in built.stdout
     assert built.stdout == prism("corpus", "info", tmp_path / "out").stdout
 
