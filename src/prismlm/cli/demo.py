@@ -160,13 +160,15 @@ def _print_answer(console: Console, answer: Answer) -> None:
     from rich.markup import escape
     from rich.padding import Padding
 
-    leading = [
-        f"[{'bold green' if key == answer.domain else 'default'}]{escape(key)} {share:.0%}[/]"
-        for key, share in answer.shares
-    ]
-    leading.append(f"[dim]unattributed {answer.unattributed:.0%}[/]")
-    if answer.support is not None:
-        leading.append(f"[dim]support {answer.support}[/]")
+    rest = f"unattributed {answer.unattributed:.0%}"
+    leading: list[str] = []
+    room = console.width - len("  evidence   ") - len(rest)
+    for key, share in answer.shares:
+        room -= len(f"{key} {share:.0%} · ")
+        if room >= 0:
+            style = "bold green" if key == answer.domain else "default"
+            leading.append(f"[{style}]{escape(key)} {share:.0%}[/]")
+    leading.append(f"[dim]{rest}[/]")
     text = f"{escape(_visible(answer.prompt))}[bold]{escape(_visible(answer.words))}[/]"
     lines = [
         f"  [dim]evidence  [/] {' · '.join(leading)}",
@@ -180,7 +182,8 @@ def _print_answer(console: Console, answer: Answer) -> None:
             f"  [dim]passage   [/] …{escape(before)}[reverse]{escape(token)}[/]"
             f"{escape(after[: room - len(before)])}… [dim]{escape(source[:28])}[/]"
         )
-    console.print(f"\n[bold cyan]{escape(answer.domain)}[/]")
+    support = "" if answer.support is None else f"  [dim]support {answer.support}[/]"
+    console.print(f"\n[bold cyan]{escape(answer.domain)}[/]{support}")
     console.print(Padding(text, (0, 0, 0, 2)))
     for line in lines:
         console.print(line, no_wrap=True, overflow="ellipsis", crop=True)
