@@ -107,7 +107,8 @@ def _of_decoder(masked: dict[str, Any]) -> str:
         "unmasked). Better than the count of tokens: "
         + ("yes" if learnt else "**no**")
         + "; better than the left-to-right model: "
-        + (f"with {', '.join(better)} masked." if better else "**never**.")
+        + (f"with {', '.join(better)} masked" if better else "**never**")
+        + ", after more epochs on a part of the same text."
     )
 
 

@@ -11,9 +11,9 @@ stand together in the corpus. An answer is near
     at some places  where the mean of F¹⁶ is: a few tokens nearer than nearly all of unseen text.
 
 Text that stands in the corpus is near as a whole; text that tells in its own words what stands
-there is near at some places. States alone take strings of letters for others of their kind, words
-alone know no meaning; together they tell more apart than either (docs/results/support.md). A lens
-without a suffix array has mean F alone.
+there is near at some places. States alone take strings of letters for others of their kind; words
+alone tell less of text of other domains. What each is worth by itself stands in
+docs/results/support.md. A lens without a suffix array has mean F alone.
 """
 
 from __future__ import annotations
