@@ -233,13 +233,19 @@ class Suffixes:
         known, unknown = 0, self.longest_prefix(tokens)[0] + 1
         while unknown - known > 1:
             length = (known + unknown) // 2
-            # More places than the document has tokens cannot all be in it.
-            places = self.find(tokens[:length], end - start + 1)
-            if ((places < start) | (places >= end)).any():
+            if self._stands_elsewhere(tokens[:length], start, end):
                 known = length
             else:
                 unknown = length
         return known
+
+    def _stands_elsewhere(self, tokens: Tokens, start: int, end: int) -> bool:
+        count = self.count(tokens)
+        # More places than the range has tokens cannot all be in it, and need not be read.
+        if count > end - start:
+            return True
+        places = self.find(tokens, count)
+        return bool(((places < start) | (places >= end)).any())
 
     def rows(self, tokens: Tokens) -> list[range]:
         """Return the rows of the order, in each part, that begin with a sequence."""
