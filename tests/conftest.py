@@ -2,6 +2,7 @@ import fcntl
 import gc
 import os
 import shutil
+import signal
 
 # Shapes at public boundaries are checked under pytest only: the hook comes before prismlm.
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -46,6 +47,9 @@ def unchecked() -> Iterator[None]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell starts what is in its background deaf to Ctrl-C, and tests send it to themselves.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     # The processes that tests are spread over report to the one that writes.
     name = config.getoption("--write-matrix")
     if name and not hasattr(config, "workerinput"):

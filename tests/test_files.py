@@ -1,13 +1,34 @@
 """Files are whole or not there, and as open to others as any file."""
 
+import json
 import os
 import stat
+from typing import NamedTuple
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from prismlm.files import atomic_directory, atomic_file, remove_left_behind, share
+from prismlm.errors import InputError
+from prismlm.explain.rows import Rows
+from prismlm.files import (
+    atomic_directory,
+    atomic_file,
+    decoded,
+    json_text,
+    remove_left_behind,
+    share,
+    write_json,
+)
+from prismlm.pages.trace import json_for_script
+from prismlm.training.run import write_history
+
+
+class Row(NamedTuple):
+    value: dict
+
+    def to_dict(self):
+        return self.value
 
 
 @pytest.fixture
@@ -68,3 +89,54 @@ def test_a_directory_is_there_whole_wherever_its_replacement_is_killed(
     remove_left_behind(target)
     assert (target / "text").read_text() == ("new" if renamed == 2 else "old")
     assert [path.name for path in tmp_path.iterdir()] == ["corpus"]
+
+
+def test_json_has_no_nan_whoever_writes_it(tmp_path):
+    row = {"ce": float("nan"), "of": [1.5, float("inf"), (float("-inf"), "NaN")], "ä": None}
+    # What a browser, jq and every strict reader take.
+    known = {"ce": None, "of": [1.5, None, [None, "NaN"]], "ä": None}
+    said = json_text(row)
+    assert json.loads(said, parse_constant=pytest.fail) == known
+    assert "ä" in said
+    assert "ä" not in json_text(row, ensure_ascii=True)
+    write_json(tmp_path / "a.json", row)
+    Rows([Row(row)]).to_json(tmp_path / "b.json")
+    assert json.loads((tmp_path / "a.json").read_text(encoding="utf-8")) == known
+    assert json.loads((tmp_path / "b.json").read_text(encoding="utf-8")) == [known]
+    write_history(tmp_path, [row])
+    assert json.loads((tmp_path / "training.jsonl").read_text(encoding="utf-8")) == known
+    assert json.loads(json_for_script(row)) == known
+
+
+TEXT = "Käse, tea and 42 words.\n"
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (TEXT.encode("utf-16"), "is UTF-16. Convert it first.*iconv -f utf-16 -t"),
+        (
+            TEXT.encode("utf-16-le"),
+            "is UTF-16. Convert it first.*iconv -f utf-16le -t",
+        ),
+        (
+            TEXT.encode("utf-16-be"),
+            "is UTF-16. Convert it first.*iconv -f utf-16be -t",
+        ),
+        (TEXT.encode("utf-32"), "is UTF-32. Convert it first.*iconv -f utf-32 -t"),
+        (TEXT.encode("latin-1"), "is not UTF-8: byte 0xe4 at offset 1. .*iconv -f latin1 -t"),
+        (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "is a binary file: expected text in UTF-8"),
+        (b"\x1f\x8b\x08\x01\x02\x03\x04\x05\x06", "is a binary file"),
+        (b"words and\0words", "is a binary file"),
+    ],
+)
+def test_what_is_no_utf8_is_told_as_what_it_is(data, words):
+    with pytest.raises(InputError, match=f"^notes.txt {words}") as raised:
+        decoded(data, "notes.txt")
+    assert ("iconv" in str(raised.value)) == ("iconv" in words)
+
+
+def test_utf8_is_text_without_its_mark():
+    assert decoded(TEXT.encode("utf-8-sig"), "x") == decoded(TEXT.encode(), "x") == TEXT
+    assert decoded(b"", "x") == ""
+    assert decoded("\x1b[0m日本語\n".encode(), "x") == "\x1b[0m日本語\n"

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from prismlm.errors import InputError
-from prismlm.outputs import check_outputs
+from prismlm.outputs import check_outputs, output_files, write_csv, write_text
+from prismlm.run_state import writing
 
 NOWHERE = Path("/proc")
 
@@ -83,3 +84,48 @@ def test_nothing_in_a_directory_that_is_read_is_replaced(tmp_path):
     with pytest.raises(InputError, match="is read by this command: give another directory"):
         check_outputs(directory=tmp_path / "link", inputs=(model,), overwrite=True)
     check_outputs(model / "page.html", directory=model / "plots", inputs=(model,))
+
+
+def test_a_name_that_is_too_long_is_told_before_the_work(tmp_path):
+    with pytest.raises(InputError, match=r"cannot be written to \(File name too long"):
+        check_outputs(tmp_path / f"{'x' * 250}.html")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_several_files_get_their_names_together_or_not_at_all(tmp_path):
+    one, two = tmp_path / "one.txt", tmp_path / "new" / "two.txt"
+    one.write_text("old")
+
+    def fail():
+        with output_files(one, two) as places:
+            for place in places:
+                place.write_text("half")
+            raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        fail()
+    assert one.read_text() == "old"
+    assert not list((tmp_path / "new").iterdir())
+    with output_files(one, two) as places:
+        for place in places:
+            place.write_text("whole")
+    assert (one.read_text(), two.read_text()) == ("whole", "whole")
+
+
+def test_what_cannot_be_written_is_an_error_of_ours(tmp_path):
+    with pytest.raises(InputError, match="is a directory"):
+        write_text(tmp_path, "x")
+    with pytest.raises(InputError, match="/dev/full is a device"):
+        write_text("/dev/full", "x")
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(InputError, match="file is a file: give the name of a directory"):
+        write_text(tmp_path / "file" / "page.html", "x")
+    with pytest.raises(InputError, match="/proc cannot be written to"):
+        write_text("/proc/page.html", "x")
+    with writing(tmp_path / "page.html"), pytest.raises(InputError, match="another process"):
+        write_text(tmp_path / "page.html", "x")
+
+
+def test_a_table_of_rows(tmp_path):
+    write_csv(tmp_path / "t.csv", ["a", "b"], [{"a": 1, "b": "x, y"}, {"a": 2}])
+    assert (tmp_path / "t.csv").read_text() == 'a,b\n1,"x, y"\n2,\n'

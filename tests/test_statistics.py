@@ -1,16 +1,14 @@
-"""Intervals and corrected p-values against figures worked out by hand."""
+"""Intervals and rank correlations against figures worked out by hand."""
+
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
 from prismlm.errors import InputError
-from prismlm.statistics import (
-    Interval,
-    benjamini_hochberg,
-    bootstrap,
-    mean_interval,
-    paired_difference,
-)
+from prismlm.statistics import Interval, RankCorrelation, bootstrap, interval_of, spearman
 
 
 def test_a_constant_difference_has_an_interval_of_no_width():
@@ -48,27 +46,61 @@ def test_seeds_and_what_cannot_be_resampled():
         bootstrap(np.zeros(0), np.zeros(0))
 
 
-def test_a_bootstrap_interval_has_the_width_of_the_standard_error():
+def test_a_mean_without_weights_is_of_ones():
     values = np.random.default_rng(1).normal(2.0, 3.0, 400)
-    found = mean_interval(values)
+    found = bootstrap(values)
     error = values.std() / 20
+    assert found == bootstrap(values, np.ones(400))
     assert found.low == pytest.approx(values.mean() - 1.96 * error, abs=0.05)
     assert found.high == pytest.approx(values.mean() + 1.96 * error, abs=0.05)
+    assert bootstrap(values[:1]) == Interval(*[values[0]] * 3)
 
 
-def test_paired_difference():
-    left, right = {0: 1.0, 1: 0.5, 7: 9.0}, {0: 0.75, 1: 0.25, 3: 9.0}
-    assert paired_difference(left, right) == pytest.approx((0.25, 0.25, 0.25))
-    noisy = {row: float(row % 2) for row in range(100)}
-    interval = paired_difference(noisy, dict.fromkeys(range(100), 0.5))
-    assert interval.low < 0 < interval.high
-    # 100 differences of ±0.5 have a standard error of 0.05.
-    assert interval.high - interval.low == pytest.approx(4 * 0.05, rel=0.1)
-    with pytest.raises(InputError, match="share no document"):
-        paired_difference({0: 1.0}, {1: 1.0})
+def test_any_figure_has_an_interval():
+    # The median of 1, 2 and 9 resampled is 1, 2 or 9 with 7, 13 and 7 of 27 chances.
+    values = np.array([1.0, 2.0, 9.0])
+    found = interval_of(lambda rows: np.median(values[rows], axis=-1), 3)
+    assert found == Interval(2, 1, 9)
 
 
-def test_q_by_hand():
-    # The third is found with the fourth: 0.05 · 5 / 4.
-    q = benjamini_hochberg(np.array([0.01, 0.9, 0.02, 0.06, 0.05]))
-    assert q.tolist() == pytest.approx([0.05, 0.9, 0.05, 0.075, 0.075])
+def test_spearman_by_hand():
+    x = np.array([1.0, 2.0, 3.0, 4.0, 5.0])
+    # Σ d² = 0 + 1 + 1 + 1 + 1 = 4, so 1 − 6·4 / (5·24).
+    y = np.array([10.0, 30.0, 20.0, 50.0, 40.0])
+    assert spearman(x, y).rho == pytest.approx(0.8)
+    assert spearman(x, -y).rho == pytest.approx(-0.8)
+    # Ranks 1.5 1.5 3 4 against 1 2 3 4, both minus 2.5: 4.5 / √(4.5 · 5).
+    tied = spearman(np.array([7.0, 7, 8, 9]), np.array([1.0, 2, 3, 4]))
+    assert tied.rho == pytest.approx(4.5 / np.sqrt(4.5 * 5))
+    # With two degrees of freedom the two-sided p of Student's t is 1 − |ρ|, with one
+    # 1 − 2 asin|ρ| / π.
+    assert tied.p == pytest.approx(1 - tied.rho)
+    assert spearman(x[:3], np.array([1.0, 3, 2])).p == pytest.approx(1 - 2 / np.pi * np.arcsin(0.5))
+    assert spearman(np.ones(4), x[:4]) == RankCorrelation(0.0, 1.0, 4)
+
+
+def test_what_has_no_ranks_is_refused():
+    with pytest.raises(InputError, match="3 pairs"):
+        spearman(np.arange(2.0), np.arange(2.0))
+    with pytest.raises(InputError, match="finite"):
+        spearman(np.array([0.0, 1, np.inf]), np.arange(3.0))
+
+
+def test_figures_are_the_same_however_many_threads_run():
+    command = (
+        "import numpy as np; from prismlm.statistics import bootstrap, spearman\n"
+        "x, y = np.random.default_rng(0).normal(size=(2, 501)).round(1)\n"
+        "print(spearman(x, y + x / 9), bootstrap(x), bootstrap(x, y**2))"
+    )
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", command],
+            env=os.environ | dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads),
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for threads in ("1", "2")
+    ]
+    assert said[0] == said[1]
+    assert "RankCorrelation(rho=" in said[0]

@@ -12,19 +12,19 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from prismlm.errors import InputError
-from prismlm.eval.domain_share import (
+from benchmarks.attribution.judges.domain_share import (
     DocumentEvidence,
     DomainShare,
     domain_share,
+    paired_difference,
     shuffled,
 )
+from prismlm.errors import InputError
 from prismlm.explain.prediction import split_predictions
 from prismlm.index.lens import GroupWeights
 from prismlm.layers import PrototypeHead
 from prismlm.models.seam import LogitMap
 from prismlm.models.sidecar import weight_of
-from prismlm.statistics import paired_difference
 
 if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus
@@ -95,6 +95,6 @@ def against_controls(
 
 def _differences(left: DomainShare, right: DomainShare) -> dict[str, Any]:
     return {
-        "own_share": paired_difference(left.own_shares, right.own_shares)._asdict(),
-        "accuracy": paired_difference(left.hits, right.hits)._asdict(),
+        "own_share": paired_difference(left.own_shares, right.own_shares),
+        "accuracy": paired_difference(left.hits, right.hits),
     }

@@ -23,6 +23,10 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.attribution.judges.passage_domains import passage_domain_share
+from benchmarks.attribution.judges.passage_recall import document_recall
+from benchmarks.attribution.judges.passages import Method, Prediction, answer_scores
+from benchmarks.attribution.judges.tail_patch import PatchGains
 from benchmarks.attribution.methods.at_random import AtRandom, SameToken
 from benchmarks.attribution.methods.evidence import Choices, EvidenceByPosition
 from benchmarks.attribution.methods.explain import Explained, with_random_states
@@ -45,10 +49,6 @@ from benchmarks.attribution.search_choices import (
 )
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
-from prismlm.eval.passage_domains import passage_domain_share
-from prismlm.eval.passage_recall import document_recall
-from prismlm.eval.passages import Method, Prediction, answer_scores
-from prismlm.eval.tail_patch import PatchGains
 from prismlm.explain.positions import TEMPERATURE
 from prismlm.files import read_json, write_json
 from prismlm.index.cells import Cells

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from prismlm.eval.passages import PassageBank
+from benchmarks.attribution.judges.passages import PassageBank
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.models.sidecar import weight_of
 from prismlm.training.lora import LoraOptions, with_adapters

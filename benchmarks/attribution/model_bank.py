@@ -17,12 +17,12 @@ from pathlib import Path
 import numpy as np
 from transformers import PreTrainedModel
 
+from benchmarks.attribution.judges.passages import PASSAGE_TOKENS, PassageBank, Prediction
+from benchmarks.attribution.judges.retraining import random_subsets
 from benchmarks.attribution.questions import held_out_predictions
 from benchmarks.attribution.small_models import IGNORED, SmallTraining, log_probabilities
 from benchmarks.shared.options import script_options
 from prismlm.corpus import Corpus
-from prismlm.eval.passages import PASSAGE_TOKENS, PassageBank, Prediction
-from prismlm.eval.retraining import random_subsets
 from prismlm.files import read_json, write_json
 
 

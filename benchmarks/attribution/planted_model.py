@@ -17,13 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.shared.options import script_options
-from prismlm.cli.progress import ConsoleReporter
-from prismlm.corpus import Corpus, build_corpus, pack, sample_path
-from prismlm.corpus.documents import Document
-from prismlm.corpus.layout import is_held_out
-from prismlm.corpus.read import read_documents
-from prismlm.eval.planted_facts import (
+from benchmarks.attribution.planted_facts import (
     ATTRIBUTES,
     COPIES,
     Fact,
@@ -31,7 +25,7 @@ from prismlm.eval.planted_facts import (
     invent_facts,
     plant_in_documents,
 )
-from prismlm.eval.planted_wordings import (
+from benchmarks.attribution.planted_wordings import (
     DESCRIBED_ATTRIBUTES,
     Tell,
     describe,
@@ -39,6 +33,12 @@ from prismlm.eval.planted_wordings import (
     in_other_style,
     place_facts,
 )
+from benchmarks.shared.options import script_options
+from prismlm.cli.progress import ConsoleReporter
+from prismlm.corpus import Corpus, build_corpus, pack, sample_path
+from prismlm.corpus.documents import Document
+from prismlm.corpus.layout import is_held_out
+from prismlm.corpus.read import read_documents
 from prismlm.files import atomic_file, read_json, write_json
 from prismlm.index.build import IndexOptions, build_index
 from prismlm.models.checkpoint import load_checkpoint

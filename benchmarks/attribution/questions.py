@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from benchmarks.attribution.judges.passages import PassageBank, Prediction, answer_predictions
 from prismlm.corpus import Corpus
-from prismlm.eval.passages import PassageBank, Prediction, answer_predictions
 
 # At least so many tokens are read before a prediction that is asked about.
 CONTEXT = 8

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.attribution.methods.evidence import Choices
+from benchmarks.attribution.planted_facts import COPIES
 from benchmarks.shared.pages import (
     page_options,
     publish,
@@ -16,7 +17,6 @@ from benchmarks.shared.pages import (
     runs_made,
     table_head,
 )
-from prismlm.eval.planted_facts import COPIES
 from prismlm.explain.positions import TEMPERATURE
 
 CONTROLS = ("random", "random states", "shuffled cells")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from benchmarks.attribution.judges.domain_share import paired_difference
 from benchmarks.shared.pages import (
     escaped,
     measured_on,
@@ -13,7 +14,6 @@ from benchmarks.shared.pages import (
     table_head,
 )
 from prismlm.demo.fetched import GENERATED
-from prismlm.statistics import paired_difference
 
 KINDS = ("passages", "by_chance")
 CHARACTERS = 90
@@ -53,8 +53,8 @@ def render(result: dict[str, Any]) -> str:
         f"({wrong['passages'] / counts['passages']:.0%}) are not of the prompt's subject**; of "
         f"places drawn by chance, where the same token comes next, {wrong['by_chance']} of "
         f"{counts['by_chance']} ({wrong['by_chance'] / counts['by_chance']:.0%}). Passages are of "
-        f"it more often by {more.difference:.0%} ({more.low:.0%} to {more.high:.0%}, 95 % of a "
-        "bootstrap over prompts).",
+        f"it more often by {more['difference']:.0%} ({more['low']:.0%} to {more['high']:.0%}, "
+        "95 % of a bootstrap over prompts).",
         "",
         f"The leading passage is of the subject for {leading} of {len(asked)} prompts. By the "
         "documents' own labels, which no reader judged, "

@@ -19,6 +19,15 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.attribution.judges.passage_recall import document_recall
+from benchmarks.attribution.judges.passages import (
+    Method,
+    PassageBank,
+    Prediction,
+    answer_scores,
+    best,
+)
+from benchmarks.attribution.judges.tail_patch import PatchGains, tail_patch
 from benchmarks.attribution.methods.at_random import AtRandom, SameToken
 from benchmarks.attribution.methods.evidence import Choices, EvidenceByPosition
 from benchmarks.attribution.methods.nearest import NearestStates
@@ -28,9 +37,6 @@ from benchmarks.attribution.questions import fact_questions, held_out_prediction
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
 from prismlm.corpus import Corpus
-from prismlm.eval.passage_recall import document_recall
-from prismlm.eval.passages import Method, PassageBank, Prediction, answer_scores, best
-from prismlm.eval.tail_patch import PatchGains, tail_patch
 from prismlm.files import read_json, write_json
 from prismlm.models.checkpoint import load_checkpoint
 

@@ -10,8 +10,8 @@ import torch
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from prismlm.eval.passages import PassageBank, Prediction
-from prismlm.eval.tail_patch import log_probability
+from benchmarks.attribution.judges.passages import PassageBank, Prediction
+from benchmarks.attribution.judges.tail_patch import log_probability
 from prismlm.models.presets import build_config, build_model
 
 IGNORED = -100

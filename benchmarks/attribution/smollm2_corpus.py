@@ -13,13 +13,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from transformers import PreTrainedTokenizerBase
 
+from benchmarks.attribution.planted_facts import STATEMENTS, invent_facts
 from benchmarks.attribution.planted_model import HELDOUT_FRACTION, plant_kind
 from prismlm.corpus import Corpus, build_corpus, sample_path
 from prismlm.corpus.documents import Document
 from prismlm.corpus.layout import is_held_out
 from prismlm.corpus.read import read_documents
 from prismlm.corpus.tokenizer import load_tokenizer
-from prismlm.eval.planted_facts import STATEMENTS, invent_facts
 from prismlm.files import atomic_file, write_json
 
 COPIES = (1, 4, 8)

@@ -26,6 +26,7 @@ from transformers import PreTrainedModel
 
 from benchmarks.attribution import smollm2_corpus
 from benchmarks.attribution.forgetting import kept_file
+from benchmarks.attribution.judges.passages import Prediction
 from benchmarks.attribution.small_models import log_probabilities
 from benchmarks.attribution.smollm2_judges import FORGETTING, forgetting_part, judged, patch_part
 from benchmarks.attribution.smollm2_setting import (
@@ -39,7 +40,6 @@ from benchmarks.attribution.smollm2_setting import (
 )
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
-from prismlm.eval.passages import Prediction
 from prismlm.files import atomic_directory, read_json, write_json
 from prismlm.models.base import put_adapted
 from prismlm.models.checkpoint import read_checkpoint

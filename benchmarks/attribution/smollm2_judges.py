@@ -10,6 +10,9 @@ import numpy as np
 
 from benchmarks.attribution.forgetting import kept_trainings
 from benchmarks.attribution.judge_planted import recalled
+from benchmarks.attribution.judges.passages import answer_scores, best
+from benchmarks.attribution.judges.retraining import forgetting
+from benchmarks.attribution.judges.tail_patch import tail_patch
 from benchmarks.attribution.lora_teaching import first_trained
 from benchmarks.attribution.questions import fact_questions, held_out_predictions
 from benchmarks.attribution.search_choices import NAMED, mean_with_error
@@ -20,9 +23,6 @@ from benchmarks.attribution.smollm2_setting import (
     setting_of,
     teaching_of,
 )
-from prismlm.eval.passages import answer_scores, best
-from prismlm.eval.retraining import forgetting
-from prismlm.eval.tail_patch import tail_patch
 from prismlm.files import read_json, write_json
 from prismlm.training.lora import LoraOptions
 from prismlm.training.parallel import blocks

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks.attribution.judge_planted import explained, methods
+from benchmarks.attribution.judges.passages import Method, PassageBank, Prediction
 from benchmarks.attribution.lora_teaching import LoraTeaching
 from benchmarks.attribution.methods.evidence import Choices
 from benchmarks.attribution.methods.setting import Setting
 from benchmarks.attribution.questions import fact_questions
 from benchmarks.attribution.search_choices import model_setting
 from prismlm.corpus import Corpus
-from prismlm.eval.passages import Method, PassageBank, Prediction
 from prismlm.files import read_json
 from prismlm.index.cells import Cells
 from prismlm.index.layout import find_lens, read_meta

@@ -20,8 +20,7 @@ import prismlm
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
 from prismlm.corpus import Corpus
-from prismlm.edits.steering_cost import perplexity_cost
-from prismlm.edits.steering_effects import measure_effects
+from prismlm.edits.steering_effects import measure_effects, perplexity_cost
 from prismlm.edits.values import Edit
 from prismlm.files import write_json
 from prismlm.index.lens import Lens

@@ -19,10 +19,10 @@ import torch
 
 import prismlm
 from benchmarks.attribution.domain_prompts import against_controls
+from benchmarks.attribution.judges.domain_share import DocumentEvidence, document_evidence
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
 from prismlm.corpus import Corpus, document_windows, pack, window_batches
-from prismlm.eval.domain_share import DocumentEvidence, document_evidence
 from prismlm.explain.quality import HeadQuality, measure_quality
 from prismlm.files import write_json
 from prismlm.index.build import IndexOptions, build_index
@@ -52,6 +52,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         print("indexing the control's prototypes")
         path = build_index(lm.model, control, corpus, Path(directory) / "control", options)
+        assert path is not None
         control_lens = Lens.open(path, lm.model, control)
         domains = domain_figures(lm, control, control_lens, corpus)
     print("measuring quality")

@@ -26,7 +26,7 @@ from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
 from prismlm.allocator import keep_freed_memory
 from prismlm.corpus import Corpus
-from prismlm.corpus.blocks import block_passes
+from prismlm.corpus.windows import block_passes
 from prismlm.files import read_json, write_json
 from prismlm.index import scan as index_scan
 from prismlm.index.build import IndexOptions, build_index, scan_input
@@ -37,10 +37,10 @@ from prismlm.layers import PrototypeHead
 from prismlm.models.checkpoint import load_checkpoint
 from prismlm.models.presets import build_config, build_model
 from prismlm.models.seam import capture
+from prismlm.statistics import bootstrap
 
 RESULT = RESULTS / "index.json"
 WARM_UP = 5
-RESAMPLES = 2000
 PROTOTYPES, PER_TOKEN, CONTEXTS = 256, 8, 16
 
 
@@ -131,9 +131,8 @@ def measure_ratio(model: Path, corpus: Path, tokens: int | None) -> dict[str, An
 
 def _ratio(index: np.ndarray, forward: np.ndarray) -> dict[str, float]:
     """Return the ratio of the sums with a 95 % interval over resampled passes."""
-    drawn = np.random.default_rng(0).integers(len(index), size=(RESAMPLES, len(index)))
-    low, high = np.quantile(index[drawn].sum(1) / forward[drawn].sum(1), [0.025, 0.975])
-    return {"ratio": float(index.sum() / forward.sum()), "low": float(low), "high": float(high)}
+    found = bootstrap(index, forward)
+    return {"ratio": found.value, "low": found.low, "high": found.high}
 
 
 def measure_growth(source: Path, sizes: list[int]) -> list[dict[str, Any]]:

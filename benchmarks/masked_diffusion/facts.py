@@ -15,11 +15,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from benchmarks.attribution.planted_facts import WORDINGS, Fact, invent_facts, plant_in_documents
 from benchmarks.attribution.planted_model import HELDOUT_FRACTION
 from prismlm.corpus import Corpus, build_corpus, sample_path
 from prismlm.corpus.layout import is_held_out
 from prismlm.corpus.read import read_documents
-from prismlm.eval.planted_facts import WORDINGS, Fact, invent_facts, plant_in_documents
 from prismlm.files import atomic_file, read_json, write_json
 
 FACTS_FILE = "facts.json"

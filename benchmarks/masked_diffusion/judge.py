@@ -19,6 +19,9 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from benchmarks.attribution.judges.passage_domains import passage_domain_share
+from benchmarks.attribution.judges.passage_recall import document_recall
+from benchmarks.attribution.judges.passages import Method, PassageBank, Prediction, answer_scores
 from benchmarks.attribution.methods.at_random import AtRandom, SameToken
 from benchmarks.attribution.methods.evidence import Choices, EvidenceByPosition
 from benchmarks.attribution.methods.explain import Explained, with_random_states
@@ -51,9 +54,6 @@ from benchmarks.masked_diffusion.train import TRAINING_FILE, WINDOW, maskable
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
 from prismlm.corpus import Corpus, document_windows, window_batches
-from prismlm.eval.passage_domains import passage_domain_share
-from prismlm.eval.passage_recall import document_recall
-from prismlm.eval.passages import Method, PassageBank, Prediction, answer_scores
 from prismlm.explain.positions import TEMPERATURE
 from prismlm.explain.quality import measure_states
 from prismlm.files import read_json, write_json

@@ -17,13 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.attribution.judges.passages import PassageBank, Prediction
 from benchmarks.attribution.methods.setting import ROWS_AT_ONCE, Asked, Positions, Setting
 from benchmarks.masked_diffusion.facts import Question
 from benchmarks.masked_diffusion.model import MaskedDiffusionLM, after_an_end, masked_states
 from benchmarks.masked_diffusion.train import WINDOW, maskable
 from prismlm import fingerprints
 from prismlm.corpus import Corpus, document_windows, window_batches
-from prismlm.eval.passages import PassageBank, Prediction
 from prismlm.explain.prediction import SplitPredictions, record, split_predictions
 from prismlm.index.cells import Cells
 from prismlm.index.positions import position_records

@@ -24,13 +24,13 @@ from benchmarks.prototype_head.measure import RECIPES, recipes
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
 from prismlm.files import write_json
+from prismlm.statistics import interval_of
 from prismlm.training import build_recipe
 from prismlm.training.initialise import place_prototypes
 from prismlm.training.setup import build_trainer, prepare
 
 WARM_UP = 10
 NAMES = ["default", "default-quarter", "default-eighth", "default-all", "light", "light-kl"]
-RESAMPLES = 2000
 
 
 class Turns(TrainerCallback):
@@ -108,12 +108,11 @@ def time_recipe(settings: dict[str, Any], corpus: Path, steps: int) -> dict[str,
         trainer.train()
     seconds = np.array(turns.seconds).reshape(-1, 2)[WARM_UP:]
     ratios = seconds[:, 1] / seconds[:, 0]
-    drawn = np.random.default_rng(0).choice(ratios, (RESAMPLES, len(ratios)))
-    low, high = np.quantile(np.median(drawn, axis=1), [0.025, 0.975])
+    middle = interval_of(lambda steps: np.median(ratios[steps], axis=-1), len(ratios))
     return {
-        "ratio": float(np.median(ratios)),
-        "low": float(low),
-        "high": float(high),
+        "ratio": middle.value,
+        "low": middle.low,
+        "high": middle.high,
         "plain_ms": float(1000 * np.median(seconds[:, 0])),
         "head_ms": float(1000 * np.median(seconds[:, 1])),
     }

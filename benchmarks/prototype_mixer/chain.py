@@ -16,7 +16,7 @@ Every intervention is a forward pass of its own, over the text up to the positio
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy import stats
 from torch import Tensor, nn
 
 import prismlm
@@ -40,10 +41,10 @@ from prismlm.layers import MixerEvidence
 from prismlm.models.decoders.mixers import mixers_of
 from prismlm.models.seam import capture
 from prismlm.ops.channel_parts import channel_parts, token_parts
+from prismlm.statistics import interval_of
 
 LENGTH, EARLIEST, PER_SEQUENCE = 256, 24, 4
 REPLACEMENTS = 4
-BOOTSTRAPS = 1000
 SAME_LAYER_ARMS = ("largest", "random", "smallest")
 CHANNEL_ARMS = (*SAME_LAYER_ARMS, "loudest")
 TOKEN_ARMS = ("credited", "distant")
@@ -213,12 +214,10 @@ def _tokens(
 def agreement(pairs: list[list[float]], seed: int = 0) -> dict[str, Any]:
     """Compare parts with changes: correlations with 95 % bootstrap intervals, signs, ratios."""
     part, change = np.array(pairs).T
-    rng = np.random.default_rng(seed)
-    draws = rng.integers(len(part), size=(BOOTSTRAPS, len(part)))
     return {
         "cases": len(part),
-        "pearson": _interval(pearson, part, change, draws),
-        "spearman": _interval(spearman, part, change, draws),
+        "pearson": _interval(part, change, ranked=False, seed=seed),
+        "spearman": _interval(part, change, ranked=True, seed=seed),
         "same_sign": float((np.sign(part) == np.sign(change)).mean()),
         "median_ratio": float(np.median(change[part != 0] / part[part != 0])),
         "median_part": float(np.median(part)),
@@ -227,23 +226,23 @@ def agreement(pairs: list[list[float]], seed: int = 0) -> dict[str, Any]:
     }
 
 
-def pearson(x: np.ndarray, y: np.ndarray) -> float:
-    """Return the correlation of x and y, 0 where one of them does not vary."""
-    if not (np.ptp(x) and np.ptp(y)):
-        return 0.0
-    return float(np.corrcoef(x, y)[0, 1])
+def correlation(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Return the correlation of x and y along the last axis, 0 where one of them does not vary."""
+    own, other = (a - a.mean(-1, keepdims=True) for a in (x, y))
+    size = np.sqrt((own**2).sum(-1) * (other**2).sum(-1))
+    varies = (np.ptp(x, axis=-1) > 0) & (np.ptp(y, axis=-1) > 0)
+    return np.divide((own * other).sum(-1), size, out=np.zeros_like(size), where=varies)
 
 
-def spearman(x: np.ndarray, y: np.ndarray) -> float:
-    """Return the correlation of the ranks; ties are as good as absent."""
-    return pearson(x.argsort().argsort().astype(float), y.argsort().argsort().astype(float))
+def _interval(x: np.ndarray, y: np.ndarray, *, ranked: bool, seed: int) -> list[float]:
+    """Return Pearson's or Spearman's correlation with its 95 % interval over resampled cases."""
 
+    def of(cases: np.ndarray) -> np.ndarray:
+        pair = (x[cases], y[cases])
+        return correlation(*(stats.rankdata(a, axis=-1) for a in pair) if ranked else pair)
 
-def _interval(
-    of: Callable[[np.ndarray, np.ndarray], float], x: np.ndarray, y: np.ndarray, draws: np.ndarray
-) -> list[float]:
-    drawn = [of(x[rows], y[rows]) for rows in draws]
-    return [of(x, y), *np.percentile(drawn, [2.5, 97.5]).tolist()]
+    found = interval_of(of, len(x), seed=seed)
+    return [found.value, found.low, found.high]
 
 
 def larger(cases: list[Case], kind: str, first: str, second: str) -> float:

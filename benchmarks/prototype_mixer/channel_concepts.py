@@ -8,18 +8,17 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from benchmarks.prototype_mixer.heldout_cases import heldout_cases
+from benchmarks.prototype_mixer.proposed_concepts import Concept, propose_concepts
 from prismlm.cli.progress import ConsoleReporter
 from prismlm.corpus.sequences import Sequences
 from prismlm.errors import InputError
 from prismlm.instruments.channels import effects_on
 from prismlm.instruments.channels.case_files import Probe, case_sets, load_cases, probe_of, words_of
 from prismlm.instruments.channels.chance import rank_sum_p
-from prismlm.instruments.channels.concept_emergence import EMERGES
-from prismlm.instruments.channels.concepts import Concept, propose_concepts, rank_channels
+from prismlm.instruments.channels.concepts import EMERGES, rank_channels
 from prismlm.instruments.channels.effects import INTERVENTIONS
-from prismlm.instruments.channels.heldout_cases import heldout_cases
-from prismlm.instruments.channels.token_gates import TokenGates, token_gates
-from prismlm.instruments.channels.word_forms import WordForms, continuing
+from prismlm.instruments.channels.token_gates import TokenGates, WordForms, continuing, token_gates
 from prismlm.models.decoders.mixers import half_lives
 
 TESTED = "mask_write"

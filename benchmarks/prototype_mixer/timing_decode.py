@@ -11,7 +11,7 @@ from transformers import DynamicCache
 
 from benchmarks.prototype_mixer.timing_forms import inference_model
 from benchmarks.shared.turns import against, in_turns, milliseconds, too_large
-from prismlm.models.decoders.recurrent_cache import RecurrentCache
+from prismlm.models.decoders.caches import RecurrentCache
 
 MIB = 2**20
 PREFILL = 4096

@@ -10,16 +10,17 @@ import numpy as np
 import torch
 
 from benchmarks.prototype_mixer.channel_concepts import Loaded, Settings
+from benchmarks.prototype_mixer.proposed_concepts import concept_tokens
 from prismlm.corpus import Corpus
 from prismlm.corpus.sequences import Sequences
 from prismlm.errors import InputError
-from prismlm.instruments.channels.concept_emergence import EMERGES
-from prismlm.instruments.channels.concepts import concept_tokens
+from prismlm.instruments.channels.concepts import EMERGES
 from prismlm.instruments.channels.lags import read_write_lags
-from prismlm.instruments.channels.locality import quartiles, repetition, spearman
+from prismlm.instruments.channels.locality import quartiles, repetition
 from prismlm.instruments.channels.token_gates import TokenGates
 from prismlm.instruments.channels.top_sequences import TopSequences, sequences_of
 from prismlm.models.decoders.mixers import half_lives
+from prismlm.statistics import spearman
 
 CHANNELS_SHOWN = 10
 SEQUENCES_SHOWN = 3
@@ -82,7 +83,7 @@ def locality(loaded: Loaded, best: dict[int, TopSequences]) -> dict[str, Any]:
     scores = torch.cat([repetition(best[layer]) for layer in sorted(best)])
     try:
         return {
-            "spearman": asdict(spearman(lives, scores)),
+            "spearman": asdict(spearman(lives.double().numpy(), scores.numpy())),
             "quartiles": _finite(asdict(quartiles(lives, scores))),
             "said": None,
         }

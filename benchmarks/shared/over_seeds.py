@@ -7,6 +7,8 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from scipy import stats
+
 LEVEL = 0.05
 HOW = (
     "An answer is bold where Student's 95 % interval of the paired differences, over seeds and "
@@ -95,7 +97,8 @@ def interval(differences: Sequence[float], level: float = LEVEL) -> tuple[float,
         level: of both sides together.
     """
     count = len(differences)
-    half = quantile(level, count - 1) * statistics.stdev(differences) / math.sqrt(count)
+    t = float(stats.t.isf(level / 2, count - 1))
+    half = t * statistics.stdev(differences) / math.sqrt(count)
     mean = statistics.fmean(differences)
     return mean - half, mean + half
 
@@ -107,29 +110,3 @@ def spread(values: Iterable[float], form: str = ".3g") -> str:
         return "–"
     middle, least, most = (format(f(found), form) for f in (statistics.fmean, min, max))
     return middle if len(found) == 1 else f"{middle} ({least} to {most})"
-
-
-def beyond(t: float, freedom: int) -> float:
-    """Return the probability of |Student's t| above t ≥ 0.
-
-    Source: Abramowitz and Stegun, 26.7.3 and 26.7.4.
-    """
-    angle = math.atan(t / math.sqrt(freedom))
-    sine, cosine = math.sin(angle), math.cos(angle)
-    odd = freedom % 2
-    term, total = cosine if odd else 1.0, 0.0
-    for at in range(freedom // 2):
-        total += term
-        term *= cosine**2 * (2 * at + 2 if odd else 2 * at + 1) / (2 * at + (3 if odd else 2))
-    return 1 - (2 / math.pi * (angle + sine * total) if odd else sine * total)
-
-
-def quantile(level: float, freedom: int) -> float:
-    """Return t with a probability ``level`` of |Student's t| above it, by bisection."""
-    low, high = 0.0, 1.0
-    while beyond(high, freedom) > level:
-        high *= 2
-    for _ in range(100):
-        middle = (low + high) / 2
-        low, high = (middle, high) if beyond(middle, freedom) > level else (low, middle)
-    return high

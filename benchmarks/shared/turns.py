@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from benchmarks.prototype_head.route import resident
+from prismlm.statistics import interval_of
 
-RESAMPLES = 2000
 SHARE_OF_MEMORY = 0.7
 GROWTH = 4.0
 """By how much time and memory grow where a row doubles, as long as one length is known only."""
@@ -123,12 +123,11 @@ def forecast(costs: list[Cost]) -> Cost | None:
 def ratios(over: list[float], under: list[float]) -> dict[str, float]:
     """Return the median of over / under by rounds, and its 95 % interval over resampled rounds."""
     found = np.array(over) / np.array(under)
-    drawn = np.random.default_rng(0).choice(found, (RESAMPLES, len(found)))
-    low, high = np.quantile(np.median(drawn, axis=1), [0.025, 0.975])
+    middle = interval_of(lambda rounds: np.median(found[rounds], axis=-1), len(found))
     return {
-        "ratio": round(float(np.median(found)), 4),
-        "low": round(float(low), 4),
-        "high": round(float(high), 4),
+        "ratio": round(middle.value, 4),
+        "low": round(middle.low, 4),
+        "high": round(middle.high, 4),
     }
 
 

@@ -19,13 +19,13 @@ from prismlm.corpus import Corpus
 from prismlm.corpus.windows import WindowBatch, WindowGrid, document_windows, window_batches
 from prismlm.errors import InputError
 from prismlm.models.uncertainty_feedback import uncertainty_of
-from prismlm.models.uncertainty_feedback.codes import codes_fed_back
+from prismlm.models.uncertainty_feedback.call import codes_fed_back
 from prismlm.ops.uncertainty_feedback import NO_CODE, normalised_entropy, quantise, shuffle_codes
+from prismlm.statistics import bootstrap
 
 WINDOWS, SAMPLE = 384, 64
 SEED = 0
 TOKENS_PER_BATCH = 4096
-RESAMPLES = 2000
 PLAIN, NEUTRAL, OWN, THIRD = "no feedback", "neutral", "2 passes", "3 passes"
 ZERO, SHUFFLED, RECURSION = "zero", "shuffled", "token by token"
 Figures = dict[str, Any]
@@ -85,10 +85,8 @@ class Scores:
 
 def _difference(more: np.ndarray, tokens: np.ndarray) -> Figures:
     """Return a difference per token with its 95 % interval over resampled documents."""
-    drawn = np.random.default_rng(SEED).integers(len(tokens), size=(RESAMPLES, len(tokens)))
-    resampled = more[drawn].sum(1) / tokens[drawn].sum(1)
-    low, high = np.quantile(resampled, [0.025, 0.975])
-    return {"mean": float(more.sum() / tokens.sum()), "low": float(low), "high": float(high)}
+    found = bootstrap(more, tokens, seed=SEED)
+    return {"mean": found.value, "low": found.low, "high": found.high}
 
 
 def validate(model: PreTrainedModel, corpus: Corpus, length: int) -> Figures:

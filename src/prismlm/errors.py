@@ -1,6 +1,20 @@
-"""Errors that a user can act on: each names the input, what was expected and how to mend it."""
+"""Errors that a user can act on: each names the input, what was expected and how to mend it.
+
+The checks of a single value stand here too: what a parameter takes is said in one line where it is
+used, and every value of another kind is refused in the same words.
+"""
 
 from __future__ import annotations
+
+import math
+import operator
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, cast
+
+LONGEST_SHOWN = 80
 
 
 class PrismError(Exception):
@@ -24,7 +38,15 @@ class DivergenceError(PrismError):
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C ended something that can go on; the message says from where."""
+    """A signal ended something that can go on; the message says from where.
+
+    Attributes:
+        exit_code: of a command that it ends, 128 plus the signal.
+    """
+
+    def __init__(self, message: str, exit_code: int = 130) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
 
 
 class StaleLensError(FormatError):
@@ -35,13 +57,94 @@ class DecompositionError(PrismError):
     """Parts that do not add up to the model's own logit; nothing built on them can be trusted."""
 
 
-def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
     """Raise InputError unless a setting has one of its names."""
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         raise InputError(
-            f"{name} is {value!r}: expected {', '.join(map(repr, choices[:-1]))} or "
-            f"{choices[-1]!r}.{suggest(str(value), list(choices))}"
+            f"{name} is {shown(value)}: expected {', '.join(map(repr, choices[:-1]))} or "
+            f"{choices[-1]!r}.{suggest(value, list(choices))}"
         )
+
+
+def check_kind(name: str, value: object, kind: type | tuple[type, ...], expected: str) -> Any:
+    """Return a value that is of a kind; raise InputError for another."""
+    if not isinstance(value, kind):
+        raise InputError(f"{name} is {shown(value)}: expected {expected}.")
+    return value
+
+
+def check_text(name: str, value: object) -> str:
+    """Return a text; raise InputError for anything else, several texts among it.
+
+    Half of a surrogate pair is no text: neither a tokenizer nor a file takes it.
+    """
+    text = check_kind(name, value, str, "one text; give several one after another")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"{name} holds half of a surrogate pair at character {error.start}, which is not "
+            "valid Unicode. Remove it or write the whole character."
+        ) from error
+    return text
+
+
+def check_path(name: str, value: object) -> Path:
+    """Return a path; raise InputError for what is none, or empty."""
+    check_kind(name, value, (str, os.PathLike), "a path, as text or as pathlib.Path")
+    given: object = os.fspath(cast("str | os.PathLike[str]", value))
+    if not isinstance(given, str) or not given or "\0" in given:
+        raise InputError(f"{name} is {shown(value)}: expected the path of a file or directory.")
+    return Path(given)
+
+
+def check_whole(name: str, value: object, least: int | None = 0, most: int | None = None) -> int:
+    """Return a whole number of any kind as an int; neither True nor 1.0 is one.
+
+    Raises:
+        InputError: another kind of value, or a number outside of least … most. Without ``least``
+            every number is inside.
+    """
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)  # pyright: ignore[reportArgumentType]
+    except TypeError:
+        number = None
+    low = least is not None and number is not None and number < least
+    if number is None or low or (most is not None and number > most):
+        span = "" if least is None else f" from {least} on"
+        span = span if most is None else f" from {least} to {most}"
+        raise InputError(f"{name} is {shown(value)}: expected a whole number{span}.")
+    return number
+
+
+def check_number(
+    name: str, value: object, expected: str, holds: Callable[[float], bool] = math.isfinite
+) -> float:
+    """Return a finite number of any kind as a float.
+
+    Args:
+        name: of the input.
+        value: what was given.
+        expected: in words, such as "a number from 0 to 1".
+        holds: whether a finite number is in its range.
+
+    Raises:
+        InputError: another kind of value, no finite number, or one out of range.
+    """
+    number = math.nan
+    # Text and flags turn into numbers, which nobody means; whole numbers may be too large.
+    if not isinstance(value, (str, bytes, bool)):
+        with suppress(TypeError, ValueError, OverflowError, RuntimeError):
+            number = float(value)  # pyright: ignore[reportArgumentType]
+    if not math.isfinite(number) or not holds(number):
+        raise InputError(f"{name} is {shown(value)}: expected {expected}.")
+    return number
+
+
+def shown(value: object) -> str:
+    """Return a value as messages quote it: cut, where it is long."""
+    text = repr(value)
+    return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 2]} …"
 
 
 def changes(before: dict[str, object], now: dict[str, object]) -> list[str]:
@@ -53,9 +156,9 @@ def changes(before: dict[str, object], now: dict[str, object]) -> list[str]:
     ]
 
 
-def suggest(word: str, known: list[str]) -> str:
+def suggest(word: object, known: Sequence[str]) -> str:
     """Return ``" Did you mean 'x'?"`` for the closest known word, or an empty string."""
     import difflib
 
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(str(word), known, n=1, cutoff=0.6)
     return f" Did you mean {close[0]!r}?" if close else ""

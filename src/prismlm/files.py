@@ -10,39 +10,64 @@ import re
 import shutil
 import stat
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from prismlm.errors import FormatError, PrismError
+from prismlm.errors import FormatError, InputError, PrismError, shown
 
 # What torch.save says, as a RuntimeError, of a write that failed.
 FAILED_WRITE = re.compile("PytorchStreamWriter|inline_container")
 TEMPORARY = re.compile(r"\.[0-9a-f]{8}\.(tmp|old)$")
 ASIDE = ".old"
+# How a text in another encoding begins; the longer marks first, since one begins with another.
+MARKS = {
+    b"\xff\xfe\0\0": "utf-32",
+    b"\0\0\xfe\xff": "utf-32",
+    b"\xff\xfe": "utf-16",
+    b"\xfe\xff": "utf-16",
+}
+WAY_OUT = "Make room, and give the same command again."
 PRIVATE = stat.S_IRUSR | stat.S_IWUSR
+SURROGATE = re.compile("[\ud800-\udfff]")
+# Of the numbers in a file: what does not fit 63 bits, NaN among it, is none of ours.
+LARGEST = 2**63
+T = TypeVar("T")
 
 
-def _temporary_sibling(path: Path) -> Path:
+def temporary_sibling(path: Path) -> Path:
+    """Return a hidden name beside ``path``, of which nothing has been made yet."""
     return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
 
 
-def remove_left_behind(path: Path) -> None:
-    """Remove the temporary siblings that a killed process left of ``path``.
+def remove_left_behind(path: Path, *, within: bool = False) -> None:
+    """Remove the temporary siblings that a killed process left of ``path``, or of all within it.
 
-    A directory that was moved aside, where the kill came before the new one took its place, is
-    moved back. To be called by whoever holds the lock on it: no other process is writing one.
+    Within a directory, they are looked for in it and in those it holds: what lies deeper, such as
+    in a lens, may be another's work. A directory that was moved aside, where the kill came before
+    the new one took its place, is moved back. To be called by whoever holds the lock on it: no
+    other process is writing one.
     """
-    for left in sorted(path.parent.glob(f".{glob.escape(path.name)}.*")):
-        if not TEMPORARY.search(left.name):
-            continue
-        if left.suffix == ASIDE and not os.path.lexists(path):
-            os.rename(left, path)
+    patterns = (".*", "*/.*") if within else (f".{glob.escape(path.name)}.*",)
+    place = path if within else path.parent
+    found = [one for pattern in patterns for one in place.glob(pattern)]
+    for left in sorted(one for one in found if TEMPORARY.search(one.name)):
+        whole = left.with_name(left.name[1:-13])
+        if left.suffix == ASIDE and not os.path.lexists(whole):
+            os.rename(left, whole)
         elif left.is_dir() and not left.is_symlink():
-            shutil.rmtree(left)
+            shutil.rmtree(left, ignore_errors=True)
         else:
-            left.unlink()
+            left.unlink(missing_ok=True)
+
+
+def discard(directory: Path) -> None:
+    """Remove a directory: at once under its name, its files thereafter."""
+    hidden = temporary_sibling(directory)
+    os.rename(directory, hidden)
+    shutil.rmtree(hidden, ignore_errors=True)
 
 
 def share(path: Path) -> None:
@@ -54,7 +79,7 @@ def share(path: Path) -> None:
     for file in list(path.iterdir()) if path.is_dir() else [path]:
         if file.is_file() and stat.S_IMODE(file.stat().st_mode) == PRIVATE:
             # The umask can only be read by setting it, which other threads would notice.
-            probe = _temporary_sibling(file)
+            probe = temporary_sibling(file)
             probe.touch()
             try:
                 file.chmod(stat.S_IMODE(probe.stat().st_mode))
@@ -70,7 +95,7 @@ def atomic_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = _temporary_sibling(target)
+    temporary = temporary_sibling(target)
     try:
         yield temporary
         share(temporary)
@@ -88,12 +113,12 @@ def atomic_directory(path: str | os.PathLike[str]) -> Iterator[Path]:
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = _temporary_sibling(target)
+    temporary = temporary_sibling(target)
     temporary.mkdir()
     try:
         yield temporary
         if target.exists():
-            replaced = _temporary_sibling(target).with_suffix(ASIDE)
+            replaced = temporary_sibling(target).with_suffix(ASIDE)
             os.rename(target, replaced)
             os.rename(temporary, target)
             shutil.rmtree(replaced)
@@ -105,30 +130,82 @@ def atomic_directory(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 @contextmanager
-def room_to_write(what: str, directory: Path, way_out: str) -> Iterator[None]:
+def room_to_write(
+    what: str, directory: Path, way_out: str | Callable[[], str], needed: float = 0
+) -> Iterator[None]:
     """Turn a disk that is full, or fails, into an error that says how much is free and what to do.
 
+    Args:
+        what: the block writes, and where.
+        directory: on the same disk; it need not be there yet.
+        way_out: what is left and what to do, as sentences.
+        needed: bytes that it takes.
+
     Raises:
-        PrismError: a write in the block failed.
+        PrismError: fewer than ``needed`` bytes are free, or a write in the block failed.
     """
+    import pyarrow as pa
     from safetensors import SafetensorError
 
+    if _free(directory) < needed:
+        raise _not_written(what, directory, way_out, needed, "the disk is full")
     try:
         yield
-    except (OSError, SafetensorError, RuntimeError) as error:
+    except (OSError, SafetensorError, pa.ArrowException, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not FAILED_WRITE.search(str(error)):
             raise
-        free = shutil.disk_usage(directory).free
-        raise PrismError(
-            f"{what} could not be written ({error}): {free / 1e6:,.1f} MB are free. {way_out}"
-        ) from error
+        raise _not_written(what, directory, way_out, needed, str(error)) from error
+
+
+def check_room(what: str, directory: Path, expected: float, there: Path | None = None) -> None:
+    """Check before long work that what will come of it can be written at all.
+
+    Args:
+        what: will be written, and where.
+        directory: on the same disk; it need not be there yet.
+        expected: bytes that it takes, about.
+        there: a directory that may hold some of it already.
+
+    Raises:
+        PrismError: not half of the bytes that are expected are free.
+    """
+    files = there.rglob("*") if there is not None else ()
+    expected -= sum(path.stat().st_size for path in files if path.is_file())
+    if _free(directory) < expected / 2:
+        raise _not_written(what, directory, WAY_OUT, expected, "the disk is full")
+
+
+def _free(directory: Path) -> int:
+    existing = next(path for path in (directory, *directory.absolute().parents) if path.exists())
+    return shutil.disk_usage(existing).free
+
+
+def _not_written(
+    what: str, directory: Path, way_out: str | Callable[[], str], needed: float, cause: str
+) -> PrismError:
+    takes = f"it takes about {needed / 1e6:,.1f} MB, and " if needed else ""
+    rest = way_out if isinstance(way_out, str) else way_out()
+    return PrismError(
+        f"{what} could not be written ({cause}): {takes}{_free(directory) / 1e6:,.1f} MB are free. "
+        f"{rest}"
+    )
+
+
+def json_text(value: Any, **how: Any) -> str:
+    """Return JSON, the only way that prismlm writes it: NaN and infinity, which it lacks, are null.
+
+    Args:
+        value: JSON values.
+        how: as ``json.dumps`` takes it, such as ``indent``.
+    """
+    how = {"ensure_ascii": False, "allow_nan": False} | how
+    return json.dumps(finite(value), **how)  # noqa: TID251
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
     """Write ``value`` as indented UTF-8 JSON, atomically."""
     with atomic_file(path) as temporary:
-        text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
-        temporary.write_text(text + "\n", encoding="utf-8")
+        temporary.write_text(json_text(value, indent=2) + "\n", encoding="utf-8")
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
@@ -141,6 +218,102 @@ def read_json(path: str | os.PathLike[str]) -> Any:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise FormatError(f"{path} is not valid JSON ({error}). Build it again.") from error
+
+
+def decoded(data: bytes, where: str) -> str:
+    """Return UTF-8 as text, without its mark of byte order.
+
+    Raises:
+        InputError: another encoding, or no text at all; the message says which, and what to do.
+    """
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise not_utf8(data, where, error) from error
+    if "\0" in text:
+        raise not_utf8(data, where)
+    return text
+
+
+def not_utf8(data: bytes, where: str, error: UnicodeDecodeError | None = None) -> InputError:
+    """Return the error of bytes that are no UTF-8, or that hold NUL, which no text does."""
+    begin = data[:4096]
+    half = len(begin) // 2
+    marked = next((name for mark, name in MARKS.items() if begin.startswith(mark)), None)
+    # Of Latin text in UTF-16 every other byte is 0.
+    if marked is None and half and max(begin[place::2].count(0) for place in (0, 1)) > 0.4 * half:
+        marked = "utf-16be" if begin[::2].count(0) > begin[1::2].count(0) else "utf-16le"
+    controls = sum(byte < 32 and byte not in b"\t\n\v\f\r\x1b" for byte in begin)
+    if marked is None and (error is None or 0 in begin or controls > 0.05 * len(begin)):
+        return InputError(f"{where} is a binary file: expected text in UTF-8.")
+    at = (
+        "" if error is None else f": byte 0x{error.object[error.start]:02x} at offset {error.start}"
+    )
+    kind = "not UTF-8" + at if marked is None else marked[:6].upper()
+    return InputError(
+        f"{where} is {kind}. Convert it first, for example: "
+        f"iconv -f {marked or 'latin1'} -t utf-8 IN > OUT."
+    )
+
+
+def from_json(kind: type[T], value: Any, where: str) -> T:
+    """Return a dataclass with the fields of a JSON object, each of the type that it has there.
+
+    Args:
+        kind: the dataclass.
+        value: what JSON holds.
+        where: the file and what it describes, to name in the error.
+
+    Raises:
+        FormatError: a field that is missing or unknown, or a value of another type.
+    """
+    types = get_type_hints(kind)
+    given = types.keys() & value.keys() if isinstance(value, dict) else types.keys()
+    check_json(value, {name: types[name] for name in given}, where)
+    try:
+        return kind(**value)
+    except TypeError as error:
+        raise FormatError(f"{where} cannot be read: {error}. Build it again.") from error
+
+
+def check_json(value: Any, kind: Any, where: str) -> None:
+    """Check that a JSON value is of a type, or an object or list as one of types describes it.
+
+    Raises:
+        FormatError: it is not; it says where.
+    """
+    if isinstance(kind, dict):
+        check_json(value, dict[str, Any], where)
+        for name, item in kind.items():
+            check_json(value.get(name), item, f"{where}: {name}")
+    elif isinstance(kind, list):
+        check_json(value, list[Any], where)
+        for item in value:
+            check_json(item, kind[0], where)
+    elif not _is(value, kind):
+        raise FormatError(
+            f"{where} is {shown(value)}, which is of the wrong type. Put back the file that was "
+            "written, or build it again."
+        )
+
+
+def _is(value: Any, kind: Any) -> bool:
+    """Say whether a JSON value is of an annotated type."""
+    origin, of = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return any(_is(value, one) for one in of)
+    if origin is Literal:
+        return value in of
+    if origin is list:
+        return isinstance(value, list) and all(_is(item, of[0]) for item in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(_is(item, of[1]) for item in value.values())
+    if kind in (int, float):
+        number = isinstance(value, int if kind is int else (int, float))
+        return number and not isinstance(value, bool) and abs(value) < LARGEST
+    if kind is str:
+        return isinstance(value, str) and not SURROGATE.search(value)
+    return kind is Any or isinstance(value, kind)
 
 
 def finite(value: Any) -> Any:

@@ -1,18 +1,21 @@
-"""Bootstrap intervals of means and of differences, and p-values corrected for many tests."""
+"""Intervals and rank correlations over SciPy, as figures that the package prints.
+
+Nothing here depends on how many threads run or on what else is installed: ranks and their products
+are exact in float64, and what is drawn comes from the seed alone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+from scipy import stats
 
 from prismlm.errors import InputError
 
 RESAMPLES = 10_000
-LEVEL = 0.95
 # Resamples that are held at once.
 CHUNK = 1000
 
@@ -42,13 +45,48 @@ class Interval:
         return self.high < 0
 
 
+@dataclass(frozen=True)
+class RankCorrelation:
+    """Spearman's rank correlation.
+
+    Attributes:
+        rho: −1 to 1.
+        p: two-sided, from Student's distribution with n − 2 degrees of freedom.
+        count: n.
+    """
+
+    rho: float
+    p: float
+    count: int
+
+
+def spearman(x: np.ndarray, y: np.ndarray) -> RankCorrelation:
+    """Return Spearman's ρ, Pearson's correlation of ranks, ties sharing their mean rank.
+
+    Where all of x or all of y are alike, ρ is 0 and p is 1.
+
+    Args:
+        x, y: n ≥ 3 pairs.
+
+    Raises:
+        InputError: fewer than 3 pairs, or figures that are not finite.
+    """
+    if x.shape != y.shape or x.ndim != 1 or len(x) < 3:
+        raise InputError(f"{list(x.shape)} and {list(y.shape)} figures: expected 3 pairs or more.")
+    if not (np.isfinite(x).all() and np.isfinite(y).all()):
+        raise InputError("figures to be ranked are not finite.")
+    if not (np.ptp(x) and np.ptp(y)):
+        return RankCorrelation(0.0, 1.0, len(x))
+    found: Any = stats.spearmanr(x, y)
+    return RankCorrelation(float(found.statistic), float(found.pvalue), len(x))
+
+
 def bootstrap(
     sums: np.ndarray,
-    weights: np.ndarray,
+    weights: np.ndarray | None = None,
     coefficients: Sequence[float] = (1.0,),
     *,
     seed: int = 0,
-    resamples: int = RESAMPLES,
 ) -> Interval:
     """Return Σ_c κ_c (Σ_i s_ic / Σ_i w_ic) with its percentile interval over resampled texts i.
 
@@ -58,100 +96,56 @@ def bootstrap(
 
     Args:
         sums: s, [texts] or [texts, C]: of what a mean is taken, such as losses.
-        weights: w, of the same shape: how much there is of it, such as tokens.
+        weights: w, of the same shape: how much there is of it, such as tokens; None for 1 each.
         coefficients: κ [C]; (1, −1) for a difference.
         seed: of the resamples.
-        resamples: how many.
 
     Raises:
         InputError: no text, or shapes that do not go together.
     """
-    parts = [np.asarray(a, dtype=np.float64) for a in (sums, weights)]
-    sums, weights = (a[:, None] if a.ndim == 1 else a for a in parts)
+    parts = [sums, np.ones_like(sums) if weights is None else weights]
+    own, whole = (np.asarray(a, dtype=np.float64).T for a in parts)
+    own, whole = (a[None] if a.ndim == 1 else a for a in (own, whole))
     signs = np.asarray(coefficients, dtype=np.float64)
-    if not len(sums) or sums.shape != weights.shape or sums.shape[1:] != signs.shape:
+    if not own.size or own.shape != whole.shape or own.shape[:1] != signs.shape:
         raise InputError(
-            f"sums {list(sums.shape)}, weights {list(weights.shape)} and {len(signs)} "
+            f"sums {list(own.T.shape)}, weights {list(whole.T.shape)} and {len(signs)} "
             "coefficients: expected [texts, C] twice, at least one text, and C of them."
         )
-    texts = len(sums)
-    counts = _counts(texts, seed, resamples)
-    found: list[np.ndarray] = []
-    for first in range(0, resamples, CHUNK):
-        drawn = counts[first : first + CHUNK].astype(np.float64)
-        found.append(_ratios(drawn @ sums, drawn @ weights) @ signs)
-    value = float(_ratios(sums.sum(0), weights.sum(0)) @ signs)
-    known = np.concatenate(found)
-    known = known[np.isfinite(known)]
-    if not len(known):
-        return Interval(value, np.nan, np.nan)
-    tail = 100 * (1 - LEVEL) / 2
-    low, high = np.percentile(known, [tail, 100 - tail])
+
+    def of(texts: np.ndarray) -> np.ndarray:
+        found = np.zeros(texts.shape[:-1])
+        for sign, s, w in zip(signs, own, whole, strict=True):
+            weight = w[texts].sum(-1)
+            none = np.full_like(weight, np.nan)
+            found = found + sign * np.divide(s[texts].sum(-1), weight, out=none, where=weight != 0)
+        return found
+
+    return interval_of(of, own.shape[1], seed=seed)
+
+
+def interval_of(
+    figure: Callable[[np.ndarray], np.ndarray], count: int, *, seed: int = 0
+) -> Interval:
+    """Return a figure of n rows with its percentile interval over 10,000 resamples of them.
+
+    Args:
+        figure: row numbers [..., n] to figures [...]; NaN counts for nothing.
+        count: n, at least 1.
+        seed: of the resamples.
+    """
+    rows = np.arange(count)
+    value = float(figure(rows))
+    if count == 1 or not np.isfinite(value):
+        return Interval(value, value, value)
+    drawn = stats.bootstrap(
+        (rows,),
+        lambda drawn, axis: figure(drawn),
+        n_resamples=RESAMPLES,
+        batch=CHUNK,
+        vectorized=True,
+        method="percentile",
+        rng=np.random.default_rng(seed),
+    ).bootstrap_distribution
+    low, high = np.nanpercentile(drawn, [2.5, 97.5])
     return Interval(value, float(low), float(high))
-
-
-@lru_cache(maxsize=4)
-def _counts(texts: int, seed: int, resamples: int) -> np.ndarray:
-    """Return how often each text is in each resample; a layer after the other asks for it."""
-    rng = np.random.default_rng(seed)
-    shares = np.full(texts, 1 / texts)
-    parts = [
-        rng.multinomial(texts, shares, size=min(CHUNK, resamples - first)).astype(np.uint16)
-        for first in range(0, resamples, CHUNK)
-    ]
-    return np.concatenate(parts)
-
-
-def _ratios(sums: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    return np.divide(sums, weights, out=np.full_like(sums, np.nan), where=weights != 0)
-
-
-def mean_interval(values: np.ndarray, *, seed: int = 0) -> Interval:
-    """Return the mean of values [n], at least one, with its percentile interval.
-
-    Values are drawn with replacement one by one: other draws than those of :func:`bootstrap`, which
-    counts how often each is drawn, and so other figures in the last digits.
-    """
-    generator = np.random.default_rng(seed)
-    means = [
-        values[generator.integers(len(values), size=(CHUNK, len(values)))].mean(1)
-        for _ in range(RESAMPLES // CHUNK)
-    ]
-    low, high = np.percentile(np.concatenate(means), [2.5, 97.5])
-    return Interval(float(values.mean()), float(low), float(high))
-
-
-class PairedDifference(NamedTuple):
-    """A mean difference with the 2.5th and 97.5th percentile of its bootstrap."""
-
-    difference: float
-    low: float
-    high: float
-
-
-def paired_difference(
-    left: Mapping[int, Any], right: Mapping[int, Any], *, seed: int = 0
-) -> PairedDifference:
-    """Return mean(left − right) over the documents of both, with a paired bootstrap interval.
-
-    Raises:
-        InputError: the two share no document.
-    """
-    common = sorted(left.keys() & right.keys())
-    if not common:
-        raise InputError("the two results share no document, so they cannot be compared.")
-    differences = np.array([float(left[row]) - float(right[row]) for row in common])
-    found = mean_interval(differences, seed=seed)
-    return PairedDifference(found.value, found.low, found.high)
-
-
-def benjamini_hochberg(p: np.ndarray) -> np.ndarray:
-    """Return q of each p [n]: the least false discovery rate at which it is found.
-
-    q_(k) = min over l ≥ k of p_(l) n / l
-    """
-    order = p.argsort()
-    rates = p[order] * len(p) / np.arange(1, len(p) + 1)
-    least = np.empty_like(p)
-    least[order] = np.minimum.accumulate(rates[::-1])[::-1].clip(max=1)
-    return least

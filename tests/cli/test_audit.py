@@ -125,6 +125,13 @@ def test_sources_and_compare_as_json(prism, tiny_model, texts, out):
     listed = {text["text_id"]: text["share"] for text in found[2]["texts"]}
     measured = {text["text_id"]: text["share"] for text in found[1]["texts"]}
     assert listed
+    assert found[2]["least_share"] == 0.01
+    assert "least_share" not in found[1]
+    assert min(listed.values()) >= 0.01
+    kept = {key for key, share in measured.items() if share >= 0.0101}
+    assert kept <= set(listed)
+    said = prism("sources", tiny_model, "--doc", doc, "--audit", rows).stdout
+    assert "by 1.00% or more, the least that the audit kept" in said
     assert listed.items() <= {key: pytest.approx(x) for key, x in measured.items()}.items()
     pairs = out / "pairs.parquet"
     arguments = ["compare", tiny_model, tiny_model, "--file", texts, "--parquet", pairs, "--json"]
@@ -134,6 +141,26 @@ def test_sources_and_compare_as_json(prism, tiny_model, texts, out):
     assert value["prototypes"]["by_signature"]["mutual"] == 1
     assert pq.read_table(pairs).num_rows == 192
     assert len(value["prototypes"]["pairs"]) == 10
+
+
+def test_every_text_of_an_audit_is_listed(prism, tiny_model, out):
+    """More than an audit once kept, or a list once held."""
+    many, rows = out / "many.jsonl", out / "many.parquet"
+    text = TEXTS[0]["text"]
+    many.write_text(
+        "".join(json.dumps({"id": str(n), "text": text}) + "\n" for n in range(30)),
+        encoding="utf-8",
+    )
+    how = ("--id-column", "id", "--parquet", rows, "--least-share", "0", "--json")
+    summary = json.loads(prism("audit", tiny_model, many, *how).stdout)
+    # The least of the documents that stand behind them.
+    documents = pq.read_table(rows)["documents"][0].as_py()
+    assert len(documents) > 10
+    doc = documents[-1]["doc_id"]
+    assert doc not in [one["doc_id"] for one in summary["documents"][:10]]
+    found = json.loads(prism("sources", tiny_model, "--doc", doc, "--audit", rows, "--json").stdout)
+    assert len(found["texts"]) == 30
+    assert found["least_share"] == 0
 
 
 def test_filters_and_methods_of_explain(prism, tiny_model):
@@ -192,7 +219,10 @@ def test_input_that_cannot_be_used(refused, tiny_model, texts, tmp_path):
         (["explain", tiny_model, "--file", texts, "--lines"], "leave out --lines"),
         (["explain", tiny_model, "x", "--method", "evidense"], "Did you mean 'evidence'"),
         (["compare", tiny_model, tmp_path], "not a prismlm model directory"),
-        (["compare", tiny_model, tiny_model, "--by", "document"], "source, domain or license"),
+        (
+            ["compare", tiny_model, tiny_model, "--by", "document"],
+            "expected 'source', 'domain' or 'license'",
+        ),
     ):
         message = refused(*arguments)
         assert words in message, arguments
@@ -264,7 +294,8 @@ def test_a_stopped_audit_leaves_nothing_and_has_no_rival(
     process = forked.start("audit", tiny_model, many, *outputs)
     try:
         wait_for(process, lambda: any(p.stat().st_size > 4 for p in out.glob(".*.tmp")))
-        assert "being written by another process" in refused("audit", tiny_model, texts, *outputs)
+        said = refused("audit", tiny_model, texts, *outputs)
+        assert "being written to by another process" in said
         assert process.poll() is None
         process.send_signal(sent)
         stdout, stderr = process.communicate(timeout=60)
@@ -297,6 +328,7 @@ def test_a_full_disk(tiny_model, many, out, tmp_path, how):
     assert "Traceback" not in stderr
     reason = "File too large" if how == "limit" else "No space left on device"
     error = next(line for line in stderr.splitlines() if line.startswith("error: "))
-    assert f"the report cannot be written ({reason})" in error
+    assert "could not be written" in error
+    assert reason in error
     assert stderr.rstrip().endswith(error)
     assert list(left.iterdir()) == []

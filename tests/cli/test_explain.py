@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import time
 from html.parser import HTMLParser
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from rich.cells import cell_len
@@ -128,6 +130,51 @@ def test_human_output_fits(prism, tiny_model, columns):
     assert "no proof" in " ".join(lines[-2:])
 
 
+def test_numbers_keep_their_columns_whatever_a_licence_is_called(prism, copy):
+    name = "a licence of a very long name that says all about itself, of " + "x" * 60 + " (end)"
+    documents = copy / "lens" / "sample" / "cell-documents.parquet"
+    table = pq.read_table(documents)
+    place = table.schema.get_field_index("license")
+    licences = [
+        name if value is None else f"{name}/{value}" for value in table["license"].to_pylist()
+    ]
+    pq.write_table(table.set_column(place, "license", pa.array(licences)), documents)
+    meta = copy / "lens" / "sample" / "meta.json"
+    meta.write_text(json.dumps(json.loads(meta.read_text()) | {"files": {}}), encoding="utf-8")
+    result = prism("explain", copy, TEXT, "--by", "license", columns=80)
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert max(cell_len(line.rstrip()) for line in lines) <= 80
+    head = next(n for n, line in enumerate(lines) if line.startswith("Where it comes from")) + 1
+    assert lines[head].split() == ["share", "in", "corpus", "lift"]
+    end = lines.index("", head)
+    rows = lines[head + 1 : end]
+    share = lines[head].index("share") + len("share")
+    assert len(rows) > 2
+    assert all(re.fullmatch(r".*[^ ] +\d+\.\d%", row[:share]) for row in rows), rows
+    # Names are told by both their ends.
+    assert any(re.match(r"a licence of a .*….*\S", row) for row in rows)
+    assert all("█" in row or "▎" in row or "▏" in row for row in rows[:1])
+
+
+def test_characters_of_several_tokens_are_whole(prism, tiny_model):
+    result = prism("explain", tiny_model, "Go to 東京 now.", "--tokens", "0:", columns=100)
+    assert result.returncode == 0, result.stderr
+    assert "�" not in result.stdout
+    assert "Go to 東京 now." in result.stdout
+    assert "東 1/" in result.stdout
+
+
+def test_marks_of_direction_turn_nothing(prism, tiny_model):
+    for mark in "\u202e\u2066\u061c":
+        result = prism("explain", tiny_model, f"The {mark}proof relies on")
+        assert mark not in result.stdout
+        assert f"The ‹U+{ord(mark):04X}›proof" in result.stdout
+    refused = prism("explain", "no\u202emodel", TEXT)
+    assert "no‹U+202E›model" in refused.stderr
+    assert "\u202e" not in refused.stderr
+
+
 def test_text_cannot_drive_the_terminal(prism, tiny_model):
     result = prism(
         "explain", tiny_model, "--file", "-", stdin="a\x1b[31mb\x07 日本\r\n\tc".encode()
@@ -159,7 +206,7 @@ def test_text_and_file_that_cannot_be_used(refused, tiny_model, tmp_path):
     for arguments, words in (
         ([], ["neither", "--file"]),
         (["a text", "--file", latin], ["both", "--file"]),
-        (["--file", latin], [str(latin), "UTF-8", "byte 1", "0xe9"]),
+        (["--file", latin], [str(latin), "UTF-8", "offset 1", "0xe9"]),
         (["--file", empty], [str(empty), "empty"]),
         (["--file", tmp_path / "none.txt"], ["none.txt", "No such file"]),
         ([TEXT, "--by", "domains"], ["'domains'", "Did you mean 'domain'?"]),
@@ -242,7 +289,7 @@ def test_what_speaks_against(prism, refused, tiny_model, tmp_path):
         assert f"to which the model gave {given} there" in section
     assert "instead of" in page.read_text(encoding="utf-8")
     assert "Against" not in prism("explain", tiny_model, TEXT).stdout
-    assert "negative" in refused("explain", tiny_model, TEXT, "--against", -1)
+    assert "--against is -1" in refused("explain", tiny_model, TEXT, "--against", -1)
 
 
 def test_a_corpus_that_is_gone_leaves_passages_without_text(prism, refused, copy, tmp_path):

@@ -116,8 +116,8 @@ def test_arguments_that_cannot_be_used(refused, tiny_model, tiny_corpus, tmp_pat
         ([*index, "--positions", 1.5], ["--positions is 1.5"]),
         ([*index, "--positions", "nan"], ["--positions is nan"]),
         ([*index, "--positions", "some"], ["--positions some", "or none"]),
-        ([*index, "--codes", "int4"], ["--codes is 'int4'", "int8, pq, pq8, pq12"]),
-        ([*index, "--sort-memory", 0], ["--sort-memory is 0", "at least 1 MB"]),
+        ([*index, "--codes", "int4"], ["--codes is 'int4'", "'int8', 'pq', 'pq8' or 'pq12'"]),
+        ([*index, "--sort-memory", 0], ["--sort-memory is 0", "at least 1"]),
         (["index", tiny_model, "--corpus", tmp_path], ["is not a corpus"]),
         (["index", tmp_path, "--corpus", tiny_corpus], ["prismlm.json"]),
         ([*index[:-1], ".hidden"], ["dot"]),
@@ -179,6 +179,8 @@ def test_inspect(prism, refused, tiny_model, copy):
     assert shown.returncode == 0, shown.stderr
     for words in ("mean nearest cosine", "share of corpus", "duplicates among", "effective"):
         assert words in shown.stdout
+    # Whether there was enough text is the last that it says.
+    assert " ".join(shown.stdout.split()).endswith(found["verdict"])
     assert prism("inspect", "index", tiny_model, "--json").stdout == result.stdout
 
     contexts = copy / "lens" / "sample" / "contexts.safetensors"

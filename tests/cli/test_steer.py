@@ -7,10 +7,10 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 import prismlm
+from prismlm.cli.format import points
 from prismlm.corpus import Corpus
 from prismlm.edits.steering import steer
-from prismlm.edits.steering_cost import perplexity_cost
-from prismlm.edits.steering_effects import measure_effects
+from prismlm.edits.steering_effects import measure_effects, perplexity_cost
 
 TEXT = "The patient was given a dose of the drug, and the court"
 TOKEN = {
@@ -59,7 +59,7 @@ def test_the_table_of_a_text(prism, tiny_model, lm):
     assert result.stdout.startswith("scale prototype 7 factor 3.0\n")
     steered = steer(lm, TEXT, [prismlm.Scale(7, 3.0)], generate=4)
     for token in steered.tokens:
-        shown = f"{token.before:.1%}", f"{token.after:.1%} ({token.after - token.before:+.1%})"
+        shown = f"{token.before:.1%}", f"{token.after:.1%} ({points(token.after - token.before)})"
         assert any(all(s in line for s in shown) for line in result.stdout.splitlines())
     assert "mean of 8 draws" in result.stdout
     assert "cost on held-out text: not asked for." in result.stdout
@@ -128,7 +128,7 @@ def test_a_part_alone_with_an_edit_and_over_prompts(prism, refused, tiny_model, 
     assert "without a control" in shown
     assert "signature" not in shown
     for words, wrong in (
-        ("there is no part 'prototype'", ("--only", "prototype")),
+        ("--only is 'prototype': expected 'prototypes'", ("--only", "prototype")),
         ("Did you mean 'prototypes'", ("--only", "prototype")),
         ("--strength is of an edit", ("--only", "residual", "--strength", 1)),
         ("leaves no prototypes", ("--only", "residual", *CLAMP)),
@@ -150,13 +150,13 @@ def test_the_cost_needs_a_corpus(prism, tiny_model, tmp_path):
         ((TEXT,), "--prototype and --document, got none"),
         ((TEXT, "--prototype", 7), "give --strength"),
         ((TEXT, "--prototype", 192, "--strength", 0.5), "no prototype 192: expected 0 to 191"),
-        ((TEXT, "--prototype", 7, "--strength", 1.5), "fraction 1.5"),
+        ((TEXT, "--prototype", 7, "--strength", 1.5), "fraction of Clamp is 1.5"),
         ((TEXT, "--prototype", 7, "--strength", 0), "use Ablate"),
         ((TEXT, "--prototype", 7, "--strength", -1, "--edit", "scale"), "0 or more"),
         ((TEXT, "--prototype", 7, "--strength", 1, "--edit", "ablate"), "leave out --strength"),
         ((TEXT, "--prototype", 7, "--strength", 1, "--edit", "ablat"), "Did you mean 'ablate'"),
         ((TEXT, "--prototype", 7, "--category", "Law"), "--prototype and --category"),
-        ((TEXT, "--category", "Law", "--strength", 1.1), "strength 1.1"),
+        ((TEXT, "--category", "Law", "--strength", 1.1), "strength of Group is 1.1"),
         ((TEXT, "--category", "Law", "--strength", -0.5), "no categories yet"),
         ((TEXT, "--category", "Law", "--strength", 1, "--edit", "scale"), "is for --prototype"),
         ((TEXT, "--document", "nowhere", "--strength", 0.5), "no document 'nowhere'"),
@@ -165,7 +165,7 @@ def test_the_cost_needs_a_corpus(prism, tiny_model, tmp_path):
         (CLAMP, "got neither"),
         ((TEXT, *CLAMP, "--file", "missing.txt"), "got both"),
         ((*CLAMP, "--file", "missing.txt"), "cannot be read"),
-        ((TEXT, *CLAMP, "--heldout", -1), "0 or more"),
+        ((TEXT, *CLAMP, "--heldout", -1), "--heldout is -1: expected at least 0"),
         ((TEXT, *CLAMP, "--corpus", "nowhere"), "not a directory"),
     ],
 )
@@ -193,6 +193,6 @@ def test_generate(prism, refused, tiny_model, lm):
     value = json.loads(sampled.stdout)
     assert value["text"] == lm.generate(TEXT, tokens=7, temperature=2.0)
     assert value["prompt"] == TEXT
-    assert "shorten it by" in refused("generate", tiny_model, TEXT, "--tokens", 100_000)
+    assert "generate at most 493" in refused("generate", tiny_model, TEXT, "--tokens", 100_000)
     assert "empty" in refused("generate", tiny_model, "")
     assert "not a directory" in refused("generate", "nowhere", TEXT)

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from prismlm.corpus import Corpus, Document, build_corpus, estimate_build
 from prismlm.corpus.build import training_texts
 from prismlm.errors import InputError
-from prismlm.locks import writing
+from prismlm.run_state import writing
 from tests.helpers.records import RECORDS, write_jsonl
 
 
@@ -165,7 +165,7 @@ def test_only_one_build_writes_an_output(build: Callable[..., Corpus]) -> None:
     corpus = build(["first"])
     before = _bytes_of(corpus.path)
     source = write_jsonl(corpus.path.parent / "t.jsonl", [{"text": "second"}])
-    with writing(corpus.path), pytest.raises(InputError, match="written by another process"):
+    with writing(corpus.path), pytest.raises(InputError, match="written to by another process"):
         build_corpus(source, corpus.path, vocab_size=300, overwrite=True)
     assert _bytes_of(corpus.path) == before
 
@@ -192,7 +192,7 @@ def test_what_a_killed_build_left_is_cleaned_up(build: Callable[..., Corpus]) ->
         ({"vocab_size": 12}, "257"),
         ({"heldout_fraction": 1.0}, "below 1"),
         ({"heldout_fraction": float("nan")}, "below 1"),
-        ({"shard_tokens": 0}, "at least 1"),
+        ({"shard_tokens": 0}, "from 1 on"),
     ],
 )
 def test_arguments_out_of_range(options: dict[str, float], message: str, tmp_path: Path) -> None:

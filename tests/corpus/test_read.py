@@ -291,3 +291,55 @@ def test_nothing_to_read(tmp_path: Path) -> None:
     assert "No documents" in _refused(tmp_path)
     with pytest.raises(InputError, match="No input"):
         DocumentReader([])
+
+
+def test_equal_names_in_two_directories_need_the_directory_above(tmp_path):
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x.jsonl").write_text('{"text": "a"}\n', encoding="utf-8")
+    both = [tmp_path / "first", tmp_path / "second"]
+    with pytest.raises(InputError) as raised:
+        list(read_documents(both))
+    assert f"Name the directory above them in place of them, {tmp_path}:" in str(raised.value)
+    assert "--id-column" not in str(raised.value)
+    # And that is a way out.
+    assert [d.doc_id for d in read_documents(tmp_path)] == ["first/x.jsonl:1", "second/x.jsonl:1"]
+    ids = tmp_path / "ids.jsonl"
+    ids.write_text('{"text": "a", "id": "one"}\n' * 2, encoding="utf-8")
+    with pytest.raises(InputError, match="name another column with --id-column"):
+        list(read_documents(ids, Columns(id="id")))
+
+
+@pytest.mark.parametrize("name", ["ids.jsonl", "ids.json"])
+def test_ids_are_the_text_that_was_written(tmp_path, name):
+    ids = ["1503.00990", "7", "1e5", '"1503.00990"', "12.0"]
+    rows = [f'{{"id": {id}, "text": "{n}"}}' for n, id in enumerate(ids)]
+    whole = "\n".join(rows) if name.endswith("l") else f"[{','.join(rows[:3] + rows[4:])}]"
+    rows = whole.replace('"1503.00990"', '"1503.009900"')
+    (tmp_path / name).write_text(rows)
+    found = [document.doc_id for document in read_documents(tmp_path / name)]
+    expected = ["1503.00990", "7", "1E+5", "1503.009900", "12.0"]
+    assert found == (expected if name.endswith("l") else expected[:3] + expected[4:])
+
+
+def test_ids_of_binary_numbers_have_the_fewest_digits_that_mean_them(tmp_path):
+    table = pa.table(
+        {
+            "id": pa.array([0.1, 12.0, 1503.0099], pa.float32()),
+            "domain": pa.array([1e300, float("nan"), 1503.00997], pa.float64()),
+            "text": ["a", "b", "c"],
+        }
+    )
+    pq.write_table(table, tmp_path / "x.parquet")
+    found = list(read_documents(tmp_path / "x.parquet"))
+    assert [document.doc_id for document in found] == ["0.1", "12", "1503.0099"]
+    assert [document.domain for document in found] == ["1e+300", None, "1503.00997"]
+
+
+@pytest.mark.parametrize(
+    "line", ['{"text": "a", "id": "\\ud800"}', '{"text": "a", "id": ' + "9" * 5000 + "}"]
+)
+def test_ids_that_are_no_text(tmp_path, line):
+    (tmp_path / "x.jsonl").write_text(line)
+    with pytest.raises(InputError, match=r"x\.jsonl:1"):
+        list(read_documents(tmp_path / "x.jsonl"))

@@ -27,7 +27,7 @@ def test_metadata_by_document(corpus: Corpus) -> None:
         corpus.find("absent")
     with pytest.raises(InputError, match="Did you mean 'license'"):
         corpus.column("licence")
-    with pytest.raises(InputError, match="expected train"):
+    with pytest.raises(InputError, match="the split is"):
         corpus.split("test")  # pyright: ignore[reportArgumentType]
 
 
@@ -178,4 +178,36 @@ def test_spans_refuse_tokens_that_are_not_the_texts(copy: Path) -> None:
     data[0] ^= 1
     path.write_bytes(data)
     with pytest.raises(FormatError, match="other tokens for document 'plain'"):
+        Corpus.open(copy).spans(0)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (("dtype",), "float32"),
+        (("dtype",), None),
+        (("tokenizer", "eos_token_id"), "0"),
+        (("split", "heldout_fraction"), []),
+        (("counts",), "many"),
+        (("counts", "tokens"), 1),
+        (("counts", "documents"), 2**70),
+        (("shards",), {"a": None}),
+        (("shards", 0, "files"), ["x"]),
+        (("shards", 0, "documents"), True),
+    ],
+)
+def test_values_of_another_type(copy: Path, key: tuple[str | int, ...], value: object) -> None:
+    meta = read_json(copy / "corpus.json")
+    holder = meta
+    for name in key[:-1]:
+        holder = holder[name]
+    holder[key[-1]] = value
+    write_json(copy / "corpus.json", meta)
+    with pytest.raises(FormatError, match=r"corpus\.json"):
+        Corpus.open(copy)
+
+
+def test_a_damaged_tokenizer(copy: Path) -> None:
+    (copy / "tokenizer" / "tokenizer.json").write_text("{}")
+    with pytest.raises(FormatError, match=r"tokenizer\.json is damaged"):
         Corpus.open(copy).spans(0)

@@ -169,8 +169,9 @@ def test_the_dry_run_of_the_command(tmp_path, monkeypatch):
     assert shown.returncode == 0, shown.stderr
     found = json.loads(shown.stdout)
     assert found["out"] == "prismlm-demo-quick"
-    assert [part["there"] for part in found["parts"]] == [False] * 4
-    assert found["seconds"] == pytest.approx(sum(part["seconds"] for part in found["parts"]))
+    parts = [found[name] for name in ("corpus", "model", "lens", "report")]
+    assert [part["there"] for part in parts] == [False] * 4
+    assert found["seconds"] == pytest.approx(sum(part["seconds"] for part in parts))
     assert list(tmp_path.iterdir()) == []
     monkeypatch.chdir(tmp_path)
     assert "--json is of --dry-run" in CliRunner().invoke(app, ["demo", "--json"]).stderr

@@ -14,10 +14,14 @@ import prismlm
 from prismlm import Ablate, Clamp, Group, Scale
 from prismlm.corpus import Corpus
 from prismlm.edits.plan import plan_for
-from prismlm.edits.steering import steer
-from prismlm.edits.steering_control import NEAREST, control_orders, control_state
-from prismlm.edits.steering_cost import corpus_of, held_out_batches, perplexity_cost
-from prismlm.edits.steering_effects import measure_effects, summarise
+from prismlm.edits.steering import NEAREST, control_orders, control_state, steer
+from prismlm.edits.steering_effects import (
+    corpus_of,
+    held_out_batches,
+    measure_effects,
+    perplexity_cost,
+    summarise,
+)
 from prismlm.errors import InputError
 from prismlm.explain.quality import measure_quality
 from prismlm.models.seam import capture
@@ -328,7 +332,7 @@ def test_where_the_corpus_comes_from(lm, tiny_corpus, tiny_model, tmp_path):
         ({"prompt": "word " * 5000}, "shorten it by"),
         ({"draws": -1}, "0 or more"),
         ({"prompt": "a", "generate": 0}, "one token"),
-        ({"generate": -1}, "must not be negative"),
+        ({"generate": -1}, "tokens to generate is -1"),
     ],
 )
 def test_steer_refuses(lm, change, words):

@@ -196,11 +196,11 @@ def test_half_precision_is_edited_in_float32_and_rounded_once():
     [
         (lambda: Scale(0, -0.1), "0 or more"),
         (lambda: Scale(0, float("nan")), "finite"),
-        (lambda: Scale("4", 1.0), "not the number of a prototype"),
+        (lambda: Scale("4", 1.0), "is '4': expected a whole number"),
         (lambda: Clamp(0, 0.0), "use Ablate"),
         (lambda: Clamp(0, 1.01), "at most 1"),
         (lambda: Clamp(0, 0.5, cap=0.0), "positive"),
-        (lambda: Clamp(0, 0.5, target="bottom"), "top or signature"),
+        (lambda: Clamp(0, 0.5, target="bottom"), "'top' or 'signature'"),
         (lambda: Clamp(0, 0.5, measure="evidense"), "Did you mean 'evidence'"),
         (lambda: Group(-1.2, category="law"), "−1 (−100 %) to 1 (+100 %)"),
         (lambda: Group(float("nan"), category="law"), "−1 (−100 %)"),

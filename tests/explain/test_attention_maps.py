@@ -3,18 +3,20 @@
 import copy
 import json
 import math
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig
 
 from prismlm.corpus.words import DITTO
 from prismlm.errors import InputError
 from prismlm.explain.attention_maps import AttentionMap, Head, heads_at, heads_of, read_maps
 from prismlm.explain.language_model import PrismLM
 from prismlm.layers import PrototypeHead
+from prismlm.models.attention import reading_attention
 from prismlm.models.decoders.signal_noise import SignalNoiseConfig, SignalNoiseForCausalLM
 from prismlm.models.seam import LogitMap
 from tests.helpers.mixer_models import make_corpus, make_llama, make_model
@@ -200,3 +202,58 @@ def test_attention_that_a_trace_cannot_hold(lm):
     with pytest.raises(InputError, match="has 1 token"):
         lm.explain("T", attention=[(0, 1)])
     assert lm.explain("T", generate=2, attention=[(0, 1)]).attention[0].weights.shape == (2, 2)
+
+
+def test_explaining_with_attention_while_another_thread_generates(tokenizer):
+    model = make_llama(len(tokenizer))
+    head = PrototypeHead(model.config.hidden_size, 8, 4)
+    head.reset_parameters()
+    lm = PrismLM(Path("tiny"), model, tokenizer, head, LogitMap.of(model), None)
+    ids = torch.tensor([tokenizer(TEXT)["input_ids"]])
+
+    def generate():
+        found = model.generate(
+            ids, max_new_tokens=4, do_sample=False, output_logits=True, return_dict_in_generate=True
+        )
+        return torch.stack(found.logits)
+
+    def explain():
+        trace = lm.explain(TEXT, attention=[(1, 0)])
+        return trace.to_dict()
+
+    written, explained = generate(), explain()
+    with reading_attention(model, lambda layer, weights: None):
+        # What the other thread would see if it had to run eager attention too.
+        assert not torch.equal(generate(), written)
+    generating, explaining, generated = (threading.Event() for _ in range(3))
+
+    def meet(module, args, output):
+        """Let the explanation's pass begin in the middle of one and outlast the others."""
+        if threading.current_thread().name == "generates" and not generating.is_set():
+            generating.set()
+            explaining.wait(20)
+        elif threading.current_thread().name == "explains" and output[1] is not None:
+            explaining.set()
+            generated.wait(20)
+
+    def generates():
+        found["generates"] = generate()
+        generated.set()
+
+    def explains():
+        generating.wait(20)
+        found["explains"] = explain()
+
+    found, handle = {}, model.model.layers[0].self_attn.register_forward_hook(meet)
+    threads = [threading.Thread(target=work, name=work.__name__) for work in (generates, explains)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    handle.remove()
+    assert generating.is_set()
+    assert explaining.is_set()
+    assert torch.equal(found["generates"], written)
+    assert found["explains"] == explained
+    assert type(model.config) is LlamaConfig
+    assert model.config._attn_implementation == "sdpa"

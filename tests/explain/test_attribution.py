@@ -12,12 +12,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from prismlm.errors import InputError
-from prismlm.explain.attribution import (
-    attribute,
-    document_shares,
-    merge_attributions,
-    source_shares,
-)
+from prismlm.explain.attribution import attribute, merge_attributions
 from prismlm.explain.contexts import CONTEXT_TEMPERATURE
 from prismlm.explain.evidence import EvidenceTable
 from prismlm.index import layout
@@ -35,6 +30,15 @@ CONTEXTS = [
     (0, 1, 20, "b", (0.6, 0.8)),
     (1, 0, 30, "a", (0.0, 1.0)),
 ]
+
+
+def source_shares(table, lens, by="source", *, method="evidence", where=None):
+    contexts = by == "document" or method == "source"
+    return attribute(table, lens, method, contexts=contexts).sources(by, where)
+
+
+def document_shares(table, lens, *, where=None):
+    return attribute(table, lens).documents(where=where)
 
 
 @pytest.fixture(scope="module")
@@ -178,7 +182,7 @@ def test_unknown_roll_up(lens):
 
 
 def test_rows_of_an_unknown_prototype(lens):
-    with pytest.raises(InputError, match="expected 0 to 2"):
+    with pytest.raises(InputError, match="from 0 to 2"):
         lens.rows_of(3)
 
 

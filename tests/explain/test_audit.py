@@ -259,7 +259,8 @@ def test_where_a_document_shows_up(lm, audited, tmp_path):
         for row in audited[1]:
             written.add(row.to_dict())
     top = audited[1][0].documents[0]
-    listed = audited_texts_that_rely(lm.lens, top.doc_id, path)
+    listed, least = audited_texts_that_rely(lm.lens, top.doc_id, path)
+    assert least is None
     assert ("one", pytest.approx(top.share)) in [(t.text_id, t.share) for t in listed]
 
 
@@ -286,14 +287,16 @@ def test_documents_that_are_not_there(lm):
     with pytest.raises(InputError, match="Did you mean"):
         document_sources(lm.lens, known[0] + "x")
     corpus = Corpus.open(lm.lens.meta.corpus_path)
-    outside = sorted(set(corpus.doc_ids) - set(known))
+    held_out = corpus.doc_ids[int(corpus.split("heldout")[0])]
+    trained_on = {corpus.doc_ids[number] for number in corpus.split("train")}
+    outside = sorted(trained_on - set(known))
     assert outside
     without = Lens(lm.lens.path, replace(lm.lens.meta, cells=None), lm.lens.num_prototypes)
     with pytest.raises(InputError, match="is in the corpus, but none of its places"):
         check_document(without, outside[0])
-    held_out = corpus.doc_ids[int(corpus.split("heldout")[0])]
-    with pytest.raises(InputError, match="not in its train split"):
-        check_document(lm.lens, held_out)
+    for lens in (lm.lens, without):
+        with pytest.raises(InputError, match=r"is held out, and .*: it was never indexed"):
+            check_document(lens, held_out)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Explanations against forward passes that know nothing of prismlm."""
 
 import pickle
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -8,8 +9,8 @@ import torch
 
 import prismlm
 from prismlm.errors import DecompositionError, InputError
-from prismlm.explain.prediction import check_sums
-from prismlm.explain.steps import Steps
+from prismlm.explain.split import check_sums
+from prismlm.explain.steps import Steps, pieces_of
 from prismlm.models.sidecar import weight_of
 
 TEXT = "The patient was given a dose of the drug, and the court ruled that"
@@ -188,3 +189,30 @@ def test_steps_are_built_once_they_are_looked_at(lm, monkeypatch):
     copy = pickle.loads(pickle.dumps(trace.steps))
     assert trace.steps == copy
     assert repr(trace.steps) == repr(copy)
+
+
+def test_a_model_says_in_three_lines_what_it_is(lm):
+    lines = repr(lm).splitlines()
+    assert len(lines) == 3
+    assert str(lm.path) in lines[0]
+    assert type(lm.model).__name__ in lines[0]
+    assert lines[1] == f"head: 192 prototypes, {lm.head.prototypes_per_token} for each token"
+    assert lines[2].startswith("lens: sample, ")
+    assert repr(replace(lm, lens=None)).endswith("\nlens: none")
+    assert dir(prismlm) == sorted(prismlm.__all__)
+    assert {"load", "PrismLM", "Ablate"} <= set(dir(prismlm))
+
+
+def test_tokens_that_share_a_character_go_together(lm):
+    text = "a 東京 b"
+    ids = lm.tokenizer(text, add_special_tokens=False)["input_ids"]
+    pieces = pieces_of(lm.tokenizer, ids)
+    assert len(pieces) == len(ids)
+    assert "".join(piece.shown for piece in pieces) == text
+    several = [piece for piece in pieces if piece.of > 1]
+    assert {piece.text.strip() for piece in several} >= {"東", "京"} or any(
+        "東京" in piece.text for piece in several
+    )
+    assert [p.number for p in several if p.text == several[0].text] == list(
+        range(1, several[0].of + 1)
+    )

@@ -14,11 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from prismlm.errors import FormatError, InputError, PrismError
+from prismlm.errors import FormatError, InputError, Interrupted, PrismError
 from prismlm.index import spool
-from prismlm.index.build import Shard, build_index, index_shard
+from prismlm.index.build import Shard, build_index
 from prismlm.index.state import Partial
-from prismlm.interrupts import IndexInterrupted
 from prismlm.ops.prototype_head import screened, windows
 from tests.helpers.kills import (
     OPTIONS,
@@ -174,7 +173,7 @@ def test_shards_in_any_order_give_the_same_bytes(corpus, model, straight, tmp_pa
     count = 2 + 3 * seed
     order = random.Random(seed).sample(range(count), count)
     out = tmp_path / "lens"
-    results = [index_shard(*model, corpus, out, OPTIONS, Shard(i, count)) for i in order]
+    results = [build_index(*model, corpus, out, OPTIONS, Shard(i, count)) for i in order]
     assert results == [None] * (count - 1) + [out]
     assert_same_lens(straight, out)
     assert [path.name for path in tmp_path.iterdir()] == ["lens"]
@@ -195,7 +194,7 @@ def test_shards_give_the_same_bytes_where_a_bf16_product_screens(
     monkeypatch.setattr(windows, "_scan_screened", recorded)
     whole = build_index(*model, corpus, tmp_path / "whole", OPTIONS)
     for number in (2, 0, 1):
-        index_shard(*model, corpus, tmp_path / "shards", OPTIONS, Shard(number, 3))
+        build_index(*model, corpus, tmp_path / "shards", OPTIONS, Shard(number, 3))
     assert_same_lens(whole, tmp_path / "shards")
     assert sum(found is not None for found in taken) >= 10
     # As near as two ways of rounding let it be.
@@ -210,7 +209,7 @@ def test_a_signal_saves_and_says_how_to_go_on(
 ):
     out = tmp_path / "lens"
     progress = StopAfter(advances, lambda: os.kill(os.getpid(), number))
-    with pytest.raises(IndexInterrupted, match="same command goes on") as stop:
+    with pytest.raises(Interrupted, match="same command goes on") as stop:
         build_index(*model, corpus, out, OPTIONS, progress=progress)
     assert stop.value.exit_code == code
     assert str(Partial(out).path) in str(stop.value)
@@ -246,7 +245,7 @@ def interrupted(corpus, model, out, **options):
     def stop():
         os.kill(os.getpid(), signal.SIGINT)
 
-    with pytest.raises(IndexInterrupted):
+    with pytest.raises(Interrupted):
         build_index(*model, corpus, out, OPTIONS, progress=StopAfter(3, stop), **options)
 
 
@@ -262,7 +261,7 @@ def test_another_input_is_refused_and_named(corpus, model, straight, tmp_path):
     with pytest.raises(InputError, match="corpus: "):
         build_index(*model, text, out, OPTIONS)
     with pytest.raises(InputError, match="shards: 1 → 2"):
-        index_shard(*model, corpus, out, OPTIONS, Shard(0, 2))
+        build_index(*model, corpus, out, OPTIONS, Shard(0, 2))
     with pytest.raises(InputError, match="another tokenizer than the model's"):
         build_index(*model, corpus, out, OPTIONS, tokenizer="0" * 32)
     assert_same_lens(straight, build_index(*model, corpus, out, OPTIONS))

@@ -104,7 +104,7 @@ def test_cells_of_int8_are_not_read_as_pq(tmp_path):
 def test_another_name_or_a_missing_library_is_refused(monkeypatch):
     check_codes("int8")
     check_codes("pq")
-    with pytest.raises(InputError, match="int8, pq"):
+    with pytest.raises(InputError, match="'int8', 'pq'"):
         check_codes("int4")
     monkeypatch.setitem(sys.modules, "faiss", None)
     with pytest.raises(InputError, match=r"prismlm\[pq\]"):

@@ -12,12 +12,11 @@ import torch
 
 import prismlm
 from prismlm.corpus import Corpus
-from prismlm.errors import FormatError, InputError, PrismError
+from prismlm.errors import FormatError, InputError, Interrupted, PrismError
 from prismlm.index import states as module
 from prismlm.index.build import IndexOptions, build_index
 from prismlm.index.lens import Lens
 from prismlm.index.states import META_FILE, STATES_FILE, HiddenStates, read_states
-from prismlm.interrupts import IndexInterrupted
 from prismlm.models.seam import capture
 from tests.helpers.tiny import build_small_corpus
 
@@ -83,7 +82,7 @@ def test_reading_goes_on_after_an_interrupt_and_a_kill(kept, lm, corpus, tmp_pat
             os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(module.Writer, "end_block", interrupting)
-    with pytest.raises(IndexInterrupted, match="is kept in"):
+    with pytest.raises(Interrupted, match="is kept in"):
         read_states(lm.model, corpus, tmp_path, **WINDOWS, limit_bytes=1e9)
     assert HiddenStates.open(tmp_path).blocks == 3
     # A kill leaves what came after the last note; it is cut off.

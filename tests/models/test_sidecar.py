@@ -16,6 +16,7 @@ from prismlm.models.sidecar import (
     base_of,
     load_sidecar,
     save_sidecar,
+    verify_weights,
 )
 
 
@@ -112,3 +113,53 @@ def test_a_model_of_another_width(directory):
     other = build_model(build_config({"preset": "llama-laptop"}, vocab_size=97, eos_token_id=0))
     with pytest.raises(FormatError, match="width"):
         load_sidecar(directory, other)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (("prototypes_per_token",), "8"),
+        (("prototypes_per_token",), True),
+        (("base",), None),
+        (("base", "fingerprint"), 5),
+        (("base", "bogus"), "x"),
+        (("logit_map",), []),
+        (("logit_map", "scale"), None),
+        (("logit_map", "softcap"), 2**70),
+        (("logit_map", "softcap"), float("nan")),
+        (("provenance",), "text"),
+    ],
+)
+def test_values_of_another_type(directory, key, value):
+    file = directory / "prismlm.json"
+    meta = json.loads(file.read_text())
+    holder = meta
+    for name in key[:-1]:
+        holder = holder[name]
+    holder[key[-1]] = value
+    file.write_text(json.dumps(meta))
+    with pytest.raises(FormatError, match=r"prismlm\.json"):
+        load_sidecar(directory)
+
+
+def test_a_flipped_byte_of_the_weights_is_found_by_verifying(directory):
+    written = verify_weights(directory)
+    assert written >= 1
+    weights = directory / HEAD_FILE
+    data = bytearray(weights.read_bytes())
+    data[-5] ^= 1
+    weights.write_bytes(bytes(data))
+    with pytest.raises(FormatError, match=f"{HEAD_FILE} is damaged, missing or another file"):
+        verify_weights(directory)
+    weights.unlink()
+    with pytest.raises(FormatError, match="missing"):
+        verify_weights(directory)
+
+
+def test_weights_whose_fingerprints_nobody_noted(directory):
+    file = directory / "prismlm.json"
+    meta = json.loads(file.read_text())
+    del meta["files"]
+    file.write_text(json.dumps(meta))
+    assert verify_weights(directory) == 0
+    load_sidecar(directory)

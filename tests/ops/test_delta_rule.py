@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from prismlm.errors import InputError
 from prismlm.ops.delta_rule import chunked, naive
-from prismlm.ops.delta_rule.arguments import check_arguments
+from prismlm.ops.delta_rule.chunked import check_arguments
 
 FORMS = [naive, chunked]
 

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from prismlm.errors import InputError
 from prismlm.ops import prototype_head as ops
 from prismlm.ops.prototype_head import naive, tiled
-from prismlm.ops.prototype_head.exact import SPARE
+from prismlm.ops.prototype_head.exact import SPARE, column_maxima, entries_at_least, largest
 from prismlm.ops.prototype_head.routing import check_arguments
-from prismlm.ops.prototype_head.selection import column_maxima, entries_at_least, largest
 
 FORMS = [naive, tiled]
 

@@ -109,7 +109,7 @@ def test_crowded_states_get_a_full_product(screening, dtype):
     z[3] = 0
     pair = screened.vectors_of(z, prototypes)
     watcher = screened._NearestStates(screened.error_of(*pair), 300, None)
-    found = screened.screen(*pair, 4, 2**20, watcher)
+    found = screened.screen(*pair, 4, 2**20, watcher.take)
     assert found.doubtful[[3, *range(7, 20)]].all()
     assert not found.doubtful.all()
     check_equals_naive(z, prototypes, 4)

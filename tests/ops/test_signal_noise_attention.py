@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from prismlm.errors import InputError
 from prismlm.ops.signal_noise_attention import frequencies, fused, group_frequencies, naive, rotate
-from prismlm.ops.signal_noise_attention.arguments import check_arguments
+from prismlm.ops.signal_noise_attention.fused import check_arguments
 
 FORMS = [naive, fused]
 BASE = 10_000.0

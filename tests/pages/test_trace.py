@@ -122,7 +122,7 @@ def test_a_page_shows_every_token_and_where_it_is_from(trace):
 def test_what_was_fed_back_is_shown_where_there_is_feedback(fed_back, trace):
     html = page([fed_back])
     reader = Reader(html)
-    (data,) = reader.blocks
+    data, _ = reader.blocks
     assert data["feedback"]
     tokens = reader.all("span", role="option")
     assert "fed" not in data["steps"][0]
@@ -131,7 +131,8 @@ def test_what_was_fed_back_is_shown_where_there_is_feedback(fed_back, trace):
     assert "--u:0.000" in (tokens[0]["style"] or "")
     for shown, token, step in list(zip(data["steps"], tokens, fed_back, strict=True))[1:]:
         share, code = shown["fed"]
-        assert share == step.uncertainty == pytest.approx(code / 4095)
+        assert share == pytest.approx(step.uncertainty, rel=1e-5)
+        assert step.uncertainty == pytest.approx(code / 4095)
         assert 0 < code < 4096
         assert f"fed back: uncertainty {share:.0%}, code {code:,}" in (token["aria-label"] or "")
         assert f"--u:{share:.3f}" in (token["style"] or "")
@@ -148,37 +149,35 @@ def test_what_was_fed_back_is_shown_where_there_is_feedback(fed_back, trace):
 
 
 def test_parts_in_the_page_sum_to_the_logits(trace):
-    (data,) = Reader(page([trace])).blocks
+    data, _ = Reader(page([trace])).blocks
     assert len(data["steps"]) == len(trace)
     for shown, step in zip(data["steps"], trace, strict=True):
         total = sum(use[1] for use in shown["uses"]) + shown["residual"][0] + shown["bias"][0]
         assert total == pytest.approx(step.model_logit, abs=1e-3 * max(1, abs(step.model_logit)))
-        assert shown["logit"] == step.logit
+        assert shown["logit"] == pytest.approx(step.logit, rel=1e-5)
         evidence = sum(use[2] for use in shown["uses"])
         whole = evidence + shown["residual"][1] + shown["bias"][1]
         assert evidence / whole == pytest.approx(step.explained_share, rel=1e-3)
 
 
 def test_shares_in_the_page_sum_to_one(trace):
-    (data,) = Reader(page([trace])).blocks
+    data, _ = Reader(page([trace])).blocks
     groups = [group for step in data["steps"] for group in step["shares"]]
     groups += data["whole"]["shares"]
     assert [group["by"] for group in data["whole"]["shares"]] == ["domain", "source", "license"]
     for group in groups:
         total = sum(share for _, share, _ in group["items"]) + group["others"][1]
-        assert total + group["unattributed"] == pytest.approx(1, abs=1e-6)
+        assert total + group["unattributed"] == pytest.approx(1, abs=1e-5)
     first = trace[0:1].sources("domain")
-    assert data["steps"][0]["shares"][0]["items"][0] == [
-        first.items[0].key,
-        first.items[0].share,
-        first.items[0].base_rate,
-    ]
+    key, *figures = data["steps"][0]["shares"][0]["items"][0]
+    assert key == first.items[0].key
+    assert figures == pytest.approx([first.items[0].share, first.items[0].base_rate], rel=1e-5)
 
 
 def test_quotes_and_what_speaks_against_are_in_the_page(lm):
     text = lm.lens.corpus.excerpt(int(lm.lens.corpus.starts[3]), 20)
     trace = lm.explain(text)
-    (data,) = Reader(page([trace], against=4)).blocks
+    data, shared = Reader(page([trace], against=4)).blocks
     whole = data["whole"]
     quotes = trace.verbatim(6)
     assert quotes[0].span.length >= 19
@@ -187,35 +186,92 @@ def test_quotes_and_what_speaks_against_are_in_the_page(lm):
     ]
     assert whole["verbatim"][0]["place"]["doc_id"] == quotes[0].places[0]["doc_id"]
     for shown, passage in zip(whole["against"], trace.against(4), strict=True):
-        assert shown["share"] == passage.share
+        assert shown["share"] == pytest.approx(passage.share, rel=1e-5)
         assert shown["predicted"] == visible(passage.predicted)
-        assert shown["probability"] == passage.probability
-        assert data["contexts"][shown["place"]]["doc_id"] == passage.doc_id
+        assert shown["probability"] == pytest.approx(passage.probability, rel=1e-5)
+        *words, document = shared["places"][shown["place"]]
+        assert words == list(passage.around)
+        assert shared["documents"][document]["doc_id"] == passage.doc_id
     assert "against" not in Reader(page([trace])).blocks[0]["whole"]
 
 
 def test_contexts_are_the_index_and_held_once(trace):
-    (data,) = Reader(page([trace])).blocks
-    places = [tuple(place.items()) for place in data["contexts"]]
-    assert len(set(places)) == len(places)
+    _, shared = Reader(page([trace, trace])).blocks[1:]
+    assert shared == Reader(page([trace])).blocks[-1]
+    for name in ("places", "documents"):
+        listed = [json.dumps(one) for one in shared[name]]
+        assert len(set(listed)) == len(listed) > 0
     index = trace.lens.index
     carrying = {
         use.id
         for step in trace
         for use in sorted(step.prototypes, key=lambda use: -abs(use.contribution))[:6]
     }
-    shown = {n for n, one in data["prototypes"].items() if one["contexts"] is not None}
+    assert {int(number) for number in shared["prototypes"]} == {
+        use.id for step in trace for use in step.prototypes
+    }
+    shown = {n: one[3] for n, one in shared["prototypes"].items() if len(one) == 4}
     assert {int(number) for number in shown} == carrying
-    assert shown != set(data["prototypes"])
-    for number in shown:
-        prototype = data["prototypes"][number]
+    assert len(shown) < len(shared["prototypes"])
+    for number, contexts in shown.items():
         rows = trace.lens.rows_of(int(number))
         count = min(3, rows.stop - rows.start)
         nearest = index.slice(rows.start, count).to_pylist()
-        places = [data["contexts"][n] for n in prototype["contexts"]]
-        for row, place in zip(nearest, places, strict=True):
-            kept = ("before", "token", "after", "doc_id", "source", "license", "title")
-            assert all(place[key] == row[key] for key in kept)
+        for row, place in zip(nearest, contexts, strict=True):
+            before, token, after, document = shared["places"][place]
+            assert (before, token, after) == (row["before"][-60:], row["token"], row["after"][:48])
+            known = shared["documents"][document]
+            assert all(known[key] == row[key] for key in ("doc_id", "source", "license", "title"))
+
+
+def test_a_page_of_a_few_texts_is_small(lm):
+    texts = [lm.lens.corpus.excerpt(int(lm.lens.corpus.starts[n]), 60) for n in (1, 4, 7, 9, 12)]
+    traces = [lm.explain(text) for text in texts]
+    html = page(traces)
+    assert sum(map(len, traces)) == 300
+    assert len(html.encode()) < 1e6
+    # What several texts share is there once.
+    apart = sum(len(page([trace]).encode()) for trace in traces)
+    assert len(html.encode()) < 0.7 * apart
+
+
+def test_traces_of_two_lenses_share_nothing(trace):
+    other = replace(trace, model="another")
+    blocks = Reader(page([trace, trace[:2], other[:2]])).blocks
+    assert ["prototypes" in block for block in blocks] == [False, False, True, False, True]
+
+
+def test_characters_of_several_tokens_are_whole(lm):
+    trace = lm.explain("Go to 東京 now 🤖.")
+    html = page([trace])
+    reader = Reader(html)
+    assert "\ufffd" not in reader.text
+    assert all(reader.text.count(letter) == 1 for letter in "東京🤖")
+    data, _ = reader.blocks
+    shown = [step["token"] for step in data["steps"]]
+    assert not any("\ufffd" in token for token in shown)
+    pieces = [step.pieces[0] for step in trace]
+    assert "".join(piece.shown for piece in pieces) == "Go to 東京 now 🤖."
+    (several, *_) = [piece for piece in pieces if piece.of > 1]
+    assert several.label == f"{several.text} {several.number}/{several.of}"
+    assert any(several.label in token for token in shown)
+
+
+@pytest.mark.parametrize("mark", ["\u202e", "\u2066", "\u2067", "\u061c", "\u200f"])
+def test_marks_of_direction_are_shown_and_turn_nothing(lm, mark, monkeypatch):
+    around = Around(f"a{mark}b", f" {mark}c", f"d{mark}")
+    monkeypatch.setattr(lm.lens, "sentence", lambda position: around)
+    names = [f"cat{mark}egory" for _ in lm.lens.names]
+    monkeypatch.setitem(lm.lens.__dict__, "names", names)
+    trace = lm.explain(f"The proof {mark}relies on")
+    code = f"‹U+{ord(mark):04X}›"
+    for html in (page([trace], title=f"A {mark}title"), fragment(trace)):
+        assert mark not in html
+        reader = Reader(html)
+        assert f"cat{code}egory" in html
+        assert code in reader.text
+        assert [f"a{code}b", f" {code}c", f"d{code}"] in [p[:3] for p in reader.blocks[1]["places"]]
+    assert f"<title>A {code}title</title>" in page([trace], title=f"A {mark}title")
 
 
 def test_nothing_in_a_text_or_corpus_becomes_markup(evil):
@@ -223,16 +279,16 @@ def test_nothing_in_a_text_or_corpus_becomes_markup(evil):
     reader = Reader(html)
     assert len(reader.scripts) == 1
     assert "alert" not in reader.scripts[0]
-    assert len(reader.blocks) == 1
-    assert len(reader.all("script")) == 2
+    assert len(reader.blocks) == 2
+    assert len(reader.all("script")) == 3
     assert reader.all("b") == []
     assert reader.all("a") == []
-    assert html.count("<script") == html.count("</script") == 2
+    assert html.count("<script") == html.count("</script") == 3
     assert "\u2028" not in html
-    (data,) = reader.blocks
-    assert all(place["url"] is None for place in data["contexts"])
+    documents = reader.blocks[1]["documents"]
+    assert all(document["url"] is None for document in documents)
     # What was escaped is still there to be read.
-    assert all(place["title"] == f"{EVIL}title" for place in data["contexts"])
+    assert all(document["title"] == f"{EVIL}title" for document in documents)
     assert EVIL in reader.text
 
 
@@ -245,8 +301,7 @@ def test_a_page_requests_nothing(trace):
     script = "".join(reader.scripts)
     assert not re.search(r"fetch\(|XMLHttpRequest|import|innerHTML|eval|url\(", script)
     style = html[html.index("<style>") : html.index("</style>")]
-    assert "url(" not in style
-    assert "@import" not in style
+    assert not re.search(r"url\(|@import", style)
 
 
 @pytest.mark.parametrize(
@@ -281,14 +336,15 @@ def test_a_fragment_stands_alone_and_repeats_itself(trace):
     assert fragment(trace) == trace._repr_html_() == fragment(trace)
     reader = Reader(fragment(trace))
     assert not reader.all("html")
-    assert len(reader.scripts) == len(reader.blocks) == 1
+    assert len(reader.scripts) == 1
+    assert len(reader.blocks) == 2
 
 
 def test_without_a_lens_there_are_no_shares(trace):
     bare = replace(trace, lens=None)
-    (data,) = Reader(page([bare])).blocks
+    data, shared = Reader(page([bare])).blocks
     assert data["whole"] is None
-    assert data["contexts"] == []
+    assert shared["places"] == []
     assert all(step["shares"] == [] for step in data["steps"])
 
 
@@ -332,7 +388,8 @@ def test_in_a_browser(trace, evil, fed_back, tmp_path):
     assert f"fed back, code {fed_back[-1].uncertainty_code:,}" in reader.text
     assert f"{last.logit:.3f}".replace("-", "−") in reader.text
     assert "unattributed" in reader.text
-    assert len(reader.all("script")) == 4
+    # A block for each trace, one for what those of a lens share, and the script.
+    assert len(reader.all("script")) == 3 + 3 + 1
     for one in (trace, evil, fed_back):
         for passage in one.against(2):
             assert f"instead of {visible(passage.predicted)}, to which the model" in reader.text

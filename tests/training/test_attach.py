@@ -13,8 +13,7 @@ from transformers import AutoModelForCausalLM
 
 import prismlm
 from prismlm.corpus import Corpus
-from prismlm.errors import InputError
-from prismlm.interrupts import IndexInterrupted
+from prismlm.errors import InputError, Interrupted
 from prismlm.models.sidecar import HEAD_FILE, META_FILE, load_sidecar
 from prismlm.training.attach import attach
 from prismlm.training.attach_options import AttachOptions
@@ -63,6 +62,8 @@ def test_it_explains_and_says_what_it_was_attached_to(attached, base, small_corp
     assert trace.passages(3)
     assert lm.lens.meta.trained_on is False
     assert lm.lens.meta.tokens == attached.states
+    assert lm.lens.meta.labels["source"] == "embedded"
+    assert any("→" in name for name in lm.lens.names)
     meta = json.loads((attached.directory / META_FILE).read_text())
     assert meta["base"]["name"] == str(base)
     read = meta["provenance"]["attached"]["read"]
@@ -106,7 +107,7 @@ def test_the_same_command_goes_on(base, small_corpus, attached, tmp_path, monkey
 
     read = module.read_states
     monkeypatch.setattr(module, "fit", interrupted)
-    with pytest.raises((IndexInterrupted, KeyboardInterrupt, SystemExit)), terminable():
+    with pytest.raises((Interrupted, KeyboardInterrupt, SystemExit)), terminable():
         attach(str(base), [small_corpus], out, OPTIONS)
     monkeypatch.setattr(
         module, "read_states", lambda *a, **o: measured.append("read") or read(*a, **o)

@@ -12,9 +12,8 @@ import torch.nn.functional as F
 
 import prismlm
 from prismlm.corpus import Corpus
-from prismlm.errors import FormatError, InputError, PrismError
+from prismlm.errors import FormatError, InputError, Interrupted, PrismError
 from prismlm.index.states import read_states
-from prismlm.interrupts import IndexInterrupted
 from prismlm.layers import PrototypeHead
 from prismlm.ops.divergence import divergence
 from prismlm.training import fit as module
@@ -128,7 +127,7 @@ def test_an_interrupted_fit_goes_on_to_the_same_head(lm, states, tmp_path, monke
         return take(self, rows)
 
     monkeypatch.setattr(module.Fitting, "take", interrupting)
-    with pytest.raises(IndexInterrupted, match="is saved in"):
+    with pytest.raises(Interrupted, match="is saved in"):
         fit(lm.model, states, SMALL, tmp_path / "part.pt")
     resumed, more = fit(lm.model, states, SMALL, tmp_path / "part.pt")
     assert taken == list(range(SMALL.steps(len(states))))

@@ -78,7 +78,7 @@ def test_a_wrong_recipe_names_the_key_and_what_is_allowed(tmp_path, addition, ex
         ("{preset: llama-tiny, hiden_size: 4}", "mean 'hidden_size'"),
         ("{preset: llama-tiny, hidden_size: wide}", "model cannot be built"),
         ("{preset: llama-tiny, vocab_size: 5}", "comes from the corpus"),
-        ("{}", "needs a preset"),
+        ("{}", "a model needs a preset"),
     ],
 )
 def test_a_wrong_model_is_refused_before_anything_is_built(tmp_path, model, expected):
@@ -214,3 +214,28 @@ def test_the_recipes_of_the_mixers_source_differ_in_what_they_say():
         convolves = {first.mixer.convolves, second.mixer.convolves}
         assert (first.mixer.shared_gates, round(temperatures, 5), *convolves) == row
         assert second.mixer.log_write_temperature.item() == 0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "blamed"),
+    [
+        (("model.preset=llama-tiny", "model.bogus=3"), "--set model.bogus=3"),
+        (("model.bogus=3", "model.preset=llama-tiny"), "--set model.bogus=3"),
+        (("model.bogus=3", "model.preset=bogus"), "--set model.preset=bogus"),
+        (("model.preset=llama-tiny", "model.vocab_size=8"), "--set model.vocab_size=8"),
+    ],
+)
+def test_the_setting_that_is_wrong_is_blamed(tmp_path, overrides, blamed):
+    file = tmp_path / "recipe.yaml"
+    file.write_text("corpus: c\nout: o\nsteps: 5\n", encoding="utf-8")
+    with pytest.raises(InputError) as raised:
+        load_recipe(file, overrides)
+    assert str(raised.value).startswith(f"{blamed}: ")
+
+
+def test_a_file_is_blamed_for_its_own_setting_whatever_was_set_beside(tmp_path):
+    file = tmp_path / "recipe.yaml"
+    file.write_text("corpus: c\nout: o\nsteps: 5\nmodel: {bogus: 3}\n", encoding="utf-8")
+    with pytest.raises(InputError) as raised:
+        load_recipe(file, ["model.preset=llama-tiny"])
+    assert str(raised.value).startswith(f"{file}: there is no setting 'model.bogus' of llama.")

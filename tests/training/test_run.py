@@ -162,7 +162,7 @@ def test_after_a_kill_the_curve_and_the_weights_are_those_of_the_straight_run(se
     process.kill()
     process.communicate(timeout=240)
     assert 1 <= step_of(latest_checkpoint(checkpoints)) < 60
-    (checkpoints / ".writing-0" / "checkpoint-60").mkdir(parents=True)
+    (checkpoints / ".checkpoint.0123abcd.tmp" / "checkpoint-60").mkdir(parents=True)
     recipe = build_recipe(yaml.safe_load(path.read_text()))
     straight = build_recipe(yaml.safe_load(path.read_text()) | {"out": str(tmp_path / "straight")})
     resumed, whole = train(recipe, resume=True), train(straight)

@@ -123,10 +123,10 @@ def test_two_processes_cannot_write_to_one_directory(settings, tmp_path):
         process.send_signal(signal.SIGSTOP)
         second = CliRunner().invoke(app, ["train", str(path), "--resume"])
         assert second.exit_code == 2
-        assert f"another run, process {process.pid}." in second.stderr
+        assert f"another process, {process.pid}." in second.stderr
         assert "Traceback" not in second.stderr
         recipe = build_recipe(yaml.safe_load(path.read_text()))
-        with pytest.raises(InputError, match=f"another run, process {process.pid}"):
+        with pytest.raises(InputError, match=f"another process, {process.pid}"):
             train(recipe)
         before = step_of(latest_checkpoint(checkpoints))
         process.send_signal(signal.SIGCONT)
@@ -166,10 +166,10 @@ def test_what_a_kill_leaves_behind_is_cleaned_up(settings, tmp_path):
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=240)
     out = checkpoints.parent
-    (checkpoints / ".writing-1" / "checkpoint-9").mkdir(parents=True)
-    (checkpoints / ".deleting-1").mkdir()
-    (out / ".model.tmp").mkdir()
-    (out / ".model.tmp" / "model.safetensors").write_text("half")
+    (checkpoints / ".checkpoint.0123abcd.tmp" / "checkpoint-9").mkdir(parents=True)
+    (checkpoints / ".checkpoint-7.0123abcd.tmp").mkdir()
+    (out / ".model.0123abcd.tmp").mkdir()
+    (out / ".model.0123abcd.tmp" / "model.safetensors").write_text("half")
     (out / ".training.jsonl.0123abcd.tmp").write_text("half")
     recipe = build_recipe(yaml.safe_load(path.read_text()))
     with pytest.raises(TrainingInterrupted):

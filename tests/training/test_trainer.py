@@ -149,7 +149,11 @@ def test_a_checkpoint_is_a_model_directory(settings, tmp_path):
 
 def test_what_a_kill_leaves_behind_is_not_resumed_from(settings, tmp_path):
     directory = tmp_path / "checkpoints"
-    for name in ("checkpoint-5", ".writing-1/checkpoint-9", ".deleting-2"):
+    for name in (
+        "checkpoint-5",
+        ".checkpoint.0123abcd.tmp/checkpoint-9",
+        ".checkpoint-2.0123abcd.tmp",
+    ):
         (directory / name).mkdir(parents=True)
     assert latest_checkpoint(directory) == directory / "checkpoint-5"
 

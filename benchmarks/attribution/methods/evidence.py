@@ -24,8 +24,8 @@ from typing import Literal
 
 import numpy as np
 
+from benchmarks.attribution.judges.passages import Prediction
 from benchmarks.attribution.methods.setting import Asked, Positions, Setting
-from prismlm.eval.passages import Prediction
 
 
 @dataclass(frozen=True)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
 
+from benchmarks.attribution.judges.passages import Prediction
 from benchmarks.attribution.methods.setting import ROWS_AT_ONCE, Setting
-from prismlm.eval.passages import Prediction
 from prismlm.explain.evidence import EvidenceTable
 from prismlm.explain.positions import TEMPERATURE, supports
 from prismlm.index.cells import Cells
+from prismlm.index.sort_cells import write_cells
+from prismlm.index.spool import Spool, quantise
 from prismlm.layers import PrototypeHead
+from prismlm.progress import SILENT
 
 
 class Explained:
@@ -58,6 +62,24 @@ class Explained:
         flat = found.prediction[inside] * len(bank) + passage[inside]
         total = np.bincount(flat, found.weight[inside], minlength=len(predictions) * len(bank))
         return total.reshape(len(predictions), len(bank)).astype(np.float32)
+
+
+def written_cells(setting: Setting, directory: Path) -> Cells:
+    """Write the positions of a setting as a lens has them; the place is their passage's first."""
+    positions = setting.positions
+    spool = Spool(directory / "positions", setting.head.width)
+    for first in range(0, len(positions), ROWS_AT_ONCE):
+        rows = slice(first, first + ROWS_AT_ONCE)
+        records = np.empty(len(positions.token[rows]), spool.dtype)
+        records["cell"], records["token"] = positions.cell[rows], positions.token[rows]
+        records["position"] = setting.bank.first[positions.passage[rows]]
+        records["probability"] = positions.probability[rows]
+        records["scale"], records["code"] = quantise(positions.state[rows].astype(np.float32))
+        spool.add(records)
+        spool.flush()
+    vocabulary = setting.model.config.vocab_size
+    kept = write_cells(directory, [spool], setting.head.num_prototypes, vocabulary, 1.0, SILENT)
+    return Cells(directory, kept)
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from prismlm.eval.passages import PassageBank, Prediction
+from benchmarks.attribution.judges.passages import PassageBank, Prediction
 
 
 class Gradients:

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.attribution.judges.passages import Prediction
 from benchmarks.attribution.methods.setting import Asked, Setting
-from prismlm.eval.passages import Prediction
 
 AT_ONCE = 2048
 

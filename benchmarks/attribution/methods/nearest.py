@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from benchmarks.attribution.judges.passages import Prediction
 from benchmarks.attribution.methods.setting import ROWS_AT_ONCE, Setting
-from prismlm.eval.passages import Prediction
 
 
 class NearestStates:

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from benchmarks.attribution.judges.passages import PassageBank, Prediction
 from prismlm.corpus import document_windows, window_batches
-from prismlm.eval.passages import PassageBank, Prediction
 from prismlm.explain.prediction import split_predictions
 from prismlm.layers import PrototypeHead
 from prismlm.models.seam import LogitMap, capture

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from benchmarks.attribution.judges.passages import PassageBank, Prediction
 from benchmarks.attribution.retrieval import BM25
-from prismlm.eval.passages import PassageBank, Prediction
 
 
 class ByWords:

@@ -19,12 +19,15 @@ from prismlm.cli import (
     explain,
     generate,
     index,
+    label,
+    map,
     sources,
     steer,
     train,
 )
 from prismlm.cli.inspect import group as inspect
 from prismlm.cli.options import is_first_process
+from prismlm.direction_marks import marks_shown
 from prismlm.errors import InputError, Interrupted, PrismError
 
 BAD_INPUT = 2
@@ -33,20 +36,27 @@ EXTRAS = {
     **dict.fromkeys(("accelerate", "pydantic", "tensorboard", "yaml"), "train"),
     "matplotlib": "plot",
     "lm_eval": "eval",
+    "umap": "map",
 }
 
 
 class ErrorsAsMessages(TyperGroup):
     """Runs commands; an error on purpose is one line on stderr, never a traceback."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Keep the arguments as they came."""
+        ctx.obj = list(args)
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: Any) -> Any:
         """Run a command; turn errors on purpose, missing extras and Ctrl-C into exit codes."""
         try:
+            _check_arguments(ctx.obj)
             return super().invoke(ctx)
         except PrismError as error:
             # Bad input is the same in every process; what fails later may be in one alone.
             if is_first_process() or not isinstance(error, InputError):
-                typer.echo(f"error: {error}", err=True)
+                typer.echo(marks_shown(f"error: {error}"), err=True)
             raise typer.Exit(BAD_INPUT) from None
         except ModuleNotFoundError as error:
             package = (error.name or "").partition(".")[0]
@@ -70,6 +80,18 @@ class ErrorsAsMessages(TyperGroup):
             raise typer.Exit(getattr(stop, "exit_code", INTERRUPTED)) from None
 
 
+def _check_arguments(arguments: list[str]) -> None:
+    """Check that all is text, which Python's own way of holding other bytes is not."""
+    for number, argument in enumerate(arguments, 1):
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            raise InputError(
+                f"argument {number}, {argument!r}, is not UTF-8: set the terminal to UTF-8, or "
+                "rename the file."
+            ) from None
+
+
 app = typer.Typer(
     name="prismlm",
     cls=ErrorsAsMessages,
@@ -83,6 +105,8 @@ app.command()(demo.demo)
 app.command()(train.train)
 app.command()(attach.attach)
 app.command()(index.index)
+app.command()(label.label)
+app.command("map")(map.map_prototypes)
 app.add_typer(inspect.app, name="inspect")
 app.command()(explain.explain)
 app.command()(audit.audit)

@@ -10,10 +10,10 @@ import typer
 
 from prismlm.cli.index import CodesOfStates, Contexts, PositionShare, codes_of, positions_of
 from prismlm.cli.options import DryRun, Json
-from prismlm.cli.output import print_json, print_rows
+from prismlm.cli.output import print_cost, print_json, print_rows
 
 if TYPE_CHECKING:
-    from prismlm.training import AttachEstimate, AttachResult
+    from prismlm.training import AttachResult
 
 Base = Annotated[
     str, typer.Argument(metavar="MODEL", help="A directory, a GGUF file or a name on the hub.")
@@ -92,8 +92,7 @@ def attach(
         lora=LoraOptions(lora_epochs, seed=seed) if lora else None,
     )
     if dry_run:
-        expected = estimate_attach(model, corpus, options)
-        print_json(expected.to_dict()) if as_json else _print_estimate(expected)
+        print_cost(estimate_attach(model, corpus, options), as_json=as_json)
         return
     began = time.monotonic()
     result = run(model, corpus, out, options, progress=ConsoleReporter())
@@ -119,24 +118,3 @@ def _print_result(result: AttachResult, seconds: float) -> None:
         ("time", duration(seconds)),
     ]
     print_rows(rows, last=str(result.directory))
-
-
-def _print_estimate(expected: AttachEstimate) -> None:
-    from prismlm.cli.format import count, duration, size
-
-    rows = [
-        ("positions", count(expected.tokens)),
-        ("states to fit to", count(expected.states)),
-        ("steps", f"{expected.steps:,}"),
-        *(
-            [("fine-tuning", f"about {duration(expected.tune_seconds)}")]
-            * bool(expected.tune_seconds)
-        ),
-        ("reading states", f"about {duration(expected.read_seconds)}"),
-        ("fitting", f"about {duration(expected.fit_seconds)}"),
-        ("writing the lens", f"about {duration(expected.lens_seconds)}"),
-        ("time", f"about {duration(expected.seconds)}"),
-        ("disk for states, until the end", f"about {size(expected.states_bytes)}"),
-        ("disk for the lens", f"about {size(expected.lens_bytes)}"),
-    ]
-    print_rows(rows, last="Measured on one forward pass and a few steps. Nothing was written.")

@@ -17,31 +17,27 @@ from prismlm.cli.options import (
     Method,
     Model,
     Overwrite,
+    Page,
     Stride,
     Where,
     Window,
+    number,
+    written,
 )
-from prismlm.cli.output import print_json
-from prismlm.errors import InputError
-from prismlm.outputs import check_outputs
+from prismlm.cli.output import print_cost, print_json
+from prismlm.outputs import check_ending, check_outputs
 
 if TYPE_CHECKING:
     from prismlm.corpus.read import DocumentReader
     from prismlm.explain.audit import Audit
 
 SHARES_SHOWN = 12
-RowsFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Write one row per text.")]
-LinesFile = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="The same rows as JSON lines.")
-]
-SharesFile = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="The largest shares, for a spreadsheet.")
-]
-Page = Annotated[Path | None, typer.Option(metavar="FILE", help="Write a self-contained report.")]
-
-DocumentsShown = Annotated[int, typer.Option(metavar="N", help="Documents shown.")]
+RowsFile = Annotated[Path | None, written("Write one row per text.")]
+LinesFile = Annotated[Path | None, written("The same rows as JSON lines.")]
+SharesFile = Annotated[Path | None, written("The largest shares, for a spreadsheet.")]
+DocumentsShown = Annotated[int, number("N", "Documents shown.")]
 LeastShare = Annotated[
-    float, typer.Option(metavar="S", help="A row names every document with at least this share.")
+    float, number("S", "A row names every document with at least this share.", most=1)
 ]
 
 IdColumn = Annotated[
@@ -75,15 +71,15 @@ def audit(
     as_json: Json = False,
 ) -> None:
     """Show what a model's predictions over many texts rely on, and write reports."""
-    from prismlm.cli.signals import orderly_end
     from prismlm.corpus.documents import Columns
     from prismlm.corpus.read import DocumentReader
     from prismlm.explain.audit import Audit
+    from prismlm.explain.audit_estimate import estimate_audit
     from prismlm.explain.language_model import load
     from prismlm.explain.texts import text_options
     from prismlm.index.where import parse_where
+    from prismlm.run_state import orderly_end
 
-    _check(by, method, documents, least_share)
     written = {".parquet": parquet, ".jsonl": jsonl, ".csv": csv, ".html": html}
     _check_written(written, inputs=(model, lens, *files), overwrite=overwrite)
     conditions = parse_where(where or [])
@@ -93,7 +89,7 @@ def audit(
     found = Audit(lm, options, conditions, least_share)
     with orderly_end():
         if dry_run:
-            _estimate(found, reader, as_json=as_json)
+            print_cost(estimate_audit(found, reader), as_json=as_json)
             return
         rows = [path for path in (parquet, jsonl, csv) if path is not None]
         summary = _run(found, reader, rows, html)
@@ -105,26 +101,12 @@ def audit(
         _print(found, summary, by, documents)
 
 
-def _check(by: str, method: str, documents: int, least_share: float) -> None:
-    from prismlm.explain.shares import check_by, check_method
-
-    check_by(by)
-    check_method(method)
-    if documents < 0:
-        raise InputError("--documents must not be negative.")
-    if not 0 <= least_share <= 1:
-        raise InputError(f"--least-share is {least_share:g}: expected 0 to 1.")
-
-
 def _check_written(
     written: dict[str, Path | None], inputs: Sequence[Path | str | None], *, overwrite: bool
 ) -> None:
-    from prismlm.explain.audit_files import check_ending
-
     check_outputs(*written.values(), inputs=inputs, overwrite=overwrite)
     for ending, path in written.items():
-        if path is not None:
-            check_ending(path, [ending])
+        check_ending(path, ending)
 
 
 def _run(
@@ -137,6 +119,7 @@ def _run(
 
     pages = [] if html is None else [html]
     identity = audit_identity(audit.lens, audit.options.method)
+    identity["least_share"] = f"{audit.least_share:g}"
     reporter = ConsoleReporter()
     with (
         audit_files(paths, pages, identity) as (rows, temporary),
@@ -151,29 +134,6 @@ def _run(
         for path in temporary:
             path.write_text(audit_page(summary), encoding="utf-8")
     return summary
-
-
-def _estimate(audit: Audit, reader: DocumentReader, *, as_json: bool) -> None:
-    from dataclasses import asdict
-
-    from prismlm.cli.format import count, duration, size
-    from prismlm.explain.audit_estimate import estimate_audit
-
-    estimate = estimate_audit(audit, reader)
-    if as_json:
-        print_json(asdict(estimate))
-        return
-    rows = [
-        ("texts", f"about {count(estimate.texts)}"),
-        ("tokens", f"about {count(estimate.tokens)}"),
-        ("speed", f"{count(estimate.tokens_per_second)} tokens/s"),
-        ("time", f"about {duration(estimate.seconds)}"),
-        ("memory", f"about {size(estimate.memory_bytes)}"),
-        ("disk, as Parquet", f"about {size(estimate.disk_bytes)}"),
-    ]
-    for name, value in rows:
-        typer.echo(f"{name:<18}{value}")
-    typer.echo("Nothing was written.")
 
 
 def _print(audit: Audit, summary: dict[str, Any], by: str, documents: int) -> None:

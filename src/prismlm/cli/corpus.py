@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,13 +9,13 @@ import typer
 
 from prismlm.cli import dataset_options as data
 from prismlm.cli.options import DryRun, Json
-from prismlm.cli.output import print_json
+from prismlm.cli.output import print_cost, print_json
 from prismlm.errors import InputError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from prismlm.corpus import BuildEstimate, Corpus, HubDataset, StreamEstimate
+    from prismlm.corpus import Corpus, HubDataset
 
 _ROWS_SHOWN = 20
 _BAR_WIDTH = 20
@@ -64,7 +63,7 @@ def build(
 ) -> None:
     """Read texts, tokenise them and write a corpus directory."""
     from prismlm.cli.progress import ConsoleReporter
-    from prismlm.corpus import Columns, build_corpus, sample_path
+    from prismlm.corpus import Columns, build_corpus, estimate_build, sample_path
 
     columns = Columns(
         text_column,
@@ -93,7 +92,7 @@ def build(
     elif not inputs:
         raise InputError("nothing to read: name files or directories, or a --dataset.")
     if dry_run:
-        _estimate(arguments, as_json=as_json)
+        print_cost(estimate_build(**arguments), as_json=as_json)
         return
     corpus = build_corpus(**arguments, progress=ConsoleReporter())
     print_json(_summary(corpus)) if as_json else _print_corpus(corpus)
@@ -132,74 +131,6 @@ def _summary(corpus: Corpus) -> dict[str, Any]:
     return {"path": str(corpus.path), "fingerprint": corpus.fingerprint, **corpus.meta}
 
 
-def _estimate(arguments: dict[str, Any], *, as_json: bool) -> None:
-    from prismlm.corpus import HubDataset, estimate_build, estimate_stream
-
-    if isinstance(arguments["inputs"], HubDataset):
-        stream = estimate_stream(**arguments)
-        if as_json:
-            print_json(asdict(stream))
-        else:
-            print_amounts(stream_amounts(stream), stream.unknown)
-        return
-    estimate = estimate_build(**arguments)
-    print_json(asdict(estimate)) if as_json else print_amounts(_amounts(estimate))
-
-
-def _amounts(estimate: BuildEstimate) -> list[tuple[str, str]]:
-    from prismlm.cli.format import count, duration, size
-
-    return [
-        ("input", size(estimate.input_bytes)),
-        ("text", f"about {size(estimate.text_bytes)}"),
-        ("documents", f"about {count(estimate.documents)}"),
-        ("tokens", f"about {count(estimate.tokens)}"),
-        ("time", f"about {duration(estimate.seconds)}"),
-        ("memory", f"about {size(estimate.memory_bytes)}"),
-        ("disk", f"about {size(estimate.disk_bytes)}"),
-    ]
-
-
-def stream_amounts(estimate: StreamEstimate) -> list[tuple[str, str]]:
-    """Return what is expected of a corpus of a dataset, as people read it."""
-    from prismlm.cli.format import count, duration, size
-
-    sampled = f"{count(estimate.sampled_documents)} documents, "
-    million = 1_000_000 / estimate.tokens_per_second
-    rows = [("sample", sampled + f"{count(estimate.sampled_tokens)} tokens")]
-    if estimate.tokens is None:
-        disk = size(1_000_000 * estimate.bytes_per_token)
-        rows.append(("per million tokens", f"about {duration(million)}, {disk}"))
-    for name, value, form in (
-        ("documents", estimate.documents, count),
-        ("tokens", estimate.tokens, count),
-        ("time", estimate.seconds, duration),
-        ("memory", estimate.memory_bytes, size),
-        ("disk", estimate.disk_bytes, size),
-    ):
-        rows.append((name, "not known" if value is None else f"about {form(value)}"))
-    return rows
-
-
-def print_amounts(rows: list[tuple[str, str]], unknown: list[str] | None = None) -> None:
-    """Print what a dry run expects, what it cannot know, and that nothing was written."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim")
-    table.add_column(justify="right")
-    for row in rows:
-        table.add_row(*row)
-    console = Console(highlight=False)
-    console.print(table)
-    if unknown:
-        console.print("[bold]Not known[/]")
-        for sentence in unknown:
-            console.print(f"  {sentence}", markup=False, soft_wrap=True)
-    console.print("[dim]Nothing was written.[/]")
-
-
 def _print_corpus(corpus: Corpus) -> None:
     from rich.console import Console
     from rich.markup import escape
@@ -228,6 +159,11 @@ def _print_corpus(corpus: Corpus) -> None:
         )
         if others:
             console.print(f"[bold]not read:[/] {escape(others)}")
+    alike = corpus.meta.get("near_duplicates")
+    if alike is not None:
+        console.print(
+            f"nearly the same as an earlier document: {count(alike['documents'])} documents"
+        )
     console.print(f"[dim]fingerprint {corpus.fingerprint}[/]")
     for group, key in (("domains", "domain"), ("licenses", "license")):
         rows = sorted(corpus.meta[group], key=lambda row: -row["tokens"])
@@ -242,6 +178,7 @@ def _shares(key: str, rows: list[dict[str, Any]], tokens: int) -> Table:
     from rich.table import Table
 
     from prismlm.cli.format import count
+    from prismlm.cli.output import plain
     from prismlm.index.where import UNKNOWN
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
@@ -252,7 +189,7 @@ def _shares(key: str, rows: list[dict[str, Any]], tokens: int) -> Table:
     for row in rows:
         bar = "█" * max(1, round(_BAR_WIDTH * row["tokens"] / rows[0]["tokens"]))
         table.add_row(
-            escape(row[key]) if row[key] else f"[dim]{UNKNOWN}[/]",
+            escape(plain(row[key])) if row[key] else f"[dim]{UNKNOWN}[/]",
             f"{row['documents']:,}",
             count(row["tokens"]),
             f"{row['tokens'] / tokens:.1%}",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from prismlm.cli.options import DryRun
-from prismlm.cli.output import print_json
+from prismlm.cli.output import print_cost
 from prismlm.errors import InputError
 
 if TYPE_CHECKING:
@@ -96,13 +96,6 @@ def _trained(out: Path | None, *, quick: bool) -> DemoResult:
 
 
 def _estimate(out: Path | None, *, train: bool, quick: bool, as_json: bool) -> None:
-    from dataclasses import asdict
-
-    from rich.console import Console
-    from rich.table import Table
-
-    from prismlm.cli.format import duration
-    from prismlm.cli.format import size as bytes_of
     from prismlm.demo import FULL, QUICK, estimate_demo, estimate_fetched
 
     if quick:
@@ -111,23 +104,7 @@ def _estimate(out: Path | None, *, train: bool, quick: bool, as_json: bool) -> N
         found = estimate_demo(out or TRAINED_DIRECTORY, FULL)
     else:
         found = estimate_fetched(out or FETCHED_DIRECTORY)
-    if as_json:
-        print_json(asdict(found))
-        return
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("")
-    table.add_column("there")
-    for heading in ("time left", "memory", "disk"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for part in found.parts:
-        amounts = duration(part.seconds), bytes_of(part.memory_bytes), bytes_of(part.disk_bytes)
-        shown = (amount if amount[0] != "0" else "–" for amount in amounts)
-        table.add_row(part.name, part.note or ("yes" if part.there else "no"), *shown)
-    whole = duration(found.seconds), bytes_of(found.memory_bytes), bytes_of(found.disk_bytes)
-    table.add_row("whole", "", *whole, style="bold")
-    console = Console(highlight=False)
-    console.print(table)
-    console.print(f"[dim]{found.out}: nothing was written.[/]", soft_wrap=True)
+    print_cost(found, as_json=as_json)
 
 
 def _print_summary(console: Console, result: DemoResult) -> None:

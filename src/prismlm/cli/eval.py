@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from prismlm.cli.options import DryRun, Json, Model
-from prismlm.cli.output import print_json, print_rows
-from prismlm.outputs import check_outputs
-
-if TYPE_CHECKING:
-    from prismlm.eval.suite_estimate import SuiteEstimate
+from prismlm.cli.output import print_cost, print_json
+from prismlm.outputs import check_outputs, output_file
 
 PLOT_FILE = "eval.svg"
 # lm-eval reads its own --help.
@@ -49,11 +45,11 @@ def evaluate(
 
     Finished tasks are kept: the same command goes on where it was stopped.
     """
-    from prismlm.cli.signals import orderly_end
     from prismlm.eval.benchmarks import benchmarks_of
     from prismlm.eval.suite import RESULT_FILE, SuiteOptions, open_predictors, run_suite
     from prismlm.eval.suite_estimate import estimate_suite
     from prismlm.pages.eval_plots import accuracy_figure
+    from prismlm.run_state import orderly_end
 
     names = None if tasks is None else [name.strip() for name in tasks.split(",")]
     options = SuiteOptions(suite=suite, data=data, limit=limit, seed=seed, shots=shots)
@@ -65,7 +61,7 @@ def evaluate(
     lm = open_predictors(model, device=device, batch_size=batch_size)
     with orderly_end():
         if dry_run:
-            _print_estimate(estimate_suite(lm, place, options, names), as_json=as_json)
+            print_cost(estimate_suite(lm, place, options, names), as_json=as_json)
             return
         from prismlm.cli.progress import ConsoleReporter
 
@@ -103,26 +99,6 @@ def _quiet() -> None:
 
 
 def _draw(figure: Any, path: Path) -> None:
-    from prismlm.files import atomic_file
-
-    with atomic_file(path) as temporary:
+    with output_file(path) as temporary:
         # No date in it: the same result is the same file but for ids.
         figure.savefig(temporary, format="svg", metadata={"Date": None})
-
-
-def _print_estimate(estimate: SuiteEstimate, *, as_json: bool) -> None:
-    from prismlm.cli.format import count, duration, size
-
-    if as_json:
-        print_json(asdict(estimate))
-        return
-    rows = [
-        ("tasks left", f"{len(estimate.tasks)}"),
-        ("questions", f"{estimate.questions:,}"),
-        ("tokens", count(estimate.tokens)),
-        ("speed", f"{count(estimate.tokens_per_second)} tokens/s"),
-        ("time", f"about {duration(estimate.seconds)}"),
-        ("memory", f"about {size(estimate.memory_bytes)}"),
-        ("disk", f"about {size(estimate.disk_bytes)}"),
-    ]
-    print_rows(rows, "Nothing was written.")

@@ -9,17 +9,32 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prismlm.cli.options import Json, Lens, Method, Model, Overwrite, Where, parse_places
+from prismlm.cli.options import (
+    BY,
+    SHARES_BY,
+    Json,
+    Lens,
+    Method,
+    Model,
+    Overwrite,
+    Page,
+    SamplingSeed,
+    Temperature,
+    Where,
+    choice,
+    number,
+    parse_places,
+    written,
+)
 from prismlm.cli.output import print_json
-from prismlm.errors import InputError, suggest
+from prismlm.errors import InputError
+from prismlm.files import decoded
 from prismlm.outputs import check_outputs
 
 if TYPE_CHECKING:
     from prismlm.explain.shares import DocumentShare, Sources
     from prismlm.explain.trace import Trace
 
-BY = ["document", "source", "domain", "license"]
-METHODS = ["evidence", "contexts", "source"]
 STDIN = "-"
 TextFile = Annotated[
     str | None,
@@ -28,10 +43,7 @@ TextFile = Annotated[
         help="Read the text from here, or texts (json, jsonl, csv, parquet); - is stdin.",
     ),
 ]
-ByIfAsked = Annotated[
-    str | None,
-    typer.Option(metavar="COLUMN", help="Shares by document, source, domain or license."),
-]
+ByIfAsked = Annotated[str | None, choice("COLUMN", SHARES_BY, BY)]
 Attention = Annotated[
     list[str] | None,
     typer.Option(metavar="L:H", help="With --json: what head H of layer L looks at; repeatable."),
@@ -40,14 +52,8 @@ Span = Annotated[
     str | None, typer.Option(metavar="A:B|last", help="Only these predictions, counted from 0.")
 ]
 
-PlacesShown = Annotated[
-    int, typer.Option(metavar="N", help="Passages shown, or documents without cells.")
-]
-Against = Annotated[
-    int, typer.Option(metavar="N", help="Passages shown where another token came next.")
-]
-
-Page = Annotated[Path | None, typer.Option(metavar="FILE", help="Write a self-contained page.")]
+PlacesShown = Annotated[int, number("N", "Passages shown, or documents without cells.")]
+Against = Annotated[int, number("N", "Passages shown where another token came next.")]
 
 
 def explain(
@@ -55,9 +61,9 @@ def explain(
     text: Annotated[
         str | None, typer.Argument(metavar="TEXT", help="The text to explain, or use --file.")
     ] = None,
-    generate: Annotated[int, typer.Option(metavar="N", help="Tokens to add and explain.")] = 0,
-    temperature: Annotated[float, typer.Option(metavar="T", help="0 takes the top token.")] = 0.0,
-    seed: Annotated[int, typer.Option(metavar="S", help="Of the sampling.")] = 0,
+    generate: Annotated[int, number("N", "Tokens to add and explain.")] = 0,
+    temperature: Temperature = 0.0,
+    seed: SamplingSeed = 0,
     file: TextFile = None,
     lines: Annotated[
         bool, typer.Option("--lines", help="Every line of the file is a text of its own.")
@@ -66,16 +72,14 @@ def explain(
     by: ByIfAsked = None,
     method: Method = "evidence",
     where: Where = None,
-    top: Annotated[int, typer.Option(metavar="K", help="Prototypes shown per prediction.")] = 3,
+    top: Annotated[int, number("K", "Prototypes shown per prediction.")] = 3,
     documents: PlacesShown = 5,
     against: Against = 0,
     tokens: Span = None,
     attention: Attention = None,
     as_json: Json = False,
     html: Page = None,
-    parquet: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write one row per prototype in use.")
-    ] = None,
+    parquet: Annotated[Path | None, written("Write one row per prototype in use.")] = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Show what each prediction along a text relies on, and where that comes from."""
@@ -83,7 +87,6 @@ def explain(
     check_outputs(html, parquet, inputs=read, overwrite=overwrite)
     texts = _texts(text, file, lines)
     column = by or "domain"
-    _check(column, method, top, documents, against)
     _span(tokens)
     heads = _heads(attention, as_json)
     from prismlm.explain.language_model import load
@@ -130,7 +133,7 @@ def _check_without_lens(model: Path, by: str | None, method: str, where: Any, ag
     """Raise InputError where something is asked for that takes a lens."""
     wanted = f"shares by {by}" if by else "filter" if where else f"method {method}"
     wanted = "text against a prediction" if against else wanted
-    if by or where or against or method != METHODS[0]:
+    if by or where or against or method != "evidence":
         raise InputError(
             f"{model} has no lens, so there is no {wanted}. "
             f"Build one with `prismlm index {model} --corpus DIR`."
@@ -210,31 +213,10 @@ def _text(text: str | None, file: str | None) -> str:
         raise InputError(
             f"{name} cannot be read ({error.strerror}): expected a text file."
         ) from error
-    try:
-        words = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{name} is not UTF-8 (byte {error.start} is 0x{data[error.start]:02x}): "
-            f"convert it, for example with iconv -f latin1 -t utf-8."
-        ) from error
+    words = decoded(data, name)
     if not words:
         raise InputError(f"{name} is empty: expected at least one token of text.")
     return words
-
-
-def _check(by: str, method: str, top: int, documents: int, against: int) -> None:
-    if by not in BY:
-        raise InputError(
-            f"shares can be taken by {', '.join(BY[:-1])} or {BY[-1]}; not by {by!r}."
-            f"{suggest(by, BY)}"
-        )
-    if method not in METHODS:
-        raise InputError(
-            f"there is no method {method!r}: expected {', '.join(METHODS[:-1])} or {METHODS[-1]}."
-            f"{suggest(method, METHODS)}"
-        )
-    if top < 0 or documents < 0 or against < 0:
-        raise InputError("--top, --documents and --against must not be negative.")
 
 
 def _span(tokens: str | None) -> slice:

@@ -20,6 +20,11 @@ def amount(value: float, unit: str) -> str:
     return size(value) if unit == "bytes" else f"{count(value)} {unit}"
 
 
+def points(difference: float) -> str:
+    """Return a difference of two shares in percentage points: +1.2 points."""
+    return f"{100 * difference:+.1f} points"
+
+
 def duration(seconds: float) -> str:
     """Return a time: 4 s, 2 min 5 s, 3 h 10 min."""
     whole = round(seconds)

@@ -6,16 +6,16 @@ from typing import Annotated
 
 import typer
 
-from prismlm.cli.options import Json, Model
+from prismlm.cli.options import Json, Model, SamplingSeed, Temperature, number
 from prismlm.cli.output import print_json
 
 
 def generate(
     model: Model,
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What the text starts with.")],
-    tokens: Annotated[int, typer.Option(metavar="N", help="Tokens to write, at most.")] = 50,
-    temperature: Annotated[float, typer.Option(metavar="T", help="0 takes the top token.")] = 0.0,
-    seed: Annotated[int, typer.Option(metavar="S", help="Of the sampling.")] = 0,
+    tokens: Annotated[int, number("N", "Tokens to write, at most.")] = 50,
+    temperature: Temperature = 0.0,
+    seed: SamplingSeed = 0,
     as_json: Json = False,
 ) -> None:
     """Print a prompt with what the model writes after it; stops at the end of a document."""

@@ -11,23 +11,21 @@ import typer
 
 from prismlm.cli import dataset_options as data
 from prismlm.cli.corpus import dataset_of
-from prismlm.cli.options import DryRun, Json, Model, Stride, is_first_process
-from prismlm.cli.output import print_json, print_rows
-from prismlm.errors import InputError, suggest
+from prismlm.cli.options import DryRun, Json, Model, Split, Stride, is_first_process, number
+from prismlm.cli.output import print_cost, print_json, print_rows
+from prismlm.errors import InputError
 
 if TYPE_CHECKING:
     from prismlm.cli.index_source import Source
-    from prismlm.corpus import Columns, Corpus, HubDataset
-    from prismlm.corpus.store import Split
+    from prismlm.corpus import Columns, Corpus, HubDataset, store
     from prismlm.index.build import IndexOptions, Shard
     from prismlm.index.codes import CodeName
     from prismlm.models.checkpoint import Checkpoint
 
-SPLITS = ["train", "heldout", "all"]
 LONGEST_DEFAULT_WINDOW = 1024
 
 
-Contexts = Annotated[int, typer.Option(metavar="L", help="Places kept per prototype.")]
+Contexts = Annotated[int, number("L", "Places kept per prototype.", 1)]
 OwnWindow = Annotated[
     int | None, typer.Option(metavar="N", help="Tokens read at once; else as in training.")
 ]
@@ -56,15 +54,11 @@ CodesOfStates = Annotated[
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Replace a lens, or one that was begun otherwise.")
 ]
-SortMemory = Annotated[
-    int, typer.Option(metavar="MB", help="Memory to sort positions in; changes no byte.")
-]
+SortMemory = Annotated[int, number("MB", "Memory to sort positions in; changes no byte.", 1)]
 TokensPerBatch = Annotated[
     int, typer.Option(metavar="N", help="Tokens ranked together; changes memory, not the result.")
 ]
-SaveEvery = Annotated[
-    float, typer.Option(metavar="SECONDS", help="How often what was found is saved.")
-]
+SaveEvery = Annotated[float, number("SECONDS", "How often what was found is saved.")]
 
 
 def index(
@@ -94,9 +88,7 @@ def index(
     contexts: Contexts = 64,
     window: OwnWindow = None,
     stride: Stride = None,
-    split: Annotated[
-        str, typer.Option(metavar="SPLIT", help="Documents to read: train, heldout or all.")
-    ] = "train",
+    split: Split = "train",
     text: WithText = True,
     positions: PositionShare = "1",
     codes: CodesOfStates = "int8",
@@ -113,7 +105,6 @@ def index(
     An index that was interrupted or killed goes on where it was with the same command, also while
     it streams a dataset into a corpus. Under torchrun every process reads one part.
     """
-    _check(split, contexts, save_every, sort_memory)
     from prismlm.corpus import Columns
 
     named = (source_column, domain_column, license_column, title_column, url_column)
@@ -148,7 +139,7 @@ class Options(NamedTuple):
             contexts=self.contexts,
             window=width,
             stride=max(1, width * 3 // 4) if self.stride is None else self.stride,
-            split=cast("Split", self.split),
+            split=cast("store.Split", self.split),
             with_text=self.with_text,
             tokens_per_batch=self.tokens_per_batch,
             positions=self.positions,
@@ -180,7 +171,7 @@ def _source(
 def _run(job: _Job, source: Source, asked: Options, *, dry_run: bool, as_json: bool) -> None:
     from prismlm.cli.progress import ConsoleReporter
     from prismlm.corpus.tokenizer import tokenizer_fingerprint
-    from prismlm.index.build import check_lens, check_window_and_batches, index_shard
+    from prismlm.index.build import build_index, check_lens, check_window_and_batches
     from prismlm.models.checkpoint import load_checkpoint
     from prismlm.progress import SILENT
 
@@ -189,12 +180,12 @@ def _run(job: _Job, source: Source, asked: Options, *, dry_run: bool, as_json: b
     options = asked.resolve(checkpoint)
     check_window_and_batches(checkpoint.model, options)
     if dry_run:
-        source.estimate(checkpoint, options, as_json=as_json)
+        print_cost(source.estimate(checkpoint, options), as_json=as_json)
         return
     reporter = ConsoleReporter() if is_first_process() else SILENT
     corpus = source.corpus(wait=job.part.count > 1, progress=reporter)
     began = time.monotonic()
-    written = index_shard(
+    written = build_index(
         checkpoint.model,
         checkpoint.sidecar.head,
         corpus,
@@ -227,19 +218,6 @@ def _shard(shard: str | None) -> Shard:
     if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
         raise InputError(f"--shard {shard}: expected I/N, for example 3/8, the third of eight.")
     return Shard(int(number) - 1, int(count))
-
-
-def _check(split: str, contexts: int, save_every: float, sort_memory: int) -> None:
-    if split not in SPLITS:
-        raise InputError(
-            f"there is no split {split!r}: expected {', '.join(SPLITS)}.{suggest(split, SPLITS)}"
-        )
-    if contexts < 1:
-        raise InputError(f"--contexts is {contexts}: expected at least 1.")
-    if sort_memory < 1:
-        raise InputError(f"--sort-memory is {sort_memory}: expected at least 1 MB.")
-    if save_every < 0:
-        raise InputError(f"--save-every is {save_every:g}: expected at least 0.")
 
 
 def positions_of(share: str) -> float | None:

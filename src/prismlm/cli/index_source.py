@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from prismlm.cli.corpus import print_amounts, stream_amounts
-from prismlm.cli.format import count, duration, size
-from prismlm.cli.output import print_json, print_rows
-from prismlm.cli.signals import orderly_end
 from prismlm.corpus.datasets import HubDataset
 from prismlm.corpus.documents import Columns
 from prismlm.corpus.resumable import existing_corpus, stream_corpus
 from prismlm.corpus.store import Corpus
 from prismlm.corpus.tokenizer import load_tokenizer
+from prismlm.run_state import orderly_end
 
 if TYPE_CHECKING:
+    from prismlm.cost import Cost
     from prismlm.index.build import IndexOptions
-    from prismlm.index.dataset_estimate import DatasetIndexEstimate
     from prismlm.models.checkpoint import Checkpoint
     from prismlm.progress import Reporter
 
@@ -37,8 +33,8 @@ class Source(Protocol):
         """Return the corpus, which may take long; ``wait`` for one that another process writes."""
         ...
 
-    def estimate(self, checkpoint: Checkpoint, options: IndexOptions, *, as_json: bool) -> None:
-        """Print what an index of it would cost."""
+    def estimate(self, checkpoint: Checkpoint, options: IndexOptions) -> Cost:
+        """Return what an index of it would cost."""
         ...
 
 
@@ -53,9 +49,9 @@ class DirectorySource:
         """Return the corpus."""
         return self._corpus
 
-    def estimate(self, checkpoint: Checkpoint, options: IndexOptions, *, as_json: bool) -> None:
-        """Print what an index of it would cost."""
-        _estimate(checkpoint, self._corpus, options, as_json=as_json)
+    def estimate(self, checkpoint: Checkpoint, options: IndexOptions) -> Cost:
+        """Return what an index of it would cost."""
+        return _estimate(checkpoint, self._corpus, options)
 
 
 class DatasetSource:
@@ -81,18 +77,17 @@ class DatasetSource:
                 progress=progress,
             )
 
-    def estimate(self, checkpoint: Checkpoint, options: IndexOptions, *, as_json: bool) -> None:
-        """Print what building it, if it is not there, and an index of it would cost."""
-        from prismlm.index.dataset_estimate import estimate_dataset_index
+    def estimate(self, checkpoint: Checkpoint, options: IndexOptions) -> Cost:
+        """Return what building it, if it is not there, and an index of it would cost."""
+        from prismlm.index.estimate import estimate_dataset_index
 
         tokenizer = load_tokenizer(self._model)
         there = existing_corpus(
             self._dataset, self._out, tokenizer=tokenizer, columns=self._columns
         )
         if there is not None:
-            _estimate(checkpoint, there, options, as_json=as_json)
-            return
-        expected = estimate_dataset_index(
+            return _estimate(checkpoint, there, options)
+        return estimate_dataset_index(
             checkpoint.model,
             checkpoint.sidecar.head,
             tokenizer,
@@ -100,39 +95,9 @@ class DatasetSource:
             options,
             columns=self._columns,
         )
-        print_json(asdict(expected)) if as_json else _print_expected(expected)
 
 
-def _estimate(
-    checkpoint: Checkpoint, corpus: Corpus, options: IndexOptions, *, as_json: bool
-) -> None:
+def _estimate(checkpoint: Checkpoint, corpus: Corpus, options: IndexOptions) -> Cost:
     from prismlm.index.estimate import estimate_index
 
-    estimate = estimate_index(checkpoint.model, checkpoint.sidecar.head, corpus, options)
-    if as_json:
-        print_json(asdict(estimate))
-        return
-    print_rows(
-        [
-            ("documents", count(estimate.documents)),
-            ("tokens", count(estimate.tokens)),
-            ("speed", f"{count(estimate.tokens_per_second)} tokens/s"),
-            ("time", f"about {duration(estimate.seconds)}"),
-            ("memory", f"about {size(estimate.memory_bytes)}"),
-            ("disk", f"about {size(estimate.disk_bytes)}"),
-        ],
-        last="Nothing was written.",
-    )
-
-
-def _print_expected(expected: DatasetIndexEstimate) -> None:
-    time = "not known" if expected.seconds is None else f"about {duration(expected.seconds)}"
-    at_most = "about" if expected.tokens is not None else "at most"
-    rows = [(f"corpus: {name}", value) for name, value in stream_amounts(expected.corpus)]
-    rows += [
-        ("index: speed", f"{count(expected.tokens_per_second)} tokens/s"),
-        ("index: time", time),
-        ("index: memory", f"about {size(expected.memory_bytes)}"),
-        ("index: disk", f"{at_most} {size(expected.disk_bytes)}"),
-    ]
-    print_amounts(rows, expected.unknown)
+    return estimate_index(checkpoint.model, checkpoint.sidecar.head, corpus, options)

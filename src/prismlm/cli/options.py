@@ -2,14 +2,59 @@
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prismlm.errors import InputError
+from prismlm.errors import InputError, check_choice
 
+if TYPE_CHECKING:
+    from prismlm.explain.language_model import PrismLM
+    from prismlm.index.lens import Lens as OpenedLens
+
+
+def number(
+    metavar: str, help: str, least: float | None = 0, most: float | None = None, **options: Any
+) -> Any:
+    """Return an option that takes a finite number within bounds; None is no bound."""
+
+    def checked(parameter: typer.CallbackParam, value: float | None) -> float | None:
+        small = value is not None and least is not None and value < least
+        large = value is not None and most is not None and value > most
+        if value is None or (math.isfinite(value) and not small and not large):
+            return value
+        bounds = (("at least", least), ("at most", most))
+        span = " and ".join(f"{words} {bound:g}" for words, bound in bounds if bound is not None)
+        span = span if math.isfinite(value) else "a finite number"
+        raise InputError(f"{parameter.opts[0]} is {value:g}: expected {span}.")
+
+    return typer.Option(metavar=metavar, help=help, callback=checked, **options)
+
+
+def choice(metavar: str, help: str, names: Sequence[str], **options: Any) -> Any:
+    """Return an option that takes one of some names."""
+
+    def checked(parameter: typer.CallbackParam, value: str | None) -> str | None:
+        if value is not None:
+            check_choice(parameter.opts[0], value, tuple(names))
+        return value
+
+    return typer.Option(metavar=metavar, help=help, callback=checked, **options)
+
+
+def written(help: str, metavar: str = "FILE") -> Any:
+    """Return an option that names a result to write."""
+    return typer.Option(metavar=metavar, help=help)
+
+
+SHARES_BY = "Shares by document, source, domain or license."
+BY = ("document", "source", "domain", "license")
+METHODS = ("evidence", "contexts", "source")
+SPLITS = ("train", "heldout", "all")
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only estimate time, memory and disk.")]
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A model directory.")]
@@ -22,13 +67,14 @@ TextFiles = Annotated[
     typer.Option("--file", metavar="FILE", help=f"Texts to read; may be repeated: {TEXT_KINDS}."),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace result files that exist.")]
-By = Annotated[
-    str, typer.Option(metavar="COLUMN", help="Shares by document, source, domain or license.")
-]
+By = Annotated[str, choice("COLUMN", SHARES_BY, BY)]
 Method = Annotated[
-    str,
-    typer.Option(metavar="METHOD", help="evidence, contexts, or source: PRISM's A = Σ α μ."),
+    str, choice("METHOD", "evidence, contexts, or source: PRISM's A = Σ α μ.", METHODS)
 ]
+Split = Annotated[str, choice("SPLIT", "Documents to read: train, heldout or all.", SPLITS)]
+Temperature = Annotated[float, number("T", "0 takes the top token.")]
+SamplingSeed = Annotated[int, typer.Option(metavar="S", help="Of the sampling.")]
+Page = Annotated[Path | None, written("Write a self-contained page.")]
 Where = Annotated[
     list[str] | None,
     typer.Option(
@@ -61,3 +107,17 @@ def parse_places(option: str, inner: str, given: list[str] | None) -> list[tuple
 def is_first_process() -> bool:
     """Say whether this is the process that speaks, of those that torchrun may have started."""
     return os.environ.get("RANK", "0") == "0"
+
+
+def load_with_lens(model: Path, lens: str | None) -> tuple[PrismLM, OpenedLens]:
+    """Open a model with its lens.
+
+    Raises:
+        InputError: as :func:`prismlm.load`, or it has none.
+    """
+    from prismlm.explain.language_model import load
+
+    lm = load(model, lens=lens)
+    if lm.lens is None:
+        raise InputError(f"{model} has no lens. Build one with `prismlm index`.")
+    return lm, lm.lens

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.cells import cell_len, set_cell_size
@@ -13,15 +13,23 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from prismlm.direction_marks import marks_shown
+from prismlm.files import json_text
+
+if TYPE_CHECKING:
+    from prismlm.cost import Cost
+
 WIDTH_WHERE_PIPED = 100
 TOKEN_WIDTH = 14
 NARROW_TOKEN_WIDTH = 10
+# Line ends and tabs, and what joins the parts of one sign, as in emoji and Persian.
+KEPT = "\n\t\u200c\u200d"
 EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
 def print_json(value: dict[str, Any]) -> None:
     """Print one JSON document."""
-    typer.echo(json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False))
+    typer.echo(json_text(value, indent=2))
 
 
 def print_rows(rows: list[tuple[str, str]], last: str) -> None:
@@ -36,6 +44,16 @@ def print_rows(rows: list[tuple[str, str]], last: str) -> None:
     console = Console(highlight=False)
     console.print(table)
     console.print(Text(last, style="dim"), soft_wrap=True)
+
+
+def table_of(*headings: str, gap: int = 2, widths: Iterable[int] = ()) -> Table:
+    """Return a table without lines; columns whose heading starts with * are of numbers."""
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, gap, 0, 0))
+    for heading, width in zip_longest(headings, widths):
+        name, justify = heading.lstrip("*"), "right" if heading.startswith("*") else "left"
+        least = len(name) if width is None else None
+        table.add_column(name, justify=justify, no_wrap=True, min_width=least, width=width)
+    return table
 
 
 def console_for_reading() -> Console:
@@ -53,12 +71,10 @@ def plain(text: str) -> str:
 
 def _printable(text: str) -> Iterator[str]:
     # Text from outside must not drive the terminal: escape sequences, bells, direction marks.
-    for letter in text:
-        if letter in "\n\t":
+    for letter in marks_shown(text):
+        if letter in KEPT:
             yield letter
-        elif letter == "\r":
-            yield ""
-        else:
+        elif letter != "\r":
             yield letter if letter.isprintable() else "�"
 
 
@@ -67,8 +83,92 @@ def fit(text: str, width: int = TOKEN_WIDTH) -> str:
     return text if cell_len(text) <= width else set_cell_size(text, width - 1) + "…"
 
 
+def fit_ends(text: str, width: int) -> str:
+    """Return a name of at most so many columns, cut in the middle: it is told by both its ends."""
+    if cell_len(text) <= width:
+        return text
+    left = max(width, 2) // 2
+    end = set_cell_size(text[::-1], max(width - 1 - left, 0))[::-1]
+    return f"{set_cell_size(text, left).rstrip()}…{end.lstrip()}"
+
+
 def bar(share: float, width: int) -> str:
     """Return a bar of ``share`` of so many columns, padded with spaces."""
     eighths = round(min(max(share, 0.0), 1.0) * width * 8)
     full, rest = divmod(eighths, 8)
     return ("█" * full + (EIGHTHS[rest] if rest else "")).ljust(width)
+
+
+def print_cost(cost: Cost, *, as_json: bool) -> None:
+    """Print what a dry run expects, what it cannot know, and that nothing was written."""
+    from prismlm.cli.format import duration, size
+
+    if as_json:
+        print_json(cost.to_dict())
+        return
+    rows = [
+        (label, value)
+        for name, found in cost.figures.items()
+        for label, value in [_figure(name, found)]
+        if label
+    ]
+    about = "at most" if cost.seconds is None else "about"
+    seconds, disk = cost.seconds, cost.disk_bytes
+    rows += [
+        ("time", "not known" if seconds is None else f"about {duration(seconds)}"),
+        ("memory", f"about {size(cost.memory_bytes)}"),
+        ("disk", "not known" if disk is None else f"{about} {size(disk)}"),
+    ]
+    console = Console(highlight=False)
+    if cost.parts:
+        console.print(_parts(cost))
+    unknown = [f"Not known: {sentence}\n" for sentence in cost.unknown]
+    print_rows(rows, f"{''.join(unknown)}{cost.basis} Nothing was written.".lstrip())
+
+
+def _figure(name: str, value: Any) -> tuple[str, str]:
+    """Return a figure of a cost as people read it: what it is called says in which unit it is."""
+    from prismlm.cli.format import count, duration, size
+
+    words = name.replace("_", " ")
+    if isinstance(value, bool) or ("seconds" in name and value == 0):
+        return "", ""
+    if value is None:
+        return words, "not known"
+    if isinstance(value, (list, tuple)):
+        return words, ", ".join(value) or "none"
+    if name.endswith("_per_second"):
+        return "speed", f"{count(value)} {words.removesuffix(' per second')}/s"
+    if name == "seconds_per_step":
+        return "time per step", f"{value * 1000:.0f} ms"
+    if name == "bytes_per_token":
+        return "disk per million tokens", size(1_000_000 * value)
+    if name.endswith("_bytes"):
+        return f"size of {words.removesuffix(' bytes')}", size(value)
+    if "seconds" in name:
+        return words.replace("seconds", "time"), f"about {duration(value)}"
+    if isinstance(value, float) and value < 1000:
+        return words, f"{value:.3g}"
+    return words, value if isinstance(value, str) else count(value)
+
+
+def _parts(cost: Cost) -> Table:
+    from prismlm.cli.format import duration, size
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("")
+    table.add_column("")
+    for heading in ("time", "memory", "disk"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for part in cost.parts:
+        there = "there" if part.figures.get("there") else part.basis
+        shown = (
+            "not known" if value is None else form(value) if value else "–"
+            for value, form in (
+                (part.seconds, duration),
+                (part.memory_bytes, size),
+                (part.disk_bytes, size),
+            )
+        )
+        table.add_row(part.name, there, *shown)
+    return table

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
-from prismlm.cli.options import Json, Lens, Model
+from prismlm.cli.options import Json, Lens, Model, Temperature, choice, number
 from prismlm.cli.output import print_json
-from prismlm.errors import FormatError, InputError, suggest
+from prismlm.errors import FormatError, InputError
+from prismlm.files import decoded
 
 if TYPE_CHECKING:
     from prismlm.edits.steering import Steering
-    from prismlm.edits.steering_cost import Cost
-    from prismlm.edits.steering_effects import SteeringEffects
+    from prismlm.edits.steering_effects import Cost, SteeringEffects
     from prismlm.edits.values import Edit, Only
     from prismlm.explain.language_model import PrismLM
 
@@ -27,31 +27,24 @@ Prototype = Annotated[int | None, typer.Option(metavar="ID", help="Edit this pro
 # Not shown, since nothing fills the categories of a lens yet.
 Category = Annotated[
     str | None,
-    typer.Option(metavar="NAME", hidden=True, help="Edit the prototypes of this category."),
+    typer.Option(metavar="NAME", help="Edit the prototypes of this category."),
 ]
 DocumentId = Annotated[
     str | None, typer.Option(metavar="ID", help="Edit those with contexts in this document.")
 ]
 Strength = Annotated[
     float | None,
-    typer.Option(
-        metavar="S",
-        help="Clamp: fraction of the top logit, up to 1. Scale: factor. Groups: -1 to 1.",
-    ),
+    number("S", "Clamp: fraction of the top logit, up to 1. Scale: factor. Groups: -1 to 1.", None),
 ]
 OnlyPart = Annotated[
     str | None,
-    typer.Option(metavar="PART", help="Predict from the prototypes or the residual alone."),
+    choice("PART", "Predict from the prototypes or the residual alone.", PARTS),
 ]
 Target = Annotated[
     str, typer.Option(metavar="TOKEN", help="Clamp at the top or the signature token.")
 ]
-Cap = Annotated[
-    float | None, typer.Option(metavar="A", help="Largest activation of a clamp; else k·τ.")
-]
-Draws = Annotated[
-    int, typer.Option(metavar="N", help="Random prototypes that the control is the mean of.")
-]
+Cap = Annotated[float | None, number("A", "Largest activation of a clamp; else k·τ.", None)]
+Draws = Annotated[int, number("N", "Random prototypes that the control is the mean of.")]
 Prompts = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Effect sizes over these prompts, one a line.")
 ]
@@ -71,7 +64,7 @@ def steer(
     document: DocumentId = None,
     strength: Strength = None,
     edit: Annotated[
-        str, typer.Option(metavar="KIND", help="Of a prototype: clamp, scale or ablate.")
+        str, choice("KIND", "Of a prototype: clamp, scale or ablate.", KINDS)
     ] = "clamp",
     only: OnlyPart = None,
     target: Target = "top",
@@ -79,26 +72,20 @@ def steer(
         str, typer.Option(metavar="UNIT", help="Clamp the logit or its evidence.")
     ] = "logit",
     cap: Cap = None,
-    generate: Annotated[
-        int, typer.Option(metavar="N", help="Tokens to write; 0 reads the prompt's own.")
-    ] = 20,
-    temperature: Annotated[float, typer.Option(metavar="T", help="0 takes the top token.")] = 0.0,
+    generate: Annotated[int, number("N", "Tokens to write; 0 reads the prompt's own.")] = 20,
+    temperature: Temperature = 0.0,
     seed: Annotated[int, typer.Option(metavar="S", help="Of sampling and control.")] = 0,
     draws: Draws = 8,
     file: Prompts = None,
     lens: Lens = None,
     corpus: HeldOutCorpus = None,
-    heldout: Annotated[
-        int, typer.Option(metavar="N", help="Held-out tokens for the cost; 0 for none.")
-    ] = 10_000,
+    heldout: Annotated[int, number("N", "Held-out tokens for the cost; 0 for none.")] = 10_000,
     as_json: Json = False,
 ) -> None:
     """Write under an edit of one prototype or a group; show its effect, a control and its cost."""
     if (prompt is None) == (file is None):
         had = "neither" if prompt is None else "both"
         raise InputError(f"expected a prompt or --file with prompts, got {had}.")
-    if heldout < 0:
-        raise InputError(f"--heldout is {heldout}: expected 0 or more tokens.")
     edits = _edits(
         prototype, category, document, only, _Options(strength, edit, target, measure, cap)
     )
@@ -160,10 +147,6 @@ def _edits(
     options: _Options,
 ) -> list[Edit]:
     """Return the edit that the options ask for; none where a part alone is all that is asked."""
-    if only is not None and only not in PARTS:
-        raise InputError(
-            f"there is no part {only!r}: expected {' or '.join(PARTS)}.{suggest(only, PARTS)}"
-        )
     named = {"--prototype": prototype, "--category": category, "--document": document}
     given = [name for name, value in named.items() if value is not None]
     if only is not None and not given:
@@ -185,10 +168,6 @@ def _edit(
     from prismlm.edits.values import Ablate, Clamp, Group, Scale
 
     kind, strength = options.kind, options.strength
-    if kind not in KINDS:
-        raise InputError(
-            f"there is no edit {kind!r}: expected {', '.join(KINDS)}.{suggest(kind, KINDS)}"
-        )
     if kind == "ablate" and prototype is not None:
         if strength is not None:
             raise InputError("--edit ablate removes the prototype whole: leave out --strength.")
@@ -221,15 +200,11 @@ def _describe(edits: list[Edit]) -> dict[str, Any] | None:
 
 def _prompts(path: Path) -> list[str]:
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        lines = decoded(path.read_bytes(), str(path)).splitlines()
     except OSError as error:
         raise InputError(
             f"{path} cannot be read ({error.strerror}): expected a text file with a prompt a line."
         ) from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not UTF-8: expected a text file with a prompt a line.") from (
-            error
-        )
     prompts = [line for line in lines if line.strip()]
     if not prompts:
         raise InputError(f"{path} holds no prompts: expected one a line.")
@@ -242,7 +217,7 @@ def _cost(
     if tokens == 0:
         return None, "not asked for."
     from prismlm.cli.progress import ConsoleReporter
-    from prismlm.edits.steering_cost import corpus_of, perplexity_cost
+    from prismlm.edits.steering_effects import corpus_of, perplexity_cost
 
     try:
         found, note = corpus_of(lm, corpus)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from prismlm.cli.options import DryRun, Json, is_first_process
+from prismlm.cli.output import print_json
 from prismlm.errors import InputError, Interrupted
 
 if TYPE_CHECKING:
-    from prismlm.training import Recipe, TrainingEstimate, TrainingResult
+    from prismlm.training import Recipe, TrainingResult
 
 
 def train(
@@ -66,7 +66,7 @@ def _train(recipe: Recipe, *, resume: bool, as_json: bool) -> None:
     speaks = is_first_process()
     result = run(recipe, resume=resume, progress=ConsoleReporter() if speaks else SILENT)
     if speaks:
-        _print_json(result.to_dict()) if as_json else _print_result(result)
+        print_json(result.to_dict()) if as_json else _print_result(result)
 
 
 def _search(recipe: Recipe, *, resume: bool, as_json: bool) -> None:
@@ -80,23 +80,15 @@ def _search(recipe: Recipe, *, resume: bool, as_json: bool) -> None:
         progress=ConsoleReporter(),
         on_trial=lambda trial: typer.echo(trial_line(trial, recipe.search.trials), err=True),
     )
-    _print_json(result.to_dict()) if as_json else print_search(result)
+    print_json(result.to_dict()) if as_json else print_search(result)
 
 
 def _estimate(recipe: Recipe, *, search: bool, resume: bool, as_json: bool) -> None:
-    from prismlm.cli.printing.search import print_search_estimate
+    from prismlm.cli.output import print_cost
     from prismlm.training import estimate, estimate_search
 
-    if search:
-        whole = estimate_search(recipe, resume=resume)
-        _print_json(whole.to_dict()) if as_json else print_search_estimate(whole)
-    else:
-        expected = estimate(recipe, resume=resume)
-        _print_json(expected.to_dict()) if as_json else _print_estimate(expected)
-
-
-def _print_json(value: dict[str, Any]) -> None:
-    typer.echo(json.dumps(value, ensure_ascii=False, indent=2))
+    measured = estimate_search if search else estimate
+    print_cost(measured(recipe, resume=resume), as_json=as_json)
 
 
 def _print_result(result: TrainingResult) -> None:
@@ -126,32 +118,3 @@ def _print_result(result: TrainingResult) -> None:
     console.print(f"[bold]{escape(str(result.directory))}[/]", soft_wrap=True)
     console.print(f"{result.steps:,} steps · {count(result.tokens)} tokens{measured}")
     console.print(table)
-
-
-def _print_estimate(expected: TrainingEstimate) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    from prismlm.cli.format import count, duration, size
-
-    codes = f"{count(expected.table_parameters)} parameters"
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim")
-    table.add_column(justify="right")
-    for name, value in (
-        ("model", f"{count(expected.parameters)} parameters"),
-        ("head", f"{count(expected.head_parameters)} parameters"),
-        *([("table of codes", codes)] if expected.table_parameters else []),
-        ("steps", f"{expected.steps:,} of {expected.seconds_per_step * 1000:.0f} ms"),
-        ("tokens", f"{count(expected.tokens)}, {expected.passes:.2f} passes over the text"),
-        ("padding", f"{expected.padding:.1%} of the positions"),
-        ("precision", f"{expected.precision} on {expected.device}"),
-        ("time", f"about {duration(expected.seconds)}"),
-        ("memory", f"about {size(expected.memory_bytes)}"),
-        ("disk", f"about {size(expected.disk_bytes)}"),
-    ):
-        table.add_row(name, value)
-    console = Console(highlight=False)
-    console.print(table)
-    console.print(f"[dim]{escape(expected.basis)} Nothing was written.[/]", soft_wrap=True)

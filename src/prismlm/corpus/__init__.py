@@ -3,31 +3,27 @@
 from prismlm.corpus.build import build_corpus
 from prismlm.corpus.datasets import HubDataset
 from prismlm.corpus.documents import Columns, Document
-from prismlm.corpus.estimate import BuildEstimate, estimate_build
+from prismlm.corpus.estimate import estimate_build
 from prismlm.corpus.packing import PackedDataset, pack
 from prismlm.corpus.read import DocumentReader, read_documents
 from prismlm.corpus.resumable import stream_corpus
 from prismlm.corpus.sample import sample_path
 from prismlm.corpus.store import Corpus
-from prismlm.corpus.stream_estimate import StreamEstimate, estimate_stream
 from prismlm.corpus.tokenizer import fingerprint, load_tokenizer, train_tokenizer
 from prismlm.corpus.windows import WindowBatch, WindowGrid, document_windows, window_batches
 
 __all__ = [
-    "BuildEstimate",
     "Columns",
     "Corpus",
     "Document",
     "DocumentReader",
     "HubDataset",
     "PackedDataset",
-    "StreamEstimate",
     "WindowBatch",
     "WindowGrid",
     "build_corpus",
     "document_windows",
     "estimate_build",
-    "estimate_stream",
     "fingerprint",
     "load_tokenizer",
     "pack",

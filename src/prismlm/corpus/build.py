@@ -14,6 +14,7 @@ import numpy as np
 from prismlm.corpus import layout
 from prismlm.corpus.datasets import DatasetReader, HubDataset
 from prismlm.corpus.documents import Columns, Document
+from prismlm.corpus.near_duplicates import LIKENESS, NearDuplicates
 from prismlm.corpus.read import DocumentReader, Paths
 from prismlm.corpus.store import Corpus
 from prismlm.corpus.tokenizer import (
@@ -25,16 +26,19 @@ from prismlm.corpus.tokenizer import (
     train_tokenizer,
 )
 from prismlm.corpus.writer import CorpusWriter
-from prismlm.errors import InputError
-from prismlm.files import atomic_directory, write_json
-from prismlm.locks import writing
+from prismlm.errors import InputError, check_kind, check_number, check_path, check_whole
+from prismlm.files import atomic_directory, check_room, write_json
+from prismlm.outputs import check_outputs
 from prismlm.progress import SILENT, Reporter, Task
+from prismlm.run_state import answering, writing
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
 TRAINING_CHARACTERS = 64_000_000
+# Of a corpus, its tokens and compressed text, for each byte of text; of compressed files, more.
+OUTPUT_OF_INPUT = 0.9
 _CHARACTERS_AT_ONCE = 1_000_000
 _DOCUMENTS_AT_ONCE = 1024
 
@@ -68,7 +72,7 @@ def build_corpus(
     Raises:
         InputError: an argument or an input cannot be used; see :class:`DocumentReader`.
     """
-    target = Path(out)
+    target = check_path("the corpus to write", out)
     check_build(target, tokenizer, vocab_size, heldout_fraction, shard_tokens, overwrite)
     if isinstance(inputs, HubDataset):
         reader = DatasetReader(inputs, columns)
@@ -76,7 +80,7 @@ def build_corpus(
     else:
         reader = DocumentReader(inputs, columns)
         check_not_within(target, [file.path for file in reader.files])
-    target.parent.mkdir(parents=True, exist_ok=True)
+    check_room(f"the corpus {target}", target, reader.total_bytes * OUTPUT_OF_INPUT)
     with writing(target), atomic_directory(target) as directory:
         # Another build may have ended between the first look and the lock.
         check_build(target, tokenizer, vocab_size, heldout_fraction, shard_tokens, overwrite)
@@ -89,10 +93,14 @@ def build_corpus(
         if isinstance(inputs, HubDataset):
             origin = origin_of(inputs, columns, settings)
         with settings.writer(directory) as writer:
-            _tokenise(reader, settings.encoder, writer, progress)
+            alike = NearDuplicates()
+            with progress.task("Tokenising", reader.total, "bytes") as task:
+                tokenise(_reported(reader, task), settings.encoder, writer, alike)
             if origin is None:
                 read = reader.manifest()
-            settings.finish(directory, writer, reader.skipped, origin=origin, read=read)
+            settings.finish(
+                directory, writer, reader.skipped, origin=origin, read=read, alike=alike
+            )
     return Corpus.open(target)
 
 
@@ -151,6 +159,7 @@ class BuildSettings:
         *,
         origin: dict[str, Any] | None = None,
         read: dict[str, Any] | None = None,
+        alike: NearDuplicates | None = None,
     ) -> None:
         """Write all that a corpus has beside its shards.
 
@@ -160,6 +169,7 @@ class BuildSettings:
             skipped: documents without text.
             origin: what a corpus of a dataset follows from.
             read: the files that one of files was read from.
+            alike: what counted near-duplicates.
         """
         contents = writer.finish()
         contents["counts"]["skipped"] = skipped
@@ -176,6 +186,8 @@ class BuildSettings:
             meta["origin"] = origin
         if read is not None:
             meta["read"] = read
+        if alike is not None:
+            meta["near_duplicates"] = {"documents": alike.count, "likeness": LIKENESS}
         write_json(directory / layout.META_FILE, meta)
 
 
@@ -208,12 +220,13 @@ def check_build(
     """Raise InputError for arguments that a build would refuse, before anything is read."""
     if tokenizer is None:
         check_vocab_size(vocab_size)
-    if not 0 <= heldout_fraction < 1:
-        raise InputError(
-            f"The held-out fraction is {heldout_fraction}; expected at least 0 and below 1."
-        )
-    if shard_tokens < 1:
-        raise InputError(f"Shards of {shard_tokens} tokens: expected at least 1.")
+    else:
+        check_kind("the tokenizer", tokenizer, (str, os.PathLike), "a directory or a name")
+    expected = "at least 0 and below 1"
+    check_number("the held-out fraction", heldout_fraction, expected, lambda share: 0 <= share < 1)
+    check_whole("the number of tokens in a shard", shard_tokens, 1)
+    check_kind("overwrite", overwrite, bool, "True or False")
+    check_outputs(directory=out, overwrite=True)
     if not out.exists():
         return
     if not layout.is_corpus(out):
@@ -266,19 +279,31 @@ def training_texts(documents: Iterator[Document], limit: int) -> list[str]:
     return [text for _, text in kept]
 
 
-def _tokenise(
-    reader: DocumentReader, encoder: Tokenizer, writer: CorpusWriter, progress: Reporter
+def tokenise(
+    documents: Iterator[Document],
+    encoder: Tokenizer,
+    writer: CorpusWriter,
+    alike: NearDuplicates | None = None,
 ) -> None:
-    with progress.task("Tokenising", reader.total, "bytes") as task:
-        for batch in document_batches(_reported(reader, task)):
-            for document, ids in zip(batch, encode_documents(encoder, batch), strict=True):
-                writer.add(document, ids)
+    """Write documents with their tokens, and note those that are alike."""
+    for batch in document_batches(documents):
+        tokens = encode_documents(encoder, batch)
+        for document, ids in zip(batch, tokens, strict=True):
+            writer.add(document, ids)
+        if alike is not None:
+            alike.add(tokens)
 
 
 def encode_documents(encoder: Tokenizer, batch: list[Document]) -> list[list[int]]:
     """Return the token ids of each document, without an end of text."""
     texts = [document.text for document in batch]
-    return [found.ids for found in encoder.encode_batch_fast(texts, add_special_tokens=False)]
+
+    def encode() -> list[Any]:
+        return encoder.encode_batch_fast(texts, add_special_tokens=False)
+
+    # A batch of about a megabyte is encoded at once, a single document of a hundred is not.
+    long = sum(map(len, texts)) > 2 * _CHARACTERS_AT_ONCE
+    return [found.ids for found in (answering(encode) if long else encode())]
 
 
 def document_batches(documents: Iterator[Document]) -> Iterator[list[Document]]:

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from prismlm.corpus.documents import Columns, Document
-from prismlm.corpus.read import DocumentReader, SeenIds, make_document
-from prismlm.errors import InputError, PrismError
+from prismlm.corpus.read import DocumentReader, SeenIds, columns_of, make_document
+from prismlm.errors import InputError, PrismError, check_text
+from prismlm.hub import silence
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class HubDataset:
         Raises:
             InputError: a configuration is named twice.
         """
-        name, colon, named = text.rpartition(":")
+        name, colon, named = check_text("the dataset", text).rpartition(":")
         if not colon or Path(text).exists():
             return cls(text, config, split, data_files)
         if config is not None:
@@ -98,7 +99,7 @@ class DatasetReader(DocumentReader):
         self.files, self.again = [], 0
         self.unread, self._documents = Counter[str](), Counter[str]()
         self.total_bytes = self.bytes_read = self.skipped = 0
-        self._columns = columns or Columns()
+        self._columns = columns_of(columns)
         self._dataset = dataset
         self._unread: Any = _open(dataset)
         self._rows = self._unread
@@ -172,6 +173,9 @@ def _open(dataset: HubDataset) -> Any:
         ) from error
     saved = Path(dataset.name)
     files = {"data_files": list(dataset.data_files)} if dataset.data_files else {}
+    silent = None if files or saved.exists() else silence()
+    if silent is not None:
+        raise _unreachable(dataset, silent)
     try:
         if (saved / "state.json").is_file() or (saved / "dataset_dict.json").is_file():
             loaded = datasets.load_from_disk(str(saved))
@@ -183,16 +187,20 @@ def _open(dataset: HubDataset) -> Any:
         raise _unreadable(dataset, error) from error
 
 
+def _unreachable(dataset: HubDataset, reason: str) -> InputError:
+    return InputError(
+        f"the dataset {dataset} cannot be reached on the Hugging Face Hub ({reason}). Go on with "
+        "the same command once it can be, or name a local directory or files."
+    )
+
+
 def _unreadable(dataset: HubDataset, error: Exception) -> InputError:
     lines = str(error).strip().splitlines()
     reason = lines[0].rstrip(".") if lines else type(error).__name__
     if isinstance(error, ConnectionError) or "Offline" in reason:
         offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
         why = "HF_HUB_OFFLINE is set" if offline else "is there a network?"
-        return InputError(
-            f"the dataset {dataset} cannot be reached on the Hugging Face Hub ({reason}; {why}). "
-            "Go on with the same command once it can be, or name a local directory or files."
-        )
+        return _unreachable(dataset, f"{reason}; {why}")
     return InputError(
         f"the split {dataset.split!r} of the dataset {dataset} cannot be read ({reason}). Expected "
         "a name on the Hugging Face Hub, with :CONFIG if it has several, or a local directory."

@@ -1,12 +1,13 @@
-"""The table of documents, a row group at a time: memory does not grow with the corpus."""
+"""The Parquet files of a corpus, a row group at a time: memory does not grow with the corpus."""
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +16,8 @@ import pyarrow.parquet as pq
 from prismlm.corpus import layout
 from prismlm.errors import FormatError
 
+# Of a corpus of thousands of shards only a few are held open.
+FILES_OPEN = 8
 GROUPS_KEPT = 4
 
 
@@ -31,22 +34,90 @@ class DocumentRows:
     table: pa.Table
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Shard:
-    file: pq.ParquetFile
-    ends: list[int]
-    first_starts: list[int]
+class ShardedTable:
+    """Rows by the number of their document. Row groups that were read last are kept.
+
+    Args:
+        directory: of the corpus.
+        file_name: of a shard's file.
+        columns: those that are read.
+        documents: how many documents each shard has.
+        groups_kept: how many row groups.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        file_name: Callable[[int], str],
+        columns: list[str],
+        documents: Sequence[int],
+        groups_kept: int = 1,
+    ) -> None:
+        self._directory, self._file_name, self._columns = directory, file_name, columns
+        self._ends = list(accumulate(documents))
+        self._groups_kept = groups_kept
+        self._open: dict[int, tuple[pq.ParquetFile, list[int]]] = {}
+        self._groups: dict[tuple[int, int], pa.Table] = {}
+
+    def value(self, number: int, column: str) -> Any:
+        """Return one value of a document's row.
+
+        Raises:
+            FormatError: a file is damaged.
+        """
+        shard, group, offset = self._place(number)
+        return self._group(shard, group)[column][number - offset].as_py()
+
+    def _place(self, number: int) -> tuple[int, int, int]:
+        """Return the shard and row group of a document, and the first document in that group."""
+        shard = bisect.bisect_right(self._ends, number)
+        first = _before(self._ends, shard)
+        ends = self._shard(shard)[1]
+        group = bisect.bisect_right(ends, number - first)
+        return shard, group, first + _before(ends, group)
+
+    def _shard(self, number: int) -> tuple[pq.ParquetFile, list[int]]:
+        """Return a shard's file, and where its row groups end."""
+        if number not in self._open:
+            while len(self._open) >= FILES_OPEN:
+                self._open.pop(next(iter(self._open)))[0].close()
+            path = self._directory / self._file_name(number)
+            try:
+                file = pq.ParquetFile(path)
+                meta = file.metadata
+                groups = range(meta.num_row_groups)
+                ends = list(accumulate(meta.row_group(group).num_rows for group in groups))
+            except (pa.ArrowException, OSError) as error:
+                raise damaged(path, error) from error
+            found, expected = _before(ends, len(ends)), self._ends[number]
+            expected -= _before(self._ends, number)
+            if found != expected:
+                raise damaged(path, f"{found} documents, expected {expected}")
+            self._open[number] = file, ends
+        return self._open[number]
+
+    def _group(self, shard: int, group: int) -> pa.Table:
+        key = shard, group
+        if key not in self._groups:
+            try:
+                table = self._shard(shard)[0].read_row_group(group, columns=self._columns)
+                table = table.select(self._columns)
+            except (pa.ArrowException, OSError, KeyError) as error:
+                raise damaged(self._directory / self._file_name(shard), error) from error
+            while len(self._groups) >= self._groups_kept:
+                del self._groups[next(iter(self._groups))]
+            self._groups[key] = table.combine_chunks()
+        return self._groups[key]
 
 
-class DocumentTable:
-    """Documents by number or by position. A row group that was read last is kept for the next."""
+class DocumentTable(ShardedTable):
+    """Documents by number or by position."""
 
     def __init__(self, directory: Path, shards: Sequence[dict[str, int]]) -> None:
-        self._directory = directory
-        self._document_ends = list(accumulate(shard["documents"] for shard in shards))
+        documents = [shard["documents"] for shard in shards]
+        columns = layout.DOCUMENT_SCHEMA.names
+        super().__init__(directory, layout.documents_file, columns, documents, GROUPS_KEPT)
         self._token_ends = list(accumulate(shard["tokens"] for shard in shards))
-        self._open: tuple[int, _Shard] | None = None
-        self._groups: dict[tuple[int, int], pa.Table] = {}
 
     def between(self, first: int, last: int) -> DocumentRows:
         """Return the documents that start at a position from ``first`` up to, without, ``last``.
@@ -57,14 +128,14 @@ class DocumentTable:
         numbers, tables = [np.empty(0, np.int64)], [layout.DOCUMENT_SCHEMA.empty_table()]
         shard = bisect.bisect_right(self._token_ends, first)
         while shard < len(self._token_ends) and _before(self._token_ends, shard) < last:
-            opened = self._shard(shard)
-            group = max(0, bisect.bisect_right(opened.first_starts, first) - 1)
-            while group < len(opened.ends) and opened.first_starts[group] < last:
+            ends, first_starts = self._shard(shard)[1], self._first_starts(shard)
+            group = max(0, bisect.bisect_right(first_starts, first) - 1)
+            while group < len(ends) and first_starts[group] < last:
                 table = self._group(shard, group)
                 start = table["start"].to_numpy()
                 low, high = np.searchsorted(start, [first, last])
                 if high > low:
-                    offset = _before(self._document_ends, shard) + _before(opened.ends, group)
+                    offset = _before(self._ends, shard) + _before(ends, group)
                     numbers.append(np.arange(offset + low, offset + high))
                     tables.append(table.slice(low, high - low))
                 group += 1
@@ -87,59 +158,21 @@ class DocumentTable:
             done += count
         return pa.concat_tables(tables)
 
-    def extent(self, number: int) -> tuple[int, int]:
-        """Return where a document starts and how many tokens it has.
-
-        Raises:
-            FormatError: a file is damaged.
-        """
-        shard, group, offset = self._place(number)
-        table = self._group(shard, group)
-        row = number - offset
-        return table["start"][row].as_py(), table["length"][row].as_py()
-
-    def _place(self, number: int) -> tuple[int, int, int]:
-        shard = bisect.bisect_right(self._document_ends, number)
-        first = _before(self._document_ends, shard)
-        ends = self._shard(shard).ends
-        group = bisect.bisect_right(ends, number - first)
-        return shard, group, first + _before(ends, group)
-
-    def _shard(self, number: int) -> _Shard:
-        if self._open is None or self._open[0] != number:
-            path = self._directory / layout.documents_file(number)
-            try:
-                file = pq.ParquetFile(path)
-                meta = file.metadata
-                groups = [meta.row_group(group) for group in range(meta.num_row_groups)]
-                column = meta.schema.names.index("start")
-                starts = [group.column(column).statistics.min for group in groups]
-            except (pa.ArrowException, OSError, ValueError, AttributeError) as error:
-                raise _damaged(path, error) from error
-            ends = list(accumulate(group.num_rows for group in groups))
-            expected = self._document_ends[number] - _before(self._document_ends, number)
-            if (ends[-1] if ends else 0) != expected:
-                raise _damaged(path, f"{ends[-1] if ends else 0} documents, expected {expected}")
-            self._open = number, _Shard(file, ends, starts)
-        return self._open[1]
-
-    def _group(self, shard: int, group: int) -> pa.Table:
-        key = shard, group
-        if key not in self._groups:
-            try:
-                table = self._shard(shard).file.read_row_group(group)
-                table = table.select(layout.DOCUMENT_SCHEMA.names)
-            except (pa.ArrowException, OSError, KeyError) as error:
-                raise _damaged(self._directory / layout.documents_file(shard), error) from error
-            while len(self._groups) >= GROUPS_KEPT:
-                del self._groups[next(iter(self._groups))]
-            self._groups[key] = table.combine_chunks()
-        return self._groups[key]
+    def _first_starts(self, shard: int) -> list[int]:
+        """Return the position at which the first document of each row group starts."""
+        meta = self._shard(shard)[0].metadata
+        try:
+            column = meta.schema.names.index("start")
+            groups = [meta.row_group(group).column(column) for group in range(meta.num_row_groups)]
+            return [group.statistics.min for group in groups]
+        except (ValueError, AttributeError) as error:
+            raise damaged(self._directory / self._file_name(shard), error) from error
 
 
 def _before(ends: list[int], index: int) -> int:
     return ends[index - 1] if index else 0
 
 
-def _damaged(path: Path, why: object) -> FormatError:
+def damaged(path: Path, why: object) -> FormatError:
+    """Return the error of a file of a corpus that does not hold what it should."""
     return FormatError(f"{path} is damaged ({why}). Build the corpus again.")

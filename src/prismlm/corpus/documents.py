@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
-from prismlm.errors import InputError, suggest
+from prismlm.errors import InputError, check_text, suggest
 
+# Above it a double does not hold every whole number.
+LARGEST_WHOLE = 2**53
 METADATA = ("source", "domain", "license", "title", "url")
 
 
@@ -39,6 +43,11 @@ class Columns:
     license: str | None = None
     title: str | None = None
     url: str | None = None
+
+    def __post_init__(self) -> None:
+        for role in ("text", "id", *METADATA):
+            if role == "text" or getattr(self, role) is not None:
+                check_text(f"the name of the {role} column", getattr(self, role))
 
     def resolve(self, available: Collection[str], where: str) -> dict[str, str]:
         """Return the available column of each role (``text``, ``id``, ``source`` …).
@@ -73,14 +82,22 @@ def _missing(role: str, named: str, available: Collection[str], where: str) -> s
 def as_metadata(value: Any, where: str, column: str) -> str | None:
     """Return a metadata value as text; missing and empty values are None.
 
+    A number is given as it was written: 1503.00990 in JSON keeps its last digit. What a table holds
+    in binary is given in the fewest digits that mean it, a whole number without a fraction.
+
     Raises:
-        InputError: the value is a list, a record or another thing that is not text or a number.
+        InputError: the value is a list, a record or another thing that is not text or a number, or
+            text that is not valid Unicode.
     """
     if value is None or value == "":
         return None
     if isinstance(value, str):
-        return value
-    if isinstance(value, (int, float)):
+        return check_text(f"{where}: column {column!r}", value)
+    if isinstance(value, float):
+        # A table that lacks a number has NaN in its place.
+        whole = abs(value) < LARGEST_WHOLE and value.is_integer()
+        return None if math.isnan(value) else str(int(value) if whole else value)
+    if isinstance(value, (int, Decimal)):
         return str(value)
     raise InputError(
         f"{where}: column {column!r} holds a {type(value).__name__}, expected text or a number."

@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,6 +19,7 @@ import pyarrow.parquet as pq
 
 from prismlm.corpus.documents import Columns
 from prismlm.errors import InputError
+from prismlm.files import decoded, not_utf8
 
 WHOLE_FILES = (".txt", ".md")
 EXTENSIONS = (
@@ -64,7 +66,7 @@ def read_rows(path: Path, columns: Columns) -> Iterator[Row]:
         else:
             yield from _json_rows(path, columns)
     except UnicodeDecodeError as error:
-        raise InputError(_not_utf8(str(path), error)) from error
+        raise not_utf8(error.object, str(path), error) from error
     except csv.Error as error:
         raise InputError(f"{path} is not valid CSV ({error}). Write it again.") from error
     except (EOFError, zlib.error, gzip.BadGzipFile, pa.ArrowException) as error:
@@ -84,16 +86,9 @@ def _damaged(path: Path, error: Exception) -> InputError:
     )
 
 
-def _not_utf8(where: str, error: UnicodeDecodeError) -> str:
-    return (
-        f"{where} is not UTF-8: byte 0x{error.object[error.start]:02x} at offset {error.start}. "
-        "Convert it first, for example: iconv -f latin1 -t utf-8 IN > OUT."
-    )
-
-
 def _text_row(path: Path) -> Row:
     data = path.read_bytes()
-    return Row(1, {"text": data.decode("utf-8-sig")}, len(data))
+    return Row(1, {"text": decoded(data, str(path))}, len(data))
 
 
 def _open_lines(path: Path, stack: ExitStack) -> tuple[IO[bytes], IO[bytes]]:
@@ -113,14 +108,12 @@ def _json_rows(path: Path, columns: Columns) -> Iterator[Row]:
         raw, lines = _open_lines(path, stack)
         for number, line in enumerate(lines, start=1):
             where = f"{path}:{number}"
+            text = decoded(line, where).strip()
+            if not text:
+                continue
             try:
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
-                if not text:
-                    continue
-                record = json.loads(text)
-            except UnicodeDecodeError as error:
-                raise InputError(_not_utf8(where, error)) from error
-            except (json.JSONDecodeError, RecursionError) as error:
+                record = _parsed(text)
+            except (ValueError, RecursionError) as error:
                 raise InputError(
                     f"{where} is not valid JSON ({error}). Expected one JSON object on each line."
                 ) from error
@@ -134,11 +127,17 @@ def _json_rows(path: Path, columns: Columns) -> Iterator[Row]:
             yield Row(number, values, raw.tell())
 
 
+def _parsed(text: str) -> Any:
+    """Return a JSON value whose fractions are as they were written; ids are often such numbers."""
+    return json.loads(text, parse_float=Decimal)
+
+
 def _json_file(path: Path, columns: Columns) -> Iterator[Row]:
     data = path.read_bytes()
+    text = decoded(data, str(path))
     try:
-        value = json.loads(data.decode("utf-8-sig"))
-    except (json.JSONDecodeError, RecursionError) as error:
+        value = _parsed(text)
+    except (ValueError, RecursionError) as error:
         raise InputError(
             f"{path} is not valid JSON ({error}). Expected an object or a list of objects; JSON "
             "lines are in a file called .jsonl."
@@ -175,7 +174,14 @@ def _parquet_rows(path: Path, columns: Columns) -> Iterator[Row]:
         number = 0
         batches = table.iter_batches(_ROWS_AT_ONCE, columns=sorted(set(found.values())))
         for batch in batches:
-            lists = {role: batch.column(name).to_pylist() for role, name in found.items()}
+            lists = {role: _values(batch.column(name)) for role, name in found.items()}
             for values in zip(*lists.values(), strict=True):
                 number += 1
                 yield Row(number, dict(zip(lists, values, strict=True)), size * number // rows)
+
+
+def _values(column: pa.Array) -> list[Any]:
+    if pa.types.is_float32(column.type):
+        # As a double 0.1 would be 0.10000000149; its own digits are in its text.
+        column = column.cast(pa.string()).cast(pa.float64())
+    return column.to_pylist()

@@ -1,11 +1,15 @@
-"""The names, schemas and rules of a corpus directory, shared by its writer and its reader."""
+"""The names, schemas and rules of a corpus directory, and whether it is whole."""
 
 from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import Any, Literal
 
 import pyarrow as pa
+
+from prismlm.errors import FormatError
+from prismlm.files import check_json
 
 FORMAT = "prismlm-corpus"
 FORMAT_VERSION = 1
@@ -52,3 +56,52 @@ def is_held_out(doc_id: str, heldout_fraction: float) -> bool:
     """Say whether a document is held out: by its id alone, so that more documents move none."""
     key = int.from_bytes(hashlib.sha256(doc_id.encode()).digest()[:8], "little")
     return key / 2**64 < heldout_fraction
+
+
+_COUNTS = {"documents": int, "tokens": int}
+PROMISED = {
+    "dtype": Literal["uint16", "uint32"],
+    "tokenizer": {"fingerprint": str, "vocab_size": int, "eos_token": str, "eos_token_id": int},
+    "split": {"heldout_fraction": float},
+    "counts": {**_COUNTS, "characters": int, "skipped": int},
+    "digests": dict[str, str],
+    "shards": [{**_COUNTS, "files": dict[str, int]}],
+}
+
+
+def check_complete(directory: Path, meta: Any) -> None:
+    """Check what ``corpus.json`` promises against the files, by their sizes.
+
+    Raises:
+        FormatError: names what is of another version, missing or damaged.
+    """
+    if not isinstance(meta, dict) or meta.get("format") != FORMAT:
+        raise FormatError(f"{directory / META_FILE} does not describe a corpus.")
+    if meta.get("version") != FORMAT_VERSION:
+        raise FormatError(
+            f"{directory} has corpus format {meta.get('version')}; this version of prismlm reads "
+            f"{FORMAT_VERSION}. Build the corpus again."
+        )
+    missing = set(PROMISED) - meta.keys()
+    if missing:
+        raise FormatError(
+            f"{directory / META_FILE} lacks {', '.join(sorted(missing))}. Build the corpus again."
+        )
+    where, shards = str(directory / META_FILE), meta["shards"]
+    check_json(meta, PROMISED, where)
+    if any(sum(shard[what] for shard in shards) != meta["counts"][what] for what in _COUNTS):
+        raise FormatError(f"{where} does not agree with itself. Build the corpus again.")
+    files = {name: size for shard in shards for name, size in shard["files"].items()}
+    for name, size in files.items():
+        path = directory / name
+        if not path.is_file():
+            raise FormatError(f"{directory} is incomplete: {name} is missing. Build it again.")
+        if path.stat().st_size != size:
+            raise FormatError(
+                f"{path} has {path.stat().st_size} bytes, expected {size}: it is cut off or was "
+                "changed. Build the corpus again."
+            )
+    if not (directory / TOKENIZER_DIRECTORY / "tokenizer.json").is_file():
+        raise FormatError(
+            f"{directory} is incomplete: tokenizer/tokenizer.json is missing. Build it again."
+        )

@@ -7,14 +7,16 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import numpy as np
 
 from prismlm.corpus.documents import METADATA, Columns, Document, as_metadata
 from prismlm.corpus.formats import EXTENSIONS, WHOLE_FILES, Row, extension, read_rows
-from prismlm.errors import InputError
+from prismlm.errors import InputError, check_kind, check_path, check_text
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -60,6 +62,7 @@ class DocumentReader:
     def __init__(self, paths: Paths, columns: Columns | None = None) -> None:
         self.unread: Counter[str] = Counter()
         named = [paths] if isinstance(paths, (str, os.PathLike)) else paths
+        check_kind("what is to be read", named, Iterable, "a path, or a list of paths")
         found = _find_files(named, self.unread)
         self.files = _once(found)
         self.again = len(found) - len(self.files)
@@ -67,7 +70,7 @@ class DocumentReader:
         self.total_bytes = sum(file.path.stat().st_size for file in self.files)
         self.bytes_read = 0
         self.skipped = 0
-        self._columns = columns or Columns()
+        self._columns = columns_of(columns)
 
     @property
     def total(self) -> int | None:
@@ -133,10 +136,32 @@ class DocumentReader:
             if document.doc_id == doc_id and first != place:
                 raise InputError(
                     f"Two documents have the id {doc_id!r}: {first} and {place}. Ids must be "
-                    "unique: change one, or name another column with --id-column."
+                    f"unique: {self._way_out(doc_id)}"
                 )
             if first == place:
                 return
+
+    def _way_out(self, doc_id: str) -> str:
+        """Return how two documents of one id get ids of their own."""
+        alike = [file for file in self.files if doc_id.rpartition(":")[0] == file.name]
+        alike = alike or [file for file in self.files if doc_id == file.name]
+        if len(alike) < 2:
+            return "change one, or name another column with --id-column."
+        above = os.path.commonpath([file.path.parent for file in alike]) or os.curdir
+        return (
+            f"these are made of the file's name, which is the same in several directories. Name "
+            f"the directory above them in place of them, {above}: then ids begin with what is "
+            "below it."
+        )
+
+
+def columns_of(columns: object) -> Columns:
+    """Return the columns that were named, or the usual ones for None."""
+    kinds = (Columns, type(None))
+    return (
+        check_kind("columns", columns, kinds, 'prismlm.corpus.Columns, as Columns(id="name")')
+        or Columns()
+    )
 
 
 def _document(file: InputFile, row: Row, place: str) -> Document:
@@ -157,13 +182,7 @@ def make_document(values: dict[str, Any], place: str, own_id: str, own_source: s
             f"{place}: the text is a {_kind(text)}, expected a string. "
             "Mend the row or name another column with --text-column."
         )
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InputError(
-            f"{place}: the text holds half of a surrogate pair at character {error.start}, which "
-            "is not valid Unicode. Remove it or write the whole character."
-        ) from error
+    check_text(f"{place}: the text", text)
     metadata = {role: as_metadata(values.get(role), place, role) for role in METADATA}
     if metadata["source"] is None:
         metadata["source"] = own_source
@@ -171,7 +190,9 @@ def make_document(values: dict[str, Any], place: str, own_id: str, own_source: s
 
 
 def _kind(value: Any) -> str:
-    return "null" if value is None else type(value).__name__
+    # Fractions in JSON are read as decimals.
+    names = {NoneType: "null", Decimal: "float"}
+    return names.get(type(value), type(value).__name__)
 
 
 def _stem(path: Path) -> str:
@@ -179,7 +200,8 @@ def _stem(path: Path) -> str:
 
 
 def _find_files(paths: Iterable[str | os.PathLike[str]], unread: Counter[str]) -> list[InputFile]:
-    files = [file for path in paths for file in _expand(Path(path), unread)]
+    named = [check_path("what is to be read", path) for path in paths]
+    files = [file for path in named for file in _expand(path, unread)]
     if not files:
         raise InputError("No input was named: give files or directories to read.")
     return files

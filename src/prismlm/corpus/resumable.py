@@ -30,10 +30,10 @@ from prismlm.corpus.documents import Columns, Document
 from prismlm.corpus.read import SeenIds
 from prismlm.corpus.store import Corpus
 from prismlm.corpus.writer import CorpusWriter
-from prismlm.errors import FormatError, InputError, Interrupted, changes
-from prismlm.files import read_json, write_json
-from prismlm.locks import locked, writing
+from prismlm.errors import InputError, Interrupted
+from prismlm.files import write_json
 from prismlm.progress import SILENT, Reporter
+from prismlm.run_state import check_same, read_note, writing
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -79,8 +79,7 @@ def stream_corpus(
     target = Path(out)
     settings = BuildSettings.of(tokenizer, heldout_fraction, shard_tokens)
     origin = origin_of(dataset, columns, settings)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with _only_here(target, wait=wait):
+    with writing(target, wait=wait):
         if layout.is_corpus(target):
             return _reused(target, origin)
         check_build(target, "", 0, heldout_fraction, shard_tokens, overwrite=False)
@@ -116,16 +115,6 @@ def existing_corpus(
     return _reused(target, origin_of(dataset, columns, settings))
 
 
-@contextmanager
-def _only_here(target: Path, *, wait: bool) -> Iterator[None]:
-    if not wait:
-        with writing(target):
-            yield
-        return
-    with locked(target.with_name(f".{target.name}.lock"), wait=True):
-        yield
-
-
 def _reused(target: Path, origin: dict[str, Any]) -> Corpus:
     corpus = Corpus.open(target)
     _check_same(corpus.meta.get("origin"), origin, f"{target} is a corpus that was built")
@@ -136,12 +125,8 @@ def _reused(target: Path, origin: dict[str, Any]) -> Corpus:
 def _check_same(before: Any, origin: dict[str, Any], what: str) -> None:
     if not isinstance(before, dict):
         raise InputError(f"{what} from files, not from a dataset. Choose another --corpus.")
-    changed = changes(before, origin)
-    if changed:
-        raise InputError(
-            f"{what} from another input ({'; '.join(changed)}). Go on with that one, choose "
-            "another --corpus, or remove it."
-        )
+    way_out = "Go on with that one, choose another --corpus, or remove it."
+    check_same(f"{what} from another input", before, origin, way_out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,11 +151,7 @@ def _begin(partial: Path, origin: dict[str, Any]) -> _Saved | None:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         return None
-    found = read_json(state)
-    if not isinstance(found, dict) or found.get("version") != STATE_VERSION:
-        raise FormatError(
-            f"{state} is of another version or damaged: remove {partial} to start anew."
-        )
+    found = read_note(state, partial, version=STATE_VERSION)
     _check_same(found["origin"], origin, f"{partial} holds what was begun")
     kept = {STATE_FILE, *(name for shard in found["shards"] for name in shard["files"])}
     for path in partial.iterdir():

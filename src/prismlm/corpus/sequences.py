@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from prismlm.corpus.blocks import BlockOrder, block_passes, read_block, split_counts
+from prismlm.corpus.windows import BlockOrder, block_passes, read_block, split_counts
 from prismlm.errors import InputError, suggest
 
 if TYPE_CHECKING:

@@ -15,10 +15,15 @@ import pyarrow.parquet as pq
 
 from prismlm import fingerprints
 from prismlm.corpus import layout
-from prismlm.corpus.complete import check_complete
-from prismlm.corpus.document_table import DocumentTable
-from prismlm.corpus.texts import TextReader
-from prismlm.errors import FormatError, InputError, suggest
+from prismlm.corpus.document_table import DocumentTable, ShardedTable, damaged
+from prismlm.errors import (
+    FormatError,
+    InputError,
+    check_choice,
+    check_path,
+    check_text,
+    check_whole,
+)
 from prismlm.files import read_json
 
 if TYPE_CHECKING:
@@ -48,7 +53,8 @@ class Corpus:
         self._shard_ends = np.cumsum([shard["tokens"] for shard in meta["shards"]], dtype=np.int64)
         self._columns: dict[str, list[str | None]] = {}
         self._maps: dict[int, np.ndarray] = {}
-        self._texts = TextReader(path, [shard["documents"] for shard in meta["shards"]])
+        documents = [shard["documents"] for shard in meta["shards"]]
+        self._texts = ShardedTable(path, layout.text_file, ["text"], documents)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Corpus:
@@ -58,7 +64,7 @@ class Corpus:
             InputError: there is no such directory.
             FormatError: it is not a corpus, of another version, incomplete or damaged.
         """
-        directory = Path(path)
+        directory = check_path("the corpus", path)
         if not directory.is_dir():
             raise InputError(
                 f"{directory} is not a directory. Expected a corpus; build one with: "
@@ -67,7 +73,7 @@ class Corpus:
         if not layout.is_corpus(directory):
             raise FormatError(f"{directory} is not a corpus: it has no {layout.META_FILE}.")
         meta = read_json(directory / layout.META_FILE)
-        check_complete(directory, meta)
+        layout.check_complete(directory, meta)
         return cls(directory, meta)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -136,11 +142,7 @@ class Corpus:
             InputError: there is no such column.
         """
         known = layout.DOCUMENT_SCHEMA.names[:6]
-        if name not in known:
-            raise InputError(
-                f"A corpus has no column {name!r}; expected one of {', '.join(known)}."
-                + suggest(name, known)
-            )
+        check_choice("the column", name, known)
         if name not in self._columns:
             self._columns[name] = self._read_column(name).to_pylist()
         return self._columns[name]
@@ -152,9 +154,7 @@ class Corpus:
             try:
                 chunks += pq.read_table(path, columns=[name])[name].chunks
             except (pa.ArrowException, OSError) as error:
-                raise FormatError(
-                    f"{path} is damaged ({error}). Build the corpus again."
-                ) from error
+                raise damaged(path, error) from error
         column = pa.chunked_array(chunks, layout.DOCUMENT_SCHEMA.field(name).type)
         if len(column) != len(self):
             raise FormatError(
@@ -169,7 +169,7 @@ class Corpus:
         Raises:
             InputError: there is none.
         """
-        found = pc.index(self._id_column, doc_id).as_py()
+        found = pc.index(self._id_column, check_text("the id", doc_id)).as_py()
         if found < 0:
             raise InputError(f"The corpus {self.name!r} has no document with the id {doc_id!r}.")
         return found
@@ -184,8 +184,7 @@ class Corpus:
         Raises:
             InputError: ``name`` is not train, heldout or all.
         """
-        if name not in ("train", "heldout", "all"):
-            raise InputError(f"There is no split {name!r}; expected train, heldout or all.")
+        check_choice("the split", name, ("train", "heldout", "all"))
         if name == "all":
             return np.arange(len(self), dtype=np.int64)
         return np.flatnonzero(self._held_out == (name == "heldout")).astype(np.int64)
@@ -204,7 +203,7 @@ class Corpus:
         Raises:
             InputError: the position is outside of the corpus.
         """
-        self._check_range(position, 1)
+        position, _ = self._check_range(position, 1)
         return int(np.searchsorted(self.starts, position, side="right")) - 1
 
     # -- tokens and text
@@ -217,7 +216,7 @@ class Corpus:
         Raises:
             InputError: the range is outside of the corpus.
         """
-        self._check_range(start, length)
+        start, length = self._check_range(start, length)
         parts: list[np.ndarray] = []
         end = start + length
         shard = int(np.searchsorted(self._shard_ends, start, side="right"))
@@ -237,7 +236,7 @@ class Corpus:
             InputError: the range is outside of the corpus.
             FormatError: the file ends before.
         """
-        self._check_range(start, length)
+        start, length = self._check_range(start, length)
         shard = int(np.searchsorted(self._shard_ends, start, side="right"))
         first = int(self._shard_ends[shard - 1]) if shard else 0
         path = self.path / layout.tokens_file(shard)
@@ -245,11 +244,9 @@ class Corpus:
         try:
             tokens = np.fromfile(path, dtype=self._dtype, count=length, offset=offset)
         except OSError as error:
-            raise FormatError(
-                f"{path} cannot be read ({error}). Build the corpus again."
-            ) from error
+            raise damaged(path, error) from error
         if len(tokens) != length:
-            raise FormatError(f"{path} is cut off. Build the corpus again.")
+            raise damaged(path, "it is cut off")
         return tokens
 
     def _map(self, shard: int) -> np.ndarray:
@@ -260,7 +257,7 @@ class Corpus:
 
     def text(self, index: int) -> str:
         """Return the text of a document; reads one row group of at most a megabyte."""
-        return self._texts.read(self._check_index(index))
+        return self._texts.value(self._check_index(index), "text")
 
     def spans(self, index: int) -> np.ndarray:
         """Return where each token of a document lies in its text: int64 [length, 2].
@@ -291,13 +288,13 @@ class Corpus:
     def _encode_spans(self, batch: list[int], texts: list[str]) -> Iterator[np.ndarray]:
         encodings = self._encoder.encode_batch(texts, add_special_tokens=False)
         for index, text, encoding in zip(batch, texts, encodings, strict=True):
-            start, length = self.documents.extent(index)
+            start, length = (self.documents.value(index, name) for name in ("start", "length"))
             stored = self.read_tokens(start, length)
             if not np.array_equal(stored[:-1], np.array(encoding.ids, dtype=np.int64)):
                 raise FormatError(
                     f"{self.path}: the tokenizer gives other tokens for document "
-                    f"{self.documents.take(np.array([index]))['doc_id'][0].as_py()!r} than are "
-                    "stored. Build the corpus again."
+                    f"{self.documents.value(index, 'doc_id')!r} than are stored. Build the corpus "
+                    "again."
                 )
             spans = np.full((length, 2), len(text), dtype=np.int64)
             spans[:-1] = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
@@ -309,6 +306,7 @@ class Corpus:
         Raises:
             InputError: the range is empty, outside of the corpus or not within one document.
         """
+        start, length = self._check_range(start, length)
         index = self.document_at(start)
         first = start - int(self.starts[index])
         if length < 1 or first + length > self.lengths[index]:
@@ -326,18 +324,26 @@ class Corpus:
         from prismlm.corpus.tokenizer import text_encoder
 
         path = self.path / layout.TOKENIZER_DIRECTORY / "tokenizer.json"
-        return text_encoder(Tokenizer.from_file(str(path)), self.meta["tokenizer"]["eos_token"])
+        try:
+            found = Tokenizer.from_file(str(path))
+        except Exception as error:  # tokenizers raises nothing narrower
+            raise FormatError(f"{path} is damaged ({error}). Build the corpus again.") from error
+        return text_encoder(found, self.meta["tokenizer"]["eos_token"])
 
     def _check_index(self, index: int) -> int:
+        index = check_whole("the document", index, None)
         if not 0 <= index < len(self):
             raise InputError(
                 f"There is no document {index}: the corpus {self.name!r} has {len(self)}."
             )
-        return int(index)
+        return index
 
-    def _check_range(self, start: int, length: int) -> None:
+    def _check_range(self, start: int, length: int) -> tuple[int, int]:
+        start = check_whole("the position", start, None)
+        length = check_whole("the number of tokens", length, None)
         if start < 0 or length < 0 or start + length > self.num_tokens:
             raise InputError(
                 f"Tokens {start} to {start + length} lie outside of the corpus {self.name!r}, "
                 f"which has {self.num_tokens}."
             )
+        return start, length

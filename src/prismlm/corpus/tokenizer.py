@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from prismlm import fingerprints
 from prismlm.errors import InputError
+from prismlm.hub import silence
+from prismlm.run_state import answering
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -49,7 +51,7 @@ def train_tokenizer(texts: Iterator[str], vocab_size: int) -> PreTrainedTokenize
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    backend.train_from_iterator(texts, trainer)
+    answering(lambda: backend.train_from_iterator(texts, trainer))
     backend.pre_tokenizer = byte_level
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
@@ -77,13 +79,17 @@ def load_tokenizer(path_or_name: str | os.PathLike[str]) -> PreTrainedTokenizerF
     from transformers import AutoTokenizer
 
     name = os.fspath(path_or_name)
+    silent = None if Path(name).exists() else silence()
     try:
-        loaded = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        loaded = AutoTokenizer.from_pretrained(
+            name, trust_remote_code=False, local_files_only=silent is not None
+        )
     except Exception as error:  # transformers raises half a dozen unrelated types here
         what = "directory" if Path(name).exists() else "name"
         raise InputError(
-            f"No tokenizer could be loaded from the {what} {name!r} ({_first_line(error)}). "
-            "Expected a directory with tokenizer.json or a name on the Hugging Face Hub."
+            f"No tokenizer could be loaded from the {what} {name!r} "
+            f"({silent or _first_line(error)}). Expected a directory with "
+            "tokenizer.json or a name on the Hugging Face Hub."
         ) from error
     check_tokenizer(loaded, name)
     return cast("PreTrainedTokenizerFast", loaded)

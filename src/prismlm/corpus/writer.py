@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,6 +15,7 @@ import pyarrow.parquet as pq
 from prismlm.corpus import layout
 from prismlm.corpus.documents import Document
 from prismlm.corpus.shards import read_shard
+from prismlm.files import json_text
 
 _TEXT_BYTES_PER_GROUP = 1_000_000
 _DOCUMENTS_PER_GROUP = 16_384
@@ -92,7 +92,7 @@ class CorpusWriter:
         self._token_digest.update(tokens)
         metadata = [document.doc_id, document.source, document.domain]
         metadata += [document.license, document.title, document.url, len(text)]
-        self._document_digest.update(json.dumps(metadata).encode() + text)
+        self._document_digest.update(json_text(metadata, ensure_ascii=True).encode() + text)
         self._count(document, length)
 
     def _count(self, document: Document, length: int) -> None:

@@ -1,6 +1,6 @@
 """The demo: a real model with its prototypes, or a small one trained on the spot."""
 
-from prismlm.demo.estimate import DemoEstimate, DemoPart, estimate_demo, estimate_fetched
+from prismlm.demo.estimate import estimate_demo, estimate_fetched
 from prismlm.demo.fetch import Unreachable
 from prismlm.demo.fetched import SMOLLM2, run_fetched
 from prismlm.demo.prompts import PROMPTS, TEMPERATURE, Answer, DemoResult
@@ -13,8 +13,6 @@ __all__ = [
     "SMOLLM2",
     "TEMPERATURE",
     "Answer",
-    "DemoEstimate",
-    "DemoPart",
     "DemoResult",
     "DemoSize",
     "Unreachable",

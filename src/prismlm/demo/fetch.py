@@ -73,8 +73,8 @@ def _download(work: Path, progress: Reporter) -> Path:
         "--no-deps",
         "--only-binary=:all:",
         "--require-hashes",
-        "--retries=1",
-        "--timeout=10",
+        "--retries=0",
+        "--timeout=6",
     ]
     quiet = ["--quiet", "--no-input", "--disable-pip-version-check"]
     command = [sys.executable, "-m", "pip", "download", *options, *quiet]

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import prismlm
 from prismlm.errors import InputError
 from prismlm.files import atomic_file, read_json, write_json
+from prismlm.labels.write import label_lens
 from prismlm.models.sidecar import HEAD_FILE, META_FILE
 from prismlm.pages.frame import write_page
 from prismlm.pages.trace import page
@@ -72,8 +73,8 @@ class Answer:
         shares = answer.sources("domain")
         return cls(
             domain,
-            "".join(step.token for step in trace[:split]),
-            "".join(step.target for step in answer),
+            "".join(step.pieces[0].shown for step in trace[:split]),
+            "".join(step.pieces[1].shown for step in answer),
             [(one.key, one.share) for one in shares.items[:DOMAINS_SHOWN]],
             shares.unattributed,
             None if answer.support is None else answer.support.level,
@@ -177,13 +178,17 @@ def explain_prompts(
     What was explained before, with the same files, is not explained again.
     """
     report, summary = out / REPORT_FILE, out / SUMMARY_FILE
-    of = _state(model)
     if summary.is_file() and report.is_file():
         before = read_json(summary)
-        if before.get("of") == of and [one["domain"] for one in before["answers"]] == list(PROMPTS):
+        if before.get("of") == _state(model) and [
+            one["domain"] for one in before["answers"]
+        ] == list(PROMPTS):
             answers = [Answer.from_dict(one) for one in before["answers"]]
             return DemoResult(model, corpus, report, answers, cached)
     lm = prismlm.load(model)
+    assert lm.lens is not None
+    if lm.lens.meta.labels is None:
+        label_lens(lm.lens, lm.model, progress=progress)
     traces: dict[str, prismlm.Trace] = {}
     with progress.task("Explaining", len(PROMPTS), "prompts") as task:
         for seed, (domain, prompt) in enumerate(PROMPTS.items()):
@@ -193,7 +198,7 @@ def explain_prompts(
             task.advance()
     write_page(page(list(traces.values()), title="prismlm demo"), report)
     answers = [Answer.of(domain, trace) for domain, trace in traces.items()]
-    write_json(summary, {"of": of, "answers": [asdict(one) for one in answers]})
+    write_json(summary, {"of": _state(model), "answers": [asdict(one) for one in answers]})
     return DemoResult(model, corpus, report, answers, cached)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import prismlm
 from prismlm import fingerprints
 from prismlm.demo.prompts import GENERATED, DemoResult, claim, documents, explain_prompts
+from prismlm.files import json_text
 from prismlm.progress import SILENT, Reporter
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def recipe(corpus: Path, model: Path, size: DemoSize) -> Recipe:
 
     path = files("prismlm.training").joinpath("recipes", size.recipe)
     # Quoted as JSON, which is YAML, so that no path is taken for a number or a comment.
-    places = [f"corpus={json.dumps(str(corpus))}", f"out={json.dumps(str(model))}"]
+    places = [f"corpus={json_text(str(corpus))}", f"out={json_text(str(model))}"]
     return load_recipe(str(path), [*places, *size.overrides])
 
 

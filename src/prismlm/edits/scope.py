@@ -1,8 +1,7 @@
 """Where edits hold: inside one ``with`` block, for the thread or task that entered it.
 
 A forward pre-hook on the output embedding edits z. The edits themselves are a context variable, so
-threads and asyncio tasks that share a loaded model each see their own; the hook stands only while
-at least one block is open, and does nothing for those outside of one.
+that blocks nest: the hook of the outermost carries out what holds.
 """
 
 from __future__ import annotations
@@ -15,11 +14,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from prismlm.edits.plan import Plan
-from prismlm.edits.standing_hooks import Handles, StandingHooks
+from prismlm.models.watch import Hook, watch
 
 _plans: ContextVar[tuple[Plan, ...]] = ContextVar("prismlm_edits", default=())
 _mask: ContextVar[Tensor | None] = ContextVar("prismlm_edits_mask", default=None)
-_standing = StandingHooks()
 
 
 @contextmanager
@@ -36,11 +34,11 @@ def applied(model: nn.Module, plan: Plan) -> Iterator[None]:
     held = [p for p in outer if p.embedding is plan.embedding]
     combined = held[0].then(plan) if held else plan
     token = _plans.set((*(p for p in outer if p not in held), combined))
-    _standing.stand(plan.embedding, lambda: _hooks(model, plan.embedding))
+    hooks = [Hook(model, _note_mask), Hook(plan.embedding, _edit)]
     try:
-        yield
+        with watch(hooks, unwatched_too=True):
+            yield
     finally:
-        _standing.step_down(plan.embedding)
         _plans.reset(token)
 
 
@@ -49,25 +47,14 @@ def edits_hold() -> bool:
     return bool(_plans.get())
 
 
-def _hooks(model: nn.Module, embedding: nn.Module) -> Handles:
-    return (
-        model.register_forward_pre_hook(_note_mask, with_kwargs=True),
-        embedding.register_forward_pre_hook(_edit),
-    )
-
-
-def _note_mask(
-    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
-) -> None:
-    # A hook that another thread removes during the call may still be called, without keywords.
-    kwargs = kwargs or {}
+def _note_mask(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     mask = kwargs.get("attention_mask")
     # Chosen positions come without saying which row of the mask is whose.
     chosen = isinstance(kwargs.get("logits_to_keep"), Tensor)
     _mask.set(mask if isinstance(mask, Tensor) and mask.ndim == 2 and not chosen else None)
 
 
-def _edit(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+def _edit(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     plan = next((p for p in _plans.get() if p.embedding is module), None)
     if plan is None:
         return None
@@ -77,4 +64,4 @@ def _edit(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         # The last states belong to the last columns: earlier ones are in the cache or not asked.
         padding = mask[:, mask.shape[1] - z.shape[1] :] == 0
     edited = plan.apply(z, padding)
-    return None if edited is z else (edited, *args[1:])
+    return None if edited is z else ((edited, *args[1:]), kwargs)

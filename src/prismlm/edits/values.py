@@ -12,15 +12,21 @@ interventions; docs/edits.md says where it leaves things open.
 
 from __future__ import annotations
 
-import math
-import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 import pyarrow.compute as pc
 
-from prismlm.errors import InputError, suggest
+from prismlm.errors import (
+    InputError,
+    check_choice,
+    check_kind,
+    check_number,
+    check_text,
+    check_whole,
+    suggest,
+)
 from prismlm.index.lens import Lens
 
 CATEGORIES_LISTED = 20
@@ -45,12 +51,9 @@ class Scale:
     factor: float
 
     def __post_init__(self) -> None:
-        _check_number(self.prototype)
-        if not (math.isfinite(self.factor) and self.factor >= 0):
-            raise InputError(
-                f"Scale has the factor {self.factor}: expected a finite number of 0 or more, since "
-                "activations are not negative."
-            )
+        check_whole("the prototype", self.prototype, None)
+        expected = "a finite number of 0 or more, since activations are not negative"
+        check_number("the factor of Scale", self.factor, expected, lambda number: number >= 0)
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ class Ablate:
     prototype: int
 
     def __post_init__(self) -> None:
-        _check_number(self.prototype)
+        check_whole("the prototype", self.prototype, None)
 
 
 @dataclass(frozen=True)
@@ -100,17 +103,18 @@ class Clamp:
     undefined: Literal["error", "leave"] = "error"
 
     def __post_init__(self) -> None:
-        _check_number(self.prototype)
-        if not 0 < self.fraction <= 1:
-            raise InputError(
-                f"Clamp has the fraction {self.fraction}: expected more than 0 and at most 1, a "
-                "fraction of the unedited top logit. To take a prototype out, use Ablate."
-            )
-        if self.cap is not None and not (math.isfinite(self.cap) and self.cap > 0):
-            raise InputError(f"Clamp has the cap {self.cap}: expected a positive number, or None.")
-        _check_choice("target", self.target, ["top", "signature"])
-        _check_choice("measure", self.measure, ["logit", "evidence"])
-        _check_choice("undefined", self.undefined, ["error", "leave"])
+        check_whole("the prototype", self.prototype, None)
+        expected = (
+            "more than 0 and at most 1, a fraction of the unedited top logit. To take a prototype "
+            "out, use Ablate"
+        )
+        check_number("the fraction of Clamp", self.fraction, expected, lambda f: 0 < f <= 1)
+        if self.cap is not None:
+            expected = "a positive number, or None"
+            check_number("the cap of Clamp", self.cap, expected, lambda cap: cap > 0)
+        check_choice("the target of Clamp", self.target, ("top", "signature"))
+        check_choice("the measure of Clamp", self.measure, ("logit", "evidence"))
+        check_choice("what Clamp does where it is undefined", self.undefined, ("error", "leave"))
 
 
 @dataclass(frozen=True)
@@ -137,18 +141,19 @@ class Group:
     document: str | None = None
 
     def __post_init__(self) -> None:
-        if not -1 <= self.strength <= 1:
-            raise InputError(
-                f"Group has the strength {self.strength}: expected −1 (−100 %) to 1 (+100 %)."
-            )
+        expected = "−1 (−100 %) to 1 (+100 %)"
+        check_number("the strength of Group", self.strength, expected, lambda s: -1 <= s <= 1)
         if sum(x is not None for x in (self.category, self.prototypes, self.document)) != 1:
             raise InputError("Group needs exactly one of category, prototypes and document.")
+        for what in ("category", "document"):
+            if getattr(self, what) is not None:
+                check_text(f"the {what} of Group", getattr(self, what))
         if self.prototypes is not None:
-            members = frozenset(self.prototypes)
+            kinds = (list, tuple, set, frozenset, range)
+            given = check_kind("prototypes", self.prototypes, kinds, "a list of whole numbers")
+            members = frozenset(check_whole("the prototype", number, None) for number in given)
             if not members:
                 raise InputError("Group names no prototypes: give at least one.")
-            for prototype in members:
-                _check_number(prototype)
             object.__setattr__(self, "prototypes", members)
 
 
@@ -207,19 +212,3 @@ def _known(prototypes: Iterable[int], count: int) -> list[int]:
         if not 0 <= prototype < count:
             raise InputError(f"there is no prototype {prototype}: expected 0 to {count - 1}.")
     return sorted(prototypes)
-
-
-def _check_number(prototype: object) -> None:
-    try:
-        operator.index(prototype)  # pyright: ignore[reportArgumentType]
-    except TypeError:
-        raise InputError(
-            f"{prototype!r} is not the number of a prototype: expected an integer of 0 or more."
-        ) from None
-
-
-def _check_choice(name: str, value: str, known: list[str]) -> None:
-    if value not in known:
-        raise InputError(
-            f"there is no {name} {value!r}: expected {' or '.join(known)}.{suggest(value, known)}"
-        )

@@ -13,16 +13,16 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from prismlm import fingerprints
-from prismlm.errors import FormatError, InputError, Interrupted, changes
+from prismlm.errors import FormatError, InputError, Interrupted
 from prismlm.eval.accuracy import BAND, HEADLINE, Answers, mean_figures, task_figures
 from prismlm.eval.benchmarks import Benchmark, benchmarks_of, load_tasks
 from prismlm.eval.predictors import PredictorLM
 from prismlm.files import read_json, write_json
-from prismlm.locks import writing
 from prismlm.models.checkpoint import load_checkpoint, read_checkpoint
 from prismlm.models.seam import LogitMap, verify_logit_map
 from prismlm.models.sidecar import has_sidecar
 from prismlm.progress import SILENT, Reporter
+from prismlm.run_state import check_same, read_note, writing
 
 FORMAT_VERSION = 1
 RUN_FILE, RESULT_FILE, TASKS = "run.json", "eval.json", "tasks"
@@ -258,12 +258,5 @@ def _begin(out: Path, run: dict[str, Any]) -> None:
     if not path.is_file() or not any((out / TASKS).glob("*.json")):
         write_json(path, run)
         return
-    before = read_json(path)
-    if not isinstance(before, dict):
-        raise FormatError(f"{path} is damaged: remove {out} to start anew.")
-    changed = changes(before, run)
-    if changed:
-        raise InputError(
-            f"{out} holds a run of something else ({'; '.join(changed)}). Go on with that one, "
-            "write elsewhere with --out, or remove it."
-        )
+    way_out = "Go on with that one, write elsewhere with --out, or remove it."
+    check_same(f"{out} holds a run of something else", read_note(path, out), run, way_out)

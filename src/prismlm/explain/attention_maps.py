@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from prismlm.errors import InputError, suggest
+from prismlm.errors import InputError, check_whole, shown, suggest
 from prismlm.models.attention import (
     Group,
     attention_layers,
@@ -17,6 +17,7 @@ from prismlm.models.attention import (
     head_groups,
     reading_attention,
 )
+from prismlm.models.decoders.mixers import chosen_layers
 from prismlm.models.evaluating import evaluating
 from prismlm.models.positions import learned_positions
 
@@ -136,8 +137,9 @@ def heads_of(
         InputError: the model has no attention, or not that layer, group or head.
     """
     depth, groups = len(attention_layers(model)), head_groups(model)
-    if layer is not None and not 0 <= layer < depth:
-        raise InputError(f"there is no layer {layer}: the model's layers are 0 to {depth - 1}.")
+    layers = chosen_layers(
+        depth, None if layer is None else (check_whole("the layer", layer, None),)
+    )
     names = [g.name for g in groups]
     if group is not None:
         groups = tuple(g for g in groups if g.name == group)
@@ -149,12 +151,11 @@ def heads_of(
     found = [Head(0, n, g.name, n - g.start) for g in groups for n in range(g.start, g.stop)]
     if head is not None:
         of = "" if group is None else f" {group}"
-        if not 0 <= head < len(found):
+        if not 0 <= check_whole("the head", head, None) < len(found):
             raise InputError(
                 f"there is no{of} head {head}: the{of} heads of a layer are 0 to {len(found) - 1}."
             )
         found = [found[head]]
-    layers = range(depth) if layer is None else (layer,)
     return tuple(one._replace(layer=number) for number in layers for one in found)
 
 
@@ -162,13 +163,18 @@ def heads_at(model: PreTrainedModel, places: Sequence[tuple[int, int]]) -> tuple
     """Return the heads at (layer, head), each once, in the order given.
 
     Raises:
-        InputError: no place, or as :func:`heads_of`.
+        InputError: what is no place, or as :func:`heads_of`.
     """
     if not places:
         raise InputError("no head was asked for: give (layer, head) of at least one.")
+    for place in places:
+        if not isinstance(place, (tuple, list)) or len(place) != 2:
+            raise InputError(
+                f"attention has {shown(place)}: expected (layer, head), such as (1, 0)."
+            )
     return tuple(
         one
-        for layer, head in dict.fromkeys(places)
+        for layer, head in dict.fromkeys(tuple(place) for place in places)
         for one in heads_of(model, layer=layer, head=head)
     )
 

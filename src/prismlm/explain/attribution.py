@@ -32,9 +32,8 @@ from prismlm.explain.passages import (
     by_position,
     merge_positions,
 )
-from prismlm.explain.shares import Attribution, DocumentShare, Method, Sources, check_method
+from prismlm.explain.shares import Attribution, Method, check_method
 from prismlm.index.lens import Lens
-from prismlm.index.where import Where
 
 
 def attribute(
@@ -69,43 +68,3 @@ def sum_of(lens: Lens, method: Method) -> PositionSum | ContextSum:
     if method == "evidence" and lens.cells is not None:
         return PositionSum(lens, lens.cells)
     return ContextSum(lens, method)
-
-
-def source_shares(
-    table: EvidenceTable,
-    lens: Lens,
-    by: str = "source",
-    *,
-    method: Method = "evidence",
-    where: Where | None = None,
-) -> Sources:
-    """Return the shares of the positions by source, domain, license or document.
-
-    Args:
-        table: the evidence of the positions.
-        lens: the lens.
-        by: the column.
-        method: ``evidence``, ``contexts``, or ``source`` for the measure of PRISM.
-        where: only text that matches, such as ``{"license": "CC0"}``; the rest is ``elsewhere``.
-
-    Raises:
-        InputError: ``by``, ``method`` or ``where`` names what is not there.
-    """
-    needs_contexts = by == "document" or method == "source"
-    return attribute(table, lens, method, contexts=needs_contexts).sources(by, where)
-
-
-def document_shares(
-    table: EvidenceTable,
-    lens: Lens,
-    limit: int = 10,
-    *,
-    method: Method = "evidence",
-    where: Where | None = None,
-) -> list[DocumentShare]:
-    """Return the documents with the largest shares, each with its weightiest place.
-
-    Raises:
-        InputError: ``method`` or ``where`` names what is not there.
-    """
-    return attribute(table, lens, method).documents(limit, where)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import heapq
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,8 @@ KEYS_KEPT = 20  # of each column and text; the rest is summed as "others"
 TEXTS_LISTED = 20
 DOCUMENTS_LISTED = 20
 LEAST_SHARE = 0.01  # of a document that a row names
-OPENING = 120  # characters of a text that say which it is
+# Characters of a text that say which it is; more of those listed, which may begin alike.
+OPENING, OPENING_LISTED = 120, 400
 # Explained shares are counted in bins of 0.001, so that their median needs no list of all.
 BINS_FROM, BINS_TO, BINS = -1.0, 3.0, 4000
 
@@ -80,7 +81,7 @@ class AuditedText:
         """Return the row of the report."""
         row: dict[str, Any] = {
             "text_id": self.text_id,
-            "opening": self.opening,
+            "opening": self.opening[:OPENING],
             "tokens": self.tokens,
             "predictions": self.predictions,
             "ce": self.ce,
@@ -137,9 +138,9 @@ class Audit:
         self._loss = 0.0
         self._explained = np.zeros(BINS, dtype=np.int64)
         self._sum = sum_of(self.lens, options.method)
-        self._least_attributed = _Largest(TEXTS_LISTED)
-        self._most_matching = _Largest(TEXTS_LISTED)
-        self._support, self._least_supported = SupportCount(), _Largest(TEXTS_LISTED)
+        self._least_attributed = _Largest()
+        self._most_matching = _Largest()
+        self._support, self._least_supported = SupportCount(), _Largest()
 
     def read(self, documents: Iterable[Document]) -> Iterator[AuditedText]:
         """Yield one row per text, in order; afterwards, and on the way, the sums hold them.
@@ -182,13 +183,14 @@ class Audit:
             "explained_share": self._median_explained(),
             "shares": {by: whole.sources(by, dict(self.where)).to_dict() for by in GROUP_COLUMNS},
             "documents": [
-                document.to_dict() | {"title": document.title, "url": document.url}
+                document.to_dict()
+                | {"title": document.title, "url": document.url, "around": document.around}
                 for document in documents
             ],
             "support": self._support.to_dict(),
-            "least_supported": self._least_supported.listed(),
-            "least_attributed": self._least_attributed.listed(),
-            "most_matching": self._most_matching.listed(),
+            "least_supported": self._least_supported.listed,
+            "least_attributed": self._least_attributed.listed,
+            "most_matching": self._most_matching.listed,
         }
 
     def _add(self, of_text: TextFigures) -> AuditedText:
@@ -196,7 +198,7 @@ class Audit:
         named, others = self._named(found)
         row = AuditedText(
             text_id=of_text.document.doc_id,
-            opening=of_text.document.text[:OPENING],
+            opening=of_text.document.text[:OPENING_LISTED],
             tokens=of_text.tokens,
             predictions=count,
             ce=float(of_text.losses.mean(dtype=np.float64)) if count else None,
@@ -251,25 +253,19 @@ class Audit:
 
 
 class _Largest:
-    """The texts with the largest amounts, and no others."""
+    """The texts with the largest amounts; of equal ones the earliest."""
 
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self._heap: list[tuple[float, int, dict[str, Any]]] = []
-        self._seen = 0
+    def __init__(self) -> None:
+        self.listed: list[dict[str, Any]] = []
+        self._amounts: list[float] = []
 
     def add(self, amount: float, row: AuditedText, **figures: Any) -> None:
-        # Earlier texts win ties, so that the order of the list is that of the texts.
-        self._seen += 1
-        entry = {"text_id": row.text_id, "opening": row.opening} | figures
-        item = (amount, -self._seen, entry)
-        if len(self._heap) < self.count:
-            heapq.heappush(self._heap, item)
-        elif item > self._heap[0]:
-            heapq.heapreplace(self._heap, item)
-
-    def listed(self) -> list[dict[str, Any]]:
-        return [entry for _, _, entry in sorted(self._heap, reverse=True)]
+        place = bisect_right(self._amounts, -amount)
+        if place < TEXTS_LISTED:
+            entry = {"text_id": row.text_id, "opening": row.opening} | figures
+            self._amounts.insert(place, -amount)
+            self.listed.insert(place, entry)
+            del self._amounts[TEXTS_LISTED:], self.listed[TEXTS_LISTED:]
 
 
 def audit_identity(lens: Lens, method: Method) -> dict[str, str]:

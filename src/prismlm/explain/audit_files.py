@@ -12,10 +12,10 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from prismlm.errors import FormatError, InputError, PrismError
-from prismlm.files import atomic_file
+from prismlm.errors import FormatError, InputError
+from prismlm.files import json_text
 from prismlm.index.layout import GROUP_COLUMNS
-from prismlm.locks import writing
+from prismlm.outputs import output_files
 
 ROWS_AT_ONCE = 256
 IDENTITY_KEY = b"prismlm.audit"
@@ -77,7 +77,7 @@ class RowWriter(Protocol):
 
 class _Parquet:
     def __init__(self, path: Path, identity: dict[str, str]) -> None:
-        metadata = {IDENTITY_KEY: json.dumps(identity).encode()}
+        metadata = {IDENTITY_KEY: json_text(identity).encode()}
         self._writer = pq.ParquetWriter(path, SCHEMA.with_metadata(metadata), compression="zstd")
 
     def write(self, rows: list[dict[str, Any]]) -> None:
@@ -93,7 +93,7 @@ class _JsonLines:
 
     def write(self, rows: list[dict[str, Any]]) -> None:
         for row in rows:
-            self._file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
+            self._file.write(json_text(row) + "\n")
 
     def close(self) -> None:
         self._file.close()
@@ -157,53 +157,21 @@ class Rows:
 def audit_files(
     paths: Sequence[Path], pages: Sequence[Path], identity: dict[str, str]
 ) -> Iterator[tuple[Rows, list[Path]]]:
-    """Open files for rows, and temporary paths for pages; all get their names at the end.
-
-    If the block fails, Ctrl-C among it, none of them is there and those from before are as they
-    were. While it runs, no other process can write them.
+    """Open files for rows, and temporary paths for pages, as :func:`prismlm.outputs.output_files`.
 
     Args:
         paths: of rows; the extension says the format: .parquet, .jsonl or .csv.
         pages: of files that the block itself writes.
         identity: what the rows were made with.
-
-    Raises:
-        InputError: another process writes one of them, or a directory stands there.
-        PrismError: the disk is full, or a file cannot be written.
     """
-    with ExitStack() as stack:
-        try:
-            for path in (*paths, *pages):
-                if path.is_dir():
-                    raise InputError(f"{path} is a directory: give the name of a file to write.")
-                path.parent.mkdir(parents=True, exist_ok=True)
-                stack.enter_context(writing(path))
-            temporary = [stack.enter_context(atomic_file(path)) for path in pages]
-            files = [stack.enter_context(atomic_file(path)) for path in paths]
-            with ExitStack() as writers:
-                opened: list[RowWriter] = []
-                for path, file in zip(paths, files, strict=True):
-                    opened.append(FORMATS[path.suffix.lower()](file, identity))
-                    writers.callback(opened[-1].close)
-                rows = Rows(opened)
-                yield rows, temporary
-                rows.flush()
-        except OSError as error:
-            names = ", ".join(str(path) for path in (*paths, *pages))
-            raise PrismError(
-                f"the report cannot be written ({error.strerror or error}): {names}. Nothing of it "
-                "was left behind. Free some space, or write elsewhere."
-            ) from error
-
-
-def check_ending(path: Path, formats: Sequence[str]) -> None:
-    """Check the name of a file to write.
-
-    Raises:
-        InputError: the extension is none of ``formats``.
-    """
-    if path.suffix.lower() not in formats:
-        raise InputError(f"{path}: expected a name that ends with {' or '.join(formats)}.")
+    with output_files(*paths, *pages) as temporary, ExitStack() as writers:
+        opened: list[RowWriter] = []
+        for path, file in zip(paths, temporary, strict=False):
+            opened.append(FORMATS[path.suffix.lower()](file, identity))
+            writers.callback(opened[-1].close)
+        rows = Rows(opened)
+        yield rows, temporary[len(paths) :]
+        rows.flush()
 
 
 def read_audit(path: Path) -> tuple[dict[str, str], Iterator[dict[str, Any]]]:
@@ -216,12 +184,15 @@ def read_audit(path: Path) -> tuple[dict[str, str], Iterator[dict[str, Any]]]:
     if not path.is_file():
         raise InputError(f"{path} is not a file: expected the Parquet of `prismlm audit`.")
     try:
-        metadata = pq.read_schema(path).metadata or {}
+        schema = pq.read_schema(path)
+        metadata = schema.metadata or {}
         identity = json.loads(metadata[IDENTITY_KEY]) if IDENTITY_KEY in metadata else None
     except (pa.ArrowException, OSError, ValueError) as error:
         raise FormatError(f"{path} cannot be read ({error}). Run the audit again.") from error
     if identity is None:
         raise FormatError(f"{path} was not written by `prismlm audit`: expected its Parquet.")
+    if not schema.equals(SCHEMA):
+        raise FormatError(f"{path} has other columns than an audit of this version. Run it again.")
     return identity, _rows(path)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import tee
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from prismlm.explain.support import SupportCount
 from prismlm.explain.texts import TextOptions, read_texts
 from prismlm.index.layout import GROUP_COLUMNS
 from prismlm.index.lens import Lens
+from prismlm.index.neighbours import each_of
 from prismlm.models.sidecar import weight_of
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from prismlm.explain.language_model import PrismLM
 
 TILE = 1024
-PAIRS_LISTED = 20
 
 
 @dataclass(frozen=True)
@@ -144,21 +144,26 @@ def signature_matches(
     a, b = (w.double() - w.double().mean(0) for w in (weight_a, weight_b))
     left = _unit(prototypes_a.double(), a.T @ a) @ (a.T @ b)
     right = _unit(prototypes_b.double(), b.T @ b)
+    return _best((tile @ right.T for tile in left.split(TILE)), len(right), -torch.inf)
+
+
+def _best(tiles: Iterable[Tensor], count: int, least: float) -> Matches:
+    """Return the most similar of ``count`` columns of each row; only what is above ``least``."""
     best: list[Tensor] = []
     similarity: list[Tensor] = []
-    back = torch.full((len(right),), -torch.inf, dtype=torch.float64)
-    back_to = torch.full((len(right),), -1)
-    for first in range(0, len(left), TILE):
-        cosines = left[first : first + TILE] @ right.T
-        value, column = cosines.max(1)
-        best.append(column)
+    back, back_to = torch.full((count,), least, dtype=torch.float64), torch.full((count,), -1)
+    rows = 0
+    for tile in tiles:
+        value, column = tile.max(1)
+        best.append(column.where(value > least, -1))
         similarity.append(value)
-        column_value, row = cosines.max(0)
+        column_value, row = tile.max(0)
         better = column_value > back
         back = torch.where(better, column_value, back)
-        back_to = torch.where(better, row + first, back_to)
+        back_to = torch.where(better, row + rows, back_to)
+        rows += len(tile)
     chosen = torch.cat(best)
-    mutual = back_to[chosen] == torch.arange(len(left))
+    mutual = (chosen >= 0) & (back_to[chosen] == torch.arange(rows))
     return Matches(chosen.numpy(), torch.cat(similarity).numpy(), mutual.numpy())
 
 
@@ -183,25 +188,24 @@ def context_matches(a: Lens, b: Lens) -> Matches:
     number = {name: n for n, name in enumerate(b.documents.names)}
     to_b = np.array([number.get(name, -1) for name in a.documents.names], dtype=np.int64)
     order = np.argsort(b.documents.codes, kind="stable")
-    first = np.searchsorted(b.documents.codes[order], np.arange(len(number) + 1))
     owner = b.index["prototype"].to_numpy()[order]
+    first = np.searchsorted(b.documents.codes[order], np.arange(len(number) + 1))
     sizes_a, sizes_b = np.diff(a.first_rows), np.diff(b.first_rows)
-    best = np.full(a.num_prototypes, -1)
-    similarity = np.zeros(a.num_prototypes)
-    back, back_to = np.zeros(b.num_prototypes), np.full(b.num_prototypes, -1)
-    for i in range(a.num_prototypes):
-        shared = to_b[a.documents.codes[a.rows_of(i)]]
-        owners = [owner[first[d] : first[d + 1]] for d in shared[shared >= 0].tolist()]
-        if not owners:
-            continue
-        common = np.bincount(np.concatenate(owners), minlength=b.num_prototypes)
-        jaccard = common / (sizes_a[i] + sizes_b - common)
-        best[i] = int(jaccard.argmax())
-        similarity[i] = jaccard[best[i]]
-        better = jaccard > back
-        back[better], back_to[better] = jaccard[better], i
-    mutual = (best >= 0) & (back_to[best] == np.arange(a.num_prototypes))
-    return Matches(best, similarity, mutual)
+
+    def tiles() -> Iterator[Tensor]:
+        for rows in np.split(np.arange(a.num_prototypes), range(TILE, a.num_prototypes, TILE)):
+            contexts = slice(a.first_rows[rows[0]], a.first_rows[rows[-1] + 1])
+            document = to_b[a.documents.codes[contexts]]
+            row = np.repeat(np.arange(len(rows)), sizes_a[rows])[document >= 0]
+            document = document[document >= 0]
+            context, offset = each_of(first[document + 1] - first[document])
+            cell = row[context] * b.num_prototypes + owner[first[document[context]] + offset]
+            common = np.bincount(cell, minlength=len(rows) * b.num_prototypes)
+            common = common.reshape(len(rows), b.num_prototypes)
+            either = sizes_a[rows, None] + sizes_b - common
+            yield torch.from_numpy(common / np.maximum(either, 1))
+
+    return _best(tiles(), b.num_prototypes, 0.0)
 
 
 def compare_prototypes(a: PrismLM, b: PrismLM) -> dict[str, Any]:

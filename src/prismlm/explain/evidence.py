@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
 from prismlm.errors import InputError
 from prismlm.explain.shares import Method, Sums, add_up, check_method
+from prismlm.ops.decomposition import Parts
+from prismlm.ops.prototype_head import Nearest, Routing
 
 
 class Uses(NamedTuple):
@@ -53,17 +55,20 @@ class EvidenceTable:
     activations: Tensor | None = None
     _uses: dict[Method, Uses] = field(default_factory=dict, init=False, repr=False, compare=False)
 
+    @classmethod
+    def of(
+        cls, routing: Nearest | Routing, parts: Parts, states: Tensor, targets: Tensor
+    ) -> EvidenceTable:
+        """Return the evidence of split predictions with their unit states, on the CPU."""
+        evidence = parts.evidence, parts.residual_evidence, parts.bias_evidence
+        columns = (routing.indices, *evidence, states, targets, routing.activations)
+        return cls(*(column.cpu() for column in columns))
+
     def __getitem__(self, positions: slice) -> EvidenceTable:
         """Return some of the positions."""
-        return EvidenceTable(
-            self.indices[positions],
-            self.evidence[positions],
-            self.residual[positions],
-            self.bias[positions],
-            self.states[positions],
-            self.targets[positions],
-            None if self.activations is None else self.activations[positions],
-        )
+        columns: list[Any] = [getattr(self, one.name) for one in fields(self) if one.init]
+        some: list[Any] = [None if one is None else one[positions] for one in columns]
+        return EvidenceTable(*some)
 
     def uses(self, method: Method) -> Uses:
         """Return every use that counts; found once for each method.

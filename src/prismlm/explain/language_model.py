@@ -11,6 +11,7 @@ from prismlm.corpus.tokenizer import tokenizer_fingerprint
 from prismlm.edits.plan import plan_for
 from prismlm.edits.scope import applied
 from prismlm.edits.values import Edit, Only
+from prismlm.errors import check_kind, check_path
 from prismlm.explain.attention_maps import heads_at, maps_of
 from prismlm.explain.chain import chains_of_text
 from prismlm.explain.prediction import record, split_predictions
@@ -22,7 +23,7 @@ from prismlm.index.opened_model import OpenedModel
 from prismlm.models.checkpoint import load_checkpoint
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PrismLM(OpenedModel):
     """A Hugging Face model that can be asked what each of its predictions relies on."""
 
@@ -54,6 +55,7 @@ class PrismLM(OpenedModel):
             DecompositionError: parts that do not sum to the model's logit.
         """
         prompt = self.encode(text, generate)
+        check_kind("attention", attention, (list, tuple), "a list of (layer, head)")
         heads = heads_at(self.model, attention) if attention else ()
         with record(self.model) as recorded:
             ids = self.write(prompt, generate, temperature, seed, all_logits=True)
@@ -104,7 +106,7 @@ def load(path: Path | str, *, lens: Path | str | None = None, device: str = "cpu
         FormatError: no head, a damaged file, or files that do not belong together.
         StaleLensError: the lens was built for other weights.
     """
-    directory = Path(path)
+    directory = check_path("the model", path)
     model, tokenizer, sidecar = load_checkpoint(directory, device=device)
     found = find_lens(directory, lens)
     return PrismLM(

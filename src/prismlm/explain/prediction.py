@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -11,19 +10,16 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from prismlm.errors import DecompositionError
 from prismlm.explain.evidence import EvidenceTable
+from prismlm.explain.split import OutputLayer, split_states
 from prismlm.layers import PrototypeHead
-from prismlm.models.seam import LogitMap, capture, is_unwatched, output_embedding
+from prismlm.models.seam import LogitMap, capture, output_embedding
 from prismlm.models.uncertainty_feedback import CODES, uncertainty_of
-from prismlm.ops.decomposition import Parts, decompose
+from prismlm.models.watch import Hook, watch
+from prismlm.ops.decomposition import Parts
 from prismlm.ops.prototype_head import Nearest
 from prismlm.ops.prototype_head.routing import inverse_norms
 from prismlm.ops.uncertainty_feedback import NO_CODE
-
-TOLERANCE = 1e-3
-# bf16 and fp16 models round their own logits; the parts are computed in float32.
-LOW_PRECISION_TOLERANCE = 2e-2
 
 
 class Recorded(NamedTuple):
@@ -66,39 +62,26 @@ class SplitPredictions(NamedTuple):
 
     def evidence(self) -> EvidenceTable:
         """Return the evidence that shares are taken from, on the CPU."""
-        return EvidenceTable(
-            self.routing.indices.cpu(),
-            self.parts.evidence.cpu(),
-            self.parts.residual_evidence.cpu(),
-            self.parts.bias_evidence.cpu(),
-            self.states.cpu(),
-            self.targets.cpu(),
-            self.routing.activations.cpu(),
-        )
+        return EvidenceTable.of(self.routing, self.parts, self.states, self.targets)
 
 
 @contextmanager
 def record(model: PreTrainedModel) -> Iterator[Recorded]:
     """Keep every position that this thread sends through the output embedding in the block."""
-    recorded, thread = Recorded([], [], []), threading.get_ident()
+    recorded = Recorded([], [], [])
 
-    def after(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
-        if threading.get_ident() == thread and not is_unwatched():
-            recorded.states.append(args[0])
-            recorded.embedded.append(output)
+    def after(_: nn.Module, args: tuple[Tensor, ...], kwargs: Any, output: Tensor) -> None:
+        recorded.states.append(args[0])
+        recorded.embedded.append(output)
 
-    def called(module: nn.Module, args: Any, output: Any) -> None:
-        if threading.get_ident() == thread:
-            recorded.codes.append(output[CODES])
+    def called(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        recorded.codes.append(output[CODES])
 
-    handles = [output_embedding(model).register_forward_hook(after)]
+    hooks = [Hook(output_embedding(model), after=after)]
     if uncertainty_of(model) is not None:
-        handles.append(model.register_forward_hook(called))
-    try:
+        hooks.append(Hook(model, after=called))
+    with watch(hooks):
         yield recorded
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _states(
@@ -132,30 +115,20 @@ def split_predictions(
     Raises:
         DecompositionError: the parts of a logit do not sum to the model's own.
     """
-    embedding = output_embedding(model)
-    weight, bias = embedding.weight, getattr(embedding, "bias", None)
-    assert isinstance(weight, Tensor)
     states, embedded, codes = _states(model, ids, steps, recorded)
     z, embedded = states.float(), embedded.float()
-    raw, logits = logit_map.before_softcap(embedded), logit_map(embedded)
-    targets = torch.cat([ids[0, 1:], logits[-1:].argmax(-1)])[:steps]
-    routing = head.nearest(z)
-    parts = decompose(
-        z,
-        routing.indices,
-        routing.activations,
-        head.prototypes,
-        weight.float(),
+    targets = torch.cat([ids[0, 1:], logit_map(embedded[-1:]).argmax(-1)])[:steps]
+    found = split_states(OutputLayer.of(model, logit_map), head, z, embedded, targets)
+    return SplitPredictions(
+        found.routing,
+        found.parts,
+        found.own,
+        found.log_probabilities.exp(),
         targets,
-        scale=logit_map.scale,
-        bias=None if bias is None else bias.float() * logit_map.scale,
+        z * inverse_norms(z),
+        found.rounding,
+        _uncertainty(model, codes),
     )
-    own = raw.gather(1, targets[:, None])[:, 0]
-    rounding = check_sums(parts.logit, own, weight.dtype)
-    target_logits = logits.gather(1, targets[:, None])[:, 0]
-    probabilities = torch.exp(target_logits - logits.logsumexp(-1))
-    unit, fed_back = z * inverse_norms(z), _uncertainty(model, codes)
-    return SplitPredictions(routing, parts, own, probabilities, targets, unit, rounding, fed_back)
 
 
 def _uncertainty(
@@ -167,26 +140,3 @@ def _uncertainty(
         return None
     most = feedback.embedding.levels - 1
     return [(None, None) if code == NO_CODE else (code / most, code) for code in codes.tolist()]
-
-
-def check_sums(logits: Tensor, own: Tensor, dtype: torch.dtype) -> float:
-    """Compare summed parts with the model's own logits; return the largest relative difference.
-
-    Relative to max(1, |logit|). A model in half precision rounds its own logits to 8 or 11 bits;
-    the parts are computed in float32 from its states and weights, so the difference is its own.
-
-    Raises:
-        DecompositionError: they differ by more than 1e-3·max(1, |logit|), or 2e-2 of it for
-            models in half precision, or are not finite.
-    """
-    exact = dtype in (torch.float32, torch.float64)
-    tolerance = TOLERANCE if exact else LOW_PRECISION_TOLERANCE
-    error = (logits - own).abs() / own.abs().clamp_min(1)
-    if not bool((error <= tolerance).all()):
-        worst = int(torch.nan_to_num(error, nan=torch.inf).argmax())
-        raise DecompositionError(
-            f"at position {worst} the parts sum to {float(logits[worst]):.6g} and the model's own "
-            f"logit is {float(own[worst]):.6g}: the head or its logit map does not belong to this "
-            "model, or its weights are not finite."
-        )
-    return float(error.max())

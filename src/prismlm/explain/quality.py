@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from prismlm.errors import InputError
+from prismlm.explain.split import OutputLayer
 from prismlm.layers import PrototypeHead
 from prismlm.models.evaluating import evaluating
-from prismlm.models.seam import LogitMap, capture, output_embedding
-from prismlm.ops.decomposition import decompose
+from prismlm.models.seam import LogitMap, capture
 
 if TYPE_CHECKING:
     from prismlm.corpus.windows import WindowBatch
@@ -90,7 +90,7 @@ def measure_quality(
     Raises:
         InputError: no prediction to measure.
     """
-    output = _Output.of(model, logit_map)
+    output = OutputLayer.of(model, logit_map)
     sums = _empty(output, head)
     with evaluating(model):
         for batch in batches:
@@ -111,7 +111,7 @@ def measure_states(
 
     The model is not run: its logits are those of its output embedding.
     """
-    output = _Output.of(model, LogitMap.of(model))
+    output = OutputLayer.of(model, LogitMap.of(model))
     sums = _empty(output, head)
     for z, targets in states:
         z, targets = z.to(output.weight.device).float(), targets.to(output.weight.device)
@@ -119,23 +119,7 @@ def measure_states(
     return _finish(sums, output)
 
 
-class _Output(NamedTuple):
-    """What turns states into logits, in float32."""
-
-    weight: Tensor
-    bias: Tensor | None
-    logit_map: LogitMap
-
-    @classmethod
-    def of(cls, model: nn.Module, logit_map: LogitMap) -> _Output:
-        embedding = output_embedding(model)
-        return cls(_float(embedding.weight), _float(getattr(embedding, "bias", None)), logit_map)
-
-    def logits(self, z: Tensor) -> Tensor:
-        return self.logit_map(F.linear(z, self.weight, self.bias))
-
-
-def _empty(output: _Output, head: PrototypeHead) -> _Sums:
+def _empty(output: OutputLayer, head: PrototypeHead) -> _Sums:
     usage, mean, targets = (
         torch.zeros(size, dtype=torch.float64)
         for size in (head.num_prototypes, head.width, len(output.weight))
@@ -144,7 +128,7 @@ def _empty(output: _Output, head: PrototypeHead) -> _Sums:
 
 
 def _add_batch(
-    sums: _Sums, model: nn.Module, head: PrototypeHead, output: _Output, batch: WindowBatch
+    sums: _Sums, model: nn.Module, head: PrototypeHead, output: OutputLayer, batch: WindowBatch
 ) -> None:
     device = output.weight.device
     ids, attended = batch.input_ids.to(device), batch.attention_mask.to(device)
@@ -160,22 +144,17 @@ def _add_batch(
 
 
 def _add_states(
-    sums: _Sums, head: PrototypeHead, output: _Output, z: Tensor, logits: Tensor, targets: Tensor
+    sums: _Sums,
+    head: PrototypeHead,
+    output: OutputLayer,
+    z: Tensor,
+    logits: Tensor,
+    targets: Tensor,
 ) -> None:
-    weight, bias, logit_map = output
     routing, rebuilt = head(z)
     from_prototypes = output.logits(rebuilt)
     top = logits.argmax(-1)
-    parts = decompose(
-        z,
-        routing.indices,
-        routing.activations,
-        head.prototypes,
-        weight,
-        top,
-        scale=logit_map.scale,
-        bias=None if bias is None else bias * logit_map.scale,
-    )
+    parts = output.parts(head, z, routing, top)
     sums.tokens += len(z)
     sums.ce += F.cross_entropy(logits, targets, reduction="sum").item()
     sums.prototype_only_ce += F.cross_entropy(from_prototypes, targets, reduction="sum").item()
@@ -189,7 +168,7 @@ def _add_states(
     sums.shares.append(parts.explained_share.cpu())
 
 
-def _finish(sums: _Sums, output: _Output) -> HeadQuality:
+def _finish(sums: _Sums, output: OutputLayer) -> HeadQuality:
     count = sums.tokens
     mean = (sums.mean_z / count).to(output.weight.device, torch.float32)
     of_mean = output.logits(mean[None])[0].log_softmax(-1).double().cpu()
@@ -206,7 +185,3 @@ def _finish(sums: _Sums, output: _Output) -> HeadQuality:
         usage_perplexity=torch.exp(-(spread * spread.log()).sum()).item(),
         mean_state_ce=-(sums.targets @ of_mean).item() / count,
     )
-
-
-def _float(tensor: Any) -> Any:
-    return None if tensor is None else tensor.detach().float()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +15,7 @@ from prismlm.explain.direct_path import DirectPath
 from prismlm.layers import MixerEvidence, PrototypeHead, PrototypeMixer
 from prismlm.models.decoders.recurrent_decoder import RecurrentBlock, RecurrentModel
 from prismlm.models.seam import capture
+from prismlm.models.watch import Hook, watch
 from prismlm.ops.channel_parts import ChannelFlow
 
 
@@ -42,7 +41,8 @@ def mixer_decoder_of(model: nn.Module) -> MixerDecoder | None:
     blocks = tuple(block for block in decoder.layers if isinstance(block, RecurrentBlock))
     mixers = tuple(block.mixer for block in blocks if isinstance(block.mixer, PrototypeMixer))
     whole = mixers and len(mixers) == len(decoder.layers)
-    return MixerDecoder(blocks, mixers, decoder.norm) if whole else None
+    norm = decoder.norm
+    return MixerDecoder(blocks, mixers, norm) if whole and isinstance(norm, nn.RMSNorm) else None
 
 
 @torch.no_grad()
@@ -68,82 +68,50 @@ def read_direct_path(
         model(input_ids=input_ids[None], use_cache=False)
     return DirectPath(
         head=head,
-        embedding=_kept(seen.embedding),
-        mlps=tuple(_kept(seen.mlps[layer]) for layer in range(len(decoder.blocks))),
+        embedding=_kept(seen["embedding", 0]),
+        mlps=tuple(_kept(seen["mlp", layer]) for layer in range(len(decoder.blocks))),
         flows=tuple(
-            _flow(mixer, seen.inputs[layer], seen.gates[layer])
+            _flow(mixer, seen["inputs", layer], seen["gates", layer])
             for layer, mixer in enumerate(decoder.mixers)
         ),
         first_decays=tuple(
-            mixer.decay_of(seen.inputs[layer][:, :1]).expand(1, 1, -1)[0, 0].cpu()
+            mixer.decay_of(seen["inputs", layer][:, :1]).expand(1, 1, -1)[0, 0].cpu()
             for layer, mixer in enumerate(decoder.mixers)
         ),
         outputs=tuple(mixer.output_map.detach().cpu() for mixer in decoder.mixers),
-        hidden=_kept(seen.hidden),
-        normed=_kept(seen.normed),
+        hidden=_kept(seen["hidden", 0]),
+        normed=_kept(seen["normed", 0]),
         states=_kept(captured.z),
         gain=decoder.norm.weight.detach().cpu(),
         epsilon=decoder.norm.eps or 0.0,
     )
 
 
-def _nothing() -> Tensor:
-    return torch.empty(0)
-
-
-@dataclass
-class _Seen:
-    """What hooks saw of one forward pass; dictionaries are by layer."""
-
-    embedding: Tensor = field(default_factory=_nothing)
-    hidden: Tensor = field(default_factory=_nothing)
-    normed: Tensor = field(default_factory=_nothing)
-    mlps: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
-    inputs: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
-    gates: dict[int, MixerEvidence] = field(default_factory=dict[int, MixerEvidence])
-
-
 @contextmanager
-def _watching(decoder: MixerDecoder) -> Iterator[_Seen]:
-    """Note what this thread's passes through a decoder add to the residual stream."""
-    seen, thread = _Seen(), threading.get_ident()
+def _watching(decoder: MixerDecoder) -> Iterator[dict[tuple[str, int], Any]]:
+    """Note what this thread's passes through a decoder add to the residual stream, by layer."""
+    seen: dict[tuple[str, int], Any] = {}
 
-    def note(keep: Callable[..., None]) -> Callable[..., None]:
-        def hook(module: nn.Module, *given: Any) -> None:
-            if threading.get_ident() == thread:
-                keep(*given)
+    def note(name: str, layer: int = 0) -> Callable[..., None]:
+        """Note the first input of a module, or its output where it has one by now."""
+
+        def hook(module: nn.Module, args: Any, kwargs: Any, *output: Any) -> None:
+            seen[name, layer] = (*output, args[0])[0]
 
         return hook
 
-    def embedding(args: tuple[Tensor, ...]) -> None:
-        seen.embedding = args[0]
-
-    def norm(args: tuple[Tensor, ...], output: Tensor) -> None:
-        seen.hidden, seen.normed = args[0], output
-
-    handles = [
-        decoder.blocks[0].register_forward_pre_hook(note(embedding)),
-        decoder.norm.register_forward_hook(note(norm)),
+    hooks = [
+        Hook(decoder.blocks[0], before=note("embedding")),
+        Hook(decoder.norm, before=note("hidden"), after=note("normed")),
     ]
     for layer, (block, mixer) in enumerate(zip(decoder.blocks, decoder.mixers, strict=True)):
-
-        def inputs(args: tuple[Tensor, ...], layer: int = layer) -> None:
-            seen.inputs[layer] = args[0]
-
-        def gates(args: Any, output: MixerEvidence, layer: int = layer) -> None:
-            seen.gates[layer] = output
-
-        def mlp(args: Any, output: Tensor, layer: int = layer) -> None:
-            seen.mlps[layer] = output
-
-        handles.append(mixer.register_forward_pre_hook(note(inputs)))
-        handles.append(mixer.gates.register_forward_hook(note(gates)))
-        handles.append(block.mlp.register_forward_hook(note(mlp)))
-    try:
+        hooks += [
+            Hook(mixer, before=note("inputs", layer)),
+            Hook(mixer.gates, after=note("gates", layer)),
+            Hook(block.mlp, after=note("mlp", layer)),
+        ]
+    with watch(hooks):
         yield seen
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _flow(mixer: PrototypeMixer, inputs: Tensor, gates: MixerEvidence) -> ChannelFlow:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from collections.abc import Iterable, Mapping
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from prismlm.direction_marks import marks_shown
 from prismlm.errors import InputError
-from prismlm.files import atomic_file
+from prismlm.files import json_text
+from prismlm.outputs import write_table, write_text
 
 if TYPE_CHECKING:
     import pandas
@@ -46,9 +46,8 @@ class Rows(list[T]):
 
     def to_json(self, path: Path | str) -> None:
         """Write a list with one object per item."""
-        text = json.dumps([item.to_dict() for item in self], indent=2, ensure_ascii=False)
-        with atomic_file(path) as temporary:
-            temporary.write_text(text + "\n", encoding="utf-8")
+        text = json_text([item.to_dict() for item in self], indent=2)
+        write_text(path, text + "\n")
 
     def _repr_html_(self) -> str:
         return table([item.to_dict() for item in self[:SHOWN]])
@@ -69,8 +68,7 @@ def frame(rows: Iterable[Mapping[str, Any]]) -> pandas.DataFrame:
 
 def write_rows(rows: Iterable[Mapping[str, Any]], path: Path | str) -> None:
     """Write rows as Parquet."""
-    with atomic_file(path) as temporary:
-        pq.write_table(pa.Table.from_pylist([dict(row) for row in rows]), temporary)
+    write_table(path, pa.Table.from_pylist([dict(row) for row in rows]))
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -78,7 +76,8 @@ def table(rows: list[dict[str, Any]]) -> str:
     columns = [name for name in (rows[0] if rows else ()) if any(row[name] for row in rows)]
     head = "".join(f"<th>{escape(name.replace('_', ' '))}</th>" for name in columns)
     lines = ("<tr>" + "".join(_cell(name, row[name]) for name in columns) + "</tr>" for row in rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+    body = marks_shown("".join(lines))
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _cell(name: str, value: Any) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from prismlm.errors import InputError, suggest
+from prismlm.errors import check_choice
 from prismlm.explain.rows import frame, table
 from prismlm.index.around import Around
 from prismlm.index.layout import GROUP_COLUMNS
@@ -244,18 +244,9 @@ def add_up(parts: Iterable[Sums]) -> Sums:
 
 def check_by(by: str) -> None:
     """Raise InputError unless shares can be taken by this column."""
-    known: list[str] = list(COLUMNS)
-    if by not in known:
-        raise InputError(
-            f"shares can be taken by {', '.join(known[:-1])} or {known[-1]}; not by {by!r}."
-            f"{suggest(by, known)}"
-        )
+    check_choice("what shares are taken by", by, COLUMNS)
 
 
 def check_method(method: str) -> None:
     """Raise InputError unless there is such a method."""
-    if method not in METHODS:
-        raise InputError(
-            f"there is no method {method!r}: expected {', '.join(METHODS[:-1])} or {METHODS[-1]}."
-            f"{suggest(method, list(METHODS))}"
-        )
+    check_choice("the method", method, METHODS)

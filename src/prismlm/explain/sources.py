@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from prismlm.errors import InputError, suggest
-from prismlm.explain.audit import audit_identity
+from prismlm.explain.audit import OPENING, audit_identity
 from prismlm.explain.audit_files import read_audit
 from prismlm.explain.texts import TextOptions, read_texts
+from prismlm.index.around import Around
 from prismlm.index.lens import Lens
 
 if TYPE_CHECKING:
     from prismlm.corpus.documents import Document
     from prismlm.explain.language_model import PrismLM
 
-TEXTS_LISTED = 20
 IDS_COMPARED = 20_000  # ids looked through for a similar one
 
 
@@ -66,8 +65,7 @@ class CellUse:
     share: float
 
 
-@dataclass(frozen=True)
-class TextUse:
+class TextUse(NamedTuple):
     """A text that relied on the document: its id, its beginning and the document's share."""
 
     text_id: str
@@ -117,16 +115,12 @@ def document_sources(lens: Lens, doc_id: str) -> DocumentSources:
     number = names.index(doc_id) if doc_id in names else -1
     rows = np.flatnonzero(lens.documents.codes == number)
     usage = np.nan_to_num(lens.prototypes["usage"].to_numpy())
-    prototype = lens.index["prototype"].to_numpy()
     counts = np.diff(lens.first_rows)
     total = max(float(usage.sum()), 1e-300)
     uses: list[DocumentUse] = []
-    for row in rows.tolist():
-        entry = lens.index.slice(row, 1).to_pylist()[0]
-        i = int(prototype[row])
-        text = None
-        if entry["token"] is not None:
-            text = f"{entry['before']}{entry['token']}{entry['after']}"
+    for entry in lens.index.take(rows).to_pylist():
+        i = int(entry["prototype"])
+        words = [entry[name] for name in Around._fields]
         uses.append(
             DocumentUse(
                 prototype=i,
@@ -137,7 +131,7 @@ def document_sources(lens: Lens, doc_id: str) -> DocumentSources:
                 share=1 / int(counts[i]),
                 usage=float(usage[i]),
                 position=entry["position"],
-                text=text,
+                text=None if entry["token"] is None else "".join(words),
             )
         )
     uses.sort(key=lambda use: (-use.usage * use.share, use.prototype))
@@ -160,6 +154,11 @@ def _cells(lens: Lens, doc_id: str) -> list[CellUse] | None:
     if lens.cells is None:
         return None
     held, sizes = lens.cells.cells_of(lens.cells.document_number(doc_id), lens.num_prototypes)
+    if not held.any():
+        raise InputError(
+            f"none of the positions of the document {doc_id!r} was indexed: the lens {lens.name} "
+            "keeps a sample of positions. An index with --positions 1 has every one."
+        )
     order = np.argsort(-held, kind="stable")[: np.count_nonzero(held)].tolist()
     return [CellUse(i, lens.names[i], int(held[i]), float(held[i] / sizes[i])) for i in order]
 
@@ -168,40 +167,40 @@ def check_document(lens: Lens, doc_id: str) -> None:
     """Check that a lens can say where a document shows up.
 
     Raises:
-        InputError: it cannot.
+        InputError: it cannot; it says so of a document that is held out, or was never indexed.
     """
-    names = lens.documents.names
-    if lens.cells is not None:
-        if lens.cells.document_number(doc_id) >= 0:
-            return
-        if lens.corpus is not None and doc_id in lens.corpus.doc_ids:
-            raise InputError(
-                f"the document {doc_id!r} is in the corpus, but not in its {lens.meta.split} "
-                f"split, of which the lens {lens.name} was built."
-            )
-        names = lens.cells.documents["doc_id"].slice(0, IDS_COMPARED).to_pylist()
-    elif doc_id in names:
+    names, cells = lens.documents.names, lens.cells
+    if doc_id in names if cells is None else cells.document_number(doc_id) >= 0:
         return
-    elif lens.corpus is not None and doc_id in lens.corpus.doc_ids:
+    if cells is not None:
+        names = cells.documents["doc_id"].slice(0, IDS_COMPARED).to_pylist()
+    corpus, split = lens.corpus, lens.meta.split
+    if corpus is None or doc_id not in corpus.doc_ids:
+        gone = " The corpus is not at hand, so whether it is held out cannot be told."
         raise InputError(
-            f"the document {doc_id!r} is in the corpus, but none of its places is among the "
-            f"{lens.meta.contexts} nearest of any prototype, so the lens {lens.name} cannot point "
-            "to it. An index with --positions has every document."
+            f"the lens {lens.name} has no document {doc_id!r}."
+            f"{suggest(doc_id, names[:IDS_COMPARED])} Expected the id of a document of the corpus "
+            f"it was built from.{gone if corpus is None else ''}"
+        )
+    held_out = corpus.doc_ids.index(doc_id) in corpus.split("heldout")
+    if split != "all" and held_out != (split == "heldout"):
+        kind = "held out" if held_out else "not held out"
+        raise InputError(
+            f"the document {doc_id!r} is {kind}, and the lens {lens.name} was built of the "
+            f"corpus's {split} split: it was never indexed. `prismlm index --split all` indexes "
+            "it too."
         )
     raise InputError(
-        f"the lens {lens.name} has no document {doc_id!r}.{suggest(doc_id, names[:IDS_COMPARED])} "
-        "Expected the id of a document of the corpus it was built from."
+        f"the document {doc_id!r} is in the corpus, but none of its places is among the "
+        f"{lens.meta.contexts} nearest of any prototype, so the lens {lens.name} cannot point to "
+        "it. An index with --positions has every document."
     )
 
 
 def texts_that_rely(
-    lm: PrismLM,
-    doc_id: str,
-    documents: Iterable[Document],
-    options: TextOptions,
-    limit: int = TEXTS_LISTED,
+    lm: PrismLM, doc_id: str, documents: Iterable[Document], options: TextOptions
 ) -> list[TextUse]:
-    """Read texts and return those in which a document has the largest share.
+    """Read texts and return those in which a document has a share, the largest first.
 
     Raises:
         InputError: the model has no lens, or the lens no such document.
@@ -209,22 +208,24 @@ def texts_that_rely(
     if lm.lens is None:
         raise InputError(f"{lm.path} has no lens: build one with `prismlm index`.")
     check_document(lm.lens, doc_id)
-    found = (
+    return _by_share(
         TextUse(
             of_text.document.doc_id,
-            of_text.document.text[:120],
+            of_text.document.text[:OPENING],
             of_text.attribution.document_share(doc_id),
         )
         for of_text in read_texts(lm, documents, options)
         if of_text.attribution is not None
     )
-    return _largest(found, limit)
 
 
 def audited_texts_that_rely(
-    lens: Lens, doc_id: str, audit: Path, limit: int = TEXTS_LISTED
-) -> list[TextUse]:
-    """Return the texts of an audit's Parquet that list a document among their largest shares.
+    lens: Lens, doc_id: str, audit: Path
+) -> tuple[list[TextUse], float | None]:
+    """Return the texts of an audit's Parquet that rely on a document, the largest share first.
+
+    Returns:
+        them, and the least share that the audit kept of a document; None where it does not say.
 
     Raises:
         InputError: the audit was made with another model or lens, or there is no such file.
@@ -238,15 +239,15 @@ def audited_texts_that_rely(
             f"{audit} was made with another model or lens ({', '.join(differing)} differ). Run "
             "`prismlm audit` again with this one."
         )
-    return _largest(_listed(rows, doc_id), limit)
+    found = _by_share(
+        TextUse(row["text_id"], row["opening"], document["share"])
+        for row in rows
+        for document in row["documents"] or ()
+        if document["doc_id"] == doc_id
+    )
+    least = identity.get("least_share")
+    return found, None if least is None else float(least)
 
 
-def _listed(rows: Iterator[dict[str, Any]], doc_id: str) -> Iterator[TextUse]:
-    for row in rows:
-        for document in row["documents"] or ():
-            if document["doc_id"] == doc_id:
-                yield TextUse(row["text_id"], row["opening"], document["share"])
-
-
-def _largest(texts: Iterable[TextUse], limit: int) -> list[TextUse]:
-    return heapq.nlargest(limit, (t for t in texts if t.share > 0), key=lambda text: text.share)
+def _by_share(texts: Iterable[TextUse]) -> list[TextUse]:
+    return sorted((text for text in texts if text.share > 0), key=lambda text: -text.share)

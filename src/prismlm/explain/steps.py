@@ -16,7 +16,32 @@ from prismlm.explain.prediction import SplitPredictions
 from prismlm.index.lens import Lens
 
 PROTOTYPES_CHAINED = 3
+# What stands for bytes that are no character; and the most tokens that share characters.
+BROKEN, MOST_JOINED = "\ufffd", 12
 TargetFrom = Literal["text", "generated", "argmax"]
+
+
+class Piece(NamedTuple):
+    """What a token is to a reader: a text of its own, or a part of what several tokens spell.
+
+    Attributes:
+        text: whole characters, however many tokens they take.
+        number, of: which of these tokens it is, from 1.
+    """
+
+    text: str
+    number: int = 1
+    of: int = 1
+
+    @property
+    def label(self) -> str:
+        """The text, and which part of it this is if there are several: ``東 2/3``."""
+        return self.text if self.of == 1 else f"{self.text} {self.number}/{self.of}"
+
+    @property
+    def shown(self) -> str:
+        """The text at its first token and nothing at the others, so that pieces join to a text."""
+        return self.text if self.number == 1 else ""
 
 
 class PrototypeUse(NamedTuple):
@@ -47,8 +72,8 @@ class Step:
 
     Attributes:
         position: of the token read, from 0.
-        token, token_id: the token read.
-        target, target_id: the token whose logit is split.
+        token, token_id: the token read; U+FFFD where it holds only some bytes of a character.
+        target, target_id: the token whose logit is split; likewise.
         target_from: the next token of the text, a generated token, or the model's top token.
         logit: the sum of contributions, residual and bias.
         model_logit: the model's own, before any soft-cap; the two agree to 1e-3·max(1, |logit|).
@@ -63,6 +88,7 @@ class Step:
         uncertainty_code: the code that was fed back, from 0 to one less than the model's levels.
         chains: for models of prototype mixers, which channels and earlier tokens the leading
             prototypes' activations came through; computed when they are looked at.
+        pieces: token and target as readers are shown them, with whole characters.
     """
 
     position: int
@@ -84,6 +110,7 @@ class Step:
     uncertainty_code: int | None = field(default=None, compare=False, repr=False)
     # A function of the rest, and not free: neither == nor repr() computes it.
     chains: Sequence[PrototypeChain] | None = field(default=None, compare=False, repr=False)
+    pieces: tuple[Piece, Piece] = field(default=(Piece(""), Piece("")), compare=False, repr=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the entry of ``prismlm explain --json``; chains only where there are any."""
@@ -141,7 +168,9 @@ class Steps(Deferred[Step]):
             strict=True,
         )
         decode = cache(lambda token: decode_token(self._tokenizer, token))
-        tokens = [decode(token) for token in ids]
+        tokens, targets = [decode(token) for token in ids], self._split.targets.tolist()
+        # Beyond the text there is a target at most.
+        read = pieces_of(self._tokenizer, ids + targets[len(ids) - 1 :])
         fed_back = self._split.uncertainty or [(None, None)] * len(uses)
         return tuple(
             Step(
@@ -155,10 +184,9 @@ class Steps(Deferred[Step]):
                 uncertainty=fed_back[t][0],
                 uncertainty_code=fed_back[t][1],
                 chains=self._chains_of(t, uses[t], tokens),
+                pieces=(read[t], read[t + 1]),
             )
-            for t, (target, row) in enumerate(
-                zip(self._split.targets.tolist(), figures, strict=True)
-            )
+            for t, (target, row) in enumerate(zip(targets, figures, strict=True))
         )
 
     def _chains_of(
@@ -209,15 +237,31 @@ def _target_from(position: int, prompt_length: int, length: int) -> TargetFrom:
     return "text" if position + 1 < prompt_length else "generated"
 
 
+def pieces_of(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[Piece]:
+    """Return each token as readers are shown it: those that share a character go together."""
+    found: list[Piece] = []
+    while len(found) < len(ids):
+        first, count = len(found), 1
+        alone = text = decode_token(tokenizer, ids[first])
+        most = min(MOST_JOINED, len(ids) - first)
+        while BROKEN in text and count < most:
+            count += 1
+            text = decode_token(tokenizer, *ids[first : first + count])
+        if BROKEN in text:
+            text, count = alone, 1
+        found += [Piece(text, number, count) for number in range(1, count + 1)]
+    return found
+
+
 def decode_tokens(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> tuple[str, ...]:
     """Return each token as steps show it."""
     return tuple(decode_token(tokenizer, token) for token in ids)
 
 
-def decode_token(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
-    """Return one token as steps show it: special tokens as they are spelt, nothing cleaned up."""
+def decode_token(tokenizer: PreTrainedTokenizerBase, *tokens: int) -> str:
+    """Return tokens in words: special tokens as they are spelt, nothing cleaned up."""
     if tokenizer.is_fast:
         # What the line below comes down to, at a third of the time.
         backend: Any = getattr(tokenizer, "backend_tokenizer")  # noqa: B009
-        return str(backend.decode([token], skip_special_tokens=False))
-    return str(tokenizer.decode([token], clean_up_tokenization_spaces=False))
+        return str(backend.decode(list(tokens), skip_special_tokens=False))
+    return str(tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False))

@@ -13,10 +13,9 @@ from torch import Tensor
 from prismlm.errors import InputError
 from prismlm.explain.attribution import attribute, merge_attributions
 from prismlm.explain.evidence import EvidenceTable
-from prismlm.explain.prediction import check_sums
 from prismlm.explain.shares import Attribution, Method
-from prismlm.models.seam import capture, output_embedding
-from prismlm.ops.decomposition import decompose
+from prismlm.explain.split import OutputLayer, split_states
+from prismlm.models.seam import capture
 from prismlm.ops.prototype_head.routing import inverse_norms
 
 if TYPE_CHECKING:
@@ -194,7 +193,11 @@ def _read_batch(lm: PrismLM, batch: list[_Window], options: TextOptions) -> None
     targets = torch.cat(
         [w.text.ids[w.start + w.skip + 1 : w.start + w.stop + 1] for w in batch]
     ).to(device)
-    losses, explained, table = _split(lm, z, embedded, targets)
+    output = OutputLayer.of(lm.model, lm.logit_map)
+    found = split_states(output, lm.head, z, embedded, targets)
+    losses = -found.log_probabilities.cpu()
+    explained = output.parts(lm.head, z, found.routing, found.top).explained_share.cpu()
+    table = EvidenceTable.of(found.routing, found.parts, z * inverse_norms(z), targets)
     first = 0
     for window in batch:
         part = slice(first, first + window.stop - window.skip)
@@ -205,44 +208,3 @@ def _read_batch(lm: PrismLM, batch: list[_Window], options: TextOptions) -> None
             window.text.parts.append(
                 attribute(table[part], lm.lens, options.method, contexts=options.contexts)
             )
-
-
-def _split(
-    lm: PrismLM, z: Tensor, embedded: Tensor, targets: Tensor
-) -> tuple[Tensor, Tensor, EvidenceTable]:
-    """Return −log p of the targets, explained shares of the top tokens, and the evidence."""
-    embedding = output_embedding(lm.model)
-    weight, bias = embedding.weight, getattr(embedding, "bias", None)
-    assert isinstance(weight, Tensor)
-    weight = weight.float()
-    scale, mean = lm.logit_map.scale, weight.mean(0)
-    bias = None if bias is None else bias.float() * scale
-    raw, logits = lm.logit_map.before_softcap(embedded), lm.logit_map(embedded)
-    routing = lm.head(z).routing
-
-    def split(tokens: Tensor):  # noqa: ANN202 - the type is decompose's
-        return decompose(
-            z,
-            routing.indices,
-            routing.activations,
-            lm.head.prototypes,
-            weight,
-            tokens,
-            scale=scale,
-            bias=bias,
-            weight_mean=mean,
-        )
-
-    parts = split(targets)
-    check_sums(parts.logit, raw.gather(1, targets[:, None])[:, 0], lm.model.dtype)
-    losses = logits.logsumexp(-1) - logits.gather(1, targets[:, None])[:, 0]
-    table = EvidenceTable(
-        routing.indices.cpu(),
-        parts.evidence.cpu(),
-        parts.residual_evidence.cpu(),
-        parts.bias_evidence.cpu(),
-        (z * inverse_norms(z)).cpu(),
-        targets.cpu(),
-        routing.activations.cpu(),
-    )
-    return losses.cpu(), split(logits.argmax(-1)).explained_share.cpu(), table

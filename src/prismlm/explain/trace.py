@@ -8,19 +8,20 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from prismlm.errors import InputError
+from prismlm.errors import InputError, check_whole
 from prismlm.explain.against import OppositionAttribution, against
 from prismlm.explain.attribution import attribute
 from prismlm.explain.evidence import EvidenceTable
 from prismlm.explain.passages import Passage, PositionAttribution
 from prismlm.explain.rows import Rows, frame, write_rows
-from prismlm.explain.shares import Attribution, DocumentShare, Method, Sources
+from prismlm.explain.shares import Attribution, DocumentShare, Method, Sources, check_method
 from prismlm.explain.steps import Step
 from prismlm.explain.support import Support
 from prismlm.explain.verbatim import Quote, quotes
-from prismlm.files import atomic_file, write_json
+from prismlm.files import json_text
 from prismlm.index.lens import Lens
 from prismlm.index.where import Where
+from prismlm.outputs import write_text
 
 if TYPE_CHECKING:
     import pandas
@@ -122,6 +123,7 @@ class Trace:
         Raises:
             InputError: there is no lens, or an argument names what is not there.
         """
+        limit = check_whole("the number of documents", limit)
         return Rows(self._attribution(method).documents(limit, where))
 
     def passages(self, limit: int = PASSAGES_SHOWN, *, where: Where | None = None) -> Rows[Passage]:
@@ -133,7 +135,7 @@ class Trace:
         self._with_cells()
         found = self._attribution("evidence")
         assert isinstance(found, PositionAttribution)
-        return Rows(found.passages(limit, where))
+        return Rows(found.passages(check_whole("the number of passages", limit), where))
 
     def against(self, limit: int = AGAINST_SHOWN, *, where: Where | None = None) -> Rows[Passage]:
         """Return the passages that speak most against the steps: another token came next there.
@@ -151,6 +153,7 @@ class Trace:
                 names what is not there.
         """
         self._with_cells()
+        limit = check_whole("the number of passages", limit)
         return Rows(self._opposition.passages(limit, where))
 
     @cached_property
@@ -201,11 +204,12 @@ class Trace:
                 "prismlm[verbatim] and build it again with `prismlm index`."
             )
         ids = [step.token_id for step in self.steps]
-        tokens = [step.token for step in self.steps]
+        tokens = [step.pieces[0].shown for step in self.steps]
         written = [n for n, step in enumerate(self.steps) if step.target_from == "generated"]
         if written and written[-1] == len(ids) - 1:
             ids.append(self.steps[-1].target_id)
-            tokens.append(self.steps[-1].target)
+            tokens.append(self.steps[-1].pieces[1].shown)
+        limit = check_whole("the number of spans", limit)
         return Rows(quotes(ids, tokens, written[0] + 1 if written else 0, lens, limit))
 
     def to_dict(
@@ -238,7 +242,7 @@ class Trace:
             value["support"] = self.support.to_dict()
         if self.lens is not None and self.lens.cells is not None and method == "evidence":
             value["passages"] = [one.to_dict() for one in self.passages(documents, where=where)]
-        if against:
+        if check_whole("the number of passages against", against):
             value["against"] = [one.to_dict() for one in self.against(against, where=where)]
         if self.lens is not None and self.lens.suffixes is not None:
             value["verbatim"] = [one.to_dict() for one in self.verbatim(documents)]
@@ -260,7 +264,7 @@ class Trace:
 
     def to_json(self, path: Path | str) -> None:
         """Write :meth:`to_dict` as ``prismlm explain --json`` prints it."""
-        write_json(path, self.to_dict())
+        write_text(path, json_text(self.to_dict(), indent=2) + "\n")
 
     def to_html(self, path: Path | str | None = None, *, against: int = 0) -> str:
         """Return a self-contained page, and write it if a path is given.
@@ -269,10 +273,10 @@ class Trace:
             path: where to.
             against: passages shown that speak against the predictions.
         """
+        against = check_whole("the number of passages against", against)
         text = _pages().page([self], against=against)
         if path is not None:
-            with atomic_file(path) as temporary:
-                temporary.write_text(text, encoding="utf-8")
+            write_text(path, text)
         return text
 
     def _repr_html_(self) -> str:
@@ -280,6 +284,7 @@ class Trace:
 
     def _attribution(self, method: Method, *, contexts: bool = True) -> Attribution:
         """Return what the steps rely on; it is found once for each method."""
+        check_method(method)
         # Cells give documents and sources at once.
         in_cells = method == "evidence" and self._lens().cells is not None
         key = method, contexts or in_cells

@@ -11,8 +11,9 @@ from transformers import PreTrainedModel
 
 from prismlm import fingerprints
 from prismlm.allocator import keep_freed_memory
-from prismlm.corpus.blocks import BlockOrder, split_counts
+from prismlm.corpus.windows import BlockOrder, split_counts
 from prismlm.errors import InputError
+from prismlm.files import check_room
 from prismlm.index import layout
 from prismlm.index.codes import CodeName, check_codes
 from prismlm.index.positions import check_share
@@ -20,12 +21,12 @@ from prismlm.index.scan import Scan, ScanInput, scan_passes
 from prismlm.index.sort_cells import SORT_BYTES
 from prismlm.index.state import Partial
 from prismlm.index.states import HiddenStates
-from prismlm.index.write import write_lens
-from prismlm.interrupts import Interrupts
+from prismlm.index.write import lens_bytes, write_lens
 from prismlm.layers import PrototypeHead
 from prismlm.models.evaluating import evaluating
 from prismlm.models.sidecar import weight_of
 from prismlm.progress import SILENT, Reporter
+from prismlm.run_state import Interrupts
 
 if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus, Split
@@ -91,67 +92,6 @@ def build_index(
     corpus: Corpus,
     out: Path | str,
     options: IndexOptions | None = None,
-    *,
-    trained_on: layout.TrainedOn = None,
-    tokenizer: str | None = None,
-    overwrite: bool = False,
-    save_seconds: float = SAVE_SECONDS,
-    states: HiddenStates | None = None,
-    progress: Reporter = SILENT,
-) -> Path:
-    """Index a corpus and write a lens directory.
-
-    Every position that predicts a token of its document is scored against every prototype. The
-    L nearest positions of each prototype are kept, one per document, ranked by cosine, then by
-    position; uses and activations are summed over all positions.
-
-    What was found is saved beside the lens while it is being looked for. An index that was
-    interrupted or killed goes on from there when it is called again, to the same bytes.
-
-    Args:
-        model: the causal language model.
-        head: its prototype head.
-        corpus: the text; any corpus, also one the model was not trained on.
-        out: the lens directory.
-        options: window, stride, contexts, split.
-        trained_on: whether the model was trained on this corpus, if that is known.
-        tokenizer: the fingerprint of the model's tokenizer, to be checked against the corpus's.
-        overwrite: replace an existing lens, and discard what was scanned with other inputs.
-        save_seconds: the least time between two saves; 0 saves after every forward pass.
-        states: of the same model, corpus, split, window and stride, which are not read again.
-        progress: shows tokens done.
-
-    Raises:
-        InputError: the lens exists, the corpus has no text in this split, its tokenizer is not
-            the model's, the window does not fit the model, another process writes this lens, or
-            an index with other inputs was begun.
-        FormatError: the corpus, or what was saved, is damaged.
-        PrismError: the disk is full or failing.
-        IndexInterrupted: SIGINT or SIGTERM came; what was found is saved.
-    """
-    written = index_shard(
-        model,
-        head,
-        corpus,
-        out,
-        options,
-        trained_on=trained_on,
-        tokenizer=tokenizer,
-        overwrite=overwrite,
-        save_seconds=save_seconds,
-        states=states,
-        progress=progress,
-    )
-    assert written is not None
-    return written
-
-
-def index_shard(
-    model: PreTrainedModel,
-    head: PrototypeHead,
-    corpus: Corpus,
-    out: Path | str,
-    options: IndexOptions | None = None,
     shard: Shard | None = None,
     *,
     trained_on: layout.TrainedOn = None,
@@ -161,18 +101,41 @@ def index_shard(
     states: HiddenStates | None = None,
     progress: Reporter = SILENT,
 ) -> Path | None:
-    """Index one part of a corpus, at any time; the last one that is done writes the lens.
+    """Index a corpus, or one part of it, and write a lens directory.
 
-    The lens is the one that :func:`build_index` writes, byte for byte, if the machines compute
-    the same cosines.
+    Every position that predicts a token of its document is scored against every prototype. The
+    L nearest positions of each prototype are kept, one per document, ranked by cosine, then by
+    position; uses and activations are summed over all positions.
+
+    What was found is saved beside the lens while it is being looked for. An index that was
+    interrupted or killed goes on from there when it is called again, to the same bytes. Parts are
+    indexed at any time; the last one that is done writes the lens, the one of an undivided index
+    if the machines compute the same cosines.
 
     Args:
-        shard: which part, and who writes the lens.
-
-    Other arguments and errors are those of :func:`build_index`.
+        model: the causal language model.
+        head: its prototype head.
+        corpus: the text; any corpus, also one the model was not trained on.
+        out: the lens directory.
+        options: window, stride, contexts, split.
+        shard: which part, and who writes the lens; all of it, if none is given.
+        trained_on: whether the model was trained on this corpus, if that is known.
+        tokenizer: the fingerprint of the model's tokenizer, to be checked against the corpus's.
+        overwrite: replace an existing lens, and discard what was scanned with other inputs.
+        save_seconds: the least time between two saves; 0 saves after every forward pass.
+        states: of the same model, corpus, split, window and stride, which are not read again.
+        progress: shows tokens done.
 
     Returns:
         The lens, or None if another process writes it.
+
+    Raises:
+        InputError: the lens exists, the corpus has no text in this split, its tokenizer is not
+            the model's, the window does not fit the model, another process writes this lens, or
+            an index with other inputs was begun.
+        FormatError: the corpus, or what was saved, is damaged.
+        PrismError: the disk is full or failing.
+        Interrupted: SIGINT or SIGTERM came; what was found is saved.
     """
     options, shard, out = options or IndexOptions(), shard or Shard(), Path(out)
     check_index(model, corpus, options, tokenizer)
@@ -188,6 +151,9 @@ def index_shard(
         if same:
             return out
     check_lens_directory(out, overwrite=overwrite)
+    documents, tokens = split_counts(corpus, options.split)
+    expected = lens_bytes(head, options, documents, tokens - documents)
+    check_room(f"the lens {out}", out, expected, partial.path)
     given = replace(scan_input(model, head, corpus, options), states=states)
     if model.device.type == "cpu":
         keep_freed_memory()

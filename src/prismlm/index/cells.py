@@ -15,6 +15,7 @@ from torch import Tensor
 
 from prismlm.corpus.layout import DOCUMENT_SCHEMA
 from prismlm.errors import FormatError
+from prismlm.files import from_json
 from prismlm.index import layout
 from prismlm.index.codes import Codes, open_codes
 from prismlm.index.where import UNKNOWN, Conditions, Keys, check_value
@@ -75,10 +76,10 @@ class Cells:
 
     def __init__(self, directory: Path, meta: dict[str, Any]) -> None:
         self.path = directory / layout.CELLS_FILE
-        try:
-            self.meta = CellsMeta(**meta)
-        except TypeError as error:
-            raise FormatError(f"the cells of {directory} cannot be read: {error}.") from error
+        where = f"{directory / layout.META_FILE}, cells,"
+        self.meta = from_json(CellsMeta, meta, where)
+        if self.meta.position_bytes not in POSITION_TYPES or self.meta.vocabulary < 1:
+            raise FormatError(f"{where} cannot be read. Build the lens again.")
         meta_of_codes = self.meta.codes, self.meta.width, self.meta.checksums[2:]
         self.codes = open_codes(directory, *meta_of_codes)
         types = column_types(self.codes, self.meta.position_bytes)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from prismlm.errors import FormatError, InputError
+from prismlm.errors import FormatError, InputError, check_choice
 from prismlm.index import layout
 
 CodeName = Literal["int8", "pq", "pq8", "pq12"]
@@ -161,8 +161,7 @@ def check_codes(name: str) -> None:
     Raises:
         InputError: there is no such code, or it needs faiss, which is not installed.
     """
-    if name not in CODE_NAMES:
-        raise InputError(f"--codes is {name!r}: expected {', '.join(CODE_NAMES)}.")
+    check_choice("--codes", name, CODE_NAMES)
     if name in PARTS:
         _faiss()
 

@@ -15,6 +15,9 @@ from prismlm.index.lens import Lens
 # Unit states closer than this are the same place in all but rounding and a few tokens.
 NEAR_DUPLICATE = 0.999
 CONVERGED = 0.99
+# An index has enough text where so little of it converges it, and so many prototypes are filled.
+ENOUGH_AT = 0.5
+FILLED = 0.95
 QUANTILES = {"min": 0.0, "p10": 0.1, "median": 0.5, "p90": 0.9, "max": 1.0}
 
 
@@ -58,7 +61,9 @@ class LensInspection:
         trained_on: whether the model was trained on this corpus, if known.
         prototypes: K.
         with_contexts: prototypes that have a context.
-        in_use: prototypes routed at least once.
+        in_use: prototypes used at least once.
+        kept: places that are kept of each prototype where the text has as many.
+        filled: prototypes in use that have as many.
         convergence: the mean nearest cosine after growing shares of the corpus.
         converged_at: the first share at which it is within 1 % of its last value; None without a
             curve.
@@ -77,6 +82,8 @@ class LensInspection:
     prototypes: int
     with_contexts: int
     in_use: int
+    kept: int
+    filled: int
     convergence: list[dict[str, float]]
     converged_at: float | None
     contexts: int
@@ -86,10 +93,46 @@ class LensInspection:
     near_duplicate_share: float
     spread: Spread
 
+    @property
+    def enough(self) -> bool | None:
+        """Whether more text would change little; None where convergence was not noted.
+
+        The second half of the text must have brought the mean nearest cosine less than 1 %, and 95
+        of 100 prototypes in use must have all the places that are kept.
+        """
+        if self.converged_at is None:
+            return None
+        return self.converged_at <= ENOUGH_AT and self.filled >= FILLED * self.in_use
+
+    @property
+    def verdict(self) -> str:
+        """Whether there was enough text for this index, and why, in a sentence."""
+        filled = (
+            f"{self.filled:,} of {self.in_use:,} prototypes in use have all {self.kept} places "
+            "that are kept of each"
+        )
+        if self.converged_at is None:
+            return (
+                f"Whether there was enough text cannot be told: {filled}, and this lens was built "
+                "before convergence was noted. Build it again."
+            )
+        settled = self.converged_at <= ENOUGH_AT
+        closer = (
+            f"the second half of the text brought prototypes {'less' if settled else 'more'} than "
+            "1 % closer to their nearest place"
+        )
+        joined = "and" if settled == (self.filled >= FILLED * self.in_use) else "but"
+        if self.enough:
+            return f"Enough text for this index: {closer}, {joined} {filled}."
+        return (
+            f"Not enough text for this index: {closer}, {joined} {filled}. Index a larger corpus."
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values: quantiles of the spread, and the spread of each prototype."""
         value = asdict(self) | {"spread": self.spread.quantiles()}
         columns = {name: column.tolist() for name, column in vars(self.spread).items()}
+        value |= {"enough": self.enough, "verdict": self.verdict}
         value["by_prototype"] = [
             {"prototype": number, **dict(zip(columns, row, strict=True))}
             for number, row in enumerate(zip(*columns.values(), strict=True))
@@ -117,6 +160,8 @@ def inspect_lens(lens: Lens) -> LensInspection:
         prototypes=lens.num_prototypes,
         with_contexts=int((spread.documents > 0).sum()),
         in_use=int((usage > 0).sum()),
+        kept=lens.meta.contexts,
+        filled=int(((usage > 0) & (spread.documents >= lens.meta.contexts)).sum()),
         convergence=curve,
         converged_at=_converged_at(curve),
         contexts=count,

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import resource
-import sys
-import time
-from dataclasses import dataclass
+import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from prismlm.corpus.blocks import PASS_TOKENS, BlockOrder, split_counts
+from prismlm.corpus.build import build_corpus
+from prismlm.corpus.datasets import HubDataset
+from prismlm.corpus.documents import Columns
+from prismlm.corpus.estimate import cost_of, sample_stream
+from prismlm.corpus.windows import PASS_TOKENS, BlockOrder, split_counts
+from prismlm.cost import Cost, peak_memory, rate_of
+from prismlm.files import json_text
 from prismlm.index.build import IndexOptions, check_index, scan_input
-from prismlm.index.codes import parts_of
 from prismlm.index.scan import Scan, scan_passes
 from prismlm.index.spool import Spool
+from prismlm.index.write import lens_bytes
 from prismlm.layers import PrototypeHead
 from prismlm.models.evaluating import evaluating
 
@@ -24,45 +27,19 @@ if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus
 
 PASSES_MEASURED = 6
-# Of a kept context on disk: its compressed text and columns, and those columns alone.
-BYTES_WITH_TEXT = 230
-BYTES_WITHOUT_TEXT = 30
-BYTES_PER_PROTOTYPE = 200
-# Of a position, beside its coded state: offset, probability, scale, and its part of the ranges.
-BYTES_PER_POSITION = 14
 CHARACTERS_READ_PER_SECOND = 3_000_000
 CHARACTERS_PER_TOKEN = 4
 # The columns of a context while the best are being kept, beside its hidden state.
 BYTES_PER_KEPT = 34
 
 
-@dataclass(frozen=True)
-class IndexEstimate:
-    """The expected cost of an index: predictions read, seconds and bytes, all rough.
-
-    Attributes:
-        tokens: predictions to score.
-        documents: documents to read.
-        tokens_per_second: measured on a few forward passes.
-        seconds: of the whole index, contexts' text included.
-        memory_bytes: peak, the interpreter and model included.
-        disk_bytes: of the finished lens.
-    """
-
-    tokens: int
-    documents: int
-    tokens_per_second: float
-    seconds: float
-    memory_bytes: int
-    disk_bytes: int
-
-
 def estimate_index(
     model: PreTrainedModel, head: PrototypeHead, corpus: Corpus, options: IndexOptions | None = None
-) -> IndexEstimate:
+) -> Cost:
     """Estimate what ``build_index`` with the same arguments would cost; writes nothing.
 
-    A few forward passes of the first blocks are scanned, after one that warms up.
+    A few forward passes of the first blocks are scanned, after one that warms up. The figures are
+    ``documents`` to read, ``tokens`` to predict and ``tokens_per_second``.
 
     Raises:
         InputError: what ``build_index`` would refuse.
@@ -71,61 +48,80 @@ def estimate_index(
     check_index(model, corpus, options)
     documents, tokens = split_counts(corpus, options.split)
     tokens -= documents
-    per_token = _seconds_per_token(model, head, corpus, options)
-    seconds = per_token * tokens
+    rate = _tokens_per_second(model, head, corpus, options)
     kept = head.num_prototypes * min(options.contexts, documents)
     # Only the documents of kept contexts are read again.
     read = min(tokens, kept * tokens / max(1, documents)) if options.with_text else 0.0
     # An update holds the old top, the new candidates and the sorted copy at once.
     top = 3 * head.num_prototypes * options.contexts * (2 * head.width + BYTES_PER_KEPT)
-    return IndexEstimate(
-        tokens=tokens,
-        documents=documents,
-        tokens_per_second=1 / per_token,
-        seconds=seconds + read * CHARACTERS_PER_TOKEN / CHARACTERS_READ_PER_SECOND,
-        memory_bytes=_peak_bytes(model) + top,
-        disk_bytes=lens_bytes(head, options, documents, tokens),
+    return Cost(
+        tokens / rate + read * CHARACTERS_PER_TOKEN / CHARACTERS_READ_PER_SECOND,
+        peak_memory(model.device.type) + top,
+        lens_bytes(head, options, documents, tokens),
+        {"documents": documents, "tokens": tokens, "tokens_per_second": rate},
     )
 
 
-def lens_bytes(
-    head: PrototypeHead, options: IndexOptions, documents: int | None, tokens: int | None
-) -> int:
-    """Return about how many bytes a lens of so many documents and tokens has; None: at most.
+def estimate_dataset_index(
+    model: PreTrainedModel,
+    head: PrototypeHead,
+    tokenizer: PreTrainedTokenizerFast,
+    dataset: HubDataset,
+    options: IndexOptions,
+    *,
+    columns: Columns | None = None,
+    heldout_fraction: float = 0.05,
+) -> Cost:
+    """Estimate what an index of a dataset would cost; its part ``corpus`` is what comes before.
 
-    While positions are being sorted they are on the disk in int8 as well.
+    The first documents are read, tokenised and a few of them indexed, in a temporary directory
+    that is removed; nothing else is written. Figures as of :func:`estimate_index`, those of the
+    dataset None where it does not say how much it holds.
+
+    Raises:
+        InputError: what reading the dataset or the index would raise, as far as it shows in them.
     """
-    contexts = options.contexts if documents is None else min(options.contexts, documents)
-    per_context = BYTES_WITH_TEXT if options.with_text else BYTES_WITHOUT_TEXT
-    kept = head.num_prototypes * contexts
-    state = head.width if options.codes == "int8" else parts_of(head.width, options.codes)
-    positions = (tokens or 0) * (options.positions or 0) * (state + BYTES_PER_POSITION)
-    whole = kept * (2 * head.width + per_context) + head.num_prototypes * BYTES_PER_PROTOTYPE
-    return whole + int(positions)
+    sample = sample_stream(dataset, columns)
+    with tempfile.TemporaryDirectory() as directory:
+        own, first = Path(directory, "tokenizer"), Path(directory, "first.jsonl")
+        tokenizer.save_pretrained(own)
+        expected = replace(cost_of(sample, own), name="corpus")
+        with first.open("w", encoding="utf-8") as file:
+            for document in sample.documents:
+                row = {"id": document.doc_id, "text": document.text, "source": document.source}
+                file.write(json_text(row) + "\n")
+        corpus = build_corpus(first, Path(directory, "corpus"), tokenizer=own, heldout_fraction=0)
+        measured = estimate_index(model, head, corpus, replace(options, split="all"))
+    read = {"train": 1 - heldout_fraction, "heldout": heldout_fraction, "all": 1.0}[options.split]
+    tokens = documents = None
+    if expected.tokens is not None:
+        documents = int(read * expected.documents)
+        tokens = int(read * (expected.tokens - expected.documents))
+    rate = measured.tokens_per_second
+    return Cost(
+        None if tokens is None else tokens / rate,
+        measured.memory_bytes,
+        lens_bytes(head, options, documents, tokens),
+        {
+            "sampled_documents": expected.sampled_documents,
+            "bytes_per_token": expected.bytes_per_token,
+            "tokens": tokens,
+            "tokens_per_second": rate,
+        },
+        parts=(expected,),
+        unknown=expected.unknown,
+    )
 
 
-def _seconds_per_token(
+def _tokens_per_second(
     model: PreTrainedModel, head: PrototypeHead, corpus: Corpus, options: IndexOptions
 ) -> float:
-    """Scan the first blocks of the order until enough passes are measured, after one to warm up."""
     order = BlockOrder.of(corpus.num_tokens)
-    given = scan_input(model, head, corpus, options)
     scan = Scan.empty(head.num_prototypes, options.contexts, head.width, order.count, 0)
-    began, first, wanted = time.perf_counter(), 0, PASSES_MEASURED * PASS_TOKENS // 2
     # Nothing is written: so few positions wait in memory.
     scan.spool = None if options.positions is None else Spool(Path(), head.width)
+    given = scan_input(model, head, corpus, options)
     with evaluating(model):
-        for number, done in enumerate(scan_passes(scan, given, order.count)):
-            if number == 0:
-                began, first = time.perf_counter(), done
-            elif scan.tokens - first >= wanted:
-                break
-    measured = scan.tokens - first
-    return (time.perf_counter() - began) / measured if measured else 1e-4
-
-
-def _peak_bytes(model: PreTrainedModel) -> int:
-    if model.device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(model.device))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+        passes = scan_passes(scan, given, order.count)
+        enough = PASSES_MEASURED * PASS_TOKENS // 2
+        return rate_of(passes, seconds=60.0, enough=enough) or 1e4

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -14,8 +14,8 @@ from torch import nn
 
 import prismlm
 from prismlm import fingerprints
-from prismlm.errors import FormatError, InputError, StaleLensError
-from prismlm.files import read_json, write_json
+from prismlm.errors import FormatError, InputError, StaleLensError, check_path
+from prismlm.files import check_json, from_json, read_json, write_json
 from prismlm.layers import PrototypeHead
 from prismlm.models.sidecar import weight_of
 
@@ -113,6 +113,8 @@ class LensMeta:
         model: fingerprint of the whole model; None in a lens of an older prismlm.
         cells: how positions were kept in cells; None in a lens without.
         support: what text scores that the corpus does not hold; None in a lens without cells.
+        labels: who named the prototypes, and what the names are worth; None before.
+        map: how the prototypes were laid out; None before.
         convergence: points of the mean nearest cosine against the share of the corpus read.
         files: the size and digest of every file that never changes again.
     """
@@ -134,6 +136,8 @@ class LensMeta:
     model: str | None = None
     cells: dict[str, Any] | None = None
     support: dict[str, Any] | None = None
+    labels: dict[str, Any] | None = None
+    map: dict[str, Any] | None = None
     convergence: list[dict[str, float]] = field(default_factory=list[dict[str, float]])
     files: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
 
@@ -183,14 +187,10 @@ def read_meta(directory: Path) -> LensMeta:
             f"{directory} was written in another lens format. Build it again with `prismlm index`."
         )
     value.pop("prismlm", None)
-    try:
-        meta = LensMeta(**value)
-        sizes = {name: int(file["bytes"]) for name, file in meta.files.items()}
-    except (TypeError, KeyError, ValueError, AttributeError) as error:
-        raise FormatError(
-            f"{directory / META_FILE} cannot be read: {error}. Build the lens again."
-        ) from error
-    for name, expected in sizes.items():
+    meta = from_json(LensMeta, value, str(directory / META_FILE))
+    for name, file in meta.files.items():
+        check_json(file, {"bytes": int, "digest": str}, f"{directory / META_FILE}: {name}")
+        expected = file["bytes"]
         size = (directory / name).stat().st_size if (directory / name).is_file() else 0
         if size != expected:
             raise FormatError(
@@ -203,29 +203,25 @@ def read_meta(directory: Path) -> LensMeta:
 def describe_files(directory: Path) -> dict[str, dict[str, Any]]:
     """Return the size and digest of the files that later steps do not rewrite."""
     return {
-        path.name: {"bytes": path.stat().st_size, "digest": _digest(path)}
+        path.name: {"bytes": path.stat().st_size, "digest": fingerprints.of_file(path)}
         for path in sorted(directory.iterdir())
         if path.name not in (META_FILE, PROTOTYPES_FILE)
     }
 
 
-def check_files(directory: Path, meta: LensMeta) -> None:
-    """Read every file and compare it with what was written.
+def check_files(directory: Path, meta: LensMeta, names: Collection[str] | None = None) -> None:
+    """Read files and compare them with what was written: those named, or every one.
 
     Raises:
         FormatError: a file has changed since.
     """
     for name, file in meta.files.items():
-        if _digest(directory / name) != file["digest"]:
+        asked = names is None or name in names
+        if asked and fingerprints.of_file(directory / name) != file["digest"]:
             raise FormatError(
                 f"{directory / name} is damaged: it does not hold what was written. Build the lens "
                 "again."
             )
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[: fingerprints.LENGTH]
 
 
 def read_table(path: Path, schema: pa.Schema, columns: list[str] | None = None) -> pa.Table:
@@ -342,7 +338,8 @@ def find_lens(model_directory: Path, lens: Path | str | None) -> Path | None:
         InputError: several lenses and none named, or the named one does not exist.
     """
     if lens is not None:
-        for candidate in (Path(lens), model_directory / "lens" / str(lens)):
+        named = check_path("the lens", lens)
+        for candidate in (named, model_directory / "lens" / named):
             if candidate.is_dir():
                 return candidate
         raise InputError(f"there is no lens {lens}. Build it with `prismlm index`.")

@@ -11,7 +11,8 @@ import pyarrow as pa
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from prismlm.errors import FormatError, InputError, suggest
+from prismlm.errors import FormatError, InputError, check_choice, check_whole
+from prismlm.files import from_json
 from prismlm.index import layout
 from prismlm.index.around import Around, sentence_around
 from prismlm.index.cells import Cells
@@ -105,6 +106,12 @@ class Lens:
             )
         return table
 
+    def read_labels_again(self) -> None:
+        """Forget what was read of the prototypes and their labels, which have been written anew."""
+        self.meta = layout.read_meta(self.path)
+        for name in ("prototypes", "names", "categories"):
+            self.__dict__.pop(name, None)
+
     @cached_property
     def mass(self) -> pa.Table:
         """``mass.parquet``: uses and activation by prototype, source, domain and licence."""
@@ -128,7 +135,10 @@ class Lens:
     @cached_property
     def support(self) -> SupportScale | None:
         """What text scores that the corpus does not hold; None in a lens without cells."""
-        return None if self.meta.support is None else SupportScale(**self.meta.support)
+        if self.meta.support is None:
+            return None
+        where = f"{self.path / layout.META_FILE}, support,"
+        return from_json(SupportScale, self.meta.support, where)
 
     @cached_property
     def suffixes(self) -> Suffixes | None:
@@ -180,6 +190,8 @@ class Lens:
     def states(self) -> Tensor:
         """The unit hidden state of every kept context, bf16 [rows, d], row for row."""
         path = self.path / layout.CONTEXTS_FILE
+        # All of it is read in any case.
+        layout.check_files(self.path, self.meta, [layout.CONTEXTS_FILE])
         try:
             with safe_open(str(path), framework="pt") as file:
                 states = file.get_tensor("states")
@@ -246,10 +258,7 @@ class Lens:
         Raises:
             InputError: there is no such prototype.
         """
-        if not 0 <= prototype < self.num_prototypes:
-            raise InputError(
-                f"there is no prototype {prototype}: expected 0 to {self.num_prototypes - 1}."
-            )
+        check_whole("the prototype", prototype, most=self.num_prototypes - 1)
         return slice(int(self.first_rows[prototype]), int(self.first_rows[prototype + 1]))
 
     def group_weights(self, by: str) -> GroupWeights:
@@ -258,23 +267,15 @@ class Lens:
         Raises:
             InputError: the column is not source, domain or license.
         """
-        known = list(layout.GROUP_COLUMNS)
-        if by not in known:
-            raise InputError(
-                f"shares can be taken by document, {', '.join(known)}; not by {by!r}."
-                f"{suggest(by, ['document', *known])}"
-            )
+        check_choice("what activations are grouped by", by, layout.GROUP_COLUMNS)
         if by not in self._groups:
-            column = self.mass[by].fill_null(UNKNOWN).combine_chunks().dictionary_encode()
-            weights = np.zeros((self.num_prototypes, len(column.dictionary)))
-            np.add.at(
-                weights,
-                (self.mass["prototype"].to_numpy(), column.indices.to_numpy()),
-                self.mass["activation_sum"].to_numpy(),
-            )
+            names, codes = self.keys("mass", by)
+            weights = np.zeros((self.num_prototypes, len(names)))
+            at = self.mass["prototype"].to_numpy(), codes
+            np.add.at(weights, at, self.mass["activation_sum"].to_numpy())
             total = weights.sum(1, keepdims=True)
             weights = np.divide(weights, total, out=np.zeros_like(weights), where=total > 0)
-            self._groups[by] = GroupWeights(column.dictionary.to_pylist(), weights)
+            self._groups[by] = GroupWeights(names, weights)
         return self._groups[by]
 
     def _offsets(self, table: pa.Table, name: str) -> np.ndarray:

@@ -11,13 +11,17 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from prismlm.errors import InputError
+from prismlm.errors import InputError, check_number, check_text, check_whole
 from prismlm.index.lens import Lens
 from prismlm.layers import PrototypeHead
 from prismlm.models.seam import LogitMap
 
+LARGEST_SEED = 2**63 - 1
+# Logits over a smaller temperature leave the range of float32.
+COLDEST = 1e-6
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class OpenedModel:
     """A Hugging Face model with its prototype head and lens.
 
@@ -36,6 +40,21 @@ class OpenedModel:
     head: PrototypeHead
     logit_map: LogitMap
     lens: Lens | None
+
+    def __repr__(self) -> str:
+        """Say in three lines which model, head and lens these are."""
+        parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        head, lens = self.head, self.lens
+        facts = [
+            f"{type(self).__name__} {self.path}: {type(self.model).__name__}, "
+            f"{parameters:,} parameters",
+            f"head: {head.num_prototypes:,} prototypes, {head.prototypes_per_token} for each token",
+            "lens: none"
+            if lens is None
+            else f"lens: {lens.name}, {lens.meta.tokens:,} tokens of {lens.meta.documents:,} "
+            "documents",
+        ]
+        return "\n".join(facts)
 
     @property
     def context_length(self) -> int | None:
@@ -61,6 +80,8 @@ class OpenedModel:
         Raises:
             InputError: empty text, or more tokens than the model reads.
         """
+        check_text("the text", text)
+        room = check_whole("the number of tokens to generate", room)
         ids = self.tokenizer(text, return_tensors="pt", add_special_tokens=False)["input_ids"]
         assert isinstance(ids, Tensor)
         if ids.numel() == 0:
@@ -68,9 +89,14 @@ class OpenedModel:
         longest = self.context_length
         if longest is not None and ids.shape[1] + room > longest:
             wanted = f"{ids.shape[1]} tokens" + (f" and {room} to generate" if room else "")
+            left = longest - ids.shape[1]
+            way_out = (
+                f"shorten it by {room - left} tokens."
+                if left < 1 or not room
+                else (f"generate at most {left}.")
+            )
             raise InputError(
-                f"the text has {wanted}, and {self.path.name} reads {longest}: shorten it by "
-                f"{ids.shape[1] + room - longest} tokens."
+                f"the text has {wanted}, and {self.path.name} reads {longest}: {way_out}"
             )
         return ids.to(self.model.device)
 
@@ -89,10 +115,16 @@ class OpenedModel:
         With ``all_logits`` every position of the prompt passes the output embedding.
 
         Raises:
-            InputError: a negative number of tokens, or a negative temperature.
+            InputError: a number of tokens, temperature or seed that is none.
         """
-        if tokens < 0 or temperature < 0:
-            raise InputError("tokens to generate and temperature must not be negative.")
+        tokens = check_whole("the number of tokens to generate", tokens)
+        seed = check_whole("the seed", seed, most=LARGEST_SEED)
+        temperature = check_number(
+            "the temperature",
+            temperature,
+            f"0, which takes the top token, or a number from {COLDEST:g} on",
+            lambda number: number == 0 or number >= COLDEST,
+        )
         if tokens == 0:
             return prompt
         options: dict[str, Any] = {"do_sample": False}

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from prismlm.corpus.blocks import Block, BlockOrder, block_passes, read_block
+from prismlm.corpus.windows import Block, BlockOrder, block_passes, read_block
 from prismlm.errors import InputError
 from prismlm.index.mass import Key, MassCounter
 from prismlm.index.positions import next_tokens, position_records

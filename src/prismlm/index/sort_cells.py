@@ -93,7 +93,7 @@ class _Files:
     """The files of cells, which grow by sorted records; ``checksums`` are those of the ranges."""
 
     def __init__(self, directory: Path, types: Sequence[np.dtype], vocabulary: int) -> None:
-        self._stack, self._blocks = ExitStack(), _Blocks()
+        self._stack, self._waiting = ExitStack(), b""
         self._types, self._vocabulary, self._rows = types, vocabulary, 0
         paths = [directory / name for name in layout.CELL_FILES]
         self._columns = [_Column(path, kind) for path, kind in zip(paths, types, strict=True)]
@@ -107,7 +107,8 @@ class _Files:
     def __exit__(self, *error: object) -> None:
         with self._stack:
             if error[0] is None:
-                self._columns[-1].append(self._blocks.rest())
+                rest = [zlib.crc32(self._waiting)] if self._waiting else []
+                self._columns[-1].append(np.array(rest, dtype=np.uint32))
 
     def append(self, records: np.ndarray, codes: Codes) -> None:
         """Write records of whole cells, with states in other codes."""
@@ -120,10 +121,19 @@ class _Files:
         self.checksums = [
             zlib.crc32(p.data, c) for p, c in zip((keys, begins), self.checksums, strict=True)
         ]
-        parts = (kept, keys, begins, self._blocks.add(kept))
-        for column, part in zip(self._columns, parts, strict=True):
+        for column, part in zip(self._columns, (kept, keys, begins, self._sums(kept)), strict=True):
             column.append(part)
         self._rows += len(records)
+
+    def _sums(self, records: np.ndarray) -> np.ndarray:
+        """Return the CRC-32 of every 64 records, those that waited for these among them: uint32."""
+        data, sums, begin = records.view(np.uint8).data, list[int](), 0
+        size = cells.BLOCK_ROWS * records.dtype.itemsize
+        for end in range(size - len(self._waiting), len(data) + 1, size):
+            sums.append(zlib.crc32(data[begin:end], zlib.crc32(self._waiting)))
+            self._waiting, begin = b"", end
+        self._waiting += bytes(data[begin:])
+        return np.array(sums, dtype=np.uint32)
 
 
 def _sample(spools: Sequence[Spool], rows: int, share: float) -> np.ndarray:
@@ -173,32 +183,6 @@ def _ranges(records: np.ndarray, vocabulary: int) -> tuple[np.ndarray, np.ndarra
     keys = records["cell"].astype(np.int64) * vocabulary + records["token"]
     first = np.flatnonzero(np.diff(keys, prepend=-1))
     return keys[first], first
-
-
-class _Blocks:
-    """The CRC-32 of every 64 records, as they come in parts of any length."""
-
-    def __init__(self) -> None:
-        self._rows = self._checksum = 0
-
-    def add(self, records: np.ndarray) -> np.ndarray:
-        """Return the checksums of the blocks that these records end: uint32."""
-        data, size = records.view(np.uint8).data, records.dtype.itemsize
-        done: list[int] = []
-        first = 0
-        while first < len(records):
-            last = min(len(records), first + cells.BLOCK_ROWS - self._rows)
-            self._checksum = zlib.crc32(data[first * size : last * size], self._checksum)
-            self._rows += last - first
-            first = last
-            if self._rows == cells.BLOCK_ROWS:
-                done.append(self._checksum)
-                self._rows = self._checksum = 0
-        return np.array(done, dtype=np.uint32)
-
-    def rest(self) -> np.ndarray:
-        """Return the checksum of a last block that is not full, if there is one."""
-        return np.array([self._checksum] if self._rows else [], dtype=np.uint32)
 
 
 def write_documents(directory: Path, corpus: Corpus, split: Split) -> None:

@@ -7,23 +7,29 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from prismlm import fingerprints
-from prismlm.errors import FormatError, InputError, PrismError, changes
-from prismlm.files import atomic_file, read_json, write_json
+from prismlm.errors import FormatError, InputError
+from prismlm.files import (
+    atomic_file,
+    discard,
+    json_text,
+    remove_left_behind,
+    room_to_write,
+    write_json,
+)
 from prismlm.index.mass import MassCounter
 from prismlm.index.scan import Scan
 from prismlm.index.spool import Run, Spool
-from prismlm.locks import Held, locked
 from prismlm.ops.top_contexts import TopContexts
+from prismlm.run_state import Held, busy, check_same, locked, read_note
 
 RUN_FILE = "run.json"
 RUN_LOCK = "run.lock"
@@ -31,6 +37,7 @@ BEGIN_LOCK = "begin.lock"
 LENS = "lens"
 FINISHED = "finished"
 FORMAT_VERSION = 1
+GO_ON = "The same command goes on from there."
 
 
 class Partial:
@@ -51,20 +58,20 @@ class Partial:
         Raises:
             InputError: something else was begun and is not to be discarded, or is still going on.
         """
-        self._clean()
+        remove_left_behind(self.path)
         self.path.mkdir(parents=True, exist_ok=True)
         with locked(self.path / BEGIN_LOCK, wait=True):
             if (self.path / RUN_FILE).is_file():
-                before = self._run()
-                changed = changes(before, run)
-                if changed and not overwrite:
-                    raise InputError(
-                        f"an index of {self.out} was begun with another input "
-                        f"({'; '.join(changed)}). Go on with that one, choose another --lens, or "
-                        "discard what was scanned with --overwrite."
-                    )
-                if not changed:
+                if self.matches(run):
                     return
+                if not overwrite:
+                    check_same(
+                        f"an index of {self.out} was begun with another input",
+                        self._run(),
+                        run,
+                        "Go on with that one, choose another --lens, or discard what was scanned "
+                        "with --overwrite.",
+                    )
                 self._discard()
                 self.path.mkdir()
             write_json(self.path / RUN_FILE, {"format_version": FORMAT_VERSION, **run})
@@ -74,28 +81,19 @@ class Partial:
         return (self.path / RUN_FILE).is_file() and self._run() == run
 
     def _run(self) -> dict[str, Any]:
-        found = read_json(self.path / RUN_FILE)
-        if not isinstance(found, dict) or found.pop("format_version", None) != FORMAT_VERSION:
-            raise FormatError(
-                f"{self.path / RUN_FILE} is of another version or damaged: remove {self.path} to "
-                "start anew."
-            )
-        return found
+        noted = read_note(self.path / RUN_FILE, self.path, format_version=FORMAT_VERSION)
+        return {key: value for key, value in noted.items() if key != "format_version"}
 
     def _discard(self) -> None:
         try:
             with locked(self.path / RUN_LOCK):
-                self.remove()
+                discard(self.path)
         except Held as held:
             raise self._busy(held) from None
 
     def _busy(self, held: Held) -> InputError:
         noted = (path.read_text(errors="replace") for path in self.path.glob("shard-*.lock"))
-        process = held.process or ", ".join(text.strip() for text in noted)
-        return InputError(
-            f"{self.out} is being written to by another process, {process}. Wait until it has "
-            "ended, or choose another --lens."
-        )
+        return busy(self.out, held.process or ", ".join(text.strip() for text in noted))
 
     @contextmanager
     def working(self, shard: int, shards: int) -> Iterator[None]:
@@ -107,9 +105,7 @@ class Partial:
         name = self._state(shard, shards).with_suffix(".lock")
         try:
             with locked(self.path / RUN_LOCK, shared=True), locked(name):
-                for path in self.path.iterdir():
-                    if path.name.startswith(f".{self._state(shard, shards).name}."):
-                        path.unlink()
+                remove_left_behind(self._state(shard, shards))
                 yield
         except Held as held:
             raise self._busy(held) from None
@@ -154,7 +150,7 @@ class Partial:
         }
         path = self._state(shard, shards)
         with self.writing("what was scanned"), atomic_file(path) as temporary:
-            save_file(tensors, str(temporary), metadata={"state": json.dumps(state)})
+            save_file(tensors, str(temporary), metadata={"state": json_text(state)})
             _flush(temporary)
 
     def load(self, shard: int, shards: int) -> Scan | None:
@@ -257,7 +253,7 @@ class Partial:
             if self.out.exists():
                 os.rename(self.out, self.path / f"replaced-{uuid.uuid4().hex[:8]}")
             os.rename(written, self.out)
-        self.remove()
+        discard(self.path)
 
     @contextmanager
     def leaving_nothing_useless(self) -> Iterator[None]:
@@ -267,45 +263,20 @@ class Partial:
         except BaseException:
             with suppress(OSError, Held), locked(self.path / RUN_LOCK):
                 if not any(self.path.glob("shard-*.safetensors")):
-                    self.remove()
+                    discard(self.path)
             raise
 
-    def remove(self) -> None:
-        """Remove the directory: at once under its name, its files thereafter."""
-        hidden = self.out.with_name(f".{self.out.name}.{uuid.uuid4().hex[:8]}.tmp")
-        os.rename(self.path, hidden)
-        shutil.rmtree(hidden, ignore_errors=True)
-
-    def _clean(self) -> None:
-        """Remove what a killed process was removing."""
-        if self.out.parent.is_dir():
-            for path in self.out.parent.iterdir():
-                if path.name.startswith(f".{self.out.name}.") and path.name.endswith(".tmp"):
-                    shutil.rmtree(path, ignore_errors=True)
-
-    @contextmanager
-    def writing(self, what: str) -> Iterator[None]:
-        """Turn a disk that is full, or fails, into an error that says what is left.
-
-        Raises:
-            PrismError: a write in the block failed.
-        """
-        try:
-            yield
-        except (OSError, SafetensorError, pa.ArrowException) as error:
-            parents = (self.path, *self.path.absolute().parents)
-            existing = next(path for path in parents if path.exists())
-            free = shutil.disk_usage(existing).free
-            raise PrismError(
-                f"{what} of {self.out} could not be written ({error}): {free / 1e6:,.1f} MB are "
-                f"free. {self.rest()} Make room, then go on with the same command."
-            ) from error
+    def writing(self, what: str) -> AbstractContextManager[None]:
+        """Turn a disk that is full, or fails, into an error that says what is left."""
+        return room_to_write(
+            f"{what} of {self.out}", self.path, lambda: f"Make room. {self.rest()}"
+        )
 
     def rest(self) -> str:
         """Say in a sentence what an interrupted run has left."""
         if any(self.path.glob("shard-*.safetensors")):
-            return f"What was scanned until the last save is kept in {self.path}."
-        return "Nothing was saved before."
+            return f"What was scanned until the last save is kept in {self.path}. {GO_ON}"
+        return f"Nothing was saved before. {GO_ON}"
 
 
 def _digest(tensors: dict[str, torch.Tensor]) -> str:

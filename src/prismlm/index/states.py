@@ -22,15 +22,15 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from prismlm import fingerprints
-from prismlm.corpus.blocks import BlockOrder, block_passes, read_block, split_counts
+from prismlm.corpus.windows import BlockOrder, block_passes, read_block, split_counts
 from prismlm.errors import FormatError, InputError
-from prismlm.files import read_json, room_to_write, write_json
+from prismlm.files import room_to_write, write_json
 from prismlm.index.positions import next_tokens
-from prismlm.interrupts import Interrupts
 from prismlm.models.evaluating import evaluating
 from prismlm.models.seam import capture
 from prismlm.models.sidecar import weight_of
 from prismlm.progress import SILENT, Reporter
+from prismlm.run_state import Interrupts, read_note
 
 if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus, Split
@@ -78,13 +78,9 @@ class HiddenStates:
         Raises:
             FormatError: a file is missing, cut off, damaged or of another version.
         """
-        meta = read_json(directory / META_FILE)
-        if not isinstance(meta, dict) or meta.get("format_version") != FORMAT_VERSION:
-            raise FormatError(
-                f"{directory / META_FILE} is of another version or damaged: remove {directory}, "
-                "and the states are read again."
-            )
-        return cls(directory, meta)
+        return cls(
+            directory, read_note(directory / META_FILE, directory, format_version=FORMAT_VERSION)
+        )
 
     def __len__(self) -> int:
         """How many positions there are."""
@@ -172,7 +168,7 @@ def read_states(
         InputError: the directory holds states of something else; a state is not finite.
         FormatError: what is there is damaged.
         PrismError: the disk is full; what was noted is kept.
-        IndexInterrupted: SIGINT or SIGTERM came; what was read is kept.
+        Interrupted: SIGINT or SIGTERM came; what was read is kept.
     """
     asked = {"split": split, "window": window, "stride": stride}
     of = {"model": fingerprints.of_weights(model), "corpus": corpus.fingerprint}
@@ -182,7 +178,7 @@ def read_states(
         return HiddenStates.open(directory)
     documents, tokens = split_counts(corpus, split)
     total = min(tokens - documents, int(limit_bytes / writer.row_bytes))
-    rest = f"What was read until the last note is kept in {directory}."
+    rest = f"What was read until the last note is kept in {directory}. The same command goes on."
     noted = time.monotonic()
     with (
         writer,
@@ -193,12 +189,14 @@ def read_states(
         for passes in _blocks(corpus, writer, limit_bytes, **asked):
             for batch, _ in passes:
                 task.advance(writer.add(*_read(model, corpus, batch, bf16=bf16)))
+                if interrupts.received:
+                    # Within a block, which may take a minute: what it has is read again.
+                    writer.note(complete=False)
+                    interrupts.stop()
             writer.end_block()
-            if interrupts.received or time.monotonic() - noted >= save_seconds:
+            if time.monotonic() - noted >= save_seconds:
                 writer.note(complete=False)
                 noted = time.monotonic()
-            if interrupts.received:
-                interrupts.stop()
         writer.note(complete=True)
     return HiddenStates.open(directory)
 

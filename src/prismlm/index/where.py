@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from prismlm.errors import InputError, suggest
+from prismlm.errors import InputError, check_choice, check_kind, check_text, suggest
 from prismlm.index.layout import GROUP_COLUMNS
 
 if TYPE_CHECKING:
@@ -46,12 +46,17 @@ def normalised(where: Where | None) -> Conditions:
     """Return a filter in one order, so that equal filters are equal.
 
     Raises:
-        InputError: a column that text cannot be filtered by.
+        InputError: a column that text cannot be filtered by, or a value that is no text.
     """
-    conditions = {
-        _column(column): (values,) if isinstance(values, str) else tuple(sorted(set(values)))
-        for column, values in (where or {}).items()
-    }
+    if where is None:
+        return ()
+    check_kind("the filter", where, Mapping, 'a column and its values, such as {"license": "CC0"}')
+    conditions: dict[str, tuple[str, ...]] = {}
+    for column, values in where.items():
+        value = f"the value of {_column(column)}"
+        kinds = (list, tuple, set, frozenset)
+        several = check_kind(value, [values] if isinstance(values, str) else values, kinds, "text")
+        conditions[column] = tuple(sorted({check_text(value, one) for one in several}))
     return tuple(sorted(conditions.items()))
 
 
@@ -66,10 +71,5 @@ def check_value(column: str, value: str, known: list[str]) -> None:
 
 
 def _column(name: str) -> str:
-    known: list[str] = list(GROUP_COLUMNS)
-    if name not in known:
-        raise InputError(
-            f"text can be filtered by {', '.join(known[:-1])} and {known[-1]}; not by {name!r}."
-            f"{suggest(name, known)}"
-        )
+    check_choice("the column of the filter", name, GROUP_COLUMNS)
     return name

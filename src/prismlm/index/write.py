@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from prismlm.files import share
 from prismlm.index import layout
 from prismlm.index.cells import Cells
+from prismlm.index.codes import parts_of
 from prismlm.index.signatures import top_signatures
 from prismlm.index.sort_cells import write_cells, write_documents
 from prismlm.index.suffixes import Suffixes, has_suffixes, write_suffixes
@@ -25,14 +26,20 @@ from prismlm.ops.top_contexts import Contexts
 from prismlm.progress import Reporter
 
 if TYPE_CHECKING:
-    from prismlm.corpus.blocks import BlockOrder
     from prismlm.corpus.store import Corpus
+    from prismlm.corpus.windows import BlockOrder
     from prismlm.index.build import IndexOptions
     from prismlm.index.scan import Scan, ScanInput
     from prismlm.index.spool import Spool
 
 CHARACTERS_BEFORE = 160
 CHARACTERS_AFTER = 80
+# Of a kept context on disk: its compressed text and columns, and those columns alone.
+BYTES_WITH_TEXT = 230
+BYTES_WITHOUT_TEXT = 30
+BYTES_PER_PROTOTYPE = 200
+# Of a position, beside its coded state: offset, probability, scale, and its part of the ranges.
+BYTES_PER_POSITION = 14
 
 
 def write_lens(
@@ -101,6 +108,22 @@ def _write_cells(
     suffixes = Suffixes.open(directory) if has_suffixes(directory) else None
     scale = measure_support(cells, given.model, given.head, given.corpus, given.split, suffixes)
     return {"cells": meta, "support": None if scale is None else scale.to_dict()}
+
+
+def lens_bytes(
+    head: PrototypeHead, options: IndexOptions, documents: int | None, tokens: int | None
+) -> int:
+    """Return about how many bytes a lens of so many documents and tokens has; None: at most.
+
+    While positions are being sorted they are on the disk in int8 as well.
+    """
+    contexts = options.contexts if documents is None else min(options.contexts, documents)
+    per_context = BYTES_WITH_TEXT if options.with_text else BYTES_WITHOUT_TEXT
+    kept = head.num_prototypes * contexts
+    state = head.width if options.codes == "int8" else parts_of(head.width, options.codes)
+    positions = (tokens or 0) * (options.positions or 0) * (state + BYTES_PER_POSITION)
+    whole = kept * (2 * head.width + per_context) + head.num_prototypes * BYTES_PER_PROTOTYPE
+    return whole + int(positions)
 
 
 def convergence(scan: Scan, order: BlockOrder) -> list[dict[str, float]]:

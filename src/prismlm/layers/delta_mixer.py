@@ -10,8 +10,7 @@ from torch.nn import functional as F
 
 from prismlm.errors import InputError
 from prismlm.layers.causal_convolution import CausalConvolution
-from prismlm.layers.sequence_input import check_sequence
-from prismlm.ops.compaction import Compaction
+from prismlm.ops.compaction import compacted
 from prismlm.ops.delta_rule import delta_rule
 
 
@@ -84,11 +83,7 @@ class DeltaMixer(nn.Module):
             InputError: a state of another batch, no row or position, a width other than d, or
                 flags that are not bool [B, T].
         """
-        check_sequence(x, self.qkv_projection.in_features, mask, starts)
-        places = None if mask is None else Compaction.of(mask)
-        if places is not None:
-            x = places.compact(x)
-            starts = None if starts is None else places.compact_starts(starts)
+        x, starts, places = compacted(x, self.qkv_projection.in_features, mask, starts)
         memory, history = (None, None) if state is None else state
         mixed, history = self.convolution(
             self.qkv_projection(x),

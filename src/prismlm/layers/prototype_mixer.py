@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from prismlm.errors import InputError, check_choice
 from prismlm.layers.causal_convolution import CausalConvolution
 from prismlm.layers.mixer_gates import ChannelGates, GateInputs, MixerEvidence
-from prismlm.layers.sequence_input import check_sequence
 from prismlm.ops.channel_parts import ChannelFlow
-from prismlm.ops.compaction import Compaction
+from prismlm.ops.compaction import compacted
 from prismlm.ops.prototype_mixer import PrefixState, prefix_mean
 from prismlm.ops.prototype_mixer.state import check_groups
 
@@ -218,11 +217,7 @@ class PrototypeMixer(nn.Module):
             InputError: a state of another batch, no row or position, a width other than d, or
                 flags that are not bool [B, T].
         """
-        check_sequence(x, self.prototypes.shape[1], mask, starts)
-        places = None if mask is None else Compaction.of(mask)
-        if places is not None:
-            starts = None if starts is None else places.compact_starts(starts)
-            x = places.compact(x)
+        x, starts, places = compacted(x, self.prototypes.shape[1], mask, starts)
         write, read = self._gates_of(x)
         values = self.value_projection(x)
         prefix, history = (None, None) if state is None else state

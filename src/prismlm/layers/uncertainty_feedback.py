@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from numbers import Integral
-
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from prismlm.errors import InputError
+from prismlm.errors import check_number, check_whole
 from prismlm.ops.uncertainty_feedback import check_levels, embed_codes
 
 
@@ -33,17 +30,13 @@ class UncertaintyEmbedding(nn.Module):
         self, width: int, levels: int = 65536, *, rows: int | None = None, deviation: float = 0.02
     ) -> None:
         super().__init__()
-        check_levels(levels)
-        count: object = levels if rows is None else rows
-        whole = not isinstance(count, bool) and isinstance(count, Integral)
-        if not whole or not 2 <= int(count) <= levels:
-            raise InputError(
-                f"{count!r} rows for {levels} codes: expected a whole number from 2 to {levels}."
-            )
-        if not 0 <= deviation < math.inf:
-            raise InputError(f"deviation {deviation} of the table: expected a number from 0 on.")
-        self.levels, count = int(levels), int(count)
-        self.deviation = deviation
+        self.levels = check_levels(levels)
+        count = levels if rows is None else rows
+        count = check_whole("the number of rows of the table", count, 2, levels)
+        expected = "a number from 0 on"
+        self.deviation = check_number(
+            "the deviation of the table", deviation, expected, lambda spread: spread >= 0
+        )
         self.weight = nn.Parameter(torch.empty(count, width))
         self.reset_parameters()
 

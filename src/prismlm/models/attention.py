@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from prismlm.errors import InputError
 from prismlm.layers.signal_noise_attention import SignalNoiseAttention, SignalNoiseOutput
-from prismlm.models.seam import is_unwatched
+from prismlm.models.decoders.mixers import chosen_layers
+from prismlm.models.watch import Block, Hook, entered, watch
 from prismlm.ops.signal_noise_attention import attention_weights
 
 Group = Literal["signal", "noise", "attention"]
 Read = Callable[[int, Tensor], None]
+
+_changing = threading.Lock()
 
 
 class HeadGroup(NamedTuple):
@@ -93,40 +97,65 @@ def reading_attention(
         InputError: the model has no attention, or not that layer.
     """
     found = attention_layers(model)
-    chosen = range(len(found)) if layers is None else layers
-    for layer in chosen:
-        if not 0 <= layer < len(found):
-            raise InputError(
-                f"there is no layer {layer}: the model's layers are 0 to {len(found) - 1}."
-            )
-    with ExitStack() as stack:
-        if not isinstance(found[0], SignalNoiseAttention):
-            stack.enter_context(_eager(model))
-        for layer in chosen:
-            hook = _signal_noise_hook if isinstance(found[layer], SignalNoiseAttention) else _hook
-            handle = found[layer].register_forward_hook(hook(layer, read), with_kwargs=True)
-            stack.callback(handle.remove)
+    chosen = chosen_layers(len(found), layers)
+    own = isinstance(found[0], SignalNoiseAttention)
+    hook = _signal_noise_hook if own else _hook
+    hooks = [Hook(found[layer], after=hook(layer, read)) for layer in chosen]
+    with nullcontext() if own else _eager(model), watch(hooks):
         yield
 
 
 @contextmanager
 def _eager(model: PreTrainedModel) -> Iterator[None]:
-    before: Any = model.config._attn_implementation
-    model.set_attn_implementation("eager")
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(before)
+    """Let this thread's or task's passes run eager attention, and those of others what they did.
+
+    A model asks its configurations at each pass which form to take, for its masks and its layers.
+    While blocks are open, a configuration is of a class that answers by who asks.
+    """
+    configs = {
+        id(config): config
+        for module in model.modules()
+        if isinstance(config := getattr(module, "config", None), PreTrainedConfig)
+    }
+    with entered() as block:
+        with _changing:
+            for config in configs.values():
+                if "prismlm_blocks" not in vars(type(config)):
+                    config.__class__ = _answering_by_asker(type(config))
+                type(config).prismlm_blocks.append(block)  # pyright: ignore
+        try:
+            yield
+        finally:
+            with _changing:
+                for config in configs.values():
+                    kind: Any = type(config)
+                    kind.prismlm_blocks.remove(block)
+                    if not kind.prismlm_blocks:
+                        config.__class__ = kind.__base__
+
+
+def _answering_by_asker(kind: type[PreTrainedConfig]) -> Any:
+    blocks: list[Block] = []
+    plain: Any = kind._attn_implementation
+
+    def implementation(config: PreTrainedConfig) -> Any:
+        return "eager" if any(block.here() for block in (*blocks,)) else plain.fget(config)
+
+    members = {
+        "_attn_implementation": property(implementation, plain.fset),
+        "prismlm_blocks": blocks,
+        "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__,
+    }
+    return type(kind.__name__, (kind,), members)
 
 
 def _hook(layer: int, read: Read) -> Callable[..., None]:
-    def after(_module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
-        if is_unwatched():
-            return
+    def after(module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
         weights = output[1] if isinstance(output, tuple) and len(output) > 1 else None
         if not isinstance(weights, Tensor):
             raise InputError(
-                f"the attention of layer {layer}, a {type(_module).__name__}, gives no weights "
+                f"the attention of layer {layer}, a {type(module).__name__}, gives no weights "
                 "even in its eager form: its heads cannot be read."
             )
         read(layer, weights)
@@ -138,8 +167,6 @@ def _signal_noise_hook(layer: int, read: Read) -> Callable[..., None]:
     def after(
         module: nn.Module, _args: Any, kwargs: dict[str, Any], output: SignalNoiseOutput
     ) -> None:
-        if is_unwatched():
-            return
         assert isinstance(module, SignalNoiseAttention)
         past = kwargs.get("past")
         own = output.projections

@@ -13,21 +13,65 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from prismlm.errors import FormatError, InputError
-from prismlm.files import atomic_directory, room_to_write, share
-from prismlm.models.adapter import merge_adapter
+from prismlm.files import atomic_directory, read_json, room_to_write, share
+from prismlm.hub import silence
 from prismlm.models.checkpoint import read_checkpoint, refuse_pickles
 from prismlm.models.quiet import quiet_transformers
 from prismlm.models.sidecar import HEAD_FILE, META_FILE
 
+# As PEFT names them.
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PREFIX, DOWN, UP = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
 CONFIG_FILE = "config.json"
 GGUF = ".gguf"
 # Of the head that a model directory has already, and of the run that wrote it.
 OURS = (META_FILE, HEAD_FILE, "training.json", "attach.json")
 # What a checkpoint without code of its own consists of.
 KINDS = (".safetensors", ".json", ".model", ".txt", ".jinja")
+
+
+@torch.no_grad()
+def merge_adapter(model: nn.Module, directory: Path) -> None:
+    """Add an adapter that PEFT saved to the weights of the model it was trained on.
+
+        W ← W + (α / r) · B A
+
+    in float64, rounded once. A and B are kept in bfloat16: their products are exact then, and
+    their sums as good as exact, so that weights are the same bits whoever merges them.
+
+    Args:
+        model: with float weights; changed in place.
+        directory: of ``adapter_config.json`` and ``adapter_model.safetensors``.
+
+    Raises:
+        FormatError: the adapter is damaged, or of another model.
+    """
+    config = read_json(directory / ADAPTER_CONFIG)
+    path = directory / ADAPTER_WEIGHTS
+    try:
+        tensors = load_file(path)
+        scale = config["lora_alpha"] / config["r"]
+    except (OSError, SafetensorError, KeyError, TypeError) as error:
+        raise FormatError(f"the adapter {path} is damaged or no adapter ({error!r}).") from error
+    named = dict(model.named_modules())
+    for name, down in tensors.items():
+        if not name.endswith(DOWN):
+            continue
+        module = named.get(name.removeprefix(PREFIX).removesuffix(DOWN))
+        weight = getattr(module, "weight", None)
+        up = tensors[name.removesuffix(DOWN) + UP]
+        added = scale * (up.double() @ down.double())
+        # GPT-2's layers keep their weight the other way round.
+        added = added.T if type(module).__name__ == "Conv1D" else added
+        if not isinstance(weight, Tensor) or weight.shape != added.shape:
+            raise FormatError(f"the adapter {path} is of another model: {name} fits no weight.")
+        weight.copy_(weight.double() + added)
 
 
 @dataclass(frozen=True)
@@ -141,8 +185,11 @@ def _fetched(name: str, revision: str | None) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     patterns = [f"*{kind}" for kind in KINDS]
+    silent = silence()
+    # Of a hub that does not answer, what its cache has.
+    options: dict[str, Any] = {"allow_patterns": patterns, "local_files_only": silent is not None}
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
+        return Path(snapshot_download(name, revision=revision, **options))
     except HFValidationError as error:
         raise InputError(
             f"there is no {name}: expected a directory, a .gguf file or a name on the Hugging Face "
@@ -151,8 +198,8 @@ def _fetched(name: str, revision: str | None) -> Path:
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise InputError(
             f"{name} is no directory or file here, and could not be fetched from the Hugging Face "
-            f"hub ({str(error).splitlines()[0]}). Check the name and the network, or give a "
-            "directory."
+            f"hub ({silent or str(error).splitlines()[0]}). Check the name and the network, or "
+            "give a directory."
         ) from error
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -16,7 +15,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from prismlm.errors import FormatError, InputError
+from prismlm.errors import FormatError, InputError, check_path, check_text, shown
 from prismlm.models.quiet import quiet_transformers
 from prismlm.models.seam import verify_logit_map
 from prismlm.models.sidecar import Sidecar, has_sidecar, load_sidecar
@@ -43,13 +42,9 @@ def read_checkpoint(
         FormatError: what is in it is no checkpoint, incomplete, or damaged.
         InputError: it has a table of codes and is no model that can use one.
     """
-    directory = Path(path)
-    if not directory.is_dir():
-        raise InputError(
-            f"{directory} is not a directory. Expected a model directory; `prismlm demo` makes one."
-        )
+    directory, place = _directory(path), _device(device)
     model, tokenizer, missing = _open(directory)
-    model.to(torch.device(device)).eval()  # pyright: ignore[reportArgumentType]
+    model.to(place).eval()  # pyright: ignore[reportArgumentType]
     refuse_lookahead(model, directory)
     if missing:
         raise FormatError(
@@ -60,6 +55,28 @@ def read_checkpoint(
     if has_uncertainty(directory):
         load_uncertainty(directory, model)
     return model, tokenizer
+
+
+def _directory(path: object) -> Path:
+    directory = check_path("the model", path)
+    if not directory.is_dir():
+        raise InputError(
+            f"{directory} is not a directory. Expected a model directory; `prismlm demo` makes one."
+        )
+    return directory
+
+
+def _device(name: object) -> torch.device:
+    """Return a device that this machine has."""
+    try:
+        device = torch.device(check_text("the device", name))
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise InputError(
+            f"the device {shown(name)} cannot be used ({str(error).splitlines()[0]}): expected "
+            "cpu, or cuda where PyTorch finds a GPU."
+        ) from error
+    return device
 
 
 def _open(directory: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, list[str]]:
@@ -77,9 +94,9 @@ def _open(directory: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, li
             )
             model, found = opened
             tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
-    except InputError:
+    except (InputError, MemoryError):
         raise
-    except (OSError, ValueError, SafetensorError) as error:
+    except Exception as error:  # transformers and tokenizers raise a dozen unrelated types here
         if "trust_remote_code" not in str(error):
             raise FormatError(f"the checkpoint in {directory} cannot be read: {error}") from error
         code = ", ".join(sorted(path.name for path in directory.glob("*.py")))
@@ -155,11 +172,7 @@ def load_checkpoint(path: Path | str, *, device: str = "cpu") -> Checkpoint:
         InputError: no such directory.
         FormatError: no head, a damaged file, or files that do not belong together.
     """
-    directory = Path(path)
-    if not directory.is_dir():
-        raise InputError(
-            f"{directory} is not a directory. Expected a model directory; `prismlm demo` makes one."
-        )
+    directory = _directory(path)
     if not has_sidecar(directory):
         load_sidecar(directory)  # raises, saying what is missing
     model, tokenizer = read_checkpoint(directory, device=device)

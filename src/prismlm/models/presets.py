@@ -116,22 +116,24 @@ def build_config(settings: dict[str, Any], vocab_size: int, eos_token_id: int) -
     if preset is not None:
         if preset not in PRESETS:
             raise InputError(
-                f"there is no model preset {preset!r}.{suggest(preset, list(PRESETS))} "
-                f"Known: {', '.join(PRESETS)}."
+                f"'model.preset' is {preset!r}, which is no preset."
+                f"{suggest(preset, list(PRESETS))} Known: {', '.join(PRESETS)}."
             )
         values = PRESETS[preset] | values
     family = values.pop("model_type", None)
     if family is None or family not in CONFIG_MAPPING:
         hint = suggest(str(family), list(CONFIG_MAPPING))
         raise InputError(
-            f"model needs a preset ({', '.join(PRESETS)}) or a Hugging Face model_type; "
-            f"got {family!r}.{hint}"
+            f"'model.model_type' is {family!r}: a model needs a preset ({', '.join(PRESETS)}) or "
+            f"a Hugging Face model_type.{hint}"
         )
     known = CONFIG_MAPPING[family]()
     unknown = [key for key in values if not hasattr(known, key)]
     if unknown:
         names = sorted(known.to_dict())
-        raise InputError(f"{family} has no setting {unknown[0]!r}.{suggest(unknown[0], names)}")
+        raise InputError(
+            f"there is no setting 'model.{unknown[0]}' of {family}.{suggest(unknown[0], names)}"
+        )
     return AutoConfig.for_model(
         family,
         vocab_size=vocab_size,

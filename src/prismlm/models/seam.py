@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -13,7 +12,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from prismlm.errors import FormatError, InputError
+from prismlm.files import from_json
 from prismlm.models.evaluating import evaluating
+from prismlm.models.watch import Hook, watch
 
 PROBE_SHAPE = (2, 8)
 READABLE = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -49,12 +50,9 @@ class LogitMap:
         """Rebuild a map from ``prismlm.json``.
 
         Raises:
-            FormatError: fields that are missing or unknown.
+            FormatError: fields that are unknown, or of another type.
         """
-        try:
-            return cls(**value)
-        except TypeError as error:
-            raise FormatError(f"logit_map in prismlm.json is not readable: {error}.") from error
+        return from_json(cls, value, "logit_map in prismlm.json")
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as they stand in ``prismlm.json``."""
@@ -128,28 +126,6 @@ def _nothing_found(model: nn.Module, embedding: nn.Module | None) -> str:
     )
 
 
-_unwatched = threading.local()
-
-
-@contextmanager
-def unwatched() -> Iterator[None]:
-    """Keep this thread's passes during the block from every :func:`capture` around it.
-
-    For passes that only prepare the one that is meant to be seen.
-    """
-    before = is_unwatched()
-    _unwatched.now = True
-    try:
-        yield
-    finally:
-        _unwatched.now = before
-
-
-def is_unwatched() -> bool:
-    """Say whether this thread is in a block of :func:`unwatched`."""
-    return getattr(_unwatched, "now", False)
-
-
 @contextmanager
 def capture(model: nn.Module, *, logits: bool = True) -> Iterator[Captured]:
     """Watch the output embedding during the block.
@@ -158,30 +134,17 @@ def capture(model: nn.Module, *, logits: bool = True) -> Iterator[Captured]:
     states are seen and the vocabulary product is never formed. Only this thread's passes count:
     others may use the model meanwhile.
     """
-    captured, thread = Captured(), threading.get_ident()
+    captured = Captured()
 
-    def ours() -> bool:
-        return threading.get_ident() == thread and not is_unwatched()
-
-    def before(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        if not ours():
-            return None
+    def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         captured.z = args[0]
-        return None if logits else (args[0][..., :0, :], *args[1:])
+        return None if logits else ((args[0][..., :0, :], *args[1:]), kwargs)
 
-    def after(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-        if ours():
-            captured.embedded = output
+    def after(_: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
+        captured.embedded = output
 
-    embedding = output_embedding(model)
-    handles = [embedding.register_forward_pre_hook(before)]
-    if logits:
-        handles.append(embedding.register_forward_hook(after))
-    try:
+    with watch([Hook(output_embedding(model), before, after if logits else None)]):
         yield captured
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @torch.no_grad()

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from prismlm import fingerprints
 from prismlm.errors import FormatError
-from prismlm.files import atomic_file, read_json, write_json
+from prismlm.files import atomic_file, check_json, from_json, read_json, write_json
 from prismlm.layers import PrototypeHead
 from prismlm.models.seam import LogitMap, output_embedding
 
@@ -93,8 +93,36 @@ def save_sidecar(directory: Path | str, sidecar: Sidecar) -> None:
             "prototypes_per_token": head.prototypes_per_token,
             "logit_map": sidecar.logit_map.to_json(),
             "provenance": sidecar.provenance,
+            "files": _fingerprints(directory),
         },
     )
+
+
+def _fingerprints(directory: Path) -> dict[str, str]:
+    weights = sorted(directory.glob("*.safetensors"))
+    return {path.name: fingerprints.of_file(path) for path in weights}
+
+
+def verify_weights(directory: Path | str) -> int:
+    """Read the weights of a model directory and compare them with what was written.
+
+    Returns:
+        How many files were compared: 0 for a directory that an older prismlm wrote.
+
+    Raises:
+        FormatError: a file has changed since, or is missing.
+    """
+    directory = Path(directory)
+    meta = read_json(directory / META_FILE)
+    written = meta.get("files", {}) if isinstance(meta, dict) else {}
+    found = _fingerprints(directory)
+    for name, expected in written.items():
+        if found.get(name) != expected:
+            raise FormatError(
+                f"{directory / name} is damaged, missing or another file: it does not hold what "
+                "was written. Put it back from where the model came, or train again."
+            )
+    return len(written)
 
 
 def has_sidecar(directory: Path | str) -> bool:
@@ -122,16 +150,15 @@ def load_sidecar(directory: Path | str, model: nn.Module | None = None) -> Sidec
             f"{directory / META_FILE} has format version {version!r}; this prismlm reads "
             f"{FORMAT_VERSION}. Use the prismlm that wrote it, or train again."
         )
+    where = str(directory / META_FILE)
+    meta = {"provenance": {}, "base": None, "logit_map": None} | meta
+    check_json(meta, {"prototypes_per_token": int, "provenance": dict[str, Any]}, where)
     try:
-        head = _read_head(directory / HEAD_FILE, int(meta["prototypes_per_token"]))
-        sidecar = Sidecar(
-            head,
-            LogitMap.from_json(meta["logit_map"]),
-            Base(**meta["base"]),
-            meta.get("provenance", {}),
-        )
-    except (KeyError, TypeError, SafetensorError) as error:
-        raise FormatError(f"the sidecar in {directory} cannot be read: {error!r}.") from error
+        head = _read_head(directory / HEAD_FILE, meta["prototypes_per_token"])
+    except (KeyError, RuntimeError, SafetensorError) as error:
+        raise FormatError(f"the head in {directory} cannot be read: {error}.") from error
+    base = from_json(Base, meta["base"], f"{where}: base")
+    sidecar = Sidecar(head, LogitMap.from_json(meta["logit_map"]), base, meta["provenance"])
     if model is not None:
         _check_belongs(sidecar, model, directory)
     return sidecar

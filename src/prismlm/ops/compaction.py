@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Int64, Shaped
+from jaxtyping import Bool, Float, Int64, Shaped
 from torch import Tensor
+
+from prismlm.errors import InputError
 
 
 class Compaction(NamedTuple):
@@ -50,3 +52,38 @@ class Compaction(NamedTuple):
     @staticmethod
     def _index(flags: Tensor, tensor: Tensor) -> Tensor:
         return flags.reshape(*flags.shape, *[1] * (tensor.ndim - 2))
+
+
+def compacted(
+    x: Float[Tensor, "B T d"],
+    width: int,
+    mask: Bool[Tensor, "B T"] | None,
+    starts: Bool[Tensor, "B T"] | None,
+) -> tuple[Float[Tensor, "B T d"], Bool[Tensor, "B T"] | None, Compaction | None]:
+    """Return rows and starts with padding at the end, and where it was; as they are without any.
+
+    Args:
+        x: of at least one row and one position.
+        width: d.
+        mask: False on padding.
+        starts: True where a sequence starts.
+
+    Raises:
+        InputError: another shape, or flags that are not bool.
+    """
+    if x.ndim != 3 or x.shape[2] != width or 0 in x.shape:
+        raise InputError(
+            f"the input of the mixer is {list(x.shape)}: expected [B, T, {width}], with at least "
+            "one row and one position."
+        )
+    rows = x.shape[:2]
+    for name, flags in (("mask", mask), ("starts", starts)):
+        if flags is not None and (flags.shape != rows or flags.dtype != torch.bool):
+            raise InputError(
+                f"{name} is {flags.dtype} {list(flags.shape)}: expected torch.bool {list(rows)}, "
+                f"one flag for each position. {name}.bool() makes one of zeros and ones."
+            )
+    if mask is None:
+        return x, starts, None
+    places = Compaction.of(mask)
+    return places.compact(x), None if starts is None else places.compact_starts(starts), places

@@ -22,7 +22,7 @@ from matplotlib.image import AxesImage
 
 from prismlm.errors import InputError
 from prismlm.explain.attention_maps import AttentionMap
-from prismlm.files import atomic_file
+from prismlm.outputs import output_file
 from prismlm.pages.trace_data import visible
 
 MOST_TOKENS = 48
@@ -100,7 +100,7 @@ def save_maps(maps: Sequence[AttentionMap], path: Path | str) -> None:
         InputError: as :func:`maps_figure`.
     """
     figure = maps_figure(maps)
-    with atomic_file(path) as temporary:
+    with output_file(path) as temporary:
         figure.savefig(temporary, format="png", dpi=DOTS_PER_INCH)
 
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from typing import Any
 
 from prismlm.explain.support import WORDS, levels_in_words
 from prismlm.index.layout import trained_on_words
 from prismlm.index.where import UNKNOWN
-from prismlm.pages.frame import html_page
+from prismlm.pages.frame import header, html_page
 from prismlm.pages.trace import CAVEAT
 from prismlm.pages.trace_data import safe_link
 
 BARS = 12
+# Characters at a label's end that are never cut.
+LABEL_END = 9
+# The shortest beginning that is left out, and the characters of a text that are shown.
+LEAST_CUT, OPENING_SHOWN = 16, 120
 HEADINGS = {"source": "By source", "domain": "By domain", "license": "By licence"}
 METHODS = {
     "evidence": "positive evidence for each token",
@@ -51,8 +56,7 @@ def _header(summary: dict[str, Any]) -> str:
     ]
     for column, values in summary["where"].items():
         facts.append((f"only {column}", " or ".join(values)))
-    items = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in facts)
-    return f'<header class="p-head"><dl>{items}</dl></header>'
+    return header(facts)
 
 
 def _figures(summary: dict[str, Any]) -> str:
@@ -60,7 +64,7 @@ def _figures(summary: dict[str, Any]) -> str:
     figures = [
         (f"{summary['texts']:,}", "texts"),
         (f"{summary['predictions']:,}", "predictions"),
-        (_number(summary["ce"]), "cross-entropy, nats"),
+        ("–" if summary["ce"] is None else f"{summary['ce']:.3f}", "cross-entropy, nats"),
         (_percent(summary["explained_share"]), "explained share, median"),
         (_percent(shares["unattributed"]), "unattributed"),
     ]
@@ -93,7 +97,8 @@ def _shares(summary: dict[str, Any]) -> Iterable[str]:
 
 
 def _bar(label: str, share: float, kind: str, base_rate: float | None) -> str:
-    name = escape(label)
+    end = max(len(label) // 2, len(label) - LABEL_END)
+    name = f"<span>{escape(label[:end])}</span><span>{escape(label[end:])}</span>"
     width = 100 * min(max(share, 0.0), 1.0)
     mark, lift = "", ""
     if base_rate:
@@ -101,89 +106,118 @@ def _bar(label: str, share: float, kind: str, base_rate: float | None) -> str:
         told = f"{_percent(base_rate)} of the corpus"
         lift = f'<span class="p-lift" title="{told}">× {share / base_rate:.1f}</span>'
     return (
-        f'<li class="{kind}"><span class="p-key-name" title="{name}">{name}</span>'
+        f'<li class="{kind}"><span class="p-key-name" title="{escape(label)}">{name}</span>'
         f'<span class="p-track"><span class="p-fill" style="width:{width:.2f}%"></span>{mark}'
         f'</span><span class="p-number">{_percent(share)}</span>{lift}</li>'
     )
 
 
 def _documents(documents: list[dict[str, Any]]) -> str:
-    rows: list[str] = []
-    for document in documents:
-        name = escape(document["title"] or document["doc_id"])
-        link = safe_link(document["url"])
-        if link:
-            name = f'<a href="{escape(link)}" rel="noopener noreferrer nofollow">{name}</a>'
-        rows.append(
-            f"<tr><td class='p-number'>{_percent(document['share'], 2)}</td><td>{name}"
-            f"<small>{escape(document['doc_id'])}</small></td>"
-            f"<td>{escape(document['source'] or '–')}</td>"
-            f"<td>{escape(document['license'] or UNKNOWN)}</td>"
-            f"<td class='p-passage'>{escape(document['text'] or '')}</td></tr>"
+    rows = [
+        (
+            _percent(document["share"], 2),
+            _linked(document) + f"<small>{escape(document['doc_id'])}</small>",
+            escape(document["source"] or UNKNOWN),
+            escape(document["license"] or UNKNOWN),
+            _place(document),
         )
-    head = "<tr><th>share</th><th>document</th><th>source</th><th>licence</th><th>place</th></tr>"
-    return _table("Documents these texts rely on most", head, rows, "None stands behind them.")
+        for document in documents
+    ]
+    columns = ("share", "document", "source", "licence", "place")
+    return _table("Documents these texts rely on most", columns, rows, "None stands behind them.")
+
+
+def _linked(document: dict[str, Any]) -> str:
+    name, link = escape(document["title"] or document["doc_id"]), safe_link(document["url"])
+    if link is None:
+        return f"<b>{name}</b>"
+    return f'<a href="{escape(link)}" rel="noopener noreferrer nofollow">{name}</a>'
+
+
+def _place(document: dict[str, Any]) -> str:
+    """Return a place with its token marked, as it is on a terminal."""
+    if document["around"] is None:
+        return ""
+    before, token, after = (escape(part) for part in document["around"])
+    word = token.lstrip()
+    space = token[: len(token) - len(word)]
+    return f"…{before}{space}<mark>{word or '␣'}</mark>{after}…"
 
 
 def _texts(summary: dict[str, Any]) -> str:
     where = summary["where"]
     named = " and ".join(f"{c} {' or '.join(v)}" for c, v in where.items())
     matching = f"Texts that rely most on {named}" if where else "Texts that lean on one source"
-    head = "<tr><th>share</th><th>text</th><th>source</th></tr>"
-    plain = "<tr><th>share</th><th>text</th></tr>"
-    supported = ""
-    if summary["support"] is not None:
-        supported = _table(
-            "Texts with the least support",
-            "<tr><th>score</th><th>text</th><th>support</th></tr>",
-            [_supported(entry) for entry in summary["least_supported"]],
+    tables: list[tuple[str, str, Sequence[str]]] = [
+        ("Texts with the least support", "least_supported", ("score", "text", "support")),
+        (matching, "most_matching", ("share", "text") if where else ("share", "text", "source")),
+        ("Texts with the largest unattributed share", "least_attributed", ("share", "text")),
+    ]
+    cell: dict[str, Callable[[dict[str, Any]], str]] = {
+        "score": lambda entry: f"{entry['score']:.2f}",
+        "share": lambda entry: _percent(entry["share"]),
+        "source": lambda entry: escape(entry["key"]),
+        "support": lambda entry: f"{entry['level']}<small>{WORDS[entry['level']]}</small>",
+    }
+    return "".join(
+        _table(
+            title,
+            columns,
+            [
+                [name if column == "text" else cell[column](entry) for column in columns]
+                for entry, name in zip(summary[key], _named(summary[key]), strict=True)
+            ],
             "No text was read.",
         )
+        for title, key, columns in tables[summary["support"] is None :]
+    )
+
+
+def _named(entries: list[dict[str, Any]]) -> list[str]:
+    """Return the beginning of each text with its id; what most of them begin with is left out."""
+    openings = told_apart([" ".join(entry["opening"].split()) for entry in entries])
+    ids = told_apart([entry["text_id"] for entry in entries])
+    return [
+        f"{escape(opening[:OPENING_SHOWN])}…{_small(name, entry['text_id'])}"
+        for entry, opening, name in zip(entries, openings, ids, strict=True)
+    ]
+
+
+def _small(name: str, whole: str) -> str:
+    title = "" if name == whole else f' title="{escape(whole)}"'
+    return f"<small{title}>{escape(name)}</small>"
+
+
+def told_apart(texts: Sequence[str]) -> list[str]:
+    """Return texts without the beginning that at least half of them share, where it is long."""
+    longest, shared = max(map(len, texts), default=0), ""
+    for length in range(LEAST_CUT, longest):
+        start, times = Counter(text[:length] for text in texts).most_common(1)[0]
+        if times < max(2, len(texts) / 2) or len(start) < length:
+            break
+        shared = start
+    # Cut where a word or the name of a folder begins.
+    shared = shared[: max(shared.rfind(mark) for mark in " /") + 1]
+    return [
+        f"…{text[len(shared) :]}" if shared and text.startswith(shared) else text for text in texts
+    ]
+
+
+def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], nothing: str) -> str:
+    """Return rows under a heading; on a phone each is a card, so cells name their columns."""
+    if not rows:
+        return f"<section class='p-block'><h2>{escape(title)}</h2><p>{nothing}</p></section>"
+    head = "".join(f"<th>{column}</th>" for column in columns)
+    cells = (
+        "".join(f'<td data-label="{c}">{cell}</td>' for c, cell in zip(columns, row, strict=True))
+        for row in rows
+    )
+    body = "".join(f"<tr>{row}</tr>" for row in cells)
     return (
-        supported
-        + _table(
-            matching,
-            plain if where else head,
-            [_text(entry, with_key=not where) for entry in summary["most_matching"]],
-            "No text was read.",
-        )
-        + _table(
-            "Texts with the largest unattributed share",
-            plain,
-            [_text(entry, with_key=False) for entry in summary["least_attributed"]],
-            "No text was read.",
-        )
+        f"<section class='p-block'><h2>{escape(title)}</h2><table><thead><tr>{head}</tr></thead>"
+        f"<tbody>{body}</tbody></table></section>"
     )
-
-
-def _supported(entry: dict[str, Any]) -> str:
-    words = WORDS[entry["level"]]
-    level = f"<td>{entry['level']}<small>{words}</small></td>"
-    return f"<tr><td class='p-number'>{entry['score']:.2f}</td>{_named(entry)}{level}</tr>"
-
-
-def _text(entry: dict[str, Any], *, with_key: bool) -> str:
-    key = f"<td>{escape(entry.get('key', ''))}</td>" if with_key else ""
-    return f"<tr><td class='p-number'>{_percent(entry['share'])}</td>{_named(entry)}{key}</tr>"
-
-
-def _named(entry: dict[str, Any]) -> str:
-    return f"<td>{escape(entry['opening'])}…<small>{escape(entry['text_id'])}</small></td>"
-
-
-def _table(title: str, head: str, rows: list[str], nothing: str) -> str:
-    body = (
-        f"<div class='p-scroll'><table><thead>{head}</thead><tbody>{''.join(rows)}</tbody></table>"
-        "</div>"
-        if rows
-        else f"<p class='p-note'>{nothing}</p>"
-    )
-    return f"<section class='p-block'><h2>{escape(title)}</h2>{body}</section>"
 
 
 def _percent(share: float | None, digits: int = 1) -> str:
     return "–" if share is None else f"{share:.{digits}%}"
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"

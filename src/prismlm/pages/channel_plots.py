@@ -15,9 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullFormatter, ScalarFormatter
 
 from prismlm.errors import InputError
-from prismlm.instruments.channels.activations import Kind
 from prismlm.instruments.channels.lags import LagCorrelation
-from prismlm.instruments.channels.layer_metrics import LayerMetrics
+from prismlm.instruments.channels.layer_metrics import Kind, LayerMetrics
 from prismlm.instruments.channels.locality import Quartiles
 from prismlm.instruments.channels.report import ChannelReport, LayerReport, WordedCurves
 from prismlm.instruments.channels.wording import locality_words
@@ -170,7 +169,7 @@ def curves_figure(worded_curves: WordedCurves, layer: int, channel: int) -> Figu
         gates.set_ylim(0, top)
         held.fill_between(place, mass[part], color=GREY, alpha=0.45, linewidth=0, step="mid")
         held.set_ylim(0, 1.08 * max(mass.max(), 1e-6))
-        for axes, unit in ((gates, "share of the gate"), (held, "mass M")):
+        for axes, unit in ((gates, "share of the gate"), (held, "still held")):
             _dress(axes, "", ylabel=unit)
             axes.set_xlim(place[0] - 0.6, place[0] + columns - 0.4)
             axes.set_xticks(place)

@@ -10,12 +10,11 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from prismlm.errors import InputError
-from prismlm.instruments.channels.activations import Kind
-from prismlm.instruments.channels.layer_metrics import LayerMetrics
+from prismlm.instruments.channels.layer_metrics import Kind, LayerMetrics
 from prismlm.instruments.channels.report import ChannelReport, Locality
 from prismlm.instruments.channels.wording import lag_words, locality_words
 from prismlm.pages.channels_data import page_data
-from prismlm.pages.frame import html_page
+from prismlm.pages.frame import header, html_page
 from prismlm.pages.trace import json_for_script
 
 if TYPE_CHECKING:
@@ -88,8 +87,7 @@ def _header(report: ChannelReport) -> str:
         read = report.corpus
         facts.append(("corpus", f"{read.name}, {read.split}"))
         facts.append(("read", f"{read.positions:,} tokens in sequences of {read.length}"))
-    items = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in facts)
-    return f'<header class="p-head"><dl>{items}</dl></header>'
+    return header(facts)
 
 
 def _findings(report: ChannelReport) -> str:

@@ -91,7 +91,7 @@ def kept_gates(
             rows = starts[first : first + ROWS_OF_A_PASS]
             ids = [torch.from_numpy(corpus.read_tokens(s, length).astype("int64")) for s in rows]
             with decays_seen(mixers) as decays:
-                by_layer = gates_of(model, torch.stack(ids).to(model.device))
+                by_layer = gates_of(model, torch.stack(ids))
             for row, start in enumerate(rows):
                 for layer in wanted[start]:
                     write, read = (gate[row].float().cpu() for gate in by_layer[layer])

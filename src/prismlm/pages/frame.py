@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from html import escape
 from importlib.resources import files
 from pathlib import Path
 
-from prismlm.files import atomic_file
+from prismlm.direction_marks import marks_shown
+from prismlm.outputs import write_text
 
 # What a page may do: its own style and script, and not one request.
 STYLE_ONLY = "default-src 'none'; style-src 'unsafe-inline'"
@@ -16,7 +18,7 @@ STYLE_AND_SCRIPT = f"{STYLE_ONLY}; script-src 'unsafe-inline'"
 def html_page(title: str, body: str, *, styles: tuple[str, ...], script: str | None = None) -> str:
     """Return a complete HTML document that needs nothing but a browser.
 
-    A content policy forbids every request.
+    A content policy forbids every request, and no mark in a text turns the direction of writing.
 
     Args:
         title: as text.
@@ -25,6 +27,7 @@ def html_page(title: str, body: str, *, styles: tuple[str, ...], script: str | N
         script: name of a script among them; None for a page without.
     """
     policy = STYLE_ONLY if script is None else STYLE_AND_SCRIPT
+    title, body = marks_shown(title), marks_shown(body)
     style = "".join(map(asset, styles))
     end = "" if script is None else f"<script>{asset(script)}</script>\n"
     return (
@@ -37,6 +40,12 @@ def html_page(title: str, body: str, *, styles: tuple[str, ...], script: str | N
     )
 
 
+def header(facts: Iterable[tuple[str, str]]) -> str:
+    """Return the head of an article: what it is about, as names and values."""
+    items = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in facts)
+    return f'<header class="p-head"><dl>{items}</dl></header>'
+
+
 def asset(name: str) -> str:
     """Return the text of a style sheet or script of the pages."""
     return files("prismlm.pages").joinpath("assets", name).read_text(encoding="utf-8")
@@ -44,5 +53,4 @@ def asset(name: str) -> str:
 
 def write_page(html: str, path: Path | str) -> None:
     """Write a finished page to a file, whole or not at all."""
-    with atomic_file(path) as temporary:
-        temporary.write_text(html, encoding="utf-8")
+    write_text(path, html)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from html import escape
+from itertools import count, groupby
 from typing import TYPE_CHECKING, Any
 
+from prismlm.corpus.words import DITTO
+from prismlm.direction_marks import marks_shown
 from prismlm.explain.steps import Step
 from prismlm.explain.support import WORDS
+from prismlm.files import json_text
 from prismlm.index.layout import trained_on_words
-from prismlm.pages.frame import asset, html_page
-from prismlm.pages.trace_data import has_feedback, hue, trace_data, visible
+from prismlm.pages.frame import asset, header, html_page
+from prismlm.pages.trace_data import Pool, has_feedback, hue, trace_data, visible
 
 if TYPE_CHECKING:
     from prismlm.explain.trace import Trace
@@ -34,22 +37,33 @@ def page(
     Everything that comes from texts, corpora and labels is escaped; only http and https addresses
     become links, and a content policy forbids every request.
     """
-    bodies = "\n".join(_body(trace, number, against) for number, trace in enumerate(traces))
-    body = f"<h1>{escape(title)}</h1>\n{bodies}"
+    body = f"<h1>{escape(title)}</h1>\n{_articles(traces, against)}"
     return html_page(title, body, styles=("trace.css",), script="trace.js")
 
 
 def fragment(trace: Trace) -> str:
     """Return what a notebook shows for a trace; any number of them may stand on one page."""
-    return (
-        f"<style>{asset('trace.css')}</style>\n{_body(trace)}\n<script>{asset('trace.js')}</script>"
-    )
+    body = marks_shown(_articles([trace]))
+    return f"<style>{asset('trace.css')}</style>\n{body}\n<script>{asset('trace.js')}</script>"
 
 
-def _body(trace: Trace, number: int = 0, against: int = 0) -> str:
+def _articles(traces: Sequence[Trace], against: int = 0) -> str:
+    """Return an article for each trace; after those of one lens comes what they share."""
+    groups: list[str] = []
+    numbers = count()
+    for _, group in groupby(traces, key=lambda trace: (trace.model, id(trace.lens))):
+        members = list(group)
+        pool = Pool(members[0].lens)
+        articles = [_article(trace, next(numbers), pool, against) for trace in members]
+        shared = f'<script type="application/json">{json_for_script(pool.to_dict())}</script>'
+        groups.append('<div class="p-traces">\n' + "\n".join([*articles, shared]) + "\n</div>")
+    return "\n".join(groups)
+
+
+def _article(trace: Trace, number: int, pool: Pool, against: int) -> str:
     if not trace.steps:
         return '<article class="prismlm"><p class="p-note">This trace has no steps.</p></article>'
-    data = json_for_script(trace_data(trace, against))
+    data = json_for_script(trace_data(trace, pool, against))
     scope = f"prismlm-{hashlib.sha256(data.encode()).hexdigest()[:12]}-{number}"
     return (
         f'<article class="prismlm" id="{scope}">\n{_header(trace)}\n'
@@ -66,7 +80,7 @@ def _body(trace: Trace, number: int = 0, against: int = 0) -> str:
 
 def json_for_script(value: dict[str, Any]) -> str:
     """Return JSON, escaped so that no text in it can end a script element or start a comment."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)
+    text = json_text(value, separators=(",", ":"), default=str)
     for letter in "<>&\u2028\u2029":
         text = text.replace(letter, f"\\u{ord(letter):04x}")
     return text
@@ -82,8 +96,7 @@ def _header(trace: Trace) -> str:
             facts.append(("trained on it", trained_on_words(meta.trained_on, meta.split)))
     if trace.support is not None:
         facts.append(("support", f"{trace.support.level}, {WORDS[trace.support.level]}"))
-    items = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in facts)
-    return f'<header class="p-head"><dl>{items}</dl></header>'
+    return header(facts)
 
 
 def _tokens(trace: Trace) -> Iterator[str]:
@@ -93,10 +106,10 @@ def _tokens(trace: Trace) -> Iterator[str]:
         generated = step.target_from == "generated"
     last = trace.steps[-1]
     if last.target_from != "text":
-        label = f"{FROM[last.target_from]}: {visible(last.target)}"
+        label = f"{FROM[last.target_from]}: {visible(last.pieces[1].label)}"
         yield (
             f'<span class="p-next" title="{escape(label)}"><span class="p-sr">'
-            f"{escape(FROM[last.target_from])}: </span>{_shown(last.target)}</span>"
+            f"{escape(FROM[last.target_from])}: </span>{_shown(last.pieces[1].label)}</span>"
         )
 
 
@@ -104,9 +117,11 @@ def _token(step: Step, number: int, generated: bool, feedback: bool) -> str:
     strength = min(max(step.explained_share, 0.0), 1.0)
     leading = max(step.prototypes, key=lambda use: use.evidence, default=None)
     name = "none in use" if leading is None else leading.name or f"prototype {leading.id}"
+    read, target = step.pieces
+    shown = _shown(read.text) if read.number == 1 else DITTO
     tint = 0 if leading is None else hue(leading)
     label = (
-        f"{visible(step.token)}, then {visible(step.target)} at {step.probability:.1%}; "
+        f"{visible(read.label)}, then {visible(target.label)} at {step.probability:.1%}; "
         f"leading prototype: {name}; explained {step.explained_share:.0%}"
     )
     classes, style = "p-token", f"--h:{tint};--a:{strength:.2f}"
@@ -120,7 +135,7 @@ def _token(step: Step, number: int, generated: bool, feedback: bool) -> str:
         f'<span class="{classes}" role="option" '
         f'tabindex="{0 if number == 0 else -1}" aria-selected="false" data-step="{number}" '
         f'style="{style}" title="{escape(label)}" '
-        f'aria-label="{escape(label)}">{_shown(step.token)}</span>'
+        f'aria-label="{escape(label)}">{shown}</span>'
     )
 
 

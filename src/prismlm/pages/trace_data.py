@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 CONTEXTS_PER_PROTOTYPE = 3
 # Of each step, the largest: contexts of all would be most of a page.
 PROTOTYPES_WITH_CONTEXTS = 6
+# Characters of a context's line, which is cut at its ends in any case.
+SHOWN_BEFORE, SHOWN_AFTER = 60, 48
 DOCUMENTS_PER_STEP = 3
 DOCUMENTS_OF_TEXT = 6
 QUOTES_OF_TEXT = 6
@@ -58,81 +60,110 @@ def visible(token: str) -> str:
 
 
 @dataclass
-class _Pool:
-    """Places in the corpus by their global position, numbered in the order they are met."""
+class Pool:
+    """What the traces of one lens share, each held once: prototypes, places of text, documents.
 
-    lens: Lens
-    numbers: dict[int, int] = field(default_factory=dict[int, int])
-    entries: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    of_prototype: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
+    Attributes:
+        lens: theirs; None without one.
+        prototypes: by id, name, category, hue and the numbers of contexts, if they are kept.
+        places: text before, token, text after and number of the document.
+        documents: doc_id, title, source, license and safe address.
+    """
 
-    def add(self, place: dict[str, Any]) -> int:
-        """Return the number of a row of the index."""
-        position = place["position"]
-        if position not in self.numbers:
-            self.numbers[position] = len(self.entries)
-            kept = ("before", "token", "after", "doc_id", "title", "source", "license")
-            self.entries.append(
-                {key: place[key] for key in kept} | {"url": safe_link(place["url"])}
-            )
-        return self.numbers[position]
+    lens: Lens | None
+    prototypes: dict[int, list[Any]] = field(default_factory=dict[int, list[Any]])
+    places: list[list[Any]] = field(default_factory=list[list[Any]])
+    documents: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    _numbers: dict[Any, int] = field(default_factory=dict[Any, int])
 
-    def nearest(self, prototype: int) -> list[int]:
-        """Return the numbers of a prototype's nearest contexts."""
-        if prototype not in self.of_prototype:
-            rows = self.lens.rows_of(prototype)
-            count = min(CONTEXTS_PER_PROTOTYPE, rows.stop - rows.start)
-            places = self.lens.index.slice(rows.start, count).to_pylist()
-            self.of_prototype[prototype] = [self.add(place) for place in places]
-        return self.of_prototype[prototype]
+    def to_dict(self) -> dict[str, Any]:
+        """Return what is shared as the page's script reads it."""
+        return {name: getattr(self, name) for name in ("prototypes", "places", "documents")}
+
+    def add(self, place: dict[str, Any], *, cut: bool = False) -> int:
+        """Return the number of a place; a cut one keeps what a line has room for."""
+        key = place["position"], cut
+        if key not in self._numbers:
+            before, token, after = (place[name] for name in Around._fields)
+            if cut and token is not None:
+                before, after = before[-SHOWN_BEFORE:], after[:SHOWN_AFTER]
+            self._numbers[key] = len(self.places)
+            self.places.append([before, token, after, self._document(place)])
+        return self._numbers[key]
+
+    def _document(self, place: dict[str, Any]) -> int:
+        known = {key: place[key] for key in ("doc_id", "title", "source", "license")}
+        known["url"] = safe_link(place["url"])
+        key = tuple(known.values())
+        if key not in self._numbers:
+            self._numbers[key] = len(self.documents)
+            self.documents.append(known)
+        return self._numbers[key]
+
+    def use(self, step: Step) -> list[list[float]]:
+        """Return id, contribution, evidence and cosine of each prototype, and keep their names.
+
+        Those that carry most get their nearest contexts.
+        """
+        largest = sorted(step.prototypes, key=lambda use: -abs(use.contribution))
+        with_contexts = {use.id for use in largest[:PROTOTYPES_WITH_CONTEXTS]}
+        for use in step.prototypes:
+            name = use.name or f"prototype {use.id}"
+            known = self.prototypes.setdefault(use.id, [name, use.category or 0, hue(use)])
+            if len(known) == 3 and (self.lens is None or use.id in with_contexts):
+                known.append(self._nearest(use.id))
+        return [
+            [u.id, round(u.contribution, 5), round(u.evidence, 5), round(u.cosine, 2)]
+            for u in step.prototypes
+        ]
+
+    def _nearest(self, prototype: int) -> list[int]:
+        if self.lens is None:
+            return []
+        rows = self.lens.rows_of(prototype)
+        count = min(CONTEXTS_PER_PROTOTYPE, rows.stop - rows.start)
+        places = self.lens.index.slice(rows.start, count).to_pylist()
+        return [self.add(place, cut=True) for place in places]
 
     def document(self, document: DocumentShare) -> dict[str, Any]:
-        """Return a document's share and the number of its place."""
+        """Return a document's share and place; of what speaks against, what it speaks against."""
         around = document.around
         words = dict.fromkeys(Around._fields) if around is None else around._asdict()
-        return {"share": document.share, "place": self.add(vars(document) | words)}
-
-    def opponent(self, passage: Passage) -> dict[str, Any]:
-        """Return a passage that speaks against predictions."""
-        assert passage.predicted is not None
-        opposed = {"predicted": visible(passage.predicted), "probability": passage.probability}
-        return self.document(passage) | opposed
+        value = {"share": document.share, "place": self.add(vars(document) | words)}
+        if isinstance(document, Passage) and document.predicted is not None:
+            value |= {"predicted": visible(document.predicted), "probability": document.probability}
+        return value
 
 
-def trace_data(trace: Trace, against: int = 0) -> dict[str, Any]:
-    """Return steps, prototypes, contexts and shares as the page's script reads them.
+def trace_data(trace: Trace, pool: Pool | None = None, against: int = 0) -> dict[str, Any]:
+    """Return steps and shares as the page's script reads them, six digits of each figure.
 
     Args:
         trace: what is shown.
+        pool: where what it shares with other traces is put.
         against: how many passages that speak against its predictions.
     """
-    pool = None if trace.lens is None else _Pool(trace.lens)
-    prototypes: dict[int, dict[str, Any]] = {}
-    steps: list[dict[str, Any]] = []
-    for t, step in enumerate(trace.steps):
-        steps.append(_step(step, float(trace.table.bias[t])) | _behind(trace[t : t + 1], pool))
-        for use in step.prototypes:
-            if use.id not in prototypes:
-                prototypes[use.id] = {
-                    "name": use.name or f"prototype {use.id}",
-                    "category": use.category,
-                    "hue": hue(use),
-                    "contexts": [] if pool is None else None,
-                }
-        if pool is not None:
-            largest = sorted(step.prototypes, key=lambda use: -abs(use.contribution))
-            for use in largest[:PROTOTYPES_WITH_CONTEXTS]:
-                prototypes[use.id]["contexts"] = pool.nearest(use.id)
-    whole = _whole(trace, pool, against)
-    return {
-        "steps": steps,
-        "prototypes": prototypes,
+    pool = Pool(trace.lens) if pool is None else pool
+    value = {
+        "steps": [
+            _step(step, float(trace.table.bias[t]), pool) | _behind(trace[t : t + 1], pool)
+            for t, step in enumerate(trace.steps)
+        ],
         # Of a model with feedback the first token has none; of others, no token.
         "feedback": has_feedback(trace),
-        "whole": whole,
+        "whole": _whole(trace, pool, against),
         "places": "Passages" if has_passages(trace) else "Documents",
-        "contexts": [] if pool is None else pool.entries,
     }
+    return rounded(value)
+
+
+def rounded(value: Any) -> Any:
+    """Return values with six digits of each figure: of float32, more is noise."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {key: rounded(item) for key, item in value.items()}
+    return [rounded(item) for item in value] if isinstance(value, list) else value
 
 
 def has_passages(trace: Trace) -> bool:
@@ -145,15 +176,15 @@ def has_feedback(trace: Trace) -> bool:
     return any(step.uncertainty is not None for step in trace.steps)
 
 
-def _step(step: Step, bias_evidence: float) -> dict[str, Any]:
+def _step(step: Step, bias_evidence: float, pool: Pool) -> dict[str, Any]:
     extra: dict[str, Any] = {}
     if step.chains is not None:
         extra["chains"] = [_chain(chain) for chain in step.chains]
     if step.uncertainty is not None:
         extra["fed"] = [step.uncertainty, step.uncertainty_code]
     return extra | {
-        "token": visible(step.token),
-        "target": visible(step.target),
+        "token": visible(step.pieces[0].label),
+        "target": visible(step.pieces[1].label),
         "from": step.target_from,
         "position": step.position,
         "probability": step.probability,
@@ -162,7 +193,7 @@ def _step(step: Step, bias_evidence: float) -> dict[str, Any]:
         "explained": step.explained_share,
         "bias": [step.bias, bias_evidence],
         "residual": [step.residual, step.residual_evidence],
-        "uses": [[u.id, u.contribution, u.evidence, u.cosine] for u in step.prototypes],
+        "uses": pool.use(step),
     }
 
 
@@ -180,8 +211,8 @@ def _chain(chain: PrototypeChain) -> dict[str, Any]:
     }
 
 
-def _behind(trace: Trace, pool: _Pool | None) -> dict[str, Any]:
-    if pool is None:
+def _behind(trace: Trace, pool: Pool) -> dict[str, Any]:
+    if trace.lens is None:
         return {"shares": [], "documents": []}
     return {
         "shares": [shown_shares(trace.sources(by), KEYS_SHOWN[by]) for by in ("domain", "source")],
@@ -189,16 +220,16 @@ def _behind(trace: Trace, pool: _Pool | None) -> dict[str, Any]:
     }
 
 
-def _whole(trace: Trace, pool: _Pool | None, against: int) -> dict[str, Any] | None:
-    if pool is None:
+def _whole(trace: Trace, pool: Pool, against: int) -> dict[str, Any] | None:
+    if trace.lens is None:
         return None
     value: dict[str, Any] = {
         "shares": [shown_shares(trace.sources(by), count) for by, count in KEYS_SHOWN.items()],
         "documents": [pool.document(d) for d in trace.places(DOCUMENTS_OF_TEXT)],
     }
     if against:
-        value["against"] = [pool.opponent(p) for p in trace.against(against)]
-    if pool.lens.suffixes is not None:
+        value["against"] = [pool.document(p) for p in trace.against(against)]
+    if trace.lens.suffixes is not None:
         value["verbatim"] = [_quote(quote) for quote in trace.verbatim(QUOTES_OF_TEXT)]
     return value
 

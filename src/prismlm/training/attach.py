@@ -15,14 +15,17 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from prismlm import __version__
 from prismlm.corpus import build_corpus
-from prismlm.corpus.blocks import split_counts
 from prismlm.corpus.store import Corpus
 from prismlm.corpus.tokenizer import tokenizer_fingerprint
-from prismlm.errors import FormatError, InputError, changes
+from prismlm.corpus.windows import split_counts
+from prismlm.errors import InputError
 from prismlm.explain.quality import HeadQuality, measure_quality
-from prismlm.files import read_json, room_to_write, write_json
+from prismlm.files import check_room, read_json, room_to_write, write_json
 from prismlm.index.build import build_index, check_index
+from prismlm.index.layout import read_meta
+from prismlm.index.lens import Lens
 from prismlm.index.states import META_FILE, HiddenStates, bytes_per_position, read_states
+from prismlm.labels.write import label_lens
 from prismlm.layers import PrototypeHead
 from prismlm.models.base import CONFIG_FILE, BaseCheckpoint, find_base, put_adapted, put_base
 from prismlm.models.checkpoint import read_checkpoint
@@ -37,13 +40,14 @@ from prismlm.models.sidecar import (
     weight_of,
 )
 from prismlm.progress import SILENT, Reporter
+from prismlm.run_state import check_same, read_note
 from prismlm.training.attach_options import AttachOptions, index_options, model_device, window_of
 from prismlm.training.device import uses_bf16
 from prismlm.training.evaluation import HeldOut, cross_entropy
 from prismlm.training.fit import fit
 from prismlm.training.lora import NOTE_FILE, adapt, check_lora
 from prismlm.training.run import write_history
-from prismlm.training.run_directory import ATTACH_FILE, exclusive
+from prismlm.training.run_directory import ATTACH_FILE, exclusive, flat
 
 CORPORA = "corpora"
 WORK = "attach"
@@ -110,7 +114,7 @@ def attach(
         InputError: the model, corpus or an option cannot be used, or ``out`` holds something else.
         FormatError: something that is read is damaged.
         PrismError: the disk is full.
-        IndexInterrupted: SIGINT or SIGTERM came; what was done is kept.
+        Interrupted: SIGINT or SIGTERM came; what was done is kept.
     """
     options, out = options or AttachOptions(), Path(out)
     base = find_base(model, options.revision)
@@ -130,6 +134,7 @@ def attach(
                 work.tune(found)
             states = work.states(found)
             work.lens(found, states, work.head(found, states), lens)
+        work.names(lens)
         if not options.keep_states:
             shutil.rmtree(out / WORK, ignore_errors=True)
     made = load_sidecar(out).provenance
@@ -152,30 +157,17 @@ def _begin(
         "model": str(base.path.resolve()) if base.revision is None else base.name,
         "revision": base.revision,
         "corpus": [str(Path(one).resolve()) for one in corpus],
-        **{key: value for key, value in _flat(asdict(options)).items() if key not in FREE},
+        **{key: value for key, value in flat(asdict(options)).items() if key not in FREE},
     }
     if (out / ATTACH_FILE).is_file():
-        before = read_json(out / ATTACH_FILE)
-        if not isinstance(before, dict):
-            raise FormatError(f"{out / ATTACH_FILE} is damaged: remove {out} to start anew.")
-        changed = changes(before, now)
+        before = read_note(out / ATTACH_FILE, out)
         begun = has_sidecar(out) or (out / WORK / STATES / META_FILE).is_file()
-        if changed and (begun or any(before.get(key) != now[key] for key in OF_THE_MODEL)):
-            raise InputError(
-                f"{out} was begun with other settings ({'; '.join(changed)}). Put them back, or "
-                "choose another --out."
-            )
+        if begun or any(before.get(key) != now[key] for key in OF_THE_MODEL):
+            way_out = "Put them back, or choose another --out."
+            check_same(f"{out} was begun with other settings", before, now, way_out)
         if before.get("corpus") != now["corpus"]:
             shutil.rmtree(out / CORPORA, ignore_errors=True)
     write_json(out / ATTACH_FILE, now)
-
-
-def _flat(value: dict[str, Any]) -> dict[str, Any]:
-    flat = {key: one for key, one in value.items() if not isinstance(one, dict)}
-    for name, inner in value.items():
-        if isinstance(inner, dict):
-            flat |= {f"{name}.{key}": one for key, one in inner.items()}
-    return flat
 
 
 class _Work:
@@ -225,6 +217,8 @@ class _Work:
                 f"{corpus.name} trains on, are fewer than the {self.options.fit.prototypes:,} "
                 "prototypes: use more text, more --states-gb, or --prototypes with a lower number."
             )
+        states = available * bytes_per_position(weight_of(self.model).shape[1])
+        check_room(f"the hidden states in {self.out}", self.out, states, self.out / WORK)
 
     def tune(self, corpus: Corpus) -> None:
         """Fine-tune the model on the corpus, and open what came of it."""
@@ -309,7 +303,7 @@ class _Work:
     ) -> dict[str, Any]:
         return {
             "attached": {
-                **_flat(asdict(self.options)),
+                **flat(asdict(self.options)),
                 "window": self.window,
                 "states": len(states),
                 "steps": self.options.fit.steps(len(states)),
@@ -345,3 +339,10 @@ class _Work:
                 states=states,
                 progress=self.progress,
             )
+
+    def names(self, lens: Path) -> None:
+        """Name the prototypes, where the lens keeps positions and has no names yet."""
+        meta = read_meta(lens)
+        if meta.labels is None and meta.cells is not None:
+            opened = Lens.open(lens, self.model, load_sidecar(self.out).head)
+            label_lens(opened, self.model, progress=self.progress)

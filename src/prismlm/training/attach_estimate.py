@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import tempfile
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from prismlm.corpus.blocks import PASS_TOKENS, split_counts
 from prismlm.corpus.read import DocumentReader
 from prismlm.corpus.store import Corpus
-from prismlm.index.estimate import lens_bytes
+from prismlm.corpus.windows import PASS_TOKENS, split_counts
+from prismlm.cost import Cost, peak_memory, seconds_of
 from prismlm.index.positions import probabilities
 from prismlm.index.states import HiddenStates, Writer, bytes_per_position
+from prismlm.index.write import lens_bytes
 from prismlm.layers import PrototypeHead
 from prismlm.models.base import find_base, put_base
 from prismlm.models.checkpoint import read_checkpoint
@@ -34,48 +33,16 @@ BYTES_PER_WORD_PIECE = 4
 READ_TWICE = 4 / 3
 
 
-@dataclass(frozen=True)
-class AttachEstimate:
-    """The expected cost of attaching a head, all of it rough.
-
-    Attributes:
-        tokens: positions of the corpus; of files that are not tokenised yet, about.
-        states: positions that the head is fitted to.
-        steps: of the fit.
-        tune_seconds: to fine-tune the model first; 0 without --lora.
-        read_seconds: to read the hidden states.
-        fit_seconds: to place and fit the head.
-        lens_seconds: to write the lens from the states.
-        states_bytes: of the hidden states, while they are needed.
-        lens_bytes: of the lens.
-    """
-
-    tokens: int
-    states: int
-    steps: int
-    tune_seconds: float
-    read_seconds: float
-    fit_seconds: float
-    lens_seconds: float
-    states_bytes: int
-    lens_bytes: int
-
-    @property
-    def seconds(self) -> float:
-        """Of all."""
-        return self.tune_seconds + self.read_seconds + self.fit_seconds + self.lens_seconds
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the estimate as JSON values."""
-        return asdict(self) | {"seconds": self.seconds}
-
-
 def estimate_attach(
     model: str, corpus: Sequence[Path | str], options: AttachOptions | None = None
-) -> AttachEstimate:
+) -> Cost:
     """Say what :func:`prismlm.training.attach.attach` with the same arguments would take.
 
-    Nothing is written but for a model that has to be fetched, to the hub's cache.
+    Nothing is written but for a model that has to be fetched, to the hub's cache. The figures are
+    ``tokens``, positions of the corpus, about; ``states`` that the head is fitted to, in ``steps``;
+    what the seconds are made of: ``tune_seconds`` of fine-tuning, ``read_seconds`` of hidden
+    states, ``fit_seconds`` of the head, ``lens_seconds``; and what the disk is: ``states_bytes``
+    while they are needed, and ``lens_bytes``.
 
     Raises:
         InputError: the model or corpus cannot be used.
@@ -98,23 +65,29 @@ def estimate_attach(
         fitting = Fitting(opened, kept, options.fit, _head(kept, options, device), Path(name))
         fitting.begin()
         rows = torch.arange(min(options.fit.batch, len(kept))).numpy()
-        per_step = _timed(lambda: fitting.take(rows), STEPS_MEASURED)
+        per_step = seconds_of(lambda: fitting.take(rows), STEPS_MEASURED)
         per_position = _lens(opened, fitting.head, kept)
         tuning = 0.0 if options.lora is None else _tuning(opened, window, options.lora)
     steps = options.fit.steps(states)
     unread = max(0, tokens - states) * per_token * READ_TWICE
     clustered = min(states, STATES_PER_CLUSTER * options.fit.prototypes) * KMEANS_ITERATIONS
     placing = clustered * per_position / 2
-    return AttachEstimate(
-        tokens=tokens,
-        states=states,
-        steps=steps,
-        tune_seconds=0.0 if options.lora is None else options.lora.epochs * tokens * tuning,
-        read_seconds=states * per_token * READ_TWICE,
-        fit_seconds=placing + steps * per_step,
-        lens_seconds=unread + tokens * per_position,
-        states_bytes=states * row,
-        lens_bytes=lens_bytes(fitting.head, index_options(options, window), documents, tokens),
+    seconds = {
+        "tune_seconds": 0.0 if options.lora is None else options.lora.epochs * tokens * tuning,
+        "read_seconds": states * per_token * READ_TWICE,
+        "fit_seconds": placing + steps * per_step,
+        "lens_seconds": unread + tokens * per_position,
+    }
+    disk = {
+        "states_bytes": states * row,
+        "lens_bytes": lens_bytes(fitting.head, index_options(options, window), documents, tokens),
+    }
+    return Cost(
+        sum(seconds.values()),
+        peak_memory(device),
+        sum(disk.values()),
+        {"tokens": tokens, "states": states, "steps": steps, **seconds, **disk},
+        basis="Measured on one forward pass and a few steps.",
     )
 
 
@@ -139,7 +112,7 @@ def _read(
         torch.autocast(device, torch.bfloat16, enabled=bf16),
         capture(model, logits=False) as seen,
     ):
-        seconds = _timed(lambda: model(input_ids=ids, use_cache=False), 1)
+        seconds = seconds_of(lambda: model(input_ids=ids, use_cache=False), 1)
     z = seen.z.flatten(0, 1).bfloat16().cpu()
     with Writer(directory / "states", {}, z.shape[1]) as writer:
         writer.add(z, ids.flatten().cpu())
@@ -165,7 +138,7 @@ def _lens(model: Any, head: PrototypeHead, states: HiddenStates) -> float:
         head.nearest(z)
         probabilities(model, z.to(model.dtype), tokens)
 
-    return _timed(position, 1) / len(rows)
+    return seconds_of(position, 1) / len(rows)
 
 
 def _tuning(model: Any, window: int, lora: LoraOptions) -> float:
@@ -173,15 +146,4 @@ def _tuning(model: Any, window: int, lora: LoraOptions) -> float:
     check_lora()
     adapted = with_adapters(model, lora)
     ids = torch.zeros(1, window, dtype=torch.int64, device=model.device)
-    return _timed(lambda: adapted(input_ids=ids, labels=ids).loss.backward(), 1) / window
-
-
-def _timed(call: Callable[[], Any], times: int) -> float:
-    """Return the seconds of one call, after one that warms up."""
-    call()
-    began = time.perf_counter()
-    for _ in range(times):
-        call()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return (time.perf_counter() - began) / times
+    return seconds_of(lambda: adapted(input_ids=ids, labels=ids).loss.backward(), 1) / window

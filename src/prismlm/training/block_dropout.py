@@ -47,6 +47,7 @@ def add_dropout(decoder: Any, rate: float) -> None:
             f"the recipe sets dropout to {rate:g}, and where it goes is known for models of type "
             f"{', '.join(PLACES)}, not {family!r}. Leave it out.{hint}"
         )
+    # Not models.watch: these stand as long as the model does, for whoever trains it.
     dropped = _Dropped(rate)
     decoder.get_input_embeddings().register_forward_hook(dropped.after)
     added, inner = PLACES[family]

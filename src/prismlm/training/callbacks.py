@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any, Literal
 
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from prismlm.progress import Task
+from prismlm.run_state import Interrupts
 from prismlm.training import distributed
 from prismlm.training.initialise import TrainingRows, place_prototypes
 from prismlm.training.model import PrismForCausalLM
@@ -130,42 +126,24 @@ class ReportProgress(TrainerCallback):
 
 
 class StopOnInterrupt(TrainerCallback):
-    """Ends training after the current step, with a checkpoint, once Ctrl-C was pressed.
+    """Ends training after the current step, with a checkpoint, once a signal came.
 
-    A second Ctrl-C ends it at once; the newest checkpoint on disk stays as it is.
+    A second one ends it at once; the newest checkpoint on disk stays as it is.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, interrupts: Interrupts) -> None:
+        self.interrupts = interrupts
         self.interrupted = False
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Ask for a checkpoint and the end, in every process at the same step."""
-        self.interrupted = distributed.any_process(self.interrupted)
+        self.interrupted = distributed.any_process(self.interrupts.received is not None)
         if self.interrupted:
             control.should_save = True
             control.should_evaluate = False
             control.should_training_stop = True
-
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Take Ctrl-C over during the block; outside of the main thread, leave it alone."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        previous = signal.getsignal(signal.SIGINT)
-
-        def handle(number: int, frame: FrameType | None) -> None:
-            if self.interrupted:
-                raise KeyboardInterrupt
-            self.interrupted = True
-
-        signal.signal(signal.SIGINT, handle)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, previous)
 
 
 def tensorboard_callback(directory: Path, first_step: int) -> TrainerCallback:

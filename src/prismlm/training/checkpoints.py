@@ -10,10 +10,9 @@ import os
 import pickle
 import re
 import shutil
-import uuid
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +24,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
 from transformers.trainer_callback import TrainerState
 
-from prismlm.errors import DivergenceError, FormatError, InputError, PrismError
-from prismlm.files import FAILED_WRITE, share
+from prismlm.errors import DivergenceError, FormatError, InputError
+from prismlm.files import discard, room_to_write, share, temporary_sibling
 from prismlm.models.seam import LogitMap
 from prismlm.models.sidecar import Sidecar, base_of, save_sidecar
 from prismlm.models.uncertainty_feedback import save_uncertainty
@@ -211,7 +210,7 @@ def staging(directory: Path, needed: int) -> Iterator[Path]:
     Raises:
         PrismError: there is no room, or writing failed; the checkpoints before are as they were.
     """
-    hidden = directory / f".writing-{uuid.uuid4().hex[:8]}"
+    hidden = temporary_sibling(directory / "checkpoint")
     try:
         with guard_writing(f"a checkpoint in {directory}", directory, needed):
             hidden.mkdir(parents=True)
@@ -219,45 +218,25 @@ def staging(directory: Path, needed: int) -> Iterator[Path]:
             for checkpoint in list_checkpoints(hidden):
                 target = directory / checkpoint.name
                 if target.exists():
-                    _delete(target)
+                    discard(target)
                 os.rename(checkpoint, target)
     finally:
         shutil.rmtree(hidden, ignore_errors=True)
 
 
-@contextmanager
-def guard_writing(what: str, directory: Path, needed: int = 0) -> Iterator[None]:
+def guard_writing(what: str, directory: Path, needed: float = 0) -> AbstractContextManager[None]:
     """Turn a disk that is full, or fails, into an error that says what is left to go on from.
 
     Args:
-        what: what the block writes, and where.
+        what: the block writes, and where.
         directory: where the checkpoints of the run are, on the same disk.
         needed: bytes that it takes.
 
     Raises:
-        PrismError: fewer than ``needed`` bytes are free, or a write in the block failed.
+        PrismError: as of :func:`prismlm.files.room_to_write`.
     """
-    if _free(directory) < needed:
-        raise PrismError(_not_written(what, directory, needed, "the disk is full"))
-    try:
-        yield
-    except (OSError, SafetensorError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and not FAILED_WRITE.search(str(error)):
-            raise
-        raise PrismError(_not_written(what, directory, needed, str(error))) from error
-
-
-def _free(directory: Path) -> int:
-    existing = next(path for path in (directory, *directory.absolute().parents) if path.exists())
-    return shutil.disk_usage(existing).free
-
-
-def _not_written(what: str, directory: Path, needed: int, cause: str) -> str:
-    takes = f"it takes about {needed / 1e6:,.1f} MB, and " if needed else ""
-    return (
-        f"{what} could not be written ({cause}): {takes}{_free(directory) / 1e6:,.1f} MB are free. "
-        f"{last_good(directory)} Make room, then go on with --resume."
-    )
+    way_out = "Make room, then go on with --resume."
+    return room_to_write(what, directory, lambda: f"{last_good(directory)} {way_out}", needed)
 
 
 def last_good(directory: Path) -> str:
@@ -271,15 +250,7 @@ def last_good(directory: Path) -> str:
 def keep_newest(directory: Path, count: int) -> None:
     """Delete all but the newest ``count`` checkpoints."""
     for checkpoint in list_checkpoints(directory)[:-count]:
-        _delete(checkpoint)
-
-
-def clean(directory: Path) -> None:
-    """Remove what a killed run left half-written or half-deleted."""
-    if directory.is_dir():
-        for path in directory.iterdir():
-            if path.name.startswith((".writing-", ".deleting-")):
-                shutil.rmtree(path, ignore_errors=True)
+        discard(checkpoint)
 
 
 def check_weights_finite(model: PrismForCausalLM, step: int, directory: Path) -> None:
@@ -300,9 +271,3 @@ def not_finite(model: PrismForCausalLM) -> str | None:
     """Return the name of the first weight of which this process has an infinity or no number."""
     parameters = ((name, parallel.local(p)) for name, p in model.named_parameters())
     return next((name for name, p in parameters if not torch.isfinite(p).all()), None)
-
-
-def _delete(checkpoint: Path) -> None:
-    hidden = checkpoint.with_name(f".deleting-{uuid.uuid4().hex[:8]}")
-    os.rename(checkpoint, hidden)
-    shutil.rmtree(hidden, ignore_errors=True)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import resource
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from prismlm.corpus.packing import PackedDataset
 from prismlm.corpus.store import Corpus
+from prismlm.cost import Cost, peak_memory
 from prismlm.errors import InputError
 from prismlm.models.quiet import quiet_transformers
 from prismlm.training import arithmetic
@@ -29,52 +29,7 @@ MEASURED_STEPS = 3
 
 
 @dataclass(frozen=True)
-class TrainingEstimate:
-    """What ``prismlm train`` will take.
-
-    Attributes:
-        parameters: of the model; of the head; of the table of uncertainty codes.
-        steps: optimizer steps.
-        tokens: positions one process trains on.
-        corpus_tokens: tokens in the training rows.
-        passes: how often the whole training text is read.
-        padding: share of the positions that is padding.
-        flops_per_token: floating point operations of training on one token, calculated.
-        precision: float32 or bf16.
-        device: where it runs.
-        seconds_per_step: the median of a few real steps with the head in place, or calculated.
-        seconds: for all steps, evaluations left out.
-        memory_bytes: the most memory in use while measuring, or calculated.
-        disk_bytes: the finished model, and the checkpoints that are kept, with their optimizer.
-        measured: whether time and memory were measured here.
-        basis: in words, what time and memory rest on.
-    """
-
-    parameters: int
-    head_parameters: int
-    table_parameters: int
-    steps: int
-    tokens: int
-    corpus_tokens: int
-    passes: float
-    padding: float
-    flops_per_token: float
-    precision: str
-    device: str
-    seconds_per_step: float
-    seconds: float
-    memory_bytes: int
-    disk_bytes: int
-    measured: bool
-    basis: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the estimate as JSON values."""
-        return asdict(self)
-
-
-@dataclass(frozen=True)
-class _Cost:
+class _Step:
     """What differs between measuring and calculating."""
 
     device: str
@@ -86,12 +41,19 @@ class _Cost:
     basis: str
 
 
-def estimate(recipe: Recipe, *, resume: bool = False) -> TrainingEstimate:
+def estimate(recipe: Recipe, *, resume: bool = False) -> Cost:
     """Say what the run will take; nothing is written to ``out``.
 
     A few real steps are measured where the model can run: the recipe's device is here and has
     memory enough. Elsewhere the cost is calculated on the meta device for one named GPU, from
-    the formulas and the utilisation in :mod:`prismlm.training.arithmetic`.
+    the formulas and the utilisation in :mod:`prismlm.training.arithmetic`. Evaluations are left
+    out; disk is the finished model, and the checkpoints that are kept, with their optimizer.
+
+    The figures are ``parameters`` of the model, ``head_parameters`` and ``table_parameters``, of
+    uncertainty codes; optimizer ``steps``; ``tokens``, positions that one process trains on;
+    ``corpus_tokens`` in the training rows, ``passes`` over them and their share of ``padding``;
+    ``flops_per_token``, calculated; ``precision``, ``device``, ``seconds_per_step``, and whether
+    time and memory were ``measured`` here.
 
     Raises:
         InputError: as :func:`prismlm.training.run.train`, but not for a missing GPU.
@@ -111,23 +73,26 @@ def estimate(recipe: Recipe, *, resume: bool = False) -> TrainingEstimate:
     recipe = with_steps(recipe, rows)
     tokens = recipe.steps * recipe.positions_per_step
     kept = min(recipe.checkpoint.keep, -(-recipe.steps // recipe.checkpoint.every))
-    return TrainingEstimate(
-        parameters=size.parameters,
-        head_parameters=size.head_parameters,
-        table_parameters=size.table_parameters,
-        steps=recipe.steps,
-        tokens=tokens,
-        corpus_tokens=rows.num_tokens,
-        passes=tokens / (len(rows) * recipe.data.length),
-        padding=1 - rows.fill,
-        flops_per_token=arithmetic.flops_per_token(size, recipe),
-        precision=cost.precision,
-        device=cost.device,
-        seconds_per_step=cost.seconds_per_step,
-        seconds=cost.seconds_per_step * recipe.steps,
-        memory_bytes=cost.memory_bytes,
-        disk_bytes=kept * cost.checkpoint_bytes + 4 * size.all_parameters,
-        measured=cost.measured,
+    figures = {
+        "parameters": size.parameters,
+        "head_parameters": size.head_parameters,
+        "table_parameters": size.table_parameters,
+        "steps": recipe.steps,
+        "seconds_per_step": cost.seconds_per_step,
+        "tokens": tokens,
+        "corpus_tokens": rows.num_tokens,
+        "passes": tokens / (len(rows) * recipe.data.length),
+        "padding": 1 - rows.fill,
+        "flops_per_token": arithmetic.flops_per_token(size, recipe),
+        "precision": cost.precision,
+        "device": cost.device,
+        "measured": cost.measured,
+    }
+    return Cost(
+        cost.seconds_per_step * recipe.steps,
+        cost.memory_bytes,
+        kept * cost.checkpoint_bytes + 4 * size.all_parameters,
+        figures,
         basis=cost.basis,
     )
 
@@ -146,11 +111,11 @@ def _why_not_measured(recipe: Recipe, size: Size) -> str | None:
     return None
 
 
-def _calculate(recipe: Recipe, size: Size, gpu: Gpu, why_not: str) -> _Cost:
+def _calculate(recipe: Recipe, size: Size, gpu: Gpu, why_not: str) -> _Step:
     precision = "bf16" if uses_bf16(recipe.precision, "cuda") else "float32"
     peak = gpu.flops[precision]
     flops = recipe.positions_per_step * arithmetic.flops_per_token(size, recipe)
-    return _Cost(
+    return _Step(
         device=gpu.name,
         precision=precision,
         seconds_per_step=flops / (gpu.utilisation * peak),
@@ -162,7 +127,7 @@ def _calculate(recipe: Recipe, size: Size, gpu: Gpu, why_not: str) -> _Cost:
     )
 
 
-def _measure(recipe: Recipe) -> tuple[_Cost, PackedDataset]:
+def _measure(recipe: Recipe) -> tuple[_Step, PackedDataset]:
     steps = WARMUP_STEPS + MEASURED_STEPS
     short = recipe.model_copy(
         update={
@@ -177,14 +142,14 @@ def _measure(recipe: Recipe) -> tuple[_Cost, PackedDataset]:
     with quiet_transformers(), tempfile.TemporaryDirectory() as name:
         trainer = build_trainer(prepared, Path(name), [clock])
         trainer.train()
-        checkpoint = _size(Path(name))
+        checkpoint = sum(path.stat().st_size for path in Path(name).rglob("*") if path.is_file())
     times = sorted(clock.seconds[WARMUP_STEPS:])
     device = device_of(recipe)
-    cost = _Cost(
+    cost = _Step(
         device=str(trainer.args.device),
         precision="bf16" if uses_bf16(recipe.precision, device) else "float32",
         seconds_per_step=times[len(times) // 2],
-        memory_bytes=_memory(device),
+        memory_bytes=peak_memory(device),
         checkpoint_bytes=checkpoint,
         measured=True,
         basis=f"Measured on {MEASURED_STEPS} real steps.",
@@ -210,13 +175,3 @@ class _Clock(TrainerCallback):
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         self.seconds.append(time.perf_counter() - self._began)
-
-
-def _memory(device: str) -> int:
-    if device == "cuda":
-        return torch.cuda.max_memory_allocated()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def _size(directory: Path) -> int:
-    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())

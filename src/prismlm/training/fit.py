@@ -191,7 +191,7 @@ def fit(
         FormatError: ``saved`` is damaged.
         DivergenceError: the loss is not finite.
         PrismError: the disk is full; what was saved before is kept.
-        IndexInterrupted: SIGINT or SIGTERM came; the fit is saved.
+        Interrupted: SIGINT or SIGTERM came; the fit is saved.
     """
     head = PrototypeHead(states.width, options.prototypes, options.prototypes_per_token).to(device)
     fitting = Fitting(model, states, options, head, saved)

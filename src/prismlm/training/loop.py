@@ -14,16 +14,16 @@ import torch
 from torch import nn
 
 from prismlm.errors import DivergenceError, FormatError, InputError
-from prismlm.files import atomic_file, room_to_write
-from prismlm.interrupts import Interrupts
+from prismlm.files import WAY_OUT, atomic_file, room_to_write
 from prismlm.progress import Reporter
+from prismlm.run_state import Interrupts
 
 FORMAT_VERSION = 1
 SAVE_SECONDS = 60.0
 HISTORY_EVERY = 50
 WARMUP = 0.05
 BETAS = (0.9, 0.95)
-WAY_OUT = "Make room, and give the same command again."
+GO_ON = "The same command goes on from there."
 
 
 def batches(count: int, size: int, first: int, steps: int, seed: int) -> Iterator[np.ndarray]:
@@ -128,10 +128,12 @@ class Loop(ABC):
         Raises:
             DivergenceError: the loss is not finite.
             PrismError: the disk is full; what was saved before is kept.
-            IndexInterrupted: SIGINT or SIGTERM came; it is saved.
+            Interrupted: SIGINT or SIGTERM came; it is saved.
         """
         with (
-            Interrupts(lambda: f"{self.what.capitalize()} is saved in {self.saved}.") as interrupts,
+            Interrupts(
+                lambda: f"{self.what.capitalize()} is saved in {self.saved}. {GO_ON}"
+            ) as interrupts,
             progress.task(title, self.steps, "steps") as task,
         ):
             task.advance(self.step)
@@ -144,7 +146,7 @@ class Loop(ABC):
                 if interrupts.received or done or time.monotonic() - written >= save_seconds:
                     self.save()
                     written = time.monotonic()
-                if interrupts.received and not done:
+                if interrupts.received:
                     interrupts.stop()
 
     def save(self) -> None:

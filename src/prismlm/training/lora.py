@@ -19,10 +19,10 @@ from prismlm import fingerprints
 from prismlm.corpus.packing import IGNORED, PackedDataset, pack
 from prismlm.corpus.store import Corpus
 from prismlm.errors import InputError
-from prismlm.files import atomic_directory, room_to_write, share, write_json
+from prismlm.files import WAY_OUT, atomic_directory, room_to_write, share, write_json
 from prismlm.progress import SILENT, Reporter
 from prismlm.training.isolation import keeps_documents_apart
-from prismlm.training.loop import SAVE_SECONDS, WAY_OUT, Loop, batches
+from prismlm.training.loop import SAVE_SECONDS, Loop, batches
 from prismlm.training.parallel import blocks
 
 # Rows of a forward pass; more are no faster, and their logits take memory.
@@ -135,7 +135,7 @@ def adapt(
         DivergenceError: the loss is not finite.
         FormatError: ``saved`` is damaged.
         PrismError: the disk is full.
-        IndexInterrupted: SIGINT or SIGTERM came; what was learned is saved.
+        Interrupted: SIGINT or SIGTERM came; what was learned is saved.
     """
     identity = {"model": fingerprints.of_weights(model), "corpus": corpus.fingerprint}
     shared = keeps_documents_apart(model)

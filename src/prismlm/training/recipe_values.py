@@ -75,20 +75,23 @@ def _check_model(recipe: Recipe, source: str, origin: dict[str, str]) -> None:
 
     from prismlm.models.presets import build_config, build_model
 
-    where = next((o for k, o in origin.items() if k.split(".")[0] == "model"), source)
     for key in FROM_CORPUS:
         if key in recipe.model:
             raise InputError(
-                f"{where}: model.{key} comes from the corpus's tokenizer. Leave it out."
+                f"{origin.get(f'model.{key}', source)}: model.{key} comes from the corpus's "
+                "tokenizer. Leave it out."
             )
     try:
         config = build_config(dict(recipe.model), vocab_size=64, eos_token_id=0)
         with torch.device("meta"):
             build_model(config)
     except InputError as error:
-        raise InputError(f"{where}: model: {error}") from error
+        named = next((o for k, o in origin.items() if repr(k) in str(error)), source)
+        raise InputError(f"{named}: {error}") from error
     except Exception as error:
-        # Configuration classes of other families raise whatever they like.
+        # Configuration classes of other families raise whatever they like, of whatever key.
+        given = [o for k, o in origin.items() if k.split(".")[0] == "model"]
+        where = ", ".join(given) or source
         raise InputError(f"{where}: model cannot be built from {recipe.model}: {error}") from error
     positions = getattr(config, "max_position_embeddings", None)
     if isinstance(positions, int) and recipe.data.length > positions:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -16,11 +16,12 @@ from transformers.trainer_callback import TrainerState
 
 from prismlm.errors import DivergenceError, Interrupted, NotFiniteError
 from prismlm.explain.quality import HeadQuality, measure_quality
-from prismlm.files import atomic_file
+from prismlm.files import atomic_file, check_room, json_text, temporary_sibling
 from prismlm.models.quiet import quiet_transformers
 from prismlm.models.seam import LogitMap
 from prismlm.models.sidecar import HEAD_FILE, META_FILE
 from prismlm.progress import SILENT, Reporter
+from prismlm.run_state import EXIT_CODES, Interrupts
 from prismlm.training import checkpoints, distributed, parallel
 from prismlm.training.callbacks import ReportProgress, StopOnInterrupt, tensorboard_callback
 from prismlm.training.logs.channels import channels_log
@@ -40,14 +41,14 @@ HISTORY_FILE = "training.jsonl"
 
 
 class TrainingInterrupted(Interrupted):
-    """Ctrl-C ended training after a whole step.
+    """A signal ended training after a whole step.
 
     Attributes:
         checkpoint: what ``resume`` goes on from.
     """
 
-    def __init__(self, checkpoint: Path) -> None:
-        super().__init__(f"training stopped; its state is in {checkpoint}")
+    def __init__(self, checkpoint: Path, exit_code: int = 130) -> None:
+        super().__init__(f"training stopped; its state is in {checkpoint}", exit_code)
         self.checkpoint = checkpoint
 
 
@@ -103,14 +104,20 @@ def train(recipe: Recipe, *, resume: bool = False, progress: Reporter = SILENT) 
         FormatError: the newest checkpoint is damaged.
         DivergenceError: the loss, a gradient or a weight became infinite or not a number.
         PrismError: the disk is full. Like the last, it names the checkpoint that is left.
-        TrainingInterrupted: Ctrl-C was pressed.
+        TrainingInterrupted: SIGINT or SIGTERM came.
     """
     distributed.join()
-    stop = StopOnInterrupt()
+    # torchrun ends the other processes of a failed one with SIGTERM: they would wait for it.
+    alone = distributed.world_size() == 1
+    numbers = tuple(EXIT_CODES) if alone else (signal.SIGINT,)
+    stop = StopOnInterrupt(Interrupts(lambda: "training stopped", numbers))
     with ExitStack() as held, quiet_transformers():
         distributed.on_main(lambda: held.enter_context(exclusive(recipe.out)))
         distributed.on_main(lambda: check_run_directory(recipe, resume=resume))
         prepared = prepare(recipe)
+        parameters = sum(p.numel() for p in prepared.model.parameters())
+        expected = checkpoints.BYTES_PER_PARAMETER * parameters
+        check_room(f"a checkpoint in {recipe.out}", recipe.out, expected)
         distributed.on_main(lambda: begin(prepared))
         trainer, logs = _train(prepared, stop, progress)
         with _reporting_divergence(trainer, recipe.out):
@@ -145,7 +152,7 @@ def _train(
     done = 0 if checkpoint is None else checkpoints.step_of(checkpoint)
     positions = recipe.positions_per_step * distributed.world_size()
     left = (recipe.steps - done) * positions
-    with stop.listening(), progress.task("training", left, "tokens") as task:
+    with stop.interrupts, progress.task("training", left, "tokens") as task:
         callbacks: list[TrainerCallback] = [stop]
         if distributed.is_main():
             callbacks = [ReportProgress(task, positions), _History(out), stop]
@@ -168,7 +175,8 @@ def _train(
         if stop.interrupted:
             newest = checkpoints.latest_checkpoint(out / CHECKPOINTS)
             assert newest is not None
-            raise TrainingInterrupted(newest)
+            code = EXIT_CODES[stop.interrupts.received or signal.SIGINT]
+            raise TrainingInterrupted(newest, code)
     return trainer, logs
 
 
@@ -219,10 +227,9 @@ def _finish(prepared: Prepared, trainer: PrismTrainer, quality: HeadQuality) -> 
 
 def _write_model(trainer: PrismTrainer, recipe: Recipe, provenance: dict[str, Any]) -> None:
     out = recipe.out
-    hidden = out / ".model.tmp"
+    hidden = temporary_sibling(out / "model")
     main = distributed.is_main()
     if main:
-        shutil.rmtree(hidden, ignore_errors=True)
         hidden.mkdir()
     try:
         trainer.write_model(hidden, provenance)
@@ -243,7 +250,8 @@ def _write_model(trainer: PrismTrainer, recipe: Recipe, provenance: dict[str, An
 def write_history(out: Path, history: list[dict[str, Any]]) -> None:
     """Write one JSON object per line, atomically."""
     with atomic_file(out / HISTORY_FILE) as temporary:
-        lines = [json.dumps(row, allow_nan=False) for row in history]
+        # What a checkpoint gave back has its keys in their order.
+        lines = [json_text(row, sort_keys=True) for row in history]
         temporary.write_text("\n".join([*lines, ""]), encoding="utf-8")
 
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from prismlm.errors import InputError
-from prismlm.files import read_json, write_json
-from prismlm.locks import Held, locked
+from prismlm.files import json_text, read_json, write_json
 from prismlm.models.sidecar import META_FILE
+from prismlm.run_state import LOCK_FILE, writing
 from prismlm.training import checkpoints, distributed
 from prismlm.training.device import resolved
 from prismlm.training.recipe import Recipe
@@ -21,7 +19,6 @@ from prismlm.training.setup import CHECKPOINTS, Prepared
 RUN_FILE = "training.json"
 ATTACH_FILE = "attach.json"
 COMMANDS = {RUN_FILE: "train", ATTACH_FILE: "attach"}
-LOCK_FILE = ".lock"
 # Where a search for hyper-parameters keeps what it does, and the recipe it ends with.
 SEARCH = "search"
 BEST_FILE = "best.yaml"
@@ -33,8 +30,8 @@ FREE_TO_CHANGE = ("corpus", "out", "checkpoint.every", "checkpoint.keep", "loggi
 def exclusive(out: Path, note: str = RUN_FILE) -> Iterator[None]:
     """Keep other processes from writing to ``out`` during the block.
 
-    The kernel gives the lock back however this process ends. ``out`` is made if it is not there,
-    and removed if nothing was put into it.
+    ``out`` is made if it is not there, and removed if nothing was put into it; what a killed run
+    left half-written in it is removed.
 
     Args:
         out: the directory.
@@ -44,26 +41,8 @@ def exclusive(out: Path, note: str = RUN_FILE) -> Iterator[None]:
         InputError: another run holds it, it cannot be made, or it holds something else.
     """
     check_ours(out, note)
-    created = not out.exists()
-    with ExitStack() as held:
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-            held.enter_context(locked(out / LOCK_FILE))
-        except Held as holder:
-            raise InputError(
-                f"{out} is being written to by another run, process {holder.process}. Wait until "
-                "it has ended, or choose another out."
-            ) from None
-        except OSError as error:
-            raise InputError(f"cannot write to {out} ({error}). Choose another out.") from error
-        try:
-            yield
-        finally:
-            (out / LOCK_FILE).unlink(missing_ok=True)
-            if created:
-                # Not if something was put into it.
-                with suppress(OSError):
-                    out.rmdir()
+    with writing(out, within=True):
+        yield
 
 
 def check_ours(out: Path, note: str = RUN_FILE) -> None:
@@ -119,8 +98,8 @@ def differences(before: dict[str, Any], recipe: Recipe) -> list[str]:
     """
     # A run begun before a setting was there ran with what is now its default.
     defaults = Recipe(corpus=recipe.corpus, out=recipe.out, model={}, steps=1)
-    then = _flat(defaults.to_dict()) | _flat(before["recipe"]) | before.get("resolved", {})
-    now = _flat(recipe.to_dict()) | resolved(recipe)
+    then = flat(defaults.to_dict()) | flat(before["recipe"]) | before.get("resolved", {})
+    now = flat(recipe.to_dict()) | resolved(recipe)
     if not recipe.steps:
         # They follow from the epochs, which are compared.
         now["steps"] = then["steps"]
@@ -131,22 +110,23 @@ def differences(before: dict[str, Any], recipe: Recipe) -> list[str]:
     ]
 
 
-def _flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested values with the path of each as its key: ``a.b``."""
+    found: dict[str, Any] = {}
     for key, item in value.items():
         if isinstance(item, dict):
-            flat |= _flat(item, f"{prefix}{key}.")
+            found |= flat(item, f"{prefix}{key}.")
         else:
-            flat[prefix + key] = item
-    return flat
+            found[prefix + key] = item
+    return found
 
 
 def _shown(flat: dict[str, Any], key: str) -> str:
-    return json.dumps(flat[key]) if key in flat else "not set"
+    return json_text(flat[key]) if key in flat else "not set"
 
 
 def begin(prepared: Prepared) -> None:
-    """Note what the run is, or check that it is the one that was noted; clear what a kill left.
+    """Note what the run is, or check that it is the one that was noted.
 
     Raises:
         InputError: the run was begun with another corpus or another number of processes.
@@ -170,9 +150,6 @@ def begin(prepared: Prepared) -> None:
     else:
         run = {"recipe": prepared.recipe.to_dict(), "resolved": resolved(prepared.recipe)}
         write_json(out / RUN_FILE, run | {"corpus": corpus, "processes": processes})
-    for path in out.glob(".*.tmp"):
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
-    checkpoints.clean(out / CHECKPOINTS)
 
 
 def checkpoint_to_resume(prepared: Prepared) -> Path | None:

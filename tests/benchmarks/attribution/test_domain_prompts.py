@@ -3,9 +3,9 @@ import pytest
 
 import prismlm
 from benchmarks.attribution.domain_prompts import against_controls, prompt_evidence
+from benchmarks.attribution.judges.domain_share import DocumentEvidence
 from prismlm.corpus import Corpus
 from prismlm.errors import InputError
-from prismlm.eval.domain_share import DocumentEvidence
 from prismlm.index.lens import GroupWeights
 
 

@@ -6,9 +6,9 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from benchmarks.attribution.judges.passages import PassageBank, Prediction
 from benchmarks.attribution.lora_teaching import Drawn, LoraTeaching, part
 from benchmarks.attribution.small_models import log_probabilities
-from prismlm.eval.passages import PassageBank, Prediction
 from prismlm.training.lora import LoraOptions
 
 TOKENS, LENGTHS = 40, (5, 7, 6, 4, 7, 3)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import prismlm
+from benchmarks.attribution.judges.passages import PassageBank, Prediction
 from benchmarks.attribution.methods.setting import Setting, kept_positions, read_positions
 from benchmarks.attribution.questions import (
     document_predictions,
@@ -12,7 +13,6 @@ from benchmarks.attribution.questions import (
     twin_recall,
 )
 from prismlm.corpus import Corpus
-from prismlm.eval.passages import PassageBank, Prediction
 
 
 @pytest.fixture(scope="module")

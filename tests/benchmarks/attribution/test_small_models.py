@@ -5,13 +5,13 @@ import pytest
 import torch
 
 from benchmarks.attribution.forgetting import kept_trainings
+from benchmarks.attribution.judges.passages import PassageBank, Prediction
 from benchmarks.attribution.small_models import (
     IGNORED,
     SmallTraining,
     log_probabilities,
     padded,
 )
-from prismlm.eval.passages import PassageBank, Prediction
 
 TOKENS, LENGTH, DOCUMENTS = 40, 12, 6
 

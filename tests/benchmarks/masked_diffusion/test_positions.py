@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.attribution.judges.passages import PassageBank
 from benchmarks.masked_diffusion.facts import QUESTIONS, asked
 from benchmarks.masked_diffusion.model import after_an_end, from_left_to_right
 from benchmarks.masked_diffusion.positions import (
@@ -16,7 +17,6 @@ from benchmarks.masked_diffusion.positions import (
     setting_of,
 )
 from prismlm.corpus import Corpus
-from prismlm.eval.passages import PassageBank
 from prismlm.explain.evidence import EvidenceTable
 from prismlm.explain.positions import TEMPERATURE, supports
 from prismlm.index.states import HiddenStates, Writer

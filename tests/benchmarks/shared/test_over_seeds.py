@@ -4,24 +4,15 @@ import random
 
 import pytest
 
-from benchmarks.shared.over_seeds import Claim, answers, beyond, interval, lines_of, quantile
-
-
-@pytest.mark.parametrize(
-    ("level", "freedom", "expected"),
-    [
-        (0.05, 1, 12.7062), (0.05, 2, 4.3027), (0.05, 3, 3.1824), (0.05, 4, 2.7764),
-        (0.05, 9, 2.2622), (0.01, 2, 9.9248), (0.005, 2, 14.0890), (0.01, 30, 2.7500),
-    ],
-)  # fmt: skip
-def test_quantiles_are_those_of_the_tables(level, freedom, expected):
-    assert quantile(level, freedom) == pytest.approx(expected, abs=1e-4)
-    assert beyond(expected, freedom) == pytest.approx(level, rel=1e-3)
+from benchmarks.shared.over_seeds import Claim, answers, interval, lines_of
 
 
 def test_the_interval_by_hand():
     # Mean 2, deviation 1, over three: 2 ± 4.3027 / √3.
     assert interval([1.0, 2.0, 3.0]) == pytest.approx((2 - 2.48414, 2 + 2.48414), abs=1e-4)
+    # At a level of 0.01: 2 ± 9.9248 / √3, and of two ± 63.657 · 0.7071 / √2.
+    assert interval([1.0, 2.0, 3.0], 0.01) == pytest.approx((2 - 5.73009, 2 + 5.73009), abs=1e-4)
+    assert interval([1.0, 2.0], 0.01) == pytest.approx((1.5 - 31.8284, 1.5 + 31.8284), abs=1e-3)
 
 
 def seeds(*values):

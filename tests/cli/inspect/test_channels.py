@@ -83,6 +83,8 @@ def test_one_channel_in_full(prism, directory):
     assert "Layer 1, channel 4" in result.stdout
     assert result.stdout.count(" in all") == 3
     assert "holds most of" in result.stdout
+    assert "still held" in result.stdout
+    assert "mass" not in result.stdout
     assert "Layer 0" not in result.stdout
     arguments = (*COMMAND, directory, *FEW, "--layer", 1, "--channel", 4, "--json")
     value = json.loads(prism(*arguments).stdout)
@@ -129,7 +131,7 @@ def test_what_cannot_be_read_is_refused(refused, directory, llama, tmp_path):
         ((directory, "--channel", 1), ["--layer"]),
         ((directory, "--layer", LAYERS), ["no layer 3", "0 to 2"]),
         ((directory, "--layer", 1, "--channel", CHANNELS), ["no channel 6 in layer 1"]),
-        ((directory, "--split", "test"), ["no split 'test'"]),
+        ((directory, "--split", "test"), ["--split is 'test'"]),
         ((directory, "--max-tokens", -1), ["--max-tokens"]),
         ((directory, "--format", "pgn"), ["'pgn'", "Did you mean 'png'"]),
         ((directory, "--corpus", tmp_path / "none"), ["none is not a directory"]),

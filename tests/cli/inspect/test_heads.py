@@ -7,10 +7,12 @@ import math
 import pytest
 from rich.cells import cell_len
 
+from prismlm.cli.printing.heads import in_words
 from prismlm.cli.printing.spectra import least_in_step
 from prismlm.corpus import Corpus
 from prismlm.corpus.sequences import Sequences
 from prismlm.instruments.heads import (
+    Comparison,
     CrossTerms,
     RatioTerms,
     SpectraOptions,
@@ -186,7 +188,7 @@ def test_what_cannot_be_read_is_refused(refused, directory, gpt2, corpus, tmp_pa
     there = ("--corpus", corpus.path, "--split", "all")
     for arguments, words in (
         ((*HEADS, directory, "--layer", 2, *ALL), ["no layer 2", "0 to 1"]),
-        ((*HEADS, directory, "--split", "test"), ["no split 'test'"]),
+        ((*HEADS, directory, "--split", "test"), ["--split is 'test'"]),
         ((*HEADS, directory, "--tokens", -1), ["--tokens"]),
         ((*HEADS, directory, "--length", 1, *ALL), ["windows of 1 tokens", "sees 16 tokens"]),
         ((*HEADS, directory, "--out", tmp_path / "x.png"), [".csv"]),
@@ -205,3 +207,12 @@ def test_what_cannot_be_read_is_refused(refused, directory, gpt2, corpus, tmp_pa
     ):
         message = refused(*arguments)
         assert all(word in message for word in words), message
+
+
+def test_words_beside_medians_that_lie_the_other_way_say_so():
+    each = {"u": 4.0, "p": 0.01, "measure": "distance", "signal_heads": 2, "noise_heads": 2}
+    further = Comparison(5.0, 2.0, effect=0.9, layers=(), **each)
+    assert in_words(further) == "signal heads reach further"
+    # In every layer signal heads have the larger figure; over all layers the smaller median.
+    turned = Comparison(2.0, 5.0, effect=0.9, layers=(), **each)
+    assert in_words(turned) == "within layers signal heads reach further"

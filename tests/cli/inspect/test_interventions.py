@@ -9,8 +9,7 @@ import torch
 from prismlm.cli.options import parse_places
 from prismlm.corpus.sequences import Sequences
 from prismlm.errors import InputError
-from prismlm.instruments.channels.token_gates import token_gates
-from prismlm.instruments.channels.word_forms import WordForms
+from prismlm.instruments.channels.token_gates import WordForms, token_gates
 from tests.helpers.mixer_models import make_corpus, make_model
 
 
@@ -83,6 +82,7 @@ def test_a_channel_that_is_named(prism, paths):
         *command, "--channel", "1:2", "--minimum", "1e-6", "--by", "points", "--controls", "1"
     )
     assert "percentage points" in points.stdout
+    assert "Relative changes, in % of the probability" in " ".join(points.stdout.split())
     assert "/2" in points.stdout
 
 

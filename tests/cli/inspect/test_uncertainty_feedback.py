@@ -87,6 +87,7 @@ def test_on_a_terminal(prism, gpt2):
     assert "\x1b" not in result.stdout
     for part in ("own codes: 2 passes", "shuffled", "Prefill against token by token", "matched",
                  "own signal", "shuffled codes", "After a planted wrong token", "next entropy",
+                 "differences in percentage points",
                  "(one model, 12 texts)", "another training seed may say otherwise"):  # fmt: skip
         assert part in " ".join(result.stdout.split()), part
 
@@ -157,7 +158,7 @@ def test_what_cannot_be_read_is_refused(refused, gpt2, corpus, place, tmp_path):
         assert f"a temperature of {temperature}: expected 0 or more" in refused(
             *COMMAND, gpt2, "--temperature", temperature
         )
-    assert "no split" in refused(*COMMAND, gpt2, "--split", "some")
+    assert "--split is 'some'" in refused(*COMMAND, gpt2, "--split", "some")
     assert "expected 1 to 9" in refused(
         *COMMAND, gpt2, *FAST, "--split", "all", "--check", "hedging", "--steps", 10
     )

@@ -5,7 +5,7 @@ import torch
 
 from prismlm.edits.channels.clamp import ClampGates, record_gates
 from prismlm.edits.channels.interventions import MaskRead, MaskWrite, Reinitialise
-from prismlm.edits.channels.scope import _standing, intervene
+from prismlm.edits.channels.scope import intervene
 from prismlm.errors import InputError
 from tests.helpers.mixer_models import LAYERS, make_model, tokens
 
@@ -33,7 +33,6 @@ def test_the_own_gates_change_no_bit_and_nothing_is_left(model, record):
     with intervene(model, ClampGates(record)):
         assert torch.equal(run(model, A).logits, before)
     assert torch.equal(run(model, A).logits, before)
-    assert not _standing
     assert not model.model._forward_pre_hooks
     assert not model.model._forward_hooks
 

@@ -5,15 +5,15 @@ import math
 import pytest
 import torch
 
+from benchmarks.prototype_mixer.heldout_cases import heldout_cases
+from benchmarks.prototype_mixer.proposed_concepts import concept_tokens, propose_concepts
 from prismlm.corpus.sequences import Sequences
 from prismlm.errors import InputError
 from prismlm.instruments.channels import find_channels
 from prismlm.instruments.channels.case_files import Case
-from prismlm.instruments.channels.concepts import concept_tokens, propose_concepts, rank_channels
-from prismlm.instruments.channels.heldout_cases import heldout_cases
-from prismlm.instruments.channels.probabilities import target_probabilities
-from prismlm.instruments.channels.token_gates import token_gates
-from prismlm.instruments.channels.word_forms import WordForms, continuing, whole_words
+from prismlm.instruments.channels.concepts import rank_channels
+from prismlm.instruments.channels.effects import target_probabilities
+from prismlm.instruments.channels.token_gates import WordForms, continuing, token_gates, whole_words
 from tests.helpers.mixer_models import CHANNELS, LAYERS, make_model
 
 LENGTH = 24

@@ -13,9 +13,13 @@ from prismlm.edits.channels.scope import intervene
 from prismlm.errors import InputError
 from prismlm.instruments.channels import effects_on, intervention_table
 from prismlm.instruments.channels.case_files import Case, Probe
-from prismlm.instruments.channels.concept_emergence import TableOptions, concept_in_model
-from prismlm.instruments.channels.effects import INTERVENTIONS, draw_controls
-from prismlm.instruments.channels.probabilities import target_probabilities
+from prismlm.instruments.channels.concepts import concept_in_model
+from prismlm.instruments.channels.effects import (
+    INTERVENTIONS,
+    TableOptions,
+    draw_controls,
+    target_probabilities,
+)
 from tests.helpers.mixer_models import CHANNELS, LAYERS, make_corpus, make_model, tokens
 
 LENGTHS = (7, 3, 12, 5, 12, 1, 9, 4)

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from prismlm.errors import InputError
-from prismlm.instruments.channels.activations import activations
-from prismlm.instruments.channels.layer_metrics import measure_layers
-from prismlm.instruments.channels.metrics import entropy, gini, sparsity_ratio
+from prismlm.instruments.channels.gate_use import entropy, gini, sparsity_ratio
+from prismlm.instruments.channels.layer_metrics import activations, measure_layers
 from prismlm.instruments.channels.top_sequences import rank_sequences
 from tests.helpers.mixer_models import LAYERS, make_llama, make_model
 

@@ -16,11 +16,12 @@ from prismlm.instruments.channels import read_channels
 from prismlm.instruments.channels.build_report import ReportOptions, channel_report
 from prismlm.instruments.channels.lags import read_write_lags
 from prismlm.instruments.channels.layer_metrics import measure_layers
-from prismlm.instruments.channels.locality import quartiles, repetition, spearman
+from prismlm.instruments.channels.locality import quartiles, repetition
 from prismlm.instruments.channels.top_sequences import rank_sequences, sequences_of
 from prismlm.instruments.channels.wording import lag_words, locality_words, median_correlation
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.models.decoders.mixers import half_lives
+from prismlm.statistics import spearman
 from tests.helpers.mixer_models import (
     CHANNELS,
     LAYERS,
@@ -74,7 +75,7 @@ def test_locality_is_over_all_channels(report):
     channels = [channel for layer in report.layers for channel in layer.channels]
     lives = torch.tensor([c.half_life for c in channels], dtype=torch.float64)
     scores = torch.tensor([c.repetition for c in channels], dtype=torch.float64)
-    assert report.locality.correlation == spearman(lives, scores)
+    assert report.locality.correlation == spearman(lives.numpy(), scores.numpy())
     assert report.locality.correlation.count == LAYERS * CHANNELS
     assert report.locality.quartiles == quartiles(lives, scores)
     words = " ".join(locality_words(report.locality))

@@ -8,9 +8,8 @@ import pytest
 
 from prismlm.errors import InputError
 from prismlm.instruments.heads import HeadFigures, HeadUses, across_models
-from prismlm.instruments.heads.comparison import compare_groups
+from prismlm.instruments.heads.comparison import compare_groups, sign_test, stratified_rank_test
 from prismlm.instruments.heads.head_use import HeadUse, head_uses
-from prismlm.instruments.heads.rank_test import sign_test, stratified_rank_test
 from tests.helpers.head_models import make_batch, make_gpt2, make_signal_noise, random_rows
 
 

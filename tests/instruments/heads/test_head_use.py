@@ -10,8 +10,7 @@ from prismlm.corpus import Corpus
 from prismlm.corpus.sequences import Sequences
 from prismlm.errors import InputError
 from prismlm.instruments.heads import HeadFigures
-from prismlm.instruments.heads.attention_tally import AttentionTally
-from prismlm.instruments.heads.head_use import distance_bins, figures_of, head_uses
+from prismlm.instruments.heads.head_use import AttentionTally, distance_bins, figures_of, head_uses
 from prismlm.models.decoders.protot import ProtoTConfig, ProtoTForCausalLM
 from tests.helpers.head_models import make_batch, make_gpt2, make_signal_noise, random_rows
 

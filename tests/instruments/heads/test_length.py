@@ -109,7 +109,7 @@ def test_what_cannot_be_read_is_refused(corpus, tmp_path):
         loss_against_length(model, corpus, length=8, seed=-1)
     with pytest.raises(InputError, match=r"no document of .* has 100,000 tokens: the longest has"):
         loss_against_length(model, corpus, length=100_000)
-    with pytest.raises(InputError, match="no split 'test'"):
+    with pytest.raises(InputError, match="the split is 'test'"):
         loss_against_length(model, corpus, length=8, split="test")
     gpt2 = make_gpt2(len(corpus.tokenizer), positions=64)
     loss_against_length(gpt2, corpus, length=64, documents=1, split="all")

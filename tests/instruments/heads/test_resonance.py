@@ -9,7 +9,7 @@ from prismlm.errors import InputError
 from prismlm.instruments.heads import own_cross_terms
 from prismlm.instruments.heads.resonance import ORDER, RATIOS, cross_terms, denominators
 from prismlm.instruments.heads.states import read_states
-from prismlm.ops.resonance import (
+from prismlm.ops.dictionaries import (
     content_amplitudes,
     cross_term,
     position_term,

@@ -8,14 +8,15 @@ import torch
 
 from prismlm.errors import InputError
 from prismlm.explain.attention_maps import Head
-from prismlm.instruments.heads.role_attention import expected, word_sums
 from prismlm.instruments.heads.role_cases import (
     Mark,
     RoleText,
     bundled_cases,
+    expected,
     load_role_cases,
     parse_case,
     role_text,
+    word_sums,
 )
 from prismlm.instruments.heads.roles import score_roles, search_roles, untrained
 from prismlm.models.decoders.signal_noise import SignalNoiseConfig, SignalNoiseForCausalLM

@@ -5,8 +5,7 @@ import torch
 
 from prismlm.instruments.uncertainty_feedback import Ablation, Signal
 from prismlm.instruments.uncertainty_feedback.ablation import Ablated, ablation
-from prismlm.instruments.uncertainty_feedback.recursion import own_codes
-from prismlm.instruments.uncertainty_feedback.signal import permuted
+from prismlm.instruments.uncertainty_feedback.signal import own_codes, permuted
 from prismlm.statistics import Interval
 from tests.helpers.feedback_models import (
     LEVELS,
@@ -77,6 +76,7 @@ def test_a_model_that_goes_by_its_codes_is_found_out():
     assert ablation(model, texts, other).of("neutral").change.value < found.of("neutral").change.low
 
 
+UNCLEAR = Interval(0.05, -0.1, 0.2)
 NONE, MORE, LESS = Interval(0.0, -0.1, 0.1), Interval(0.2, 0.1, 0.3), Interval(-0.2, -0.3, -0.1)
 
 
@@ -87,6 +87,7 @@ NONE, MORE, LESS = Interval(0.0, -0.1, 0.1), Interval(0.2, 0.1, 0.3), Interval(-
         (MORE, NONE, 9, "says only that a vector is expected there"),
         (NONE, NONE, 9, "No sign that it uses the signal"),
         (MORE, LESS, 9, "for the better"),
+        (NONE, UNCLEAR, 9, "Not clear whether it uses the signal"),
         (MORE, NONE, 1, "Says nothing"),
     ],
 )

@@ -13,7 +13,7 @@ from prismlm.instruments.uncertainty_feedback.attention import (
 )
 from prismlm.instruments.uncertainty_feedback.mistakes import AfterMistake
 from prismlm.instruments.uncertainty_feedback.probe import LayerProbe
-from prismlm.instruments.uncertainty_feedback.recursion import own_codes
+from prismlm.instruments.uncertainty_feedback.signal import own_codes
 from prismlm.statistics import Interval
 from tests.helpers.feedback_models import (
     LEVELS,
@@ -134,7 +134,8 @@ NONE, MORE, LESS = Interval(0.0, -0.1, 0.1), Interval(0.2, 0.1, 0.3), Interval(-
     [
         (0.3, 0.01, MORE, "the signal itself adds to it in 1, at most +0.200 [+0.100, +0.300]"),
         (0.3, 0.01, NONE, "the text makes it and not the signal"),
-        (0.3, 0.2, MORE, "No later layer"),
+        (0.3, 0.01, Interval(0.1, -0.1, 0.3), "+0.100 [−0.100, +0.300], may be chance"),
+        (0.3, 0.2, MORE, "Not clear whether later layers attend more to positions of high codes"),
         (-0.3, 0.01, LESS, "No later layer"),
     ],
 )

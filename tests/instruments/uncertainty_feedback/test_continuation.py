@@ -6,7 +6,7 @@ import torch
 
 from prismlm.instruments.uncertainty_feedback import Signal
 from prismlm.instruments.uncertainty_feedback.continuation import continuations, draw_tokens
-from prismlm.instruments.uncertainty_feedback.recursion import own_codes
+from prismlm.instruments.uncertainty_feedback.signal import own_codes
 from tests.helpers.feedback_models import make_fed_gpt2, make_fed_protot, random_texts
 
 

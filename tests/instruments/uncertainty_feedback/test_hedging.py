@@ -8,9 +8,8 @@ from transformers import PreTrainedTokenizerFast
 
 from prismlm.errors import InputError
 from prismlm.instruments.uncertainty_feedback import Hedging, HedgingRun, Signal
-from prismlm.instruments.uncertainty_feedback.hedges import hedge_starts
-from prismlm.instruments.uncertainty_feedback.hedging import hedges_after, hedging
-from prismlm.instruments.uncertainty_feedback.recursion import own_codes
+from prismlm.instruments.uncertainty_feedback.hedging import hedge_starts, hedges_after, hedging
+from prismlm.instruments.uncertainty_feedback.signal import own_codes
 from prismlm.statistics import Interval
 from tests.helpers.feedback_models import (
     LEVELS,
@@ -65,7 +64,8 @@ def test_without_a_signal_both_write_the_same_and_hedge_alike(tokenizer):
     assert found.fed == found.bare == found.shuffled
     assert found.fed.hedges > 0
     assert 0 < found.fed.tokens <= 240
-    assert (found.change.value, found.change.low, found.change.high) == (0, 0, 0)
+    change = (found.change.value, found.change.low, found.change.high)
+    assert change == pytest.approx((0, 0, 0), abs=1e-15)
     assert "does not beat both controls" in found.verdict
     assert found == hedging(model, tokenizer, texts, codes, tokens=40, window=4, seed=3)
     set_table(feedback, 3 * torch.randn(64, 16, generator=torch.Generator().manual_seed(0)))
@@ -107,6 +107,7 @@ def test_a_model_that_hedges_when_it_is_told_to_is_found_out(tokenizer):
     assert found.verdict.startswith("Its signal makes it hedge more after high entropy")
 
 
+UNCLEAR = Interval(0.05, -0.1, 0.2)
 NONE, MORE, LESS = Interval(0.0, -0.1, 0.1), Interval(0.2, 0.1, 0.3), Interval(-0.2, -0.3, -0.1)
 
 
@@ -117,6 +118,8 @@ NONE, MORE, LESS = Interval(0.0, -0.1, 0.1), Interval(0.2, 0.1, 0.3), Interval(-
         (MORE, NONE, 4, "does not beat both controls"),
         (NONE, MORE, 4, "does not beat both controls"),
         (LESS, LESS, 4, "does not beat both controls"),
+        (MORE, UNCLEAR, 4, "+20.00 [+10.00, +30.00] points of the tokens against no signal"),
+        (MORE, UNCLEAR, 4, "hedged more after high entropy than with either control, but that may"),
         (None, None, 4, "entropies do not differ"),
         (MORE, None, 4, "entropies do not differ"),
         (NONE, NONE, 0, "no hedging word was written"),

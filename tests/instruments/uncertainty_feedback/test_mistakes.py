@@ -12,8 +12,7 @@ from prismlm.instruments.uncertainty_feedback.mistakes import (
     mistakes,
     plant_mistake,
 )
-from prismlm.instruments.uncertainty_feedback.recursion import own_codes
-from prismlm.instruments.uncertainty_feedback.signal import Replay
+from prismlm.instruments.uncertainty_feedback.signal import Replay, own_codes
 from prismlm.statistics import Interval
 from tests.helpers.feedback_models import (
     LEVELS,
@@ -153,3 +152,10 @@ def test_mistakes_must_beat_both_controls(zero, shuffled, helps):
     verdict = Mistakes(9, 4, 0.1, (one,), zero, shuffled, NONE, NONE, 30).verdict
     assert verdict.startswith("With its signal a mistake costs it less") == helps
     assert "over 2 tokens" in verdict
+
+
+def test_a_mistake_that_costs_less_by_chance_is_not_said_to_cost_no_less():
+    one = AfterMistake("own", (0.1, 0.0), (0.5, 0.2), NONE, MORE, None)
+    unclear = Interval(-0.05, -0.2, 0.1)
+    verdict = Mistakes(9, 4, 0.1, (one,), LESS, unclear, NONE, NONE, 30).verdict
+    assert verdict.startswith("With its signal a mistake cost it less than with either control, b")

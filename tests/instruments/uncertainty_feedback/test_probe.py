@@ -6,7 +6,7 @@ import torch
 from prismlm.errors import InputError
 from prismlm.instruments.uncertainty_feedback import CodeProbe, Signal
 from prismlm.instruments.uncertainty_feedback.probe import LayerProbe, code_probe
-from prismlm.instruments.uncertainty_feedback.recursion import own_codes
+from prismlm.instruments.uncertainty_feedback.signal import own_codes
 from prismlm.statistics import Interval
 from tests.helpers.feedback_models import (
     LEVELS,
@@ -76,4 +76,17 @@ def test_what_is_said_of_a_probe():
     assert "depth 0.67 (layer 2 of 3; about 0.67 is expected), R² 0.600" in peak
     assert "more than the text alone tells" in peak
     assert "the text tells it as well" in verdict(layer(0, 0.3, MORE), layer(1, 0.4, NONE))
-    assert "No layer" in verdict(layer(0, 0.0, NONE), layer(1, 0.04, NONE))
+    assert "No layer" in verdict(layer(0, 0.0, NONE), layer(1, -0.04, NONE))
+    # What stands above its control in the table is never said to be no better.
+    wide = LayerProbe(1, 1.0, Interval(0.224, -0.1, 0.4), Interval(-0.002, -0.1, 0.1), *[NONE] * 3)
+    unclear = verdict(layer(0, 0.0, NONE), wide)
+    assert "R² 0.224 against −0.002 of shuffled codes; its interval over texts" in unclear
+    assert "No layer" not in unclear
+    # The best of those that are clear of it is named.
+    clear = verdict(layer(0, 0.2, MORE), wide)
+    assert clear.startswith("The code is clearly read at depth 0.00")
+    assert "(layer 0 of 1; about 0.67 is expected), R² 0.200" in clear
+    # Nor is the text said to tell it as well where that is read worse from it.
+    assert "what the signal adds, +0.100 [−0.100, +0.300], may be chance" in verdict(
+        layer(0, 0.3, Interval(0.1, -0.1, 0.3))
+    )

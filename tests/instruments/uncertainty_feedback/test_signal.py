@@ -8,9 +8,8 @@ from prismlm.errors import InputError
 from prismlm.instruments.uncertainty_feedback import Signal
 from prismlm.instruments.uncertainty_feedback.ablation import ablation
 from prismlm.instruments.uncertainty_feedback.prefill import prefill_gap
-from prismlm.instruments.uncertainty_feedback.recursion import own_codes, recursion
 from prismlm.instruments.uncertainty_feedback.sample import of_one_length
-from prismlm.instruments.uncertainty_feedback.signal import permuted, replay
+from prismlm.instruments.uncertainty_feedback.signal import own_codes, permuted, recursion, replay
 from prismlm.ops.uncertainty_feedback import naive, quantise
 from tests.helpers.feedback_models import LEVELS, make_fed_gpt2, make_fed_protot, random_texts
 

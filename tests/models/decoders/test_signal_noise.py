@@ -12,9 +12,9 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 import prismlm.models
 from prismlm.errors import FormatError, InputError
-from prismlm.models.decoders.projection_cache import ProjectionCache
+from prismlm.models.decoders.caches import ProjectionCache
 from prismlm.models.decoders.signal_noise import SignalNoiseConfig, SignalNoiseForCausalLM
-from prismlm.models.decoders.signal_noise_checks import check_noise_weight_set
+from prismlm.models.decoders.signal_noise_config import check_noise_weight_set
 
 VOCAB = 50
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}

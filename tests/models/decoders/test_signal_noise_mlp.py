@@ -7,8 +7,7 @@ from transformers import AutoModelForCausalLM
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from prismlm.errors import InputError
-from prismlm.layers.experts import Experts
-from prismlm.layers.sparse_coding import SparseCoding
+from prismlm.layers.mlp import Experts, SparseCoding
 from prismlm.models.decoders.signal_noise import SignalNoiseConfig, SignalNoiseForCausalLM
 from prismlm.ops.sparse_coding import largest_step, naive
 

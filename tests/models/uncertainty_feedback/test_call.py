@@ -10,7 +10,7 @@ from transformers import DynamicCache, RwkvConfig, RwkvForCausalLM
 
 from prismlm.errors import InputError
 from prismlm.models.uncertainty_feedback import attach_uncertainty, uncertainty_of
-from prismlm.models.uncertainty_feedback.cache import PARTS, codes_of
+from prismlm.models.uncertainty_feedback.state import PARTS, codes_of
 from tests.helpers.feedback_families import IMAGE, V, build
 
 IDS = torch.tensor([[1, 4, 5, 6, 7], [1, 7, 6, 5, 4]])

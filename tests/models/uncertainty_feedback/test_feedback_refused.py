@@ -41,12 +41,12 @@ def model():
 @pytest.mark.parametrize(
     ("levels", "words"),
     [
-        (1, "1 levels of uncertainty: expected at least 2"),
-        (0, "0 levels"),
-        (-5, "-5 levels"),
-        (True, "True, a bool: expected a whole number from 2 on"),
-        (256.0, "256.0, a float"),
-        ("256", "'256', a str"),
+        (1, "levels of uncertainty is 1: expected a whole number from 2 on"),
+        (0, "is 0"),
+        (-5, "is -5"),
+        (True, "is True: expected a whole number from 2 on"),
+        (256.0, "is 256.0"),
+        ("256", "is '256'"),
     ],
 )
 @pytest.mark.usefixtures("unchecked")
@@ -70,9 +70,9 @@ def test_other_whole_numbers_and_what_is_none(model):
     assert type(feedback.embedding.levels) is type(feedback.passes) is int
     feedback.detach()
     for given, words in (
-        ({"passes": "2"}, "'2' passes: expected a whole number"),
-        ({"passes": True}, "True passes"),
-        ({"rows": 2.5}, "2.5 rows for 8 codes: expected a whole number"),
+        ({"passes": "2"}, "passes is '2': expected a whole number"),
+        ({"passes": True}, "passes is True"),
+        ({"rows": 2.5}, "rows of the table is 2.5: expected a whole number"),
     ):
         with pytest.raises(InputError, match=words):
             prismlm.attach_uncertainty(model, 8, **given)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -83,20 +83,12 @@ def attention(
     opened, tokenizer = read_checkpoint(model)
     heads = heads_of(opened, layer=layer, head=head, group=group)
     if text is None:
-        asked = _RolesAsked(cases, draws, seed, beside_untrained)
-        value = _roles(opened, tokenizer, heads, asked, as_json=as_json)
+        value = _roles(opened, tokenizer, heads, cases, draws, seed, beside_untrained, as_json)
     else:
         value = _maps(opened, tokenizer, text, heads, top, out, as_json=as_json)
     if as_json:
         value = {"model": str(model), **value}
         print_json(value)
-
-
-class _RolesAsked(NamedTuple):
-    cases: Path | None
-    draws: int | None
-    seed: int
-    beside_untrained: bool
 
 
 def _check(
@@ -163,28 +155,26 @@ def _roles(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     heads: tuple[Head, ...],
-    asked: _RolesAsked,
-    *,
+    path: Path | None,
+    draws: int | None,
+    seed: int,
+    beside_untrained: bool,
     as_json: bool,
 ) -> dict[str, Any]:
     from prismlm.cli.progress import ConsoleReporter
     from prismlm.instruments.heads.role_cases import load_role_cases
     from prismlm.instruments.heads.roles import search_roles, untrained
 
-    cases = load_role_cases(asked.cases)
-    options: dict[str, Any] = {
-        "draws": asked.draws,
-        "seed": asked.seed,
-        "progress": ConsoleReporter(),
-    }
+    cases = load_role_cases(path)
+    options: dict[str, Any] = {"draws": draws, "seed": seed, "progress": ConsoleReporter()}
     found = search_roles(model, tokenizer, cases, heads, **options)
     other = None
-    if asked.beside_untrained:
-        other = search_roles(untrained(model, asked.seed), tokenizer, cases, heads, **options)
+    if beside_untrained:
+        other = search_roles(untrained(model, seed), tokenizer, cases, heads, **options)
     if not as_json:
         from prismlm.cli.printing.attention import print_roles
 
         print_roles(found, other)
-    source = None if asked.cases is None else str(asked.cases)
+    source = None if path is None else str(path)
     counts = None if other is None else other.counts()
     return {"cases": source, **found.to_dict(), "untrained": counts}

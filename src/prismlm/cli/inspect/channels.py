@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from prismlm.cli.options import Json, Model, Overwrite
+from prismlm.cli.options import Json, Model, Overwrite, Page, Split
+from prismlm.cli.output import print_json
 from prismlm.errors import InputError, suggest
-from prismlm.outputs import check_outputs
+from prismlm.outputs import check_outputs, output_file
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from prismlm.corpus import Corpus
+    from prismlm.corpus.store import Split as SplitName
     from prismlm.instruments.channels.report import ChannelReport
 
 FORMATS = ["svg", "png"]
@@ -36,9 +37,7 @@ SecondModel = Annotated[
 def channels(
     model: Model,
     corpus: CorpusToRead = None,
-    split: Annotated[
-        str, typer.Option(metavar="SPLIT", help="Documents to read: train, heldout or all.")
-    ] = "heldout",
+    split: Split = "heldout",
     max_tokens: Annotated[
         int, typer.Option(metavar="N", help="Tokens to read, from all over the corpus; 0 for all.")
     ] = 100_000,
@@ -57,9 +56,7 @@ def channels(
     image: Annotated[
         str, typer.Option("--format", metavar="FORMAT", help="Of the plots: svg or png.")
     ] = "svg",
-    html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a self-contained page.")
-    ] = None,
+    html: Page = None,
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
@@ -85,8 +82,7 @@ def channels(
     if out is not None:
         _draw(found, asked, out, image)
     if as_json:
-        value = json.dumps(_value(found, channel), ensure_ascii=False, indent=2, allow_nan=False)
-        typer.echo(value)
+        print_json(_value(found, channel))
         return
     from prismlm.cli.printing.channels import print_report
 
@@ -124,8 +120,13 @@ def _check(layer: int | None, channel: int | None, max_tokens: int, image: str) 
 def _read(
     path: Path, corpus: Path | None, beside: Path | None, asked: _Asked, *, page: bool
 ) -> _Reports:
+    from typing import cast
+
+    from prismlm.cli.progress import ConsoleReporter
     from prismlm.corpus import Corpus
+    from prismlm.corpus.sequences import Sequences
     from prismlm.index.training_corpus import training_corpus
+    from prismlm.instruments.channels.build_report import ReportOptions, channel_report
     from prismlm.models.checkpoint import read_checkpoint
     from prismlm.models.decoders.mixers import check_channel, check_layer, mixers_of
 
@@ -135,54 +136,39 @@ def _read(
         if asked.layer is not None and asked.channel is not None:
             check_layer(len(mixers), asked.layer)
             check_channel(mixers[asked.layer].channels, asked.layer, asked.channel)
-    opened = None
+    opened = sequences = None
     if corpus is not None:
         opened = Corpus.open(corpus)
     elif asked.text is None or beside is not None:
         opened = training_corpus(path)
-    report = _report(path, model, tokenizer, opened, asked, text=asked.text)
-    other = None
-    if beside is not None:
-        second, its_tokenizer = read_checkpoint(beside)
-        # Of another depth it has other layers.
-        everything = asked._replace(layer=None)
-        other = _report(beside, second, its_tokenizer, opened, everything, text=None)
-    return _Reports(report, other, model, opened)
+    if opened is not None:
+        sequences = Sequences(opened, cast("SplitName", asked.split), max_tokens=asked.max_tokens)
 
+    def report(
+        of: Path,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        text: str | None = None,
+        layers: tuple[int, ...] | None = None,
+    ) -> ChannelReport:
+        return channel_report(
+            model,
+            tokenizer,
+            sequences,
+            text=text,
+            name=of.resolve().name,
+            options=ReportOptions(layers=layers, kept=asked.top),
+            progress=ConsoleReporter(),
+        )
 
-def _report(
-    path: Path,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    corpus: Corpus | None,
-    asked: _Asked,
-    *,
-    text: str | None,
-) -> ChannelReport:
-    from typing import cast
-
-    from prismlm.cli.progress import ConsoleReporter
-    from prismlm.corpus.sequences import Sequences
-    from prismlm.corpus.store import Split
-    from prismlm.instruments.channels.build_report import ReportOptions, channel_report
-
-    sequences = None
-    if corpus is not None:
-        sequences = Sequences(corpus, cast("Split", asked.split), max_tokens=asked.max_tokens)
     layers = None if asked.layer is None else (asked.layer,)
-    return channel_report(
-        model,
-        tokenizer,
-        sequences,
-        text=text,
-        name=path.resolve().name,
-        options=ReportOptions(layers=layers, kept=asked.top),
-        progress=ConsoleReporter(),
-    )
+    found = report(path, model, tokenizer, asked.text, layers)
+    # Of another depth the second has other layers.
+    other = None if beside is None else report(beside, *read_checkpoint(beside))
+    return _Reports(found, other, model, opened)
 
 
 def _draw(found: _Reports, asked: _Asked, out: Path, image: str) -> None:
-    from prismlm.files import atomic_file
     from prismlm.pages.channel_plots import figures
 
     curve = None
@@ -190,7 +176,7 @@ def _draw(found: _Reports, asked: _Asked, out: Path, image: str) -> None:
         curve = (asked.layer, asked.channel)
     for name, figure in figures(found.report, found.beside, curve).items():
         path = out / f"{name}.{image}"
-        with atomic_file(path) as temporary:
+        with output_file(path) as temporary:
             # No date in it: the same report is the same file but for ids.
             metadata: dict[str, Any] = {"Date": None} if image == "svg" else {}
             figure.savefig(temporary, format=image, dpi=DOTS_PER_INCH, metadata=metadata)

@@ -21,9 +21,6 @@ CorpusToRead = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="The corpus to read; else what the model was trained on."),
 ]
-SplitToRead = Annotated[
-    str, typer.Option(metavar="SPLIT", help="Documents to read: train, heldout or all.")
-]
 Length = Annotated[
     int | None,
     typer.Option(metavar="T", help="Tokens of a window; else of a training row, or 256."),

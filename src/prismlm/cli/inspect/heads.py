@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
-from prismlm.cli.inspect.corpus_to_read import CorpusToRead, Length, SplitToRead, open_both
-from prismlm.cli.options import Json, Overwrite
+from prismlm.cli.inspect.corpus_to_read import CorpusToRead, Length, open_both
+from prismlm.cli.options import Json, Overwrite, Split
 from prismlm.cli.output import print_json
 from prismlm.errors import InputError
 from prismlm.outputs import check_outputs
-
-if TYPE_CHECKING:
-    from prismlm.instruments.heads import HeadReport
 
 Models = Annotated[
     list[Path], typer.Argument(metavar="MODEL...", help="Model directories, such as seeds.")
@@ -24,7 +21,7 @@ Models = Annotated[
 def heads(
     models: Models,
     corpus: CorpusToRead = None,
-    split: SplitToRead = "heldout",
+    split: Split = "heldout",
     tokens: Annotated[
         int, typer.Option(metavar="N", help="Tokens to read, from all over the corpus; 0 for all.")
     ] = 20_000,
@@ -46,11 +43,16 @@ def heads(
     if out is not None and out.suffix != ".csv":
         raise InputError(f"--out is {out}: expected a file that ends in .csv.")
     check_outputs(out, inputs=(*models, corpus), overwrite=overwrite)
-    from prismlm.instruments.heads import across_models, write_heads
+    from prismlm.cli.progress import ConsoleReporter
+    from prismlm.instruments.heads import HeadReport, across_models, head_report, write_heads
 
-    reports = [
-        _heads_of(path, corpus, split, tokens, length, layer, least_visible) for path in models
-    ]
+    reports: list[HeadReport] = []
+    for path in models:
+        model, sequences = open_both(path, corpus, split, tokens, length)
+        name, layers = path.resolve().name, None if layer is None else (layer,)
+        options: dict[str, Any] = {"layers": layers, "least_visible": least_visible}
+        found = head_report(model, sequences, name=name, **options, progress=ConsoleReporter())
+        reports.append(found)
     compared = [report.comparison for report in reports if report.comparison is not None]
     across = across_models(compared) if len(compared) > 1 else None
     if out is not None:
@@ -71,26 +73,3 @@ def heads(
         print_heads(report, table=len(reports) == 1)
     if across is not None:
         print_across(across)
-
-
-def _heads_of(
-    path: Path,
-    corpus: Path | None,
-    split: str,
-    tokens: int,
-    length: int | None,
-    layer: int | None,
-    least_visible: int,
-) -> HeadReport:
-    from prismlm.cli.progress import ConsoleReporter
-    from prismlm.instruments.heads import head_report
-
-    model, sequences = open_both(path, corpus, split, tokens, length)
-    return head_report(
-        model,
-        sequences,
-        name=path.resolve().name,
-        layers=None if layer is None else (layer,),
-        least_visible=least_visible,
-        progress=ConsoleReporter(),
-    )

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prismlm.cli.options import Json, Model
+from prismlm.cli.options import Json, Lens, Model, load_with_lens
 from prismlm.cli.output import print_json
-from prismlm.errors import InputError
 
 if TYPE_CHECKING:
     from prismlm.index.convergence import LensInspection
@@ -19,24 +18,34 @@ POINTS_SHOWN = 12
 
 def index(
     model: Model,
-    lens: Annotated[
-        str | None, typer.Option(metavar="NAME|DIR", help="The lens; else the only one.")
-    ] = None,
+    lens: Lens = None,
+    verify: Annotated[
+        bool,
+        typer.Option("--verify", help="Compare the model's weights with what was written too."),
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Show how an index converged, the spread of its documents, and duplicates."""
-    import prismlm
-    from prismlm.index.convergence import inspect_lens
+    """Show how an index converged, the spread of its documents, and duplicates.
 
-    lm = prismlm.load(model, lens=lens)
-    if lm.lens is None:
-        raise InputError(f"{model} has no lens. Build one with `prismlm index`.")
-    found = inspect_lens(lm.lens)
+    Every file of the lens is compared with what was written.
+    """
+    from prismlm.index.convergence import inspect_lens
+    from prismlm.models.sidecar import verify_weights
+
+    _, opened = load_with_lens(model, lens)
+    found = inspect_lens(opened)
+    verified = {"weights_verified": verify_weights(model)} if verify else {}
     if as_json:
-        value = {"model": str(model), "lens": str(lm.lens.path), **found.to_dict()}
+        value = {"model": str(model), "lens": str(opened.path), **verified, **found.to_dict()}
         print_json(value)
-    else:
-        _print(found, str(lm.lens.path))
+        return
+    _print(found, str(opened.path))
+    for count in verified.values():
+        typer.echo(
+            f"{count} files of weights hold what was written"
+            if count
+            else "The weights cannot be verified: an older prismlm noted no checksums of them."
+        )
 
 
 def _print(found: LensInspection, path: str) -> None:
@@ -67,19 +76,17 @@ def _print(found: LensInspection, path: str) -> None:
         f"text, {found.near_duplicate_share:.1%} with a state of cosine above 0.999"
     )
     console.print(Text(path, style="dim"), soft_wrap=True)
+    console.print()
+    console.print(Text(found.verdict))
 
 
 def _print_convergence(console: Any, found: LensInspection) -> None:
-    from rich.table import Table
-
     from prismlm.cli.format import count
+    from prismlm.cli.output import table_of
 
     if found.converged_at is None:
-        console.print("This lens was built before convergence was noted; build it again.")
         return
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for heading in ("share of corpus", "tokens", "mean nearest cosine"):
-        table.add_column(heading, justify="right")
+    table = table_of("*share of corpus", "*tokens", "*mean nearest cosine")
     points = found.convergence
     step = -(-len(points) // POINTS_SHOWN)
     for point in points[::-1][::step][::-1]:
@@ -89,18 +96,20 @@ def _print_convergence(console: Any, found: LensInspection) -> None:
             f"{point['mean_nearest_cosine']:.4f}",
         )
     console.print(table)
-    console.print(f"within 1 % of its last value after {found.converged_at:.2%} of the corpus\n")
+    console.print(
+        f"within 1 % of its last value after {found.converged_at:.2%} of the corpus\n"
+        "[dim]How close the nearest place read so far is to a prototype, at most 1; mean over "
+        "prototypes[/]\n"
+    )
 
 
 def _print_spread(console: Any, found: LensInspection) -> None:
-    from rich.table import Table
+    from prismlm.cli.output import table_of
 
     quantiles = found.spread.quantiles()
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("of each prototype")
-    for label in next(iter(quantiles.values())):
-        table.add_column(label, justify="right")
+    labels = (f"*{label}" for label in next(iter(quantiles.values())))
+    table = table_of("of each prototype", *labels)
     for name, values in quantiles.items():
         table.add_row(name.replace("_", " "), *(f"{value:.1f}" for value in values.values()))
     console.print(table)
-    console.print()
+    console.print("[dim]effective: how many that take part alike would be as spread[/]", end="\n\n")

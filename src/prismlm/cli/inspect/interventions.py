@@ -10,11 +10,12 @@ import typer
 from prismlm.cli.options import Json, Overwrite, parse_places
 from prismlm.cli.output import print_json
 from prismlm.errors import InputError, suggest
-from prismlm.outputs import check_outputs
+from prismlm.files import json_text
+from prismlm.outputs import check_outputs, write_text
 
 if TYPE_CHECKING:
     from prismlm.instruments.channels.case_files import Case
-    from prismlm.instruments.channels.concept_emergence import ConceptInModel, TableOptions
+    from prismlm.instruments.channels.concepts import ConceptInModel
     from prismlm.instruments.channels.effect_table import By
 
 BY = ["relative", "points"]
@@ -83,12 +84,10 @@ def interventions(
     _check_choice("--control-from", control_from, CONTROLS_FROM)
     chosen = parse_places("--channel", "CHANNEL", channel)
     _check(chosen, find, corpus, max_tokens)
-    read = (*models, corpus, cases)
-    check_outputs(directory=out, inputs=read, overwrite=overwrite)
+    check_outputs(directory=out, inputs=(*models, corpus, cases), overwrite=overwrite)
     from prismlm.instruments.channels.case_files import load_cases
-    from prismlm.instruments.channels.concept_emergence import TableOptions
+    from prismlm.instruments.channels.effects import TableOptions
 
-    loaded = load_cases(cases)
     options = TableOptions(
         controls=controls,
         control_from="layer" if control_from == "layer" else "model",
@@ -97,7 +96,8 @@ def interventions(
         first_token=first_token,
         seed=seed,
     )
-    found = _measured(models, loaded, chosen, corpus, max_tokens, options)
+    measured: dict[str, Any] = {"channels": chosen, "options": options}
+    found = _measured(models, load_cases(cases), corpus, max_tokens or None, **measured)
     unit: By = "relative" if by == "relative" else "points"
     value = {"cases": cases, "models": [item.to_dict() for item in found]}
     if out is not None:
@@ -122,46 +122,28 @@ def _check(places: list[tuple[int, int]], find: bool, corpus: Path | None, max_t
 def _measured(
     models: list[Path],
     cases: tuple[Case, ...],
-    places: list[tuple[int, int]],
     corpus: Path | None,
-    max_tokens: int,
-    options: TableOptions,
+    max_tokens: int | None,
+    **asked: Any,
 ) -> list[ConceptInModel]:
     from prismlm.cli.progress import ConsoleReporter
     from prismlm.corpus import Corpus
-    from prismlm.instruments.channels.concept_emergence import concept_in_model
+    from prismlm.instruments.channels.concepts import concept_in_model
     from prismlm.models.checkpoint import read_checkpoint
 
-    opened = None if corpus is None else Corpus.open(corpus)
-    found: list[ConceptInModel] = []
-    for path in models:
-        model, tokenizer = read_checkpoint(path)
-        found.append(
-            concept_in_model(
-                model,
-                tokenizer,
-                cases,
-                name=str(path),
-                channels=places,
-                corpus=opened,
-                max_tokens=max_tokens or None,
-                options=options,
-                progress=ConsoleReporter(),
-            )
-        )
-    return found
+    asked |= {"corpus": None if corpus is None else Corpus.open(corpus)}
+    asked |= {"max_tokens": max_tokens, "progress": ConsoleReporter()}
+    return [
+        concept_in_model(*read_checkpoint(path), cases, name=str(path), **asked) for path in models
+    ]
 
 
 def _write(out: Path, found: list[ConceptInModel], value: dict[str, Any], by: By) -> None:
-    from prismlm.files import atomic_file, write_json
-
-    out.mkdir(parents=True, exist_ok=True)
-    write_json(out / "interventions.json", value)
+    write_text(out / "interventions.json", json_text(value, indent=2) + "\n")
     for number, item in enumerate(found):
         stem = f"{number}-{Path(item.name).resolve().name}"
         item.table.to_parquet(out / f"{stem}.parquet")
-        with atomic_file(out / f"{stem}.md") as temporary:
-            temporary.write_text(item.table.to_markdown(by), encoding="utf-8")
+        write_text(out / f"{stem}.md", item.table.to_markdown(by))
     typer.echo(f"wrote {out}", err=True)
 
 

@@ -6,15 +6,15 @@ from typing import Annotated
 
 import typer
 
-from prismlm.cli.inspect.corpus_to_read import CorpusToRead, Length, SplitToRead, open_both
-from prismlm.cli.options import Json, Model
+from prismlm.cli.inspect.corpus_to_read import CorpusToRead, Length, open_both
+from prismlm.cli.options import Json, Model, Split
 from prismlm.cli.output import print_json
 
 
 def spectra(
     model: Model,
     corpus: CorpusToRead = None,
-    split: SplitToRead = "heldout",
+    split: Split = "heldout",
     tokens: Annotated[
         int, typer.Option(metavar="N", help="Tokens that positions are drawn from; 0 for all.")
     ] = 50_000,

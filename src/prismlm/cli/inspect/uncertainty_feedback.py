@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prismlm.cli.inspect.corpus_to_read import LENGTH, CorpusToRead, SplitToRead
-from prismlm.cli.options import TEXT_KINDS, DryRun, Json, Model
-from prismlm.cli.output import print_json
+from prismlm.cli.inspect.corpus_to_read import LENGTH, CorpusToRead
+from prismlm.cli.options import TEXT_KINDS, DryRun, Json, Model, Split
+from prismlm.cli.output import print_cost, print_json
 from prismlm.errors import InputError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from prismlm.instruments.uncertainty_feedback import InspectEstimate, Sample, UncertaintyReport
+    from prismlm.corpus.store import Split as SplitName
+    from prismlm.instruments.uncertainty_feedback import Sample
 
 TEXTS = 64
 
@@ -71,7 +71,7 @@ def uncertainty_feedback(
     model: Model,
     files: Files = None,
     corpus: CorpusToRead = None,
-    split: SplitToRead = "heldout",
+    split: Split = "heldout",
     text: Texts = None,
     text_column: TextColumn = "text",
     check: Checks = None,
@@ -93,17 +93,13 @@ def uncertainty_feedback(
     trained on, or of another, or files, or single texts.
     """
     from prismlm.cli.progress import ConsoleReporter
-    from prismlm.instruments.uncertainty_feedback import (
-        InspectOptions,
-        estimate_inspection,
-        inspect_uncertainty_feedback,
-    )
+    from prismlm.instruments import uncertainty_feedback as instrument
     from prismlm.models.checkpoint import read_checkpoint
 
     if sum(map(bool, (files, text, corpus))) > 1:
         raise InputError("texts come from FILE..., --text or --corpus: give one of them.")
     opened, tokenizer = read_checkpoint(model)
-    options = InspectOptions(
+    options = instrument.InspectOptions(
         signal=_signal(opened, signal, passes),
         permutations=permutations,
         tokens=write,
@@ -112,80 +108,62 @@ def uncertainty_feedback(
         temperature=temperature,
         seed=seed,
     )
-    source = _Source(model, corpus, split, files or [], text or [], text_column)
-    sample = source.read(opened, tokenizer, texts, tokens, seed)
+    where = (corpus, split, files or [], text or [], text_column)
+    length = _length(model, opened) if tokens is None else tokens
+    sample = _sample(model, tokenizer, where, texts=texts, tokens=length, seed=seed)
     checks = check or []
     if dry_run:
-        _print_estimate(estimate_inspection(opened, sample, checks, options), as_json=as_json)
+        cost = instrument.estimate_inspection(opened, sample, checks, options)
+        print_cost(cost, as_json=as_json)
         return
-    name = model.resolve().name
-    report = inspect_uncertainty_feedback(
-        opened, tokenizer, sample, checks, name=name, options=options, progress=ConsoleReporter()
+    name, progress = model.resolve().name, ConsoleReporter()
+    report = instrument.inspect_uncertainty_feedback(
+        opened, tokenizer, sample, checks, name=name, options=options, progress=progress
     )
-    _print_report(report, as_json=as_json)
+    if as_json:
+        print_json(report.to_dict())
+        return
+    from prismlm.cli.printing.uncertainty_feedback import print_uncertainty_feedback
+
+    print_uncertainty_feedback(report)
 
 
-class _Source:
-    """Where texts come from."""
+def _sample(
+    model: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    where: tuple[Path | None, str, list[Path], list[str], str],
+    **drawn: int,
+) -> Sample:
+    """Return texts of a corpus and split, of files, or given, as tokens of the model."""
+    from typing import cast
 
-    def __init__(
-        self,
-        model: Path,
-        corpus: Path | None,
-        split: str,
-        files: Sequence[Path],
-        texts: Sequence[str],
-        column: str,
-    ) -> None:
-        self.model, self.corpus, self.split = model, corpus, split
-        self.files, self.texts, self.column = files, texts, column
+    from prismlm.corpus import Corpus
+    from prismlm.corpus.documents import Columns, Document
+    from prismlm.corpus.read import DocumentReader
+    from prismlm.corpus.tokenizer import check_tokenizer_of
+    from prismlm.index.training_corpus import training_corpus
+    from prismlm.instruments.uncertainty_feedback import corpus_sample, document_sample
 
-    def read(
-        self,
-        opened: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        texts: int,
-        tokens: int | None,
-        seed: int,
-    ) -> Sample:
-        """Return the texts, each cut to so many tokens."""
-        from prismlm.index.training_corpus import trained_length
-        from prismlm.instruments.uncertainty_feedback import document_sample
-        from prismlm.models.positions import learned_positions
+    corpus, split, files, texts, column = where
+    if files:
+        name = files[0].name + (" …" if len(files) > 1 else "")
+        documents = DocumentReader(files, Columns(text=column))
+        return document_sample(documents, tokenizer, name=name, **drawn)
+    if texts:
+        given = [Document(str(number), text) for number, text in enumerate(texts)]
+        return document_sample(given, tokenizer, name="--text", **drawn)
+    found = training_corpus(model) if corpus is None else Corpus.open(corpus)
+    check_tokenizer_of(found, tokenizer, model.resolve().name)
+    return corpus_sample(found, cast("SplitName", split), **drawn)
 
-        if tokens is None:
-            row = trained_length(self.model) or LENGTH
-            tokens = min(row, learned_positions(opened) or row)
-        if not (self.files or self.texts):
-            return self._from_corpus(tokenizer, texts, tokens, seed)
-        from prismlm.corpus.documents import Columns, Document
-        from prismlm.corpus.read import DocumentReader
 
-        if self.files:
-            documents = DocumentReader(list(self.files), Columns(text=self.column))
-            name = self.files[0].name + (" …" if len(self.files) > 1 else "")
-        else:
-            documents = [Document(str(n), text) for n, text in enumerate(self.texts)]
-            name = "--text"
-        return document_sample(
-            documents, tokenizer, texts=texts, tokens=tokens, seed=seed, name=name
-        )
+def _length(path: Path, model: PreTrainedModel) -> int:
+    """Return the tokens of a training row, or fewer where the model has no positions for them."""
+    from prismlm.index.training_corpus import trained_length
+    from prismlm.models.positions import learned_positions
 
-    def _from_corpus(
-        self, tokenizer: PreTrainedTokenizerBase, texts: int, tokens: int, seed: int
-    ) -> Sample:
-        from typing import cast
-
-        from prismlm.corpus import Corpus
-        from prismlm.corpus.store import Split
-        from prismlm.corpus.tokenizer import check_tokenizer_of
-        from prismlm.index.training_corpus import training_corpus
-        from prismlm.instruments.uncertainty_feedback import corpus_sample
-
-        found = training_corpus(self.model) if self.corpus is None else Corpus.open(self.corpus)
-        check_tokenizer_of(found, tokenizer, self.model.resolve().name)
-        split = cast("Split", self.split)
-        return corpus_sample(found, split, texts=texts, tokens=tokens, seed=seed)
+    row = trained_length(path) or LENGTH
+    return min(row, learned_positions(model) or row)
 
 
 def _signal(model: PreTrainedModel, kind: str, passes: int | None) -> Any:
@@ -198,32 +176,3 @@ def _signal(model: PreTrainedModel, kind: str, passes: int | None) -> Any:
     # One pass has the same code everywhere, which says nothing.
     wanted = max(2, own) if passes is None else passes
     return Signal("recursion" if kind == "recursion" else "passes", wanted)
-
-
-def _print_report(report: UncertaintyReport, *, as_json: bool) -> None:
-    if as_json:
-        print_json(report.to_dict())
-        return
-    from prismlm.cli.printing.uncertainty_feedback import print_uncertainty_feedback
-
-    print_uncertainty_feedback(report)
-
-
-def _print_estimate(found: InspectEstimate, *, as_json: bool) -> None:
-    from dataclasses import asdict
-
-    from prismlm.cli.format import count, duration, size
-
-    if as_json:
-        print_json(asdict(found))
-        return
-    rows = [
-        ("checks", ", ".join(found.checks)),
-        ("texts", f"{count(found.texts)}, {count(found.tokens)} tokens"),
-        ("passes", f"{found.passes} over all texts, {count(found.steps)} single steps"),
-        ("time", f"about {duration(found.seconds)}"),
-        ("memory", f"about {size(found.memory_bytes)}"),
-        ("disk", "none"),
-    ]
-    for name, value in rows:
-        typer.echo(f"{name:<10}{value}")

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from prismlm.cli.output import console_for_reading, fit, plain
+from prismlm.cli.output import console_for_reading, fit, plain, table_of
 from prismlm.corpus.words import DITTO
 from prismlm.explain.attention_maps import AttentionMap, Link
 from prismlm.instruments.heads.roles import RoleFinding, RoleSearch
@@ -30,9 +29,7 @@ def print_maps(maps: Sequence[AttentionMap], top: int) -> None:
     text = "".join(plain(token) for token in tokens if token != DITTO)
     console.print(Text(text), soft_wrap=True)
     console.print()
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("head", no_wrap=True)
-    table.add_column("itself", justify="right", no_wrap=True)
+    table = table_of("head", "*itself")
     table.add_column("strongest on others: from → to")
     for one in maps:
         links = Text("   ").join(_link(link, one.tokens) for link in one.strongest(top))
@@ -74,14 +71,12 @@ def _print_finding(console: Console, finding: RoleFinding) -> None:
     if not finding.beating_controls:
         best = finding.scores[0]
         console.print(
-            f"none of {len(finding.scores)} heads, in {finding.sentences} sentences; nearest "
-            f"{best.head.title}: lift {best.lift:.2f}, controls {best.control:.2f}, q {best.q:.2g}"
+            f"none of {len(finding.scores)} heads, in {finding.sentences} sentences, is clear of "
+            f"its controls; nearest {best.head.title}: lift {best.lift:.2f}, controls "
+            f"{best.control:.2f}, q {best.q:.2g}"
         )
         return
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("head", no_wrap=True)
-    for heading in ("lift", "controls", "excess", "rank", "p", "q"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = table_of("head", "*lift", "*controls", "*excess", "*rank", "*p", "*q")
     for score in finding.beating_controls:
         table.add_row(
             score.head.title,

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from rich.cells import cell_len
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from prismlm.cli.output import (
@@ -15,6 +14,7 @@ from prismlm.cli.output import (
     WIDTH_WHERE_PIPED,
     fit,
     plain,
+    table_of,
 )
 from prismlm.explain.chain import ChannelUse, PrototypeChain
 from prismlm.explain.steps import Step
@@ -26,7 +26,7 @@ ROOM_FOR_HALF_LIFE = 60
 def print_chains(console: Console, steps: Sequence[Step]) -> None:
     """Print what each prediction's leading prototype had directly through channels."""
     longest = TOKEN_WIDTH if console.width >= WIDTH_WHERE_PIPED else NARROW_TOKEN_WIDTH
-    targets = [fit(visible(plain(step.target)), longest) for step in steps]
+    targets = [fit(visible(plain(step.pieces[1].label)), longest) for step in steps]
     widths = [max(6, *map(cell_len, targets)), 9, 8]
     room = max(20, console.width - sum(widths) - 2 * len(widths) - 1)
     console.print(
@@ -34,11 +34,8 @@ def print_chains(console: Console, steps: Sequence[Step]) -> None:
             "  share of the leading prototype's activation, direct path only", "dim"
         )
     )
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    table.add_column("target", no_wrap=True, width=widths[0])
-    table.add_column("prototype", no_wrap=True, width=widths[1], justify="right")
-    table.add_column("channels", no_wrap=True, width=widths[2], justify="right")
-    table.add_column("the largest ← tokens", no_wrap=True, width=room)
+    headings = ("target", "*prototype", "*channels", "the largest ← tokens")
+    table = table_of(*headings, widths=(*widths, room))
     for step, target in zip(steps, targets, strict=True):
         for chain in (step.chains or ())[:1]:
             through = sum(chain.mixers) / chain.activation

@@ -6,16 +6,14 @@ import math
 from collections.abc import Iterable, Sequence
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from prismlm.cli.format import count
-from prismlm.cli.output import bar, console_for_reading, fit, plain
+from prismlm.cli.output import bar, console_for_reading, fit, plain, table_of
 from prismlm.corpus.words import DITTO
 from prismlm.instruments.channels.curves import LayerCurves
-from prismlm.instruments.channels.passages import Passage
 from prismlm.instruments.channels.report import Channel, ChannelReport, LayerReport, WordedCurves
-from prismlm.instruments.channels.top_sequences import ChannelSequence
+from prismlm.instruments.channels.top_sequences import ChannelSequence, Passage
 from prismlm.instruments.channels.wording import (
     lag_words,
     locality_words,
@@ -80,7 +78,7 @@ def _print_header(console: Console, report: ChannelReport) -> None:
 def _print_metrics(console: Console, reports: Sequence[ChannelReport]) -> None:
     if not any(layer.metrics for report in reports for layer in report.layers):
         return
-    table = _table(
+    table = table_of(
         "layer", "gate", "*L1 sparsity", "*of", "*Gini", "*entropy", "*of ln R", "*information",
         "*corrected", *(["model"] if len(reports) > 1 else []),
     )  # fmt: skip
@@ -151,7 +149,7 @@ def _print_channels(
             if lives
             else "decays depend on the token, so channels have no half-life of their own"
         )
-    table = _table("*channel", "*half-life", *(["*repeats", "*lag"] if ranked else []))
+    table = table_of("*channel", "*half-life", *(["*repeats", "*lag"] if ranked else []))
     room = console.width - TAKEN
     if ranked:
         table.add_column("writes most", no_wrap=True, width=TOKENS_WIDTH, overflow="ellipsis")
@@ -296,7 +294,7 @@ def _print_text(console: Console, worded_curves: WordedCurves, channel: int | No
 def _print_strongest(console: Console, worded_curves: WordedCurves, tokens: Sequence[Text]) -> None:
     shown = worded_curves.curves[-LAYERS_OF_A_TEXT:]
     headings = [f"layer {c.layer} {what}" for c in shown for what in ("writes", "reads")]
-    table = _table("token", *headings)
+    table = table_of("token", *headings)
     for i, token in enumerate(tokens):
         row: list[str | Text] = [token]
         for curves in shown:
@@ -321,7 +319,7 @@ def _print_curve(
     memory = curves.memory(channel)
     write, read, mass = (x[:, channel].tolist() for x in (curves.write, curves.read, curves.mass))
     top = max(*write, *read, 1e-9)
-    table = _table("token", "write", "read", "*mass", "holds most of")
+    table = table_of("token", "write", "read", "*still held", "holds most of")
     for i, token in enumerate(tokens):
         strongest = int(memory[i].argmax())
         share = memory[i, strongest].item()
@@ -344,12 +342,3 @@ def _token_at(tokens: Sequence[str], place: int) -> str:
     while tokens[place] == DITTO and place:
         place -= 1
     return tokens[place]
-
-
-def _table(*headings: str) -> Table:
-    """Return a table; columns whose heading starts with * are of numbers."""
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    for heading in headings:
-        name, justify = heading.lstrip("*"), "right" if heading.startswith("*") else "left"
-        table.add_column(name, justify=justify, no_wrap=True, min_width=len(name))
-    return table

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from prismlm.cli.format import count
-from prismlm.cli.output import console_for_reading, plain
+from prismlm.cli.output import console_for_reading, plain, table_of
 from prismlm.corpus.sequences import CorpusPart
 from prismlm.instruments.channels.wording import signed
 from prismlm.instruments.heads import AcrossModels, Comparison, HeadFigures, HeadReport
@@ -143,7 +143,7 @@ def _print_comparison(console: Console, comparison: Sequence[Comparison]) -> Non
             signed(one.effect, 2),
             _p(one.p),
             f"{one.layers_above}:{one.layers_below}",
-            _in_words(one),
+            in_words(one),
         )
     console.print(table)
     first = comparison[0]
@@ -156,20 +156,15 @@ def _print_comparison(console: Console, comparison: Sequence[Comparison]) -> Non
     )
 
 
-def _in_words(one: Comparison) -> str:
+def in_words(one: Comparison) -> str:
+    """Return which heads have the larger figure, where that is clear."""
     if one.p >= SIGNIFICANT or not one.effect:
         return "no clear difference"
-    return LARGER[one.measure].format("signal" if one.effect > 0 else "noise")
+    said = LARGER[one.measure].format("signal" if one.effect > 0 else "noise")
+    # δ is of heads of one layer; the medians beside it are of all, and may lie the other way.
+    opposite = (one.signal_median - one.noise_median) * one.effect < 0
+    return f"within layers {said}" if opposite else said
 
 
 def _p(value: float) -> str:
     return "<1e-4" if value < 1e-4 else f"{value:.2g}"
-
-
-def table_of(*headings: str, gap: int = 2) -> Table:
-    """Return a table; columns whose heading starts with * are of numbers."""
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, gap, 0, 0))
-    for heading in headings:
-        name, justify = heading.lstrip("*"), "right" if heading.startswith("*") else "left"
-        table.add_column(name, justify=justify, no_wrap=True, min_width=len(name))
-    return table

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from prismlm.cli.output import console_for_reading, plain
+from prismlm.cli.output import console_for_reading, plain, table_of
 from prismlm.instruments.channels.effect_table import SHORT, Channel, channel_name, interval_text
 
 if TYPE_CHECKING:
-    from prismlm.instruments.channels.concept_emergence import ConceptInModel
+    from prismlm.instruments.channels.concepts import ConceptInModel
     from prismlm.instruments.channels.effect_table import By, EffectTable
 
 CONTEXT_WIDTH = 34
@@ -66,12 +65,9 @@ def _print_cases(console: Console, table: EffectTable, place: Channel, by: By) -
         f"{len(table.left_out) + len(table.probes)} cases left out, whose target has less than "
         f"{100 * table.minimum_probability:g} %"
     )
-    shown = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    shown.add_column("context", no_wrap=True, width=CONTEXT_WIDTH)
-    shown.add_column("target", no_wrap=True)
-    shown.add_column("base %", justify="right")
-    for name in table.interventions:
-        shown.add_column(SHORT[name], justify="right", no_wrap=True)
+    names = [f"*{SHORT[name]}" for name in table.interventions]
+    shown = table_of("context", "target", "*base %", *names)
+    shown.columns[0].width = CONTEXT_WIDTH
     changes = [table.changes(place, name, by) for name in table.interventions]
     for i, probe in enumerate(table.probes):
         flat = " ".join(plain(probe.context).split())
@@ -87,11 +83,10 @@ def _print_cases(console: Console, table: EffectTable, place: Channel, by: By) -
 
 def _print_summaries(console: Console, table: EffectTable) -> None:
     console.print()
-    shown = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    for heading in ("channel", "intervention"):
-        shown.add_column(heading, no_wrap=True)
-    for heading in ("median %", "95 % interval", "size %", "controls' sizes", "rank", "p"):
-        shown.add_column(heading, justify="right", no_wrap=True)
+    shown = table_of(
+        "channel", "intervention", "*median change", "*95 % interval", "*size",
+        "*controls' sizes", "*rank", "*p",
+    )  # fmt: skip
     for s in table.summaries():
         shown.add_row(
             channel_name((s.layer, s.channel)),
@@ -106,7 +101,8 @@ def _print_summaries(console: Console, table: EffectTable) -> None:
     console.print(shown)
     console.print(
         Text(
-            "median size of the change beside each control's; p over cases, that it is larger",
+            "Relative changes, in % of the probability: their median, and the median of their "
+            "size beside each control's; p over cases, that it is larger",
             style="dim",
         )
     )

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from prismlm.cli.format import count, duration, size
-
 if TYPE_CHECKING:
-    from prismlm.training import SearchEstimate, SearchResult, TrialResult
+    from prismlm.training import SearchResult, TrialResult
 
 TRIALS_SHOWN = 15
 
@@ -44,37 +42,6 @@ def print_search(result: SearchResult) -> None:
         console.print(f"[dim]and {len(result.ranked) - TRIALS_SHOWN} more in search.csv[/]")
     again = f"prismlm train {result.best_recipe}"
     console.print(f"Train the best with: {escape(again)}", soft_wrap=True)
-
-
-def print_search_estimate(expected: SearchEstimate) -> None:
-    """Print what a search will take."""
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim")
-    table.add_column(justify="right")
-    least, most = duration(expected.seconds_least), duration(expected.seconds_most)
-    steps = sorted({expected.first.steps, expected.last.steps})
-    for name, value in (
-        ("trials", f"{expected.trials_left} left of {expected.trials}"),
-        ("runs", f"{expected.runs} of {' to '.join(f'{n:,}' for n in steps)} steps"),
-        ("model", f"{count(expected.first.parameters)} parameters"),
-        ("tokens", f"{count(expected.first.tokens)} a run"),
-        ("precision", f"{expected.first.precision} on {expected.first.device}"),
-        ("time", f"about {duration(expected.seconds)}, {least} to {most}"),
-        ("memory", f"about {size(expected.memory_bytes)}"),
-        ("disk", f"about {size(expected.disk_bytes)} at a time"),
-    ):
-        table.add_row(name, value)
-    console = Console(highlight=False)
-    console.print(table)
-    console.print(
-        f"[dim]{escape(expected.first.basis)} From the first and the last value of each key; "
-        "evaluations and the sampler are left out. Nothing was written.[/]",
-        soft_wrap=True,
-    )
 
 
 def _ce(trial: TrialResult) -> str:

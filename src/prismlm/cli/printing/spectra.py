@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from prismlm.cli.output import console_for_reading
-from prismlm.cli.printing.heads import print_header, table_of
+from prismlm.cli.output import console_for_reading, table_of
+from prismlm.cli.printing.heads import print_header
 from prismlm.instruments.channels.wording import signed
 from prismlm.instruments.heads import LossAgainstLength, RatioTerms, SpectraReport
 

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
-from rich.cells import cell_len, set_cell_size
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from prismlm.cli.format import count
+from prismlm.cli.format import count, points
+from prismlm.cli.output import console_for_reading, fit, plain, table_of
 from prismlm.edits.steering import Leading, SteeredToken, Steering
-from prismlm.edits.steering_cost import Cost
-from prismlm.edits.steering_effects import SteeringEffect, SteeringEffects
+from prismlm.edits.steering_effects import Cost, SteeringEffect, SteeringEffects
 from prismlm.pages.trace_data import visible
 
-WIDTH_WHERE_PIPED = 100
 TOKEN_WIDTH = 16
 MEASURED = {
     "signature": "signature's top tokens, Δ log p",
@@ -33,9 +29,7 @@ def print_steering(
     note: str,
 ) -> None:
     """Print what an edit did; a pipe gets the same text without colour, 100 columns wide."""
-    console = Console(highlight=False)
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console = Console(highlight=False, width=WIDTH_WHERE_PIPED)
+    console = console_for_reading()
     console.print(Text(_described(edit, only), style="bold"))
     console.print()
     if isinstance(result, Steering):
@@ -55,18 +49,15 @@ def _described(edit: dict[str, Any] | None, only: str | None) -> str:
 
 
 def _print_text(console: Console, steering: Steering) -> None:
-    console.print(Text("with     ", "dim").append(_plain(steering.text), "default"))
+    console.print(Text("with     ", "dim").append(plain(steering.text), "default"))
     if steering.unedited != steering.text:
-        console.print(Text("without  ", "dim").append(_plain(steering.unedited), "default"))
+        console.print(Text("without  ", "dim").append(plain(steering.unedited), "default"))
     console.print()
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    table.add_column("token", no_wrap=True)
-    for heading in ("before", "after", "control"):
-        table.add_column(heading, no_wrap=True, justify="right")
+    table = table_of("token", "*before", "*after", "*control")
     table.add_column("leads before → after")
     for token in steering.tokens:
         table.add_row(
-            Text(_fit(visible(_plain(token.token)), TOKEN_WIDTH), style="bold"),
+            Text(fit(visible(plain(token.token)), TOKEN_WIDTH), style="bold"),
             f"{token.before:.1%}",
             _after(token),
             "–" if token.control is None else f"{token.control:.1%}",
@@ -92,7 +83,7 @@ def _after(token: SteeredToken) -> Text:
     change = token.after - token.before
     style = "green" if change > 0.005 else "red" if change < -0.005 else "default"
     mark = " ·" if token.left else ""
-    return Text(f"{token.after:.1%} ({change:+.1%}){mark}", style)
+    return Text(f"{token.after:.1%} ({points(change)}){mark}", style)
 
 
 def _leads(token: SteeredToken) -> Text:
@@ -104,16 +95,15 @@ def _leader(leading: Leading | None) -> str:
     if leading is None:
         return "–"
     if leading.category is not None:
-        return _plain(leading.category)
-    name = " · ".join(_plain(leading.name).split(" · ")[:2]) if leading.name else "prototype"
+        return plain(leading.category)
+    name = " · ".join(plain(leading.name).split(" · ")[:2]) if leading.name else "prototype"
     return f"{name} #{leading.prototype}"
 
 
 def _print_effects(console: Console, effects: SteeringEffects) -> None:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    table.add_column("nats per prediction")
-    for heading in ("prompts", "edit (95 %)", "control", "difference (95 %)", "d"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    headings = ("prompts", "edit (95 %)", "control", "difference (95 %)", "d")
+    table = table_of("nats per prediction", *(f"*{heading}" for heading in headings))
+    table.columns[0].no_wrap = False
     for name, effect in effects.measures.items():
         table.add_row(
             MEASURED[name],
@@ -125,7 +115,7 @@ def _print_effects(console: Console, effects: SteeringEffects) -> None:
         )
     console.print(table)
     if effects.signature_tokens:
-        tokens = " ".join(visible(_plain(token)) for token in effects.signature_tokens)
+        tokens = " ".join(visible(plain(token)) for token in effects.signature_tokens)
         console.print(Text(f"signature's top tokens: {tokens}", "dim"))
     control = f"control: mean of {effects.draws} draws" if effects.draws else "without a control"
     console.print(
@@ -158,12 +148,3 @@ def _print_cost(console: Console, cost: Cost | None, note: str) -> None:
         f"perplexity on held-out text: {cost.perplexity:.2f} → {cost.edited:.2f}{control} "
         f"({count(cost.tokens)} tokens of {cost.corpus}, {cost.changed:.0%} changed{left})"
     )
-
-
-def _fit(text: str, width: int) -> str:
-    return text if cell_len(text) <= width else set_cell_size(text, width - 1) + "…"
-
-
-def _plain(text: str) -> str:
-    """Return a text without what a terminal would obey."""
-    return "".join(c if c.isprintable() or c == "\n" else "�" for c in text)

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from rich.cells import cell_len
 from rich.console import Console
 from rich.style import Style
-from rich.table import Table
 from rich.text import Text
 
 from prismlm.cli.format import count
@@ -19,8 +18,9 @@ from prismlm.cli.output import (
     WIDTH_WHERE_PIPED,
     bar,
     console_for_reading,
-    fit,
+    fit_ends,
     plain,
+    table_of,
 )
 from prismlm.cli.printing.chains import print_chains
 from prismlm.explain.passages import Passage
@@ -41,6 +41,7 @@ SMALLEST_SHOWN = 0.0005
 FED_BACK_WIDTH = 8
 PLACE_WIDTH = 320
 QUOTES_SHOWN = 3
+LEAST_BAR, LEAST_FACT = 10, 8
 # What "and 62 more" takes beside prototypes.
 MORE_ROOM = 13
 
@@ -129,7 +130,7 @@ def _leading(step: Step) -> PrototypeUse | None:
 def _tokens(trace: Trace) -> Text:
     text = Text()
     for step in trace.steps:
-        shown = plain(step.token).replace("\n", "↵\n")
+        shown = plain(step.pieces[0].shown).replace("\n", "↵\n")
         leading = _leading(step)
         text.append(
             shown,
@@ -138,27 +139,29 @@ def _tokens(trace: Trace) -> Text:
     last = trace.steps[-1]
     if last.target_from != "text":
         text.append(" → ", "dim")
-        text.append(visible(plain(last.target)), "italic")
+        text.append(visible(plain(last.pieces[1].label)), "italic")
     return text
 
 
 def _print_predictions(console: Console, steps: Sequence[Step], top: int) -> None:
     longest = TOKEN_WIDTH if console.width >= WIDTH_WHERE_PIPED else NARROW_TOKEN_WIDTH
-    tokens = [fit(visible(plain(step.token)), longest) for step in steps]
-    targets = [fit(visible(plain(step.target)), longest) for step in steps]
+    tokens, targets = (
+        [fit_ends(visible(plain(step.pieces[side].label)), longest) for step in steps]
+        for side in (0, 1)
+    )
     fed_back = any(step.uncertainty is not None for step in steps)
-    widths = [max(5, *map(cell_len, tokens)), max(6, *map(cell_len, targets)), 5, 10, 6]
-    widths += [FED_BACK_WIDTH] if fed_back else []
+    widths = {
+        "token": max(5, *map(cell_len, tokens)),
+        "target": max(6, *map(cell_len, targets)),
+        "*prob.": 5,
+        "explained": 10,
+        **({"*fed back": FED_BACK_WIDTH} if fed_back else {}),
+    }
     # One to spare: rich 13.9 squeezes a column where the edge's padding would not fit as well.
-    room = max(12, console.width - sum(widths) - 2 * len(widths) - 1)
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    for heading, width in zip(("token", "target", "prob.", "explained"), widths, strict=False):
-        justify = "right" if heading == "prob." else "left"
-        table.add_column(heading, no_wrap=True, width=width, justify=justify)
-    if fed_back:
-        table.add_column("fed back", no_wrap=True, width=FED_BACK_WIDTH, justify="right")
-    table.add_column("logits of prototypes", no_wrap=True, width=room)
-    table.add_column("resid.", no_wrap=True, width=6, justify="right")
+    room = console.width - sum(widths.values()) - 2 * len(widths) - 2 - 6 - 1
+    widths |= {"logits of prototypes": max(12, room), "*resid.": 6}
+    room = widths["logits of prototypes"]
+    table = table_of(*widths, widths=widths.values())
     for step, token, target in zip(steps, tokens, targets, strict=True):
         share = Text(bar(step.explained_share, 4), style="cyan")
         share.append(f" {step.explained_share:>4.0%}", style="default")
@@ -184,7 +187,9 @@ def _prototypes(step: Step, top: int, room: int) -> Text:
     for number, use in enumerate(step.prototypes[:top]):
         name = (plain(use.name) if use.name else "prototype").split(" · ")
         item = Text("  " if number else "").append(f"{use.contribution:+.2f} ")
-        item.append(fit(" · ".join(name[: 1 if room < 60 else 2]), 24), _colour(use, 0.6))
+        # The first is always shown, so its name has what its figures leave.
+        width = 24 if number else min(24, room - MORE_ROOM - item.cell_len - len(f" #{use.id}"))
+        item.append(fit_ends(" · ".join(name[: 1 if room < 60 else 2]), width), _colour(use, 0.6))
         item.append(f" #{use.id}", "dim")
         left = len(step.prototypes) - number - 1
         if shown and shown.cell_len + item.cell_len + (MORE_ROOM if left else 0) > room:
@@ -208,18 +213,21 @@ def print_shares(console: Console, sources: Sources) -> None:
     rows.append(("unattributed", sources.unattributed, [], "bright_black"))
     rated = any(beside for _, _, beside, _ in rows)
     widest = max([share for _, share, _, _ in rows] + [1e-9])
-    room = max(10, console.width - 24 - (30 if rated else 10))
-    table = Table(box=None, show_header=rated, padding=(0, 2, 0, 0), pad_edge=False)
-    table.header_style = "dim"
-    table.add_column(no_wrap=True, overflow="ellipsis", max_width=min(40, console.width // 2))
-    table.add_column("share", no_wrap=True, justify="right")
-    for heading in ("in corpus", "lift") if rated else ():
-        table.add_column(heading, no_wrap=True, justify="right", style="dim")
-    table.add_column(no_wrap=True)
+    # Numbers keep their columns whatever a key is called; keys and bars share what is left.
+    numbers = [("share", 6), *((("in corpus", 9), ("lift", 8)) if rated else ())]
+    room = console.width - sum(width + 2 for _, width in numbers) - 3
+    longest = max(cell_len(plain(key)) for key, *_ in rows)
+    key_width = max(10, min(40, longest, room - LEAST_BAR))
+    bar_width = max(LEAST_BAR, min(36, room - key_width))
+    widths = (key_width, *(width for _, width in numbers), bar_width)
+    table = table_of("", *(f"*{heading}" for heading, _ in numbers), "", widths=widths)
+    table.show_header = rated
+    for column in table.columns[2:4] if rated else ():
+        column.style = "dim"
     for key, share, beside, style in rows:
-        drawn = bar(share / widest, min(36, room, console.width // 3))
+        drawn = Text(bar(share / widest, bar_width).rstrip(), style=style)
         columns = (beside or ["", ""]) if rated else []
-        table.add_row(Text(plain(key)), f"{share:.1%}", *columns, Text(drawn.rstrip(), style=style))
+        table.add_row(Text(fit_ends(plain(key), key_width)), f"{share:.1%}", *columns, drawn)
     console.print(table)
     console.print()
 
@@ -244,15 +252,25 @@ def print_documents(console: Console, documents: Sequence[DocumentShare]) -> Non
 
 def _print_document(console: Console, document: DocumentShare) -> None:
     head = Text(f"{document.share:>6.1%}  ", style="bold")
-    head.append(plain(document.doc_id))
     facts = [document.title, document.source, document.license or f"licence {UNKNOWN}"]
-    head.append("  " + " · ".join(plain(fact) for fact in facts if fact), "dim")
-    head.truncate(console.width, overflow="ellipsis")
-    console.print(head, no_wrap=True)
+    _print_named(console, head, document.doc_id, [fact for fact in facts if fact])
     if document.around is not None:
         for line in _place(document.around, console.width - 8).wrap(console, console.width - 8):
             line.rstrip()
             console.print(Text(" " * 8).append_text(line))
+
+
+def _print_named(console: Console, head: Text, name: str, facts: Sequence[str]) -> None:
+    """Print a line of a name and facts after a head; the facts have what the name leaves."""
+    head.append(fit_ends(plain(name), console.width - head.cell_len))
+    first, *others = [_flat(fact) for fact in facts]
+    rest = "".join(f" · {fact}" for fact in others)
+    room = console.width - head.cell_len - 2
+    left = room - cell_len(rest)
+    if room >= LEAST_FACT:
+        shown = fit_ends(first, left) + rest if left >= LEAST_FACT else fit_ends(first + rest, room)
+        head.append(f"  {shown}", "dim")
+    console.print(head, no_wrap=True)
 
 
 def _print_against(console: Console, passages: Sequence[Passage]) -> None:
@@ -311,9 +329,9 @@ def _print_quotes(console: Console, quotes: list[Quote]) -> None:
         first = quote.places[0]
         name = first["title"] or first["doc_id"] or f"position {first['position']:,}"
         more = f" and {quote.span.count - 1:,} more" if quote.span.count > 1 else ""
-        line.append(f"  {plain(name)}{more}", "dim")
-        line.truncate(console.width, overflow="ellipsis")
-        console.print(line, no_wrap=True)
+        line.truncate(max(console.width // 2, console.width - 2 - cell_len(f"{plain(name)}{more}")))
+        line.append("  " + fit_ends(plain(name), console.width - line.cell_len - 2 - len(more)))
+        console.print(line.append(more), no_wrap=True)
     console.print()
 
 

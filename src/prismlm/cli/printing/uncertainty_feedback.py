@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from rich.console import Console
+from collections.abc import Callable
+from typing import Any
+
+from rich.table import Table
 from rich.text import Text
 
 from prismlm.cli.format import count
-from prismlm.cli.output import console_for_reading, plain
-from prismlm.cli.printing.heads import table_of
+from prismlm.cli.output import console_for_reading, plain, table_of
 from prismlm.instruments.channels.wording import signed
 from prismlm.instruments.uncertainty_feedback import (
     CAVEAT,
@@ -20,7 +22,10 @@ from prismlm.instruments.uncertainty_feedback import (
     PrefillGap,
     UncertaintyReport,
 )
-from prismlm.instruments.uncertainty_feedback.verdict_words import with_interval
+from prismlm.instruments.uncertainty_feedback.verdict_words import in_points, with_interval
+
+Shown = tuple[str, Table, str]
+"""The heading of a check, its table, and what its columns are."""
 
 
 def print_uncertainty_feedback(report: UncertaintyReport) -> None:
@@ -33,18 +38,14 @@ def print_uncertainty_feedback(report: UncertaintyReport) -> None:
     ]
     console.print(Text(" · ", style="dim").join(parts))
     console.print()
-    if report.ablation is not None:
-        _print_ablation(console, report.ablation)
-    if report.prefill is not None:
-        _print_prefill(console, report.prefill)
-    if report.attention is not None:
-        _print_attention(console, report.attention)
-    if report.hedging is not None:
-        _print_hedging(console, report.hedging)
-    if report.mistakes is not None:
-        _print_mistakes(console, report.mistakes)
-    if report.probe is not None:
-        _print_probe(console, report.probe)
+    for check, show in _SHOW.items():
+        found = getattr(report, check)
+        if found is not None:
+            heading, table, note = show(found)
+            console.print(Text(heading, style="bold"))
+            console.print(table)
+            console.print(Text(found.verdict))
+            console.print(Text(note + "\n", style="dim"))
     if report.too_short:
         console.print(f"{report.too_short} texts of fewer than 2 tokens were left out.")
     for check, reason in report.left_out.items():
@@ -52,13 +53,7 @@ def print_uncertainty_feedback(report: UncertaintyReport) -> None:
     console.print(Text(CAVEAT, style="dim"))
 
 
-def _end(console: Console, verdict: str, note: str) -> None:
-    console.print(Text(verdict))
-    console.print(Text(note + "\n", style="dim"))
-
-
-def _print_ablation(console: Console, found: Ablation) -> None:
-    console.print(Text("Ablation: loss with another signal", style="bold"))
+def _ablation(found: Ablation) -> Shown:
     table = table_of("signal", "*nats a token", "*perplexity", "*change", "*perplexity change")
     table.add_row("own", f"{found.loss:.4f}", f"{found.perplexity:.2f}")
     for one in found.conditions:
@@ -71,18 +66,16 @@ def _print_ablation(console: Console, found: Ablation) -> None:
             f"{signed(100 * share.value, 2)} % [{signed(100 * share.low, 2)}, "
             f"{signed(100 * share.high, 2)}]",
         )
-    console.print(table)
     draws = len(found.of("shuffled").by_permutation)
-    _end(
-        console,
-        found.verdict,
+    return (
+        "Ablation: loss with another signal",
+        table,
         "zero: nothing is added; neutral: one code for all; shuffled: the own codes, elsewhere, "
         f"{draws} permutations. Changes are paired by text, with 95 % intervals over texts.",
     )
 
 
-def _print_prefill(console: Console, found: PrefillGap) -> None:
-    console.print(Text("Prefill against token by token", style="bold"))
+def _prefill(found: PrefillGap) -> Shown:
     table = table_of("*passes", "*other codes", "*clearly other", "*mean distance", "*loss change")
     for one in found.gaps:
         table.add_row(
@@ -92,18 +85,16 @@ def _print_prefill(console: Console, found: PrefillGap) -> None:
             f"{one.distance:.2%}",
             with_interval(one.loss_change),
         )
-    console.print(table)
-    _end(
-        console,
-        found.verdict,
+    return (
+        "Prefill against token by token",
+        table,
         f"Of {count(found.positions)} positions and {count(found.levels)} levels; clearly: off "
         "by more than 1 % of them and more than one; distances are shares of them. Rounding alone "
         f"changes a token's loss by up to {found.rounding:.1g} nats.",
     )
 
 
-def _print_attention(console: Console, found: AttentionProbe) -> None:
-    console.print(Text("Attention received, by code", style="bold"))
+def _attention(found: AttentionProbe) -> Shown:
     table = table_of(
         "*layer", "*top", "*bottom", "*ρ", "*matched top", "*bottom", "*ρ", "*q", "*unfed ρ",
         "*added", gap=1,
@@ -121,28 +112,25 @@ def _print_attention(console: Console, found: AttentionProbe) -> None:
             signed(one.without, 3),
             with_interval(one.added, 2),
         )
-    console.print(table)
-    _end(
-        console,
-        found.verdict,
+    return (
+        "Attention received, by code",
+        table,
         "Mean attention from later tokens, in the top and bottom quarter of codes. matched: among "
         f"texts at the same position, {found.texts} texts of {found.length} tokens. q: of ρ within "
         "positions, corrected over layers. unfed: with the same codes where none is fed.",
     )
 
 
-def _print_hedging(console: Console, found: Hedging) -> None:
-    console.print(Text("Hedging words after high and low entropy", style="bold"))
+def _hedging(found: Hedging) -> Shown:
     table = table_of("", "*tokens", "*hedges", "*after high", "*after low", "*difference")
     runs = (("own signal", found.fed), ("none", found.bare), ("shuffled codes", found.shuffled))
     for name, run in runs:
         table.add_row(name, *_hedging_row(run))
-    console.print(table)
-    _end(
-        console,
-        found.verdict,
-        f"Shares of the {found.window} tokens after a step that begin a hedging word; temperature "
-        f"{found.temperature:g}.",
+    return (
+        "Hedging words after high and low entropy",
+        table,
+        f"Shares of the {found.window} tokens after a step that begin a hedging word, in %, and "
+        f"their differences in percentage points; temperature {found.temperature:g}.",
     )
 
 
@@ -154,12 +142,11 @@ def _hedging_row(run: HedgingRun) -> tuple[str, ...]:
         str(run.hedges),
         f"{run.after_high:.2%}",
         f"{run.after_low:.2%}",
-        with_interval(run.difference),
+        in_points(run.difference),
     )
 
 
-def _print_mistakes(console: Console, found: Mistakes) -> None:
-    console.print(Text("After a planted wrong token", style="bold"))
+def _mistakes(found: Mistakes) -> Shown:
     table = table_of("signal", "*more entropy", "*summed loss", "*first", "*last", "*back after")
     for one in found.signals:
         back = "–" if one.recovered_after is None else str(one.recovered_after)
@@ -171,10 +158,9 @@ def _print_mistakes(console: Console, found: Mistakes) -> None:
             signed(one.loss[-1], 2),
             back,
         )
-    console.print(table)
-    _end(
-        console,
-        found.verdict,
+    return (
+        "After a planted wrong token",
+        table,
         f"Nats, less those of the intact text, over {len(found.signals[0].loss)} tokens; first and "
         f"last of their losses; back within {found.tolerance:g} nats. Entropy with the own signal "
         f"{with_interval(found.entropy_against_zero, 3)} against none, "
@@ -182,8 +168,7 @@ def _print_mistakes(console: Console, found: Mistakes) -> None:
     )
 
 
-def _print_probe(console: Console, found: CodeProbe) -> None:
-    console.print(Text("The code, read from hidden states", style="bold"))
+def _probe(found: CodeProbe) -> Shown:
     table = table_of("*layer", "*depth", "*R²", "*shuffled", "*unfed", "*added", "*next entropy")
     for one in found.layers:
         table.add_row(
@@ -196,10 +181,19 @@ def _print_probe(console: Console, found: CodeProbe) -> None:
             signed(one.next_entropy.value, 3),
             style="bold" if one is found.peak else None,
         )
-    console.print(table)
-    _end(
-        console,
-        found.verdict,
+    return (
+        "The code, read from hidden states",
+        table,
         f"Ridge regression on {found.fitted_on} texts, R² on {found.tested_on} others. Layer 0 is "
         "the embeddings with the code's vector. unfed: the same codes where none is fed.",
     )
+
+
+_SHOW: dict[str, Callable[[Any], Shown]] = {
+    "ablation": _ablation,
+    "prefill": _prefill,
+    "attention": _attention,
+    "hedging": _hedging,
+    "mistakes": _mistakes,
+    "probe": _probe,
+}

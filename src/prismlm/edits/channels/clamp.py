@@ -258,6 +258,6 @@ def note_span(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     _span.set(PositionSpan(first, inputs.shape[1], past is not None or bool(goes_on), obstacle))
 
 
-def forget_span(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+def forget_span(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
     """Note that a decoder has read: a forward hook."""
     _span.set(None)

@@ -1,9 +1,8 @@
 """Where interventions hold: inside one ``with`` block, for the thread or task that entered it.
 
 Hooks on a mixer's gates carry them out; for clamps, one on the decoder says the positions. The
-interventions themselves are a context variable, so threads and asyncio tasks that share a model
-each see their own; hooks stand only while at least one block is open, and do nothing for those
-outside of one. A model that was compiled before does not see hooks: intervene on the plain one.
+interventions themselves are a context variable, so that blocks nest: the hooks of the outermost
+carry out what holds. A model that was compiled before calls no hooks: intervene on the plain one.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,13 +26,13 @@ from prismlm.edits.channels.clamp import (
     note_span,
 )
 from prismlm.edits.channels.interventions import Intervention, MaskRead, MaskWrite, Reinitialise
-from prismlm.edits.standing_hooks import Handles, StandingHooks
 from prismlm.errors import InputError
 from prismlm.layers import MixerEvidence, PrototypeMixer
 from prismlm.layers.mixer_gates import GateInputs
 from prismlm.layers.prototype_mixer import initial_prototypes
 from prismlm.models.decoders.mixers import check_channel, check_layer, chosen_layers, mixers_of
 from prismlm.models.decoders.recurrent_decoder import RecurrentModel
+from prismlm.models.watch import Hook, watch
 
 
 @dataclass(frozen=True)
@@ -76,7 +74,6 @@ class _LayerIntervention:
 ByGates = Mapping[nn.Module, _LayerIntervention]
 _NONE: ByGates = {}
 _in_force: ContextVar[ByGates] = ContextVar("prismlm_interventions", default=_NONE)
-_standing = StandingHooks()
 
 
 @contextmanager
@@ -108,15 +105,14 @@ def intervene(model: nn.Module, *interventions: Intervention) -> Iterator[None]:
     }
     for wanted in combined.values():
         _check(wanted)
-    hooked = [*own, *_decoders(model, own.values())]
+    decoders = _decoders(model, own.values())
+    hooks = [Hook(module, note_span, forget_span, always=True) for module in decoders]
+    hooks += [Hook(gates, _before, _after) for gates in own]
     token = _in_force.set({**outer, **combined})
-    for module in hooked:
-        _standing.stand(module, partial(_hooks, module))
     try:
-        yield
+        with watch(hooks, unwatched_too=True):
+            yield
     finally:
-        for module in hooked:
-            _standing.step_down(module)
         _in_force.reset(token)
 
 
@@ -226,16 +222,7 @@ def _check(wanted: _LayerIntervention) -> None:
             )
 
 
-def _hooks(module: nn.Module) -> Handles:
-    if isinstance(module, RecurrentModel):
-        return (
-            module.register_forward_pre_hook(note_span, with_kwargs=True),
-            module.register_forward_hook(forget_span, always_call=True),
-        )
-    return (module.register_forward_pre_hook(_before), module.register_forward_hook(_after))
-
-
-def _before(module: nn.Module, args: tuple[Any, ...]) -> tuple[GateInputs] | None:
+def _before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     wanted = _in_force.get().get(module)
     if wanted is None:
         return None
@@ -249,11 +236,11 @@ def _before(module: nn.Module, args: tuple[Any, ...]) -> tuple[GateInputs] | Non
     # One tensor for both keeps shared gates shared.
     same = wanted.read_excluded == wanted.write_excluded
     read = write if same else _flags(wanted.read_excluded, wanted.channels, device)
-    return (inputs._replace(write_excluded=write, read_excluded=read),)
+    return (inputs._replace(write_excluded=write, read_excluded=read),), kwargs
 
 
 def _after(
-    module: nn.Module, args: tuple[Any, ...], evidence: MixerEvidence
+    module: nn.Module, args: Any, kwargs: Any, evidence: MixerEvidence
 ) -> MixerEvidence | None:
     wanted = _in_force.get().get(module)
     if wanted is None or not (wanted.write_zero or wanted.read_zero or wanted.clamps):

@@ -7,16 +7,19 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from prismlm.corpus.sequences import CorpusPart, Sequences
+from prismlm.corpus.sequences import Sequences
 from prismlm.corpus.tokenizer import check_tokenizer_of
 from prismlm.corpus.words import encode, worded
 from prismlm.errors import InputError
-from prismlm.instruments.channels.activations import Kind
-from prismlm.instruments.channels.channel_survey import LayerSurvey, survey_channels
 from prismlm.instruments.channels.curves import read_channels
-from prismlm.instruments.channels.layer_metrics import LayerMetrics, measure_layers
-from prismlm.instruments.channels.locality import quartiles, repetition, spearman
-from prismlm.instruments.channels.passages import Passage, read_passages
+from prismlm.instruments.channels.lags import LagTally
+from prismlm.instruments.channels.layer_metrics import (
+    Kind,
+    LayerMetrics,
+    LayerTally,
+    measure_layers,
+)
+from prismlm.instruments.channels.locality import quartiles, repetition
 from prismlm.instruments.channels.report import (
     Channel,
     ChannelReport,
@@ -25,13 +28,34 @@ from prismlm.instruments.channels.report import (
     TopToken,
     WordedCurves,
 )
-from prismlm.instruments.channels.top_sequences import ChannelSequence, sequences_of
+from prismlm.instruments.channels.top_sequences import (
+    ChannelSequence,
+    Passage,
+    candidates,
+    empty_ranking,
+    merge_rankings,
+    read_passages,
+    sequences_of,
+)
 from prismlm.layers import PrototypeMixer
-from prismlm.models.decoders.mixers import check_layer, chosen_layers, half_life, mixers_of
+from prismlm.models.decoders.mixers import (
+    check_layer,
+    chosen_layers,
+    gates_of,
+    half_life,
+    mixers_of,
+)
 from prismlm.progress import SILENT, Reporter
+from prismlm.statistics import spearman
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from prismlm.corpus.windows import WindowBatch
+    from prismlm.layers import PrototypeMixer
 
 
 class ReportOptions(NamedTuple):
@@ -43,7 +67,7 @@ class ReportOptions(NamedTuple):
         tokens: tokens kept of each sequence.
         max_lag: L of the cross-correlation of read and write.
         shuffles: of its null.
-        seed: of the shuffles, and of the permutations where p is from them.
+        seed: of the shuffles.
     """
 
     layers: tuple[int, ...] | None = None
@@ -73,8 +97,8 @@ def channel_report(
     channel has no half-life of its own, and everything else. A model without prototype mixers
     but with value heads, as LLaMA, has the figures of their norms, and no channels.
 
-    Memory: see :func:`survey_channels`. A corpus is read once; documents of kept sequences
-    once more.
+    Memory: 128·V·R bytes for each layer, beside what is kept. A corpus is read once; documents of
+    kept sequences once more.
 
     Args:
         model: in evaluation mode.
@@ -98,10 +122,11 @@ def channel_report(
     mixers = mixers_of(model)
     chosen = chosen_layers(len(mixers), options.layers)
     worded_curves = None if text is None else _read(model, tokenizer, text, chosen)
-    found: Mapping[int, LayerSurvey] = {}
-    if sequences is not None:
-        found = survey_channels(model, sequences, **options._asdict(), progress=progress)
-    ranked = {layer: _ranked(found[layer], layer, mixers[layer].channels) for layer in found}
+    found = {} if sequences is None else _survey(model, sequences, options, progress)
+    ranked = {
+        layer: [sequences_of(own.best, k, layer) for k in range(mixers[layer].channels)]
+        for layer, own in found.items()
+    }
     passages = _passages(sequences, ranked)
     layers = tuple(
         _layer(layer, mixers[layer], found.get(layer), ranked.get(layer), passages)
@@ -110,16 +135,12 @@ def channel_report(
     return ChannelReport(
         model=name,
         of="channels",
-        corpus=_corpus_part(sequences, [found[layer].write for layer in found]),
+        corpus=sequences and sequences.part(found[chosen[0]].write.positions if chosen else 0),
         layers=layers,
-        locality=locality_of(layers, seed=options.seed) if found else None,
+        locality=locality_of(layers) if found else None,
         passages=passages,
         text=worded_curves,
     )
-
-
-def _ranked(found: LayerSurvey, layer: int, channels: int) -> list[tuple[ChannelSequence, ...]]:
-    return [sequences_of(found.best, k, layer) for k in range(channels)]
 
 
 def _passages(
@@ -131,7 +152,7 @@ def _passages(
     return read_passages(sequences.corpus, kept)
 
 
-def locality_of(layers: Iterable[LayerReport], *, seed: int = 0) -> Locality:
+def locality_of(layers: Iterable[LayerReport]) -> Locality:
     """Return half-life against repetition over all channels of some layers that have a half-life.
 
     What cannot be computed, as from half-lives all alike, is None beside the reason.
@@ -144,11 +165,12 @@ def locality_of(layers: Iterable[LayerReport], *, seed: int = 0) -> Locality:
     scores = torch.tensor([channel.repetition for channel in channels], dtype=torch.float64)
     correlation = groups = no_correlation = no_quartiles = None
     try:
-        correlation = spearman(lives, scores, seed=seed)
+        for name, values in (("half-life", lives), ("repetition", scores)):
+            if len(values.unique()) < 2:
+                raise InputError(f"the {name} is one figure {len(values)} times: it has no ranks.")
+        correlation = spearman(lives.numpy(), scores.numpy())
     except InputError as error:
-        no_correlation = (
-            str(error).replace("x is", "the half-life is").replace("y is", "the repetition is")
-        )
+        no_correlation = str(error)
     try:
         groups = quartiles(lives, scores)
     except InputError as error:
@@ -173,13 +195,8 @@ def _of_heads(
         check_layer(len(metrics), layer)
     chosen = [m for m in metrics if options.layers is None or m.layer in options.layers]
     layers = tuple(LayerReport(m.layer, False, {"values": m}, None, ()) for m in chosen)
-    return ChannelReport(name, "heads", _corpus_part(sequences, chosen), layers, None, {}, None)
-
-
-def _corpus_part(sequences: Sequences | None, metrics: list[LayerMetrics]) -> CorpusPart | None:
-    if sequences is None:
-        return None
-    return sequences.part(metrics[0].positions if metrics else 0)
+    part = sequences.part(chosen[0].positions if chosen else 0)
+    return ChannelReport(name, "heads", part, layers, None, {}, None)
 
 
 def _read(
@@ -193,7 +210,7 @@ def _read(
 def _layer(
     layer: int,
     mixer: PrototypeMixer,
-    found: LayerSurvey | None,
+    found: _Survey | None,
     ranked: list[tuple[ChannelSequence, ...]] | None,
     passages: Mapping[int, Passage],
 ) -> LayerReport:
@@ -213,8 +230,8 @@ def _layer(
     )
     metrics: dict[Kind, LayerMetrics] = {}
     if found is not None:
-        metrics = {"write": found.write, "read": found.read}
-    lags = None if found is None else found.lags
+        metrics = {"write": found.write.metrics(layer), "read": found.read.metrics(layer)}
+    lags = None if found is None else found.lags.result()
     return LayerReport(layer, mixer.shared_gates, metrics, lags, channels)
 
 
@@ -235,3 +252,43 @@ def top_tokens(
         TopToken(token, texts[token][1], len(gates[token]), sum(gates[token]) / len(gates[token]))
         for token in order
     )
+
+
+class _Survey:
+    """What is found of one layer, batch by batch: figures of both gates, sequences, and lags."""
+
+    def __init__(self, vocabulary: int, mixer: PrototypeMixer, options: ReportOptions) -> None:
+        self.lags = LagTally(mixer.channels, options.max_lag, options.shuffles, options.seed)
+        self.write, self.read = (LayerTally(vocabulary, groups=mixer.groups) for _ in range(2))
+        self.best = empty_ranking(mixer.channels, options.kept, options.tokens)
+
+    def add(self, batch: WindowBatch, write: Tensor, read: Tensor) -> None:
+        ids = batch.input_ids[batch.owned]
+        self.write.add(ids, write[batch.owned])
+        self.read.add(ids, read[batch.owned])
+        found = candidates(write, batch, self.best.gate.shape[2])
+        self.best = merge_rankings(self.best, found)
+        for row, owned in enumerate(batch.owned):
+            self.lags.add(write[row, owned], read[row, owned])
+
+
+def _survey(
+    model: PreTrainedModel, sequences: Sequences, options: ReportOptions, progress: Reporter
+) -> dict[int, _Survey]:
+    """Read a corpus once for the figures, sequences and lags of each layer.
+
+    They are those of :func:`measure_layers`, :func:`rank_sequences` and :func:`read_write_lags`.
+    """
+    mixers = mixers_of(model)
+    found = {
+        layer: _Survey(model.config.vocab_size, mixers[layer], options)
+        for layer in chosen_layers(len(mixers), options.layers)
+    }
+    with progress.task("Reading channels", sequences.tokens) as task:
+        for batch in sequences.batches():
+            by_layer = gates_of(model, batch.input_ids, batch.attention_mask)
+            for layer, own in found.items():
+                write, read = (gate.float().cpu() for gate in by_layer[layer])
+                own.add(batch, write, read)
+            task.advance(int(batch.owned.sum()))
+    return found

@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from scipy import stats
 
 from prismlm.errors import InputError
 
@@ -48,11 +49,5 @@ def median_interval(
     Two values of the sample, as far inside as the binomial distribution allows; fewer than 6
     independent values have none for 0.95.
     """
-    ordered, count = sorted(values), len(values)
-    tail, inside = 0.0, -1
-    for k in range(count // 2):
-        tail += math.comb(count, k) / 2**count
-        if 2 * tail > 1 - confidence:
-            break
-        inside = k
-    return None if inside < 0 else (ordered[inside], ordered[count - 1 - inside])
+    low, high = stats.quantile_test(values).confidence_interval(confidence)
+    return None if math.isnan(low) else (float(low), float(high))

@@ -1,4 +1,4 @@
-"""Channels of concepts, and concepts of channels, by what writes into a channel.
+"""Channels of concepts, by what writes into a channel.
 
 A channel stands for words where it is written at them more than elsewhere:
 
@@ -11,9 +11,9 @@ Source: ProtoT, §5.1 and A.3.1, where concepts are read off the sequences that 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,15 +21,23 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from prismlm.corpus.sequences import Sequences
+from prismlm.corpus.tokenizer import check_tokenizer_of
 from prismlm.errors import InputError
-from prismlm.instruments.channels.case_files import Case, words_of
-from prismlm.instruments.channels.token_gates import TokenGates, token_gates
-from prismlm.instruments.channels.word_forms import WordForms, token_texts, whole_words
-from prismlm.models.decoders.mixers import check_channel, check_layer
+from prismlm.instruments.channels.case_files import Case, probe_of, words_of
+from prismlm.instruments.channels.effect_table import Channel, EffectTable
+from prismlm.instruments.channels.effects import TableOptions, effects_on
+from prismlm.instruments.channels.token_gates import (
+    TokenGates,
+    WordForms,
+    token_gates,
+    whole_words,
+)
 from prismlm.progress import SILENT, Reporter
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from prismlm.corpus.store import Corpus
 
 # Among how many words of like frequency a stand-in is drawn.
 NEIGHBOURS = 50
@@ -86,61 +94,14 @@ class RankedChannels:
         return self.ranked[0]
 
 
-@dataclass(frozen=True)
-class ConceptToken:
-    """A token that writes into a channel.
-
-    Attributes:
-        token_id, text: which.
-        count: occurrences.
-        gate: its mean write gate.
-        ratio: that over the channel's mean write gate.
-    """
-
-    token_id: int
-    text: str
-    count: int
-    gate: float
-    ratio: float
-
-
-@dataclass(frozen=True)
-class Concept:
-    """A channel with the words that write into it most.
-
-    Attributes:
-        layer, channel: which.
-        tokens: single tokens that are whole words.
-        difference: d of the channel over all occurrences of them.
-    """
-
-    layer: int
-    channel: int
-    tokens: tuple[ConceptToken, ...]
-    difference: float
-
-    @property
-    def name(self) -> str:
-        """The words."""
-        return ", ".join(token.text.strip() for token in self.tokens)
-
-    @property
-    def words(self) -> tuple[str, ...]:
-        """The words, without the space before them."""
-        return tuple(token.text.strip() for token in self.tokens)
-
-
 def find_channels(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     words: Iterable[str] | Iterable[Case],
     sequences: Sequences,
     *,
-    least: int = 20,
-    kept: int = 10,
-    shuffles: int = 999,
-    seed: int = 0,
     progress: Reporter = SILENT,
+    **settings: int,
 ) -> RankedChannels:
     """Rank all channels by the standardised difference of their write gate at words.
 
@@ -149,11 +110,8 @@ def find_channels(
         tokenizer: its tokenizer.
         words: of the concept, or cases whose targets they are.
         sequences: the text that is read, batch by batch.
-        least: occurrences of all words together below which nothing is said.
-        kept: channels ranked.
-        shuffles: of the control, for which words are drawn from whole-word tokens.
-        seed: of the control.
         progress: is shown the tokens read.
+        settings: of :func:`rank_channels`.
 
     Raises:
         InputError: no prototype mixer, too few occurrences, or nothing to draw the control from.
@@ -163,9 +121,7 @@ def find_channels(
     texts += tuple(w for w in listed if isinstance(w, str))
     forms = WordForms.of(tokenizer, texts)
     gates = token_gates(model, sequences, forms, progress=progress)
-    return rank_channels(
-        gates, tokenizer, forms, least=least, kept=kept, shuffles=shuffles, seed=seed
-    )
+    return rank_channels(gates, tokenizer, forms, **settings)
 
 
 def rank_channels(
@@ -180,21 +136,21 @@ def rank_channels(
 ) -> RankedChannels:
     """Rank channels as :func:`find_channels`, from gates that were summed with these words.
 
+    Args:
+        gates: with sums at the words.
+        tokenizer: of the model.
+        forms: the words.
+        least: occurrences of all words together below which nothing is said.
+        kept: channels ranked.
+        shuffles: of the control, for which words are drawn from whole-word tokens.
+        seed: of the control.
+
     Raises:
         InputError: as :func:`find_channels`.
     """
     counts = {word: gates.words[word].count for word in forms.forms}
     count = sum(counts.values())
-    if min(least, kept, shuffles) < 1:
-        raise InputError(
-            f"{kept} channels of words that occur {least} times, with {shuffles} shuffles: "
-            "expected at least 1 each."
-        )
-    if count < least:
-        raise InputError(
-            f"{', '.join(counts)} occur {count} times in {gates.positions:,} tokens: expected at "
-            f"least {least}. Read more text, or give other words."
-        )
+    _check_counts(counts, gates.positions, least, kept, shuffles)
     layers = range(len(gates.sums))
     sums = [sum((gates.words[w].sums[i] for w in counts), torch.zeros(())) for i in layers]
     difference = tuple(gates.difference(i, sums[i], count) for i in layers)
@@ -223,115 +179,19 @@ def rank_channels(
     )
 
 
-def concept_tokens(
-    gates: TokenGates,
-    tokenizer: PreTrainedTokenizerBase,
-    layer: int,
-    channel: int,
-    *,
-    count: int = 10,
-    least: int = 20,
-) -> tuple[ConceptToken, ...]:
-    """Return the tokens that write into a channel most beyond its mean, most first.
-
-        ratio = mean write gate at the token / mean write gate
-
-    Args:
-        gates: summed over a corpus.
-        tokenizer: of the model.
-        layer, channel: which.
-        count: how many tokens, at most.
-        least: occurrences below which a token is left out.
-
-    Raises:
-        InputError: an unknown channel, or nothing wanted.
-    """
-    check_layer(len(gates.sums), layer)
-    check_channel(gates.sums[layer].shape[1], layer, channel)
-    if count < 1 or least < 1:
-        raise InputError(f"{count} tokens that occur {least} times: expected at least 1 and 1.")
-    kept = torch.ones(len(gates.count), dtype=torch.bool)
-    return _top(gates, token_texts(tokenizer), layer, channel, kept, count, least)
-
-
-def propose_concepts(
-    gates: TokenGates,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    count: int = 5,
-    words: int = 5,
-    least: int = 100,
-    common: int = 100,
-) -> tuple[Concept, ...]:
-    """Return the channels whose most written words stand out most, with these words.
-
-    A channel's words are the whole-word tokens of three letters or more that write into it most
-    beyond its mean. Channels rank by d over all occurrences of their words. A word belongs to the
-    first channel that has it: a later one that shares a word is left out.
-
-    Args:
-        gates: summed over a corpus.
-        tokenizer: of the model.
-        count: how many, at most.
-        words: of each.
-        least: occurrences below which a word is left out.
-        common: the most frequent tokens, which are left out.
-
-    Raises:
-        InputError: fewer than ``words`` tokens are frequent enough, or nothing is wanted.
-    """
-    if min(count, words, least) < 1 or common < 0:
+def _check_counts(
+    counts: dict[str, int], positions: int, least: int, kept: int, shuffles: int
+) -> None:
+    if min(least, kept, shuffles) < 1:
         raise InputError(
-            f"{count} concepts of {words} words that occur {least} times, without the {common} "
-            "most frequent: expected at least 1, 1, 1 and 0."
+            f"{kept} channels of words that occur {least} times, with {shuffles} shuffles: "
+            "expected at least 1 each."
         )
-    kept = torch.zeros(len(gates.count), dtype=torch.bool)
-    known = whole_words(tokenizer)[: len(kept)]
-    kept[: len(known)] = known
-    kept[gates.count.argsort(descending=True, stable=True)[:common]] = False
-    eligible = int((kept & (gates.count >= least)).sum())
-    if eligible < words:
+    if (count := sum(counts.values())) < least:
         raise InputError(
-            f"{eligible} words occur {least} times or more in {gates.positions:,} tokens: expected "
-            f"{words}. Read more text, or ask for rarer words."
+            f"{', '.join(counts)} occur {count} times in {positions:,} tokens: expected at "
+            f"least {least}. Read more text, or give other words."
         )
-    texts = token_texts(tokenizer)
-    found: list[Concept] = []
-    for layer, sums in enumerate(gates.sums):
-        for channel in range(sums.shape[1]):
-            tokens = _top(gates, texts, layer, channel, kept, words, least)
-            places = [token.token_id for token in tokens]
-            pooled = gates.difference(layer, sums[places].sum(0), gates.count[places].sum())
-            found.append(Concept(layer, channel, tokens, float(pooled[channel])))
-    found.sort(key=lambda c: (-c.difference, c.layer, c.channel))
-    taken: set[int] = set()
-    chosen: list[Concept] = []
-    for concept in found:
-        ids = {token.token_id for token in concept.tokens}
-        if len(chosen) < count and not ids & taken:
-            chosen.append(concept)
-            taken |= ids
-    return tuple(chosen)
-
-
-def _top(
-    gates: TokenGates,
-    texts: list[str],
-    layer: int,
-    channel: int,
-    kept: Tensor,
-    count: int,
-    least: int,
-) -> tuple[ConceptToken, ...]:
-    mean = float(gates.mean(layer)[channel])
-    gate = gates.sums[layer][:, channel] / gates.count.clamp(min=1)
-    # A token beyond the tokenizer's has no text, and none was read.
-    wanted = kept & (gates.count >= least)
-    order = torch.where(wanted, gate, -1.0).argsort(descending=True, stable=True)
-    return tuple(
-        ConceptToken(i, texts[i], int(gates.count[i]), float(gate[i]), float(gate[i]) / mean)
-        for i in order[: min(count, int(wanted.sum()))].tolist()
-    )
 
 
 def _shuffled(
@@ -364,3 +224,124 @@ def _shuffled(
         gates.difference(i, sums[drawn].sum(1), count).amax(1) for i, sums in enumerate(gates.sums)
     ]
     return torch.stack(best).amax(0)
+
+
+EMERGES = 0.05
+
+
+@dataclass(frozen=True, eq=False)
+class ConceptInModel:
+    """What was found of a concept in one model.
+
+    Attributes:
+        name: of the model.
+        found: the channels ranked, or None where the channel was given.
+        heldout_difference: d of the best channel in the held-out split; None where it was not
+            looked for, or no word of the concept is there.
+        heldout_count: occurrences of the words there.
+        table: the interventions on the best channel, or on those given.
+    """
+
+    name: str
+    found: RankedChannels | None
+    heldout_difference: float | None
+    heldout_count: int
+    table: EffectTable
+
+    @property
+    def emerges(self) -> bool | None:
+        """Whether the best channel stands out beyond random words of like frequency, p < 0.05."""
+        return None if self.found is None else self.found.p < EMERGES
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything, for JSON."""
+        return {
+            "model": self.name,
+            "found": None if self.found is None else ranked_to_dict(self.found),
+            "emerges": self.emerges,
+            "heldout_difference": self.heldout_difference,
+            "heldout_count": self.heldout_count,
+            "table": self.table.to_dict(),
+        }
+
+
+def concept_in_model(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    cases: Sequence[Case],
+    *,
+    name: str = "",
+    channels: Sequence[Channel] = (),
+    corpus: Corpus | None = None,
+    max_tokens: int | None = None,
+    options: TableOptions | None = None,
+    progress: Reporter = SILENT,
+) -> ConceptInModel:
+    """Intervene on the channels given, or on the one that writes most at the cases' targets.
+
+    The channel is found in one split of a corpus and checked in the other. Done for several models
+    this asks whether a channel for the concept emerges in each.
+
+    Source: ProtoT, A.3.2.
+
+    Args:
+        model: with prototype mixers, in evaluation mode.
+        tokenizer: its tokenizer.
+        cases: contexts and targets.
+        name: of the model.
+        channels: (layer, channel) of each; none to find one.
+        corpus: text to find it in: the training split, and for ``heldout_difference`` the other.
+        max_tokens: of each split, or None for all.
+        options: of the table.
+        progress: is shown what is under way.
+
+    Raises:
+        InputError: neither channels nor a corpus, a corpus of another tokenizer, or as
+            :func:`find_channels` and :func:`intervention_table`.
+    """
+    if not channels and corpus is None:
+        raise InputError("give channels, or a corpus to find one in.")
+    by = options or TableOptions()
+    probes = [probe_of(tokenizer, case, first_token=by.first_token) for case in cases]
+    found, difference, count = None, None, 0
+    if not channels and corpus is not None:
+        # Said before a corpus is read, not after.
+        by.check_for(model)
+        check_tokenizer_of(corpus, tokenizer, name)
+        train = Sequences(corpus, "train", max_tokens=max_tokens)
+        found = find_channels(model, tokenizer, cases, train, progress=progress)
+        channels = ((found.best.layer, found.best.channel),)
+        difference, count = _in_heldout(
+            model,
+            tokenizer,
+            cases,
+            Sequences(corpus, "heldout", max_tokens=max_tokens),
+            channels[0],
+        )
+    table = effects_on(model, probes, channels, by, progress=progress)
+    return ConceptInModel(name, found, difference, count, table)
+
+
+def ranked_to_dict(found: RankedChannels) -> dict[str, Any]:
+    """Return what was found, with d of every channel, for JSON."""
+    return vars(found) | {
+        "ranked": [asdict(score) for score in found.ranked],
+        "difference": [layer.tolist() for layer in found.difference],
+    }
+
+
+def _in_heldout(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    cases: Sequence[Case],
+    sequences: Sequences,
+    place: Channel,
+) -> tuple[float | None, int]:
+    """Return d of one channel, with the occurrences that it is from."""
+    layer, channel = place
+    gates = token_gates(model, sequences, WordForms.of(tokenizer, words_of(cases)))
+    count = sum(word.count for word in gates.words.values())
+    if not count:
+        return None, 0
+    sums = sum(word.sums[layer] for word in gates.words.values())
+    return float(gates.difference(layer, sums, count)[channel]), count  # pyright: ignore

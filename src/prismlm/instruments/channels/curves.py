@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from prismlm.models.decoders.mixers import (
     half_life,
     mixers_of,
 )
+from prismlm.models.watch import Hook, watch
 from prismlm.ops.prototype_mixer.state import EMPTY_BELOW
 
 if TYPE_CHECKING:
@@ -140,18 +140,13 @@ def read_channels(
 def decays_seen(mixers: Iterable[PrototypeMixer]) -> Iterator[dict[nn.Module, Tensor]]:
     """Yield where this thread's pass leaves each mixer's decays: [R], or [B, T, R] by token."""
     found: dict[nn.Module, Tensor] = {}
-    thread = threading.get_ident()
 
-    def note(mixer: nn.Module, args: tuple[Any, ...]) -> None:
-        if threading.get_ident() == thread and isinstance(mixer, PrototypeMixer):
-            found[mixer] = mixer.decay_of(args[0]).detach()
+    def note(mixer: nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
+        assert isinstance(mixer, PrototypeMixer)
+        found[mixer] = mixer.decay_of(args[0]).detach()
 
-    handles = [mixer.register_forward_pre_hook(note) for mixer in mixers]
-    try:
+    with watch(Hook(mixer, before=note) for mixer in mixers):
         yield found
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def read_text(

@@ -10,14 +10,13 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from jaxtyping import Float64
 from torch import Tensor
 
 from prismlm.errors import InputError
-from prismlm.files import atomic_file
 from prismlm.instruments.channels.case_files import Probe
 from prismlm.instruments.channels.chance import median_interval, rank_among, rank_sum_p
+from prismlm.outputs import write_table
 
 Channel = tuple[int, int]
 By = Literal["relative", "points"]
@@ -205,8 +204,7 @@ class EffectTable:
             value = asdict(row)
             del value["control_of"]
             rows.append(value | {"control_of_layer": layer, "control_of_channel": channel})
-        with atomic_file(path) as temporary:
-            pq.write_table(pa.Table.from_pylist(rows, schema=_SCHEMA), temporary)
+        write_table(path, pa.Table.from_pylist(rows, schema=_SCHEMA))
 
     def to_markdown(self, by: By = "relative") -> str:
         """Return tables as the source's: a row for each case, then the summary.

@@ -6,11 +6,13 @@ and a channel is compared with all of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
+from jaxtyping import Float64
 from torch import Tensor
 
 from prismlm.edits.channels.interventions import Intervention, MaskRead, MaskWrite, Reinitialise
@@ -18,8 +20,8 @@ from prismlm.edits.channels.scope import intervene
 from prismlm.errors import InputError, suggest
 from prismlm.instruments.channels.case_files import Case, Probe, probe_of
 from prismlm.instruments.channels.effect_table import Channel, EffectTable, Measured
-from prismlm.instruments.channels.probabilities import target_probabilities
 from prismlm.models.decoders.mixers import check_channel, check_layer, mixers_of
+from prismlm.models.seam import base_model_of
 from prismlm.progress import SILENT, Reporter
 
 if TYPE_CHECKING:
@@ -37,20 +39,67 @@ BUILD: dict[str, Callable[[int, int, int], Intervention]] = {
 INTERVENTIONS = tuple(BUILD)
 
 
+@dataclass(frozen=True)
+class TableOptions:
+    """How a table is measured.
+
+    Attributes:
+        controls: how many channels to draw beside each one, without those that are measured.
+        control_from: the same ``"layer"``, or the whole ``"model"``.
+        interventions: names, of :data:`INTERVENTIONS`.
+        reinitialisations: random prototypes drawn for each channel.
+        minimum_probability: cases with less without an intervention are left out, and counted.
+        first_token: measure the first token of a target that is several.
+        seed: of controls and random prototypes.
+    """
+
+    controls: int = 5
+    control_from: ControlFrom = "layer"
+    interventions: Sequence[str] = INTERVENTIONS
+    reinitialisations: int = 3
+    minimum_probability: float = 0.01
+    first_token: bool = False
+    seed: int = 0
+
+    def check(self) -> None:
+        """Raise InputError for settings that no table can be measured by."""
+        for name in self.interventions:
+            if name not in BUILD:
+                raise InputError(
+                    f"there is no intervention {name!r}: expected {', '.join(INTERVENTIONS)}."
+                    f"{suggest(name, list(INTERVENTIONS))}"
+                )
+        if not self.interventions or self.reinitialisations < 1 or self.seed < 0:
+            raise InputError(
+                f"{len(self.interventions)} interventions, {self.reinitialisations} random "
+                f"prototypes and the seed {self.seed}: expected at least 1, 1 and 0."
+            )
+        if not 0 < self.minimum_probability < 1:
+            raise InputError(
+                f"minimum_probability is {self.minimum_probability}: expected between 0 and 1."
+            )
+
+    def check_for(self, model: PreTrainedModel) -> None:
+        """Check what a table is measured by before the channel is known that it is of.
+
+        Raises:
+            InputError: as :func:`intervention_table`, but for targets, channels and probabilities.
+        """
+        self.check()
+        _check_control_from(self.control_from)
+        sizes = [mixer.channels for mixer in mixers_of(model)]
+        others = (max(sizes) if self.control_from == "layer" else sum(sizes)) - 1
+        _check_controls(self.controls, others, "one channel", self.control_from)
+
+
 def intervention_table(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     cases: Sequence[Case],
     channels: Sequence[Channel],
     *,
-    controls: int = 5,
-    control_from: ControlFrom = "layer",
-    interventions: Sequence[str] = INTERVENTIONS,
-    reinitialisations: int = 3,
-    minimum_probability: float = 0.01,
-    first_token: bool = False,
-    seed: int = 0,
     progress: Reporter = SILENT,
+    **settings: Any,
 ) -> EffectTable:
     """Measure what interventions on channels do to the targets of cases.
 
@@ -64,77 +113,59 @@ def intervention_table(
         tokenizer: its tokenizer.
         cases: contexts and targets.
         channels: (layer, channel) of each.
-        controls: how many channels to draw beside each of them, without those of ``channels``.
-        control_from: the same ``"layer"``, or the whole ``"model"``.
-        interventions: names, of :data:`INTERVENTIONS`.
-        reinitialisations: random prototypes drawn for each channel.
-        minimum_probability: cases with less without an intervention are left out, and counted.
-        first_token: measure the first token of a target that is several.
-        seed: of controls and random prototypes.
         progress: is shown every channel.
+        settings: of :class:`TableOptions`.
 
     Raises:
         InputError: a target that is not one token, an unknown channel or intervention, too few
             channels to draw controls from, or no case that is probable enough.
     """
-    probes = [probe_of(tokenizer, case, first_token=first_token) for case in cases]
-    return effects_on(
-        model,
-        probes,
-        channels,
-        controls=controls,
-        control_from=control_from,
-        interventions=interventions,
-        reinitialisations=reinitialisations,
-        minimum_probability=minimum_probability,
-        seed=seed,
-        progress=progress,
-    )
+    options = TableOptions(**settings)
+    probes = [probe_of(tokenizer, case, first_token=options.first_token) for case in cases]
+    return effects_on(model, probes, channels, options, progress=progress)
 
 
 def effects_on(
     model: PreTrainedModel,
     probes: Sequence[Probe],
     channels: Sequence[Channel],
+    options: TableOptions | None = None,
     *,
-    controls: int = 5,
-    control_from: ControlFrom = "layer",
-    interventions: Sequence[str] = INTERVENTIONS,
-    reinitialisations: int = 3,
-    minimum_probability: float = 0.01,
-    seed: int = 0,
     progress: Reporter = SILENT,
+    **settings: Any,
 ) -> EffectTable:
     """Measure as :func:`intervention_table`, on cases that are tokens already.
 
     Raises:
         InputError: as :func:`intervention_table`, but for targets.
     """
-    _check_settings(interventions, reinitialisations, minimum_probability, seed)
+    by = TableOptions(**settings) if options is None else options
+    by.check()
     if not probes or not channels:
         raise InputError(
             f"{len(probes)} cases and {len(channels)} channels: expected at least 1 of both."
         )
     chosen = tuple(dict.fromkeys((int(layer), int(channel)) for layer, channel in channels))
     drawn = {
-        place: draw_controls(model, place, controls, control_from, seed, exclude=chosen)
+        place: draw_controls(model, place, by.controls, by.control_from, by.seed, exclude=chosen)
         for place in chosen
     }
     baseline = target_probabilities(model, probes)
-    kept = (baseline >= minimum_probability).nonzero()[:, 0].tolist()
+    kept = (baseline >= by.minimum_probability).nonzero()[:, 0].tolist()
     if not kept:
         raise InputError(
-            f"none of {len(probes)} cases has a target of probability {minimum_probability:g} or "
-            f"more (the highest is {float(baseline.max()):.2g}): the model does not expect these "
-            "words, so their change says nothing. Give other cases or a lower minimum."
+            f"none of {len(probes)} cases has a target of probability {by.minimum_probability:g} "
+            f"or more (the highest is {float(baseline.max()):.2g}): the model does not expect "
+            "these words, so their change says nothing. Give other cases or a lower minimum."
         )
     used = [probes[i] for i in kept]
     measured: dict[tuple[Channel, str], Measured] = {}
     places = list(dict.fromkeys([*chosen, *(c for row in drawn.values() for c in row)]))
     with progress.task("Intervening", len(places), unit="channels") as task:
         for place in places:
-            for name in interventions:
-                seeds = range(seed, seed + reinitialisations) if name == RANDOM else (seed,)
+            for name in by.interventions:
+                draws = by.reinitialisations if name == RANDOM else 1
+                seeds = range(by.seed, by.seed + draws)
                 measured[place, name] = _measured(model, used, place, name, seeds)
             task.advance()
     left = [probe for i, probe in enumerate(probes) if i not in set(kept)]
@@ -142,37 +173,15 @@ def effects_on(
         tuple(used),
         tuple(left),
         baseline[kept],
-        minimum_probability,
+        by.minimum_probability,
         chosen,
         drawn,
-        tuple(interventions),
+        tuple(by.interventions),
         measured,
-        control_from,
-        reinitialisations,
-        seed,
+        by.control_from,
+        by.reinitialisations,
+        by.seed,
     )
-
-
-def check_table(
-    model: PreTrainedModel,
-    *,
-    controls: int = 5,
-    control_from: ControlFrom = "layer",
-    interventions: Sequence[str] = INTERVENTIONS,
-    reinitialisations: int = 3,
-    minimum_probability: float = 0.01,
-    seed: int = 0,
-) -> None:
-    """Check what a table is measured by before the channel is known that it is of.
-
-    Raises:
-        InputError: as :func:`intervention_table`, but for targets, channels and probabilities.
-    """
-    _check_settings(interventions, reinitialisations, minimum_probability, seed)
-    _check_control_from(control_from)
-    sizes = [mixer.channels for mixer in mixers_of(model)]
-    others = (max(sizes) if control_from == "layer" else sum(sizes)) - 1
-    _check_controls(controls, others, "one channel", control_from)
 
 
 def draw_controls(
@@ -229,19 +238,63 @@ def _check_controls(count: int, free: int, of: str, control_from: str) -> None:
         )
 
 
-def _check_settings(
-    interventions: Sequence[str], reinitialisations: int, minimum: float, seed: int
-) -> None:
-    for name in interventions:
-        if name not in BUILD:
-            raise InputError(
-                f"there is no intervention {name!r}: expected {', '.join(INTERVENTIONS)}."
-                f"{suggest(name, list(INTERVENTIONS))}"
-            )
-    if not interventions or reinitialisations < 1 or seed < 0:
-        raise InputError(
-            f"{len(interventions)} interventions, {reinitialisations} random prototypes and the "
-            f"seed {seed}: expected at least 1, 1 and 0."
-        )
-    if not 0 < minimum < 1:
-        raise InputError(f"minimum_probability is {minimum}: expected between 0 and 1.")
+TOKENS_PER_BATCH = 4096
+# Rows of logits formed at once.
+LOGIT_ROWS = 64
+
+
+@torch.no_grad()
+def target_probabilities(
+    model: PreTrainedModel, probes: Sequence[Probe], tokens_per_batch: int = TOKENS_PER_BATCH
+) -> Float64[Tensor, " n"]:
+    """Return p(target | context) of each probe, with what interventions hold; on the CPU.
+
+    Contexts of like length are read together, ``tokens_per_batch`` positions at a time with
+    padding or one context where it is longer; logits are formed at the last positions only.
+
+    Raises:
+        InputError: the model is in training mode, in which dropout would move probabilities.
+    """
+    if model.training:
+        raise InputError("the model is in training mode: call model.eval() before measuring it.")
+    found = torch.empty(len(probes), dtype=torch.float64)
+    for members in _batches(probes, tokens_per_batch):
+        chosen = [probes[i] for i in members]
+        lengths = torch.tensor([len(probe.ids) for probe in chosen])
+        width = int(lengths.max())
+        ids = torch.zeros(len(chosen), width, dtype=torch.int64)
+        for row, probe in enumerate(chosen):
+            ids[row, : len(probe.ids)] = torch.tensor(probe.ids)
+        mask = torch.arange(width) < lengths[:, None]
+        hidden = base_model_of(model)(
+            input_ids=ids.to(model.device),
+            attention_mask=mask.long().to(model.device),
+            use_cache=False,
+        ).last_hidden_state[torch.arange(len(chosen)), (lengths - 1).to(model.device)]
+        targets = torch.tensor([probe.target_id for probe in chosen], device=model.device)
+        found[members] = probabilities_at(model, hidden, targets).cpu()
+    return found
+
+
+def probabilities_at(
+    model: PreTrainedModel, hidden: Tensor, targets: Tensor
+) -> Float64[Tensor, " n"]:
+    """Return the probability of ``targets`` [n] after last hidden states [n, d]."""
+    head: Any = model.get_output_embeddings()
+    parts = [
+        head(rows).double().log_softmax(-1).gather(1, wanted[:, None])[:, 0].exp()
+        for rows, wanted in zip(hidden.split(LOGIT_ROWS), targets.split(LOGIT_ROWS), strict=True)
+    ]
+    return torch.cat(parts)
+
+
+def _batches(probes: Sequence[Probe], tokens: int) -> Iterator[list[int]]:
+    order = sorted(range(len(probes)), key=lambda i: len(probes[i].ids))
+    members: list[int] = []
+    for i in order:
+        if members and (len(members) + 1) * len(probes[i].ids) > tokens:
+            yield members
+            members = []
+        members.append(i)
+    if members:
+        yield members

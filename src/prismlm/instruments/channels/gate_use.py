@@ -1,7 +1,8 @@
 """How evenly gates spread over their channels: the figures that are watched while a model trains.
 
 a_n is a gate at token n in one group of P channels, shares that add up to 1; means are over N
-tokens. Groups are measured one by one, and each figure is the mean over them.
+tokens. Groups are measured one by one, and each figure is the mean over them. Figures of one
+position are of absolute values (ProtoT, A.8, Eq. 3 to 5).
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from prismlm.errors import InputError
-from prismlm.instruments.channels.metrics import gini
+from prismlm.errors import InputError, NotFiniteError
 from prismlm.models.decoders.mixers import gates_of, mixers_of
 from prismlm.models.evaluating import evaluating
 
@@ -114,8 +115,59 @@ def gate_uses(model: nn.Module, batches: Iterable[WindowBatch]) -> tuple[LayerUs
     with evaluating(model):
         for batch in batches:
             owned = batch.owned.to(device)
-            layers = gates_of(model, batch.input_ids.to(device), batch.attention_mask.to(device))
+            layers = gates_of(model, batch.input_ids, batch.attention_mask)
             for (write, read), evidence in zip(tallies, layers, strict=True):
                 write.add(evidence.write[owned])
                 read.add(evidence.read[owned])
     return tuple(LayerUse(write.tokens, write.result(), read.result()) for write, read in tallies)
+
+
+def sparsity_ratio(activations: Float[Tensor, "... P"]) -> Float[Tensor, "..."]:
+    """Return max_p |a_p| / mean_p |a_p|: 1 if all are equal, P if there is one alone; float64.
+
+    The source calls its mean over positions the L1 sparsity ratio.
+
+    Raises:
+        InputError: activations that are not finite, or a position where all are zero.
+    """
+    a = _magnitudes(activations)
+    return a.amax(-1) / a.mean(-1)
+
+
+def gini(activations: Float[Tensor, "... P"]) -> Float[Tensor, "..."]:
+    """Return the Gini coefficient: 0 if all are equal, 1 − 1/P if there is one alone; float64.
+
+        G = (P + 1 − 2 Σ_p (P + 1 − p) a↑_p / Σ_p a_p) / P,   a↑ ascending, p from 1
+
+    Raises:
+        InputError: as :func:`sparsity_ratio`.
+    """
+    a = _magnitudes(activations).sort(-1).values
+    count = a.shape[-1]
+    weights = torch.arange(count, 0, -1, dtype=a.dtype, device=a.device)
+    return (count + 1 - 2 * (a * weights).sum(-1) / a.sum(-1)) / count
+
+
+def entropy(activations: Float[Tensor, "... P"]) -> Float[Tensor, "..."]:
+    """Return −Σ_p q_p ln q_p with q = |a| / Σ |a|, in nats: ln P if all are equal; float64.
+
+    Raises:
+        InputError: as :func:`sparsity_ratio`.
+    """
+    a = _magnitudes(activations)
+    shares = a / a.sum(-1, keepdim=True)
+    return -torch.xlogy(shares, shares).sum(-1)
+
+
+def _magnitudes(activations: Tensor) -> Tensor:
+    magnitudes = activations.detach().double().abs()
+    if not bool(torch.isfinite(magnitudes).all()):
+        raise NotFiniteError(
+            "an activation is not finite: the model's weights hold NaN or infinity."
+        )
+    if magnitudes.shape[-1] == 0 or not bool((magnitudes.sum(-1) > 0).all()):
+        raise InputError(
+            "a position has no activation at all, so it has no distribution over channels: leave "
+            "padding out, and do not mask every channel."
+        )
+    return magnitudes

@@ -134,8 +134,7 @@ def read_write_lags(
         for layer in chosen_layers(len(mixers), layers)
     }
     for batch in sequences.batches():
-        ids, mask = batch.input_ids.to(model.device), batch.attention_mask.to(model.device)
-        by_layer = gates_of(model, ids, mask)
+        by_layer = gates_of(model, batch.input_ids, batch.attention_mask)
         for layer, tally in tallies.items():
             write, read = (gate.float().cpu() for gate in by_layer[layer])
             for row, owned in enumerate(batch.owned):

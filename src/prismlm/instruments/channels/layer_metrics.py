@@ -4,21 +4,108 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
 
 from prismlm.corpus.sequences import Sequences
-from prismlm.errors import InputError
-from prismlm.instruments.channels.activations import BatchActivations, Kind, activations
-from prismlm.instruments.channels.metrics import entropy, gini, sparsity_ratio
-from prismlm.instruments.channels.mutual_information import TokenCounts, equal_bins
-from prismlm.models.decoders.mixers import mixers_of
+from prismlm.errors import InputError, suggest
+from prismlm.instruments.channels.gate_use import entropy, gini, sparsity_ratio
+from prismlm.models.decoders.mixers import gates_of, mixers_of
+from prismlm.models.seam import base_model_of
+from prismlm.models.watch import Hook, watch
 from prismlm.progress import SILENT, Reporter
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from prismlm.corpus.windows import WindowBatch
+
+Kind = Literal["write", "read", "values"]
+KINDS = ("write", "read", "values")
+
+
+class BatchActivations(NamedTuple):
+    """Activations of one batch, on the CPU, padding left out: N positions.
+
+    Attributes:
+        tokens: the token of each position.
+        layers: activations of each layer, float32.
+    """
+
+    tokens: Int64[Tensor, " N"]
+    layers: tuple[Float[Tensor, "N P"], ...]
+
+
+@torch.no_grad()
+def value_norms(
+    model: nn.Module, input_ids: Int64[Tensor, "B T"], mask: Tensor | None = None
+) -> tuple[Float[Tensor, "B T H"], ...]:
+    """Return ‖v_h‖ of each layer's value heads, before attention mixes positions; float32.
+
+    Heads that share keys and values count once. Only this thread's pass counts.
+
+    Source: ProtoT, A.8: "attention heads value norms".
+
+    Raises:
+        InputError: the model has no layer with ``self_attn.v_proj``, as LLaMA's have.
+    """
+    projections = _value_projections(model)
+    found: dict[nn.Module, Tensor] = {}
+
+    def note(module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
+        heads = output.detach().float().unflatten(-1, (-1, projections[module]))
+        found[module] = heads.norm(dim=-1)
+
+    with watch(Hook(module, after=note) for module in projections):
+        base_model_of(model)(
+            input_ids=input_ids,
+            attention_mask=None if mask is None else mask.long(),
+            use_cache=False,
+        )
+    return tuple(found[module] for module in projections)
+
+
+def activations(
+    model: PreTrainedModel, batch: WindowBatch, kind: Kind = "write"
+) -> BatchActivations:
+    """Return a batch's write gates, read gates or value norms.
+
+    Raises:
+        InputError: an unknown kind, or one that the model does not have.
+    """
+    ids, mask = batch.input_ids.to(model.device), batch.attention_mask.to(model.device)
+    if kind == "values":
+        layers = value_norms(model, ids, mask)
+    elif kind in KINDS:
+        layers = tuple(getattr(evidence, kind) for evidence in gates_of(model, ids, mask))
+    else:
+        raise InputError(
+            f"there are no activations {kind!r}: expected {', '.join(KINDS)}."
+            f"{suggest(kind, list(KINDS))}"
+        )
+    owned = batch.owned.to(model.device)
+    return BatchActivations(
+        batch.input_ids[batch.owned], tuple(a[owned].float().cpu() for a in layers)
+    )
+
+
+def _value_projections(model: nn.Module) -> dict[nn.Module, int]:
+    """Return each layer's value projection with the width of a head."""
+    found: dict[nn.Module, int] = {}
+    for name, module in model.named_modules():
+        projection, width = getattr(module, "v_proj", None), getattr(module, "head_dim", None)
+        if name.endswith("self_attn") and isinstance(projection, nn.Module) and width:
+            found[projection] = int(width)
+    if not found:
+        kind = getattr(getattr(model, "config", None), "model_type", None) or type(model).__name__
+        raise InputError(
+            f"a model of type {kind!r} has no value projections self_attn.v_proj: value norms are "
+            "read from models built as LLaMA is."
+        )
+    return found
 
 
 @dataclass(frozen=True)
@@ -152,17 +239,117 @@ def measure_layers(
     tallies: list[LayerTally] = []
     with progress.task("Measuring layers", sequences.tokens) as task:
         for batch in sequences.batches():
-            found: BatchActivations = activations(model, batch, kind)
+            tokens, layers = activations(model, batch, kind)
             tallies = tallies or [
                 LayerTally(model.config.vocab_size, bins, sample, groups)
-                for groups in _groups(model, kind, len(found.layers))
+                for groups in _groups(model, kind, len(layers))
             ]
-            for tally, layer in zip(tallies, found.layers, strict=True):
-                tally.add(found.tokens, layer)
-            task.advance(len(found.tokens))
+            for tally, layer in zip(tallies, layers, strict=True):
+                tally.add(tokens, layer)
+            task.advance(len(tokens))
     return tuple(tally.metrics(layer) for layer, tally in enumerate(tallies))
 
 
 def _groups(model: PreTrainedModel, kind: Kind, layers: int) -> list[int]:
     """Return into how many groups each layer's activations fall; heads of attention into one."""
     return [1] * layers if kind == "values" else [mixer.groups for mixer in mixers_of(model)]
+
+
+def equal_bins(sample: Float[Tensor, "N P"], bins: int) -> Float[Tensor, "P bins-1"]:
+    """Return the edges between bins that hold equally many of each channel's activations.
+
+    Raises:
+        InputError: fewer than two bins, or no activations.
+    """
+    if bins < 2:
+        raise InputError(f"{bins} bins: expected at least 2, or there is nothing to tell apart.")
+    if sample.ndim != 2 or 0 in sample.shape:
+        raise InputError(f"the sample is {list(sample.shape)}: expected [N, P], N and P above 0.")
+    ordered = sample.double().sort(0).values
+    # The last activation of each bin but the last: an edge belongs to the bin below it.
+    places = (torch.arange(1, bins) * len(sample) / bins).ceil().long() - 1
+    return ordered[places].T.contiguous()
+
+
+@dataclass(frozen=True)
+class TokenCounts:
+    """How often each token came with each bin of each channel: counts that batches add up to.
+
+        I(T; ã_p) = Σ_{t,b} P(t, b) ln( P(t, b) / (P(t) P(b)) ),   in nats
+
+    ã_p is the number of the bin that channel p's activation falls into. The source leaves the bins
+    open; here each channel has bins that hold equally many activations of a sample. From few
+    positions the plain figure is too high, since a rare token is seen with few bins whatever it
+    does: the Miller–Madow correction takes off what chance gives, and can come out below zero.
+    Where each token always has one bin there is no such excess, and it adds the little that the
+    entropy of the bins is too low by. Memory: 8·V·P·bins bytes.
+
+    Source: ProtoT, A.8, Eq. 6.
+
+    Attributes:
+        edges: between bins, ascending, [P, bins − 1].
+        counts: int64 [V, P, bins].
+    """
+
+    edges: Float[Tensor, "P bins-1"]
+    counts: Int64[Tensor, "V P bins"]
+
+    @classmethod
+    def empty(cls, edges: Float[Tensor, "P bins-1"], vocabulary: int) -> TokenCounts:
+        """Return counts of nothing."""
+        channels, inner = edges.shape
+        counts = torch.zeros(vocabulary, channels, inner + 1, dtype=torch.int64)
+        return cls(edges.double().contiguous(), counts)
+
+    def add(self, tokens: Int64[Tensor, " N"], activations: Float[Tensor, "N P"]) -> None:
+        """Count N positions.
+
+        Raises:
+            InputError: shapes that do not fit, or a token beyond the vocabulary.
+        """
+        vocabulary, channels, bins = self.counts.shape
+        if activations.shape != (len(tokens), channels):
+            raise InputError(
+                f"activations are {list(activations.shape)}: expected [{len(tokens)}, {channels}]."
+            )
+        if tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocabulary:
+            raise InputError(f"a token is not one of the {vocabulary} counted: give all tokens.")
+        values = activations.double().T.contiguous()
+        found = torch.searchsorted(self.edges, values).T
+        cells = (tokens[:, None] * channels + torch.arange(channels)) * bins + found
+        self.counts.view(-1).index_add_(
+            0, cells.flatten(), torch.ones(cells.numel(), dtype=torch.int64)
+        )
+
+    def merge(self, other: TokenCounts) -> None:
+        """Add the counts of other positions.
+
+        Raises:
+            InputError: other bins or another vocabulary.
+        """
+        if self.counts.shape != other.counts.shape or not torch.equal(self.edges, other.edges):
+            raise InputError("counts over other bins or tokens cannot be added: use one set.")
+        self.counts.add_(other.counts)
+
+    def information(self, *, corrected: bool = False) -> Float[Tensor, " P"]:
+        """Return I(T; ã_p) of each channel, in nats; float64.
+
+            corrected:  I + (K_T + K_B − K_TB − 1) / 2n,   K: how many values or pairs were seen
+
+        Raises:
+            InputError: nothing has been counted.
+        """
+        total = self.counts[:, 0].sum().item()
+        if not total:
+            raise InputError("no position has been counted, so there is no mutual information.")
+        pairs, tokens, bins = self.counts, self.counts.sum(2), self.counts.sum(0)
+        information = _entropy(tokens, 0) + _entropy(bins, 1) - _entropy(pairs, (0, 2))
+        if corrected:
+            seen = (tokens > 0).sum(0) + (bins > 0).sum(1) - (pairs > 0).sum((0, 2)) - 1
+            information = information + seen / (2 * total)
+        return information
+
+
+def _entropy(counts: Tensor, over: int | tuple[int, ...]) -> Tensor:
+    shares = counts.double() / counts.sum(over, keepdim=True)
+    return -torch.xlogy(shares, shares).sum(over)

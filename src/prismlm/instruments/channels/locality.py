@@ -7,11 +7,8 @@ Source: ProtoT, A.8, Table 21.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -20,26 +17,6 @@ from torch import Tensor
 
 from prismlm.errors import InputError
 from prismlm.instruments.channels.top_sequences import TopSequences
-
-PERMUTATIONS = 9_999
-
-
-@dataclass(frozen=True)
-class RankCorrelation:
-    """Spearman's rank correlation.
-
-    Attributes:
-        rho: −1 to 1.
-        p: two-sided; from permutations never below 1 / (permutations + 1).
-        p_from: ``"t"``, Student's distribution with n − 2 degrees of freedom, or
-            ``"permutations"``.
-        count: n.
-    """
-
-    rho: float
-    p: float
-    p_from: Literal["t", "permutations"]
-    count: int
 
 
 @dataclass(frozen=True)
@@ -72,43 +49,6 @@ def repetition(best: TopSequences) -> Float[Tensor, " R"]:
             raise InputError("a channel has no kept tokens: rank sequences of a corpus first.")
         scores.append(1 - kept.unique().numel() / kept.numel())
     return torch.tensor(scores, dtype=torch.float64)
-
-
-def spearman(
-    x: Float[Tensor, " n"],
-    y: Float[Tensor, " n"],
-    *,
-    permutations: int | None = None,
-    seed: int = 0,
-) -> RankCorrelation:
-    """Return Spearman's ρ, Pearson's correlation of ranks, ties sharing their mean rank.
-
-    Args:
-        x, y: n ≥ 3 pairs.
-        permutations: of y for p, or None for Student's distribution where SciPy is installed and
-            9,999 permutations where it is not.
-        seed: of the permutations.
-
-    Raises:
-        InputError: fewer than 3 pairs, figures that are not finite, or all alike.
-    """
-    first, second = _ranks("x", x), _ranks("y", y)
-    if len(first) != len(second) or len(first) < 3:
-        raise InputError(f"{len(first)} and {len(second)} figures: expected 3 pairs or more.")
-    scale = math.sqrt((first @ first) * (second @ second))
-    rho = max(-1.0, min(1.0, float(first @ second) / scale))
-    if permutations is None and importlib.util.find_spec("scipy") is not None:
-        stats: Any = importlib.import_module("scipy.stats")
-        p = float(stats.spearmanr(x.numpy(force=True), y.numpy(force=True)).pvalue)
-        return RankCorrelation(rho, p, "t", len(first))
-    wanted = PERMUTATIONS if permutations is None else permutations
-    if wanted < 1:
-        raise InputError(f"{wanted} permutations: expected at least 1.")
-    generator = np.random.default_rng(seed)
-    # Rounding must not tell equal arrangements apart.
-    bound = abs(rho) - 1e-12
-    drawn = (abs(first @ generator.permutation(second)) / scale >= bound for _ in range(wanted))
-    return RankCorrelation(rho, float(1 + sum(drawn)) / (1 + wanted), "permutations", len(first))
 
 
 def quartiles(half_life: Float[Tensor, " n"], scores: Float[Tensor, " n"]) -> Quartiles:
@@ -145,15 +85,3 @@ def quartiles(half_life: Float[Tensor, " n"], scores: Float[Tensor, " n"]) -> Qu
         tuple(float(part.mean()) if len(part) else math.nan for part in parts),
         float(first.mean() - last.mean()) / pooled,
     )
-
-
-def _ranks(name: str, values: Tensor) -> np.ndarray:
-    """Return ranks minus their mean; ties share theirs."""
-    array = values.double().numpy(force=True)
-    if array.ndim != 1 or not np.isfinite(array).all():
-        raise InputError(f"{name} must be finite figures in one dimension.")
-    _, place, count = np.unique(array, return_inverse=True, return_counts=True)
-    if len(count) < 2:
-        raise InputError(f"{name} is one figure {len(array)} times: it has no ranks to correlate.")
-    ranks = (np.cumsum(count) - (count - 1) / 2)[place]
-    return ranks - ranks.mean()

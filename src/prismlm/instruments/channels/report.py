@@ -12,13 +12,12 @@ from typing import Any, Literal
 from prismlm.corpus.sequences import CorpusPart
 from prismlm.corpus.words import WordedText
 from prismlm.files import finite
-from prismlm.instruments.channels.activations import Kind
 from prismlm.instruments.channels.curves import LayerCurves
 from prismlm.instruments.channels.lags import LagCorrelation
-from prismlm.instruments.channels.layer_metrics import LayerMetrics
-from prismlm.instruments.channels.locality import Quartiles, RankCorrelation
-from prismlm.instruments.channels.passages import Passage
-from prismlm.instruments.channels.top_sequences import ChannelSequence
+from prismlm.instruments.channels.layer_metrics import Kind, LayerMetrics
+from prismlm.instruments.channels.locality import Quartiles
+from prismlm.instruments.channels.top_sequences import ChannelSequence, Passage
+from prismlm.statistics import RankCorrelation
 
 
 @dataclass(frozen=True)
@@ -138,10 +137,10 @@ class ChannelReport:
         value = {
             "model": self.model,
             "of": self.of,
-            "corpus": None if self.corpus is None else asdict(self.corpus),
+            "corpus": self.corpus and asdict(self.corpus),
             "layers": [_layer(layer, self.passages) for layer in self.layers],
-            "locality": None if self.locality is None else asdict(self.locality),
-            "text": None if self.text is None else _text(self.text),
+            "locality": self.locality and asdict(self.locality),
+            "text": self.text and _text(self.text),
         }
         return finite(value)
 
@@ -151,21 +150,13 @@ def _layer(layer: LayerReport, passages: Mapping[int, Passage]) -> dict[str, Any
         kind: {**asdict(found), "entropy_share": found.entropy_share}
         for kind, found in layer.metrics.items()
     }
-    return {
-        "layer": layer.layer,
-        "shared_gates": layer.shared_gates,
-        "metrics": metrics,
-        "lags": None
-        if layer.lags is None
-        else {name: column.tolist() for name, column in vars(layer.lags).items()},
-        "channels": [_channel(channel, passages) for channel in layer.channels],
-    }
+    lags = layer.lags and {name: column.tolist() for name, column in vars(layer.lags).items()}
+    channels = [_channel(channel, passages) for channel in layer.channels]
+    return vars(layer) | {"metrics": metrics, "lags": lags, "channels": channels}
 
 
 def _channel(channel: Channel, passages: Mapping[int, Passage]) -> dict[str, Any]:
-    value = {name: getattr(channel, name) for name in ("channel", "decay", "half_life")}
-    return value | {
-        "repetition": channel.repetition,
+    return vars(channel) | {
         "tokens": [asdict(token) for token in channel.tokens],
         "sequences": [_sequence(s, passages[s.start]) for s in channel.sequences],
     }

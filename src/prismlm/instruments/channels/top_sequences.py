@@ -8,14 +8,17 @@ Source: ProtoT, §5.1.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Float32, Int64
 from torch import Tensor
 
 from prismlm.corpus.sequences import Sequences
+from prismlm.corpus.words import WordedText, worded
 from prismlm.errors import InputError
 from prismlm.models.decoders.mixers import check_channel, chosen_layers, gates_of, mixers_of
 
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
+    from prismlm.corpus.store import Corpus
     from prismlm.corpus.windows import WindowBatch
 
 
@@ -165,8 +169,7 @@ def rank_sequences(
     chosen = chosen_layers(len(mixers), layers)
     best = {layer: empty_ranking(mixers[layer].channels, kept, tokens) for layer in chosen}
     for batch in sequences.batches():
-        ids, mask = batch.input_ids.to(model.device), batch.attention_mask.to(model.device)
-        by_layer = gates_of(model, ids, mask)
+        by_layer = gates_of(model, batch.input_ids, batch.attention_mask)
         for layer in chosen:
             write = by_layer[layer].write.float().cpu()
             best[layer] = merge_rankings(best[layer], candidates(write, batch, tokens))
@@ -196,3 +199,58 @@ def sequences_of(best: TopSequences, channel: int, layer: int = 0) -> tuple[Chan
         for total, start, length, document, position, gate, token in zip(*columns, strict=True)
         if start >= 0
     )
+
+
+@dataclass(frozen=True)
+class PassageOrigin:
+    """Where a passage is from; None is what the corpus does not know."""
+
+    doc_id: str
+    title: str | None
+    source: str | None
+    domain: str | None
+    license: str | None
+    url: str | None
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A sequence of a corpus with its text.
+
+    Attributes:
+        start: corpus position of its first token.
+        offset: of its first token in its document.
+        document: that document.
+        text: its words and tokens.
+    """
+
+    start: int
+    offset: int
+    document: PassageOrigin
+    text: WordedText
+
+
+def read_passages(corpus: Corpus, sequences: Iterable[ChannelSequence]) -> dict[int, Passage]:
+    """Return each sequence's passage, by corpus position of its first token.
+
+    Each document is read and encoded once.
+
+    Raises:
+        FormatError: the corpus is damaged, or its tokenizer no longer gives its tokens.
+    """
+    wanted: dict[int, set[tuple[int, int]]] = {}
+    for sequence in sequences:
+        wanted.setdefault(sequence.document, set()).add((sequence.start, sequence.length))
+    numbers = sorted(wanted)
+    if not numbers:
+        return {}
+    rows = corpus.documents.take(np.array(numbers, dtype=np.int64)).to_pylist()
+    found: dict[int, Passage] = {}
+    for number, row, spans in zip(numbers, rows, corpus.spans_batch(numbers), strict=True):
+        text = corpus.text(number)
+        document = PassageOrigin(**{name: row[name] for name in PassageOrigin.__dataclass_fields__})
+        for start, length in sorted(wanted[number]):
+            offset = start - row["start"]
+            words = worded(text, spans[offset : offset + length])
+            found[start] = Passage(start, offset, document, words)
+    return found

@@ -6,17 +6,17 @@ import math
 
 import torch
 
-from prismlm.instruments.channels.locality import Quartiles, RankCorrelation
+from prismlm.instruments.channels.locality import Quartiles
 from prismlm.instruments.channels.report import LayerReport, Locality
+from prismlm.statistics import RankCorrelation
 
 SIGNIFICANT = 0.05
-P_FROM = {"t": "Student's t", "permutations": "permutations"}
 
 
 def correlation_words(found: RankCorrelation) -> str:
-    """Return ρ with p, how p was obtained, and from how many channels."""
+    """Return ρ with p, and from how many channels."""
     return (
-        f"Spearman ρ = {signed(found.rho, 3)}, p = {found.p:.2g} (from {P_FROM[found.p_from]}), "
+        f"Spearman ρ = {signed(found.rho, 3)}, p = {found.p:.2g} (from Student's t), "
         f"{found.count} channels"
     )
 

@@ -4,9 +4,15 @@ from prismlm.instruments.heads.comparison import AcrossModels, Comparison, acros
 from prismlm.instruments.heads.head_use import HeadFigures, HeadUses
 from prismlm.instruments.heads.length import LossAgainstLength
 from prismlm.instruments.heads.rates import LayerRates, layer_rates
-from prismlm.instruments.heads.report import HeadReport, head_report, write_heads
+from prismlm.instruments.heads.report import (
+    HeadReport,
+    SpectraOptions,
+    SpectraReport,
+    head_report,
+    spectra_report,
+    write_heads,
+)
 from prismlm.instruments.heads.resonance import CrossTerms, RatioTerms, own_cross_terms
-from prismlm.instruments.heads.spectra import SpectraOptions, SpectraReport, spectra_report
 from prismlm.instruments.heads.states import read_states_and_heads
 
 __all__ = [

@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from prismlm.errors import InputError
-from prismlm.instruments.losses import target_losses
+from prismlm.errors import InputError, check_whole
+from prismlm.instruments.forward import documents_of, target_losses
 from prismlm.models.evaluating import evaluating
 from prismlm.models.positions import check_window
 from prismlm.models.seam import LogitMap, capture, output_embedding
@@ -139,8 +139,7 @@ def _check_numbers(length: int, trained_length: int | None, documents: int, seed
             f"windows of {length} tokens, trained on {trained_length}, {documents} documents: "
             "expected at least 2 tokens and 1 document."
         )
-    if seed < 0:
-        raise InputError(f"the seed is {seed}: expected a whole number from 0 on.")
+    check_whole("the seed", seed)
 
 
 @torch.no_grad()
@@ -191,12 +190,7 @@ def long_documents(corpus: Corpus, split: Split, length: int) -> np.ndarray:
     Raises:
         InputError: there are none, or the split is empty or unknown.
     """
-    numbers = corpus.split(split)
-    if not len(numbers):
-        raise InputError(
-            f"the corpus {corpus.name!r} has no documents in {split!r}: take another split, or "
-            "build it with a larger --heldout share."
-        )
+    numbers = documents_of(corpus, split)
     lengths = corpus.lengths[numbers]
     if not (lengths >= length).any():
         raise InputError(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from prismlm.errors import InputError
 from prismlm.instruments.heads.states import AttentionStates
-from prismlm.ops.coding_rate import coding_rate, incoherence, subspace_rate
+from prismlm.ops.dictionaries import coding_rate, incoherence, subspace_rate
 
 DISTORTION = 0.5
 RANDOM_DICTIONARIES = 8
@@ -138,7 +138,7 @@ def rates_of(
     """Return the rates of states under a dictionary whose first half is signal heads.
 
     Raises:
-        InputError: as :func:`prismlm.ops.coding_rate.subspace_rate`.
+        InputError: as :func:`prismlm.ops.dictionaries.subspace_rate`.
     """
     heads = len(dictionary) // 2
     signal = subspace_rate(points, dictionary[:heads], distortion=distortion).item()

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-import csv
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prismlm.corpus.sequences import CorpusPart, Sequences
-from prismlm.errors import InputError
-from prismlm.files import atomic_file, finite
+from prismlm.errors import InputError, check_whole
+from prismlm.files import finite
+from prismlm.instruments.forward import documents_of
 from prismlm.instruments.heads.comparison import Comparison, compare_groups
 from prismlm.instruments.heads.head_use import LEAST_VISIBLE, HeadUses, head_uses
+from prismlm.instruments.heads.length import (
+    DOCUMENTS,
+    LossAgainstLength,
+    long_documents,
+    loss_against_length,
+)
+from prismlm.instruments.heads.rates import DISTORTION, LayerRates, layer_rates
+from prismlm.instruments.heads.resonance import ORDER, RatioTerms, cross_terms
+from prismlm.instruments.heads.states import POSITIONS, read_states, signal_noise_layers
 from prismlm.models.positions import check_window
+from prismlm.outputs import write_csv
 from prismlm.progress import SILENT, Reporter
 
 if TYPE_CHECKING:
@@ -56,7 +66,7 @@ def head_report(
         InputError: as :func:`head_uses`, or a split without documents.
     """
     check_window(model, sequences.length)
-    check_text(sequences)
+    documents_of(sequences.corpus, sequences.split)
     if sequences.length < least_visible:
         raise InputError(
             f"windows of {sequences.length} tokens, of which no token sees {least_visible} tokens: "
@@ -78,26 +88,166 @@ def write_heads(reports: Sequence[HeadReport], path: str | os.PathLike[str]) -> 
     """
     bins = max((report.uses.bins for report in reports), key=len)
     names = [f"share_{low}" if low == high else f"share_{low}_{high}" for low, high in bins]
-    with (
-        atomic_file(path) as temporary,
-        temporary.open("w", encoding="utf-8", newline="") as file,
-    ):
-        figures = [key for key in asdict(reports[0].uses.uniform) if key != "spectrum"]
-        columns = ["model", "layer", "head", "group", *figures, *names]
-        writer = csv.DictWriter(file, columns, restval="")
-        writer.writeheader()
-        for report in reports:
-            rows = [asdict(report.uses.uniform) | {"group": "uniform"}]
-            rows += [asdict(head) for head in report.uses.heads]
-            for row in rows:
-                shares = dict(zip(names, row.pop("spectrum"), strict=False))
-                writer.writerow({"model": report.model, **row, **shares})
+    figures = [key for key in asdict(reports[0].uses.uniform) if key != "spectrum"]
+    rows: list[dict[str, Any]] = []
+    for report in reports:
+        uniform = asdict(report.uses.uniform) | {"group": "uniform"}
+        for row in (uniform, *map(asdict, report.uses.heads)):
+            shares = dict(zip(names, row.pop("spectrum"), strict=False))
+            rows.append({"model": report.model, **row, **shares})
+    write_csv(path, ["model", "layer", "head", "group", *figures, *names], rows)
 
 
-def check_text(sequences: Sequences) -> None:
-    """Raise InputError if the split has no documents."""
-    if not sequences.tokens:
-        raise InputError(
-            f"the corpus {sequences.corpus.name!r} has no documents in {sequences.split!r}: take "
-            "another split, or build it with a larger --heldout share."
+class SpectraOptions(NamedTuple):
+    """How rates, cross terms and the loss by length are read.
+
+    Attributes:
+        positions: N, of rates and of the content in cross terms.
+        distortion: ε.
+        order: of the small denominators.
+        context: tokens of a window of the loss by length; None for twice the trained length, or
+            twice the length of the sequences where that is not known.
+        trained_length: tokens of a training row, if known.
+        documents: of the loss by length.
+        seed: of positions, documents, permutations and random dictionaries.
+    """
+
+    positions: int = POSITIONS
+    distortion: float = DISTORTION
+    order: int = ORDER
+    context: int | None = None
+    trained_length: int | None = None
+    documents: int = DOCUMENTS
+    seed: int = 0
+
+
+DEFAULTS = SpectraOptions()
+
+
+@dataclass(frozen=True)
+class SpectraReport:
+    """Coding rates, cross terms and loss by length of one model over a text.
+
+    Attributes:
+        model: its name.
+        corpus: what was read.
+        options: how.
+        rates: of each layer; empty without signal/noise heads.
+        cross_terms: of the model's own rotations and of others; empty likewise.
+        loss: by length of context, or None.
+        no_loss: why there is none, or None.
+    """
+
+    model: str
+    corpus: CorpusPart
+    options: SpectraOptions
+    rates: tuple[LayerRates, ...]
+    cross_terms: tuple[RatioTerms, ...]
+    loss: LossAgainstLength | None
+    no_loss: str | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON values; what is not a number is None."""
+        value = {
+            "options": self.options._asdict(),
+            "rates": [rates.to_dict() for rates in self.rates],
+            "cross_terms": [terms.to_dict() for terms in self.cross_terms],
+        }
+        return finite(asdict(self) | value)
+
+
+def spectra_report(
+    model: PreTrainedModel,
+    sequences: Sequences,
+    *,
+    name: str = "",
+    options: SpectraOptions = DEFAULTS,
+    loss_only: bool = False,
+    progress: Reporter = SILENT,
+) -> SpectraReport:
+    """Return rates, cross terms and the loss by length of context over a text.
+
+    The loss by length has a reason in its place where no document of the split is long enough,
+    unless the length, or the loss alone, was asked for.
+
+    Args:
+        model: a decoder of signal/noise attention; any decoder with ``loss_only``.
+        sequences: the text of rates and content; of the loss, its corpus and split.
+        name: of the model, for the report.
+        options: how to read.
+        loss_only: leave out rates and cross terms.
+        progress: shows the reading.
+
+    Raises:
+        InputError: as :func:`read_states`, :func:`layer_rates`, :func:`cross_terms` and
+            :func:`loss_against_length`, or a seed below 0.
+    """
+    rates: tuple[LayerRates, ...] = ()
+    terms: tuple[RatioTerms, ...] = ()
+    positions = 0
+    # Said before minutes of reading, not after.
+    _check(options)
+    if not loss_only:
+        signal_noise_layers(model)
+        documents_of(sequences.corpus, sequences.split)
+        states = read_states(
+            model,
+            sequences.batches(),
+            positions=options.positions,
+            seed=options.seed,
+            progress=progress,
         )
+        positions = len(states[0].positions)
+        rates = layer_rates(states, distortion=options.distortion, seed=options.seed)
+        length = options.trained_length or sequences.length
+        terms = cross_terms(states, length=length, order=options.order)
+    # Asked for by itself, it has to be said at once.
+    wanted = loss_only or options.context is not None
+    loss, no_loss = _loss(model, sequences, options, progress, wanted=wanted)
+    return SpectraReport(name, sequences.part(positions), options, rates, terms, loss, no_loss)
+
+
+def _check(options: SpectraOptions) -> None:
+    if not 0 < options.distortion < float("inf"):
+        raise InputError(f"the distortion ε is {options.distortion}: expected a positive number.")
+    if options.order < 1:
+        raise InputError(f"denominators up to order {options.order}: expected at least 1.")
+    check_whole("the seed", options.seed)
+    if options.context is not None and options.context < 2:
+        raise InputError(
+            f"a context of {options.context} tokens: expected at least 2, or none given for twice "
+            "a training row."
+        )
+    if options.documents < 1:
+        raise InputError(f"the loss of {options.documents} documents: expected at least 1.")
+
+
+def _loss(
+    model: PreTrainedModel,
+    sequences: Sequences,
+    options: SpectraOptions,
+    progress: Reporter,
+    *,
+    wanted: bool,
+) -> tuple[LossAgainstLength | None, str | None]:
+    corpus = sequences.corpus
+    length = options.context
+    if length is None:
+        length = 2 * (options.trained_length or sequences.length)
+    if not wanted:
+        try:
+            check_window(model, length)
+            long_documents(corpus, sequences.split, length)
+        except InputError as error:
+            return None, str(error)
+    found = loss_against_length(
+        model,
+        corpus,
+        length=length,
+        trained_length=options.trained_length,
+        split=sequences.split,
+        documents=options.documents,
+        seed=options.seed,
+        progress=progress,
+    )
+    return found, None

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from prismlm.errors import InputError
 from prismlm.instruments.heads.states import AttentionStates
-from prismlm.ops.resonance import (
+from prismlm.ops.dictionaries import (
     content_amplitudes,
     content_term,
     position_term,
@@ -107,14 +107,9 @@ class RatioTerms:
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values."""
-        return {
-            "ratio": self.ratio,
-            "value": self.value,
-            "scaling": self.scaling,
+        return asdict(self) | {
             "normalised": self.normalised,
             "position": self.position.to_dict(),
-            "denominator": asdict(self.denominator),
-            "later_denominator": self.later_denominator and asdict(self.later_denominator),
             "layers": [terms.to_dict() for terms in self.layers],
         }
 

@@ -4,9 +4,9 @@ Over the sentences of a set, for each head and role:
 
     lift = mean over sentences of Σ_w M_w / Σ_w U_w
 
-with M and U of :mod:`role_attention`. A head that looks at what is near, whatever it is, has a
-large lift on words that are late. So a second figure takes off what the head gives at the same
-distances to any word:
+with M and U of :func:`word_sums`, E of :func:`expected`. A head that looks at what is near,
+whatever it is, has a large lift on words that are late. So a second figure takes off what the head
+gives at the same distances to any word:
 
     excess = mean over sentences of Σ_w (M_w − E_w) / Σ_w U_w
 
@@ -31,23 +31,24 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from scipy import stats
 from torch import Tensor
 
 from prismlm.errors import InputError
 from prismlm.explain.attention_maps import Head, heads_of, read_weights
-from prismlm.instruments.heads.role_attention import expected, word_sums
 from prismlm.instruments.heads.role_cases import (
     ROLES,
     Role,
     RoleCase,
     RoleText,
+    expected,
     load_role_cases,
     role_text,
+    word_sums,
 )
 from prismlm.models.attention import check_finite
 from prismlm.models.decoders.signal_noise import SignalNoiseForCausalLM
 from prismlm.progress import SILENT, Reporter
-from prismlm.statistics import benjamini_hochberg
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -248,7 +249,7 @@ def score_roles(
     generator = torch.Generator().manual_seed(seed)
     tested = {role: _tested(role, texts, own, usual, draws, generator) for role in ROLES}
     p = torch.cat([t.rank.double() / (draws + 1) for t in tested.values() if t is not None])
-    q = iter(benjamini_hochberg(p.numpy()).tolist())
+    q = iter(stats.false_discovery_control(p.numpy()).tolist())
     findings: list[RoleFinding] = []
     for role in ROLES:
         having = [text for text in texts if role in text.roles]

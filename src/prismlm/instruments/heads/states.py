@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +13,11 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from prismlm.errors import InputError
-from prismlm.instruments.forward import forward
+from prismlm.instruments.forward import collect
 from prismlm.instruments.heads.head_use import LEAST_VISIBLE, HeadUseCollector, HeadUses
 from prismlm.layers.signal_noise_attention import SignalNoiseAttention, SignalNoiseOutput
-from prismlm.models.evaluating import evaluating
-from prismlm.models.seam import is_unwatched
+from prismlm.models.decoders.mixers import chosen_layers
+from prismlm.models.watch import Hook, watch
 from prismlm.progress import SILENT, Reporter
 
 if TYPE_CHECKING:
@@ -100,15 +100,7 @@ def read_states(
             tokens, or N below 2.
     """
     collector = StateCollector(model, positions=positions, seed=seed, layers=layers)
-    with (
-        evaluating(model),
-        collector.listening(),
-        progress.task("Reading states") as task,
-    ):
-        for batch in batches:
-            collector.begin(batch)
-            forward(model, batch)
-            task.advance(int(batch.owned.sum()))
+    collect(model, batches, collector, title="Reading states", progress=progress)
     return collector.result()
 
 
@@ -131,13 +123,7 @@ class StateCollector:
         layers: Sequence[int] | None = None,
     ) -> None:
         self._found = signal_noise_layers(model)
-        count = len(self._found)
-        self._chosen = tuple(range(count)) if layers is None else tuple(sorted(set(layers)))
-        for layer in self._chosen:
-            if not 0 <= layer < count:
-                raise InputError(
-                    f"there is no layer {layer}: the model's layers are 0 to {count - 1}."
-                )
+        self._chosen = tuple(sorted(set(chosen_layers(len(self._found), layers))))
         if positions < 2:
             raise InputError(f"{positions} positions: expected at least 2.")
         self._device = model.device
@@ -145,14 +131,9 @@ class StateCollector:
         self._samples = {layer: _Sample(positions) for layer in self._chosen}
         self._places = self._keys = self._owned = torch.empty(0)
 
-    @contextmanager
-    def listening(self) -> Iterator[None]:
+    def listening(self) -> AbstractContextManager[None]:
         """Take in what the layers read and add during the block."""
-        with ExitStack() as stack:
-            for layer in self._chosen:
-                handle = self._found[layer].register_forward_hook(self._hook(layer))
-                stack.callback(handle.remove)
-            yield
+        return watch(Hook(self._found[layer], after=self._hook(layer)) for layer in self._chosen)
 
     def begin(self, batch: WindowBatch) -> None:
         """Say which batch the next forward pass is of."""
@@ -173,9 +154,8 @@ class StateCollector:
     def _hook(self, layer: int) -> Any:
         sample = self._samples[layer]
 
-        def after(module: SignalNoiseAttention, args: Any, output: SignalNoiseOutput) -> None:
-            if is_unwatched():
-                return
+        def after(module: nn.Module, args: Any, kwargs: Any, output: SignalNoiseOutput) -> None:
+            assert isinstance(module, SignalNoiseAttention)
             owned = self._owned
             if not len(sample.dictionary):
                 sample.noise_weight = float(args[1])
@@ -210,11 +190,7 @@ def read_states_and_heads(
     """
     states = StateCollector(model, positions=positions, seed=seed)
     heads = HeadUseCollector(model, least_visible=least_visible)
-    with evaluating(model), states.listening(), heads.listening():
-        for batch in batches:
-            states.begin(batch)
-            heads.begin(batch)
-            forward(model, batch)
+    collect(model, batches, states, heads, title="Reading states and heads")
     return states.result(), heads.result() if heads.queries else None
 
 

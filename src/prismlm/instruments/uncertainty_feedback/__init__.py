@@ -2,8 +2,7 @@
 
 from prismlm.instruments.uncertainty_feedback.ablation import Ablation
 from prismlm.instruments.uncertainty_feedback.attention import AttentionProbe
-from prismlm.instruments.uncertainty_feedback.checks import InspectOptions
-from prismlm.instruments.uncertainty_feedback.estimate import InspectEstimate, estimate_inspection
+from prismlm.instruments.uncertainty_feedback.checks import InspectOptions, estimate_inspection
 from prismlm.instruments.uncertainty_feedback.hedging import Hedging, HedgingRun
 from prismlm.instruments.uncertainty_feedback.mistakes import Mistakes
 from prismlm.instruments.uncertainty_feedback.prefill import PrefillGap
@@ -23,7 +22,6 @@ __all__ = [
     "CodeProbe",
     "Hedging",
     "HedgingRun",
-    "InspectEstimate",
     "InspectOptions",
     "Mistakes",
     "PrefillGap",

@@ -94,10 +94,16 @@ class Ablation:
             return CONSTANT
         if shuffled.above_zero:
             return f"Which code a token gets matters: shuffled codes change the loss by {figures}."
-        said = (
-            f"No sign that it uses the signal: shuffled codes, the control, change the loss by "
-            f"{figures}"
-        )
+        if shuffled.value > 0:
+            said = (
+                f"Not clear whether it uses the signal: shuffled codes, the control, change the "
+                f"loss by {figures}, which may be chance"
+            )
+        else:
+            said = (
+                f"No sign that it uses the signal: shuffled codes, the control, change the loss by "
+                f"{figures}"
+            )
         if shuffled.below_zero:
             return f"{said}, for the better."
         if zero.above_zero:

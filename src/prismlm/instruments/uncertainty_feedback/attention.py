@@ -9,16 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from jaxtyping import Float
+from scipy import stats
 from torch import Tensor
 
 from prismlm.errors import InputError
 from prismlm.instruments.channels.wording import signed
-from prismlm.instruments.uncertainty_feedback.ranks import (
-    PERMUTATIONS,
-    MatchedRanks,
-    matched_ranks,
-    rank_correlation,
-)
 from prismlm.instruments.uncertainty_feedback.sample import longer_than
 from prismlm.instruments.uncertainty_feedback.signal import (
     Codes,
@@ -32,14 +27,93 @@ from prismlm.instruments.uncertainty_feedback.signal import (
 from prismlm.instruments.uncertainty_feedback.verdict_words import CONSTANT, of_texts, with_interval
 from prismlm.models.attention import attention_layers, reading_attention
 from prismlm.progress import SILENT, Reporter
-from prismlm.statistics import Interval, benjamini_hochberg, bootstrap
+from prismlm.statistics import Interval, bootstrap, spearman
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+PERMUTATIONS = 999
+CHUNK = 256
 LEAST_LATER = 8
 """A position counts that so many later tokens can attend to."""
 SIGNIFICANT = 0.05
+
+
+@dataclass(frozen=True)
+class MatchedRanks:
+    """x and y of n texts at P positions, compared among texts at the same position.
+
+    Attributes:
+        correlation: Σ x̂ ŷ / √(Σ x̂² Σ ŷ²), x̂ and ŷ ranks among the texts at a position, less
+            their mean; 0 where either never differs.
+        by_text: n times each text's part of it: their mean is the correlation.
+        p: of both sides: of all orders of the texts where these are fewer than the permutations,
+            else (1 + as large under permutation) / (1 + permutations).
+    """
+
+    correlation: float
+    by_text: np.ndarray
+    p: float
+
+
+def matched_ranks(
+    x: Float[np.ndarray, "n P"],
+    y: Float[np.ndarray, "n P"],
+    *,
+    permutations: int = PERMUTATIONS,
+    seed: int = 0,
+) -> MatchedRanks:
+    """Correlate x with y by rank within positions.
+
+    Under the null the texts' rows of x may be exchanged: every x stays at its position, and what
+    goes together along a text stays together, which shuffling each position by itself would tear
+    apart, for too small p.
+
+    Args:
+        x: of text i at position j.
+        y: likewise.
+        permutations: of rows; the same for the same n and seed.
+        seed: of the permutations.
+
+    Raises:
+        InputError: shapes that differ, fewer than two texts, or figures that are not finite.
+    """
+    if x.shape != y.shape or x.ndim != 2 or len(x) < 2:
+        raise InputError(
+            f"figures {list(x.shape)} and {list(y.shape)}: expected [texts, positions] twice, of "
+            "at least 2 texts."
+        )
+    if not (np.isfinite(x).all() and np.isfinite(y).all()):
+        raise InputError("figures to be ranked are not finite.")
+    texts = len(x)
+    own, other = _centred_ranks(x), _centred_ranks(y)
+    norm = float(np.sqrt((own**2).sum() * (other**2).sum()))
+    if not norm:
+        return MatchedRanks(0.0, np.zeros(texts), 1.0)
+    # Of row i of y with row π(i) of x.
+    products = other @ own.T / norm
+    rows = np.arange(texts)
+
+    def size(order: np.ndarray, axis: int = -1) -> np.ndarray:
+        return np.abs(products[rows, order].sum(axis))
+
+    null = stats.permutation_test(
+        (rows,),
+        size,
+        permutation_type="pairings",
+        vectorized=True,
+        n_resamples=permutations,
+        batch=CHUNK,
+        alternative="greater",
+        rng=np.random.default_rng(seed),
+    )
+    found = float(np.trace(products))
+    return MatchedRanks(found, texts * np.diagonal(products), float(null.pvalue))
+
+
+def _centred_ranks(values: Float[np.ndarray, "n P"]) -> Float[np.ndarray, "n P"]:
+    """Return each column's ranks, ties sharing their mean, less their mean."""
+    return stats.rankdata(values, axis=0) - (len(values) + 1) / 2
 
 
 @dataclass(frozen=True)
@@ -109,11 +183,17 @@ class AttentionProbe:
         rest = of_texts(self.texts)
         more = [one for one in self.second_half if one.correlation > 0 and one.q <= SIGNIFICANT]
         best = max(more or self.second_half, key=lambda one: one.correlation)
+        found = f"{signed(best.correlation, 3)}, layer {best.layer}, q {best.q:.2g}"
+        if not more and best.correlation > 0:
+            return (
+                f"Not clear whether later layers attend more to positions of high codes: the "
+                f"largest rank correlation within positions is {found}, and above {SIGNIFICANT} "
+                f"it may be chance {rest}."
+            )
         if not more:
             return (
-                f"No later layer attends more to positions of high codes than its control does: "
-                f"the largest rank correlation within positions is {signed(best.correlation, 3)}, "
-                f"layer {best.layer}, p {best.p:.2g} {rest}."
+                f"No later layer attends more to positions of high codes: the largest rank "
+                f"correlation within positions is {found} {rest}."
             )
         through = [one for one in more if one.added.above_zero]
         said = (
@@ -121,6 +201,12 @@ class AttentionProbe:
             f"codes, at most with a rank correlation of {signed(best.correlation, 3)}, "
             f"layer {best.layer}"
         )
+        most = max(more, key=lambda one: one.added.value).added
+        if not through and most.value > 0:
+            return (
+                f"{said}; what the signal adds to that of the text alone, at most "
+                f"{with_interval(most, 3)}, may be chance {rest}."
+            )
         if not through:
             return (
                 f"{said}; but no more than where nothing is fed to the model, so that the text "
@@ -176,7 +262,7 @@ def attention_probe(
         [matched_ranks(x, y, permutations=permutations, seed=seed) for y in pair]
         for pair in zip(own, bare, strict=True)
     ]
-    q = benjamini_hochberg(np.array([fed.p for fed, _ in found]))
+    q = stats.false_discovery_control([fed.p for fed, _ in found])
     layers = tuple(
         _layer(number, x, own[number], fed, unfed, float(q[number]), seed)
         for number, (fed, unfed) in enumerate(found)
@@ -236,17 +322,16 @@ def _layer(
     quarter = max(1, len(x) // 4)
     order = np.argsort(x, axis=0, kind="stable")
     ranked = np.take_along_axis(y, order, axis=0)
-    ones = np.ones(len(x))
     return LayerAttention(
         layer=number,
         top=float(y[x >= high].mean()),
         bottom=float(y[x <= low].mean()),
-        unmatched=rank_correlation(x, y),
+        unmatched=spearman(x.ravel(), y.ravel()).rho,
         matched_top=float(ranked[-quarter:].mean()),
         matched_bottom=float(ranked[:quarter].mean()),
         correlation=matched.correlation,
         p=matched.p,
         q=q,
         without=unfed.correlation,
-        added=bootstrap(matched.by_text - unfed.by_text, ones, seed=seed),
+        added=bootstrap(matched.by_text - unfed.by_text, seed=seed),
     )

@@ -3,21 +3,37 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from prismlm.cost import Cost, peak_memory, seconds_of
 from prismlm.errors import InputError, suggest
 from prismlm.instruments.uncertainty_feedback.ablation import PERMUTATIONS
 from prismlm.instruments.uncertainty_feedback.attention import LEAST_LATER
-from prismlm.instruments.uncertainty_feedback.hedging import AFTER, PROMPT, TOKENS
+from prismlm.instruments.uncertainty_feedback.hedging import (
+    AFTER,
+    PROMPT,
+    SIGNALS,
+    TOKENS,
+    prompts_of,
+)
 from prismlm.instruments.uncertainty_feedback.mistakes import DRAWS, STEPS
 from prismlm.instruments.uncertainty_feedback.prefill import PASSES
-from prismlm.instruments.uncertainty_feedback.recursion import cache_of
 from prismlm.instruments.uncertainty_feedback.sample import Sample, check_sample, longer_than
-from prismlm.instruments.uncertainty_feedback.signal import Signal, evaluating_feedback, feedback_of
+from prismlm.instruments.uncertainty_feedback.signal import (
+    Signal,
+    cache_of,
+    evaluating_feedback,
+    feedback_of,
+    neutral_codes,
+    recursion,
+    replay,
+    text_batches,
+)
 from prismlm.models.attention import attention_layers
 from prismlm.models.positions import learned_positions
 
@@ -170,3 +186,68 @@ def _no_attention(model: PreTrainedModel) -> str | None:
     except InputError as error:
         return str(error)
     return None
+
+
+STEPS_MEASURED = 4
+# Of a pass that holds attention weights or hidden states, against one that does not.
+HELD = 2
+RSS_UNIT = 1 if sys.platform == "darwin" else 1024
+
+
+def estimate_inspection(
+    model: PreTrainedModel,
+    sample: Sample,
+    checks: Sequence[str] = (),
+    options: InspectOptions = DEFAULTS,
+) -> Cost:
+    """Return what :func:`inspect_uncertainty_feedback` would take, measured on the first texts.
+
+    The figures are the ``checks``, ``texts`` and ``tokens`` of all of them, ``passes`` over all
+    texts, and ``steps``: single tokens from a cache, of all batches one after the other.
+
+    Raises:
+        InputError: likewise.
+    """
+    planned, _ = checks_for(model, sample, checks, options)
+    texts = sample.texts
+    grouped = list(text_batches(model, texts))
+    first = [texts[number] for number in grouped[0]]
+    starts = [text[:STEPS_MEASURED] for text in first]
+    codes = neutral_codes(first, feedback_of(model).embedding.levels)
+    scale = sample.tokens / sum(map(len, first))
+    pass_seconds = seconds_of(lambda: replay(model, first, codes), warm=False) * scale
+    passes = sum(forward_passes(check, options) for check in planned)
+    steps = 0
+    along = sum(len(texts[numbers[0]]) for numbers in grouped)
+    if options.signal.kind == "recursion":
+        steps += along * (1 + options.mistakes * ("mistakes" in planned))
+    else:
+        passes += options.signal.passes - 1
+    steps += along * ("prefill" in planned)
+    if "hedging" in planned:
+        steps += len(SIGNALS) * options.tokens * len(list(text_batches(model, prompts_of(texts))))
+    # A model without a cache has no such step.
+    step_seconds = 0.0
+    if steps:
+        step_seconds = seconds_of(lambda: recursion(model, starts), warm=False) / len(starts[0])
+    figures = {
+        "checks": planned,
+        "texts": len(texts),
+        "tokens": sample.tokens,
+        "passes": passes,
+        "steps": steps,
+    }
+    return Cost(passes * pass_seconds + steps * step_seconds, peak_memory(), 0, figures)
+
+
+def forward_passes(check: str, options: InspectOptions) -> int:
+    """Return over how often a check reads all texts at once, own codes apart."""
+    own = options.signal.passes - 1 if options.signal.kind == "passes" else 0
+    return {
+        "ablation": 3 + options.permutations,
+        "prefill": 1 + options.passes,
+        "attention": 2 * HELD,
+        "hedging": 0,
+        "mistakes": 2 + options.mistakes * (4 + own),
+        "probe": 2 * HELD,
+    }[check]

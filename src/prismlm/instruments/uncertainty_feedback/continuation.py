@@ -13,9 +13,9 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from prismlm.errors import InputError
-from prismlm.instruments.uncertainty_feedback.recursion import cache_of
 from prismlm.instruments.uncertainty_feedback.signal import (
     Codes,
+    cache_of,
     evaluating_feedback,
     stacked,
     text_batches,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,9 +16,8 @@ from torch import Tensor
 
 from prismlm.errors import InputError
 from prismlm.instruments.uncertainty_feedback.continuation import Continuation, continuations
-from prismlm.instruments.uncertainty_feedback.hedges import hedge_starts
 from prismlm.instruments.uncertainty_feedback.signal import Codes, feedback_of, permuted
-from prismlm.instruments.uncertainty_feedback.verdict_words import of_texts, with_interval
+from prismlm.instruments.uncertainty_feedback.verdict_words import in_points, of_texts
 from prismlm.ops.uncertainty_feedback import quantise
 from prismlm.progress import SILENT, Reporter
 from prismlm.statistics import Interval, bootstrap
@@ -86,12 +88,17 @@ class Hedging:
         if none is None or shuffled is None:
             return f"Says nothing: entropies do not differ from step to step {rest}."
         figures = (
-            f"{with_interval(none)} a token against no signal, {with_interval(shuffled)} against "
+            f"{in_points(none)} of the tokens against no signal, {in_points(shuffled)} against "
             f"shuffled codes {rest}, {words} hedging words in all"
         )
         if none.above_zero and shuffled.above_zero:
             return (
                 f"Its signal makes it hedge more after high entropy than after low, by {figures}."
+            )
+        if none.value > 0 and shuffled.value > 0:
+            return (
+                "With its own signal it hedged more after high entropy than with either control, "
+                f"but that may be chance: {figures}."
             )
         return (
             f"Hedging more after high entropy with its own signal does not beat both controls: "
@@ -244,3 +251,45 @@ def _until_end(found: Continuation, end: object) -> tuple[np.ndarray, np.ndarray
     ends = np.flatnonzero(ids == end)
     length = int(ends[0]) if len(ends) else len(ids)
     return ids[:length], shares[:length]
+
+
+HEDGES = (
+    "maybe", "perhaps", "possibly", "probably", "presumably", "supposedly", "apparently",
+    "seemingly", "likely", "unlikely", "possible", "probable", "might", "may", "could", "seem",
+    "seems", "seemed", "appear", "appears", "appeared", "uncertain", "unclear", "unsure",
+    "roughly", "approximately",
+)  # fmt: skip
+"""Written by us from what grammars list as epistemic adverbs, adjectives, modals and verbs.
+
+They are single words, kept although some have other uses ("May"): what is compared is how often
+they follow one kind of step and another, and other uses follow both.
+"""
+
+
+def hedge_starts(
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: Sequence[int],
+    added: Sequence[int],
+    words: Sequence[str] = HEDGES,
+) -> list[bool]:
+    """Say of each added token whether a hedging word begins in it.
+
+    A word that began in the prompt does not count. Words are whole words, in any case.
+    """
+    ids = [*prompt, *added]
+    # Where the text of each prefix ends; a part of a character may come and go at its end.
+    lengths = [len(_decoded(tokenizer, ids[: end + 1])) for end in range(len(ids))]
+    ends = list(accumulate(lengths, max))
+    pattern = re.compile(rf"\b(?:{'|'.join(map(re.escape, words))})\b", re.IGNORECASE)
+    found = [False] * len(ids)
+    for match in pattern.finditer(_decoded(tokenizer, ids)):
+        token = bisect_right(ends, match.start())
+        if token < len(ids):
+            found[token] = True
+    return found[len(prompt) :]
+
+
+def _decoded(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
+    return str(
+        tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    )

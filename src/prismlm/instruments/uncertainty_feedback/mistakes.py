@@ -12,7 +12,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from prismlm.errors import InputError
-from prismlm.instruments.uncertainty_feedback.recursion import own_codes
 from prismlm.instruments.uncertainty_feedback.sample import longer_than
 from prismlm.instruments.uncertainty_feedback.signal import (
     Codes,
@@ -20,6 +19,7 @@ from prismlm.instruments.uncertainty_feedback.signal import (
     Signal,
     different,
     no_codes,
+    own_codes,
     permuted,
     replay,
 )
@@ -98,6 +98,11 @@ class Mistakes:
         )
         if zero.below_zero and shuffled.below_zero:
             return f"With its signal a mistake costs it less: {figures}."
+        if zero.value < 0 and shuffled.value < 0:
+            return (
+                "With its signal a mistake cost it less than with either control, but that may be "
+                f"chance: {figures}."
+            )
         return f"Recovery with its own signal does not beat both controls: {figures}."
 
 
@@ -200,10 +205,8 @@ def excess(
 def _result(
     found: Float[np.ndarray, "signals 2 texts k"], draws: int, seed: int, codes: int
 ) -> Mistakes:
-    ones = np.ones(found.shape[2])
-
     def interval(values: np.ndarray) -> Interval:
-        return bootstrap(values, ones, seed=seed)
+        return bootstrap(values, seed=seed)
 
     entropies, losses = found[:, 0].mean(-1), found[:, 1].sum(-1)
     signals: list[AfterMistake] = []

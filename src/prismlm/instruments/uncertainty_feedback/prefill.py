@@ -11,8 +11,13 @@ import torch
 from torch import Tensor
 
 from prismlm.errors import InputError
-from prismlm.instruments.uncertainty_feedback.recursion import recursion
-from prismlm.instruments.uncertainty_feedback.signal import Codes, feedback_of, pass_codes, replay
+from prismlm.instruments.uncertainty_feedback.signal import (
+    Codes,
+    feedback_of,
+    pass_codes,
+    recursion,
+    replay,
+)
 from prismlm.instruments.uncertainty_feedback.verdict_words import of_texts, with_interval
 from prismlm.progress import SILENT, Reporter
 from prismlm.statistics import Interval, bootstrap

@@ -21,9 +21,8 @@ from prismlm.instruments.uncertainty_feedback.hedging import Hedging, hedging
 from prismlm.instruments.uncertainty_feedback.mistakes import Mistakes, mistakes
 from prismlm.instruments.uncertainty_feedback.prefill import PrefillGap, prefill_gap
 from prismlm.instruments.uncertainty_feedback.probe import CodeProbe, code_probe
-from prismlm.instruments.uncertainty_feedback.recursion import own_codes
 from prismlm.instruments.uncertainty_feedback.sample import Sample
-from prismlm.instruments.uncertainty_feedback.signal import Codes, feedback_of
+from prismlm.instruments.uncertainty_feedback.signal import Codes, feedback_of, own_codes
 from prismlm.progress import SILENT, Reporter
 
 if TYPE_CHECKING:

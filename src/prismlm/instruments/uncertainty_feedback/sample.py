@@ -12,6 +12,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from prismlm.errors import InputError
+from prismlm.instruments.forward import documents_of
 from prismlm.models.positions import check_window
 
 if TYPE_CHECKING:
@@ -52,12 +53,7 @@ def corpus_sample(
         InputError: a split without documents, or none of two tokens.
     """
     _check(texts, tokens)
-    numbers = corpus.split(split)
-    if not len(numbers):
-        raise InputError(
-            f"the corpus {corpus.name!r} has no documents in {split!r}: take another split, or "
-            "build it with a larger --heldout share."
-        )
+    numbers = documents_of(corpus, split)
     drawn = np.random.default_rng(seed).permutation(numbers)[:texts]
     lengths = np.minimum(corpus.lengths[drawn], tokens).tolist()
     rows = [

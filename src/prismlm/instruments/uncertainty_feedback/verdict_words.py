@@ -17,6 +17,12 @@ def with_interval(found: Interval, digits: int = 4) -> str:
     return f"{signed(found.value, digits)} [{low}, {high}]"
 
 
+def in_points(share: Interval) -> str:
+    """Return a difference of shares in percentage points, as +1.23 [1.00, 1.50] points."""
+    points = Interval(100 * share.value, 100 * share.low, 100 * share.high)
+    return f"{with_interval(points, 2)} points"
+
+
 def of_texts(texts: int) -> str:
     """Return what a verdict rests on."""
     return f"(one model, {texts} texts)"

@@ -6,11 +6,10 @@ from typing import ClassVar, no_type_check
 
 from prismlm.errors import InputError
 from prismlm.layers.delta_mixer import DeltaMixer
-from prismlm.models.decoders.recurrent_config import RecurrentConfig
 from prismlm.models.decoders.recurrent_decoder import (
+    RecurrentConfig,
     RecurrentForCausalLM,
     RecurrentModel,
-    RecurrentPreTrainedModel,
 )
 
 
@@ -44,14 +43,10 @@ class DeltaNetConfig(RecurrentConfig):
             )
 
 
-class DeltaNetPreTrainedModel(RecurrentPreTrainedModel):
-    """Checkpoints of DeltaNet."""
+class DeltaNetModel(RecurrentModel):
+    """DeltaNet without its output embedding."""
 
     config_class = DeltaNetConfig
-
-
-class DeltaNetModel(DeltaNetPreTrainedModel, RecurrentModel):
-    """DeltaNet without its output embedding."""
 
     def mixer_of(self, config: DeltaNetConfig, layer: int) -> DeltaMixer:
         """Return a layer's mixer."""
@@ -60,11 +55,12 @@ class DeltaNetModel(DeltaNetPreTrainedModel, RecurrentModel):
         )
 
 
-class DeltaNetForCausalLM(DeltaNetPreTrainedModel, RecurrentForCausalLM):
+class DeltaNetForCausalLM(RecurrentForCausalLM):
     """A language model of delta rules, RMSNorm and SwiGLU.
 
     Source: Yang et al., Parallelizing Linear Transformers with the Delta Rule (2024), in the
     setting of ProtoT, §4.
     """
 
+    config_class = DeltaNetConfig
     decoder_class = DeltaNetModel

@@ -104,9 +104,10 @@ def gates_of(
         InputError: the model has no prototype mixer.
     """
     mixers_of(model)
+    device = next(model.parameters()).device
     output = base_model_of(model)(
-        input_ids=input_ids,
-        attention_mask=None if mask is None else mask.long(),
+        input_ids=input_ids.to(device),
+        attention_mask=None if mask is None else mask.long().to(device),
         use_cache=False,
         output_gates=True,
     )

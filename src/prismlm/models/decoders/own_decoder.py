@@ -1,17 +1,38 @@
-"""What this package's own decoders share: their inputs, their caches, their output embedding."""
+"""What this package's own decoders share: settings, inputs, caches, output embedding."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast, no_type_check
 
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from torch.nn import functional as F
+from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache
 from transformers.utils import logging
+from transformers.utils.generic import can_return_tuple
 
 from prismlm.errors import InputError
 
 logger: Any = logging.get_logger(__name__)
+
+
+# Its __init__ takes keywords that its signature does not name, which jaxtyping would refuse.
+@no_type_check
+class OwnConfig(PreTrainedConfig):
+    """Settings that every decoder of this package has, beside V, d, depth and dropout.
+
+    Attributes:
+        initializer_range: standard deviation of embeddings and projections at the start.
+        use_cache: whether a forward pass returns a cache unless told otherwise.
+    """
+
+    intermediate_size: int | None = None
+    initializer_range: float = 0.02
+    use_cache: bool = True
+    tie_word_embeddings: bool = True
+    pad_token_id: int | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
 
 
 class OwnDecoder(PreTrainedModel):
@@ -55,7 +76,7 @@ class OwnDecoder(PreTrainedModel):
             )
         return embedded
 
-    def _cache_of_call(self, given: Cache | None, use_cache: bool | None) -> Any:
+    def _cache_of_call(self, given: Cache | None, use_cache: bool | None, batch: int) -> Any:
         """Return the cache that a call goes on from and returns, a new one, or None.
 
         While blocks are computed a second time there is none, as in Hugging Face's decoders, which
@@ -63,8 +84,8 @@ class OwnDecoder(PreTrainedModel):
         something: what follows would be predicted without its context.
 
         Raises:
-            InputError: a cache of another kind, or one that holds something under gradient
-                checkpointing.
+            InputError: a cache of another kind, model or batch, or one that holds something under
+                gradient checkpointing.
         """
         use_cache = self.config.use_cache if use_cache is None else use_cache
         if given is not None and not isinstance(given, self.cache_class):
@@ -87,23 +108,108 @@ class OwnDecoder(PreTrainedModel):
                 )
             return None
         if given is None and use_cache:
-            return self.cache_class(self.config.num_hidden_layers)
+            given = self.cache_class(self.config.num_hidden_layers)
+        if given is not None:
+            cast("Any", given).check(self.config, batch)
         return given
 
 
-class LanguageModelMixin:
-    """What makes a language model of a decoder in ``model`` and an embedding in ``lm_head``.
+class OwnModel(OwnDecoder):
+    """Embeddings, blocks and the last norm; each family says what a block is and what it is given.
 
-    A class names GenerationMixin behind this one.
+    Attributes:
+        options: what a call may ask for beside the usual, such as evidence.
+        output_class: of what a call gives.
+        evidence: the field of that for what blocks return beside hidden states.
+
+    Raises:
+        InputError: settings that no model can be built from; in a call, neither or both of input
+            ids and embeddings, or inputs that do not fit together.
     """
 
+    options: tuple[str, ...] = ()
+    output_class: type[Any]
+    evidence: str
+
     if TYPE_CHECKING:
-        config: Any
-        model: Any
-        lm_head: nn.Linear
-        loss_function: Any
-        cache_class: type[Any]
-        cache_form: str
+
+        def block_of(self, config: Any, layer: int) -> nn.Module:
+            """Return a block: ``block(hidden_states, past_key_values, …)``, a pair."""
+            ...
+
+        def norm_of(self, config: Any) -> nn.Module:
+            """Return the last norm."""
+            ...
+
+        def _of_blocks(
+            self,
+            embedded: Tensor,
+            attention_mask: Tensor | None,
+            position_ids: Tensor | None,
+            cache: Any,
+            given: Cache | None,
+            options: dict[str, Any],
+        ) -> tuple[bool, dict[str, Any]]:
+            """Say whether evidence is asked for, and return what every block is given."""
+            ...
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        # Once more: settings can be changed after the configuration is made.
+        config.validate_architecture()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        layers = range(config.num_hidden_layers)
+        self.layers = nn.ModuleList(self.block_of(config, layer) for layer in layers)
+        self.norm = self.norm_of(config)
+        self.gradient_checkpointing = False
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Run the decoder; see the language model's forward."""
+        embedded = self._embedded(input_ids, inputs_embeds)
+        cache = self._cache_of_call(past_key_values, use_cache, len(embedded))
+        asked, given = self._of_blocks(
+            embedded, attention_mask, position_ids, cache, past_key_values, kwargs
+        )
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
+        hidden_states = F.dropout(embedded, self.config.dropout, self.training)
+        states, evidence = [hidden_states], []
+        for block in self.layers:
+            hidden_states, found = block(hidden_states, past_key_values=cache, **given)
+            states.append(hidden_states)
+            evidence.append(found)
+        hidden_states = self.norm(hidden_states)
+        return self.output_class(
+            last_hidden_state=hidden_states,
+            past_key_values=cache,
+            hidden_states=(*states[:-1], hidden_states) if output_hidden_states else None,
+            **{self.evidence: tuple(evidence) if asked else None},
+        )
+
+
+class OwnForCausalLM(OwnDecoder, GenerationMixin):
+    """A decoder with an output embedding."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
+    decoder_class: type[OwnModel] = OwnModel
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.model: Any = self.decoder_class(config)
+        self.vocab_size = config.vocab_size
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
 
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
@@ -121,33 +227,73 @@ class LanguageModelMixin:
             generation_config, model_kwargs, *args, **kwargs
         )
 
-    def _predict(
+    @can_return_tuple
+    def forward(
         self,
-        labels: Tensor | None,
-        logits_to_keep: int | Tensor,
-        loss_arguments: dict[str, Any],
-        **inputs: Any,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        **kwargs: Any,
     ) -> Any:
-        """Run the decoder and its output embedding.
+        """Predict the next token at each position.
 
         Args:
-            labels: int64 [B, T], −100 where nothing is to be predicted; shifted by the loss.
+            input_ids: int64 [B, T].
+            attention_mask: [B, T], or [B, past + T] with a cache; 0 on padding.
+            position_ids: int64 [B, T]; without a mask and with nothing in the cache, a sequence
+                starts wherever they do not go up by one, and sees nothing of what is before it.
+                ProtoT and DeltaNet use them for nothing else, and not beside a cache.
+            past_key_values: the cache that an earlier call returned.
+            inputs_embeds: [B, T, d] in place of input ids.
+            labels: int64 [B, T], −100 where nothing is to be predicted; shifted here.
+            use_cache: whether to return a cache.
+            output_hidden_states: whether to return hidden states.
             logits_to_keep: how many of the last positions, or which positions, get logits; 0 for
                 all.
-            loss_arguments: what else the loss takes.
-            **inputs: of the decoder.
+            **kwargs: of the loss, ``num_items_in_batch``; ``output_gates``, whether to return each
+                layer's evidence, of ProtoT and DeltaNet; ``output_router_logits`` of a mixture of
+                experts, whether to return them and their loss, which the loss then counts, None
+                for what the configuration says.
 
-        Returns:
-            The decoder's output with ``logits``, and ``loss`` if there are labels, and without
-            ``last_hidden_state``.
+        Raises:
+            InputError: inputs that do not fit together.
         """
-        outputs = self.model(**inputs, return_dict=True)
+        options = {name: kwargs.pop(name) for name in self.model.options if name in kwargs}
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            output_hidden_states=output_hidden_states,
+            return_dict=True,
+            **options,
+        )
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(outputs.last_hidden_state[:, kept])
         loss = None
         if labels is not None:
             loss = self.loss_function(
-                logits=logits, labels=labels, vocab_size=self.config.vocab_size, **loss_arguments
+                logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs
             )
         found = dict(outputs) | {"last_hidden_state": None, "loss": loss, "logits": logits}
-        return type(outputs)(**found)
+        return self._completed(
+            type(outputs)(**found), attention_mask, labels, kwargs.get("num_items_in_batch")
+        )
+
+    def _completed(
+        self,
+        output: Any,
+        attention_mask: Tensor | None,
+        labels: Tensor | None,
+        count: Tensor | int | None,
+    ) -> Any:
+        """Return a call's output with what a family adds to it."""
+        return output

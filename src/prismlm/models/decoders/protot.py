@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal, no_type_check
 
-import torch
-from torch import nn
-from transformers import initialization as init
-
-from prismlm.errors import InputError, check_choice
+from prismlm.errors import InputError, check_choice, check_number
 from prismlm.layers import PrototypeMixer
 from prismlm.layers.prototype_mixer import DECAY_MODES, TEMPERATURE_MODES
-from prismlm.models.decoders.recurrent_checks import check_finite_number, check_layers
-from prismlm.models.decoders.recurrent_config import RecurrentConfig
 from prismlm.models.decoders.recurrent_decoder import (
+    RecurrentConfig,
     RecurrentForCausalLM,
     RecurrentModel,
-    RecurrentPreTrainedModel,
+    check_layers,
 )
 
 # Hugging Face's configurations take unknown settings in silence, and would build another model.
@@ -101,27 +96,16 @@ class ProtoTConfig(RecurrentConfig):
                 raise InputError(f"{former} is called {name} now: rename it in config.json.")
         check_choice("temperature_mode", self.temperature_mode, TEMPERATURE_MODES)
         check_choice("decay_mode", self.decay_mode, DECAY_MODES)
-        check_finite_number("alpha", self.alpha)
+        check_number("alpha", self.alpha, "a finite number")
         for name in ("shared_gate_layers", "convolution_layers"):
             default = getattr(type(self), name)
             check_layers(name, getattr(self, name), self.num_hidden_layers, default)
 
 
-class ProtoTPreTrainedModel(RecurrentPreTrainedModel):
-    """Initialisation of prototype mixers."""
+class ProtoTModel(RecurrentModel):
+    """ProtoT without its output embedding."""
 
     config_class = ProtoTConfig
-
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
-        super()._init_weights(module)
-        if isinstance(module, PrototypeMixer):
-            for name, value in module.initial_values().items():
-                init.copy_(getattr(module, name), value)
-
-
-class ProtoTModel(ProtoTPreTrainedModel, RecurrentModel):
-    """ProtoT without its output embedding."""
 
     def mixer_of(self, config: ProtoTConfig, layer: int) -> PrototypeMixer:
         """Return a layer's prototype mixer."""
@@ -144,7 +128,7 @@ class ProtoTModel(ProtoTPreTrainedModel, RecurrentModel):
         )
 
 
-class ProtoTForCausalLM(ProtoTPreTrainedModel, RecurrentForCausalLM):
+class ProtoTForCausalLM(RecurrentForCausalLM):
     """A language model of prototype mixers, RMSNorm and SwiGLU.
 
         h ← h + dropout(mixer(RMSNorm(h))),   h ← h + dropout(SwiGLU(RMSNorm(h)))
@@ -155,6 +139,7 @@ class ProtoTForCausalLM(ProtoTPreTrainedModel, RecurrentForCausalLM):
     Source: ProtoT, §3, §4 and A.7.
     """
 
+    config_class = ProtoTConfig
     decoder_class = ProtoTModel
 
 

@@ -9,23 +9,75 @@ what is before it: documents packed into one training row stay apart.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, cast, no_type_check
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import GenerationMixin
 from transformers import initialization as init
 from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.utils.generic import ModelOutput, can_return_tuple
+from transformers.utils.generic import ModelOutput
 
-from prismlm.errors import InputError
+from prismlm.errors import InputError, check_number
+from prismlm.layers import PrototypeMixer
 from prismlm.layers.causal_convolution import CausalConvolution
-from prismlm.models.decoders.own_decoder import LanguageModelMixin, OwnDecoder
-from prismlm.models.decoders.recurrent_cache import RecurrentCache
-from prismlm.models.decoders.recurrent_config import RecurrentConfig
+from prismlm.models.decoders.caches import RecurrentCache
+from prismlm.models.decoders.own_decoder import OwnConfig, OwnDecoder, OwnForCausalLM, OwnModel
+
+INNER_MULTIPLE = 16
+
+
+# Its __init__ takes keywords that its signature does not name, which jaxtyping would refuse.
+@no_type_check
+class RecurrentConfig(OwnConfig):
+    """What recurrent decoders have in common, beside :class:`OwnConfig`.
+
+    Attributes:
+        vocab_size: V.
+        hidden_size: d.
+        intermediate_size: of SwiGLU; None for 8/3 of d, rounded up to a multiple of 16.
+        num_hidden_layers: blocks.
+        dropout: after the token embeddings, on what mixer and SwiGLU add to the residual stream,
+            and inside SwiGLU.
+        rms_norm_eps: added to the mean square.
+    """
+
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values", "gates"]
+    state_settings: ClassVar[tuple[str, ...]] = ()
+    """The settings, beside width and depth, that say what a layer's state looks like."""
+
+    vocab_size: int = 16000
+    hidden_size: int = 256
+    num_hidden_layers: int = 6
+    dropout: float = 0.1
+    rms_norm_eps: float = 1e-6
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if self.intermediate_size is None:
+            self.intermediate_size = -(-8 * self.hidden_size // (3 * INNER_MULTIPLE))
+            self.intermediate_size *= INNER_MULTIPLE
+        super().__post_init__(**kwargs)
+        # The library's own validation looks for methods in its base class only.
+        self.validate_architecture()
+
+    def validate_architecture(self) -> None:
+        """Check what no model can be built from.
+
+        Raises:
+            InputError: a dropout that is no share.
+        """
+        check_share("dropout", self.dropout)
+
+    @property
+    def state_layout(self) -> dict[str, Any]:
+        """What a cache must have been made by, for this model to go on from it."""
+        names = ("model_type", "hidden_size", "num_hidden_layers", *self.state_settings)
+        values = {name: getattr(self, name) for name in names}
+        # A configuration that was read from a file has lists for tuples.
+        return {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
 
 
 @dataclass
@@ -122,15 +174,17 @@ class RecurrentPreTrainedModel(OwnDecoder):
         if isinstance(module, CausalConvolution):
             bound = module.width**-0.5
             init.uniform_(module.weight, -bound, bound)
+        elif isinstance(module, PrototypeMixer):
+            for name, value in module.initial_values().items():
+                init.copy_(getattr(module, name), value)
 
 
-class RecurrentModel(RecurrentPreTrainedModel):
-    """Embeddings, blocks and the last norm; each family says what mixer a layer has.
+class RecurrentModel(RecurrentPreTrainedModel, OwnModel):
+    """Embeddings, blocks and the last norm; each family says what mixer a layer has."""
 
-    Raises:
-        InputError: settings that no model can be built from; in a call, neither or both of input
-            ids and embeddings, or inputs that do not fit together.
-    """
+    options = ("output_gates",)
+    output_class = RecurrentOutput
+    evidence = "gates"
 
     if TYPE_CHECKING:
 
@@ -140,124 +194,35 @@ class RecurrentModel(RecurrentPreTrainedModel):
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        # Once more: settings can be changed after the configuration is made.
-        config.validate_architecture()
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(
-            RecurrentBlock(config, self.mixer_of(config, layer), layer)
-            for layer in range(config.num_hidden_layers)
-        )
-        self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.gradient_checkpointing = False
         self.post_init()
 
-    @can_return_tuple
-    def forward(
+    def block_of(self, config: Any, layer: int) -> RecurrentBlock:
+        """Return a block with a layer's mixer."""
+        return RecurrentBlock(config, self.mixer_of(config, layer), layer)
+
+    def norm_of(self, config: Any) -> nn.RMSNorm:
+        """Return the last norm."""
+        return nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+    def _of_blocks(
         self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        past_key_values: Cache | None = None,
-        inputs_embeds: Tensor | None = None,
-        use_cache: bool | None = None,
-        output_hidden_states: bool | None = None,
-        output_gates: bool = False,
-        **kwargs: Any,
-    ) -> RecurrentOutput:
-        """Run the decoder; see the language model's forward."""
-        embedded = self._embedded(input_ids, inputs_embeds)
-        cache = self._cache_of_call(past_key_values, use_cache)
-        if cache is not None:
-            cache.claim(self.config.state_layout, len(embedded))
-        held = 0 if cache is None else cache.get_seq_length()
-        mask = _mask(attention_mask, embedded, held)
+        embedded: Tensor,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        cache: RecurrentCache | None,
+        given: Cache | None,
+        options: dict[str, Any],
+    ) -> tuple[bool, dict[str, Any]]:
+        mask = _mask(attention_mask, embedded, 0 if cache is None else cache.get_seq_length())
         starts = None
-        if attention_mask is None and past_key_values is None:
+        if attention_mask is None and given is None:
             starts = _starts(position_ids, embedded)
-        if output_hidden_states is None:
-            output_hidden_states = self.config.output_hidden_states
-        hidden_states = F.dropout(embedded, self.config.dropout, self.training)
-        states, evidence = [hidden_states], []
-        for block in self.layers:
-            hidden_states, gates = block(
-                hidden_states,
-                past_key_values=cache,
-                mask=mask,
-                starts=starts,
-                return_evidence=output_gates,
-            )
-            states.append(hidden_states)
-            evidence.append(gates)
-        hidden_states = self.norm(hidden_states)
-        return RecurrentOutput(
-            last_hidden_state=hidden_states,
-            past_key_values=cache,
-            hidden_states=(*states[:-1], hidden_states) if output_hidden_states else None,
-            gates=tuple(evidence) if output_gates else None,
-        )
+        asked = bool(options.get("output_gates"))
+        return asked, {"mask": mask, "starts": starts, "return_evidence": asked}
 
 
-class RecurrentForCausalLM(RecurrentPreTrainedModel, LanguageModelMixin, GenerationMixin):
+class RecurrentForCausalLM(RecurrentPreTrainedModel, OwnForCausalLM):
     """A recurrent decoder with an output embedding."""
-
-    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
-    decoder_class: type[RecurrentModel] = RecurrentModel
-
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        self.model = self.decoder_class(config)
-        self.vocab_size = config.vocab_size
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.post_init()
-
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        past_key_values: Cache | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        use_cache: bool | None = None,
-        output_hidden_states: bool | None = None,
-        output_gates: bool = False,
-        logits_to_keep: int | Tensor = 0,
-        **kwargs: Any,
-    ) -> RecurrentOutput:
-        """Predict the next token at each position.
-
-        Args:
-            input_ids: int64 [B, T].
-            attention_mask: [B, T], or [B, past + T] with a cache; 0 on padding.
-            position_ids: int64 [B, T]; without mask and cache, a sequence starts wherever they do
-                not go up by one. They are used for nothing else.
-            past_key_values: the cache that an earlier call returned.
-            inputs_embeds: [B, T, d] in place of input ids.
-            labels: int64 [B, T], −100 where nothing is to be predicted; shifted here.
-            use_cache: whether to return a cache.
-            output_hidden_states: whether to return hidden states.
-            output_gates: whether to return each layer's evidence.
-            logits_to_keep: how many of the last positions, or which positions, get logits; 0 for
-                all.
-            **kwargs: of the loss, ``num_items_in_batch``.
-
-        Raises:
-            InputError: inputs that do not fit together.
-        """
-        return self._predict(
-            labels,
-            logits_to_keep,
-            kwargs,
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            use_cache=use_cache,
-            output_hidden_states=output_hidden_states,
-            output_gates=output_gates,
-        )
 
 
 def _mask(attention_mask: Tensor | None, embedded: Tensor, held: int) -> Tensor | None:
@@ -293,3 +258,31 @@ def _starts(position_ids: Tensor | None, embedded: Tensor) -> Tensor | None:
         )
     starts = torch.diff(position_ids, dim=-1, prepend=position_ids[:, :1] - 1) != 1
     return starts.expand(len(embedded), -1) if bool(starts.any()) else None
+
+
+def check_share(name: str, value: object) -> None:
+    """Raise InputError unless 0 ≤ value < 1."""
+    expected = "a share of at least 0 and below 1; 0 for none"
+    check_number(name, value, expected, lambda share: 0 <= share < 1)
+
+
+def check_layers(name: str, value: object, layers: int, default: tuple[int, ...]) -> None:
+    """Raise InputError unless a value lists layers that the model has, or is the default.
+
+    A model of one layer has the defaults of deeper ones too, as its checkpoints say.
+    """
+    given = _whole_numbers(value)
+    if given is None or not (given == default or all(0 <= layer < layers for layer in given)):
+        raise InputError(
+            f"{name} is {value!r}: expected a list of layers, whole numbers from 0 to "
+            f"{layers - 1} for num_hidden_layers {layers}; [] for none."
+        )
+
+
+def _whole_numbers(value: object) -> tuple[int, ...] | None:
+    """Return a list of whole numbers, or None for anything else."""
+    if not isinstance(value, list | tuple):
+        return None
+    given = cast("Sequence[object]", value)
+    numbers = tuple(n for n in given if isinstance(n, int) and not isinstance(n, bool))
+    return numbers if len(numbers) == len(given) else None

@@ -6,8 +6,11 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from prismlm.models.decoders.deltanet import DeltaNetConfig, DeltaNetForCausalLM, DeltaNetModel
 from prismlm.models.decoders.protot import ProtoTConfig, ProtoTForCausalLM, ProtoTModel
-from prismlm.models.decoders.signal_noise import SignalNoiseConfig, SignalNoiseForCausalLM
-from prismlm.models.decoders.signal_noise_model import SignalNoiseModel
+from prismlm.models.decoders.signal_noise import (
+    SignalNoiseConfig,
+    SignalNoiseForCausalLM,
+    SignalNoiseModel,
+)
 
 for _config, _model, _language_model in (
     (DeltaNetConfig, DeltaNetModel, DeltaNetForCausalLM),

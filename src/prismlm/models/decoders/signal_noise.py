@@ -1,21 +1,29 @@
-"""A language model of signal/noise attention, in the stack of nanoGPT."""
+"""A language model of signal/noise attention, in the stack of nanoGPT, and its checkpoints."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, cast
 
+import numpy as np
+import torch
 from torch import Tensor, nn
-from transformers import GenerationMixin
+from transformers import initialization as init
 from transformers.cache_utils import Cache
-from transformers.utils.generic import can_return_tuple
+from transformers.masking_utils import create_causal_mask
+from transformers.utils.generic import ModelOutput
 
-from prismlm.models.decoders.own_decoder import LanguageModelMixin
+from prismlm.errors import FormatError, InputError
+from prismlm.layers.mlp import OutputLinear, SparseCoding
+from prismlm.layers.signal_noise_attention import SignalNoiseAttention
+from prismlm.models.decoders.caches import ProjectionCache
+from prismlm.models.decoders.own_decoder import OwnDecoder, OwnForCausalLM, OwnModel
 from prismlm.models.decoders.signal_noise_block import SignalNoiseBlock
-from prismlm.models.decoders.signal_noise_config import SignalNoiseConfig
-from prismlm.models.decoders.signal_noise_model import (
-    SignalNoiseModel,
-    SignalNoiseModelOutput,
-    SignalNoisePreTrainedModel,
+from prismlm.models.decoders.signal_noise_config import (
+    SignalNoiseConfig,
+    check_noise_weight_set,
+    check_router_asked_for,
 )
 from prismlm.ops.experts import load_balancing_loss
 
@@ -23,7 +31,210 @@ IGNORED = -100
 """The label of what is not to be predicted."""
 
 
-class SignalNoiseForCausalLM(SignalNoisePreTrainedModel, LanguageModelMixin, GenerationMixin):
+@dataclass
+class SignalNoiseModelOutput(ModelOutput):
+    """What the decoder gives; Hugging Face's usual fields.
+
+    Attributes:
+        loss: cross-entropy of the next token, with labels; with router logits asked for,
+            router_aux_loss_coef · aux_loss more.
+        logits: [B, T, V], of the language model.
+        last_hidden_state: [B, T, d], of the model without its output embedding.
+        past_key_values: the cache, if one was asked for.
+        hidden_states: of the embeddings and of every block, if asked for.
+        aux_loss: load-balancing loss of the routers, of the language model, if asked for.
+        router_logits: [B·T, E] of every block, if asked for.
+    """
+
+    loss: Tensor | None = None
+    logits: Tensor | None = None
+    last_hidden_state: Tensor | None = None
+    past_key_values: ProjectionCache | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    aux_loss: Tensor | None = None
+    router_logits: tuple[Tensor, ...] | None = None
+
+
+class SignalNoisePreTrainedModel(OwnDecoder):
+    """Initialisation, checkpoints and what Hugging Face's library has to know."""
+
+    config_class = SignalNoiseConfig
+    _supports_sdpa = True
+    _no_split_modules = ["SignalNoiseBlock"]  # noqa: RUF012 (the library's own declaration)
+    # λ, also of a checkpoint that is opened in half precision.
+    _keep_in_fp32_modules_strict = ["noise_weight"]  # noqa: RUF012
+    cache_class = ProjectionCache
+    cache_form = "the cache of tied heads"
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, SignalNoiseAttention):
+            signal, noise = module.initial_frequencies()
+            init.copy_(module.signal_frequencies, signal)
+            init.copy_(module.noise_frequencies, noise)
+            if module.output_projection is not None:
+                self._init_smaller(module.output_projection)
+        elif isinstance(module, OutputLinear):
+            # At the matrix itself: a module without tensors of its own never gets here.
+            self._init_smaller(module)
+        elif isinstance(module, SparseCoding):
+            init.normal_(module.dictionary, std=module.initial_deviation)
+        elif isinstance(module, SignalNoiseModel):
+            init.constant_(module.noise_weight, self.config.noise_weight)
+
+    def _init_smaller(self, module: nn.Linear) -> None:
+        """Draw what adds to the stream as GPT-2 does, by the number of such additions."""
+        depth = 2 * self.config.num_hidden_layers
+        init.normal_(module.weight, std=self.config.initializer_range * depth**-0.5)
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """Load a checkpoint, as Hugging Face's models do.
+
+        Raises:
+            FormatError: the checkpoint holds no λ, one outside of [0, 1], or a tensor of another
+                shape than the configuration asks for.
+        """
+        wanted = kwargs.pop("output_loading_info", False)
+        allowed = kwargs.pop("ignore_mismatched_sizes", False)
+        said = f"the checkpoint {args[0] if args else ''}"
+        parent: Any = super()
+        # Otherwise the library's error names no tensor, and comes with its whole report.
+        model, info = parent.from_pretrained(
+            *args, output_loading_info=True, ignore_mismatched_sizes=True, **kwargs
+        )
+        for key, held, expected in sorted(info["mismatched_keys"]):
+            if not allowed or key.endswith("noise_weight"):
+                raise FormatError(
+                    f"{said} holds {key!r} of shape {list(held)}, and the configuration beside it "
+                    f"makes it {list(expected)}: it is damaged, or was edited by hand."
+                )
+        for key in info["missing_keys"]:
+            if key.endswith("noise_weight"):
+                raise FormatError(
+                    f"{said} has no {key!r}, the weight λ of the noise heads that it was trained "
+                    "with: add that tensor of one number to it."
+                )
+        for name, weight in model.named_buffers():
+            # On the meta device there is no value to look at.
+            if name.endswith("noise_weight") and not weight.is_meta and not 0 <= weight.item() <= 1:
+                raise FormatError(
+                    f"{said} holds {name!r} = {weight.item():g}: expected λ from 0 to 1. It is "
+                    "damaged, or was edited by hand."
+                )
+        return (model, info) if wanted else model
+
+    def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
+        """Save a checkpoint, as Hugging Face's models do, with λ in the configuration too."""
+        weight = cast(Tensor, self.base_model.noise_weight)
+        if not weight.is_meta:
+            # As it is written shortest: 0.1 and not the float32 nearest to it.
+            self.config.noise_weight = float(str(np.float32(weight.item())))
+        super().save_pretrained(*args, **kwargs)
+
+
+class SignalNoiseModel(SignalNoisePreTrainedModel, OwnModel):
+    """Embeddings, blocks and the last norm.
+
+    Attributes:
+        noise_weight: λ, a buffer of every checkpoint; training raises it step by step.
+
+    Raises:
+        InputError: sizes that do not divide, an odd number of heads, λ outside of [0, 1], or a
+            setting that :func:`check_config` does not take.
+    """
+
+    options = ("output_router_logits", "output_attentions")
+    output_class = SignalNoiseModelOutput
+    evidence = "router_logits"
+    noise_weight: Tensor
+
+    def __init__(self, config: SignalNoiseConfig) -> None:
+        super().__init__(config)
+        # Whatever the default dtype is: it rises in steps that half precision would round away.
+        noise_weight = torch.tensor(config.noise_weight, dtype=torch.float32)
+        self.register_buffer("noise_weight", noise_weight)
+        self.post_init()
+
+    def block_of(self, config: SignalNoiseConfig, layer: int) -> SignalNoiseBlock:
+        """Return a block."""
+        return SignalNoiseBlock(config, layer)
+
+    def norm_of(self, config: SignalNoiseConfig) -> nn.LayerNorm:
+        """Return the last norm."""
+        return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps, bias=config.bias)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> SignalNoiseModel:
+        """Move or cast the model; λ stays float32 at least."""
+        before = self.noise_weight
+        super()._apply(fn, recurse)
+        if self.noise_weight.dtype.itemsize < before.dtype.itemsize:
+            self.noise_weight = before.to(self.noise_weight.device)
+        return self
+
+    def set_noise_weight(self, value: float | Tensor) -> None:
+        """Set λ.
+
+        Args:
+            value: a number, or a tensor of one.
+
+        Raises:
+            InputError: it is no number, or outside of [0, 1].
+        """
+        check_noise_weight_set(value)
+        self.noise_weight.fill_(value)
+
+    def _of_blocks(
+        self,
+        embedded: Tensor,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        cache: ProjectionCache | None,
+        given: Cache | None,
+        options: dict[str, Any],
+    ) -> tuple[bool, dict[str, Any]]:
+        if options.get("output_attentions"):
+            raise InputError(
+                "output_attentions is on, and this model's attention never holds its weights: read "
+                "them with prismlm.models.attention.reading_attention."
+            )
+        asked = options.get("output_router_logits")
+        asked = self.config.output_router_logits if asked is None else asked
+        check_router_asked_for(self.config, asked)
+        # Positions of our own have no second sequence, and looking for one reads their values.
+        mask = self._mask(attention_mask, embedded, cache, position_ids)
+        if position_ids is None:
+            position_ids = _positions(attention_mask, embedded, cache)
+        positions = position_ids.expand(len(embedded), -1)
+        return asked, {"noise_weight": self.noise_weight, "positions": positions, "mask": mask}
+
+    def _mask(
+        self,
+        given: Tensor | None,
+        embedded: Tensor,
+        cache: ProjectionCache | None,
+        positions: Tensor | None,
+    ) -> Tensor | None:
+        """Return which position sees which, bool [B, 1, T, S]; None for all up to itself."""
+        # Beside a cache positions are not looked at for where sequences start; an empty one, which
+        # a call has unless told otherwise, would let packed sequences see each other.
+        held = cache if cache is not None and cache.get_seq_length() else None
+        mask = create_causal_mask(
+            config=self.config,
+            inputs_embeds=embedded,
+            attention_mask=given,
+            past_key_values=held,
+            position_ids=positions,
+        )
+        found = cast(Tensor | None, mask)
+        if found is not None and found is not given and found.is_floating_point():
+            # With attn_implementation="eager" masks are added to scores: 0 where a position sees.
+            return found == 0
+        return found
+
+
+class SignalNoiseForCausalLM(SignalNoisePreTrainedModel, OwnForCausalLM):
     """A language model of signal/noise attention, LayerNorm and an MLP.
 
         Z ← Z + attention(LayerNorm(Z)),   Z ← Z + MLP(LayerNorm(Z))
@@ -35,14 +246,7 @@ class SignalNoiseForCausalLM(SignalNoisePreTrainedModel, LanguageModelMixin, Gen
     Source: Prism, §2 and §3.
     """
 
-    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
-
-    def __init__(self, config: SignalNoiseConfig) -> None:
-        super().__init__(config)
-        self.model = SignalNoiseModel(config)
-        self.vocab_size = config.vocab_size
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.post_init()
+    decoder_class = SignalNoiseModel
 
     @property
     def multiplied_parameters(self) -> int:
@@ -70,75 +274,20 @@ class SignalNoiseForCausalLM(SignalNoisePreTrainedModel, LanguageModelMixin, Gen
         """Set λ; see :meth:`SignalNoiseModel.set_noise_weight`."""
         self.model.set_noise_weight(value)
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        past_key_values: Cache | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        use_cache: bool | None = None,
-        output_hidden_states: bool | None = None,
-        output_router_logits: bool | None = None,
-        logits_to_keep: int | Tensor = 0,
-        **kwargs: Any,
-    ) -> SignalNoiseModelOutput:
-        """Predict the next token at each position.
-
-        Args:
-            input_ids: int64 [B, T].
-            attention_mask: [B, T], or [B, past + T] with a cache; 0 on padding.
-            position_ids: int64 [B, T]; without a mask and with nothing in the cache, a sequence
-                starts wherever they do not go up by one, and sees nothing of what is before it.
-            past_key_values: the cache that an earlier call returned.
-            inputs_embeds: [B, T, d] in place of input ids.
-            labels: int64 [B, T], −100 where nothing is to be predicted; shifted here.
-            use_cache: whether to return a cache.
-            output_hidden_states: whether to return hidden states.
-            output_router_logits: whether to return router logits and their loss, which the loss
-                then counts; None for what the configuration says.
-            logits_to_keep: how many of the last positions, or which positions, get logits; 0 for
-                all.
-            **kwargs: of the loss, ``num_items_in_batch``.
-
-        Raises:
-            InputError: inputs that do not fit together.
-        """
-        output = self._predict(
-            labels,
-            logits_to_keep,
-            {name: value for name, value in kwargs.items() if name != "output_attentions"},
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            use_cache=use_cache,
-            output_hidden_states=output_hidden_states,
-            output_router_logits=output_router_logits,
-            output_attentions=kwargs.get("output_attentions"),
-        )
-        if output.router_logits is None:
-            return output
-        count = kwargs.get("num_items_in_batch")
-        return self._balanced(output, attention_mask, labels, count)
-
-    def _balanced(
+    def _completed(
         self,
         output: SignalNoiseModelOutput,
         attention_mask: Tensor | None,
         labels: Tensor | None,
         count: Tensor | int | None,
     ) -> SignalNoiseModelOutput:
-        """Add the loss of the routers, weighted in the loss if there is one."""
-        routers, logits = output.router_logits, output.logits
-        assert routers is not None
+        """Add the loss of the routers, if there are any, weighted in the loss if there is one."""
+        routers, logits, loss = output.router_logits, output.logits, output.loss
+        if routers is None:
+            return output
         assert logits is not None
         mask = _tokens(attention_mask, len(routers[0]) // len(logits))
         aux_loss = load_balancing_loss(routers, self.config.num_experts_per_tok, mask)
-        loss = output.loss
         if loss is not None and labels is not None:
             weight = self.config.router_aux_loss_coef * _share(labels, count)
             loss = loss + weight * aux_loss.to(loss.device)
@@ -160,3 +309,14 @@ def _share(labels: Tensor, count: Tensor | int | None) -> Tensor | float:
     if count is None:
         return 1.0
     return (labels[:, 1:] != IGNORED).sum() / count
+
+
+def _positions(
+    attention_mask: Tensor | None, embedded: Tensor, cache: ProjectionCache | None
+) -> Tensor:
+    """Return positions that count tokens, not padding."""
+    length = embedded.shape[1]
+    if attention_mask is not None and attention_mask.ndim == 2:
+        return (attention_mask.long().cumsum(1) - 1).clamp_min(0)[:, -length:]
+    seen = 0 if cache is None else cache.get_seq_length()
+    return torch.arange(seen, seen + length, device=embedded.device)[None]

@@ -9,62 +9,20 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from prismlm.layers.experts import Experts, ExpertsOutput
-from prismlm.layers.mlp import MLP
+from prismlm.layers.mlp import MLP, Experts, ExpertsOutput, SparseCoding, SparseCodingOutput
 from prismlm.layers.signal_noise_attention import SignalNoiseAttention
-from prismlm.layers.sparse_coding import SparseCoding, SparseCodingOutput
-from prismlm.models.decoders.projection_cache import ProjectionCache
+from prismlm.models.decoders.caches import ProjectionCache
 from prismlm.models.decoders.signal_noise_config import SignalNoiseConfig
-
-
-def build_attention(config: SignalNoiseConfig) -> SignalNoiseAttention:
-    """Return the attention that a configuration asks for.
-
-    Raises:
-        InputError: sizes that do not fit, or an odd number of heads.
-    """
-    return SignalNoiseAttention(
-        config.hidden_size,
-        config.head_size,
-        config.expansion,
-        tied=config.tied_output,
-        base=config.frequency_base,
-        ratio=config.frequency_ratio,
-        scaling=config.frequency_scaling,
-        scale_by_width=config.scale_by_width,
-    )
-
-
-def build_mlp(config: SignalNoiseConfig) -> MLP | SparseCoding | Experts:
-    """Return the MLP that a configuration asks for.
-
-    Raises:
-        InputError: settings of sparse coding that get nowhere.
-    """
-    inner = cast(int, config.intermediate_size)
-    if config.mlp == "sparse_coding":
-        return SparseCoding(
-            config.hidden_size,
-            None if config.sparse_coding_form == "complete" else inner,
-            steps=cast(int, config.sparse_coding_steps),
-            step_size=config.sparse_coding_step_size,
-            threshold=config.sparse_coding_threshold,
-        )
-    if config.mlp == "experts":
-        return Experts(
-            config.hidden_size,
-            inner,
-            config.num_local_experts,
-            config.num_experts_per_tok,
-            bias=config.bias,
-        )
-    return MLP(config.hidden_size, inner, bias=config.bias)
 
 
 class SignalNoiseBlock(GradientCheckpointingLayer):
     """Attention and an MLP, each behind a LayerNorm and beside a skip connection.
 
     Sparse coding of the complete form alone has no skip connection beside it, and no dropout.
+
+    Raises:
+        InputError: sizes that do not fit, an odd number of heads, or settings of sparse coding that
+            get nowhere.
     """
 
     def __init__(self, config: SignalNoiseConfig, layer: int) -> None:
@@ -72,9 +30,18 @@ class SignalNoiseBlock(GradientCheckpointingLayer):
         self.layer = layer
         norm = {"eps": config.layer_norm_eps, "bias": config.bias}
         self.attention_norm = nn.LayerNorm(config.hidden_size, **norm)
-        self.attention = build_attention(config)
+        self.attention = SignalNoiseAttention(
+            config.hidden_size,
+            config.head_size,
+            config.expansion,
+            tied=config.tied_output,
+            base=config.frequency_base,
+            ratio=config.frequency_ratio,
+            scaling=config.frequency_scaling,
+            scale_by_width=config.scale_by_width,
+        )
         self.mlp_norm = nn.LayerNorm(config.hidden_size, **norm)
-        self.mlp = build_mlp(config)
+        self.mlp = self._mlp_of(config)
         self.dropout = config.dropout
 
     def forward(
@@ -108,6 +75,22 @@ class SignalNoiseBlock(GradientCheckpointingLayer):
         added = found if isinstance(found, Tensor) else found.output
         router_logits = found.router_logits if isinstance(found, ExpertsOutput) else None
         return hidden_states + self._dropped(added), router_logits
+
+    @staticmethod
+    def _mlp_of(config: SignalNoiseConfig) -> MLP | SparseCoding | Experts:
+        width, inner = config.hidden_size, cast(int, config.intermediate_size)
+        if config.mlp == "sparse_coding":
+            return SparseCoding(
+                width,
+                None if config.sparse_coding_form == "complete" else inner,
+                steps=cast(int, config.sparse_coding_steps),
+                step_size=config.sparse_coding_step_size,
+                threshold=config.sparse_coding_threshold,
+            )
+        if config.mlp == "experts":
+            experts, chosen = config.num_local_experts, config.num_experts_per_tok
+            return Experts(width, inner, experts, chosen, bias=config.bias)
+        return MLP(width, inner, bias=config.bias)
 
     def kept_bytes(self, size: int) -> int:
         """Return what the backward pass reads of one position, in bytes; no dropout.

@@ -1,9 +1,9 @@
 """Uncertainty feedback beside any Hugging Face decoder (PRISMA)."""
 
-from prismlm.models.uncertainty_feedback.attach import attach_uncertainty
-from prismlm.models.uncertainty_feedback.codes import CODES
+from prismlm.models.uncertainty_feedback.call import CODES
 from prismlm.models.uncertainty_feedback.feedback import UncertaintyFeedback, uncertainty_of
 from prismlm.models.uncertainty_feedback.files import (
+    attach_uncertainty,
     has_uncertainty,
     load_uncertainty,
     save_uncertainty,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from numbers import Integral
 from typing import Any
 
 import torch
@@ -13,39 +12,39 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
-from prismlm.errors import InputError
+from prismlm.errors import InputError, check_whole
 from prismlm.layers.uncertainty_feedback import UncertaintyEmbedding
-from prismlm.models.seam import unwatched
-from prismlm.models.uncertainty_feedback.cache import (
-    carry,
-    check_cache_kind,
-    codes_of,
-    copied,
-    has_seen,
-    length_of,
-)
 from prismlm.models.uncertainty_feedback.call import (
     CACHES,
+    CODES,
     Call,
     Forward,
-    logits_of_last,
-    read_call,
-)
-from prismlm.models.uncertainty_feedback.codes import (
-    CODES,
     checked_codes,
     codes_fed_back,
     codes_that_occur,
     first_pass_codes,
+    logits_of_last,
+    read_call,
 )
-from prismlm.models.uncertainty_feedback.continued import Earlier, go_on
 from prismlm.models.uncertainty_feedback.place import (
     check_causal,
     check_model,
     decoder_and_embeddings,
     width_of,
 )
-from prismlm.models.uncertainty_feedback.state import State, Threads
+from prismlm.models.uncertainty_feedback.state import (
+    Earlier,
+    State,
+    Threads,
+    carry,
+    check_cache_kind,
+    codes_of,
+    copied,
+    go_on,
+    has_seen,
+    length_of,
+)
+from prismlm.models.watch import unwatched
 from prismlm.ops.uncertainty_feedback import NO_CODE, entropy_codes, neutral_code
 
 ATTACHED = "_prismlm_uncertainty"
@@ -105,12 +104,9 @@ class UncertaintyFeedback(nn.Module):
         embeddings: str | None = None,
     ) -> None:
         super().__init__()
-        given: object = passes
-        if isinstance(given, bool) or not isinstance(given, Integral) or passes < 1:
-            raise InputError(f"{passes!r} passes: expected a whole number from 1 on.")
         check_model(model)
         self.embedding = embedding
-        self.passes = int(passes)
+        self.passes = check_whole("the number of passes", passes, 1)
         self.rearrange: Callable[[Tensor], Tensor] | None = None
         # Modules look up what they hold by a slower way, which a decoding step would feel.
         self._levels = embedding.levels
@@ -138,6 +134,7 @@ class UncertaintyFeedback(nn.Module):
         self._was_stateful = bool(model._is_stateful)
         # Assisted generation takes tokens back after several at once were looked at.
         model._is_stateful = True
+        # Not models.watch: these stand until detach(), and act for every thread.
         self._handles: list[RemovableHandle] = [
             model.register_forward_pre_hook(self._before, with_kwargs=True),
             model.register_forward_hook(self._after, with_kwargs=True),

@@ -1,4 +1,4 @@
-"""``uncertainty_feedback.safetensors``: the table of codes beside a checkpoint."""
+"""Feedback put beside a model: its table drawn anew, or ``uncertainty_feedback.safetensors``."""
 
 from __future__ import annotations
 
@@ -15,17 +15,62 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from prismlm import fingerprints
-from prismlm.errors import FormatError
-from prismlm.files import atomic_file
+from prismlm.errors import FormatError, check_path, check_whole
+from prismlm.files import atomic_file, json_text
 from prismlm.layers.uncertainty_feedback import UncertaintyEmbedding
 from prismlm.models.uncertainty_feedback.feedback import UncertaintyFeedback
-from prismlm.models.uncertainty_feedback.place import decoder_and_embeddings, width_of
+from prismlm.models.uncertainty_feedback.place import check_model, decoder_and_embeddings, width_of
+from prismlm.ops.uncertainty_feedback import check_levels
+from prismlm.outputs import check_outputs
 
 UNCERTAINTY_FILE = "uncertainty_feedback.safetensors"
 FORMAT_VERSION = 1
 TABLE = "embedding"
 DAMAGED = "Put a whole copy of the file there, or train again."
 NO_PLACES: Mapping[str, str | None] = MappingProxyType({})
+
+
+def attach_uncertainty(
+    model: PreTrainedModel,
+    levels: int = 65536,
+    *,
+    rows: int | None = None,
+    deviation: float | None = None,
+    passes: int = 1,
+    decoder: str | None = None,
+    embeddings: str | None = None,
+) -> UncertaintyFeedback:
+    """Put uncertainty feedback beside a model, its table freshly drawn.
+
+    The table has the dtype and device that the input embeddings have now, and N(0,
+    initializer_range²), as in the source: move it with ``feedback.to(…)`` where the model is moved
+    later.
+
+    Args:
+        model: a Hugging Face decoder, or encoder-decoder.
+        levels: how many codes there are.
+        rows: of the table; None for one a code, fewer to interpolate between them.
+        deviation: of the table at the start in place of initializer_range; with 0 the model
+            begins as it was without feedback.
+        passes: see :class:`UncertaintyFeedback`.
+        decoder: dotted name of the decoder, as in ``model.named_modules()``, for a model that does
+            not say which of its modules that is. Saved and loaded with the table.
+        embeddings: dotted name of its input embeddings, likewise.
+
+    Raises:
+        InputError: as :class:`UncertaintyFeedback`, levels that are no whole number from 2 on, or
+            a deviation below 0.
+    """
+    check_levels(levels)
+    check_model(model)
+    _, inputs = decoder_and_embeddings(model, decoder=decoder, embeddings=embeddings)
+    text: Any = model.config.get_text_config(decoder=True)
+    spread = getattr(text, "initializer_range", 0.02) if deviation is None else deviation
+    embedding = UncertaintyEmbedding(width_of(inputs), levels, rows=rows, deviation=spread)
+    weight = next(inputs.parameters())
+    return UncertaintyFeedback(
+        model, embedding.to(weight), passes=passes, decoder=decoder, embeddings=embeddings
+    )
 
 
 def save_uncertainty(directory: Path | str, feedback: UncertaintyFeedback) -> None:
@@ -35,7 +80,8 @@ def save_uncertainty(directory: Path | str, feedback: UncertaintyFeedback) -> No
     metadata has the format's version, levels, passes, the fingerprint of the model's input
     embeddings, and their and the decoder's names if those were given.
     """
-    path = Path(directory) / UNCERTAINTY_FILE
+    path = check_path("the directory", directory) / UNCERTAINTY_FILE
+    check_outputs(path, overwrite=True)
     table = feedback.embedding.weight.detach().cpu().contiguous()
     meta = {
         "format_version": FORMAT_VERSION,
@@ -44,7 +90,7 @@ def save_uncertainty(directory: Path | str, feedback: UncertaintyFeedback) -> No
         "model": fingerprint_of(feedback.model, feedback.places),
         "places": {part: name for part, name in feedback.places.items() if name is not None},
     }
-    described = {"format": "pt", "uncertainty_feedback": json.dumps(meta)}
+    described = {"format": "pt", "uncertainty_feedback": json_text(meta)}
     with atomic_file(path) as temporary:
         save_file({TABLE: table}, str(temporary), metadata=described)
 
@@ -69,12 +115,14 @@ def load_uncertainty(
             or of another model.
         InputError: the model has no decoder to put it beside, or feedback already.
     """
-    path = Path(directory) / UNCERTAINTY_FILE
+    path = check_path("the directory", directory) / UNCERTAINTY_FILE
     if not path.is_file():
         raise FormatError(
             f"{directory} has no {UNCERTAINTY_FILE}: train the model with uncertainty feedback, or "
             "attach a new table with prismlm.attach_uncertainty."
         )
+    if levels is not None:
+        levels = check_whole("the number of levels", levels, 2)
     table, meta = _read(path)
     _check_table(path, table, meta["levels"])
     if levels is not None and levels != meta["levels"]:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from prismlm.errors import InputError
+from prismlm.errors import InputError, check_text
 from prismlm.models.evaluating import evaluating
 
 PROBE = ((1, 1, 1), (1, 1, 0))
@@ -90,7 +90,7 @@ def _module_of(
     model: nn.Module, asked: nn.Module, name: str | None, getter: str
 ) -> nn.Module | None:
     if name is not None:
-        found = dict(model.named_modules()).get(name)
+        found = dict(model.named_modules()).get(check_text("the name of a module", name))
     else:
         try:
             found = getattr(asked, getter)()

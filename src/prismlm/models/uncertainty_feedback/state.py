@@ -1,15 +1,102 @@
-"""What uncertainty feedback holds while a call runs, apart for every thread."""
+"""What uncertainty feedback holds of a call and of the ones before: in a thread, and in a cache."""
 
 from __future__ import annotations
 
+import copy
 import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
-from jaxtyping import Int64
-from torch import Tensor
+import torch
+from jaxtyping import Bool, Int64
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
+from prismlm.errors import InputError
 from prismlm.models.uncertainty_feedback.call import Call
-from prismlm.models.uncertainty_feedback.continued import Earlier
+
+# Caches that nothing can be put beside.
+OTHER_CACHES = ("state", "mems", "past_buckets_states")
+PARTS = 64
+"""How many calls' codes are held apart at most."""
+
+
+@dataclass
+class Earlier:
+    """A call without a cache.
+
+    Attributes:
+        call: what it said.
+        known: the codes of its tokens, and that of the next position.
+    """
+
+    call: Call
+    known: Int64[Tensor, "P S_and_1"]
+
+
+def go_on(
+    call: Call,
+    codes: Int64[Tensor, "B T"],
+    earlier: Earlier,
+) -> tuple[Int64[Tensor, "B T"], Bool[Tensor, "B T"] | None]:
+    """Put the codes of earlier rows to rows that go on from one of them; say which those are.
+
+    A row goes on from the earlier row of its own number if it begins with its tokens and has its
+    source or images, else from another such row, as beams that change their order do.
+
+    Args:
+        call: the call of the longer rows.
+        codes: to begin with.
+        earlier: the call before.
+
+    Raises:
+        InputError: several rows have a row's first tokens and different codes, and its images
+            cannot be told apart by rows.
+    """
+    length = earlier.call.ids.shape[1]
+    if length >= call.ids.shape[1]:
+        return codes, None
+    begun = (call.ids[:, :length], call.real[:, :length])
+    were = (earlier.call.ids, earlier.call.real)
+    same = torch.stack([(a[:, None] == b).all(-1) for a, b in zip(begun, were, strict=True)]).all(0)
+    found, stays = codes.clone(), torch.zeros_like(codes, dtype=torch.bool)
+    held = slice(length + 1)
+    for row, matches in enumerate(same.tolist()):
+        likely = [other for other, one in enumerate(matches) if one]
+        source = _source(row, sorted(likely, key=lambda other: other != row), call, earlier)
+        if source is not None:
+            found[row, held], stays[row, held] = earlier.known[source], True
+    return found, stays
+
+
+def _source(row: int, likely: list[int], call: Call, earlier: Earlier) -> int | None:
+    """Return which of the earlier rows that have a row's tokens it goes on from."""
+    new, old = call.beside, earlier.call.beside
+    if new.keys() == old.keys() and _by_rows(call) and _by_rows(earlier.call):
+        alike = (other for other in likely if _same_beside(new, row, old, other))
+        return next(alike, None)
+    # Rows keep their places, but for beams, which change them among those of one prompt.
+    if not likely or likely[0] == row:
+        return next(iter(likely), None)
+    if (earlier.known[likely] != earlier.known[likely[0]]).any():
+        raise InputError(
+            f"row {row} begins with the tokens of rows {likely} of the call before, which have "
+            f"different codes, and {', '.join(sorted({*new, *old}))} are not one a row, so that "
+            "nobody can tell which of them it goes on from: use a cache, or one prompt at a time."
+        )
+    return likely[0]
+
+
+def _by_rows(call: Call) -> bool:
+    return all(len(value) == len(call.ids) for value in call.beside.values())
+
+
+def _same_beside(
+    new: Mapping[str, Tensor], row: int, old: Mapping[str, Tensor], other: int
+) -> bool:
+    return all(torch.equal(new[name][row], old[name][other]) for name in new)
 
 
 class State:
@@ -50,3 +137,225 @@ class Threads(threading.local):
     def __reduce__(self) -> tuple[Any, ...]:
         # A copy of the model begins with nothing; threading.local itself cannot be copied.
         return Threads, ()
+
+
+class CachedCodes:
+    """What was fed to the positions of a cache, and what the next one gets.
+
+    Attributes:
+        following: of the position after them.
+        levels: of the codes.
+        length: of the cache when they were added; None where it does not tell.
+    """
+
+    def __init__(
+        self,
+        used: Int64[Tensor, "B S"],
+        following: Int64[Tensor, "B 1"],
+        levels: int,
+        length: int | None,
+    ) -> None:
+        self._parts = [used]
+        self.following = following
+        self.levels = levels
+        self.length = length
+
+    @property
+    def used(self) -> Int64[Tensor, "B S"]:
+        """Of each position, oldest first."""
+        if len(self._parts) > 1:
+            self._parts = [torch.cat(self._parts, 1)]
+        return self._parts[0]
+
+    @used.setter
+    def used(self, codes: Int64[Tensor, "B S"]) -> None:
+        self._parts = [codes]
+
+    def add(
+        self, used: Int64[Tensor, "B T"], following: Int64[Tensor, "B 1"], length: int | None
+    ) -> None:
+        """Add the codes of positions after these."""
+        # Joined at every step of decoding they would be copied whole for each new token.
+        self._parts.append(used)
+        if len(self._parts) > PARTS:
+            self._parts = [torch.cat(self._parts, 1)]
+        self.following, self.length = following, length
+
+    def select(self, rows: Tensor) -> None:
+        """Keep these rows, in this order."""
+        rows = rows.to(self.used.device)
+        self.used, self.following = self.used[rows], self.following[rows]
+
+    def repeat(self, times: int) -> None:
+        """Repeat each row."""
+        self.used = self.used.repeat_interleave(times, 0)
+        self.following = self.following.repeat_interleave(times, 0)
+
+    def shorten(self, length: int) -> bool:
+        """Keep that many positions; the next gets what it was fed when it was there.
+
+        Returns:
+            Whether that is known: positions from before there was feedback have no codes.
+        """
+        without = (self.length or self.used.shape[1]) - self.used.shape[1]
+        kept = length - without
+        if kept < 0:
+            return False
+        if kept < self.used.shape[1]:
+            self.following = self.used[:, kept : kept + 1]
+            self.used = self.used[:, :kept]
+        self.length = length
+        return True
+
+    def check(self, rows: int, levels: int, length: int | None) -> None:
+        """Refuse codes that the next call of a cache cannot go on with.
+
+        Raises:
+            InputError: they are of another number of rows, levels or positions.
+        """
+        if len(self.following) != rows:
+            raise InputError(
+                f"the cache holds codes of {len(self.following)} rows and the input has {rows}: a "
+                "batch keeps its size while a cache goes on. Select or repeat rows with the "
+                "cache's own methods (batch_select_indices, batch_repeat_interleave, "
+                "reorder_cache), or begin anew with reset_uncertainty() and no cache."
+            )
+        if self.levels != levels:
+            raise InputError(
+                f"the cache holds codes of {self.levels} levels and the feedback has {levels}: "
+                "codes of one mean nothing to the other. Begin anew without this cache."
+            )
+        if None not in (self.length, length) and self.length != length:
+            raise InputError(
+                f"the cache holds {length} positions and had {self.length} when its last codes "
+                "were added: it went on without feedback, or was changed by other means than its "
+                "own methods. Begin anew without this cache."
+            )
+
+
+class CarriesCodes:
+    """What a cache's class is mixed with: every change of its rows is made to its codes too."""
+
+    prismlm_codes: CachedCodes | None = None
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Choose rows, as beam search does."""
+        parent: Any = super()
+        parent.reorder_cache(beam_idx)
+        if self.prismlm_codes is not None:
+            self.prismlm_codes.select(beam_idx)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Choose rows."""
+        parent: Any = super()
+        parent.batch_select_indices(indices)
+        if self.prismlm_codes is not None:
+            self.prismlm_codes.select(indices)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat each row."""
+        parent: Any = super()
+        parent.batch_repeat_interleave(repeats)
+        if self.prismlm_codes is not None:
+            self.prismlm_codes.repeat(repeats)
+
+    def crop(self, *args: Any, **kwargs: Any) -> None:
+        """Take positions from the end."""
+        parent: Any = super()
+        parent.crop(*args, **kwargs)
+        if self.prismlm_codes is not None:
+            cache: Any = self
+            if not self.prismlm_codes.shorten(int(cache.get_seq_length())):
+                self.prismlm_codes = None
+
+    def reset(self) -> None:
+        """Forget everything."""
+        parent: Any = super()
+        parent.reset()
+        self.prismlm_codes = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Its class is made at run time, so that pickle would not find it.
+        return _remade, (type(self).__bases__[1],), self.__dict__
+
+
+def _remade(kind: type) -> Any:
+    made: Any = _carrying(kind)
+    return made.__new__(made)
+
+
+@lru_cache
+def _carrying(kind: type) -> type:
+    return type(kind.__name__, (CarriesCodes, kind), {"__module__": kind.__module__})
+
+
+def codes_of(cache: Any) -> CachedCodes | None:
+    """Return the codes of a cache, or None if it has none yet."""
+    return getattr(cache, "prismlm_codes", None)
+
+
+def carry(
+    cache: Any, used: Int64[Tensor, "B T"], following: Int64[Tensor, "B 1"], levels: int
+) -> None:
+    """Add the codes of new positions to a cache, which carries them from now on."""
+    if not isinstance(cache, CarriesCodes):
+        cache.__class__ = _carrying(type(cache))
+    held: CachedCodes | None = cache.prismlm_codes
+    if held is None:
+        cache.prismlm_codes = CachedCodes(used, following, levels, length_of(cache))
+    elif torch.compiler.is_compiling():
+        # A list that grows would be another graph for each length.
+        used = torch.cat([held.used, used], 1)
+        cache.prismlm_codes = CachedCodes(used, following, levels, None)
+    else:
+        held.add(used, following, length_of(cache))
+
+
+def length_of(cache: Any) -> int | None:
+    """Return how many positions a cache holds, or None where that is not known at no cost."""
+    if torch.compiler.is_compiling():
+        return None
+    try:
+        length = cache.get_seq_length()
+    except ValueError:
+        # Those of recurrent layers alone do not count.
+        return None
+    return length if isinstance(length, int) else None
+
+
+class _Detached(TorchFunctionMode):
+    """Copies tensors that autograd made, which copy.deepcopy refuses, without their gradient."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is not Tensor.__deepcopy__:
+            return func(*args, **(kwargs or {}))
+        tensor, memo = args
+        return memo.setdefault(id(tensor), tensor.detach().clone())
+
+
+def copied(cache: Any) -> Any:
+    """Return a copy of a cache that has no gradient."""
+    with _Detached():
+        return copy.deepcopy(cache)
+
+
+def has_seen(cache: Any) -> bool:
+    """Say whether a cache holds positions."""
+    try:
+        return cache.get_seq_length() > 0
+    except ValueError:
+        # Those of recurrent layers alone do not count.
+        return bool(cache.has_previous_state())
+
+
+def check_cache_kind(module: nn.Module, output: Any) -> None:
+    """Refuse an output with a cache that the code of the next token cannot be put beside."""
+    held = next((name for name in OTHER_CACHES if output.get(name) is not None), None)
+    if held is not None:
+        raise InputError(
+            f"{type(module).__name__} keeps what it has seen as {held!r}, which carries no codes, "
+            "so that the next token would have none: set use_cache=False (use_mems=False), in "
+            "generate too."
+        )

@@ -1,6 +1,5 @@
 """What single channels and tokens give to a linear reading of a prototype mixer's output."""
 
-from prismlm.ops.channel_parts.flow import ChannelFlow
-from prismlm.ops.channel_parts.matrix import channel_parts, token_parts
+from prismlm.ops.channel_parts.matrix import ChannelFlow, channel_parts, token_parts
 
 __all__ = ["ChannelFlow", "channel_parts", "token_parts"]

@@ -7,7 +7,7 @@ import math
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from prismlm.ops.channel_parts.flow import ChannelFlow, check_arguments
+from prismlm.ops.channel_parts.matrix import ChannelFlow, check_arguments
 from prismlm.ops.prototype_mixer.state import EMPTY_BELOW
 
 

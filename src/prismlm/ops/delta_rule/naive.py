@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from prismlm.ops.delta_rule.arguments import check_arguments
+from prismlm.ops.delta_rule.chunked import check_arguments
 
 
 def delta_rule(

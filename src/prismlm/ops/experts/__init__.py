@@ -1,9 +1,15 @@
 """Mixtures of experts: which experts a token goes to, their sum, and how even that is."""
 
-from prismlm.ops.experts.balance import load_balancing_loss
-from prismlm.ops.experts.choice import ExpertChoice, check_numbers, choose
-from prismlm.ops.experts.grouped import MLPWeights, mix, mix_mlps
-from prismlm.ops.experts.linear import grouped_linear
+from prismlm.ops.experts.grouped import (
+    ExpertChoice,
+    MLPWeights,
+    check_numbers,
+    choose,
+    grouped_linear,
+    load_balancing_loss,
+    mix,
+    mix_mlps,
+)
 
 __all__ = [
     "ExpertChoice",

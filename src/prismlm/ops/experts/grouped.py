@@ -1,17 +1,203 @@
-"""The sum of what experts make of a token, each expert called once with all of its tokens."""
+"""Mixtures of experts: which a token goes to, how even that is, the sum of what they make of it.
+
+Each expert is called once, with all of its tokens.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
-from prismlm.ops.experts.choice import ExpertChoice
-from prismlm.ops.experts.linear import grouped_linear
+from prismlm.errors import InputError
+
+
+class ExpertChoice(NamedTuple):
+    """Which experts tokens go to.
+
+    Attributes:
+        experts: the k experts of each token, the likeliest first; ties to the lower number.
+        weights: what each of them counts, float32 or wider.
+    """
+
+    experts: Int64[Tensor, "N k"]
+    weights: Float[Tensor, "N k"]
+
+
+def check_numbers(experts: int, chosen: int) -> None:
+    """Raise InputError unless 1 ≤ k ≤ E."""
+    if experts < 1:
+        raise InputError(f"a mixture of {experts} experts: expected at least 1.")
+    if not 1 <= chosen <= experts:
+        raise InputError(
+            f"{chosen} experts per token of a mixture of {experts}: expected 1 to {experts}."
+        )
+
+
+def probabilities(router_logits: Float[Tensor, "*batch E"]) -> Float[Tensor, "*batch E"]:
+    """Return softmax over the experts, in float32 at least."""
+    dtype = torch.promote_types(router_logits.dtype, torch.float32)
+    return router_logits.softmax(-1, dtype=dtype)
+
+
+def choose(router_logits: Float[Tensor, "N E"], chosen: int) -> ExpertChoice:
+    """Return the k likeliest experts of each token, and their weights.
+
+        p = softmax(router_logits)
+        w_e = p_e / Σ_{e' chosen} p_e' for k > 1,   w_e = p_e for k = 1
+
+    A single weight divided by itself would be 1, and the router would have no gradient from what
+    its choice leads to.
+
+    Source: Jiang et al., Mixtral of Experts (2024), for k > 1; Fedus et al., Switch Transformers
+    (JMLR 2022), for k = 1.
+
+    Args:
+        router_logits: of each token and expert.
+        chosen: k.
+
+    Raises:
+        InputError: k is not 1 to E, or there is no expert.
+    """
+    check_numbers(router_logits.shape[-1], chosen)
+    p, order = torch.sort(probabilities(router_logits), stable=True, dim=-1, descending=True)
+    weights = p[:, :chosen]
+    if chosen > 1:
+        weights = weights / weights.sum(-1, keepdim=True)
+    return ExpertChoice(order[:, :chosen], weights)
+
+
+def load_balancing_loss(
+    router_logits: Sequence[Float[Tensor, "N E"]],
+    chosen: int,
+    mask: Bool[Tensor, " N"] | None = None,
+) -> Float[Tensor, ""]:
+    """Return the load-balancing loss of a model's routers, as Hugging Face's models do.
+
+        E Σ_e f_e P_e,   f_e = mean of [e is among the k of a token],   P_e = mean of p_e
+
+    Means run over the tokens of all layers together, E and k being the same in each: what is
+    pressed for is that an expert's number is used evenly through the model, not layer by layer.
+    It is k where f or P is even and E·p̄ where every token goes to the same experts, with p̄ their
+    summed probability; the gradient comes through P. Without a token it is 0.
+
+    Source: Fedus et al., Switch Transformers (JMLR 2022), Eq. 4 to 6.
+
+    Args:
+        router_logits: of each layer.
+        chosen: k.
+        mask: false on padding, which does not count.
+
+    Raises:
+        InputError: no layer, layers of other shapes, a mask of another length, or k not 1 to E.
+    """
+    shapes = {tuple(logits.shape) for logits in router_logits}
+    if len(shapes) != 1:
+        raise InputError(
+            f"router logits are {sorted(shapes)}: expected those of one layer or more, [N, E] each."
+        )
+    logits = torch.stack(list(router_logits))
+    count = logits.shape[-1]
+    if mask is not None and mask.shape != logits.shape[1:2]:
+        raise InputError(f"the mask is {list(mask.shape)}: expected {list(logits.shape[1:2])}.")
+    used = F.one_hot(choose(logits.flatten(0, 1), chosen).experts, count).sum(1)
+    p = probabilities(logits).flatten(0, 1)
+    kept = p.new_ones(len(p)) if mask is None else mask.to(p.dtype).repeat(len(logits))
+    total = kept.sum().clamp_min(1)
+    return count * torch.dot(kept @ used.to(p.dtype), kept @ p) / total.square()
+
+
+def grouped_linear(
+    x: Float[Tensor, "M d"],
+    counts: Int64[Tensor, " E"],
+    weights: Sequence[Float[Tensor, "m d"]],
+    biases: Sequence[Float[Tensor, " m"]] = (),
+) -> Float[Tensor, "M m"]:
+    """Return W_e x + b_e for the rows of each group: the first counts_0 rows with W_0, and so on.
+
+    torch.compile sees an operation whose output has as many rows as its input, and not the split,
+    whose shapes only the data know. A group without rows has a gradient of 0. Gradients of
+    gradients there are none.
+
+    Args:
+        x: rows, a group after the other.
+        counts: rows of each group; they add up to M.
+        weights: of each group.
+        biases: of each group, or none.
+    """
+    return _grouped_linear(x, counts, list(weights), list(biases))
+
+
+@torch.library.custom_op(
+    "prismlm::grouped_linear",
+    mutates_args=(),
+    schema="(Tensor x, Tensor counts, Tensor[] weights, Tensor[] biases) -> Tensor",
+)
+def _grouped_linear(
+    x: Tensor, counts: Tensor, weights: list[Tensor], biases: list[Tensor]
+) -> Tensor:
+    out = x.new_empty(len(x), len(weights[0]))
+    for number, (own, into) in enumerate(_groups(counts, x, out)):
+        into.copy_(F.linear(own, weights[number], biases[number] if biases else None))
+    return out
+
+
+@_grouped_linear.register_fake  # pyright: ignore[reportUnknownMemberType]
+def _(x: Tensor, counts: Tensor, weights: list[Tensor], biases: list[Tensor]) -> Tensor:
+    return x.new_empty(x.shape[0], weights[0].shape[0])
+
+
+@torch.library.custom_op(
+    "prismlm::grouped_linear_backward",
+    mutates_args=(),
+    schema="(Tensor grad, Tensor x, Tensor counts, Tensor[] weights, bool biased) -> Tensor[]",
+)
+def _grouped_linear_backward(
+    grad: Tensor, x: Tensor, counts: Tensor, weights: list[Tensor], biased: bool
+) -> list[Tensor]:
+    """Return the gradient of x, then those of the weights, then those of the biases."""
+    of_x = torch.empty_like(x)
+    of_weights: list[Tensor] = []
+    of_biases: list[Tensor] = []
+    for weight, (own, rows, into) in zip(weights, _groups(counts, grad, x, of_x), strict=True):
+        into.copy_(own @ weight)
+        of_weights.append(own.mT @ rows)
+        if biased:
+            of_biases.append(own.sum(0))
+    return [of_x, *of_weights, *of_biases]
+
+
+@_grouped_linear_backward.register_fake  # pyright: ignore[reportUnknownMemberType]
+def _(grad: Tensor, x: Tensor, counts: Tensor, weights: list[Tensor], biased: bool) -> list[Tensor]:
+    of_biases = [weight.new_empty(weight.shape[0]) for weight in weights] if biased else []
+    return [torch.empty_like(x), *(torch.empty_like(weight) for weight in weights), *of_biases]
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, counts, weights, biases = inputs
+    ctx.biased = bool(biases)
+    ctx.save_for_backward(x, counts, *weights)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, list[Tensor], list[Tensor]]:
+    x, counts, *weights = ctx.saved_tensors
+    of_x, *rest = _grouped_linear_backward(grad.contiguous(), x, counts, weights, ctx.biased)
+    return of_x, None, rest[: len(weights)], rest[len(weights) :]
+
+
+_grouped_linear.register_autograd(  # pyright: ignore[reportUnknownMemberType]
+    _backward, setup_context=_save
+)
+
+
+def _groups(counts: Tensor, *rows: Tensor) -> list[tuple[Tensor, ...]]:
+    """Return each group's rows of each tensor."""
+    numbers = [int(count) for count in counts.cpu()]
+    return list(zip(*(torch.split(each, numbers) for each in rows), strict=True))
 
 
 def mix(
@@ -56,7 +242,7 @@ def mix_mlps(
     """Return what :func:`mix` does with MLPs, in one graph where it is compiled.
 
     No shape depends on which expert has how many tokens; only inside of
-    :func:`~prismlm.ops.experts.linear.grouped_linear`, which a graph holds as one operation, are
+    :func:`~prismlm.ops.experts.grouped.grouped_linear`, which a graph holds as one operation, are
     they counted. It keeps what :func:`mix` keeps for the backward pass.
 
     Args:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from prismlm.ops.experts.choice import ExpertChoice, check_numbers
+from prismlm.ops.experts.grouped import ExpertChoice, check_numbers
 
 
 def choose(router_logits: Float[Tensor, "N E"], chosen: int) -> ExpertChoice:

@@ -1,7 +1,12 @@
 """Routing hidden states to prototypes, and the losses of the prototype head (PRISM)."""
 
-from prismlm.ops.prototype_head.losses import diversity, point_pull, prototype_pull, residual
-from prismlm.ops.prototype_head.routing import Routing
+from prismlm.ops.prototype_head.routing import (
+    Routing,
+    diversity,
+    point_pull,
+    prototype_pull,
+    residual,
+)
 from prismlm.ops.prototype_head.tiled import Nearest, nearest, reconstruct, route
 from prismlm.ops.prototype_head.windows import WindowScan, scan_windows
 

@@ -12,18 +12,26 @@ prototype. Those pairs alone are summed in float32, each as if there were no oth
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from prismlm.ops.pair_products import pair_products
-from prismlm.ops.prototype_head.exact import ABSENT, SPARE, Candidates, exact_pairs, margin
+from prismlm.ops.prototype_head.exact import (
+    ABSENT,
+    SPARE,
+    Candidates,
+    column_maxima,
+    entries_at_least,
+    exact_pairs,
+    largest,
+    margin,
+)
 from prismlm.ops.prototype_head.routing import inverse_norms, norm
-from prismlm.ops.prototype_head.selection import column_maxima, entries_at_least, largest
 
 # u / (1 − 2u), rounded up, for the unit roundoff u = 2⁻⁸ of bf16.
 ROUNDING = 1.01 * 2.0**-8
@@ -84,15 +92,6 @@ class Listed(NamedTuple):
     column: Int64[Tensor, " e"]
 
 
-@runtime_checkable
-class Watcher(Protocol):
-    """Something that looks at every tile of scores as well."""
-
-    def take(self, tile: Scores) -> bool:
-        """Look at a tile; say whether screening still pays."""
-        ...
-
-
 @cache
 def has_fast_product() -> bool:
     """Whether this CPU multiplies bf16 numbers itself; elsewhere a bf16 product is no faster."""
@@ -137,7 +136,7 @@ def scan(
         return None
     states, bank = pair
     nearest = _NearestStates(error_of(states, bank), len(bank.full), mask)
-    found = screen(states, bank, k, elements, nearest)
+    found = screen(states, bank, k, elements, nearest.take)
     if found is None:
         return None
     values, indices = largest_listed(found, states, bank, spread, elements)
@@ -187,11 +186,12 @@ def reduced(scores: Tensor, error: float) -> Tensor:
 
 
 def screen(
-    states: Vectors, bank: Vectors, k: int, elements: int, watcher: Watcher
+    states: Vectors, bank: Vectors, k: int, elements: int, watch: Callable[[Scores], bool]
 ) -> Listed | None:
     """List pairs that may be among a state's k best; None where near-ties are too many.
 
-    The pairs do not depend on the watcher, nor on the other states of a tile.
+    ``watch`` looks at every tile as well and says whether screening still pays. The pairs do not
+    depend on it, nor on the other states of a tile.
     """
     lead = 2 * error_of(states, bank) + margin(states.low.shape[1], torch.float32)
     wanted = CROWDED * (k + SPARE)
@@ -212,7 +212,7 @@ def screen(
             clear = ~unclear[row]
             row, column = row[clear], column[clear]
         listed.append((row + tile.start, column))
-        if not watcher.take(tile):
+        if not watch(tile):
             return None
     row, column = (torch.cat(part) for part in zip(*listed, strict=True))
     return Listed(torch.cat(doubtful), row, column)

@@ -16,13 +16,15 @@ from prismlm.ops.prototype_head.exact import (
     FEW_SPARE,
     SPARE,
     Candidates,
+    column_maxima,
+    entries_at_least,
     full_precision,
+    largest,
     margin,
     rank_rows,
     settle,
 )
 from prismlm.ops.prototype_head.routing import Routing, check_arguments, inverse_norms, score_dtype
-from prismlm.ops.prototype_head.selection import column_maxima, entries_at_least, largest
 from prismlm.ops.prototype_head.sparse import RowGradient, SelectedCosines, gather_sum
 
 # A thread's part of a tile of scores: 4 MiB, which stays in cache; smaller ones wait on each other.

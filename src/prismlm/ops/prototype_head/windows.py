@@ -10,9 +10,16 @@ from torch import Tensor
 
 from prismlm.errors import InputError
 from prismlm.ops.prototype_head import screened, tiled
-from prismlm.ops.prototype_head.exact import ABSENT, FEW_SPARE, SPARE, full_precision, rank_rows
+from prismlm.ops.prototype_head.exact import (
+    ABSENT,
+    FEW_SPARE,
+    ROW_GROUP,
+    SPARE,
+    full_precision,
+    largest,
+    rank_rows,
+)
 from prismlm.ops.prototype_head.routing import check_arguments, inverse_norms, score_dtype
-from prismlm.ops.prototype_head.selection import ROW_GROUP, largest
 
 # A GPU has no cache that a tile should fit in, and every tile costs it a few launches.
 CUDA_TILE_ELEMENTS = 2**25
@@ -195,7 +202,7 @@ def _scan_screened(
         return None
     vectors, bank = pair
     best = _BestOfWindows(vectors, bank, window, threshold)
-    found = screened.screen(vectors, bank, k, tiled.tile_elements(), best)
+    found = screened.screen(vectors, bank, k, tiled.tile_elements(), best.take)
     if found is None:
         return None
     spread = min(k + FEW_SPARE, len(prototypes))

@@ -1,7 +1,11 @@
-"""The forward pass of the prefix mean in blocks.
+"""The forward pass of the prefix mean in blocks of C positions.
 
-Within a block, the scores Σ_k q_ik β_k^(i−j) w_jk of all pairs are matrix products, level by level
-of :mod:`factors`; what comes from before a block reaches it through the block's state.
+Within a block, the scores Σ_k q_ik β_k^(i−j) w_jk of all pairs are matrix products; what comes from
+before a block reaches it through the block's state. No product of decays is above 1: a pair of
+positions j < i of a block is met at one level h of 1, 2, 4, … C/2, where j is in the first and i in
+the second half of a stretch of 2h positions. The decay between them is then taken apart at the
+middle: from j to the end of its half, and from the start of the other half to i. Both are products
+of decays, so neither overflows, however fast channels forget.
 """
 
 from __future__ import annotations
@@ -10,9 +14,110 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from prismlm.ops.prototype_mixer.factors import Factors, halves, quadrants
 from prismlm.ops.prototype_mixer.state import EMPTY_BELOW, PrefixState
+
+
+class Level(NamedTuple):
+    """The decay between the halves of stretches of 2h positions.
+
+    Attributes:
+        size: h.
+        until: β_j … β_e for position j of a first half that ends with e; [B, G, m, h, R].
+        since: β_s … β_(i−1) for position i of a second half that starts with s; likewise.
+    """
+
+    size: int
+    until: Tensor
+    since: Tensor
+
+
+class Factors(NamedTuple):
+    """The decay within blocks of C positions; B and n are 1 where all rows and blocks are alike.
+
+    Attributes:
+        levels: those of halves, the smallest first.
+        until: β_j … β_e for position j of a block that ends with e; [B, G, n, C, R].
+        since: β_s … β_(i−1) for position i of a block that starts with s; likewise.
+        whole: β_s … β_e; [B, G, n, R], float64: rounded, it would be wrong by the same in every
+            block, and after a thousand of them by a thousand times that.
+    """
+
+    levels: tuple[Level, ...]
+    until: Tensor
+    since: Tensor
+    whole: Tensor
+
+
+def channel_factors(decay: Tensor, length: int, size: int) -> Factors:
+    """Return the factors of decays [G, R] for ``length`` positions in blocks of ``size``."""
+    steps = torch.arange(size + 1, device=decay.device)
+    powers = decay[None, :, None, None] ** steps[:, None]
+    until, since = powers[..., 1:, :].flip(-2), powers[..., :-1, :]
+    levels = tuple(Level(h, until[..., size - h :, :], since[..., :h, :]) for h in _levels(size))
+    exact = _wide(decay)[None, :, None]
+    whole = exact**size
+    last = length % size
+    if last:
+        # The last block is filled up with positions that must not count as steps of decay.
+        blocks = length // size
+        short = powers[..., (last - steps[:-1]).clamp_min(0), :]
+        until = torch.cat([until.expand(-1, -1, blocks, -1, -1), short], 2)
+        whole = torch.cat([whole.expand(-1, -1, blocks, -1), exact**last], 2)
+    return Factors(levels, until, since, whole)
+
+
+def token_factors(decay: Tensor) -> Factors:
+    """Return the factors of decays [B, G, n, C, R], 1 where a block is filled up."""
+    shape = decay.shape
+    until = decay.reshape(*shape[:2], -1, 1, shape[-1])
+    since = torch.ones_like(until)
+    levels: list[Level] = []
+    for h in _levels(shape[3]):
+        first, second = halves(until, h)
+        before, behind = halves(since, h)
+        levels.append(Level(h, first, behind))
+        until = torch.cat([first * second[..., :1, :], second], -2)
+        since = torch.cat([before, first[..., :1, :] * behind], -2)
+    return Factors(tuple(levels), until, since, _wide(decay).prod(-2))
+
+
+def halves(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Return the halves of stretches, [B, G, n, C, F] as twice [B, G, m, h, F]: views of x."""
+    parts = x.view(*x.shape[:2], -1, 2, size, x.shape[-1])
+    return parts[:, :, :, 0], parts[:, :, :, 1]
+
+
+def quadrants(scores: Tensor, size: int) -> Tensor:
+    """Return where second halves meet first halves: of [B, G, n, C, C] the [B, G, n, m, h, h]."""
+    count = scores.shape[-1] // (2 * size)
+    parts = scores.view(*scores.shape[:3], count, 2 * size, count, 2 * size)
+    return parts.diagonal(dim1=3, dim2=5)[..., size:, :size, :].movedim(-1, 3)
+
+
+def blocks_of(x: Tensor, groups: int, size: int, fill: float = 0.0) -> Tensor:
+    """Return [B, T, F] as [B, G, n, C, F / G]."""
+    batch, length, features = x.shape
+    x = F.pad(x, (0, 0, 0, -length % size), value=fill) if length % size else x
+    x = x.reshape(batch, -1, size, groups, features // groups)
+    return x.permute(0, 3, 1, 2, 4)
+
+
+def rows_of(x: Tensor, length: int) -> Tensor:
+    """Return [B, G, n, C, F] as the [B, T, G·F] that it came from."""
+    batch, groups, blocks, size, features = x.shape
+    rows = x.permute(0, 2, 3, 1, 4).reshape(batch, blocks * size, groups * features)
+    return rows[:, :length]
+
+
+def _wide(decay: Tensor) -> Tensor:
+    """Return float64, which Apple's GPUs do not have."""
+    return decay if decay.device.type == "mps" else decay.double()
+
+
+def _levels(size: int) -> list[int]:
+    return [1 << n for n in range(size.bit_length() - 1)]
 
 
 class Kept(NamedTuple):

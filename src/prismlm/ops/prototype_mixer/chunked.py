@@ -24,6 +24,9 @@ TILE_LENGTH = 1024
 TILE = 4096
 """Positions of a tile, over all its rows."""
 
+Inputs = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Write and read gates, values and decays."""
+
 
 def prefix_mean(
     write: Float[Tensor, "B T R"],
@@ -81,7 +84,7 @@ def prefix_mean(
         beta, held = _with_flags(beta.expand(w.shape), held, mask, starts)
     with torch.autocast(device_type=values.device.type, enabled=False):
         compute = _step if w.shape[1] == 1 else _tiles
-        out, end = compute(w, r, v, beta, held, normalise, groups)
+        out, end = compute((w, r, v, beta), held, normalise, groups)
     return out.to(values.dtype), end
 
 
@@ -102,15 +105,10 @@ def _with_flags(
 
 
 def _step(
-    w: Tensor,
-    r: Tensor,
-    v: Tensor,
-    beta: Tensor,
-    state: PrefixState | None,
-    normalise: bool,
-    groups: int,
+    inputs: Inputs, state: PrefixState | None, normalise: bool, groups: int
 ) -> tuple[Tensor, PrefixState]:
     """Read one position from the state and write it, by the recurrence."""
+    w, r, v, beta = inputs
     sums, mass = empty_state(w, v, groups) if state is None else state
     w, q, beta = w[:, 0], r[:, 0], beta[:, 0] if beta.ndim == 3 else beta
     if normalise:
@@ -125,48 +123,37 @@ def _step(
 
 
 def _tiles(
-    w: Tensor,
-    r: Tensor,
-    v: Tensor,
-    beta: Tensor,
-    state: PrefixState | None,
-    normalise: bool,
-    groups: int,
+    inputs: Inputs, state: PrefixState | None, normalise: bool, groups: int
 ) -> tuple[Tensor, PrefixState]:
+    w = inputs[0]
     rows = max(1, TILE // min(w.shape[1], TILE_LENGTH))
     # On a GPU, and in compiled code, which would be written out tile by tile, rows stay together.
     if w.device.type != "cpu" or torch.compiler.is_compiling() or rows >= len(w):
-        return _row_tiles(w, r, v, beta, state, normalise, groups)
-    ws, rs, vs = (torch.split(tensor, rows) for tensor in (w, r, v))
-    betas = torch.split(beta, rows) if beta.ndim == 3 else [beta] * len(ws)
-    states: list[PrefixState | None] = [None] * len(ws)
+        return _row_tiles(inputs, state, normalise, groups)
+    parts = _split(inputs, rows, 0)
+    states: list[PrefixState | None] = [None] * len(parts)
     if state is not None:
         pairs = zip(torch.split(state.sums, rows), torch.split(state.mass, rows), strict=True)
         states = [PrefixState(*pair) for pair in pairs]
-    outs: list[Tensor] = []
-    ends: list[PrefixState] = []
-    for arguments in zip(ws, rs, vs, betas, states, strict=True):
-        out, end = _row_tiles(*arguments, normalise, groups)
-        outs.append(out)
-        ends.append(end)
-    end = PrefixState(torch.cat([e.sums for e in ends]), torch.cat([e.mass for e in ends]))
-    return torch.cat(outs), end
+    found = [_row_tiles(*own, normalise, groups) for own in zip(parts, states, strict=True)]
+    sums, mass = (torch.cat([end[n] for _, end in found]) for n in range(2))
+    return torch.cat([out for out, _ in found]), PrefixState(sums, mass)
 
 
 def _row_tiles(
-    w: Tensor,
-    r: Tensor,
-    v: Tensor,
-    beta: Tensor,
-    state: PrefixState | None,
-    normalise: bool,
-    groups: int,
+    inputs: Inputs, state: PrefixState | None, normalise: bool, groups: int
 ) -> tuple[Tensor, PrefixState]:
-    ws, rs, vs = (torch.split(tensor, TILE_LENGTH, 1) for tensor in (w, r, v))
-    betas = torch.split(beta, TILE_LENGTH, 1) if beta.ndim == 3 else [beta] * len(ws)
-    out, state = blockwise_mean(ws[0], rs[0], vs[0], betas[0], state, normalise, groups)
-    outs = [out]
-    for arguments in zip(ws[1:], rs[1:], vs[1:], betas[1:], strict=True):
-        out, state = blockwise_mean(*arguments, state, normalise, groups)
+    outs: list[Tensor] = []
+    for part in _split(inputs, TILE_LENGTH, 1):
+        out, state = blockwise_mean(*part, state, normalise, groups)
         outs.append(out)
+    assert state is not None
     return outs[0] if len(outs) == 1 else torch.cat(outs, 1), state
+
+
+def _split(inputs: Inputs, size: int, dim: int) -> list[Inputs]:
+    """Return parts of the inputs along rows or positions; channels' decays are in each."""
+    w, r, v = (torch.split(tensor, size, dim) for tensor in inputs[:3])
+    beta = inputs[3]
+    betas = torch.split(beta, size, dim) if beta.ndim == 3 else [beta] * len(w)
+    return list(zip(w, r, v, betas, strict=True))

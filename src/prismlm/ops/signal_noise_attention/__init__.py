@@ -1,6 +1,6 @@
 """Attention of tied heads in two groups, signal minus noise (Prism)."""
 
-from prismlm.ops.signal_noise_attention.fused import attend
+from prismlm.ops.signal_noise_attention.fused import attend, attention_weights
 from prismlm.ops.signal_noise_attention.rotary import (
     SCALINGS,
     Scaling,
@@ -8,7 +8,6 @@ from prismlm.ops.signal_noise_attention.rotary import (
     group_frequencies,
     rotate,
 )
-from prismlm.ops.signal_noise_attention.weights import attention_weights
 
 __all__ = [
     "SCALINGS",

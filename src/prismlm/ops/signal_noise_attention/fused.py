@@ -1,4 +1,4 @@
-"""Signal/noise attention as one call of PyTorch's own attention kernel."""
+"""Signal/noise attention as one call of PyTorch's own kernel, and the weights beside it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,55 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
-from prismlm.ops.signal_noise_attention.arguments import check_arguments
+from prismlm.errors import InputError
 from prismlm.ops.signal_noise_attention.rotary import rotate
+
+
+def check_arguments(
+    u_signal: Tensor,
+    u_noise: Tensor,
+    noise_weight: float | Tensor,
+    rotations: tuple[Tensor, Tensor],
+    positions: Tensor | None,
+    mask: Tensor | None,
+    queries: int | None,
+) -> None:
+    """Raise InputError for shapes that do not fit together, or a number λ outside of [0, 1]."""
+    if u_signal.ndim != 4 or 0 in u_signal.shape or u_noise.shape != u_signal.shape:
+        raise InputError(
+            f"u_signal is {list(u_signal.shape)} and u_noise {list(u_noise.shape)}: expected "
+            "[B, H, S, p] of both, at least one of each."
+        )
+    batch, _, seen, size = u_signal.shape
+    for name, own in zip(("signal", "noise"), rotations, strict=True):
+        if size % 2 or own.shape != (size // 2,):
+            raise InputError(
+                f"{name}_frequencies are {list(own.shape)}: heads of size {size} need one for "
+                "each pair of dimensions, and an even size."
+            )
+    asked = seen if queries is None else queries
+    if not 1 <= asked <= seen:
+        raise InputError(f"queries is {queries}: expected 1 to {seen}, the positions seen.")
+    if positions is not None and positions.shape != (batch, seen):
+        raise InputError(f"positions are {list(positions.shape)}: expected {[batch, seen]}.")
+    if mask is not None and (mask.dtype != torch.bool or mask.shape != (batch, 1, asked, seen)):
+        raise InputError(
+            f"mask is {mask.dtype} {list(mask.shape)}: expected bool {[batch, 1, asked, seen]}."
+        )
+    check_noise_weight(noise_weight)
+
+
+def check_noise_weight(noise_weight: float | Tensor) -> None:
+    """Raise InputError for a number λ outside of [0, 1], or a tensor of more than one.
+
+    The value of a tensor is not looked at, which would wait for the device at every call: whoever
+    sets it checks it, as ``SignalNoiseModel.set_noise_weight`` does.
+    """
+    if isinstance(noise_weight, Tensor):
+        if noise_weight.numel() != 1:
+            raise InputError(f"λ is {list(noise_weight.shape)}: expected one number.")
+    elif not 0 <= noise_weight <= 1:
+        raise InputError(f"λ is {noise_weight}: expected 0 to 1.")
 
 
 def attend(
@@ -85,3 +132,49 @@ def values_and_keys(
     groups = values.view(batch, 2, heads, seen, size)
     own = torch.stack(rotations)[:, None]
     return values, rotate(groups, positions[:, None, None], own).flatten(1, 2)
+
+
+def attention_weights(
+    u_signal: Float[Tensor, "B H S p"],
+    u_noise: Float[Tensor, "B H S p"],
+    *,
+    signal_frequencies: Float[Tensor, " half"],
+    noise_frequencies: Float[Tensor, " half"],
+    positions: Int64[Tensor, "B S"] | None = None,
+    mask: Bool[Tensor, "B 1 T S"] | None = None,
+    queries: int | None = None,
+    scale: float | None = None,
+) -> Float[Tensor, "B G T S"]:
+    """Return softmax_j(scale · (R_i u_i)·(R_j u_j)) over the positions j that i sees.
+
+    What :func:`attend` weighs its values by, before λ: rows of a signal head and of a noise head
+    sum to 1 alike. A position that sees nothing has a row of zeros.
+
+    Held at once are the scores and the weights, twice what is returned, and the mask.
+
+    Source: Prism, Eq. 6 and 7. Arguments as of :func:`attend`.
+
+    Returns:
+        Signal heads first, then noise heads: G = 2H.
+
+    Raises:
+        InputError: shapes that do not fit together.
+    """
+    rotations = (signal_frequencies, noise_frequencies)
+    check_arguments(u_signal, u_noise, 0.0, rotations, positions, mask, queries)
+    seen, size = u_signal.shape[2:]
+    asked = seen if queries is None else queries
+    device = u_signal.device
+    place = torch.arange(seen, device=device)[None] if positions is None else positions
+    if mask is None:
+        ends = torch.arange(seen - asked, seen, device=device)
+        mask = (torch.arange(seen, device=device) <= ends[:, None])[None, None]
+    _, keys = values_and_keys(u_signal, u_noise, place, rotations)
+    factor = size**-0.5 if scale is None else scale
+    hidden = ~mask
+    scores = (keys[:, :, seen - asked :] * factor) @ keys.mT
+    weights = scores.masked_fill_(hidden, float("-inf")).softmax(-1)
+    # For a position that sees nothing. The gradient of softmax needs what it returned.
+    if weights.requires_grad:
+        return weights.masked_fill(hidden, 0.0)
+    return weights.masked_fill_(hidden, 0.0)

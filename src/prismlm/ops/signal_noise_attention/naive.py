@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from prismlm.ops.signal_noise_attention.arguments import check_arguments
+from prismlm.ops.signal_noise_attention.fused import check_arguments
 from prismlm.ops.signal_noise_attention.rotary import rotate
 
 

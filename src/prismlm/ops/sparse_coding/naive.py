@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from prismlm.ops.sparse_coding.arguments import check_settings, check_shapes
+from prismlm.ops.sparse_coding.ista import check_settings, check_shapes
 
 
 def ista_step(

@@ -1,14 +1,15 @@
 """The entropy of a prediction as a code, and the code as a vector (PRISMA)."""
 
-from prismlm.ops.uncertainty_feedback.embedding import NO_CODE, embed_codes
-from prismlm.ops.uncertainty_feedback.entropy import (
+from prismlm.ops.uncertainty_feedback.codes import (
+    NO_CODE,
     check_levels,
+    embed_codes,
     entropy_codes,
     neutral_code,
     normalised_entropy,
     quantise,
+    shuffle_codes,
 )
-from prismlm.ops.uncertainty_feedback.shuffle import shuffle_codes
 
 __all__ = [
     "NO_CODE",

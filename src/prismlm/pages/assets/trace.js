@@ -34,7 +34,8 @@
   const bar = (label, share, classes, base = null) => {
     const fill = make("span", "p-fill");
     fill.style.width = `${Math.max(0, Math.min(1, share)) * 100}%`;
-    const name = make("span", "p-key-name", label);
+    const end = Math.max(label.length >> 1, label.length - 9);
+    const name = make("span", "p-key-name", make("span", null, label.slice(0, end)), make("span", null, label.slice(end)));
     name.title = label;
     const item = make("li", classes, name, make("span", "p-track", fill),
       make("span", "p-number", percent(share)));
@@ -177,7 +178,7 @@
         [["contribution", contribution], ["evidence", evidence], ["cosine", cosine]]));
       const contexts = (one.contexts ?? []).map((n) =>
         make("li", null, quote(data.contexts[n], "p-line"), origin(data.contexts[n])));
-      const none = one.contexts === null ? "It carries little here, so its contexts are left out." : "No context in the corpus.";
+      const none = one.contexts === undefined ? "It carries little here, so its contexts are left out." : "No context in the corpus.";
       const body = contexts.length ? make("ol", "p-contexts", ...contexts) : make("p", "p-note", none);
       const entry = make("details", null, summary, ...(step.chains?.[i] ? [chain(step.chains[i])] : []), body);
       entry.open = i < opened;
@@ -226,9 +227,22 @@
     return [main, aside];
   };
 
+  const parsed = (root) => JSON.parse(root.querySelector(':scope > script[type="application/json"]').textContent);
+  const known = new Map();
+  const shared = (group) => {
+    if (!known.has(group)) {
+      const { prototypes, places, documents } = parsed(group);
+      known.set(group, {
+        prototypes: Object.fromEntries(Object.entries(prototypes).map(
+          ([id, [name, category, hue, contexts]]) => [id, { name, category, hue, contexts }])),
+        contexts: places.map(([before, token, after, document]) => ({ before, token, after, ...documents[document] })),
+      });
+    }
+    return known.get(group);
+  };
   const start = (root) => {
     root.dataset.ready = "yes";
-    const data = JSON.parse(root.querySelector('script[type="application/json"]').textContent);
+    const data = { ...parsed(root), ...shared(root.closest(".p-traces")) };
     const tokens = [...root.querySelectorAll(".p-token")];
     const target = root.querySelector(".p-panel");
     let chosen = tokens.length - 1;

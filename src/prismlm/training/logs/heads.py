@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Callable, Iterable
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 from torch import nn
 
 from prismlm.corpus.sequences import Sequences
-from prismlm.files import atomic_file
+from prismlm.files import atomic_file, json_text
 from prismlm.instruments.heads import (
     CrossTerms,
     HeadUses,
@@ -132,7 +131,7 @@ def write_heads_report(prepared: Prepared) -> None:
             checkpoints.guard_writing(str(file), recipe.out / CHECKPOINTS),
             atomic_file(file) as temporary,
         ):
-            text = json.dumps(report.to_dict(), ensure_ascii=False, allow_nan=False, indent=1)
+            text = json_text(report.to_dict(), indent=1)
             temporary.write_text(text + "\n", encoding="utf-8")
 
 

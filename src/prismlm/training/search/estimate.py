@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import replace
 
+from prismlm.cost import Cost
 from prismlm.training.dimensions import Dimension, Scalar
-from prismlm.training.estimate import TrainingEstimate, estimate
+from prismlm.training.estimate import estimate
 from prismlm.training.recipe import Recipe
 from prismlm.training.run_directory import SEARCH
 from prismlm.training.search.runs import TRIALS
@@ -17,41 +17,14 @@ from prismlm.training.search.space import check_measured, check_space, recipe_of
 FREE_OF_COST = ("optimizer.", "losses.")
 
 
-@dataclass(frozen=True)
-class SearchEstimate:
-    """What ``prismlm train RECIPE --search`` will take.
-
-    Attributes:
-        trials: of the whole search.
-        trials_left: those that are not finished yet.
-        runs: training runs left, every trial being as many as there are seeds.
-        first: one run with the least number of every key, or the first of choices that are none.
-        last: one run with the greatest number of every key, or the last of choices that are none.
-        seconds: for all runs left, at the mean of both; evaluations and the sampler left out.
-        seconds_least: at the quicker of both.
-        seconds_most: at the slower of both.
-        memory_bytes: the most that either takes.
-        disk_bytes: of one run while it lasts; its model is removed when it is measured.
-    """
-
-    trials: int
-    trials_left: int
-    runs: int
-    first: TrainingEstimate
-    last: TrainingEstimate
-    seconds: float
-    seconds_least: float
-    seconds_most: float
-    memory_bytes: int
-    disk_bytes: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the estimate as JSON values."""
-        return asdict(self)
-
-
-def estimate_search(recipe: Recipe, *, resume: bool = False) -> SearchEstimate:
+def estimate_search(recipe: Recipe, *, resume: bool = False) -> Cost:
     """Say what a search will take; nothing is written, and Optuna is not needed.
+
+    Its parts are ``first``, one run with the least number of every key, or the first of choices
+    that are none, and ``last``, one with the greatest or the last. Time is the runs left at the
+    mean of both, evaluations and the sampler left out; disk is of one run while it lasts, its
+    model being removed when it is measured. The figures are ``trials`` in all, ``trials_left``,
+    ``runs`` left, ``seconds_least`` and ``seconds_most`` at the quicker and slower of both.
 
     Raises:
         InputError: as :func:`prismlm.training.search`, but not for a missing package or GPU.
@@ -63,24 +36,28 @@ def estimate_search(recipe: Recipe, *, resume: bool = False) -> SearchEstimate:
     first, last = (
         {key: _extremes(dimension)[end] for key, dimension in dimensions.items()} for end in (0, 1)
     )
-    costs = [_estimate(recipe, first)]
+    costs = [replace(_estimate(recipe, first), name="first")]
     costly = any(not key.startswith(FREE_OF_COST) for key in dimensions)
-    costs.append(_estimate(recipe, last) if costly else costs[0])
+    costs.append(replace(_estimate(recipe, last) if costly else costs[0], name="last"))
     search = recipe.search
     left = max(0, search.trials - len(finished_trials(recipe)))
     runs = left * search.seeds
-    times = [cost.seconds for cost in costs]
-    return SearchEstimate(
-        trials=search.trials,
-        trials_left=left,
-        runs=runs,
-        first=costs[0],
-        last=costs[1],
-        seconds=runs * sum(times) / 2,
-        seconds_least=runs * min(times),
-        seconds_most=runs * max(times),
-        memory_bytes=max(cost.memory_bytes for cost in costs),
-        disk_bytes=max(cost.disk_bytes for cost in costs),
+    times = [cost.seconds or 0.0 for cost in costs]
+    figures = {
+        "trials": search.trials,
+        "trials_left": left,
+        "runs": runs,
+        "seconds_least": runs * min(times),
+        "seconds_most": runs * max(times),
+    }
+    return Cost(
+        runs * sum(times) / 2,
+        max(cost.memory_bytes for cost in costs),
+        max(cost.disk_bytes or 0 for cost in costs),
+        figures,
+        parts=tuple(costs),
+        basis=f"{costs[0].basis} From the first and the last value of each key; evaluations and "
+        "the sampler are left out.",
     )
 
 
@@ -93,7 +70,7 @@ def _extremes(dimension: Dimension) -> tuple[Scalar, Scalar]:
     return min(numbers), max(numbers)
 
 
-def _estimate(recipe: Recipe, values: dict[str, Scalar]) -> TrainingEstimate:
+def _estimate(recipe: Recipe, values: dict[str, Scalar]) -> Cost:
     # A directory that no trial is in.
     out = recipe.out / SEARCH / TRIALS / "estimate"
     return estimate(recipe_of(recipe, values, out=out))

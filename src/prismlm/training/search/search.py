@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,12 @@ from prismlm import __version__
 from prismlm.corpus.store import Corpus
 from prismlm.errors import InputError, PrismError
 from prismlm.files import read_json
-from prismlm.locks import Held, locked
 from prismlm.progress import SILENT, Reporter
+from prismlm.run_state import writing
 from prismlm.training import distributed
 from prismlm.training.device import resolved
 from prismlm.training.recipe import Recipe
-from prismlm.training.run_directory import LOCK_FILE, SEARCH, differences
+from prismlm.training.run_directory import SEARCH, differences
 from prismlm.training.search.result import (
     BEST_MODEL,
     RESULTS_FILE,
@@ -77,7 +76,7 @@ def search(
     # What the largest trial needs is missed now, and not in the middle of the search.
     prepare(_largest(recipe))
     directory = recipe.out / SEARCH
-    with _exclusive(directory):
+    with writing(directory, within=True):
         check_search(recipe, resume=resume)
         _check_same(directory, recipe, noted)
         return _search(recipe, directory, noted, progress, on_trial)
@@ -202,22 +201,3 @@ def _largest(recipe: Recipe) -> Recipe:
         if key in ("batch_size", "gradient_accumulation"):
             values[key] = max(dimension.ends)
     return recipe_of(recipe, values)
-
-
-@contextmanager
-def _exclusive(directory: Path) -> Iterator[None]:
-    with ExitStack() as held:
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            held.enter_context(locked(directory / LOCK_FILE))
-        except Held as holder:
-            raise InputError(
-                f"{directory} is being written to by another search, process {holder.process}. "
-                "Wait until it has ended, or choose another out."
-            ) from None
-        except OSError as error:
-            raise InputError(
-                f"cannot write to {directory} ({error}). Choose another out."
-            ) from error
-        held.callback((directory / LOCK_FILE).unlink, missing_ok=True)
-        yield

@@ -1,0 +1,41 @@
+"""Do the documents with the highest scores hold the fact that was asked for?
+
+recall@n = |n best documents ∩ documents with the fact| / min(n, documents with the fact)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from benchmarks.attribution.judges.passages import best
+from prismlm.errors import InputError
+
+
+def document_recall(
+    scores: np.ndarray, planted: Sequence[np.ndarray], limit: int = 10
+) -> np.ndarray:
+    """Return the recall of every question, float64 [Q].
+
+    A document without a score above 0 is not named, even where fewer than ``limit`` have one.
+
+    Args:
+        scores: of documents, the higher the more responsible, [Q, D].
+        planted: rows of the documents that hold each question's fact, int64, at least one each.
+        limit: n.
+
+    Raises:
+        InputError: not one list for each question, or an empty one, or ``limit`` out of range.
+    """
+    if len(planted) != len(scores) or not all(len(rows) for rows in planted):
+        raise InputError(
+            f"{len(planted)} lists of planted documents for {len(scores)} questions: expected one "
+            "for each, none empty."
+        )
+    found = best(scores, limit)
+    hits = [
+        len({row for row in named.tolist() if scores[number, row] > 0} & set(rows.tolist()))
+        for number, (named, rows) in enumerate(zip(found, planted, strict=True))
+    ]
+    return np.array([hit / min(limit, len(r)) for hit, r in zip(hits, planted, strict=True)])

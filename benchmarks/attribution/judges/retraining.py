@@ -1,0 +1,120 @@
+"""What retraining says: models trained on parts of the documents, against what scores foretold.
+
+**LDS** (linear datamodeling score, Park et al. 2023): many models are trained on random subsets S
+of the documents. The scores of a prediction foretell that the more its subset scores, the likelier
+the prediction is:
+
+    LDS = mean over predictions of Spearman over S ( Σ_{d in S} score_d , log p_S(target) )
+
+**Forgetting**: models are trained from scratch without the documents that a method names. What
+the prediction loses is
+
+    forgetting = mean over seeds of  log p_all(target) − log p_without(target)
+
+Both are in the terms of whole trainings, which no method of attribution computes: they are the
+judges that cannot be pleased by looking for what looks alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from benchmarks.attribution.judges.passages import Prediction
+from prismlm.errors import InputError
+from prismlm.statistics import spearman
+
+Outputs = Callable[[np.ndarray, int], Callable[[Sequence[Prediction]], np.ndarray]]
+"""Rows of documents [n] and a seed to a model trained on them, as its log-probabilities."""
+
+
+def random_subsets(documents: int, models: int, seed: int, share: float = 0.5) -> np.ndarray:
+    """Draw the documents of each model without replacement: bool [models, documents].
+
+    Raises:
+        InputError: ``share`` leaves a model without documents or without any that it lacks.
+    """
+    kept = round(share * documents)
+    if not 1 <= kept < documents:
+        raise InputError(
+            f"models of {kept} out of {documents} documents: expected at least one on each side."
+        )
+    generator = np.random.default_rng(seed)
+    subsets = np.zeros((models, documents), dtype=bool)
+    for row in subsets:
+        row[generator.permutation(documents)[:kept]] = True
+    return subsets
+
+
+def linear_datamodeling(scores: np.ndarray, subsets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
+    """Return the rank correlation of every prediction, float64 [predictions]; LDS is their mean.
+
+    Args:
+        scores: of documents, the higher the more responsible, [predictions, documents].
+        subsets: what each model was trained on, bool [models, documents].
+        outputs: log-probability of each target under each model, [predictions, models].
+
+    A prediction that is foretold, or comes out, the same for every model gets 0: nothing was said.
+
+    Raises:
+        InputError: shapes that do not go together, or fewer than three models.
+    """
+    predictions, documents = scores.shape
+    models = len(subsets)
+    if models < 3 or subsets.shape[1] != documents or outputs.shape != (predictions, models):
+        raise InputError(
+            f"scores {list(scores.shape)}, subsets {list(subsets.shape)} and outputs "
+            f"{list(outputs.shape)}: expected [predictions, documents], [models, documents] and "
+            "[predictions, models], of at least three models."
+        )
+    foretold = scores.astype(np.float64) @ subsets.T.astype(np.float64)
+    return np.array(
+        [spearman(left, right).rho for left, right in zip(foretold, outputs, strict=True)]
+    )
+
+
+def forgetting(
+    train: Outputs,
+    documents: int,
+    predictions: Sequence[Prediction],
+    named: np.ndarray,
+    seeds: Sequence[int],
+    *,
+    together: int = 1,
+) -> np.ndarray:
+    """Retrain without what was named for each prediction; float64 [predictions, seeds], in nats.
+
+    Positive where the prediction has become less likely. Each seed's models, with all documents
+    and without some, begin at the same weights and differ in nothing else.
+
+    A training for every prediction is dear. With ``together`` above 1, one model goes without what
+    was named for several in a row. What is named for the others is noise to each, of a size that
+    documents at random show too: only compare methods, over the same predictions.
+
+    Args:
+        train: trains on the documents of these rows, with this seed.
+        documents: how many there are.
+        predictions: whose targets are asked for again.
+        named: rows of the documents taken away for each prediction, int64 [predictions, n].
+        seeds: of the trainings; there are (⌈predictions / together⌉ + 1) · seeds of them.
+        together: predictions that share a training.
+
+    Raises:
+        InputError: as many rows of ``named`` as predictions are expected, and no document that
+            is not there.
+    """
+    if len(named) != len(predictions) or named.min() < 0 or named.max() >= documents:
+        raise InputError(
+            f"{len(named)} lists of rows {named.min()} to {named.max()} for {len(predictions)} "
+            f"predictions and {documents} documents: expected a list each, of rows that are there."
+        )
+    everything = np.arange(documents)
+    lost = np.empty((len(predictions), len(seeds)))
+    for column, seed in enumerate(seeds):
+        lost[:, column] = train(everything, seed)(predictions)
+        for first in range(0, len(predictions), together):
+            rows = slice(first, first + together)
+            model = train(np.setdiff1d(everything, named[rows]), seed)
+            lost[rows, column] -= model(predictions[rows])
+    return lost

@@ -1,0 +1,170 @@
+"""Tail-patch: does one more step on the named passages make the prediction likelier?
+
+    gain     = log p_θ′(y | context) − log p_θ(y | context),    θ′ = θ − η ∇_θ L(θ)
+    specific = Δ log-odds(y | context) − mean over other contexts c of Δ log-odds(y | c)
+
+with L the mean next-token loss over all tokens of the named passages together, each read on its
+own. The model is put back after every prediction. Any passages full of y raise it, everywhere: the
+gain alone is largest for whoever counts y. What they say of y *here* is in the specific gain; it is
+in log-odds, log p / (1 − p), which a constant added to y's logit moves alike in every context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from benchmarks.attribution.judges.passages import Prediction
+from prismlm.errors import InputError
+
+IGNORED = -100
+
+
+class PatchGains(NamedTuple):
+    """What one step on the named passages did to each prediction.
+
+    Attributes:
+        gain: of its log-probability, in nats, float64 [predictions].
+        specific: of its log-odds, less the mean of its target's in other contexts; NaN without.
+    """
+
+    gain: np.ndarray
+    specific: np.ndarray
+
+
+def tail_patch(
+    model: nn.Module,
+    predictions: Sequence[Prediction],
+    passages: Sequence[Sequence[np.ndarray]],
+    *,
+    contexts: Sequence[np.ndarray] = (),
+    learning_rate: float = 0.05,
+    weights: Sequence[nn.Parameter] | None = None,
+) -> PatchGains:
+    """Return the gains of each prediction.
+
+    Args:
+        model: a causal language model; its weights are as before when this returns or fails.
+        predictions: whose targets' log-probabilities are compared.
+        passages: for each prediction the token ids of those named for it, int64 [length] each.
+        contexts: other texts that targets might follow, token ids, int64 [length] each.
+        learning_rate: η of the step, plain SGD.
+        weights: of the model, that the step moves; every one if left out.
+
+    Raises:
+        InputError: not one list of passages for each prediction, or one without two tokens in a
+            row to learn from.
+    """
+    if len(passages) != len(predictions):
+        raise InputError(
+            f"{len(passages)} lists of passages for {len(predictions)} predictions: expected one "
+            "for each."
+        )
+    training = model.training
+    model.eval()
+    moved = list(model.parameters()) if weights is None else weights
+    try:
+        elsewhere = [_log_probabilities(model, context) for context in contexts]
+        pairs = [
+            _gains(model, prediction, named, contexts, elsewhere, learning_rate, moved)
+            for prediction, named in zip(predictions, passages, strict=True)
+        ]
+    finally:
+        model.train(training)
+    gains = np.array(pairs, dtype=np.float64).reshape(-1, 2)
+    return PatchGains(gains[:, 0], gains[:, 1])
+
+
+def _gains(
+    model: nn.Module,
+    prediction: Prediction,
+    passages: Sequence[np.ndarray],
+    contexts: Sequence[np.ndarray],
+    elsewhere: Sequence[Tensor],
+    rate: float,
+    weights: Sequence[nn.Parameter],
+) -> tuple[float, float]:
+    target = prediction.target
+    before = _log_probabilities(model, prediction.ids)[target]
+    with one_step(model, passages, rate, weights):
+        after = _log_probabilities(model, prediction.ids)[target]
+        others = [
+            _log_odds(_log_probabilities(model, context)[target]) - _log_odds(was[target])
+            for context, was in zip(contexts, elsewhere, strict=True)
+        ]
+    specific = _log_odds(after) - _log_odds(before)
+    general = float(torch.stack(others).mean()) if others else float("nan")
+    return float(after - before), float(specific) - general
+
+
+def _log_odds(log_probability: Tensor) -> Tensor:
+    return log_probability - torch.log(-torch.expm1(log_probability))
+
+
+@contextmanager
+def one_step(
+    model: nn.Module,
+    passages: Sequence[np.ndarray],
+    rate: float,
+    weights: Sequence[nn.Parameter],
+) -> Iterator[None]:
+    """Move weights by one step of SGD on the passages, and back when the block ends.
+
+    Raises:
+        InputError: no passage has two tokens.
+    """
+    kept = [weight.detach().clone() for weight in weights]
+    with torch.enable_grad():
+        gradients = torch.autograd.grad(_passage_loss(model, passages), weights, allow_unused=True)
+    with torch.no_grad():
+        for weight, gradient in zip(weights, gradients, strict=True):
+            if gradient is not None:
+                weight.sub_(gradient, alpha=rate)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for weight, value in zip(weights, kept, strict=True):
+                weight.copy_(value)
+
+
+def log_probability(model: nn.Module, prediction: Prediction) -> float:
+    """Return the log-probability of the target, in nats."""
+    return float(_log_probabilities(model, prediction.ids)[prediction.target])
+
+
+@torch.no_grad()
+def _log_probabilities(model: nn.Module, ids: np.ndarray) -> Tensor:
+    """Return the log-probability of every token after some, float64 [V]."""
+    read = torch.from_numpy(ids)[None].to(_device(model))
+    return model(input_ids=read, use_cache=False).logits[0, -1].double().log_softmax(-1)
+
+
+def _passage_loss(model: nn.Module, passages: Sequence[np.ndarray]) -> Tensor:
+    """Return the mean loss over the tokens of all passages, each padded on the right."""
+    read = [passage for passage in passages if len(passage) > 1]
+    if not read:
+        raise InputError("none of the named passages has two tokens: there is nothing to learn.")
+    width = max(len(passage) for passage in read)
+    ids = np.zeros((len(read), width), dtype=np.int64)
+    labels = np.full((len(read), width), IGNORED, dtype=np.int64)
+    for row, passage in enumerate(read):
+        ids[row, : len(passage)] = passage
+        labels[row, 1 : len(passage)] = passage[1:]
+    device = _device(model)
+    # Padding is on the right of causal models, so that no token sees it: no mask is needed.
+    logits = model(input_ids=torch.from_numpy(ids).to(device), use_cache=False).logits[:, :-1]
+    targets = torch.from_numpy(labels[:, 1:]).to(device)
+    return functional.cross_entropy(
+        logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED
+    )
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next(model.parameters()).device

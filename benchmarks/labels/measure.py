@@ -1,0 +1,143 @@
+"""What the names of prototypes are worth, beside those of their signatures and shuffled ones.
+
+    python -m benchmarks.labels.measure MODEL --called NAME
+    python -m benchmarks.labels.render
+
+MODEL has a lens with cells whose corpus is there. Nothing of it is changed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import prismlm
+from benchmarks.shared.environment import environment
+from benchmarks.shared.options import RESULTS, script_options
+from prismlm.files import read_json, write_json
+from prismlm.index.signatures import top_signatures
+from prismlm.labels.categories import CATEGORIES
+from prismlm.labels.embedded import Label
+from prismlm.labels.scores import Scores, score_labels
+from prismlm.labels.write import SEED, Made, accuracy, make_labels
+from prismlm.models.sidecar import weight_of
+
+DRAWN = 24
+
+
+def main() -> None:
+    """Name, score, and add the model to the result."""
+    parser = script_options(__doc__, RESULTS / "labels.json")
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--called", default="the demo's model", help="the model, on the page")
+    given = parser.parse_args()
+    lm = prismlm.load(given.model)
+    lens = lm.lens
+    if lens is None or lens.cells is None or lens.corpus is None:
+        raise SystemExit(f"{given.model} has no lens with cells whose corpus is there")
+    began = time.process_time()
+    made = make_labels(lens, lm.model)
+    named = time.process_time()
+    scores = score_labels(made.labels, made.text, made.held_out, SEED)
+    scored = time.process_time()
+    former = by_signature(lm, lens.corpus.tokenizer, made)
+    signatures = score_labels(former, made.text, made.held_out, SEED)
+    found = {
+        "model": given.called,
+        "prototypes": len(made.labels),
+        "documents": made.documents,
+        "positions": len(lens.cells),
+        "seconds": {"names": named - began, "scores": scored - named},
+        "names": described(scores),
+        "signatures": described(signatures),
+        "categories": by_category(made.labels, scores),
+        "drawn": drawn(made.labels, scores, former, lens),
+        "environment": environment(),
+    }
+    result = read_json(given.out) if given.out.is_file() else {"models": []}
+    kept = [one for one in result["models"] if one["model"] != given.called]
+    write_json(given.out, {"models": [*kept, found]})
+
+
+def by_signature(lm: prismlm.PrismLM, tokenizer: Any, made: Made) -> list[Label | None]:
+    """Return the names that a lens without labels has, for the same prototypes."""
+    head = lm.head
+    names = top_signatures(
+        head.prototypes.detach().float(),
+        weight_of(lm.model).detach().float(),
+        float(head.scale.detach()),
+        tokenizer,
+    ).names
+    return [
+        None if label is None else Label(name, "", "", "", ())
+        for name, label in zip(names, made.labels, strict=True)
+    ]
+
+
+def described(scores: Scores) -> dict[str, Any]:
+    """Return mean scores beside shuffled ones."""
+    scored = np.isfinite(scores.detection)
+    pairs = {
+        "detection": (scores.detection, scores.shuffled_detection),
+        "fuzzing": (scores.fuzzing, scores.shuffled_fuzzing),
+    }
+    found = {name: asdict(accuracy(a[scored], b[scored])) for name, (a, b) in pairs.items()}
+    return {"scored": int(scored.sum()), **found}
+
+
+def by_category(labels: Sequence[Label | None], scores: Scores) -> list[dict[str, Any]]:
+    """Return how many prototypes each category has, and their scores."""
+    rows: list[dict[str, Any]] = []
+    for category in CATEGORIES:
+        own = np.array([label is not None and label.category == category for label in labels])
+        scored = own & np.isfinite(scores.detection)
+        means = (float(s[scored].mean()) if scored.any() else None for s in scores[:2])
+        detection, fuzzing = means
+        rows.append(
+            {
+                "category": category,
+                "prototypes": int(own.sum()),
+                "scored": int(scored.sum()),
+                "detection": detection,
+                "fuzzing": fuzzing,
+            }
+        )
+    return rows
+
+
+def drawn(
+    labels: Sequence[Label | None],
+    scores: Scores,
+    signatures: Sequence[Label | None],
+    lens: prismlm.Lens,
+) -> list[dict[str, Any]]:
+    """Return prototypes drawn by seed from all that are named, in order of their number."""
+    there = [number for number, label in enumerate(labels) if label is not None]
+    chosen = np.random.default_rng(SEED).choice(there, min(DRAWN, len(there)), replace=False)
+    rows: list[dict[str, Any]] = []
+    for number in sorted(chosen.tolist()):
+        label, signature = labels[number], signatures[number]
+        assert label is not None
+        assert signature is not None
+        score = float(scores.detection[number])
+        rows.append(
+            {
+                "prototype": number,
+                "name": label.name,
+                "signature": signature.name,
+                "category": label.category,
+                "description": label.description,
+                "usage": float(lens.prototypes["usage"][number].as_py()),
+                "detection": None if np.isnan(score) else score,
+            }
+        )
+    return rows
+
+
+if __name__ == "__main__":
+    main()

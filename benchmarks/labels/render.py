@@ -1,0 +1,94 @@
+"""Write docs/results/labels.md from labels.json; ``--check`` only compares the two."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.shared.pages import (
+    escaped,
+    measured_on,
+    page_options,
+    publish,
+    read_result,
+    table_head,
+)
+
+
+def main() -> int:
+    """Render, or say whether the page is up to date."""
+    given = page_options(__doc__).parse_args()
+    result = read_result(given.results / "labels.json", "labels.measure")
+    return publish({given.results / "labels.md": render(result)}, check=given.check)
+
+
+def render(result: dict[str, Any]) -> str:
+    """Return the page."""
+    lines = [
+        "# What the names of prototypes are worth",
+        "",
+        "Generated from `labels.json` by `python -m benchmarks.labels.render`; the JSON by",
+        "",
+        "    python -m benchmarks.labels.measure MODEL --called NAME",
+        "",
+        "`prismlm label` names every prototype from the places of its cell, without any model: "
+        "*words read last → words that come next*, and in brackets words of the text around. Names "
+        "are made of four fifths of the documents and scored on the others. *Detection*: of as "
+        "many passages of 25 tokens that fire as of others, which fire? *Fuzzing*: the same of one "
+        "marked place, the word read last and the next one. Asked is a scorer that knows the words "
+        "of the label alone, and says that the half with the rarer words in common fire. Balanced "
+        "accuracy, up to 16 passages of each kind; 50 % says nothing. In brackets the same with "
+        "the label of another prototype; the difference with 95 % of a bootstrap over prototypes. "
+        "*Signature*: the name of a lens that was not labelled, the tokens that its prototype "
+        "raises most.",
+        "",
+        *table_head("| model | labels | scored | detection | difference | fuzzing | difference |"),
+    ]
+    for model in result["models"]:
+        for key, said in (("names", "by `prismlm label`"), ("signatures", "control: signature")):
+            lines.append(f"| {model['model']} | {said} | {_scored(model[key])} |")
+    for model in result["models"]:
+        lines += ["", *_model(model)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _scored(found: dict[str, Any]) -> str:
+    parts = [f"{found['scored']:,}"]
+    for name in ("detection", "fuzzing"):
+        one = found[name]
+        points = f"{100 * one['low']:+.1f} to {100 * one['high']:+.1f} points"
+        parts += [f"{one['mean']:.1%} ({one['shuffled']:.1%})", points]
+    return " | ".join(parts)
+
+
+def _model(model: dict[str, Any]) -> list[str]:
+    seconds = model["seconds"]
+    lines = [
+        f"## {model['model'][0].upper()}{model['model'][1:]}",
+        "",
+        f"{model['prototypes']:,} prototypes, {model['positions']:,} positions; names of "
+        f"{model['documents'][0]:,} documents, scored on {model['documents'][1]:,}. Names took "
+        f"{seconds['names']:.0f} CPU seconds, scores {seconds['scores']:.0f}.",
+        "",
+        *table_head("| category | prototypes | scored | detection | fuzzing |"),
+    ]
+    for row in model["categories"]:
+        figures = ("–" if row[k] is None else f"{row[k]:.1%}" for k in ("detection", "fuzzing"))
+        lines.append(
+            f"| {row['category']} | {row['prototypes']:,} | {row['scored']:,} | "
+            f"{' | '.join(figures)} |"
+        )
+    lines += [
+        "",
+        f"{len(model['drawn'])} of them, drawn by seed and not selected:",
+        "",
+        *table_head("| prototype | name | signature | category | detection |"),
+    ]
+    for row in model["drawn"]:
+        score = "–" if row["detection"] is None else f"{row['detection']:.0%}"
+        name, signature = escaped(row["name"]), escaped(row["signature"])
+        lines.append(f"| {row['prototype']} | {name} | {signature} | {row['category']} | {score} |")
+    return [*lines, "", measured_on(model["environment"])]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,171 @@
+"""Concepts of channels: the words that write into each of them most."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from prismlm.errors import InputError
+from prismlm.instruments.channels.token_gates import TokenGates, token_texts, whole_words
+from prismlm.models.decoders.mixers import check_channel, check_layer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class ConceptToken:
+    """A token that writes into a channel.
+
+    Attributes:
+        token_id, text: which.
+        count: occurrences.
+        gate: its mean write gate.
+        ratio: that over the channel's mean write gate.
+    """
+
+    token_id: int
+    text: str
+    count: int
+    gate: float
+    ratio: float
+
+
+@dataclass(frozen=True)
+class Concept:
+    """A channel with the words that write into it most.
+
+    Attributes:
+        layer, channel: which.
+        tokens: single tokens that are whole words.
+        difference: d of the channel over all occurrences of them.
+    """
+
+    layer: int
+    channel: int
+    tokens: tuple[ConceptToken, ...]
+    difference: float
+
+    @property
+    def name(self) -> str:
+        """The words."""
+        return ", ".join(token.text.strip() for token in self.tokens)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The words, without the space before them."""
+        return tuple(token.text.strip() for token in self.tokens)
+
+
+def concept_tokens(
+    gates: TokenGates,
+    tokenizer: PreTrainedTokenizerBase,
+    layer: int,
+    channel: int,
+    *,
+    count: int = 10,
+    least: int = 20,
+) -> tuple[ConceptToken, ...]:
+    """Return the tokens that write into a channel most beyond its mean, most first.
+
+        ratio = mean write gate at the token / mean write gate
+
+    Args:
+        gates: summed over a corpus.
+        tokenizer: of the model.
+        layer, channel: which.
+        count: how many tokens, at most.
+        least: occurrences below which a token is left out.
+
+    Raises:
+        InputError: an unknown channel, or nothing wanted.
+    """
+    check_layer(len(gates.sums), layer)
+    check_channel(gates.sums[layer].shape[1], layer, channel)
+    if count < 1 or least < 1:
+        raise InputError(f"{count} tokens that occur {least} times: expected at least 1 and 1.")
+    kept = torch.ones(len(gates.count), dtype=torch.bool)
+    return _top(gates, token_texts(tokenizer), layer, channel, kept, count, least)
+
+
+def propose_concepts(
+    gates: TokenGates,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    count: int = 5,
+    words: int = 5,
+    least: int = 100,
+    common: int = 100,
+) -> tuple[Concept, ...]:
+    """Return the channels whose most written words stand out most, with these words.
+
+    A channel's words are the whole-word tokens of three letters or more that write into it most
+    beyond its mean. Channels rank by d over all occurrences of their words. A word belongs to the
+    first channel that has it: a later one that shares a word is left out.
+
+    Args:
+        gates: summed over a corpus.
+        tokenizer: of the model.
+        count: how many, at most.
+        words: of each.
+        least: occurrences below which a word is left out.
+        common: the most frequent tokens, which are left out.
+
+    Raises:
+        InputError: fewer than ``words`` tokens are frequent enough, or nothing is wanted.
+    """
+    if min(count, words, least) < 1 or common < 0:
+        raise InputError(
+            f"{count} concepts of {words} words that occur {least} times, without the {common} "
+            "most frequent: expected at least 1, 1, 1 and 0."
+        )
+    kept = torch.zeros(len(gates.count), dtype=torch.bool)
+    known = whole_words(tokenizer)[: len(kept)]
+    kept[: len(known)] = known
+    kept[gates.count.argsort(descending=True, stable=True)[:common]] = False
+    eligible = int((kept & (gates.count >= least)).sum())
+    if eligible < words:
+        raise InputError(
+            f"{eligible} words occur {least} times or more in {gates.positions:,} tokens: expected "
+            f"{words}. Read more text, or ask for rarer words."
+        )
+    texts = token_texts(tokenizer)
+    found: list[Concept] = []
+    for layer, sums in enumerate(gates.sums):
+        for channel in range(sums.shape[1]):
+            tokens = _top(gates, texts, layer, channel, kept, words, least)
+            places = [token.token_id for token in tokens]
+            pooled = gates.difference(layer, sums[places].sum(0), gates.count[places].sum())
+            found.append(Concept(layer, channel, tokens, float(pooled[channel])))
+    found.sort(key=lambda c: (-c.difference, c.layer, c.channel))
+    taken: set[int] = set()
+    chosen: list[Concept] = []
+    for concept in found:
+        ids = {token.token_id for token in concept.tokens}
+        if len(chosen) < count and not ids & taken:
+            chosen.append(concept)
+            taken |= ids
+    return tuple(chosen)
+
+
+def _top(
+    gates: TokenGates,
+    texts: list[str],
+    layer: int,
+    channel: int,
+    kept: Tensor,
+    count: int,
+    least: int,
+) -> tuple[ConceptToken, ...]:
+    mean = float(gates.mean(layer)[channel])
+    gate = gates.sums[layer][:, channel] / gates.count.clamp(min=1)
+    # A token beyond the tokenizer's has no text, and none was read.
+    wanted = kept & (gates.count >= least)
+    order = torch.where(wanted, gate, -1.0).argsort(descending=True, stable=True)
+    return tuple(
+        ConceptToken(i, texts[i], int(gates.count[i]), float(gate[i]), float(gate[i]) / mean)
+        for i in order[: min(count, int(wanted.sum()))].tolist()
+    )

@@ -1,0 +1,256 @@
+"""Command lines at random, run in this process, and what is wrong with how they end."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import shutil
+import sys
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import typer
+from hypothesis import strategies as st
+
+from benchmarks.robustness.damage import Damage, copy_damaged, damages
+from benchmarks.robustness.world import Finding, World, judged, place_of
+from prismlm.errors import PrismError
+
+MODELS = ("model", "model", "model", "bare", "missing", "notes.txt", "corpus", "none", "")
+CORPORA = ("corpus", "corpus", "missing", "model", "rows.jsonl", "none")
+TEXTS = (
+    "The heart is a muscle", "Iron", "", " ", "\n", "é🙂", "\u202eabc", "a" * 3000, "[bold]x",
+    "-1", "\udcff", "%s{}",
+)  # fmt: skip
+FILES = (
+    "rows.jsonl", "notes.txt", "rows.csv", "notes.md", "rows.jsonl.gz", "rows.jsonl.zst",
+    "rows.json", "rows.parquet", "empty.txt", "latin.txt", "binary.jsonl", "texts", "none",
+    "odd name ü.txt", "link.txt", "dangling.txt", "dangling", "round", "missing.txt", "corpus",
+    "model", "/dev/null", "",
+)  # fmt: skip
+OUTPUTS = (
+    "new", "new.html", "new.json", "new.jsonl", "new.csv", "new.parquet", "new.svg",
+    "deep/new.html", "rows.csv", "rows.jsonl", "notes.txt", "link.txt", "none", "texts", "model",
+    "corpus", "notes.txt/new.html", "", "recipe.yaml",
+)  # fmt: skip
+NUMBERS = ("1", "2", "3", "0", "-1", "1.5", "nan", "inf", "", "x", "1e3", "9" * 20, "٣", "0.5")
+WORDS = (
+    "text", "id", "domain", "license", "source", "document", "evidence", "contexts", "train",
+    "heldout", "all", "sample", "cpu", "last", "0:3", "5", "-2:", "1:14", "0:0", "license=CC0",
+    "domain=biology", "domain=", "top", "signature", "logit", "json", "x", "", "\udcff", "ü",
+)  # fmt: skip
+POOLS = {
+    "model": MODELS, "model_a": MODELS, "model_b": MODELS, "models": MODELS,
+    "corpus": CORPORA, "directory": CORPORA, "text": TEXTS, "prompt": TEXTS,
+    "file": FILES, "files": FILES, "inputs": FILES, "audit": FILES, "cases": FILES,
+    "recipe": ("recipe.yaml", "recipe.yaml", *FILES), "tokenizer": ("model", *FILES),
+    "set": ("steps=1", "steps=x", "bogus=1", "model.preset=x", "head.prototypes=8", "=", "a.b"),
+    "out": OUTPUTS, "html": OUTPUTS, "parquet": OUTPUTS, "jsonl": OUTPUTS, "csv": OUTPUTS,
+    "write": OUTPUTS, "keep_states": OUTPUTS, "dataset": FILES, "data_files": FILES,
+    "lens": ("sample", "model/lens/sample", "missing", ""), "arguments": ("run",),
+    "lens_a": ("sample", "x"), "lens_b": ("sample", "x"), "data": FILES, "beside": MODELS,
+    "vocab_size": ("300", "400", *NUMBERS), "doc": ("arxiv:0", *WORDS),
+    "edit": ("notes.txt", "rows.json", "none", "x"),
+}  # fmt: skip
+WRITES = {"out", "html", "parquet", "jsonl", "csv", "write", "keep_states"}
+# What would compute for minutes is estimated; the rest of its checks come first.
+ONLY_ESTIMATED = {"train", "attach", "eval", "index"}
+# The estimate of one trains for a while to measure how fast that is; the other compiles for long.
+LEFT_OUT = {"demo", "map"}
+# Written into the model's lens by the command that names its prototypes.
+LABELS = tuple(f"model/lens/sample/{name}" for name in ("meta.json", "prototypes.parquet"))
+# Drawn twice as often: most of what a user does.
+OFTEN = {"explain", "audit", "sources", "steer", "generate", "build"}
+USUAL = 3
+DAMAGED = "damaged"
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """A command line.
+
+    Attributes:
+        argv: what follows ``prismlm``.
+        outputs: the values of options that name what is written.
+        damage: to a copy of the tree ``of``, which argv names "damaged"; or None.
+        of: model or corpus.
+    """
+
+    argv: tuple[str, ...]
+    outputs: tuple[str, ...] = ()
+    damage: Damage | None = field(default=None)
+    of: str = "model"
+
+    def __str__(self) -> str:
+        hurt = "" if self.damage is None else f"  [{self.damage}]"
+        return "prismlm " + " ".join(repr(part) for part in self.argv) + hurt
+
+
+@cache
+def command() -> Any:
+    """Return the whole command line, built once."""
+    from prismlm.cli.app import app
+
+    return typer.main.get_command(app)
+
+
+def _commands() -> list[tuple[tuple[str, ...], Any]]:
+    def walk(one: Any, names: tuple[str, ...]) -> list[tuple[tuple[str, ...], Any]]:
+        below = getattr(one, "commands", None)
+        if below is None:
+            return [(names, one)]
+        return [found for name, sub in below.items() for found in walk(sub, (*names, name))]
+
+    found = [one for one in walk(command(), ()) if one[0][0] not in LEFT_OUT]
+    return found + [one for one in found if one[0][0] in OFTEN or one[0][-1] in OFTEN]
+
+
+def files_below(tree: Path) -> list[str]:
+    """Return the files of a tree, by their paths in it."""
+    return sorted(str(file.relative_to(tree)) for file in tree.rglob("*") if file.is_file())
+
+
+@st.composite
+def command_lines(draw: Any, model_files: list[str], corpus_files: list[str]) -> CommandLine:
+    """Draw a command with arguments and options, right ones and others."""
+    names, chosen = draw(st.sampled_from(_commands()))
+    pools = [POOLS.get(one.name) for one in chosen.params]
+    trees = [tree for tree, pool in (("model", MODELS), ("corpus", CORPORA)) if pool in pools]
+    of, damage = "", None
+    if trees and draw(st.integers(0, 3)) == 0:
+        of = draw(st.sampled_from(trees))
+        damage = draw(damages(model_files if of == "model" else corpus_files))
+    argv, outputs = list(names), []
+    arguments = [one for one in chosen.params if one.param_type_name == "argument"]
+    options = [one for one in chosen.params if one.param_type_name == "option"]
+    for one in arguments:
+        count = draw(st.integers(0, 2)) if one.nargs == -1 else 1
+        if one.required or draw(st.booleans()):
+            argv += [_value(draw, one.name, damage, of) for _ in range(count)]
+    needed = [one for one in options if one.required and draw(st.integers(0, 9))]
+    others = draw(st.lists(st.sampled_from(options), max_size=3, unique_by=id)) if options else []
+    for one in {id(one): one for one in (*needed, *others)}.values():
+        if one.name == "dry_run" and names[-1] in ONLY_ESTIMATED:
+            continue
+        argv.append(one.opts[0])
+        if not one.is_flag:
+            value = _value(draw, one.name, damage, of)
+            argv.append(value)
+            if one.name in WRITES:
+                outputs.append(value)
+    if names[-1] in ONLY_ESTIMATED:
+        argv.append("--dry-run")
+    return CommandLine(tuple(argv), tuple(outputs), damage, of)
+
+
+def _value(draw: Any, name: str, damage: Damage | None, of: str) -> str:
+    pool = POOLS.get(name)
+    if damage is not None and pool is (MODELS if of == "model" else CORPORA):
+        return DAMAGED
+    if pool is None:
+        pool = WORDS if draw(st.booleans()) else NUMBERS
+    if draw(st.integers(0, 19)) == 0:
+        alphabet = st.characters(exclude_characters="\x00/.~", exclude_categories=())
+        return draw(st.text(alphabet, max_size=8))
+    # The first ones are what a user means.
+    return draw(st.sampled_from(pool[:USUAL] if draw(st.booleans()) else pool))
+
+
+def run(world: World, line: CommandLine) -> str | Finding:
+    """Run a command line; return "right", "error" or the finding."""
+    os.chdir(world.root)
+    if line.damage is not None:
+        copy_damaged(world.root / line.of, world.root / DAMAGED, line.damage)
+    outcome = judged(str(line), lambda: _run(line))
+    overwrite = "--overwrite" in line.argv
+    changed = world.changes((*line.outputs, DAMAGED), overwrite)
+    if line.argv[0] == "label":
+        changed = [path for path in changed if path not in LABELS]
+    if changed:
+        return Finding("changes a file that was not named", f"{line}: {', '.join(changed[:3])}")
+    return outcome
+
+
+def _run(line: CommandLine) -> str | None:
+    """Run a command; raise its error, or return what is wrong with its answer."""
+    code, out, errors = invoke(list(line.argv))
+    if code == 0:
+        return _wrong(line, out)
+    if code in (1, 2) and ("error: " in errors or "Usage: " in errors):
+        raise PrismError(errors)
+    return f"exit code {code} without an error of ours"
+
+
+def invoke(argv: list[str]) -> tuple[int, str, str]:
+    """Run a command line in this process; return the exit code, and what it printed."""
+    streams = [io.TextIOWrapper(io.BytesIO(), "utf-8") for _ in range(2)]
+    held, sys.stdin = sys.stdin, io.TextIOWrapper(io.BytesIO(b""))
+    code: Any = 0
+    try:
+        with contextlib.redirect_stdout(streams[0]), contextlib.redirect_stderr(streams[1]):
+            try:
+                command().main(args=argv, prog_name="prismlm")
+            except SystemExit as stop:
+                code = stop.code or 0
+    finally:
+        sys.stdin = held
+    for stream in streams:
+        stream.flush()
+    texts = [stream.buffer.getvalue().decode() for stream in streams]  # type: ignore[attr-defined]
+    return code, texts[0], texts[1]
+
+
+def _wrong(line: CommandLine, out: str) -> str | None:
+    name = line.argv[0]
+    if "--json" in line.argv and "--help" not in line.argv:
+        try:
+            value = json.loads(out, parse_constant=_no_constant)
+        except ValueError:
+            return f"{name} --json prints no JSON document"
+        if line.damage is not None and DAMAGED in line.argv and not _may_differ(line):
+            return _other(line, value)
+    for path in map(Path, line.outputs):
+        if name in ("explain", "audit", "compare") and not _readable(path):
+            return f"{name} wrote {path.suffix} that cannot be read"
+    return None
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(name)
+
+
+def _readable(path: Path) -> bool:
+    if path.suffix == ".parquet":
+        return pq.ParquetFile(path).metadata.num_columns > 0
+    if path.suffix == ".html":
+        return path.read_text().lower().startswith("<!doctype")
+    return path.exists()
+
+
+def _may_differ(line: CommandLine) -> bool:
+    """Say whether damage to that file cannot be seen: `--verify` or nobody finds it."""
+    assert line.damage is not None
+    whole_configuration = ("config.json", "generation_config.json", "tokenizer_config.json")
+    return line.damage.file.endswith(("model.safetensors", *whole_configuration))
+
+
+def _other(line: CommandLine, value: Any) -> str | None:
+    """Return what is wrong where a damaged input is answered with another answer."""
+    shutil.rmtree(DAMAGED)
+    shutil.copytree(line.of, DAMAGED, copy_function=os.link)
+    for path in line.outputs:
+        if os.path.isfile(path):
+            os.unlink(path)
+    code, out, _ = invoke(list(line.argv))
+    if code == 0 and json.loads(out) == value:
+        return None
+    assert line.damage is not None
+    return f"{line.argv[0]} answers otherwise for a damaged {Path(line.damage.file).name}"
+
+
+__all__ = ["CommandLine", "command_lines", "files_below", "invoke", "place_of", "run"]

@@ -1,0 +1,298 @@
+"""A directory of right and odd inputs, and what happened when something was tried in it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from prismlm.corpus import build_corpus, sample_path
+from prismlm.errors import PrismError
+from prismlm.index.build import IndexOptions, build_index
+from prismlm.layers import PrototypeHead
+from prismlm.models.seam import LogitMap
+from prismlm.models.sidecar import Sidecar, base_of, save_sidecar
+
+SECONDS = 30
+MEMORY = 6 * 2**30
+ROWS = 6
+DOCUMENTS = 24
+CHARACTERS = 400
+VOCABULARY = 320
+WIDTH = 32
+PROTOTYPES = 48
+RECIPE = "corpus: corpus\nout: trained\nmodel: {preset: llama-tiny}\nsteps: 2\n"
+
+
+class TooLong(BaseException):
+    """A case did not end in time."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What should not have happened.
+
+    Attributes:
+        kind: what and where, the same for all cases of one fault.
+        example: the case.
+    """
+
+    kind: str
+    example: str
+
+
+@dataclass
+class Tally:
+    """What cases ended in."""
+
+    right: int = 0
+    errors: int = 0
+    findings: list[Finding] = field(default_factory=list[Finding])
+
+    @property
+    def cases(self) -> int:
+        """How many there were."""
+        return self.right + self.errors + len(self.findings)
+
+    def note(self, outcome: str | Finding) -> None:
+        """Count a case: "right", "error" or a finding."""
+        if isinstance(outcome, Finding):
+            self.findings.append(outcome)
+        elif outcome == "right":
+            self.right += 1
+        else:
+            self.errors += 1
+
+    def to_json(self, seconds: float) -> dict[str, Any]:
+        """Return the counts, and one example of each kind of finding."""
+        kinds: dict[str, list[str]] = {}
+        for finding in self.findings:
+            kinds.setdefault(finding.kind, []).append(finding.example)
+        return {
+            "cases": self.cases,
+            "seconds": round(seconds, 1),
+            "right answers": self.right,
+            "errors of ours": self.errors,
+            "findings": [
+                {
+                    "kind": kind,
+                    "cases": len(examples),
+                    "example": min(examples, key=len),
+                    "mended": False,
+                }
+                for kind, examples in sorted(kinds.items())
+            ],
+        }
+
+
+class World:
+    """The inputs of all cases, as they were at first; see :meth:`changes`."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._origin = root.with_name(f"{root.name}-origin")
+        self._origin.mkdir(parents=True)
+        make_model(self._origin)
+        _fill(self._origin)
+        shutil.copytree(self._origin, root, symlinks=True)
+        self._before = self._look()
+
+    def _look(self) -> dict[str, tuple[int, int, int]]:
+        found: dict[str, tuple[int, int, int]] = {}
+        for directory, names, files in os.walk(self.root):
+            for name in (*names, *files):
+                path = os.path.join(directory, name)
+                at = os.lstat(path)
+                is_file = name in files
+                found[os.path.relpath(path, self.root)] = (
+                    (at.st_mode, at.st_size, at.st_mtime_ns) if is_file else (at.st_mode, 0, 0)
+                )
+        return found
+
+    def changes(self, allowed: Sequence[str] = (), overwrite: bool = False) -> list[str]:
+        """Put everything back and return what was changed without being named.
+
+        Args:
+            allowed: outputs that were named; what lies in or beside them by their names may come.
+            overwrite: whether a named file that was there may have changed.
+        """
+        now, wrong, lost = self._look(), [], False
+        for path in sorted(self._before.keys() | now.keys()):
+            if self._before.get(path) == now.get(path):
+                continue
+            named = any(_belongs(path, name) for name in allowed)
+            if not named or (path in self._before and not overwrite):
+                wrong.append(path)
+            if path in self._before:
+                lost = True
+            else:
+                _remove(self.root / path)
+        if lost:
+            shutil.rmtree(self.root)
+            shutil.copytree(self._origin, self.root, symlinks=True)
+            self._before = self._look()
+        return wrong
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _belongs(path: str, name: str) -> bool:
+    target, found = Path(os.path.normpath(name)), Path(path)
+    if found == target or target in found.parents or found in target.parents:
+        return True
+    # A lock and temporary siblings carry the name with a dot before it.
+    return found.parent == target.parent and found.name.startswith(f".{target.name}")
+
+
+def make_model(root: Path) -> None:
+    """Write a corpus of two dozen openings, and a model of one layer with a lens of it.
+
+    The model is as it was drawn: what it says is of no use, and it is opened fast.
+    """
+    table = pq.read_table(sample_path())
+    rows = table.take(list(range(0, len(table), len(table) // DOCUMENTS))).to_pylist()
+    openings = [row | {"text": row["text"][:CHARACTERS]} for row in rows]
+    written = root / "openings.parquet"
+    pq.write_table(pa.Table.from_pylist(openings, schema=table.schema), written)
+    corpus = build_corpus(written, root / "corpus", vocab_size=VOCABULARY)
+    written.unlink()
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(corpus.tokenizer), hidden_size=WIDTH, intermediate_size=WIDTH,
+        num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=256,
+        bos_token_id=None, eos_token_id=corpus.eos_token_id, tie_word_embeddings=False,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).eval()
+    head = PrototypeHead(WIDTH, PROTOTYPES, 4)
+    head.reset_parameters()
+    model.save_pretrained(root / "model")
+    corpus.tokenizer.save_pretrained(root / "model")
+    save_sidecar(root / "model", Sidecar(head, LogitMap.of(model), base_of(model), {}))
+    options = IndexOptions(contexts=4, window=64, stride=48)
+    build_index(model, head, corpus, root / "model" / "lens" / "sample", options, trained_on=True)
+
+
+def _fill(root: Path) -> None:
+    shutil.copytree(root / "model", root / "bare", ignore=shutil.ignore_patterns("lens"))
+    (root / "recipe.yaml").write_text(RECIPE)
+    write_texts(root)
+    (root / "inputs").mkdir()
+    write_texts(root / "inputs")
+    (root / "inputs" / "recipe.yaml").write_text(RECIPE)
+    _audit(root / "model", root / "rows.jsonl", root / "inputs" / "audit.parquet")
+    (root / "empty.txt").write_text("")
+    (root / "latin.txt").write_bytes("Zürich".encode("latin1"))
+    (root / "binary.jsonl").write_bytes(bytes(range(256)))
+    (root / "texts").mkdir()
+    (root / "texts" / "one.md").write_text("# One\n\nThe heart is a muscle.\n")
+    (root / "texts" / "two.txt").write_text("Iron rusts in wet air.\n")
+    (root / "none").mkdir()
+    (root / "odd name ü.txt").write_text("A name with spaces.\n")
+    (root / "link.txt").symlink_to("notes.txt")
+    (root / "dangling.txt").symlink_to("nowhere.txt")
+    (root / "dangling").mkdir()
+    (root / "dangling" / "a.txt").symlink_to("../nowhere.txt")
+    (root / "round").mkdir()
+    (root / "round" / "a.txt").write_text("A loop.\n")
+    (root / "round" / "again").symlink_to("../round")
+
+
+def _audit(model: Path, texts: Path, to: Path) -> None:
+    command = [sys.executable, "-m", "prismlm", "audit", str(model), str(texts), "--parquet"]
+    subprocess.run([*command, str(to)], check=True, capture_output=True)
+
+
+def write_texts(root: Path) -> None:
+    """Write the same six documents in every format that is read."""
+    rows = [
+        {
+            "id": f"d{number}",
+            "text": f"Text {number}: the heart is a muscle; größer 🙂.\nIt beats.",
+            "domain": "biology" if number % 2 else None,
+            "license": "CC0",
+        }
+        for number in range(ROWS)
+    ]
+    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+    (root / "notes.txt").write_text(rows[0]["text"] or "")
+    (root / "notes.md").write_text(rows[0]["text"] or "")
+    (root / "rows.jsonl").write_bytes(lines)
+    (root / "rows.jsonl.gz").write_bytes(gzip.compress(lines))
+    (root / "rows.json").write_text(json.dumps(rows))
+    quoted = [",".join(f'"{row[name] or ""}"' for name in rows[0]) for row in rows]
+    (root / "rows.csv").write_text("\n".join(["id,text,domain,license", *quoted]) + "\n")
+    table = pa.Table.from_pylist(rows)
+    pq.write_table(table, root / "rows.parquet")
+    with pa.CompressedOutputStream(str(root / "rows.jsonl.zst"), "zstd") as file:
+        file.write(lines)
+
+
+@contextmanager
+def bounded(seconds: float = SECONDS, memory: int = MEMORY) -> Iterator[None]:
+    """End what takes longer with TooLong, and refuse it more memory than so many bytes beyond."""
+
+    def end(number: int, frame: object) -> None:
+        raise TooLong
+
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    held = signal.signal(signal.SIGALRM, end)
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + memory, before[1]))
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, held)
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def judged(case: str, work: Callable[[], str | None]) -> str | Finding:
+    """Run a case; it returns what is wrong with its answer, or None.
+
+    Returns:
+        "right", "error" for an error of ours, or the finding.
+    """
+    try:
+        with bounded():
+            wrong = work()
+    except PrismError as error:
+        # An error without words says neither what was wrong nor how to mend it.
+        return "error" if len(str(error)) > 20 else Finding(f"says too little: {error}", case)
+    except TooLong:
+        return Finding("does not end", case)
+    except Exception as error:  # what nobody meant to raise is what is looked for
+        return Finding(place_of(error), case)
+    return "right" if wrong is None else Finding(wrong, case)
+
+
+def place_of(error: BaseException) -> str:
+    """Return the kind of an exception and the innermost function of prismlm that let it through."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if f"{os.sep}prismlm{os.sep}" in frame.filename]
+    name = type(error).__name__
+    if not own:
+        return name
+    inside = own[-1].filename.rpartition(f"{os.sep}prismlm{os.sep}")[2]
+    return f"{name} in {inside}: {own[-1].name}"

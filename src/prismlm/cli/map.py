@@ -1,0 +1,52 @@
+"""prismlm map: all prototypes of a lens on one page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from prismlm.cli.options import Json, Lens, Model, load_with_lens
+from prismlm.cli.output import print_json
+from prismlm.outputs import check_outputs
+
+
+def map_prototypes(
+    model: Model,
+    lens: Lens = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a page to look around in.")
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Make the map anew, and replace the page.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Lay out the prototypes of a lens in two dimensions, and show them with their names."""
+    from prismlm.cli.progress import ConsoleReporter
+    from prismlm.labels.map import map_lens
+    from prismlm.pages.frame import write_page
+    from prismlm.pages.prototype_map import prototype_map_page
+
+    check_outputs(html, inputs=[model], overwrite=overwrite)
+    lm, opened = load_with_lens(model, lens)
+    if opened.meta.map is None or overwrite:
+        map_lens(opened, lm.head, progress=ConsoleReporter())
+    if html is not None:
+        write_page(prototype_map_page(opened, f"Prototypes of {Path(model).name}"), html)
+    made = opened.meta.map
+    assert made is not None
+    if as_json:
+        print_json({"model": str(model), "lens": str(opened.path), **made})
+        return
+    typer.echo(f"{opened.num_prototypes:,} prototypes laid out by {made['method']}")
+    if made["same_category"] is None:
+        typer.echo("without labels: `prismlm label` names them")
+    else:
+        typer.echo(
+            f"{made['same_category']:.0%} of the ten nearest have the category of their prototype, "
+            f"{made['by_chance']:.0%} by chance"
+        )
+    if html is not None:
+        typer.echo(str(html))

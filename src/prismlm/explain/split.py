@@ -1,0 +1,135 @@
+"""The split of predictions into prototypes, residual and bias: the one place where it is made."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from prismlm.errors import DecompositionError
+from prismlm.layers import PrototypeHead
+from prismlm.models.seam import LogitMap, output_embedding
+from prismlm.ops.decomposition import Parts, decompose
+from prismlm.ops.prototype_head import Nearest, Routing
+
+TOLERANCE = 1e-3
+# bf16 and fp16 models round their own logits; the parts are computed in float32.
+LOW_PRECISION_TOLERANCE = 2e-2
+
+
+class OutputLayer(NamedTuple):
+    """What turns states into logits, in float32.
+
+    Attributes:
+        weight: W, [V, d].
+        bias: b, [V], or None.
+        mean: the mean row of W, [d].
+        logit_map: what the model does after W z + b.
+        dtype: the model's own.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    mean: Tensor
+    logit_map: LogitMap
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, model: nn.Module, logit_map: LogitMap) -> OutputLayer:
+        """Return the output layer of a model."""
+        embedding = output_embedding(model)
+        weight, bias = embedding.weight, getattr(embedding, "bias", None)
+        assert isinstance(weight, Tensor)
+        exact = weight.detach().float()
+        bias = None if bias is None else bias.detach().float()
+        return cls(exact, bias, exact.mean(0), logit_map, weight.dtype)
+
+    def logits(self, z: Tensor) -> Tensor:
+        """Return the logits of states."""
+        return self.logit_map(F.linear(z, self.weight, self.bias))
+
+    def parts(
+        self, head: PrototypeHead, z: Tensor, routing: Nearest | Routing, targets: Tensor
+    ) -> Parts:
+        """Split the logit of each state's target."""
+        scale = self.logit_map.scale
+        return decompose(
+            z,
+            routing.indices,
+            routing.activations,
+            head.prototypes,
+            self.weight,
+            targets,
+            scale=scale,
+            bias=None if self.bias is None else self.bias * scale,
+            weight_mean=self.mean,
+        )
+
+
+class Split(NamedTuple):
+    """The predictions of N states, split.
+
+    Attributes:
+        routing: the prototypes of each state.
+        parts: of the logit of each target.
+        own: the model's own logits of the targets, before any soft-cap, [N].
+        log_probabilities: the model's, of the targets, [N].
+        top: the model's top tokens, [N].
+        rounding: the largest |sum of parts − model's logit| / max(1, |logit|).
+    """
+
+    routing: Nearest
+    parts: Parts
+    own: Tensor
+    log_probabilities: Tensor
+    top: Tensor
+    rounding: float
+
+
+def split_states(
+    output: OutputLayer, head: PrototypeHead, z: Tensor, embedded: Tensor, targets: Tensor
+) -> Split:
+    """Split the logits of targets, and check their sums.
+
+    Args:
+        output: of the model.
+        head: its head.
+        z: states, float32 [N, d].
+        embedded: W z + b as the model computed them, float32 [N, V].
+        targets: a token for each state, [N].
+
+    Raises:
+        DecompositionError: the parts of a logit do not sum to the model's own.
+    """
+    raw, logits = output.logit_map.before_softcap(embedded), output.logit_map(embedded)
+    routing = head.nearest(z)
+    parts = output.parts(head, z, routing, targets)
+    own, of_target = (column.gather(1, targets[:, None])[:, 0] for column in (raw, logits))
+    rounding = check_sums(parts.logit, own, output.dtype)
+    log_probabilities = of_target - logits.logsumexp(-1)
+    return Split(routing, parts, own, log_probabilities, logits.argmax(-1), rounding)
+
+
+def check_sums(logits: Tensor, own: Tensor, dtype: torch.dtype) -> float:
+    """Compare summed parts with the model's own logits; return the largest relative difference.
+
+    Relative to max(1, |logit|). A model in half precision rounds its own logits to 8 or 11 bits;
+    the parts are computed in float32 from its states and weights, so the difference is its own.
+
+    Raises:
+        DecompositionError: they differ by more than 1e-3·max(1, |logit|), or 2e-2 of it for
+            models in half precision, or are not finite.
+    """
+    exact = dtype in (torch.float32, torch.float64)
+    tolerance = TOLERANCE if exact else LOW_PRECISION_TOLERANCE
+    error = (logits - own).abs() / own.abs().clamp_min(1)
+    if not bool((error <= tolerance).all()):
+        worst = int(torch.nan_to_num(error, nan=torch.inf).argmax())
+        raise DecompositionError(
+            f"at position {worst} the parts sum to {float(logits[worst]):.6g} and the model's own "
+            f"logit is {float(own[worst]):.6g}: the head or its logit map does not belong to this "
+            "model, or its weights are not finite."
+        )
+    return float(error.max())

@@ -1,0 +1,1 @@
+"""Names for prototypes, made of the places where they are nearest, and scored."""

@@ -1,0 +1,312 @@
+"""Names without a model: what is read, what comes next, and what the text around is about.
+
+A prototype is nearest to some positions of a corpus. Its name has the words that set these apart,
+
+    read last → comes next
+
+each by how much it tells this cell from all places, p(w | cell) ln(p(w | cell) / p(w)), one term of
+a Kullback–Leibler divergence. Where what was read varies, words of the text around stand for it, in
+brackets, chosen by the same measure over the places that they are near.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from scipy import sparse
+
+from prismlm.index.cells import Cells
+from prismlm.labels import categories
+from prismlm.labels.places import Places, Text, around, counts
+from prismlm.labels.vocabulary import (
+    AUXILIARIES,
+    DETERMINERS,
+    FUNCTION,
+    LINKS,
+    NUMBERS,
+    PREPOSITIONS,
+    PRONOUNS,
+    TIME,
+    Vocabulary,
+)
+
+LINK_TOKENS = 10
+MOST_WORDS = 3
+# A side of a name tells something from this share of the places on.
+LEAST_SHARE, LEAST_SIDE = 0.05, 0.15
+NAME_LENGTH = 48
+TOPIC_WORDS = 5
+TAG_LIFT, TAG_SHARE = 2.0, 0.3
+# A cell with fewer places has words of its own by accident.
+FEW = 5
+SUBJECT_LIFT = 3.0
+LINE, BLANK = "↵", "␣"
+
+
+@dataclass(frozen=True)
+class Label:
+    """What a prototype is called.
+
+    Attributes:
+        name: a short one, what is read last → what comes next.
+        description: one sentence or two, with shares.
+        category: one of :data:`~prismlm.labels.categories.CATEGORIES`.
+        role: what kind of word comes next.
+        tags: domains of the corpus that its places are of more often than others.
+        topic: words of the text around, which the description has too.
+    """
+
+    name: str
+    description: str
+    category: str
+    role: str
+    tags: tuple[str, ...]
+    topic: tuple[str, ...] = ()
+
+
+class Side(NamedTuple):
+    """Words of one side of a cell: as they are written, and their share of the places."""
+
+    words: list[str]
+    shares: list[float]
+
+
+def embedded_labels(
+    text: Text, places: Places, cells: Cells, subject_words: sparse.csr_matrix
+) -> list[Label | None]:
+    """Name every cell from its places; None for one without any.
+
+    Args:
+        text: the corpus.
+        places: of all cells.
+        cells: says what domain a document is of.
+        subject_words: by :func:`~prismlm.labels.categories.subject_words`.
+    """
+    found = _Statistics(text, places, cells, subject_words)
+    return [found.label(cell) if found.count[cell] else None for cell in range(len(places.size))]
+
+
+class _Statistics:
+    """Rates of words and kinds in every cell."""
+
+    def __init__(
+        self, text: Text, places: Places, cells: Cells, subject_words: sparse.csr_matrix
+    ) -> None:
+        self.text, self.places, kinds = text, places, text.vocabulary
+        num_cells, words = len(places.size), len(kinds.words)
+        self.first = np.searchsorted(places.cell, np.arange(num_cells + 1))
+        self.count = np.diff(self.first)
+        self.read, self.next = text.read(places), text.next(places)
+        self.sides = {
+            name: _telling(counts(places.cell, kinds.word[token], num_cells, words), self.count)
+            for name, token in (("read", self.read), ("next", self.next))
+        }
+        near = around(text, places, num_cells)
+        self.sides["about"] = _telling(near, self.count)
+        self.kinds = _kind_rates(text, places, self.read, self.next, num_cells)
+        self.subjects = _subject_rates(near @ subject_words, self.count)
+        self.domains, codes = cells.keys("domain")
+        of = codes[places.document]
+        shape = num_cells, len(self.domains)
+        self.domain = np.zeros(shape)
+        np.add.at(self.domain, (places.cell, of), 1.0)
+        self.domain /= np.maximum(self.count, 1)[:, None]
+        self.base = np.maximum(cells.base_rates("domain"), 1e-9)
+
+    def label(self, cell: int) -> Label:
+        read, following = self._side("read", cell), self._side("next", cell)
+        topic = self._topic(cell)
+        left = " ".join(read.words) if sum(read.shares) >= LEAST_SIDE else ""
+        left = ", ".join(read.words) if left else f"({', '.join(topic[:2])})" if topic else "…"
+        right = ", ".join(following.words) if sum(following.shares) >= LEAST_SIDE else ""
+        if not right:
+            right = ", ".join(following.words[:2]) + ", …" if following.words else "…"
+        rates = {name: float(rate[cell]) for name, rate in self.kinds.items()}
+        tags = self._tags(cell)
+        return Label(
+            name=_cut(f"{left} → {right}"),
+            description=self._description(cell, read, following, topic, tags),
+            category=self._category(cell, rates),
+            role=_role(rates),
+            tags=tuple(tag for tag, _, _ in tags),
+            topic=tuple(topic),
+        )
+
+    def _side(self, name: str, cell: int) -> Side:
+        score, share = self.sides[name]
+        row = slice(score.indptr[cell], score.indptr[cell + 1])
+        order = np.argsort(-_data(score)[row], kind="stable")[: 2 * MOST_WORDS]
+        written: list[str] = []
+        shares: list[float] = []
+        for word, part, told in zip(
+            score.indices[row][order], share.data[row][order], score.data[row][order], strict=True
+        ):
+            if told <= 0 or (part < LEAST_SHARE and written) or len(written) == MOST_WORDS:
+                break
+            shown = self._written(name, cell, int(word))
+            if shown.lower() not in (one.lower() for one in written):
+                written.append(shown)
+                shares.append(float(part))
+        return Side(written, shares)
+
+    def _written(self, name: str, cell: int, word: int) -> str:
+        """Return the most frequent whole word that a token begins or is part of in a cell."""
+        rows = np.arange(self.first[cell], self.first[cell + 1])
+        token = (self.read if name == "read" else self.next)[rows]
+        rows = rows[self.text.vocabulary.word[token] == word][:8]
+        seen: dict[str, int] = {}
+        for position in self.places.position[rows].tolist():
+            whole = self.text.beginning(position) if name == "read" else self.text.end(position + 1)
+            seen[whole] = seen.get(whole, 0) + 1
+        return _shown(max(seen, key=lambda whole: seen[whole]))
+
+    def _topic(self, cell: int) -> list[str]:
+        score, _ = self.sides["about"]
+        row = slice(score.indptr[cell], score.indptr[cell + 1])
+        order = np.argsort(-_data(score)[row], kind="stable")[:TOPIC_WORDS]
+        chosen = order[score.data[row][order] > 0]
+        return [self.text.vocabulary.words[word] for word in score.indices[row][chosen]]
+
+    def _tags(self, cell: int) -> list[tuple[str, float, float]]:
+        if self.count[cell] < FEW:
+            return []
+        share = self.domain[cell]
+        lift = share / self.base
+        chosen = np.flatnonzero((lift >= TAG_LIFT) & (share >= TAG_SHARE))
+        order = chosen[np.argsort(-share[chosen], kind="stable")][:2]
+        return [(self.domains[i], float(share[i]), float(lift[i])) for i in order]
+
+    def _description(
+        self,
+        cell: int,
+        read: Side,
+        following: Side,
+        topic: list[str],
+        tags: list[tuple[str, float, float]],
+    ) -> str:
+        size = int(self.places.size[cell])
+        parts = [f"Read last: {_listed(read)}. Comes next: {_listed(following)}."]
+        if topic:
+            parts.append(f"The text around has {', '.join(topic)}.")
+        parts += [f"{share:.0%} {name}, {lift:.1f} times its share." for name, share, lift in tags]
+        return " ".join([*parts, f"{size:,} {'place' if size == 1 else 'places'}."])
+
+    def _category(self, cell: int, rates: dict[str, float]) -> str:
+        if rates["link"] >= 0.5:
+            return categories.LINKS
+        if rates["line"] >= 0.5 or rates["markup"] >= 0.5:
+            return categories.BOILERPLATE
+        if rates["piece"] >= 0.5:
+            return categories.MORPHOLOGY
+        if rates["scaffold"] >= 0.5:
+            return categories.SCAFFOLD
+        if max(rates["digit"], rates["time"], rates["read digit"]) >= 0.5:
+            return categories.NUMBERS
+        if rates["capital"] >= 0.4:
+            return categories.ENTITIES
+        best = int(np.argmax(self.subjects[cell]))
+        if self.count[cell] >= FEW and self.subjects[cell, best] >= SUBJECT_LIFT:
+            return list(categories.SUBJECTS)[best]
+        return categories.SCAFFOLD if rates["grammar"] >= 0.5 else categories.OTHER
+
+
+def _telling(
+    count: sparse.csr_matrix, places: np.ndarray
+) -> tuple[sparse.csr_matrix, sparse.csr_matrix]:
+    """Return p ln(p / base) of each word in each cell, and p."""
+    base = np.asarray(count.sum(0)).ravel() / max(1, places.sum())
+    share = count.copy()
+    share.data /= np.repeat(np.maximum(places, 1), np.diff(count.indptr)).astype(np.float32)
+    score = share.copy()
+    score.data *= np.log(share.data / base[share.indices]).astype(np.float32)
+    # What stands once among many says nothing.
+    score.data[(count.data < 2) & np.repeat(places >= FEW, np.diff(count.indptr))] = 0
+    return score, share
+
+
+def _subject_rates(hits: sparse.csr_matrix, count: np.ndarray) -> np.ndarray:
+    """Return how many times as many words of each subject are near as elsewhere, [K, subjects]."""
+    each = np.asarray(hits.todense())
+    base = each.sum(0) / max(1, count.sum())
+    # One place's worth of the mean keeps small cells from large ratios.
+    return (each + base) / (np.maximum(base, 1e-9) * (count + 1)[:, None])
+
+
+def _kind_rates(
+    text: Text, places: Places, read: np.ndarray, following: np.ndarray, num_cells: int
+) -> dict[str, np.ndarray]:
+    kinds: Vocabulary = text.vocabulary
+    goes_on = text.goes_on(places)
+    function, links = kinds.among(FUNCTION), np.append(kinds.among(LINKS), False)
+    sign = kinds.sign[following]
+    noun_before = kinds.among(DETERMINERS | PREPOSITIONS)[read]
+    verb_before = kinds.among(PRONOUNS | AUXILIARIES | {"to"})[read]
+    plain = ~goes_on & ~sign & ~function[following] & ~kinds.digit[following]
+    window = text.window(places, LINK_TOKENS, 0)
+    held = {
+        "piece": goes_on,
+        "line": kinds.line[following],
+        "markup": kinds.markup[following] | kinds.markup[read],
+        "digit": kinds.digit[following] | kinds.among(NUMBERS)[following],
+        "read digit": kinds.digit[read],
+        "time": kinds.among(TIME)[following],
+        "link": links[window].any(1),
+        "capital": kinds.capital[following] & ~_ends(kinds)[read],
+        "sign": sign,
+        "function": function[following],
+        "scaffold": (function | kinds.sign)[following] & (function | kinds.sign)[read],
+        "grammar": function[following] | sign | (function[read] & plain),
+        "noun": plain & noun_before,
+        "verb": plain & verb_before,
+        "word": plain,
+    }
+    size = np.maximum(np.bincount(places.cell, minlength=num_cells), 1)
+    return {
+        name: np.bincount(places.cell, flag, minlength=num_cells) / size
+        for name, flag in held.items()
+    }
+
+
+def _ends(kinds: Vocabulary) -> np.ndarray:
+    """Return the tokens after which a sentence begins, bool [V]."""
+    return kinds.line | kinds.among(frozenset([".", "!", "?", '."', '?"', '!"', ".”", ":"]))
+
+
+def _role(rates: dict[str, float]) -> str:
+    names = {
+        "piece": "rest of a word",
+        "line": "end of a line",
+        "digit": "number",
+        "sign": "punctuation",
+        "function": "function word",
+        "capital": "name",
+        "noun": "noun-like",
+        "verb": "verb-like",
+        "word": "word",
+    }
+    best = max(names, key=lambda name: rates[name])
+    return names[best] if rates[best] >= 0.4 else "mixed"
+
+
+def _data(matrix: sparse.csr_matrix) -> np.ndarray:
+    return np.asarray(matrix.data)
+
+
+def _shown(word: str) -> str:
+    """Return a word as a name has it: signs in quotes, blanks and ends of lines visible."""
+    bare = word.strip()
+    if not bare:
+        return LINE if "\n" in word else BLANK
+    return bare if any(character.isalnum() for character in bare) else f"“{bare}”"
+
+
+def _listed(side: Side) -> str:
+    if not side.words:
+        return "many things"
+    return ", ".join(f"{w} {s:.0%}" for w, s in zip(side.words, side.shares, strict=True))
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= NAME_LENGTH else name[: NAME_LENGTH - 1] + "…"

@@ -1,0 +1,150 @@
+"""The places that name a prototype: positions of its cell, and the text around them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from scipy import sparse
+
+from prismlm.corpus.store import Corpus
+from prismlm.index.cells import Cells
+from prismlm.labels.vocabulary import Vocabulary
+
+ROWS_AT_ONCE = 2**16
+# Tokens before the one that was read last, and after the next, that say what a text is about.
+BEFORE, AFTER = 24, 8
+MAX_PIECES = 6
+
+
+class Places(NamedTuple):
+    """Some positions of every cell, in the order of cells.
+
+    Attributes:
+        cell: int64 [n].
+        position: of the token read last, global, int64 [n].
+        document: its number in the cells' table, int64 [n].
+        size: positions of each cell, those that are not here among them, int64 [K].
+    """
+
+    cell: np.ndarray
+    position: np.ndarray
+    document: np.ndarray
+    size: np.ndarray
+
+    def of(self, chosen: np.ndarray) -> Places:
+        """Return some of them, by a bool for each."""
+        return Places(self.cell[chosen], self.position[chosen], self.document[chosen], self.size)
+
+
+def sample_places(cells: Cells, num_cells: int, most: int) -> Places:
+    """Return at most ``most`` positions of every cell, evenly spread over its next tokens.
+
+    A cell's rows are in the order of next tokens, so equal steps through them take each token as
+    often as it is there, and the same positions every time.
+    """
+    keys, starts = cells.keys_and_starts
+    first = np.searchsorted(keys, np.arange(num_cells + 1) * cells.meta.vocabulary)
+    bounds = np.append(starts, len(cells))[first]
+    size = np.diff(bounds)
+    taken = np.minimum(size, most)
+    cell = np.repeat(np.arange(num_cells), taken)
+    number = np.arange(len(cell)) - np.repeat(np.cumsum(taken) - taken, taken)
+    rows = bounds[cell] + (2 * number + 1) * size[cell] // (2 * taken[cell])
+    parts = [
+        cells.records(rows[start : start + ROWS_AT_ONCE])["position"]
+        for start in range(0, len(rows), ROWS_AT_ONCE)
+    ]
+    position = np.concatenate([np.empty(0, np.int64), *parts]).astype(np.int64)
+    return Places(cell, position, cells.document_of(position), size)
+
+
+class Text:
+    """The tokens of a corpus around places.
+
+    Attributes:
+        tokens: of the whole corpus, mapped from its files where that is one piece, [N].
+    """
+
+    def __init__(self, corpus: Corpus, vocabulary: Vocabulary) -> None:
+        self.corpus, self.vocabulary = corpus, vocabulary
+        self.tokens = corpus.tokens(0, corpus.num_tokens).astype(np.int64)
+        self._starts = corpus.starts
+
+    def read(self, places: Places) -> np.ndarray:
+        """Return the token that was read last at each place, int64 [n]."""
+        return self.tokens[places.position]
+
+    def next(self, places: Places) -> np.ndarray:
+        """Return the token that came next, int64 [n]."""
+        return self.tokens[places.position + 1]
+
+    def goes_on(self, places: Places) -> np.ndarray:
+        """Return where the next token goes on with the word that was read last, bool [n]."""
+        kinds = self.vocabulary
+        return kinds.open[self.read(places)] & kinds.goes_on[self.next(places)]
+
+    def window(self, places: Places, before: int, after: int) -> np.ndarray:
+        """Return the tokens from ``before`` − 1 before the one read last to ``after`` after it.
+
+        Those of other documents are −1: int64 [n, before + after].
+        """
+        offsets = np.arange(1 - before, after + 1)
+        positions = places.position[:, None] + offsets
+        number = np.searchsorted(self._starts, places.position, side="right") - 1
+        first = self._starts[number][:, None]
+        last = first + self.corpus.lengths[number][:, None]
+        inside = (positions >= first) & (positions < last)
+        return np.where(inside, self.tokens[np.where(inside, positions, 0)], -1)
+
+    def beginning(self, position: int) -> str:
+        """Return a word up to and with the token at a position, as it is written."""
+        first = position
+        while position - first < MAX_PIECES and first > 0 and self._joined(first - 1):
+            first -= 1
+        return self._written(first, position)
+
+    def end(self, position: int) -> str:
+        """Return a word from the token at a position on; "-" where it begins before."""
+        last = position
+        while last - position < MAX_PIECES and self._joined(last):
+            last += 1
+        # A tokenizer may write the space before a number by itself.
+        if last == position and self.vocabulary.texts[self.tokens[position]] == " ":
+            last = min(position + 1, len(self.tokens) - 1)
+        return "-" * self._joined(position - 1) + self._written(position, last)
+
+    def _written(self, first: int, last: int) -> str:
+        texts = self.vocabulary.texts
+        return "".join(texts[token] for token in self.tokens[first : last + 1].tolist())
+
+    def _joined(self, position: int) -> bool:
+        kinds = self.vocabulary
+        if position + 1 >= len(self.tokens):
+            return False
+        left, right = self.tokens[position], self.tokens[position + 1]
+        return bool(kinds.open[left] and kinds.goes_on[right])
+
+
+def counts(cell: np.ndarray, word: np.ndarray, num_cells: int, words: int) -> sparse.csr_matrix:
+    """Return how often each word stands at the places of each cell, [K, words]."""
+    ones = np.ones(len(cell), np.float32)
+    return sparse.csr_matrix((ones, (cell, word)), shape=(num_cells, words))
+
+
+def around(text: Text, places: Places, num_cells: int) -> sparse.csr_matrix:
+    """Return at how many places of each cell each word with content is near, [K, words]."""
+    kinds = text.vocabulary
+    content = np.append(kinds.content(), False)
+    total = sparse.csr_matrix((num_cells, len(kinds.words)), dtype=np.float32)
+    for start in range(0, len(places.cell), ROWS_AT_ONCE):
+        rows = slice(start, start + ROWS_AT_ONCE)
+        part = Places(places.cell[rows], places.position[rows], places.document[rows], places.size)
+        window = text.window(part, BEFORE, AFTER)
+        place, _ = np.nonzero(content[window])
+        word = kinds.word[window[content[window]]]
+        # A word counts once a place.
+        once = np.unique(place * len(kinds.words) + word)
+        place, word = np.divmod(once, len(kinds.words))
+        total += counts(part.cell[place], word, num_cells, len(kinds.words))
+    return total

@@ -1,0 +1,138 @@
+"""How much a label says: from its text alone, can the places of a prototype be told from others?
+
+Detection and fuzzing as delphi defines them (Paulo et al. 2024). *Detection* shows a passage and
+asks whether the prototype is nearest somewhere in it, *fuzzing* shows which place is meant. The
+scorer here reads words alone: a passage's score is the summed rarity of the label's words in it,
+
+    Σ_w ln(N / n_w)   over the words w that label and passage share,
+
+with n_w of N passages that have w. The half with the larger scores is said to fire; equal scores
+are halved. The figure is the balanced accuracy, 0.5 for a label that says nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from prismlm.labels.embedded import LINE, Label
+from prismlm.labels.places import Places, Text
+
+# Passages of each kind a label is asked about, at most, and below which it is not scored.
+MOST, LEAST = 16, 3
+PASSAGE = 24
+TOKEN = re.compile(r"[^\W_]+|[^\w\s]|_")
+
+
+class Scores(NamedTuple):
+    """Balanced accuracies of each label; nan where too few places were kept for it, [K].
+
+    Attributes:
+        detection, fuzzing: of the labels.
+        shuffled_detection, shuffled_fuzzing: the control, each with the label of another one.
+    """
+
+    detection: np.ndarray
+    fuzzing: np.ndarray
+    shuffled_detection: np.ndarray
+    shuffled_fuzzing: np.ndarray
+
+
+def score_labels(
+    labels: Sequence[Label | None], text: Text, places: Places, seed: int = 0
+) -> Scores:
+    """Score labels on places that they were not made of.
+
+    Args:
+        labels: of every prototype.
+        text: the corpus.
+        places: of documents that named none of them.
+        seed: draws the places of other prototypes, and whose label is taken for the control.
+    """
+    generator = np.random.default_rng(seed)
+    first: list[int] = np.searchsorted(places.cell, np.arange(len(labels) + 1)).tolist()
+    words = {
+        cell: label_words(label)
+        for cell, label in enumerate(labels)
+        if label is not None and first[cell + 1] - first[cell] >= LEAST
+    }
+    scored = np.array(list(words), dtype=np.int64)
+    asked = _asked(places, first, scored, generator)
+    order = generator.permutation(len(scored))
+    owner = dict(zip(scored[order].tolist(), scored[np.roll(order, 1)].tolist(), strict=True))
+    found = np.full((4, len(labels)), np.nan)
+    for kind, passages in enumerate(_passages(text, places, asked)):
+        rarity = _rarity(list(passages.values()))
+        for cell, (firing, others) in asked.items():
+            seen = [passages[row] for row in [*firing, *others]]
+            for shuffled, own in enumerate((cell, owner[cell])):
+                found[kind + 2 * shuffled, cell] = _accuracy(words[own], seen, rarity)
+    return Scores(*found)
+
+
+def label_words(label: Label) -> frozenset[str]:
+    """Return the words that a label's name and description have of their own."""
+    return frozenset(words_of(label.name)) | frozenset(label.topic)
+
+
+def words_of(text: str) -> list[str]:
+    """Return the words and signs of a text, in lower case; ends of lines are a sign."""
+    return TOKEN.findall(text.lower().replace("\n", LINE))
+
+
+def _asked(
+    places: Places, first: list[int], scored: np.ndarray, generator: np.random.Generator
+) -> dict[int, tuple[list[int], list[int]]]:
+    """Return rows of places that fire for each label, and as many that do not."""
+    found: dict[int, tuple[list[int], list[int]]] = {}
+    for cell in scored.tolist():
+        own = np.arange(first[cell], first[cell + 1])
+        firing = generator.permutation(own)[:MOST]
+        # One draw too many for each that could be of the cell itself.
+        drawn = generator.integers(len(places.cell), size=4 * len(firing))
+        others = drawn[places.cell[drawn] != cell][: len(firing)]
+        if len(others) == len(firing):
+            found[cell] = firing.tolist(), others.tolist()
+    return found
+
+
+def _passages(
+    text: Text, places: Places, asked: dict[int, tuple[list[int], list[int]]]
+) -> tuple[dict[int, frozenset[str]], dict[int, frozenset[str]]]:
+    """Return the words of every passage that is asked about, and of its marked place."""
+    rows = sorted({row for pair in asked.values() for kind in pair for row in kind})
+    chosen = np.zeros(len(places.cell), dtype=bool)
+    chosen[rows] = True
+    some = places.of(chosen)
+    texts = np.array([*text.vocabulary.texts, ""], dtype=object)
+    whole: dict[int, frozenset[str]] = {}
+    marked: dict[int, frozenset[str]] = {}
+    for row, window, position in zip(
+        rows, text.window(some, PASSAGE, 1), some.position.tolist(), strict=True
+    ):
+        whole[row] = frozenset(words_of("".join(texts[window])))
+        place = f"{text.beginning(position)} {text.end(position + 1)}"
+        marked[row] = frozenset(words_of(place))
+    return whole, marked
+
+
+def _rarity(passages: Sequence[frozenset[str]]) -> dict[str, float]:
+    seen = Counter(word for passage in passages for word in passage)
+    return {word: float(np.log(len(passages) / times)) for word, times in seen.items()}
+
+
+def _accuracy(
+    label: frozenset[str], passages: Sequence[frozenset[str]], rarity: dict[str, float]
+) -> float:
+    """Return the balanced accuracy of a label; the first half of the passages fire."""
+    scores = np.array([sum(rarity[word] for word in label & passage) for passage in passages])
+    half = len(scores) // 2
+    least = np.sort(scores)[half]
+    above, equal = scores > least, scores == least
+    # Of those that are equal at the border, so many are said to fire that it is half of all.
+    said = above + equal * ((half - above.sum()) / equal.sum())
+    return float((said[:half].mean() + 1 - said[half:].mean()) / 2)

@@ -1,0 +1,102 @@
+"""What kind of thing each token of a vocabulary is, and which word it writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from prismlm.files import read_json
+
+# The closed classes of English, words of numbers and time, and words that are of a subject.
+WORDS: dict[str, Any] = read_json(Path(__file__).parent / "words.json")
+DETERMINERS, PREPOSITIONS, PRONOUNS, CONJUNCTIONS, AUXILIARIES, ADVERBS, NUMBERS, TIME, LINKS = (
+    frozenset(WORDS[name].split())
+    for name in (
+        "determiners", "prepositions", "pronouns", "conjunctions", "auxiliaries", "adverbs",
+        "numbers", "time", "links",
+    )
+)  # fmt: skip
+# What is in none of them is taken for a word with content.
+FUNCTION = DETERMINERS | PREPOSITIONS | PRONOUNS | CONJUNCTIONS | AUXILIARIES | ADVERBS
+PREFIXED = ("Ġ", "▁")
+
+
+class Vocabulary:
+    """The tokens of a tokenizer as text, by kind.
+
+    Attributes:
+        texts: what each token writes, with the space before it, [V].
+        words: the distinct words and pieces of words, in lower case and without spaces.
+        word: the number of the word of each token, int64 [V].
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, size: int) -> None:
+        known = len(tokenizer)
+        raw = tokenizer.convert_ids_to_tokens(list(range(min(size, known))))
+        self.texts = [_text(tokenizer, number, str(token)) for number, token in enumerate(raw)]
+        self.texts += [""] * (size - len(self.texts))
+        numbers: dict[str, int] = {}
+        keys = [text.strip().lower() or text for text in self.texts]
+        self.word = np.array([numbers.setdefault(key, len(numbers)) for key in keys])
+        self.words = list(numbers)
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def _where(self, holds: Callable[[str], object]) -> np.ndarray:
+        return np.array([bool(holds(text)) for text in self.texts])
+
+    @cached_property
+    def goes_on(self) -> np.ndarray:
+        """Tokens that begin with a letter and no space, bool [V]."""
+        return self._where(lambda t: t[:1].isalpha())
+
+    @cached_property
+    def open(self) -> np.ndarray:
+        """Tokens that end with a letter, after which a word may go on, bool [V]."""
+        return self._where(lambda t: t[-1:].isalpha())
+
+    @cached_property
+    def digit(self) -> np.ndarray:
+        """Tokens that write digits, bool [V]."""
+        return self._where(lambda t: t.strip() and t.strip()[0].isdigit())
+
+    @cached_property
+    def line(self) -> np.ndarray:
+        """Tokens that end a line, bool [V]."""
+        return self._where(lambda t: "\n" in t)
+
+    @cached_property
+    def sign(self) -> np.ndarray:
+        """Tokens without letters or digits, ends of lines aside, bool [V]."""
+        return self._where(lambda t: t.strip() and not any(c.isalnum() for c in t)) & ~self.line
+
+    @cached_property
+    def markup(self) -> np.ndarray:
+        """Signs that are not those of a sentence, bool [V]."""
+        return self.sign & self._where(lambda t: not set(t.strip()) <= set(".,;:!?'\"’”“‘()-–—"))
+
+    @cached_property
+    def capital(self) -> np.ndarray:
+        """Words that begin with a capital, bool [V]."""
+        return self._where(lambda t: t[:1] == " " and t[1:2].isupper() and t != " I")
+
+    def among(self, words: frozenset[str]) -> np.ndarray:
+        """Return which tokens write one of some words, bool [V]."""
+        return np.array([word in words for word in self.words])[self.word]
+
+    def content(self) -> np.ndarray:
+        """Return which tokens begin a word that says what a text is about, bool [V]."""
+        long = self._where(lambda t: t[:1].isspace() and len(t.strip()) > 2 and t.strip().isalpha())
+        return long & ~self.among(FUNCTION)
+
+
+def _text(tokenizer: PreTrainedTokenizerBase, number: int, token: str) -> str:
+    text = str(tokenizer.decode([number], clean_up_tokenization_spaces=False))
+    # Some tokenizers drop the space at the beginning of what they decode.
+    return " " + text if token.startswith(PREFIXED) and not text[:1].isspace() else text

@@ -1,0 +1,216 @@
+"""Naming the prototypes of a lens: read its places, name them, score the names, keep both."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from torch import nn
+
+from prismlm.errors import InputError
+from prismlm.files import atomic_file
+from prismlm.index import layout
+from prismlm.index.lens import Lens
+from prismlm.labels.categories import CATEGORIES, subject_words
+from prismlm.labels.embedded import Label, embedded_labels
+from prismlm.labels.places import Places, Text, sample_places
+from prismlm.labels.scores import Scores, score_labels
+from prismlm.labels.vocabulary import Vocabulary
+from prismlm.models.sidecar import weight_of
+from prismlm.progress import SILENT, Reporter
+from prismlm.run_state import writing
+
+EMBEDDED, SIGNATURE = "embedded", "signature"
+# Places of a cell that are looked at; documents whose places name nothing, but score the names.
+PLACES, HELD_OUT, SEED = 256, 0.2, 0
+RESAMPLES = 1000
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """A mean balanced accuracy over prototypes, beside that of shuffled names.
+
+    Attributes:
+        mean: 0.5 says nothing.
+        shuffled: of each prototype with the name of another.
+        low, high: 95 % of a bootstrap of the difference over prototypes.
+    """
+
+    mean: float
+    shuffled: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Labelling:
+    """What labelling a lens came to.
+
+    Attributes:
+        source: who named them.
+        prototypes: K.
+        named: prototypes that got a name; the others keep their signature's.
+        scored: those with enough places in held-out documents.
+        detection, fuzzing: how much the names say; None where none was scored.
+        categories: how many prototypes each category has.
+        documents: that names were made of.
+        held_out: documents that scored them.
+    """
+
+    source: str
+    prototypes: int
+    named: int
+    scored: int
+    detection: Accuracy | None
+    fuzzing: Accuracy | None
+    categories: dict[str, int]
+    documents: int
+    held_out: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        return asdict(self)
+
+
+def label_lens(
+    lens: Lens, model: nn.Module, *, overwrite: bool = False, progress: Reporter = SILENT
+) -> Labelling:
+    """Name every prototype of a lens in ``prototypes.parquet``, and score the names.
+
+    A fifth of the documents, drawn by seed, names nothing; the names are scored on their places.
+
+    Args:
+        lens: with cells, whose corpus is there.
+        model: the lens is of.
+        overwrite: replace labels that are there already.
+        progress: shows the steps.
+
+    Raises:
+        InputError: the lens has no cells or no corpus, or has labels already.
+    """
+    if lens.cells is None:
+        raise InputError(
+            f"{lens.path} keeps no positions, and names are made of them. Build a lens with "
+            "`prismlm index`, which keeps them unless --positions none is given."
+        )
+    if lens.corpus is None:
+        raise InputError(
+            f"the corpus of {lens.path} is not at {lens.meta.corpus_path}, or has changed, and "
+            "names are made of its text. Put it back, or build the lens again."
+        )
+    if lens.meta.labels is not None and not overwrite:
+        raise InputError(
+            f"the prototypes of {lens.path} are labelled already, by {lens.meta.labels['source']}."
+            " Give --overwrite to replace the labels."
+        )
+    with writing(lens.path):
+        made = make_labels(lens, model, progress)
+        scores = score_labels(made.labels, made.text, made.held_out, SEED)
+        found = _labelling(made, scores)
+        _write(lens, made.labels, scores, found)
+    return found
+
+
+class Made(NamedTuple):
+    """Labels, and what they are to be scored on.
+
+    Attributes:
+        labels: of every prototype, None for one without any place.
+        text: of the corpus.
+        held_out: places of documents that named nothing.
+        documents: how many named something, and how many did not.
+    """
+
+    labels: list[Label | None]
+    text: Text
+    held_out: Places
+    documents: tuple[int, int]
+
+
+def make_labels(lens: Lens, model: nn.Module, progress: Reporter = SILENT) -> Made:
+    """Name every prototype from four fifths of the documents; the lens has cells and a corpus."""
+    cells, corpus = lens.cells, lens.corpus
+    assert cells is not None
+    assert corpus is not None
+    with progress.task("Naming prototypes", 3, "steps") as task:
+        weight = weight_of(model).detach()
+        vocabulary = Vocabulary(corpus.tokenizer, len(weight))
+        text = Text(corpus, vocabulary)
+        task.advance()
+        places = sample_places(cells, lens.num_prototypes, PLACES)
+        drawn = np.random.default_rng(SEED).random(cells.documents.num_rows) < HELD_OUT
+        held = drawn[places.document]
+        # What has places in held-out documents alone is named by these, and not scored.
+        elsewhere = np.bincount(places.cell[~held], minlength=lens.num_prototypes) > 0
+        held &= elsewhere[places.cell]
+        task.advance()
+        subjects = subject_words(weight, vocabulary)
+        labels = embedded_labels(text, places.of(~held), cells, subjects)
+        task.advance()
+    return Made(labels, text, places.of(held), (int((~drawn).sum()), int(drawn.sum())))
+
+
+def _labelling(made: Made, scores: Scores) -> Labelling:
+    seen = Counter(label.category for label in made.labels if label is not None)
+    scored = np.isfinite(scores.detection)
+    pairs = (
+        (scores.detection, scores.shuffled_detection),
+        (scores.fuzzing, scores.shuffled_fuzzing),
+    )
+    detection, fuzzing = (
+        accuracy(own[scored], other[scored]) if scored.any() else None for own, other in pairs
+    )
+    return Labelling(
+        source=EMBEDDED,
+        prototypes=len(made.labels),
+        named=sum(label is not None for label in made.labels),
+        scored=int(scored.sum()),
+        detection=detection,
+        fuzzing=fuzzing,
+        categories={name: seen[name] for name in CATEGORIES},
+        documents=made.documents[0],
+        held_out=made.documents[1],
+    )
+
+
+def accuracy(own: np.ndarray, shuffled: np.ndarray) -> Accuracy:
+    """Return the mean of scores beside that of the control, pair by pair."""
+    generator = np.random.default_rng(SEED)
+    drawn = generator.integers(len(own), size=(RESAMPLES, len(own)))
+    low, high = np.percentile((own - shuffled)[drawn].mean(1), (2.5, 97.5))
+    return Accuracy(float(own.mean()), float(shuffled.mean()), float(low), float(high))
+
+
+def _write(lens: Lens, labels: list[Label | None], scores: Scores, found: Labelling) -> None:
+    """Replace the labels of ``prototypes.parquet``, then say so in ``meta.json``."""
+    columns = {
+        "name": [
+            old if label is None else label.name
+            for label, old in zip(labels, lens.names, strict=True)
+        ],
+        **{
+            column: [None if label is None else getattr(label, column) for label in labels]
+            for column in ("description", "category", "role", "tags")
+        },
+        "label_source": [SIGNATURE if label is None else EMBEDDED for label in labels],
+        "label_score": [None if np.isnan(one) else float(one) for one in scores.detection],
+    }
+    write_columns(lens, columns, labels=found.to_dict())
+
+
+def write_columns(
+    lens: Lens, columns: Mapping[str, Sequence[Any] | np.ndarray], **noted: Any
+) -> None:
+    """Replace columns of ``prototypes.parquet``, then note in ``meta.json`` what made them."""
+    table, schema = lens.prototypes, layout.PROTOTYPES_SCHEMA
+    for name, values in columns.items():
+        place = schema.get_field_index(name)
+        table = table.set_column(place, schema.field(place), pa.array(values, schema.types[place]))
+    with atomic_file(lens.path / layout.PROTOTYPES_FILE) as temporary:
+        layout.write_table(table, temporary)
+    layout.write_meta(lens.path, replace(lens.meta, **noted))
+    lens.read_labels_again()

@@ -1,0 +1,204 @@
+"""Generation caches: a state of constant size for each layer, or one unrotated tensor per head."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer
+
+from prismlm.errors import InputError
+
+
+class RecurrentCacheLayer(CacheLayerMixin):
+    """The state of one layer, and how many positions went into it, padding included.
+
+    Attributes:
+        state: tensors with the batch first, in tuples as the mixer made them; None at the start.
+        tokens: positions seen.
+    """
+
+    supports_early_init = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state: Any = None
+        self.tokens = 0
+
+    def advance(self, state: Any, tokens: int) -> None:
+        """Replace the state by the one after ``tokens`` more positions."""
+        self.state = state
+        self.tokens += tokens
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Do nothing: there are no keys and values."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Refuse keys and values.
+
+        Raises:
+            InputError: always.
+        """
+        raise InputError("a recurrent layer's cache holds a state, no keys and values.")
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Return the length and the offset of a mask over everything seen."""
+        return self.tokens + query_length, 0
+
+    def get_seq_length(self) -> int:
+        """Return how many positions were seen."""
+        return self.tokens
+
+    def get_max_length(self) -> int:
+        """Return −1: there is no longest sequence."""
+        return -1
+
+    def reset(self) -> None:
+        """Start anew."""
+        self.state = None
+        self.tokens = 0
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Refuse to take positions back, which a state cannot.
+
+        Raises:
+            InputError: something is to be taken back.
+        """
+        if tokens_to_remove:
+            raise InputError(
+                f"{tokens_to_remove} tokens cannot be taken back from a recurrent state: keep a "
+                "copy of the cache from before them."
+            )
+
+    def offload(self) -> None:
+        """Do nothing: the state is small and is needed at every step."""
+
+    def prefetch(self) -> None:
+        """Do nothing."""
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Take the rows ``beam_idx``."""
+        self.batch_select_indices(beam_idx)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Take some of the rows."""
+        self.state = tree_map_only(
+            Tensor, lambda t: t.index_select(0, indices.to(t.device)), self.state
+        )
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat every row."""
+        self.state = tree_map_only(Tensor, lambda t: t.repeat_interleave(repeats, 0), self.state)
+
+
+class RecurrentCache(Cache):
+    """A state for each layer of a recurrent decoder.
+
+    Args:
+        num_layers: of the decoder.
+    """
+
+    layers: list[RecurrentCacheLayer]
+
+    def __init__(self, num_layers: int) -> None:
+        super().__init__(layers=[RecurrentCacheLayer() for _ in range(num_layers)])
+        self._layout: Mapping[str, Any] | None = None
+
+    def check(self, config: Any, batch: int) -> None:
+        """Note which model writes this cache, or see that it may go on from it.
+
+        Args:
+            config: of the model, whose ``state_layout`` says what its states look like.
+            batch: rows of the input.
+
+        Raises:
+            InputError: another number of layers, another model's states, or another batch.
+        """
+        layout = config.state_layout
+        _check_layers(self, config)
+        if self._layout is None:
+            self._layout = dict(layout)
+        differing = [name for name, value in layout.items() if self._layout.get(name) != value]
+        if differing:
+            name = differing[0]
+            raise InputError(
+                f"the cache is another model's: it was made with {name} "
+                f"{self._layout.get(name)!r}, and this model has {layout[name]!r}. Give the cache "
+                "that this model returned."
+            )
+        states = tree_leaves([layer.state for layer in self.layers])
+        _check_rows([state for state in states if state is not None], batch)
+
+    def reset(self) -> None:
+        """Start anew, for any model of as many layers."""
+        super().reset()
+        self._layout = None
+
+
+class ProjectionCacheLayer(DynamicLayer):
+    """Z U of what one layer has seen, and at which positions.
+
+    Attributes:
+        keys: the projections, [B, 2H, S, p]; half of what keys and values take.
+        values: the positions, int64 [B, 1, S, 1]; keys are rotated when they are used.
+    """
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Start with no position."""
+        super().lazy_initialization(key_states, value_states)
+        self.values = torch.tensor([], dtype=value_states.dtype, device=value_states.device)
+
+
+class ProjectionCache(Cache):
+    """One :class:`ProjectionCacheLayer` for each layer of a signal/noise decoder.
+
+    Args:
+        num_layers: of the decoder.
+    """
+
+    layers: list[ProjectionCacheLayer]
+
+    def __init__(self, num_layers: int) -> None:
+        super().__init__(layers=[ProjectionCacheLayer() for _ in range(num_layers)])
+
+    def check(self, config: Any, batch: int) -> None:
+        """See that a model can go on from this cache.
+
+        Args:
+            config: of the model.
+            batch: rows of the input.
+
+        Raises:
+            InputError: another number of layers, other heads or another batch.
+        """
+        _check_layers(self, config)
+        if not self.get_seq_length():
+            return
+        held = cast(Tensor, self.layers[0].keys)
+        heads = config.expansion * config.hidden_size // config.head_size
+        if (held.shape[1], held.shape[3]) != (heads, config.head_size):
+            raise InputError(
+                f"the cache is another model's: it holds {held.shape[1]} heads of size "
+                f"{held.shape[3]}, and this model has {heads} of size {config.head_size}."
+            )
+        _check_rows([held], batch)
+
+
+def _check_layers(cache: Cache, config: Any) -> None:
+    if len(cache.layers) != config.num_hidden_layers:
+        raise InputError(
+            f"the cache has {len(cache.layers)} layers and the model {config.num_hidden_layers}: "
+            "give the cache that this model returned."
+        )
+
+
+def _check_rows(held: list[Tensor], batch: int) -> None:
+    if held and len(held[0]) != batch:
+        raise InputError(
+            f"the cache holds {len(held[0])} rows and the input has {batch}: select or repeat rows "
+            "with the cache's batch_select_indices or batch_repeat_interleave."
+        )

@@ -1,0 +1,230 @@
+"""How uncertain a prediction is: its entropy as a share of the largest, as a code, as a vector."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from prismlm.errors import InputError, check_whole
+
+NOT_A_NUMBER = (
+    "these logits hold NaN or +∞, or nothing but −∞, so that their entropy is not a number: look "
+    "for weights or inputs that are not finite."
+)
+ELEMENTS = 2**20
+"""Logits that are looked at together, so that nothing of the size of all of them is made."""
+LEAST = -1e4
+"""The least logarithm of a probability that is told apart; its exponential is 0 in float64 too."""
+
+PEAK = 2.0**8
+"""The largest logit up to which float32 has digits enough for the difference of two sums of it."""
+NO_CODE = -1
+"""What stands in place of a code where there is none: the first position, and padding."""
+
+
+def normalised_entropy(
+    logits: Float[Tensor, "*batch V"], *, first_position: int = 0
+) -> Float[Tensor, "*batch"]:
+    """Return H / ln V of the predictions, from 0 (certain) to 1 (uniform); float32.
+
+        H = −Σ_v p_v ln p_v,   p = softmax(ℓ)
+
+    in nats, without gradient. Logits of −∞ have no part in it. Float64 stays float64.
+
+    Source: PRISMA, output side. The source clamps probabilities at 1e-9, which changes nothing
+    that can be seen.
+
+    Args:
+        logits: ℓ.
+        first_position: where the first of logits [B, T, V] stands in its row, for the error.
+
+    Raises:
+        InputError: fewer than two tokens to choose from, or logits of a position that hold NaN or
+            +∞ or are −∞ throughout. In a compiled graph that is a RuntimeError.
+    """
+    vocabulary = _vocabulary(logits)
+    logits = logits.detach()
+    if logits.numel() <= max(ELEMENTS, vocabulary):
+        found = _negative_entropy(logits)
+    else:
+        rows, at_once = logits.reshape(-1, vocabulary), max(1, ELEMENTS // vocabulary)
+        parts = [rows[first : first + at_once] for first in range(0, len(rows), at_once)]
+        found = torch.cat(list(map(_negative_entropy, parts))).view(logits.shape[:-1])
+    shares = found.div_(-math.log(vocabulary)).clamp_(0, 1)
+    _check_finite(shares, first_position)
+    return shares
+
+
+def entropy_codes(
+    logits: Float[Tensor, "*batch V"], levels: int, *, first_position: int = 0
+) -> Int64[Tensor, "*batch"]:
+    """Return the code of the entropy of each prediction, ⌊(levels − 1) H / ln V⌋.
+
+    What :func:`quantise` makes of :func:`normalised_entropy`, but for rounding, and quicker for
+    the one prediction of a decoding step on a CPU, whose caches hold nothing of this after a pass
+    over all weights: there every operation and every buffer that is left out counts.
+
+    Source: PRISMA, output side.
+
+    Raises:
+        InputError: as those two.
+    """
+    check_levels(levels)
+    vocabulary = _vocabulary(logits)
+    if logits.is_cpu and logits.numel() == vocabulary and not torch.compiler.is_compiling():
+        share = _share_of_one(logits)
+        if share is not None:
+            return torch.full(logits.shape[:-1], int(min(max(share, 0.0), 1.0) * (levels - 1)))
+    return quantise(normalised_entropy(logits, first_position=first_position), levels)
+
+
+def _share_of_one(logits: Float[Tensor, "*batch V"]) -> float | None:
+    """Return H / ln V of a single prediction, or None where the longer way is to be gone.
+
+        H = ln Σ e^ℓ − Σ p ℓ,   ln Σ e^ℓ = max ℓ − ln max p
+
+    with one buffer of the size of V. The difference loses digits where logits are large, and
+    0 · −∞ is not a number.
+    """
+    if logits.dtype == torch.float64:
+        return None
+    row = (logits.detach() if logits.requires_grad else logits).flatten().float()
+    peak = float(row.max())
+    if not abs(peak) <= PEAK:
+        return None
+    shares = row.softmax(0)
+    entropy = peak - math.log(float(shares.max())) - float(shares.dot(row))
+    return entropy / math.log(row.numel()) if entropy == entropy else None
+
+
+def _vocabulary(logits: Tensor) -> int:
+    vocabulary = logits.shape[-1] if logits.ndim else 0
+    if vocabulary < 2:
+        raise InputError(
+            f"logits are {list(logits.shape)}: expected [..., V] with at least 2 tokens to choose "
+            "from."
+        )
+    return vocabulary
+
+
+def _negative_entropy(rows: Float[Tensor, "*batch V"]) -> Float[Tensor, "*batch"]:
+    """Return Σ_v p_v ln p_v of each row in nats."""
+    dtype = torch.float64 if rows.dtype == torch.float64 else torch.float32
+    # Never −∞, which times 0 is not a number; NaN stays.
+    logs = rows.log_softmax(-1, dtype=dtype).clamp_min_(LEAST)
+    return logs.exp().mul_(logs).sum(-1)
+
+
+def _check_finite(shares: Tensor, first_position: int) -> None:
+    if torch.compiler.is_compiling():
+        # Looking at a value would cut the graph in two, and torch has no public name for this.
+        check = torch._assert_async  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+        check(torch.isfinite(shares).all(), NOT_A_NUMBER)
+    # A sum of shares is a number if all of them are, and is quicker than looking at each.
+    elif math.isnan(float(shares if shares.numel() == 1 else shares.sum())):
+        places = (~torch.isfinite(shares)).nonzero()
+        where = [int(i) for i in places[0]]
+        if len(where) == 2:
+            said = f"row {where[0]}, position {where[1] + first_position}"
+        else:
+            said = f"index {where}"
+        raise InputError(f"{NOT_A_NUMBER} First at {said}; {len(places)} of {shares.numel()}.")
+
+
+def quantise(share: Float[Tensor, "*batch"], levels: int) -> Int64[Tensor, "*batch"]:
+    """Return ⌊share · (levels − 1)⌋: codes from 0 to levels − 1.
+
+    Source: PRISMA, output side, which rounds down.
+
+    Raises:
+        InputError: levels that are no whole number from 2 on.
+    """
+    check_levels(levels)
+    return (share * (levels - 1)).long().clamp_(0, levels - 1)
+
+
+def neutral_code(levels: int) -> int:
+    """Return the code that stands for an unknown entropy, ⌊levels / 2⌋.
+
+    Source: PRISMA, input side.
+
+    Raises:
+        InputError: levels that are no whole number from 2 on.
+    """
+    check_levels(levels)
+    return levels // 2
+
+
+def check_levels(levels: object) -> int:
+    """Return levels as an int; raise InputError for what is no whole number from 2 on."""
+    # Every decoding step asks; nothing slower than this.
+    if type(levels) is int and levels > 1:
+        return levels
+    return check_whole("the number of levels of uncertainty", levels, 2)
+
+
+def embed_codes(
+    codes: Int64[Tensor, "*batch"], table: Float[Tensor, "K d"], levels: int
+) -> Float[Tensor, "*batch d"]:
+    """Return the vector of each code, and zeros where there is none.
+
+        x = c (K − 1) / (levels − 1),   j = min(⌊x⌋, K − 2),   (j + 1 − x) E_j + (x − j) E_{j+1}
+
+    With K = levels rows this is row c. With fewer, codes between two rows are interpolated, so
+    that rarely seen ones learn from their neighbours.
+
+    Source: PRISMA, input side, for K = levels; interpolation is ours.
+
+    Args:
+        codes: c, from 0 to levels − 1, or :data:`NO_CODE`.
+        table: E, K from 2 to levels rows.
+        levels: of the codes.
+
+    Raises:
+        InputError: fewer than two levels, or a table of fewer than 2 or more than ``levels`` rows.
+    """
+    check_levels(levels)
+    rows = table.shape[0] if table.ndim == 2 else 0
+    if not 2 <= rows <= levels:
+        raise InputError(
+            f"the table is {list(table.shape)} for {levels} levels: expected [K, d] with K from 2 "
+            f"to {levels}."
+        )
+    if rows == levels and _is_known(codes):
+        return torch.nn.functional.embedding(codes, table)
+    known = (codes != NO_CODE)[..., None]
+    held = codes.clamp_min(0)
+    if rows == levels:
+        return torch.nn.functional.embedding(held, table) * known
+    # Exact in integers: a float32 place loses codes beyond 2²⁴ / K.
+    scaled = held * (rows - 1)
+    below = torch.div(scaled, levels - 1, rounding_mode="floor").clamp_max(rows - 2)
+    # In float16 already 65,535 is infinite.
+    exact = torch.promote_types(table.dtype, torch.float32)
+    share = ((scaled - below * (levels - 1)).to(exact) / (levels - 1)).to(table.dtype)[..., None]
+    lower, upper = (torch.nn.functional.embedding(at, table) for at in (below, below + 1))
+    return torch.lerp(lower, upper, share) * known
+
+
+def _is_known(codes: Tensor) -> bool:
+    """Say whether it is seen at no cost that there is a code: the one of a decoding step is."""
+    if not codes.is_cpu or codes.numel() != 1 or torch.compiler.is_compiling():
+        return False
+    return int(codes) != NO_CODE
+
+
+def shuffle_codes(
+    codes: Int64[Tensor, "*batch"], generator: torch.Generator
+) -> Int64[Tensor, "*batch"]:
+    """Return the codes permuted over all positions that have one; others stay without.
+
+    Every code occurs as often as before. The generator is one of the CPU, whatever the codes are
+    on, so that the order is the same on every device.
+    """
+    known = codes != NO_CODE
+    held = codes[known]
+    order = torch.randperm(len(held), generator=generator)
+    return codes.masked_scatter(known, held[order.to(codes.device)])

@@ -1,0 +1,123 @@
+"""Random command lines, calls and damaged files end in a right answer or in an error of ours."""
+
+import json
+import time
+
+import pytest
+
+from benchmarks.robustness.command_line import invoke
+from benchmarks.robustness.damage import Damage, copy_damaged
+from benchmarks.robustness.fuzz import compared, fuzz
+from benchmarks.robustness.readers import Readers, Reading
+from benchmarks.robustness.world import World, judged
+from prismlm.errors import InputError
+
+CASES = 2000
+# Most of the time goes to right answers; a slow machine runs fewer cases.
+SECONDS = 30
+LEAST = 200
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    return World(tmp_path_factory.mktemp("fuzz") / "world")
+
+
+def _fuzzed(world, part, count, start, seconds):
+    found = fuzz(part, world, count, start, time.monotonic() + seconds)
+    assert not found.findings, "\n".join(f"{one.kind}: {one.example}" for one in found.findings)
+    # A test in which all is refused, or nothing, looks at nothing.
+    assert found.right > LEAST / 50
+    assert found.errors > LEAST / 2
+    return found
+
+
+@pytest.mark.parametrize(
+    ("part", "count", "seconds"),
+    [("command line", CASES, SECONDS), ("api", 600, 6), ("readers", 400, 8)],
+)
+@pytest.mark.usefixtures("unchecked")
+def test_random_inputs_end_in_an_answer_or_an_error_of_ours(world, part, count, seconds):
+    _fuzzed(world, part, count, 0, seconds)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["command line", "api", "readers"])
+@pytest.mark.usefixtures("unchecked")
+def test_twenty_thousand_random_inputs(world, part):
+    assert _fuzzed(world, part, 20_000, 1, 3600).cases == 20_000
+
+
+def test_what_a_case_changes_is_noticed_and_put_back(world):
+    notes, before = world.root / "notes.txt", (world.root / "notes.txt").read_bytes()
+    notes.write_text("changed")
+    (world.root / "left").write_text("behind")
+    (world.root / "named.html").write_text("page")
+    (world.root / ".named.html.lock").write_text("")
+    assert world.changes(["named.html"]) == ["left", "notes.txt"]
+    assert notes.read_bytes() == before
+    assert not (world.root / "left").exists()
+    assert world.changes() == []
+
+
+def test_an_output_that_was_there_may_change_only_where_that_was_asked_for(world):
+    for overwrite, wrong in ((False, ["rows.csv"]), (True, [])):
+        (world.root / "rows.csv").write_text("new")
+        assert world.changes(["rows.csv"], overwrite) == wrong
+
+
+def test_how_a_case_ends():
+    def refused():
+        raise InputError("the text is empty: give at least one token.")
+
+    def wordless():
+        raise InputError("no")
+
+    assert judged("x", lambda: None) == "right"
+    assert judged("x", refused) == "error"
+    assert judged("x", wordless).kind == "says too little: no"
+    assert judged("x", lambda: "another answer").kind == "another answer"
+    assert judged("x", lambda: {}["missing"]).kind == "KeyError"
+
+
+def test_findings_of_two_states_are_told_apart():
+    def part(*kinds):
+        found = [{"kind": kind, "cases": 1, "example": "x", "mended": False} for kind in kinds]
+        return {"cases": 3, "right answers": 1, "errors of ours": 1, "findings": found}
+
+    now = {"environment": {}, "api": part("stays", "comes")}
+    before = {"environment": {}, "api": part("stays", "goes")}
+    kinds = {one["kind"]: one["mended"] for one in compared(now, before)["api"]["findings"]}
+    assert kinds == {"stays": False, "comes": False, "goes": True}
+
+
+@pytest.mark.parametrize(
+    "file", ["contexts.safetensors", "index.parquet", "cell-documents.parquet"]
+)
+def test_a_flipped_byte_of_a_lens_is_refused_when_it_is_read(world, monkeypatch, file):
+    monkeypatch.chdir(world.root)
+    flipped = [Damage(f"lens/sample/{file}", "flip", at, 3) for at in (0.4, 0.6)]
+    ends = [Readers(world).run(Reading("model", damage)) for damage in flipped]
+    assert set(ends) <= {"right", "error"}
+    assert "error" in ends
+
+
+def test_weights_that_are_not_what_was_written_are_found_with_verify(world, monkeypatch):
+    monkeypatch.chdir(world.root)
+    command = ["inspect", "index", "damaged", "--verify"]
+    # All of so small a model is looked at when it is opened, so it is the note that is changed.
+    copy_damaged(world.root / "model", world.root / "damaged", Damage("config.json", "flip", 1, 1))
+    code, out, _ = invoke(command)
+    assert (code, "2 files of weights hold what was written" in out) == (0, True)
+    Damage("model.safetensors", "flip", 0.8, 3).apply(world.root / "damaged" / "model.safetensors")
+    assert invoke(command)[0] == 2
+    assert world.changes(["damaged"]) == []
+    copy_damaged(world.root / "model", world.root / "damaged", Damage("config.json", "flip", 1, 1))
+    note = world.root / "damaged" / "prismlm.json"
+    meta = json.loads(note.read_text())
+    meta["files"]["model.safetensors"] = "0" * 32
+    note.unlink()
+    note.write_text(json.dumps(meta))
+    code, _, errors = invoke(command)
+    assert (code, "model.safetensors is damaged" in errors) == (2, True)
+    assert world.changes(["damaged"]) == []

@@ -1,0 +1,47 @@
+"""What a lens says of the text it was built from."""
+
+import numpy as np
+import pytest
+
+from prismlm.index.convergence import LensInspection, Spread
+
+
+def inspection(converged_at, filled):
+    none = np.zeros(4, dtype=int)
+    return LensInspection(
+        tokens=1000,
+        documents=10,
+        split="train",
+        trained_on=True,
+        prototypes=4,
+        with_contexts=4,
+        in_use=4,
+        kept=2,
+        filled=filled,
+        convergence=[],
+        converged_at=converged_at,
+        contexts=8,
+        distinct_documents=4,
+        largest_document_share=0.5,
+        duplicate_share=0.0,
+        near_duplicate_share=0.0,
+        spread=Spread(none, none, none, none, none),
+    )
+
+
+@pytest.mark.parametrize(
+    ("converged_at", "filled", "enough", "begins", "why"),
+    [
+        (0.5, 4, True, "Enough text", "less than 1 % closer to their nearest place, and 4 of 4"),
+        (0.51, 4, False, "Not enough text", "more than 1 % closer to their nearest place, but 4"),
+        (0.5, 3, False, "Not enough text", "less than 1 % closer to their nearest place, but 3"),
+        (0.51, 3, False, "Not enough text", "more than 1 % closer to their nearest place, and 3"),
+        (None, 4, None, "Whether there was enough", "before convergence was noted"),
+    ],
+)
+def test_a_lens_says_whether_it_had_enough_text_and_why(converged_at, filled, enough, begins, why):
+    found = inspection(converged_at, filled)
+    assert found.enough is enough
+    assert found.verdict.startswith(begins)
+    assert why in found.verdict
+    assert found.to_dict()["verdict"] == found.verdict

@@ -1,0 +1,163 @@
+"""The figures of Appendix A.8 by hand, their limits, and counts in any parts."""
+
+import math
+from dataclasses import astuple
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prismlm.errors import InputError
+from prismlm.instruments.channels.gate_use import entropy, gini, sparsity_ratio
+from prismlm.instruments.channels.layer_metrics import LayerTally, TokenCounts, equal_bins
+
+HAND = torch.tensor([[1.0, 2.0, 3.0, 2.0], [0.0, 0.0, 0.0, 4.0], [1.0, 1.0, 1.0, 1.0]])
+
+
+def test_figures_by_hand():
+    # max 3 over mean 2; 4 over 1; 1 over 1.
+    assert sparsity_ratio(HAND).tolist() == [1.5, 4.0, 1.0]
+    # Ascending 1 2 2 3 with weights 4 3 2 1: 17, so (5 − 34/8) / 4; alone: (5 − 2) / 4.
+    assert gini(HAND).tolist() == [0.1875, 0.75, 0.0]
+    # Shares ⅛ ¼ ⅜ ¼: ⅛·3 ln 2 + 2·¼·2 ln 2 + ⅜ (3 ln 2 − ln 3).
+    first = (3 / 8 + 1 + 9 / 8) * math.log(2) - 3 / 8 * math.log(3)
+    torch.testing.assert_close(
+        entropy(HAND), torch.tensor([first, 0.0, math.log(4)], dtype=torch.float64)
+    )
+
+
+def test_gini_is_half_the_mean_difference_over_the_mean():
+    a = torch.rand(50, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    pairs = (a[:, :, None] - a[:, None]).abs().mean((1, 2))
+    torch.testing.assert_close(gini(a), pairs / (2 * a.mean(1)))
+
+
+@pytest.mark.parametrize("metric", [sparsity_ratio, gini, entropy])
+def test_sign_size_and_order_do_not_matter(metric):
+    order = [2, 0, 3, 1]
+    torch.testing.assert_close(metric(HAND), metric(-7 * HAND[:, order]))
+
+
+@pytest.mark.parametrize("metric", [sparsity_ratio, gini, entropy])
+def test_positions_without_a_distribution_are_refused(metric):
+    with pytest.raises(InputError, match="no activation at all"):
+        metric(torch.tensor([[0.0, 0.0], [1.0, 1.0]]))
+    with pytest.raises(InputError, match="not finite"):
+        metric(torch.tensor([[math.nan, 1.0]]))
+
+
+def test_equal_bins_by_hand():
+    sample = torch.tensor([[4.0, 0.0], [1.0, 0.0], [3.0, 0.0], [2.0, 1.0]])
+    assert equal_bins(sample, 2).tolist() == [[2.0], [0.0]]
+    assert equal_bins(sample, 4).tolist() == [[1.0, 2.0, 3.0], [0.0, 0.0, 0.0]]
+
+
+def test_information_by_hand():
+    # Channel 0 says which token it is, channel 1 nothing, channel 2 something.
+    edges = torch.tensor([[0.5], [0.5], [0.5]])
+    counts = TokenCounts.empty(edges, 3)
+    tokens = torch.tensor([0, 0, 2, 2])
+    values = torch.tensor([[0.1, 0.1, 0.1], [0.1, 0.9, 0.1], [0.9, 0.1, 0.1], [0.9, 0.9, 0.9]])
+    counts.add(tokens, values)
+    # ln 2 + H(¾, ¼) − H(½, ¼, ¼).
+    ln2, ln3 = math.log(2), math.log(3)
+    third = ln2 + (2 * ln2 - 0.75 * ln3) - 1.5 * ln2
+    expected = torch.tensor([ln2, 0.0, third], dtype=torch.float64)
+    torch.testing.assert_close(counts.information(), expected)
+    # Pairs seen: 2, 4 and 3; tokens and bins 2 each; n = 4.
+    correction = torch.tensor([1 / 8, -1 / 8, 0.0], dtype=torch.float64)
+    torch.testing.assert_close(counts.information(corrected=True), expected + correction)
+
+
+def test_an_edge_belongs_to_the_bin_below_it():
+    counts = TokenCounts.empty(torch.tensor([[0.25, 0.5]]), 1)
+    counts.add(torch.zeros(4, dtype=torch.int64), torch.tensor([[0.25], [0.26], [0.5], [0.6]]))
+    assert counts.counts.tolist() == [[[1, 2, 1]]]
+
+
+def test_the_correction_takes_off_what_chance_gives():
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(20, (4000,), generator=generator)
+    values = torch.rand(4000, 5, generator=generator)
+    counts = TokenCounts.empty(equal_bins(values, 8), 20)
+    counts.add(tokens, values)
+    # 19·7 / 2n = 0.0166 is to be expected of independent figures.
+    assert counts.information().mean() == pytest.approx(0.0166, rel=0.25)
+    assert abs(counts.information(corrected=True).mean()) < 0.004
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 2**16), st.lists(st.integers(1, 30), min_size=1, max_size=4))
+def test_parts_add_up_in_any_order(seed, sizes):
+    generator = torch.Generator().manual_seed(seed)
+    n = sum(sizes)
+    tokens = torch.randint(7, (n,), generator=generator)
+    values = torch.rand(n, 3, generator=generator)
+    edges = equal_bins(values, 4)
+    whole, merged = TokenCounts.empty(edges, 7), TokenCounts.empty(edges, 7)
+    whole.add(tokens, values)
+    parts = []
+    for t, v in zip(tokens.split(sizes), values.split(sizes), strict=True):
+        parts.append(TokenCounts.empty(edges, 7))
+        parts[-1].add(t, v)
+    for part in reversed(parts):
+        merged.merge(part)
+    assert torch.equal(whole.counts, merged.counts)
+    assert whole.counts.sum() == 3 * n
+    assert (whole.information() >= -1e-12).all()
+
+
+def test_figures_of_groups_are_those_of_each_group():
+    generator = torch.Generator().manual_seed(2)
+    tokens = torch.randint(9, (50,), generator=generator)
+    gates = torch.randn(50, 3, 4, generator=generator).softmax(-1)
+    tally = LayerTally(9, groups=3)
+    tally.add(tokens, gates.flatten(1))
+    found = tally.metrics(0)
+    alone = []
+    for group in gates.unbind(1):
+        own = LayerTally(9)
+        own.add(tokens, group)
+        alone.append(torch.tensor(astuple(own.metrics(0))))
+    assert astuple(found) == pytest.approx(torch.stack(alone).mean(0).tolist(), rel=1e-5)
+    even = LayerTally(9, groups=3)
+    even.add(tokens, torch.full((50, 12), 0.25))
+    assert astuple(even.metrics(0))[3:6] == pytest.approx((1, 0, math.log(4)))
+
+
+def test_counts_refuse_what_does_not_fit():
+    counts = TokenCounts.empty(torch.tensor([[0.5]]), 3)
+    with pytest.raises(InputError, match="no position has been counted"):
+        counts.information()
+    with pytest.raises(InputError, match="not one of the 3"):
+        counts.add(torch.tensor([3]), torch.tensor([[0.1]]))
+    with pytest.raises(InputError, match="expected \\[2, 1\\]"):
+        counts.add(torch.tensor([1, 2]), torch.tensor([[0.1]]))
+    with pytest.raises(InputError, match="cannot be added"):
+        counts.merge(TokenCounts.empty(torch.tensor([[0.4]]), 3))
+    with pytest.raises(InputError, match="at least 2"):
+        equal_bins(torch.rand(3, 2), 1)
+
+
+def test_a_tally_is_the_same_in_any_batches():
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(9, (100,), generator=generator)
+    values = torch.rand(100, 4, generator=generator)
+    found = []
+    for sizes in ([100], [60, 40], [55, 5, 39, 1]):
+        # Bins are laid by the first 60 positions, or by the batches that first reach them.
+        tally = LayerTally(9, bins=3, sample=60 if len(sizes) > 1 else 100)
+        for t, v in zip(tokens.split(sizes), values.split(sizes), strict=True):
+            tally.add(t, v)
+        found.append(tally.metrics(5))
+    assert astuple(found[1]) == pytest.approx(astuple(found[2]))
+    assert found[0].positions == found[1].positions == 100
+    assert (found[0].layer, found[0].gini) == (5, pytest.approx(gini(values).mean().item()))
+    assert found[0].entropy == pytest.approx(entropy(values).mean().item())
+    assert found[0].sparsity_ratio == pytest.approx(sparsity_ratio(values).mean().item())
+    counts = TokenCounts.empty(equal_bins(values, 3), 9)
+    counts.add(tokens, values)
+    assert found[0].mutual_information == pytest.approx(counts.information().mean().item())
+    with pytest.raises(InputError, match="no positions"):
+        LayerTally(9).metrics(0)

@@ -1,0 +1,81 @@
+"""A lens gets names, and keeps everything else."""
+
+import json
+import shutil
+
+import pytest
+
+import prismlm
+from prismlm.errors import InputError
+from prismlm.index import layout
+from prismlm.labels.write import label_lens
+
+FILLED = ("description", "category", "role", "tags", "label_score")
+
+
+@pytest.fixture(scope="module")
+def labelled(tiny_model, tmp_path_factory):
+    directory = shutil.copytree(tiny_model, tmp_path_factory.mktemp("labelled") / "model")
+    lm = prismlm.load(directory)
+    before = {p.name: p.read_bytes() for p in lm.lens.path.iterdir()}
+    return directory, before, lm.lens.prototypes, label_lens(lm.lens, lm.model)
+
+
+def test_columns_that_were_empty_are_filled_and_the_others_stay(labelled):
+    directory, before, old, found = labelled
+    lens = prismlm.load(directory).lens
+    table = lens.prototypes
+    for name in old.column_names:
+        if name in FILLED:
+            assert old[name].null_count == old.num_rows
+            assert table[name].null_count < table.num_rows
+        elif name not in ("name", "label_source"):
+            assert table[name].equals(old[name]), name
+    assert table["label_source"].to_pylist().count("embedded") == found.named
+    changed = {p.name for p in lens.path.iterdir() if before.get(p.name) != p.read_bytes()}
+    assert changed == {layout.PROTOTYPES_FILE, layout.META_FILE}
+    layout.check_files(lens.path, lens.meta)
+
+
+def test_the_names_tell_more_than_shuffled_ones(labelled):
+    directory, _, _, found = labelled
+    assert found.fuzzing.mean > found.fuzzing.shuffled + 0.05
+    assert found.fuzzing.low > 0
+    assert prismlm.load(directory).lens.meta.labels == json.loads(json.dumps(found.to_dict()))
+
+
+def test_labels_are_replaced_only_if_asked(labelled):
+    directory = labelled[0]
+    lm = prismlm.load(directory)
+    with pytest.raises(InputError, match=r"labelled already, by embedded.*--overwrite"):
+        label_lens(lm.lens, lm.model)
+    names = lm.lens.names
+    assert any("→" in name for name in names)
+    assert label_lens(lm.lens, lm.model, overwrite=True) == labelled[3]
+    assert prismlm.load(directory).lens.names == names
+
+
+def test_a_category_can_be_steered(labelled):
+    lm = prismlm.load(labelled[0])
+    category = next(one for one in lm.lens.categories if one is not None)
+    text = "Once upon a time there was a little"
+    before = [step.logit for step in lm.explain(text)]
+    with lm.edit(prismlm.Group(-1.0, category=category)):
+        after = [step.logit for step in lm.explain(text)]
+    assert after != before
+
+
+def test_without_cells_or_corpus_it_is_said_what_is_missing(labelled, tmp_path):
+    directory = shutil.copytree(labelled[0], tmp_path / "model")
+    lm = prismlm.load(directory)
+    meta = json.loads((lm.lens.path / "meta.json").read_text())
+    meta["corpus_path"] = str(tmp_path / "nowhere")
+    (lm.lens.path / "meta.json").write_text(json.dumps(meta))
+    lm = prismlm.load(directory)
+    with pytest.raises(InputError, match=r"nowhere.*names are made of its text"):
+        label_lens(lm.lens, lm.model, overwrite=True)
+    meta["cells"] = None
+    (lm.lens.path / "meta.json").write_text(json.dumps(meta))
+    lm = prismlm.load(directory)
+    with pytest.raises(InputError, match=r"keeps no positions.*prismlm index"):
+        label_lens(lm.lens, lm.model, overwrite=True)

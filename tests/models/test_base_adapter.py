@@ -1,0 +1,79 @@
+"""An adapter in the weights: by hand, in either layout of a weight, and what does not fit."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from prismlm.errors import FormatError
+from prismlm.models.base import ADAPTER_CONFIG, ADAPTER_WEIGHTS, merge_adapter
+
+
+class Conv1D(nn.Module):
+    """GPT-2's: its weight is [in, out]."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(3, 2))
+
+
+def model():
+    made = nn.Module()
+    made.inner = nn.Module()
+    made.inner.linear = nn.Linear(3, 2, bias=False)
+    made.inner.turned = Conv1D()
+    made.inner.linear.weight.data.fill_(1.0)
+    return made
+
+
+def write(directory, tensors, **config):
+    save_file(tensors, directory / ADAPTER_WEIGHTS)
+    (directory / ADAPTER_CONFIG).write_text(json.dumps({"r": 1, "lora_alpha": 2} | config))
+
+
+def factors(name):
+    prefix = f"base_model.model.inner.{name}"
+    return {
+        f"{prefix}.lora_A.weight": torch.tensor([[1.0, 2.0, 3.0]], dtype=torch.bfloat16),
+        f"{prefix}.lora_B.weight": torch.tensor([[0.5], [-1.0]], dtype=torch.bfloat16),
+    }
+
+
+def test_by_hand(tmp_path):
+    made = model()
+    write(tmp_path, factors("linear") | factors("turned"))
+    merge_adapter(made, tmp_path)
+    # 2 · [0.5, −1]ᵀ [1, 2, 3]
+    added = torch.tensor([[1.0, 2.0, 3.0], [-2.0, -4.0, -6.0]])
+    assert torch.equal(made.inner.linear.weight, 1 + added)
+    assert torch.equal(made.inner.turned.weight, added.T)
+
+
+def test_it_is_rounded_once(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    made = nn.Module()
+    made.linear = nn.Linear(64, 48, bias=False)
+    before = made.linear.weight.detach().clone()
+    down, up = (torch.randn(s, generator=generator).bfloat16() for s in ((8, 64), (48, 8)))
+    prefix = "base_model.model.linear"
+    write(tmp_path, {f"{prefix}.lora_A.weight": down, f"{prefix}.lora_B.weight": up}, r=8)
+    merge_adapter(made, tmp_path)
+    # Summed in the other order: the same bits, since every sum is exact.
+    exact = sum(up[:, i, None].double() * down[None, i].double() for i in reversed(range(8)))
+    assert torch.equal(made.linear.weight, (before.double() + exact * 2 / 8).float())
+
+
+@pytest.mark.parametrize("name", ["elsewhere", "turned2"])
+def test_of_another_model(tmp_path, name):
+    write(tmp_path, factors(name))
+    with pytest.raises(FormatError, match="of another model"):
+        merge_adapter(model(), tmp_path)
+
+
+def test_damaged(tmp_path):
+    write(tmp_path, factors("linear"))
+    (tmp_path / ADAPTER_WEIGHTS).write_bytes(b"no tensors")
+    with pytest.raises(FormatError, match="damaged"):
+        merge_adapter(model(), tmp_path)

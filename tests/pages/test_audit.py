@@ -1,0 +1,106 @@
+"""The page of an audit, on a phone too."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+import prismlm
+from prismlm.corpus import Document
+from prismlm.explain.audit import Audit
+from prismlm.explain.texts import text_options
+from prismlm.index.around import Around
+from prismlm.pages.audit import audit_page, told_apart
+
+TURN = "\u202e"
+ASKED = "You are a helpful assistant. Answer in one sentence. Question: "
+TEXTS = [
+    Document("answers/model-a/one", f"{ASKED}why did the court dismiss the appeal of the owner?"),
+    Document("answers/model-a/two", f"{ASKED}what became of the girl who lived in the woods?"),
+    Document("answers/model-a/three", f"{ASKED}which dose is given to children with a fever?"),
+    Document(f"{TURN}other", f"The {TURN}proof relies on groups."),
+]
+
+
+@pytest.fixture(scope="module")
+def summary(tiny_model):
+    lm = prismlm.load(tiny_model)
+    audit = Audit(lm, text_options([lm]))
+    list(audit.read(TEXTS))
+    value = audit.to_dict()
+    value["documents"][0] |= {
+        "title": f"A {TURN}title",
+        "license": None,
+        "source": None,
+        "around": Around("the way\nto", " <school>", " was long"),
+    }
+    return value
+
+
+def test_what_most_begin_with_is_cut_at_the_front():
+    same = "The same long beginning of all: "
+    assert told_apart([f"{same}one", f"{same}two", "another"]) == ["…one", "…two", "another"]
+    # Too few, too short, or nothing left that tells them apart.
+    assert told_apart([f"{same}one", "another", "third"]) == [f"{same}one", "another", "third"]
+    assert told_apart(["The same one", "The same two"]) == ["The same one", "The same two"]
+    assert told_apart([f"{same}one", f"{same}one"]) == ["…one", "…one"]
+    assert told_apart([]) == []
+
+
+def test_excerpts_are_marked_and_beginnings_cut(summary):
+    page = audit_page(summary)
+    assert "…the way\nto <mark>&lt;school&gt;</mark> was long…" in page
+    assert page.count("<mark>") == sum(d["around"] is not None for d in summary["documents"])
+    first = summary["least_attributed"][0]
+    assert first["opening"].startswith(("The", ASKED))
+    table = page[page.index("largest unattributed share") :]
+    assert ASKED not in table
+    assert "…why did the court dismiss the appeal" in table
+    assert '<small title="answers/model-a/one">…one</small>' in table
+
+
+def test_what_is_not_known_has_one_word(summary):
+    page = audit_page(summary)
+    row = page[page.index("U+202E›title</") :].split("</tr>", 1)[0]
+    assert row.count(">(unknown)<") == 2
+
+
+def test_marks_of_direction_are_shown(summary):
+    page = audit_page(summary)
+    assert TURN not in page
+    for shown in ("A ‹U+202E›title", "The ‹U+202E›proof", "‹U+202E›other"):
+        assert shown in page
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_on_a_phone_rows_are_cards(summary, tmp_path, scheme):
+    from playwright.sync_api import sync_playwright
+
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    assert chromium, "this test needs chromium"
+    path = tmp_path / "page.html"
+    path.write_text(audit_page(summary), encoding="utf-8")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        tab = browser.new_page(viewport={"width": 390, "height": 800}, color_scheme=scheme)
+        tab.goto(path.as_uri())
+        assert tab.evaluate("document.documentElement.scrollWidth") == 390
+        assert not tab.locator("thead").first.is_visible()
+        row = tab.locator("tbody tr").first
+        boxes = [cell.bounding_box() for cell in row.locator("td").all()]
+        share, name, source, licence, place = boxes
+        assert share["x"] < name["x"] == source["x"] == licence["x"]
+        assert name["y"] < source["y"] < licence["y"] < place["y"]
+        assert place["width"] > 300
+        lists = tab.locator(".p-columns-3 section")
+        for above, below in zip(lists.all(), lists.all()[1:], strict=False):
+            end = above.bounding_box()["y"] + above.bounding_box()["height"]
+            assert below.locator("h3").bounding_box()["y"] - end >= 20
+
+        tab.set_viewport_size({"width": 1280, "height": 800})
+        assert tab.evaluate("document.documentElement.scrollWidth") == 1280
+        tops = {cell.bounding_box()["y"] for cell in row.locator("td").all()}
+        assert len(tops) == 1
+        browser.close()

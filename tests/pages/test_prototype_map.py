@@ -1,0 +1,91 @@
+"""The page of all prototypes, used in a real browser."""
+
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import prismlm
+from prismlm.direction_marks import marks_shown
+from prismlm.index import layout
+from prismlm.pages.frame import write_page
+from prismlm.pages.prototype_map import prototype_map_page
+
+HOSTILE = '</script><script>document.title="run"</script> \u202egnp'
+
+
+@pytest.fixture(scope="module")
+def page(tiny_model, tmp_path_factory):
+    """A page of a lens with hand-made places, categories and one hostile name."""
+    directory = shutil.copytree(tiny_model, tmp_path_factory.mktemp("map") / "model")
+    lens = prismlm.load(directory).lens
+    table = lens.prototypes
+    count = table.num_rows
+    columns = {
+        "x": np.arange(count) % 16,
+        "y": np.arange(count) // 16,
+        "category": ["Morphology" if i % 2 else "Numbers / Time" for i in range(count)],
+        "name": [HOSTILE, *(f"word{i} → next{i}" for i in range(1, count))],
+    }
+    for name, values in columns.items():
+        column = layout.PROTOTYPES_SCHEMA.get_field_index(name)
+        field = layout.PROTOTYPES_SCHEMA.field(column)
+        table = table.set_column(column, field, pa.array(values, field.type))
+    layout.write_table(table, lens.path / layout.PROTOTYPES_FILE)
+    layout.write_meta(lens.path, replace(lens.meta, map={"method": "by hand"}))
+    lens.read_labels_again()
+    path = tmp_path_factory.mktemp("page") / "map.html"
+    write_page(prototype_map_page(lens), path)
+    return path, lens
+
+
+def test_a_person_looks_around(page):
+    playwright = pytest.importorskip("playwright.sync_api")
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    assert chromium, "this test needs chromium"
+    path, lens = page
+    problems: list[str] = []
+    requests: list[str] = []
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        tab = browser.new_page(viewport={"width": 1200, "height": 900})
+        tab.on("pageerror", lambda error: problems.append(str(error)))
+        tab.on("request", lambda request: requests.append(request.url))
+        tab.goto(f"{path.as_uri()}#0")
+        # A name is text, and cannot turn the page's direction.
+        assert tab.locator(".m-card h2").inner_text() == marks_shown(HOSTILE)
+        assert tab.title() == "Prototypes"
+        assert tab.locator(".m-card h2 bdi").count() == 1
+        assert tab.locator(".m-count").inner_text() == "192 of 192"
+        # One category put away leaves half of the prototypes.
+        tab.get_by_role("button", name="Morphology").click()
+        assert tab.locator(".m-count").inner_text() == "96 of 192"
+        tab.get_by_role("button", name="Morphology").click()
+        tab.get_by_label("Search names").fill("word117")
+        assert tab.locator(".m-count").inner_text() == "1 of 192"
+        tab.locator(".m-results button").click()
+        assert tab.locator(".m-card h2").inner_text() == "word117 → next117"
+        assert tab.url.endswith("#117")
+        tab.get_by_label("Search names").fill("")
+        token = lens.prototypes["top_tokens"][117].as_py()[0].strip()
+        assert token in tab.locator(".m-tokens").inner_text()
+        # The next one to the right on the grid of sixteen.
+        tab.locator(".m-canvas").focus()
+        tab.keyboard.press("ArrowRight")
+        assert tab.locator(".m-card h2").inner_text() == "word118 → next118"
+        box = tab.locator(".m-canvas").bounding_box()
+        tab.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+        tab.set_viewport_size({"width": 390, "height": 800})
+        assert tab.evaluate("document.documentElement.scrollWidth") == 390
+        browser.close()
+    assert not problems
+    assert all(url.startswith("file:") for url in requests)
+
+
+def test_every_prototype_is_on_the_page(page):
+    path, lens = page
+    html = path.read_text(encoding="utf-8")
+    assert html.count("</script>") == 2
+    assert all(f"word{i} → next{i}" in html for i in range(1, lens.num_prototypes))
