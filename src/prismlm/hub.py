@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
 from prismlm.run_state import answering
@@ -28,3 +31,18 @@ def silence() -> str | None:
     except Exception as error:  # the client raises what it likes, from OSError to its own kinds
         return f"{constants.ENDPOINT} cannot be reached: {error}"
     return None
+
+
+@contextmanager
+def left_alone() -> Iterator[None]:
+    """Let the clients of models and datasets use what they have fetched before, and no network."""
+    held: list[tuple[Any, bool]] = []
+    for name in ("huggingface_hub.constants", "datasets.config"):
+        settings = import_module(name)
+        held.append((settings, settings.HF_HUB_OFFLINE))
+        settings.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        for settings, before in held:
+            settings.HF_HUB_OFFLINE = before

@@ -61,6 +61,7 @@ def test_the_same_corpus_as_from_the_file(folder, tmp_path):
         (HubDataset("{folder}", split="tset"), COLUMNS, "'tset'"),
         (HubDataset("{folder}", "no-such"), COLUMNS, "no-such"),
         (HubDataset("{folder}/nothing"), COLUMNS, "cannot be read"),
+        (HubDataset(__file__), COLUMNS, "is a file"),
         (HubDataset("{folder}"), Columns(text="text"), "the columns are: body, licence"),
     ],
 )

@@ -1,12 +1,16 @@
 import logging
+import socket
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import lm_eval.tasks
 import pytest
 from datasets import Dataset, DatasetDict, disable_progress_bars, enable_progress_bars
+from huggingface_hub import constants
 from lm_eval.tasks import TaskManager
 
+from prismlm import hub
 from prismlm.errors import FormatError, InputError
 from prismlm.eval.benchmarks import SEED, benchmarks_of, load_tasks
 from tests.helpers.benchmark_rows import QUESTIONS, write_benchmarks, write_rows
@@ -123,3 +127,17 @@ def test_files_that_cannot_be_used_are_refused(tmp_path):
 def test_a_hub_that_cannot_be_reached_is_said():
     with pytest.raises(InputError, match=r"documents of piqa cannot be had from the hub.*--data"):
         load_tasks(benchmarks_of("seed", ["piqa"])[0])
+
+
+def test_a_hub_that_never_answers_is_given_up_within_seconds(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"http://127.0.0.1:{server.getsockname()[1]}"
+        monkeypatch.setattr(constants, "ENDPOINT", address)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(hub, "SECONDS", 0.3)
+        began = time.monotonic()
+        with pytest.raises(InputError, match=address):
+            load_tasks(benchmarks_of("seed", ["piqa"])[0])
+        assert time.monotonic() - began < 5
+        assert not constants.HF_HUB_OFFLINE

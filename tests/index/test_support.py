@@ -82,13 +82,15 @@ def test_words_that_stand_together_equal_brute_force(lm):
     own = int(corpus.split("train")[5])
     first, length = int(corpus.starts[own]), int(corpus.lengths[own])
     tokens = corpus.tokens(first, 20).astype(np.int64)
+    wanted = set(tokens.tolist())
     others = {
         tuple(part[place : place + size])
         for number in corpus.split("train").tolist()
         if number != own
         for part in [corpus.tokens(int(corpus.starts[number]), int(corpus.lengths[number]) - 1)]
-        for size in range(1, LONGEST_MATCH + 1)
-        for place in range(len(part) - size + 1)
+        for place in range(len(part))
+        if int(part[place]) in wanted
+        for size in range(1, min(LONGEST_MATCH, len(part) - place) + 1)
     }
     expected = [
         max((n for n in range(1, 17) if tuple(tokens[place : place + n]) in others), default=0)

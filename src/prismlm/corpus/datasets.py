@@ -173,7 +173,12 @@ def _open(dataset: HubDataset) -> Any:
         ) from error
     saved = Path(dataset.name)
     files = {"data_files": list(dataset.data_files)} if dataset.data_files else {}
-    silent = None if files or saved.exists() else silence()
+    if saved.is_file():
+        raise InputError(
+            f"{saved} is a file: expected the name of a dataset on the Hugging Face Hub or a "
+            "directory. Files are read by the command itself, without --dataset."
+        )
+    silent = None if files or saved.is_dir() else silence()
     if silent is not None:
         raise _unreachable(dataset, silent)
     try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from prismlm.errors import FormatError, InputError, suggest
+from prismlm.hub import left_alone, silence
 
 Row = dict[str, Any]
 QUESTION = ("question", "choices", "label")
@@ -178,16 +180,19 @@ def load_tasks(
         subject = name.removeprefix(prefix) if benchmark.subjects else None
         local = {} if splits is None else _local(benchmark, splits, subject)
         specs.append({"task": name, "num_fewshot": shots} | local)
+    silent = silence() if data is None else None
     try:
-        # A group is what takes its members' settings in place of those of their files.
-        tasks = manager.load({"group": f"prismlm_{benchmark.name}", "task": specs})["tasks"]
+        with nullcontext() if silent is None else left_alone():
+            # A group is what takes its members' settings in place of those of their files.
+            tasks = manager.load({"group": f"prismlm_{benchmark.name}", "task": specs})["tasks"]
     except Exception as error:
         # The hub's client raises what it likes, from OSError to its own kinds.
         if data is not None:
             raise
         raise InputError(
-            f"the documents of {benchmark.name} cannot be had from the hub ({error}). With a "
-            "network they are fetched once; without, name a directory of Parquet files by --data."
+            f"the documents of {benchmark.name} cannot be had from the hub ({silent or error}). "
+            "With a network they are fetched once; without, name a directory of Parquet files by "
+            "--data."
         ) from error
     found = [tasks[name] for name in names]
     for task in found:

@@ -68,8 +68,6 @@ def map_lens(lens: Lens, head: PrototypeHead, *, progress: Reporter = SILENT) ->
 
 def laid_out(prototypes: np.ndarray) -> np.ndarray:
     """Return a place for each prototype, [K, d] to float32 [K, 2]; seeded."""
-    from umap import UMAP
-
     if len(prototypes) <= NEIGHBOURS:
         # Too few to have neighbours: the first two principal directions say as much.
         centred = prototypes - prototypes.mean(0)
@@ -77,6 +75,8 @@ def laid_out(prototypes: np.ndarray) -> np.ndarray:
         flat = np.zeros((len(prototypes), 2), np.float32)
         flat[:, : min(2, len(size))] = (left * size)[:, :2]
         return flat
+    from umap import UMAP
+
     threads = torch.get_num_threads()
     with warnings.catch_warnings():
         # It says that a seed means one thread, which is what a seed is given for.
