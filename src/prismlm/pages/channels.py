@@ -73,7 +73,7 @@ def channel_page(report: ChannelReport, model: PreTrainedModel, corpus: Corpus |
         f'<p class="p-caveat">{escape(CAVEAT)}</p>\n'
         f'<script type="application/json">{data}</script>\n</article>'
     )
-    return html_page(title, body, styles=("trace.css", "channels.css"), script="channels.js")
+    return html_page(title, body, styles=("trace.css", "channels.css"), scripts=("channels.js",))
 
 
 def _header(report: ChannelReport) -> str:

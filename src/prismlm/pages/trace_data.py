@@ -66,7 +66,7 @@ class Pool:
     Attributes:
         lens: theirs; None without one.
         prototypes: by id, name, category, hue and the numbers of contexts, if they are kept.
-        places: text before, token, text after and number of the document.
+        places: text before, token, text after, number of the document, and position in the corpus.
         documents: doc_id, title, source, license and safe address.
     """
 
@@ -88,7 +88,8 @@ class Pool:
             if cut and token is not None:
                 before, after = before[-SHOWN_BEFORE:], after[:SHOWN_AFTER]
             self._numbers[key] = len(self.places)
-            self.places.append([before, token, after, self._document(place)])
+            at = place["position"]
+            self.places.append([before, token, after, self._document(place), at])
         return self._numbers[key]
 
     def _document(self, place: dict[str, Any]) -> int:
