@@ -120,7 +120,7 @@ def _token(step: Step, number: int, generated: bool, feedback: bool) -> str:
     name = "none in use" if leading is None else leading.name or f"prototype {leading.id}"
     read, target = step.pieces
     shown = _shown(read.text) if read.number == 1 else DITTO
-    tint = 0 if leading is None else hue(leading)
+    tint = 0 if leading is None else hue(leading.category, leading.id)
     label = (
         f"{visible(read.label)}, then {visible(target.label)} at {step.probability:.1%}; "
         f"leading prototype: {name}; explained {step.explained_share:.0%}"

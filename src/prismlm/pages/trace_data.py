@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from prismlm.explain.passages import Passage
 from prismlm.explain.shares import DocumentShare, Sources
-from prismlm.explain.steps import PrototypeUse, Step
+from prismlm.explain.steps import Step
 from prismlm.explain.verbatim import Quote
 from prismlm.index.around import Around
 from prismlm.index.lens import Lens
@@ -30,11 +30,11 @@ KEYS_SHOWN = {"domain": 8, "source": 6, "license": 6}
 GOLDEN_ANGLE = 137.508
 
 
-def hue(use: PrototypeUse) -> int:
+def hue(category: str | None, prototype: int = 0) -> int:
     """Return a hue in degrees that a category, or else a prototype, has on every page."""
-    number = use.id
-    if use.category:
-        number = sum(ord(letter) * (place + 1) for place, letter in enumerate(use.category))
+    number = prototype
+    if category:
+        number = sum(ord(letter) * (place + 1) for place, letter in enumerate(category))
     return round(number * GOLDEN_ANGLE) % 360
 
 
@@ -110,7 +110,9 @@ class Pool:
         with_contexts = {use.id for use in largest[:PROTOTYPES_WITH_CONTEXTS]}
         for use in step.prototypes:
             name = use.name or f"prototype {use.id}"
-            known = self.prototypes.setdefault(use.id, [name, use.category or 0, hue(use)])
+            known = self.prototypes.setdefault(
+                use.id, [name, use.category or 0, hue(use.category, use.id)]
+            )
             if len(known) == 3 and (self.lens is None or use.id in with_contexts):
                 known.append(self._nearest(use.id))
         return [

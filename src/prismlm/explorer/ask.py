@@ -1,0 +1,208 @@
+"""Asking: a text is written token by token, each split into its prototypes, and then traced."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from fastapi import APIRouter
+from fastapi.responses import Response, StreamingResponse
+from pydantic import BaseModel, Field
+from starlette.concurrency import run_in_threadpool
+
+from prismlm.errors import InputError, PrismError
+from prismlm.explain.steps import Piece, Step, pieces_of
+from prismlm.explain.trace import Trace
+from prismlm.explorer.session import Answer, Busy, Session
+from prismlm.files import json_text
+from prismlm.pages.trace import page
+from prismlm.pages.trace_data import Pool, hue, rounded, trace_data, visible
+
+AGAINST = 4
+PASSAGES = 8
+
+
+class Question(BaseModel):
+    """What is asked: a text, and how to go on."""
+
+    text: str = Field(min_length=1)
+    generate: int = Field(default=40, ge=0, le=1024)
+    temperature: float = Field(default=0.0, ge=0, le=10, allow_inf_nan=False)
+    seed: int = Field(default=0, ge=0, lt=2**53)
+
+
+def routes(session: Session) -> APIRouter:
+    """Return ``/ask`` and the questions about an answer."""
+    router = APIRouter(tags=["ask"])
+
+    @router.post(
+        "/ask",
+        summary="Write after a text; server-sent events: start, step, done or error",
+        response_class=StreamingResponse,
+    )
+    async def ask(question: Question) -> StreamingResponse:
+        session.line.check()
+        pieces = await run_in_threadpool(lambda: _prompt(session, question))
+        answer = session.keep(Answer())
+        events = _events(session, answer, question, pieces)
+        return StreamingResponse(events, media_type="text/event-stream")
+
+    @router.post("/answers/{key}/stop", summary="Stop writing")
+    def stop(key: str) -> dict[str, bool]:
+        session.answer(key).stop.set()
+        return {"stopped": True}
+
+    @router.get("/answers/{key}/steps/{step}", summary="For and against one prediction")
+    async def behind(key: str, step: int) -> dict[str, Any]:
+        trace = session.trace(key)
+        if not 0 <= step < len(trace):
+            raise InputError(f"there is no step {step}: the answer has {len(trace):,}, from 0.")
+        return await session.line.run(lambda: _behind(trace[step : step + 1]))
+
+    @router.get("/answers/{key}/report.{kind}", summary="html, json or parquet")
+    async def report(key: str, kind: str) -> Response:
+        trace = session.trace(key)
+        return await run_in_threadpool(lambda: _report(trace, kind))
+
+    return router
+
+
+def _prompt(session: Session, question: Question) -> list[Piece]:
+    """Return the prompt's tokens as they are shown; raise InputError for one that is too long."""
+    lm = session.lm
+    ids = lm.encode(question.text, question.generate)[0].tolist()
+    most = session.limits.tokens
+    if len(ids) + question.generate > most:
+        raise InputError(
+            f"the text has {len(ids):,} tokens and {question.generate:,} are asked for: the "
+            f"explorer reads {most:,}. Shorten it, or use `prismlm explain`."
+        )
+    return pieces_of(lm.tokenizer, ids)
+
+
+async def _events(
+    session: Session, answer: Answer, question: Question, pieces: list[Piece]
+) -> AsyncIterator[str]:
+    """Yield what happens: a place in the line, the prompt, each step, and the finished trace."""
+    try:
+        if session.line.waiting:
+            yield _event("waiting", {"before": session.line.waiting})
+        async with session.line.turn():
+            tokens = [visible(piece.label) for piece in pieces]
+            yield _event("start", {"id": answer.id, "tokens": tokens})
+            async for event in _written(session, answer, question):
+                yield event
+    except Busy:
+        yield _event("error", {"error": "busy: others wait for the model already."})
+
+
+async def _written(session: Session, answer: Answer, question: Question) -> AsyncIterator[str]:
+    loop = asyncio.get_running_loop()
+    told: asyncio.Queue[str | None] = asyncio.Queue()
+    known: set[int] = set()
+
+    def tell(event: str | None) -> None:
+        loop.call_soon_threadsafe(told.put_nowait, event)
+
+    def on_step(step: Step) -> bool:
+        tell(_event("step", _step(step, known)))
+        return not answer.stop.is_set()
+
+    def work() -> None:
+        try:
+            how = question.model_dump()
+            trace = session.lm.explain(how.pop("text"), on_step=on_step, **how)
+            answer.trace = trace
+            tell(_event("done", {"id": answer.id, **_finished(trace)}))
+        except PrismError as error:
+            tell(_event("error", {"error": str(error)}))
+        finally:
+            tell(None)
+
+    task = asyncio.ensure_future(run_in_threadpool(work))
+    try:
+        while (event := await told.get()) is not None:
+            yield event
+    finally:
+        # Whoever left does not read on; the next in line waits until the thread has ended.
+        answer.stop.set()
+        await asyncio.wait([task])
+
+
+def _event(name: str, value: dict[str, Any]) -> str:
+    return f"event: {name}\ndata: {json_text(value, separators=(',', ':'))}\n\n"
+
+
+def _step(step: Step, known: set[int]) -> dict[str, Any]:
+    """Return a step as a column of slices, and the prototypes that were not told before."""
+    new = {use.id: use for use in step.prototypes if use.id not in known}
+    known.update(new)
+    return rounded(
+        {
+            "token": visible(step.pieces[0].label),
+            "target": visible(step.pieces[1].label),
+            "from": step.target_from,
+            "position": step.position,
+            "probability": step.probability,
+            "logit": step.logit,
+            "explained": step.explained_share,
+            "bias": step.bias,
+            "residual": step.residual,
+            "uses": [[use.id, use.contribution] for use in step.prototypes],
+            "prototypes": {
+                str(number): [
+                    use.name or f"prototype {number}",
+                    use.category,
+                    hue(use.category, number),
+                ]
+                for number, use in new.items()
+            },
+        }
+    )
+
+
+def _finished(trace: Trace) -> dict[str, Any]:
+    """Return a trace as the static page shows it."""
+    pool = Pool(trace.lens)
+    data = trace_data(trace, pool)
+    support = trace.support
+    return {
+        "trace": data,
+        "shared": pool.to_dict(),
+        "support": None if support is None else support.to_dict(),
+    }
+
+
+def _behind(trace: Trace) -> dict[str, Any]:
+    """Return passages for and against one prediction; none against without the corpus."""
+    if trace.lens is None:
+        return {"for": [], "against": None, "shared": Pool(None).to_dict()}
+    pool = Pool(trace.lens)
+    value: dict[str, Any] = {"for": [pool.document(one) for one in trace.places(PASSAGES)]}
+    with_corpus = trace.lens.cells is not None and trace.lens.corpus is not None
+    value["against"] = (
+        [pool.document(one) for one in trace.against(AGAINST)] if with_corpus else None
+    )
+    return rounded(value) | {"shared": pool.to_dict()}
+
+
+def _report(trace: Trace, kind: str) -> Response:
+    if kind == "html":
+        return _file(page([trace]).encode(), "answer.html", "text/html; charset=utf-8")
+    if kind == "json":
+        text = json_text(trace.to_dict(by="domain"), indent=2)
+        return _file(text.encode(), "answer.json", "application/json")
+    if kind == "parquet":
+        sink = pa.BufferOutputStream()
+        pq.write_table(pa.Table.from_pylist([row for step in trace for row in step.rows()]), sink)
+        data = sink.getvalue().to_pybytes()
+        return _file(data, "answer.parquet", "application/vnd.apache.parquet")
+    raise InputError(f"there is no report of kind {kind!r}: expected html, json or parquet.")
+
+
+def _file(data: bytes, name: str, kind: str) -> Response:
+    headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+    return Response(data, media_type=kind, headers=headers)

@@ -1,0 +1,223 @@
+// Asking: tokens come in one by one, each a column of slices that add up to its logit.
+import { figure, make, panel, percent, plain, signed, unpacked, walk, wholeText, documents, against } from "./parts.js";
+import { api, events } from "./server.js";
+import { problem } from "./explorer.js";
+import { hovering } from "./hover.js";
+
+export const title = "Ask";
+// Of a column's slices the largest stand alone; the others are one.
+const ALONE = 10;
+
+/** @type {any} */
+let ui = null;
+
+export const show = (root, at, shared) => {
+  if (!ui) {
+    ui = form(root, shared);
+    root.append(ui.form, ui.out);
+  }
+  command(shared);
+};
+
+const command = (shared) => {
+  const words = ["prismlm", "explain", shared.model.path, ui.text.value.trim() || "TEXT"];
+  if (+ui.generate.value) words.push("--generate", ui.generate.value);
+  if (+ui.temperature.value) words.push("--temperature", ui.temperature.value, "--seed", ui.seed.value);
+  shared.command(words);
+};
+
+const field = (label, node) => make("label", "x-field", make("span", null, label), node);
+const numeric = (value, min, max, step) =>
+  Object.assign(make("input"), { type: "number", value: String(value), min: String(min), max: String(max), step: String(step), required: true });
+
+const form = (root, shared) => {
+  const text = Object.assign(make("textarea", "x-prompt"), { rows: 3, placeholder: "Write the beginning of a text; the model goes on.", required: true });
+  text.setAttribute("aria-label", "Prompt");
+  const [generate, temperature, seed] = [numeric(40, 0, 1024, 1), numeric(0.5, 0, 10, 0.1), numeric(0, 0, 2 ** 31, 1)];
+  const go = Object.assign(make("button", "x-go", "Ask"), { type: "submit" });
+  const stop = Object.assign(make("button", "x-stop", "Stop"), { type: "button", hidden: true });
+  const examples = make("div", "x-examples", make("span", "p-note", "Try"), ...Object.entries(shared.model.prompts).map(([domain, prompt]) => {
+    const chip = Object.assign(make("button", "x-example", domain), { type: "button", title: prompt });
+    chip.addEventListener("click", () => { text.value = prompt; form.requestSubmit(); });
+    return chip;
+  }));
+  const form = make("form", "prismlm x-form", text,
+    make("div", "x-row", field("tokens", generate), field("temperature", temperature), field("seed", seed), go, stop), examples);
+  const out = make("div", "x-out");
+  const made = { form, text, generate, temperature, seed, go, stop, out, abort: null };
+  form.addEventListener("input", () => command(shared));
+  form.addEventListener("submit", (event) => { event.preventDefault(); void asked(shared); });
+  text.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); form.requestSubmit(); }
+  });
+  return made;
+};
+
+const asked = async (shared) => {
+  ui.abort?.abort();
+  const abort = ui.abort = new AbortController();
+  command(shared);
+  const answer = live(shared);
+  ui.out.replaceChildren(answer.article);
+  ui.stop.hidden = false;
+  ui.stop.onclick = () => answer.id && void api(`/answers/${answer.id}/stop`, {});
+  const body = { text: ui.text.value, generate: +ui.generate.value, temperature: +ui.temperature.value, seed: +ui.seed.value };
+  try {
+    await events("/ask", body, abort.signal, {
+      waiting: ({ before }) => { answer.note.textContent = `Waiting: ${before} before you.`; },
+      start: ({ id, tokens }) => { answer.id = id; answer.begin(tokens); },
+      step: (step) => answer.step(step),
+      done: (data) => answer.finish(data),
+      error: ({ error }) => answer.article.append(problem(new Error(error))),
+    });
+  } catch (error) {
+    if (!abort.signal.aborted) answer.article.append(problem(error));
+  }
+  if (ui.abort === abort) ui.stop.hidden = true;
+};
+
+/** An answer while it comes in, and after. */
+const live = (shared) => {
+  const note = make("p", "p-note x-note", "Reading…");
+  const head = make("header", "p-head", note);
+  const text = make("div", "p-text");
+  const columns = make("div", "x-columns");
+  const target = make("div", "p-panel");
+  const behind = make("div", "x-behind");
+  const whole = make("div", "p-whole");
+  text.setAttribute("role", "listbox");
+  text.setAttribute("aria-label", "Tokens of the text; arrow keys move");
+  text.setAttribute("aria-orientation", "horizontal");
+  target.setAttribute("aria-live", "polite");
+  const article = make("article", "prismlm x-answer", head, text, columns, target, behind, whole);
+  const tokens = [], bars = [], prototypes = {};
+  let largest = 1, prompt = 0, began = 0, data = null, written = 0, chosen = -1, answer = "";
+  const hover = hovering(article);
+
+  const token = (shownAs, classes) => {
+    const node = make("span", classes, ...spelt(shownAs));
+    tokens.push(node);
+    text.append(node);
+    return node;
+  };
+  const begin = (list) => {
+    note.textContent = "Writing…";
+    prompt = list.length;
+    began = performance.now();
+    list.forEach((one) => token(one, "p-token"));
+  };
+  const step = (one) => {
+    for (const [id, [name, category, hue]] of Object.entries(one.prototypes)) prototypes[id] = { name, category, hue };
+    tint(tokens[one.position], one, prototypes);
+    if (one.from === "generated") {
+      written += 1;
+      if (tokens.length === one.position + 1) token(one.target, "p-token p-written");
+      const bar = column(one, prototypes);
+      bar.addEventListener("click", () => tokens[one.position].focus());
+      bars.push([bar, one]);
+      const reach = one.uses.reduce((sum, use) => sum + Math.max(0, use[1]), Math.max(0, one.residual) + Math.max(0, one.bias));
+      columns.append(bar);
+      if (reach > largest) { largest = reach; columns.style.setProperty("--largest", String(largest)); }
+      columns.scrollLeft = columns.scrollWidth;
+    }
+    const seconds = (performance.now() - began) / 1000;
+    note.textContent = written ? `Writing… ${written} tokens, ${(written / Math.max(seconds, 1e-3)).toFixed(1)} a second` : "Reading…";
+  };
+  const finish = ({ id, trace, shared: pool, support }) => {
+    answer = id;
+    data = { ...trace, ...unpacked(pool) };
+    shared.answer = { id, data };
+    const facts = [["predictions", data.steps.length.toLocaleString("en")], ["written", String(written)]];
+    if (support) facts.push(["support", support.level]);
+    const list = make("dl", null, ...facts.map(([name, value]) => make("div", null, make("dt", null, name), make("dd", null, value))));
+    head.replaceChildren(list, exports(id));
+    // A text that was only read comes as a whole: its steps are not told one by one.
+    data.steps.forEach((one, i) => tint(tokens[i], flat(one), data.prototypes, one));
+    const read = tokens.slice(0, data.steps.length);
+    read.forEach((node, i) => Object.assign(node, { tabIndex: -1 }).setAttribute("role", "option") ?? node.setAttribute("aria-selected", "false"));
+    tokens.slice(data.steps.length).forEach((node) => node.setAttribute("role", "presentation"));
+    if (!bars.length) data.steps.forEach((one, i) => {
+      const bar = column(flat(one), data.prototypes);
+      bar.addEventListener("click", () => tokens[i].focus());
+      columns.append(bar);
+      bars.push([bar, one]);
+    });
+    if (data.whole) whole.append(...wholeText(data));
+    whole.append(make("p", "p-note", "Shares show which learned patterns carry a prediction and where they occur in the corpus; they are no proof that removing a document changes the answer."));
+    walk(text, read, (number) => {
+      if (number === chosen) return;
+      chosen = number;
+      read.forEach((node, i) => node.setAttribute("aria-selected", String(i === number)));
+      bars.forEach(([bar, one]) => bar.toggleAttribute("data-chosen", one.position === number));
+      target.replaceChildren(...panel(data, data.steps[number]));
+      more(number);
+    });
+  };
+  const more = (number) => {
+    if (!shared.model.lens) return;
+    const button = Object.assign(make("button", "x-more", "More passages, for and against this prediction"), { type: "button" });
+    button.addEventListener("click", async () => {
+      button.disabled = true;
+      try {
+        const found = await api(`/answers/${answer}/steps/${number}`);
+        if (chosen !== number) return;
+        const own = { ...data, ...unpacked(found.shared) };
+        behind.replaceChildren(make("div", "x-sides", documents(own, found.for, "For"),
+          found.against ? against(own, found.against) : make("p", "p-note", "What speaks against takes the corpus and a lens with cells.")));
+      } catch (error) {
+        behind.replaceChildren(problem(error));
+      }
+    });
+    behind.replaceChildren(button);
+  };
+  columns.addEventListener("pointerover", (event) => {
+    const slice = /** @type {HTMLElement} */ (event.target).closest("[data-prototype]");
+    if (slice) hover.show(slice, slice.dataset.prototype, slice.title0);
+  });
+  columns.addEventListener("pointerleave", () => hover.hide());
+  return { article, note, begin, step, finish, id: "" };
+};
+
+const exports = (id) => make("p", "x-exports", "Save ", ...["html", "json", "parquet"].map((kind) =>
+  Object.assign(make("a", null, kind.toUpperCase()), { href: `/api/answers/${id}/report.${kind}`, download: `answer.${kind}` })));
+
+// A step of a finished trace in the form of one that is told: id and contribution alone.
+const flat = (one) => ({ ...one, bias: one.bias[0], residual: one.residual[0] });
+
+const spelt = (shownAs) => {
+  const text = shownAs.replace(/^·+/u, (dots) => " ".repeat(dots.length)).replace(/·+$/u, (dots) => " ".repeat(dots.length));
+  return text.split("↵").flatMap((part, i) => (i ? [make("i", "p-return", "↵"), "\n", part] : [part]));
+};
+
+const tint = (node, one, prototypes, full) => {
+  const leading = one.uses.reduce((best, use) => (!best || (use[2] ?? use[1]) > (best[2] ?? best[1]) ? use : best), null);
+  node.style.setProperty("--h", String(leading ? prototypes[leading[0]].hue : 0));
+  node.style.setProperty("--a", Math.max(0, Math.min(1, one.explained)).toFixed(2));
+  const name = leading ? prototypes[leading[0]].name : "none in use";
+  const label = `${one.token}, then ${one.target} at ${percent(one.probability)}; leading prototype: ${name}; explained ${percent(one.explained)}`;
+  node.setAttribute("aria-label", label);
+  if (full) node.title = label;
+};
+
+const column = (one, prototypes) => {
+  const sorted = [...one.uses].sort((a, b) => Math.abs(b[1]) - Math.abs(a[1]));
+  const parts = sorted.slice(0, ALONE).map(([id, value]) => ({ value, id, hue: prototypes[id].hue, name: prototypes[id].name, kind: "x-slice" }));
+  const rest = sorted.slice(ALONE);
+  if (rest.length) parts.push({ value: rest.reduce((sum, use) => sum + use[1], 0), name: `${rest.length} more prototypes`, kind: "x-slice x-rest" });
+  parts.push({ value: one.residual, name: "residual", kind: "x-slice x-residual" });
+  if (one.bias) parts.push({ value: one.bias, name: "bias", kind: "x-slice x-residual" });
+  const slices = (list, classes) => make("span", classes, ...list.map((part) => {
+    const node = make("span", part.kind);
+    node.style.setProperty("--v", String(Math.abs(part.value)));
+    node.style.setProperty("--h", String(part.hue ?? 0));
+    if (part.id !== undefined) node.dataset.prototype = String(part.id);
+    node.title0 = `${part.name}: ${signed(part.value)}`;
+    if (part.id === undefined) node.title = node.title0;
+    return node;
+  }));
+  const node = Object.assign(make("button", "x-column", slices(parts.filter((p) => p.value > 0), "x-up"),
+    slices(parts.filter((p) => p.value < 0), "x-down"), make("span", "x-token", make("bdi", null, one.target))), { type: "button" });
+  node.setAttribute("aria-label", `${one.target}: logit ${plain(one.logit)} = ${parts.map((p) => `${p.name} ${signed(p.value)}`).join(", ")}`);
+  node.tabIndex = -1;
+  return node;
+};
