@@ -88,8 +88,8 @@ async def _events(
 ) -> AsyncIterator[str]:
     """Yield what happens: a place in the line, the prompt, each step, and the finished trace."""
     try:
-        if session.line.waiting:
-            yield _event("waiting", {"before": session.line.waiting})
+        if session.line.before:
+            yield _event("waiting", {"before": session.line.before})
         async with session.line.turn():
             tokens = [visible(piece.label) for piece in pieces]
             yield _event("start", {"id": answer.id, "tokens": tokens})
