@@ -170,7 +170,7 @@ const live = (shared) => {
     behind.replaceChildren(button);
   };
   columns.addEventListener("pointerover", (event) => {
-    const slice = /** @type {HTMLElement} */ (event.target).closest("[data-prototype]");
+    const slice = /** @type {HTMLElement | null} */ (/** @type {HTMLElement} */ (event.target).closest("[data-prototype]"));
     if (slice) hover.show(slice, slice.dataset.prototype, slice.dataset.label);
   });
   columns.addEventListener("pointerleave", () => hover.hide());
