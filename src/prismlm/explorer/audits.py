@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
 from prismlm.corpus.documents import Document
+from prismlm.direction_marks import marks_shown
 from prismlm.errors import InputError
 from prismlm.explain.audit import Audit
 from prismlm.explain.audit_files import audit_files
@@ -27,7 +28,7 @@ from prismlm.pages.trace_data import KEYS_SHOWN, Pool, rounded, shown_shares
 
 MOST_TEXTS = 1_000
 LONGEST_ID = 400
-DOCUMENTS_SHOWN = 20
+DOCUMENTS_SHOWN = 10
 OF_A_ROW = (
     *("text_id", "opening", "tokens", "predictions", "ce", "explained_share", "unattributed"),
     *("support", "support_score"),
@@ -139,6 +140,7 @@ def _shown(row: dict[str, Any]) -> dict[str, Any]:
     return rounded(
         {name: row[name] for name in OF_A_ROW}
         | {
+            "opening": marks_shown(row["opening"]),
             "source": [source[0]["key"], source[0]["share"]] if source else None,
             "document": [document[0][k] for k in ("doc_id", "title", "share", "position")]
             if document

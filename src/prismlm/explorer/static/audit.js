@@ -27,8 +27,10 @@ const command = (shared) => {
 const form = (root, shared) => {
   const most = shared.model.limits.audited;
   const input = Object.assign(make("input", "x-files"), { type: "file", multiple: true, accept: KINDS.join(",") });
-  const names = make("p", "p-note x-chosen", `Texts, Markdown, JSON, JSON lines or CSV with a column “text”; up to 1,000 texts and ${most.toLocaleString("en")} characters.`);
-  const drop = make("div", "x-drop", make("label", "x-pick", make("span", null, "Drop files here, or choose them"), input), names);
+  const hint = `Texts, Markdown, JSON, JSON lines or CSV with a column “text”; up to 1,000 texts and ${most.toLocaleString("en")} characters.`;
+  const names = make("p", "p-note x-chosen", hint);
+  const none = Object.assign(make("button", "x-example", "Remove"), { type: "button", hidden: true });
+  const drop = make("div", "x-drop", make("label", "x-pick", make("span", null, "Drop files here, or choose them"), input), names, none);
   const text = Object.assign(make("textarea", "x-prompt"), { rows: 3, placeholder: "Or paste a text." });
   text.setAttribute("aria-label", "Text to audit");
   const go = Object.assign(make("button", "x-go", "Audit"), { type: "submit" });
@@ -38,9 +40,11 @@ const form = (root, shared) => {
   const made = { form, text, input, names, go, stop, out, files: /** @type {File[]} */ ([]), abort: null };
   const choose = (files) => {
     made.files = [...files];
-    names.replaceChildren(...made.files.flatMap((file, i) => [i ? ", " : "", make("bdi", null, file.name)]));
+    names.replaceChildren(...(made.files.length ? made.files.flatMap((file, i) => [i ? ", " : "", make("bdi", null, file.name)]) : [hint]));
+    none.hidden = !made.files.length;
     command(shared);
   };
+  none.addEventListener("click", () => { input.value = ""; choose([]); input.focus(); });
   input.addEventListener("change", () => choose(input.files));
   for (const name of ["dragover", "dragleave", "drop"]) {
     drop.addEventListener(name, (event) => { event.preventDefault(); drop.toggleAttribute("data-over", name === "dragover"); });

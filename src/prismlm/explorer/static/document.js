@@ -6,6 +6,8 @@ import { problem } from "./explorer.js";
 export const title = "Document";
 // Characters that a button adds.
 const MORE = 100_000;
+// Of a shorter one the place is in view, or nearly.
+const LONG = 3000;
 
 let asked = 0;
 
@@ -106,7 +108,7 @@ const body = (found) => {
     last = to;
   });
   const to = () => mark?.scrollIntoView({ block: "center" });
-  const back = mark ? Object.assign(make("button", "x-doc-place", "To the place"), { type: "button" }) : null;
+  const back = mark && found.characters > LONG ? Object.assign(make("button", "x-doc-place", "To the place"), { type: "button" }) : null;
   back?.addEventListener("click", () => { to(); mark?.focus({ preventScroll: true }); });
   return { node: make("div", "x-doc-main", before, text, after, back), to };
 };
