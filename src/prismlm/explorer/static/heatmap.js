@@ -101,5 +101,5 @@ export const heatmap = (tokens, map, one) => {
     event.preventDefault();
     choose(to[0], to[1]);
   });
-  return { node: make("div", "x-heat-box", canvas, say), draw: () => choose(at[0], at[1]) };
+  return { node: make("div", "x-heat-box", say, canvas), draw: () => choose(at[0], at[1]) };
 };
