@@ -56,6 +56,11 @@ class Line:
         self._most = waiting
         self.waiting = 0
 
+    @property
+    def before(self) -> int:
+        """How many would be served before another one."""
+        return self.waiting + self._turn.locked()
+
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
         """Wait for the model and hold it during the block.

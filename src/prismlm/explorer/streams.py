@@ -35,8 +35,8 @@ async def _events(
     session: Session, answer: Answer, work: Callable[[Tell], None]
 ) -> AsyncIterator[str]:
     try:
-        if session.line.waiting:
-            yield _event("waiting", {"before": session.line.waiting})
+        if session.line.before:
+            yield _event("waiting", {"before": session.line.before})
         async with session.line.turn():
             async for event in _told(answer, work):
                 yield event

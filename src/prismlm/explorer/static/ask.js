@@ -5,9 +5,6 @@ import { problem } from "./explorer.js";
 import { hovering } from "./hover.js";
 
 export const title = "Ask";
-// Of a column's slices the largest stand alone; the others are one.
-const ALONE = 10;
-
 /** @type {any} */
 let ui = null;
 
@@ -82,6 +79,7 @@ const live = (shared) => {
   const head = make("header", "p-head", note);
   const text = make("div", "p-text");
   const columns = make("div", "x-columns");
+  const key = make("div", "x-key");
   const target = make("div", "p-panel");
   const behind = make("div", "x-behind");
   const whole = make("div", "p-whole");
@@ -89,7 +87,7 @@ const live = (shared) => {
   text.setAttribute("aria-label", "Tokens of the text; arrow keys move");
   text.setAttribute("aria-orientation", "horizontal");
   target.setAttribute("aria-live", "polite");
-  const article = make("article", "prismlm x-answer", head, text, columns, target, behind, whole);
+  const article = make("article", "prismlm x-answer", head, text, columns, key, target, behind, whole);
   const tokens = [], bars = [], prototypes = {};
   let largest = 1, prompt = 0, began = 0, data = null, written = 0, chosen = -1, answer = "";
   const hover = hovering(article);
@@ -142,6 +140,7 @@ const live = (shared) => {
       columns.append(bar);
       bars.push([bar, one]);
     });
+    key.append(legend(bars.map(([, one]) => flat(one)), data.prototypes));
     if (data.whole) whole.append(...wholeText(data));
     whole.append(make("p", "p-note", "Shares show which learned patterns carry a prediction and where they occur in the corpus; they are no proof that removing a document changes the answer."));
     walk(text, read, (number) => {
@@ -172,7 +171,7 @@ const live = (shared) => {
   };
   columns.addEventListener("pointerover", (event) => {
     const slice = /** @type {HTMLElement} */ (event.target).closest("[data-prototype]");
-    if (slice) hover.show(slice, slice.dataset.prototype, slice.title0);
+    if (slice) hover.show(slice, slice.dataset.prototype, slice.dataset.label);
   });
   columns.addEventListener("pointerleave", () => hover.hide());
   return { article, note, begin, step, finish, id: "" };
@@ -182,7 +181,7 @@ const exports = (id) => make("p", "x-exports", "Save ", ...["html", "json", "par
   Object.assign(make("a", null, kind.toUpperCase()), { href: `/api/answers/${id}/report.${kind}`, download: `answer.${kind}` })));
 
 // A step of a finished trace in the form of one that is told: id and contribution alone.
-const flat = (one) => ({ ...one, bias: one.bias[0], residual: one.residual[0] });
+const flat = (one) => (Array.isArray(one.bias) ? { ...one, bias: one.bias[0], residual: one.residual[0] } : one);
 
 const spelt = (shownAs) => {
   const text = shownAs.replace(/^·+/u, (dots) => " ".repeat(dots.length)).replace(/·+$/u, (dots) => " ".repeat(dots.length));
@@ -199,25 +198,55 @@ const tint = (node, one, prototypes, full) => {
   if (full) node.title = label;
 };
 
+// Slices of one category stand together, the weightiest category first: bands that can be seen.
+const banded = (uses, prototypes) => {
+  const weights = new Map();
+  for (const [id, value] of uses) {
+    const { category } = prototypes[id];
+    weights.set(category, (weights.get(category) ?? 0) + Math.abs(value));
+  }
+  const order = ([id, value]) => [-(weights.get(prototypes[id].category) ?? 0), -value];
+  return [...uses].sort((a, b) => {
+    const [[first, second], [third, fourth]] = [order(a), order(b)];
+    return first - third || second - fourth;
+  });
+};
+
 const column = (one, prototypes) => {
-  const sorted = [...one.uses].sort((a, b) => Math.abs(b[1]) - Math.abs(a[1]));
-  const parts = sorted.slice(0, ALONE).map(([id, value]) => ({ value, id, hue: prototypes[id].hue, name: prototypes[id].name, kind: "x-slice" }));
-  const rest = sorted.slice(ALONE);
-  if (rest.length) parts.push({ value: rest.reduce((sum, use) => sum + use[1], 0), name: `${rest.length} more prototypes`, kind: "x-slice x-rest" });
+  const parts = banded(one.uses, prototypes).map(([id, value]) => ({ value, id, ...prototypes[id], kind: "x-slice" }));
   parts.push({ value: one.residual, name: "residual", kind: "x-slice x-residual" });
   if (one.bias) parts.push({ value: one.bias, name: "bias", kind: "x-slice x-residual" });
-  const slices = (list, classes) => make("span", classes, ...list.map((part) => {
-    const node = make("span", part.kind);
+  const slices = (list, classes) => make("span", classes, ...list.map((part, i) => {
+    const node = make("span", i && list[i - 1].category !== part.category ? `${part.kind} x-next-band` : part.kind);
     node.style.setProperty("--v", String(Math.abs(part.value)));
     node.style.setProperty("--h", String(part.hue ?? 0));
-    if (part.id !== undefined) node.dataset.prototype = String(part.id);
-    node.title0 = `${part.name}: ${signed(part.value)}`;
-    if (part.id === undefined) node.title = node.title0;
+    const label = `${part.name}: ${signed(part.value)}`;
+    if (part.id === undefined) node.title = label;
+    else Object.assign(node.dataset, { prototype: part.id, label });
     return node;
   }));
   const node = Object.assign(make("button", "x-column", slices(parts.filter((p) => p.value > 0), "x-up"),
     slices(parts.filter((p) => p.value < 0), "x-down"), make("span", "x-token", make("bdi", null, one.target))), { type: "button" });
-  node.setAttribute("aria-label", `${one.target}: logit ${plain(one.logit)} = ${parts.map((p) => `${p.name} ${signed(p.value)}`).join(", ")}`);
+  const largest = [...parts].sort((a, b) => Math.abs(b.value) - Math.abs(a.value)).slice(0, 3);
+  node.setAttribute("aria-label", `${one.target}: logit ${plain(one.logit)}, of ${parts.length} parts the largest ${largest.map((p) => `${p.name} ${signed(p.value)}`).join(", ")}`);
   node.tabIndex = -1;
   return node;
+};
+
+// What colours mean: the categories of an answer, by what they carry of it.
+const legend = (steps, prototypes) => {
+  const sums = new Map();
+  for (const one of steps) for (const [id, value] of one.uses) {
+    const { category, hue } = prototypes[id];
+    const name = category || "no category";
+    const known = sums.get(name) ?? { hue, value: 0 };
+    sums.set(name, { hue: known.hue, value: known.value + Math.max(0, value) });
+  }
+  const all = [...sums.values()].reduce((sum, one) => sum + one.value, 0) || 1;
+  const keys = [...sums].sort((a, b) => b[1].value - a[1].value).map(([name, { hue, value }]) => {
+    const dot = make("i", "x-dot");
+    dot.style.setProperty("--h", String(hue));
+    return make("li", null, dot, name, make("span", "p-number", percent(value / all)));
+  });
+  return make("ul", "x-legend", ...keys, make("li", null, make("i", "x-dot x-residual"), "residual: what no prototype says"));
 };

@@ -28,9 +28,9 @@ const form = (root, shared) => {
   const most = shared.model.limits.audited;
   const input = Object.assign(make("input", "x-files"), { type: "file", multiple: true, accept: KINDS.join(",") });
   const hint = `Texts, Markdown, JSON, JSON lines or CSV with a column “text”; up to 1,000 texts and ${most.toLocaleString("en")} characters.`;
-  const names = make("p", "p-note x-chosen", hint);
+  const names = make("p", "p-note x-file-names", hint);
   const none = Object.assign(make("button", "x-example", "Remove"), { type: "button", hidden: true });
-  const drop = make("div", "x-drop", make("label", "x-pick", make("span", null, "Drop files here, or choose them"), input), names, none);
+  const drop = make("div", "x-drop", make("label", "x-file-pick", make("span", null, "Drop files here, or choose them"), input), names, none);
   const text = Object.assign(make("textarea", "x-prompt"), { rows: 3, placeholder: "Or paste a text." });
   text.setAttribute("aria-label", "Text to audit");
   const go = Object.assign(make("button", "x-go", "Audit"), { type: "submit" });
@@ -154,7 +154,7 @@ const texted = (rows) => {
   const columns = ["text", "cross-entropy", "explained", "support", "leans on"];
   const more = Object.assign(make("button", "x-doc-more"), { type: "button", hidden: true });
   const node = make("section", "x-audit-texts", make("div", "x-row", make("h2", null, "Texts"), make("label", "x-field", make("span", null, "order"), order)),
-    make("table", "x-table", make("thead", null, make("tr", null, ...columns.map((name) => Object.assign(make("th", null, name), { scope: "col" })))), tbody), more);
+    make("table", "x-text-table", make("thead", null, make("tr", null, ...columns.map((name) => Object.assign(make("th", null, name), { scope: "col" })))), tbody), more);
   let count = SHOWN;
   const draw = () => {
     const [, by] = ORDERS[order.value];
