@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pyarrow as pa
@@ -13,10 +11,11 @@ from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
-from prismlm.errors import InputError, PrismError
+from prismlm.errors import InputError
 from prismlm.explain.steps import Piece, Step, pieces_of
 from prismlm.explain.trace import Trace
-from prismlm.explorer.session import Answer, Busy, Session
+from prismlm.explorer.session import Answer, Session
+from prismlm.explorer.streams import Tell, streamed
 from prismlm.files import json_text
 from prismlm.pages.trace import page
 from prismlm.pages.trace_data import Pool, hue, rounded, trace_data, visible
@@ -47,8 +46,9 @@ def routes(session: Session) -> APIRouter:
         session.line.check()
         pieces = await run_in_threadpool(lambda: _prompt(session, question))
         answer = session.keep(Answer())
-        events = _events(session, answer, question, pieces)
-        return StreamingResponse(events, media_type="text/event-stream")
+        return streamed(
+            session, answer, lambda tell: _write(session, answer, question, pieces, tell)
+        )
 
     @router.post("/answers/{key}/stop", summary="Stop writing")
     def stop(key: str) -> dict[str, bool]:
@@ -83,57 +83,21 @@ def _prompt(session: Session, question: Question) -> list[Piece]:
     return pieces_of(lm.tokenizer, ids)
 
 
-async def _events(
-    session: Session, answer: Answer, question: Question, pieces: list[Piece]
-) -> AsyncIterator[str]:
-    """Yield what happens: a place in the line, the prompt, each step, and the finished trace."""
-    try:
-        if session.line.before:
-            yield _event("waiting", {"before": session.line.before})
-        async with session.line.turn():
-            tokens = [visible(piece.label) for piece in pieces]
-            yield _event("start", {"id": answer.id, "tokens": tokens})
-            async for event in _written(session, answer, question):
-                yield event
-    except Busy:
-        yield _event("error", {"error": "busy: others wait for the model already."})
-
-
-async def _written(session: Session, answer: Answer, question: Question) -> AsyncIterator[str]:
-    loop = asyncio.get_running_loop()
-    told: asyncio.Queue[str | None] = asyncio.Queue()
+def _write(
+    session: Session, answer: Answer, question: Question, pieces: list[Piece], tell: Tell
+) -> None:
+    """Tell the prompt's tokens, each step, and the finished trace."""
     known: set[int] = set()
-
-    def tell(event: str | None) -> None:
-        loop.call_soon_threadsafe(told.put_nowait, event)
+    tell("start", {"id": answer.id, "tokens": [visible(piece.label) for piece in pieces]})
 
     def on_step(step: Step) -> bool:
-        tell(_event("step", _step(step, known)))
+        tell("step", _step(step, known))
         return not answer.stop.is_set()
 
-    def work() -> None:
-        try:
-            how = question.model_dump()
-            trace = session.lm.explain(how.pop("text"), on_step=on_step, **how)
-            answer.trace = trace
-            tell(_event("done", {"id": answer.id, **_finished(trace)}))
-        except PrismError as error:
-            tell(_event("error", {"error": str(error)}))
-        finally:
-            tell(None)
-
-    task = asyncio.ensure_future(run_in_threadpool(work))
-    try:
-        while (event := await told.get()) is not None:
-            yield event
-    finally:
-        # Whoever left does not read on; the next in line waits until the thread has ended.
-        answer.stop.set()
-        await asyncio.wait([task])
-
-
-def _event(name: str, value: dict[str, Any]) -> str:
-    return f"event: {name}\ndata: {json_text(value, separators=(',', ':'))}\n\n"
+    how = question.model_dump()
+    trace = session.lm.explain(how.pop("text"), on_step=on_step, **how)
+    answer.trace = trace
+    tell("done", {"id": answer.id, **_finished(trace)})
 
 
 def _step(step: Step, known: set[int]) -> dict[str, Any]:

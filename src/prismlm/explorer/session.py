@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from starlette.concurrency import run_in_threadpool
 
@@ -108,13 +108,15 @@ class Answer:
         id: unguessable.
         stop: set where it is to end.
         trace: once it has ended; None before, and of an audit.
-        audit: of an audit.
+        audit: of an audit, once it has ended.
+        rows: of an audit, one for each text.
     """
 
     id: str = field(default_factory=lambda: secrets.token_urlsafe(12))
     stop: threading.Event = field(default_factory=threading.Event)
     trace: Trace | None = None
     audit: Audit | None = None
+    rows: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
 
 class Session:

@@ -2,6 +2,9 @@
 import { links, make } from "./parts.js";
 import { api, shell } from "./server.js";
 import * as ask from "./ask.js";
+import * as audit from "./audit.js";
+import * as document_ from "./document.js";
+import * as inside from "./inside.js";
 
 /** A view: its name in the bar, and what fills the page; `show` is called again when its address changes.
  * @typedef {{ title: string, show: (root: HTMLElement, at: Place, shared: Shared) => void | Promise<void>, needs?: (model: any) => string | null }} View
@@ -9,7 +12,9 @@ import * as ask from "./ask.js";
  * @typedef {{ model: any, command: (words: (string | number)[] | null) => void, answer: any }} Shared */
 
 /** @type {Record<string, View>} */
-const views = { ask };
+const views = { ask, audit, inside, document: document_ };
+// A document is come to from a passage.
+const unlisted = new Set(["document"]);
 
 const view = /** @type {HTMLElement} */ (document.querySelector("#view"));
 const one = (selector) => /** @type {HTMLElement} */ (document.querySelector(selector));
@@ -73,7 +78,7 @@ const start = async () => {
   const { model } = shared;
   const size = model.parameters >= 1e6 ? `${Math.round(model.parameters / 1e6)} M` : model.parameters.toLocaleString("en");
   one(".x-model").textContent = `${model.name} · ${size} parameters · ${model.prototypes.toLocaleString("en")} prototypes`;
-  one(".x-nav").append(...Object.entries(views).map(([name, { title }]) => Object.assign(make("a", null, title), { href: `#/${name}` })));
+  one(".x-nav").append(...Object.entries(views).filter(([name]) => !unlisted.has(name)).map(([name, { title }]) => Object.assign(make("a", null, title), { href: `#/${name}` })));
   missing(model.missing);
   if (model.lens?.corpus) links.document = ({ doc_id, position }) => `#/document/${encodeURIComponent(doc_id)}?at=${position}`;
   links.prototype = (id) => `#/prototypes/${id}`;
