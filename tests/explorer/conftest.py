@@ -94,7 +94,7 @@ def page(browser, served):
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     opened = context.new_page()
     errors = []
-    opened.on("pageerror", errors.append)
+    opened.on("pageerror", lambda error: errors.append(error))
     opened.goto(served.address)
     opened.wait_for_selector(".x-nav a")
     yield opened
