@@ -18,6 +18,7 @@ that one draw prefers the same prototypes all along a text.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
@@ -36,6 +37,7 @@ from prismlm.models.sidecar import weight_of
 from prismlm.ops.prototype_head.sparse import gather_sum
 
 NEAREST = 4
+LEAST_PROBABILITY = 1e-38
 
 
 def control_orders(num_prototypes: int, draws: int, seed: int) -> list[Tensor]:
@@ -179,6 +181,28 @@ class Steering:
     def to_dict(self) -> dict[str, Any]:
         """Return the fields of ``prismlm steer --json``."""
         return asdict(self) | {"tokens": [asdict(token) for token in self.tokens]}
+
+    @property
+    def change(self) -> float | None:
+        """Mean over tokens of ln(after / before), in nats; None without tokens."""
+        return _mean_change(self.tokens, [token.after for token in self.tokens])
+
+    @property
+    def control_change(self) -> float | None:
+        """The same for the control; None without one."""
+        controls = [token.control for token in self.tokens if token.control is not None]
+        return _mean_change(self.tokens, controls)
+
+
+def _mean_change(tokens: Sequence[SteeredToken], probabilities: Sequence[float]) -> float | None:
+    if not probabilities:
+        return None
+    # A probability that float32 cannot hold is none: its logarithm would be.
+    pairs = [
+        (max(became, LEAST_PROBABILITY), max(token.before, LEAST_PROBABILITY))
+        for became, token in zip(probabilities, tokens, strict=True)
+    ]
+    return sum(math.log(became / before) for became, before in pairs) / len(pairs)
 
 
 class SteeredPredictions(NamedTuple):

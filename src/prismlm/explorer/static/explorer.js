@@ -3,6 +3,7 @@ import { links, make } from "./parts.js";
 import { api, shell } from "./server.js";
 import * as ask from "./ask.js";
 import * as prototypes from "./prototypes.js";
+import * as steer from "./steer.js";
 
 /** A view: its name in the bar, and what fills the page; `show` is called again when its address changes.
  * @typedef {{ title: string, show: (root: HTMLElement, at: Place, shared: Shared) => void | Promise<void>, needs?: (model: any) => string | null }} View
@@ -10,7 +11,7 @@ import * as prototypes from "./prototypes.js";
  * @typedef {{ model: any, command: (words: (string | number)[] | null) => void, answer: any }} Shared */
 
 /** @type {Record<string, View>} */
-const views = { ask, prototypes };
+const views = { ask, prototypes, steer };
 
 const view = /** @type {HTMLElement} */ (document.querySelector("#view"));
 const one = (selector) => /** @type {HTMLElement} */ (document.querySelector(selector));
