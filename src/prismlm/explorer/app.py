@@ -14,15 +14,19 @@ from fastapi.staticfiles import StaticFiles
 from prismlm import __version__
 from prismlm.errors import InputError, PrismError
 from prismlm.explain.language_model import PrismLM
-from prismlm.explorer import ask, overview, prototypes, steer
+from prismlm.explorer import ask, map, overview, prototypes, steer
 from prismlm.explorer.safety import Safety
 from prismlm.explorer.session import Busy, Limits, Session
 
 STATIC = Path(__file__).parent / "static"
 PAGES = Path(__file__).parent.parent / "pages" / "assets"
 # What the static pages are made of, and the explorer too.
-SHARED = {"parts.js": "text/javascript", "trace.css": "text/css"}
-VIEWS = (overview, ask, prototypes, steer)
+SHARED = {
+    "parts.js": "text/javascript",
+    "plane.js": "text/javascript",
+    "trace.css": "text/css",
+}
+VIEWS = (overview, ask, prototypes, map, steer)
 
 
 def create_app(

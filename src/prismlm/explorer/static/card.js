@@ -47,8 +47,9 @@ const contexts = (list) => {
   return [all, more];
 };
 
-/** Everything known of a prototype. @param {any} one as `/api/prototypes/N` gives it */
-export const whole = (one) => {
+/** Everything known of a prototype.
+ * @param {any} one as `/api/prototypes/N` gives it @param {string} [here] the view that shows it */
+export const whole = (one, here = "prototypes") => {
   const link = (text, to, classes) => Object.assign(make("a", classes, text), { href: to });
   const kind = [one.category, one.role, ...one.tags].filter(Boolean).join(" · ");
   const facts = [worth(one.score), used(one.usage), near(one.nearest_cosine)].filter(Boolean);
@@ -58,7 +59,7 @@ export const whole = (one) => {
     one.description ? make("p", "x-about", make("bdi", null, one.description)) : null,
     make("ul", "x-facts", ...facts.map((fact) => make("li", null, fact))),
     make("p", "x-actions", link("Steer with it", address("steer", { prototype: one.id }), "x-button"),
-      link("On the map", address("map", { prototype: one.id }), "x-button")),
+      here === "map" ? link("Among all", `#/prototypes/${one.id}`, "x-button") : link("On the map", address("map", { prototype: one.id }), "x-button")),
     make("h3", null, "Tokens it raises most, in logits"), tokens(one.tokens),
     make("h3", null, "Where it fires: on the marked token"),
     ...(one.contexts.length ? contexts(one.contexts) : [make("p", "p-note", "No context in the corpus.")]),

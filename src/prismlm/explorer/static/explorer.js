@@ -2,6 +2,7 @@
 import { links, make } from "./parts.js";
 import { api, shell } from "./server.js";
 import * as ask from "./ask.js";
+import * as map from "./map.js";
 import * as prototypes from "./prototypes.js";
 import * as steer from "./steer.js";
 
@@ -11,7 +12,7 @@ import * as steer from "./steer.js";
  * @typedef {{ model: any, command: (words: (string | number)[] | null) => void, answer: any }} Shared */
 
 /** @type {Record<string, View>} */
-const views = { ask, prototypes, steer };
+const views = { ask, prototypes, map, steer };
 
 const view = /** @type {HTMLElement} */ (document.querySelector("#view"));
 const one = (selector) => /** @type {HTMLElement} */ (document.querySelector(selector));
