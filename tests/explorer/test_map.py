@@ -22,9 +22,9 @@ PAINTED = """async ([x, y]) => {
   [copy.width, copy.height] = [dots.width, dots.height];
   const context = copy.getContext("2d"), box = dots.getBoundingClientRect();
   context.drawImage(dots, 0, 0);
-  const alphas = context.getImageData(0, 0, copy.width, copy.height).data.filter((_, i) => i % 4 === 3);
-  const there = context.getImageData(Math.floor(x - box.left), Math.floor(y - box.top), 1, 1).data[3];
-  return [alphas.filter((alpha) => alpha > 100).length, there];
+  const alpha = (...box) => context.getImageData(...box).data.filter((_, i) => i % 4 === 3);
+  const all = alpha(0, 0, copy.width, copy.height).filter((one) => one > 100).length;
+  return [all, alpha(Math.floor(x - box.left), Math.floor(y - box.top), 1, 1)[0]];
 }"""
 
 

@@ -270,13 +270,15 @@ def steer(
     first = length - 1 if generate else 0
     mean = weight_of(lm.model).mean(0, dtype=torch.float32)
     orders = control_orders(lm.head.num_prototypes, 0 if only else draws, seed)
-    predictions = steered_predictions(lm, plan, ids, orders)
+    predictions = steered_predictions(lm, plan, ids, orders, first)
+    written = ids[0, first + 1 :].tolist()
     return Steering(
         prompt=prompt,
         text=_decode(lm, ids),
         unedited=_decode(lm, unedited),
         tokens=tuple(
-            _token(lm, plan, predictions, ids, t, mean) for t in range(first, ids.shape[1] - 1)
+            _token(lm, plan, predictions, t, first + t + 1, token, mean)
+            for t, token in enumerate(written)
         ),
         draws=len(orders),
     )
@@ -296,10 +298,13 @@ def check_something(plan: Plan, draws: int) -> Plan:
 
 
 def steered_predictions(
-    lm: OpenedModel, plan: Plan, ids: Tensor, orders: Sequence[Tensor]
+    lm: OpenedModel, plan: Plan, ids: Tensor, orders: Sequence[Tensor], first: int = 0
 ) -> SteeredPredictions:
-    """Run the model once over ``ids`` [1, T] and return its predictions with and without a plan."""
-    z = _states(lm, ids)
+    """Run the model once over ``ids`` [1, T] and return its predictions with and without a plan.
+
+    Those of position ``first`` and later: of each, the whole vocabulary is held for each draw.
+    """
+    z = _states(lm, ids)[first:]
     changes = plan.changes(z)
     return SteeredPredictions(
         z,
@@ -322,9 +327,14 @@ def _states(lm: OpenedModel, ids: Tensor) -> Tensor:
 
 
 def _token(
-    lm: OpenedModel, plan: Plan, predictions: SteeredPredictions, ids: Tensor, t: int, mean: Tensor
+    lm: OpenedModel,
+    plan: Plan,
+    predictions: SteeredPredictions,
+    t: int,
+    position: int,
+    token: int,
+    mean: Tensor,
 ) -> SteeredToken:
-    token = int(ids[0, t + 1])
     row = weight_of(lm.model)[token].float() - mean
     changes = predictions.changes
     routing = changes.routing
@@ -333,7 +343,7 @@ def _token(
     after = {} if plan.only == "residual" else active | edited
     controls = [float(draw[t, token].exp()) for draw in predictions.control]
     return SteeredToken(
-        position=t + 1,
+        position=position,
         token=str(lm.tokenizer.decode([token], clean_up_tokenization_spaces=False)),
         token_id=token,
         before=float(predictions.before[t, token].exp()),

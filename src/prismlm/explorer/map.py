@@ -33,12 +33,12 @@ def _columns(session: Session) -> dict[str, Any]:
     path, lens = session.lm.path, session.lm.lens
     if lens is None:
         raise InputError(f"{path} has no lens, so no map. Build one with `prismlm index`.")
-    if lens.meta.map is None:
+    table = lens.prototypes
+    if lens.meta.map is None or table["x"].null_count:
         raise InputError(
             f"the lens {lens.name} has no map: make it with `prismlm map {path}`, then start the "
             "explorer anew."
         )
-    table = lens.prototypes
     names = sorted({name for name in lens.categories if name is not None})
     numbers = {name: number for number, name in enumerate(names)}
     return {

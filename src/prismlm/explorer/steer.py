@@ -13,6 +13,9 @@ from prismlm.errors import InputError
 from prismlm.explorer.session import Session
 from prismlm.pages.trace_data import hue, rounded, visible
 
+# Tokens: of each, the probabilities of the whole vocabulary are held for each draw.
+SHOWN = 256
+
 
 class Wanted(BaseModel):
     """An edit of a prototype or a category, and what is written under it."""
@@ -22,10 +25,10 @@ class Wanted(BaseModel):
     category: str | None = Field(default=None, min_length=1, max_length=1000)
     strength: float = Field(ge=-1, le=1, allow_inf_nan=False)
     target: Literal["top", "signature"] = "signature"
-    generate: int = Field(default=20, ge=0, le=1024)
+    generate: int = Field(default=20, ge=0, le=SHOWN)
     temperature: float = Field(default=0.0, ge=0, le=10, allow_inf_nan=False)
     seed: int = Field(default=0, ge=0, lt=2**53)
-    draws: int = Field(default=8, ge=0, le=64)
+    draws: int = Field(default=8, ge=0, le=16)
 
 
 def routes(session: Session) -> APIRouter:
@@ -65,10 +68,10 @@ def _steered(session: Session, wanted: Wanted) -> dict[str, Any]:
     lm, most = session.lm, session.limits.tokens
     edit = edit_of(wanted)
     length = lm.encode(wanted.text, wanted.generate).shape[1]
-    if length + wanted.generate > most:
+    if length + wanted.generate > most or (not wanted.generate and length > SHOWN):
         raise InputError(
             f"the text has {length:,} tokens and {wanted.generate:,} are asked for: the explorer "
-            f"reads {most:,}. Shorten it, or use `prismlm steer`."
+            f"reads {most:,} to write on, {SHOWN} to show. Shorten it, or use `prismlm steer`."
         )
     how = wanted.model_dump(include={"generate", "temperature", "seed", "draws"})
     found = steer(lm, wanted.text, [edit], **how)

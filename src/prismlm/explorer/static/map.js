@@ -247,6 +247,7 @@ const made = (root, data, shared) => {
         if (sized) near();
       }
     }
+    if (!query.size) link();
     restyle();
   };
   return { open };

@@ -17,7 +17,7 @@ export const show = async (root, at, shared) => {
   if (!(asked.sort in SORTS)) asked.sort = "usage";
   const number = /^\d+$/.test(at.path[1] ?? "") ? +at.path[1] : null;
   // Nothing is asked for by the link in the bar: the view stays as it was left.
-  if (ui && number === null && !at.query.size) { ui.tell(); return; }
+  if (ui && number === null && !at.query.size) { ui.tell(); await ui.link(); return; }
   ui ??= made(root, shared);
   await ui.open(asked, number);
 };
@@ -218,5 +218,5 @@ const made = (root, shared) => {
     event.preventDefault();
     choose(to);
   });
-  return { open, tell };
+  return { open, tell, link };
 };

@@ -15,6 +15,7 @@ let ui = null;
 export const show = async (root, at, shared) => {
   ui ??= made(root, shared);
   if (at.query.size) await ui.open(at.query);
+  else ui.link();
   ui.tell();
 };
 
@@ -57,7 +58,7 @@ const made = (root, shared) => {
   text.value = /** @type {string} */ (Object.values(shared.model.prompts)[0] ?? "");
   const strength = Object.assign(make("input", "x-strength"), { type: "range", min: "-100", max: "100", step: "1", value: String(STRONG) });
   const percentage = make("output", "p-number x-percentage");
-  const [generate, temperature, seed] = [numeric(20, 0, 1024, 1), numeric(0, 0, 10, 0.1), numeric(0, 0, 2 ** 31, 1)];
+  const [generate, temperature, seed] = [numeric(20, 0, 256, 1), numeric(0, 0, 10, 0.1), numeric(0, 0, 2 ** 31, 1)];
   const category = make("select", null, Object.assign(make("option", null, "a category"), { value: "" }),
     ...shared.model.categories.map(({ name }) => Object.assign(make("option", null, name), { value: name })));
   category.setAttribute("aria-label", "Category");
@@ -92,6 +93,7 @@ const made = (root, shared) => {
   };
   const link = () => {
     const { prototype, category: kind, strength: size, target: at } = wanted();
+    if (prototype === null && kind === null) return;
     history.replaceState(null, "", address("steer", { prototype, category: kind, strength: size, target: at === "signature" ? "" : at }));
   };
   const choose = async (which) => {
@@ -149,7 +151,7 @@ const made = (root, shared) => {
       if (own === asking) out.replaceChildren(problem(error));
     }
   };
-  return { open, tell };
+  return { open, tell, link };
 };
 
 const nats = (x) => `${x < 0 ? "−" : "+"}${Math.abs(x).toFixed(2)}`;
