@@ -1,6 +1,7 @@
 """The map over real HTTP, and looked around in with a real browser, with WebGL and without."""
 
 import json
+import shutil
 
 import pytest
 
@@ -78,6 +79,19 @@ def test_a_lens_without_a_map_says_how_to_make_one(tiny_model):
         status, _, data = server.ask("GET", "/api/map")
     assert status == 422
     assert f"prismlm map {tiny_model}" in json.loads(data)["error"]
+
+
+def test_a_model_without_a_lens_is_steered_by_number(tiny_model, tmp_path):
+    directory = shutil.copytree(tiny_model, tmp_path / "model")
+    shutil.rmtree(directory / "lens")
+    with Served(prismlm.load(directory)) as server:
+        for path in ("/api/map", "/api/prototypes", "/api/prototypes/7"):
+            status, _, data = server.ask("GET", path)
+            assert status == 422
+            assert "prismlm index" in json.loads(data)["error"]
+        wanted = {"text": PROMPTS["medicine"], "prototype": 7, "strength": -1, "generate": 2}
+        told = server.json("POST", "/api/steer", wanted)
+        assert [token["leading_after"]["name"] for token in told["tokens"]] == [None, None]
 
 
 def test_a_person_looks_around(page, lm):

@@ -219,7 +219,7 @@ const made = (root, data, shared) => {
   };
   clear.addEventListener("click", emptied);
   canvas.addEventListener("keydown", (event) => { if (event.key === "Escape") emptied(); });
-  const intro = () => make("p", "p-note", `${names.length.toLocaleString("en")} prototypes; near are those that point the same way. Point at one for its name, click for its card, hold Shift and draw to see what an area has.`);
+  const intro = () => make("p", "p-note", `${names.length.toLocaleString("en")} prototypes; near are those that point the same way. Point at one for its name, click for its card. To see what an area has, press Lasso (or hold Shift) and draw around it.`);
   side.append(intro());
   dark.addEventListener("change", restyle);
   new ResizeObserver(() => {
