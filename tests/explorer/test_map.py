@@ -7,7 +7,7 @@ import pytest
 
 import prismlm
 from tests.explorer.conftest import PROMPTS, TOKEN, Served
-from tests.helpers.named_lens import ACROSS, CATEGORIES, named_model
+from tests.helpers.named_lens import ACROSS, CATEGORIES
 
 WITHOUT_WEBGL = """
 const original = HTMLCanvasElement.prototype.getContext;
@@ -30,14 +30,13 @@ PAINTED = """async ([x, y]) => {
 
 
 @pytest.fixture(scope="module")
-def lm(tiny_model, tmp_path_factory):
-    return named_model(tiny_model, tmp_path_factory.mktemp("named") / "model")
+def served(named):
+    return named
 
 
 @pytest.fixture(scope="module")
-def served(lm):
-    with Served(lm) as server:
-        yield server
+def lm(named):
+    return named.lm
 
 
 def spot(page, number, count):

@@ -4,21 +4,18 @@ import re
 
 import pytest
 
-from tests.explorer.conftest import Served
-from tests.helpers.named_lens import CATEGORIES, named_model
-
-HOSTILE = '<img src=x onerror="document.title=1"> \u202egnp'
+from tests.explorer.conftest import HOSTILE
+from tests.helpers.named_lens import CATEGORIES
 
 
 @pytest.fixture(scope="module")
-def lm(tiny_model, tmp_path_factory):
-    return named_model(tiny_model, tmp_path_factory.mktemp("named") / "model", first=HOSTILE)
+def served(named):
+    return named
 
 
 @pytest.fixture(scope="module")
-def served(lm):
-    with Served(lm) as server:
-        yield server
+def lm(named):
+    return named.lm
 
 
 def test_a_search_finds_names_tokens_and_contexts(served, lm):

@@ -11,21 +11,18 @@ from typer.testing import CliRunner
 from prismlm import Ablate, Clamp, Group, Scale
 from prismlm.cli.app import app
 from prismlm.edits.steering import steer
-from tests.explorer.conftest import Served
-from tests.helpers.named_lens import named_model
 
 TEXT = "The patient was given a dose of the drug"
 
 
 @pytest.fixture(scope="module")
-def lm(tiny_model, tmp_path_factory):
-    return named_model(tiny_model, tmp_path_factory.mktemp("named") / "model")
+def served(named):
+    return named
 
 
 @pytest.fixture(scope="module")
-def served(lm):
-    with Served(lm, tokens=60) as server:
-        yield server
+def lm(named):
+    return named.lm
 
 
 @pytest.mark.parametrize(
