@@ -37,6 +37,7 @@ EXTRAS = {
     "matplotlib": "plot",
     "lm_eval": "eval",
     "umap": "map",
+    "openai": "label",
 }
 
 
