@@ -98,27 +98,19 @@ class EndpointLabeller:
         """Return what asking is expected to take; nothing is asked."""
         answers, cards, cells = self.answers(lens), _Cards(lens, made), self._cells(lens, made)
         sample = cells[:: max(1, len(cells) // SAMPLED)]
-        left: list[tuple[Question, int]] = []
+        share, left = len(cells) / max(1, len(sample)), list[tuple[float, Question, int]]()
         for cell in sample:
             first = cards.question(cell)
             named = answers.get(first)
             second = category_question(first, _cleaned(named or dict.fromkeys(first.fields, "")))
-            left += [(first, NAME_TOKENS)] if named is None else []
-            left += [(second, CATEGORY_TOKENS)] if answers.get(second) is None else []
+            left += [(share, first, NAME_TOKENS)] if named is None else []
+            left += [(share, second, CATEGORY_TOKENS)] if answers.get(second) is None else []
         labels = {cell: one for cell, one in enumerate(made.labels) if one is not None}
         trials = judge.trials(made, labels, self.judged)
-        seen = [(one.question, JUDGE_TOKENS) for one in trials[:SAMPLED]]
-        requests = tokens_in = tokens_out = 0.0
-        for part, share in (
-            (left, len(cells) / max(1, len(sample))),
-            (seen, len(trials) / max(1, len(seen))),
-        ):
-            requests += share * len(part)
-            tokens_in += share * sum(_tokens(made, question) for question, _ in part)
-            tokens_out += share * sum(expected for _, expected in part)
-        return self._cost(requests, tokens_in, tokens_out)
-
-    def _cost(self, requests: float, tokens_in: float, tokens_out: float) -> Cost:
+        left += [(1.0, trial.question, JUDGE_TOKENS) for trial in trials]
+        requests = sum(times for times, _, _ in left)
+        tokens_in = sum(times * _tokens(made, question) for times, question, _ in left)
+        tokens_out = sum(times * expected for times, _, expected in left)
         figures: dict[str, Any] = {
             "requests": round(requests),
             "tokens_in": round(tokens_in),

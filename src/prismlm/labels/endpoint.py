@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -66,8 +67,6 @@ class Endpoint:
             raise InputError(
                 f"the endpoint is {self.url!r}: expected a URL such as http://localhost:8080/v1."
             )
-        if not check_text("the endpoint's model", self.model).strip():
-            raise InputError("the endpoint's model has no name: give the one it has there.")
         check_whole("the concurrency", self.concurrency, 1, 1024)
         check_whole("the retries", self.retries)
         check_number("the timeout", self.timeout, "seconds above 0", lambda value: value > 0)
@@ -203,23 +202,18 @@ class Session:
             InputError: more than half of them fail, or none can succeed.
             Interrupted: a signal came.
         """
-        asked: queue.SimpleQueue[T] = queue.SimpleQueue()
+        left = deque(jobs)
         done: queue.SimpleQueue[tuple[T, R | None, Exception | None]] = queue.SimpleQueue()
-        stopped = threading.Event()
 
         def run() -> None:
-            while not stopped.is_set() and not asked.empty():
-                try:
-                    job = asked.get_nowait()
-                except queue.Empty:
-                    return
-                try:
-                    done.put((job, work(job), None))
-                except Exception as error:  # looked at by whoever waits
-                    done.put((job, None, error))
+            with suppress(IndexError):
+                while True:
+                    job = left.popleft()
+                    try:
+                        done.put((job, work(job), None))
+                    except Exception as error:  # looked at by whoever waits
+                        done.put((job, None, error))
 
-        for job in jobs:
-            asked.put(job)
         # Daemons: a request under way does not keep a process that was told to end.
         for _ in range(min(self.endpoint.concurrency, len(jobs))):
             threading.Thread(target=run, daemon=True).start()
@@ -241,7 +235,7 @@ class Session:
                     task.advance()
                     yield job, found
         finally:
-            stopped.set()
+            left.clear()
 
     def _in_vain(self, failed: int, count: int) -> InputError:
         reason = self.failures.most_common(1)[0][0]

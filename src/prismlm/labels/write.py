@@ -138,7 +138,7 @@ def label_lens(
             source = labeller.source if better else EMBEDDED
             asked = {"named": len(better), **asked, "scores": _beside(made, better)}
             found = replace(found, source=source, asked=asked)
-        sources = {cell: source for cell in better}
+        sources = dict.fromkeys(better, source)
         _write(lens, labels, sources, scores, found)
     return found
 
