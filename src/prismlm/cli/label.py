@@ -27,12 +27,12 @@ def label(
         str | None,
         typer.Option(
             metavar="URL",
-            help="Ask a language model there: any that speaks as OpenAI's, with the key in "
-            "OPENAI_API_KEY if it wants one.",
+            help="Ask a language model at any OpenAI-compatible endpoint; a key is read from "
+            "OPENAI_API_KEY.",
         ),
     ] = None,
     endpoint_model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The language model's name there.")
+        str | None, typer.Option(metavar="NAME", help="What the model is called there.")
     ] = None,
     prototypes: Annotated[
         int | None,
