@@ -103,7 +103,7 @@ def test_a_server_that_is_down_is_told(prism, asked):
     given = ["--endpoint", url, "--endpoint-model", "m", "--overwrite", "--json"]
     done = prism("label", asked, *given)
     assert (done.returncode, done.stdout) == (2, "")
-    assert f"error: {url} cannot be reached" in done.stderr
+    assert f"error: {url}: it cannot be reached" in done.stderr
     assert files(asked) == before
 
 
@@ -117,7 +117,6 @@ def test_a_server_that_is_down_is_told(prism, asked):
         (["--scorer", "endpoint"], "go with --endpoint"),
         (["--scorer", "words?"], "Did you mean 'words'?"),
         (["--endpoint", "host:80", "--endpoint-model", "m"], "expected a URL such as"),
-        (["--price-in", "1"], "go together"),
         (["--concurrency", "0"], "--concurrency is 0: expected at least 1."),
     ],
 )

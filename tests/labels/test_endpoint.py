@@ -76,7 +76,7 @@ def test_what_an_endpoint_does_not_know_is_left_out(session, known, message, dro
     optional = {"response_format", "temperature", "max_tokens"}
 
     def behave(request, number):
-        return GOOD if optional & request.keys() <= known else (400, errors(message))
+        return GOOD if optional & request.keys() <= known else (400 + 22 * number, errors(message))
 
     with ChatServer(behave) as server:
         opened = session(server.url)
@@ -92,7 +92,9 @@ def test_a_server_that_is_down_is_told_at_once(session):
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
     began = time.monotonic()
-    with pytest.raises(InputError, match=rf"{url} cannot be reached .*Start the server, or check"):
+    with pytest.raises(
+        InputError, match=rf"{url}: it cannot be reached .*Start the server, or check"
+    ):
         session(url, retries=2).ask(QUESTION)
     assert time.monotonic() - began < 5
 
@@ -266,7 +268,7 @@ def test_damaged_answers_are_asked_for_again(tmp_path):
         ({"url": "localhost:8080"}, "expected a URL such as http"),
         ({"url": "http://host:port/v1"}, "expected a URL such as http"),
         ({"url": "file:///etc/passwd"}, "expected a URL"),
-        ({"url": "http://me:secret@host/v1"}, "give a key in OPENAI_API_KEY"),
+        ({"url": "http://me:secret@host/v1"}, "without a password; OPENAI_API_KEY holds a key"),
         ({"concurrency": 0}, "concurrency is 0"),
         ({"timeout": 0}, "timeout is 0"),
     ],

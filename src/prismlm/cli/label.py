@@ -98,12 +98,9 @@ def _labeller(
 
     if (url is None) != (model is None):
         raise InputError("--endpoint URL and --endpoint-model NAME go together: give both.")
-    if (prices[0] is None) != (prices[1] is None):
-        raise InputError("--price-in and --price-out go together: give both.")
     if url is None or model is None:
         return None
-    paid = None if prices[0] is None or prices[1] is None else (prices[0], prices[1])
-    return EndpointLabeller(Endpoint(url, model, *limits), *counts, paid, _announce)
+    return EndpointLabeller(Endpoint(url, model, *limits), *counts, prices, _announce)
 
 
 def _announce(cost: Cost) -> None:

@@ -43,7 +43,7 @@ class EndpointLabeller:
         endpoint: where the language model is.
         prototypes: how many are named, those with the most uses; None: all.
         judged: how many names, drawn by seed, it judges as well.
-        prices: of a million tokens in and out.
+        prices: of a million tokens in and out; None: nothing, or not known where both are.
         announce: is told the expected cost before anything is asked.
     """
 
@@ -52,7 +52,7 @@ class EndpointLabeller:
         endpoint: Endpoint,
         prototypes: int | None = None,
         judged: int = 0,
-        prices: tuple[float, float] | None = None,
+        prices: tuple[float | None, float | None] = (None, None),
         announce: Callable[[Cost], object] = lambda cost: None,
     ) -> None:
         self.most = None if prototypes is None else check_whole("the prototypes", prototypes)
@@ -76,7 +76,7 @@ class EndpointLabeller:
             named = _cleaned(session.ask(first))
             return _label(named, session.ask(category_question(first, named)))
 
-        with progress.task(f"Asking {self.endpoint.model}", len(cells), "prototypes") as task:
+        with progress.task("Asking for names", len(cells), "prototypes") as task:
             found = dict(session.each(cells, label, task))
         return {cell: one for cell, one in found.items() if one is not None}
 
@@ -116,8 +116,8 @@ class EndpointLabeller:
             "tokens_in": round(tokens_in),
             "tokens_out": round(tokens_out),
         }
-        if self.prices is not None:
-            price = (tokens_in * self.prices[0] + tokens_out * self.prices[1]) / 1e6
+        if self.prices != (None, None):
+            price = (tokens_in * (self.prices[0] or 0) + tokens_out * (self.prices[1] or 0)) / 1e6
             figures["price"] = f"{price:,.2f}"
         return Cost(
             seconds=None,
@@ -207,4 +207,5 @@ def _label(named: Mapping[str, str], sorted_as: Mapping[str, Any]) -> Label:
 
 def _tokens(made: Made, question: Question) -> int:
     tokenizer = made.text.corpus.tokenizer
-    return sum(len(tokenizer.encode(one["content"])) for one in question.messages)
+    # Not verbose: it is no matter that this model could not read as much at once.
+    return sum(len(tokenizer.encode(m["content"], verbose=False)) for m in question.messages)

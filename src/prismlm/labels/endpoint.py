@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from prismlm.errors import InputError, check_number, check_text, check_whole
+from prismlm.errors import InputError, check_number, check_text, check_whole, shown
 from prismlm.labels.answers import Answers, Failed, Question, one_line, prompt
 from prismlm.progress import Task
 from prismlm.run_state import WAIT_SECONDS, Interrupts
@@ -58,14 +58,11 @@ class Endpoint:
             # An impossible port is an error only when it is asked for.
             valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
         except ValueError:
-            parts, valid = urlsplit(""), False
-        if "@" in parts.netloc:
+            valid = False
+        if not valid or "@" in self.url:
             raise InputError(
-                f"the endpoint names a user or a password: give a key in {KEY_VARIABLE} instead."
-            )
-        if not valid:
-            raise InputError(
-                f"the endpoint is {self.url!r}: expected a URL such as http://localhost:8080/v1."
+                f"the endpoint is {shown(self.url.rpartition('@')[2])}: expected a URL such as "
+                f"http://localhost:8080/v1, without a password; {KEY_VARIABLE} holds a key."
             )
         check_whole("the concurrency", self.concurrency, 1, 1024)
         check_whole("the retries", self.retries)
@@ -151,7 +148,7 @@ class Session:
             sent = {name: value for name, value in wanted.items() if name not in self._unknown}
             try:
                 reply = create(model=self.endpoint.model, messages=messages, **sent)
-            except openai.BadRequestError as error:
+            except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
                 # An error that names none of them is of the one that the fewest know.
                 named = {name for name in sent if name in str(error)} or {"response_format"}
                 if not (named := named & sent.keys() - self._known):
@@ -169,17 +166,16 @@ class Session:
         """Return what a request that failed comes to: for its question, or for all of them."""
         import openai
 
-        where = self.endpoint.url
         # What is wrong before anything was right will not become so.
         fatal = not self.tally["requests"]
-        told = f"refuses ({one_line(str(error), MESSAGE_LENGTH)})"
+        said = f"({one_line(str(error.__cause__ or error), MESSAGE_LENGTH)})"
+        told = f"it answered with status {getattr(error, 'status_code', 'unknown')}"
         way_out = "Look at what the server says of it."
         if isinstance(error, openai.APITimeoutError):
-            told = f"did not answer within {self.endpoint.timeout:g} seconds"
+            told = f"it did not answer within {self.endpoint.timeout:g} seconds"
             way_out = "Wait longer with --timeout, or ask less at once with --concurrency."
         elif isinstance(error, openai.APIConnectionError):
-            fatal = True
-            told = f"cannot be reached ({one_line(str(error.__cause__ or error), MESSAGE_LENGTH)})"
+            fatal, told = True, "it cannot be reached"
             way_out = "Start the server, or check host, port and path: mostly it ends in /v1."
         elif isinstance(error, openai.AuthenticationError | openai.PermissionDeniedError):
             fatal, way_out = True, f"Set {KEY_VARIABLE} to a key that is valid there."
@@ -188,7 +184,10 @@ class Session:
             way_out = f"Does it serve {self.endpoint.model!r}? Does its path end in /v1?"
         elif isinstance(error, openai.RateLimitError):
             way_out = "Try again later, or ask less at once with --concurrency."
-        return InputError(f"{where} {told}. {way_out} {self._kept()}") if fatal else Failed(told)
+        if not fatal:
+            return Failed(told)
+        where = self.endpoint.url
+        return InputError(f"{where}: {told} {said}. {way_out} {self._kept()}")
 
     def _kept(self) -> str:
         return self.answers.kept() if self.answers.path.is_file() else "Nothing was labelled."
