@@ -64,7 +64,7 @@ class ChatServer:
 
             def send(self, status, value):
                 data = (value if isinstance(value, str) else json.dumps(value)).encode()
-                kind = "text/html" if isinstance(value, str) else "application/json"
+                kind = "text/html" if data.startswith(b"<") else "application/json"
                 self.send_response(status)
                 self.send_header("content-type", kind)
                 self.send_header("content-length", str(len(data)))

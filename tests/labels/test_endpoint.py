@@ -160,6 +160,9 @@ def test_a_slow_server_fails_one_question_and_from_the_beginning_all(session):
         (None, "no text"),
         ((200, completion({"role": "assistant", "content": None})), "no text"),
         ((200, {"object": "error"}), "no text"),
+        ((200, {"choices": {"0": 1}, "usage": {"prompt_tokens": "many"}}), "no text"),
+        ((200, {"choices": [None], "usage": 3}), "no text"),
+        ((200, '{"choices": [{'), "no text"),
         ((200, "<html>login</html>"), "no text"),
     ],
 )

@@ -21,7 +21,7 @@ CONCURRENCY, TIMEOUT, RETRIES = 8, 120.0, 2
 # Servers on one's own machine want some key, and look at none.
 KEY_VARIABLE, NO_KEY = "OPENAI_API_KEY", "none"
 # Enough for a model that thinks aloud before it answers; one that never ends is cut off.
-MOST_TOKENS = 4096
+MOST_TOKENS = 2048
 # Once more after an answer that is none.
 TRIES = 2
 # After so many questions, or so many failures one after another, it is seen that all is in vain.
@@ -127,9 +127,15 @@ class Session:
         usage, choices = getattr(reply, "usage", None), getattr(reply, "choices", None)
         with self._lock:
             self.tally["requests"] += 1
-            self.tally["tokens_in"] += getattr(usage, "prompt_tokens", None) or 0
-            self.tally["tokens_out"] += getattr(usage, "completion_tokens", None) or 0
-        message = getattr(choices[0], "message", None) if choices else None
+            for name, there in (
+                ("tokens_in", "prompt_tokens"),
+                ("tokens_out", "completion_tokens"),
+            ):
+                count = getattr(usage, there, None)
+                # The client believes whatever it is sent.
+                self.tally[name] += count if isinstance(count, int) else 0
+        first = choices[0] if isinstance(choices, list) and choices else None
+        message = getattr(first, "message", None)
         if getattr(message, "refusal", None):
             raise Failed("the model refused")
         return getattr(message, "content", None)

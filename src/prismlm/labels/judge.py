@@ -47,6 +47,8 @@ class Trial(NamedTuple):
 
 def trials(made: Made, labels: Mapping[int, Label], count: int) -> list[Trial]:
     """Return four questions about each of ``count`` names, drawn by seed."""
+    if not count:
+        return []
     listed = [labels.get(cell) for cell in range(len(made.labels))]
     drawn = draw_passages(listed, made.held_out, SEED)
     cells = np.random.default_rng(SEED).permutation(list(drawn.asked))[:count]
