@@ -19,6 +19,7 @@ def lm(tiny_model, tmp_path_factory):
 
 
 def judged(lm, behave, count):
+    lm.lens.path.with_name(f".{lm.lens.path.name}.answers.jsonl").unlink(missing_ok=True)
     with ChatServer(behave) as server:
         endpoint = Endpoint(server.url, "m", retries=0)
         labeller = EndpointLabeller(endpoint, prototypes=0, judged=count)
@@ -61,11 +62,14 @@ def test_passages_fire_or_not_and_the_token_is_marked_in_fuzzing_alone(lm):
         assert (described["name"] == labels[trial.cell].name) == trial.own
 
 
-def test_a_judge_that_answers_out_of_range_judges_nothing(lm):
+def test_a_name_without_all_of_its_answers_is_not_judged(lm):
+    made = make_labels(lm.lens, lm.model)
+    labels = {cell: label for cell, label in enumerate(made.labels) if label is not None}
+    bad = trials(made, labels, 8)[0].question.messages[0]
+
     def behave(request, number):
-        firing = 400 if number < 4 else 0
-        return {"passages": [firing]}
+        return {"passages": [400 if request["messages"][0] == bad else 0]}
 
     found = judged(lm, behave, 8)
-    assert found.asked["judged"]["detection"]["scored"] < 8
-    assert sum(found.asked["failures"].values()) > 0
+    assert [found.asked["judged"][kind]["scored"] for kind in ("detection", "fuzzing")] == [7, 8]
+    assert list(found.asked["failures"].values()) == [1]
