@@ -6,6 +6,7 @@ import shutil
 import pytest
 
 import prismlm
+from prismlm.direction_marks import marks_shown
 from tests.explorer.conftest import PROMPTS, TOKEN, Served
 from tests.helpers.named_lens import ACROSS, CATEGORIES
 
@@ -68,7 +69,7 @@ def test_places_are_those_of_the_lens(served, lm):
     table = lm.lens.prototypes
     for name in ("x", "y", "usage"):
         assert data[name] == pytest.approx(table[name].to_pylist(), abs=1e-3)
-    assert data["names"] == lm.lens.names
+    assert data["names"] == [marks_shown(name) for name in lm.lens.names]
     named = [data["categories"][number]["name"] for number in data["category"]]
     assert named == lm.lens.categories
 

@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from prismlm.direction_marks import marks_shown
 from tests.explorer.conftest import HOSTILE
 from tests.helpers.named_lens import CATEGORIES
 
@@ -47,7 +48,7 @@ def test_a_person_pages_and_shares_what_is_seen(page, lm):
     card = page.locator(".x-card[data-chosen]")
     page.evaluate("location.hash = '#/prototypes/0'")
     card.locator("h2").wait_for()
-    assert card.locator("h2").inner_text() == HOSTILE
+    assert card.locator("h2").inner_text() == marks_shown(HOSTILE)
     page.get_by_label("Search names").fill("word1")
     page.wait_for_url(re.compile("q=word1"))
     page.locator(".x-chip", has_text="Morphology").click()

@@ -39,6 +39,7 @@ EXTRAS = {
     "lm_eval": "eval",
     "umap": "map",
     **dict.fromkeys(("fastapi", "starlette", "uvicorn"), "explore"),
+    "openai": "label",
 }
 
 
