@@ -15,7 +15,7 @@ from starlette.concurrency import run_in_threadpool
 
 from prismlm.corpus.documents import Document
 from prismlm.direction_marks import marks_shown
-from prismlm.errors import InputError
+from prismlm.errors import InputError, check_text
 from prismlm.explain.audit import Audit
 from prismlm.explain.audit_files import audit_files
 from prismlm.explain.language_model import PrismLM
@@ -85,7 +85,7 @@ def routes(session: Session) -> APIRouter:
 
 
 def _documents(session: Session, texts: Texts) -> list[Document]:
-    """Return the texts that hold something; raise InputError where they are too long."""
+    """Return the texts that hold something; raise InputError for what cannot be audited."""
     characters = sum(len(one.text) for one in texts.texts)
     most = session.limits.audited
     if characters > most:
@@ -95,6 +95,7 @@ def _documents(session: Session, texts: Texts) -> list[Document]:
         )
     seen: set[str] = set()
     for one in texts.texts:
+        check_text(f"the text {check_text('the id of a text', one.id)!r}", one.text)
         if one.id in seen:
             raise InputError(f"two texts are called {one.id!r}: give each an id of its own.")
         seen.add(one.id)

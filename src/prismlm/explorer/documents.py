@@ -20,7 +20,7 @@ from prismlm.pages.trace_data import hue, safe_link
 # Characters: of what is sent at once, and of what a long document is opened with.
 MOST, WINDOW = 200_000, 60_000
 USES = 12
-FACTS = ("doc_id", "title", "source", "domain", "license")
+FACTS = ("title", "source", "domain", "license")
 Id = Annotated[str, Query(min_length=1, description="Of a document of the corpus.")]
 Position = Annotated[int | None, Query(ge=0, lt=2**63, description="A token's, in the corpus.")]
 
@@ -114,7 +114,8 @@ class Reader:
             first = max(0, min(left - WINDOW // 2, len(text) - WINDOW))
             last = max(first + WINDOW, right)
         edges = (first, *(mark or ()), last)
-        return {name: row[name] for name in FACTS} | {
+        return {name: row[name] and marks_shown(row[name]) for name in FACTS} | {
+            "doc_id": row["doc_id"],
             "url": safe_link(row["url"]),
             "start": row["start"],
             "tokens": row["length"],
