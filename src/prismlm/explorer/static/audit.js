@@ -1,5 +1,5 @@
 // Auditing: what the predictions over many texts rely on, as they are read, and the files of it.
-import { documents, figure, make, percent, shares, unpacked } from "./parts.js";
+import { documents, figure, links, make, percent, shares, unpacked } from "./parts.js";
 import { api, events } from "./server.js";
 import { problem } from "./explorer.js";
 import { check, KINDS, textsOf } from "./texts.js";
@@ -67,7 +67,10 @@ const audited = async (most) => {
     const pasted = ui.text.value.trim() ? [{ id: PASTED, text: ui.text.value }] : [];
     const texts = check([...(ui.files.length ? await textsOf(ui.files, most) : []), ...pasted], most);
     ui.stop.hidden = false;
-    ui.stop.onclick = () => report.id && void api(`/answers/${report.id}/stop`, {});
+    ui.stop.onclick = () => {
+      if (report.id) void api(`/answers/${report.id}/stop`, {});
+      else abort.abort();
+    };
     await events("/audits", { texts }, abort.signal, {
       waiting: ({ before }) => { report.note.textContent = `Waiting: ${before} before you.`; },
       start: (data) => { report.id = data.id; report.begin(data); },
@@ -77,7 +80,7 @@ const audited = async (most) => {
       error: ({ error }) => report.fail(new Error(error)),
     });
   } catch (error) {
-    if (!abort.signal.aborted) report.fail(error);
+    report.fail(abort.signal.aborted ? new Error("Stopped before it began.") : error);
   }
   if (ui.abort === abort) ui.stop.hidden = true;
 };
@@ -177,8 +180,10 @@ const line = (row) => {
   const source = row.source ? [make("bdi", null, row.source[0]), make("small", null, percent(row.source[1]))] : ["–"];
   if (row.document) {
     const [id, name, share, position] = row.document;
-    source.push(make("small", "x-of", Object.assign(make("a", null, make("bdi", null, name || id)),
-      { href: `#/document/${encodeURIComponent(id)}?at=${position}` }), ` ${percent(share)}`));
+    const address = links.document?.({ doc_id: id, position });
+    const link = make(address ? "a" : "b", null, make("bdi", null, name || id));
+    if (address) link.href = address;
+    source.push(make("small", null, link, ` ${percent(share)}`));
   }
   return make("tr", null,
     cell("text", "x-opening", make("bdi", null, opening), make("small", null, make("bdi", null, row.text_id), ` · ${row.tokens.toLocaleString("en")} tokens`)),
