@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 PORT = 8321
 HOST = "127.0.0.1"
+EVERYWHERE = ("0.0.0.0", "::")
 # Seconds that an answer that is being written may take to end when the server stops.
 PATIENCE = 3
 
@@ -38,12 +39,44 @@ def explore(
     ] = True,
 ) -> None:
     """Ask a model, look at its prototypes and its training text, and steer it, in a browser."""
+    with closing(listening(host, port)) as listener:
+        serve(model, lens, listener, host, browser=browser)
+
+
+def serve(
+    model: Path, lens: str | None, listener: socket.socket, host: str, *, browser: bool
+) -> None:
+    """Serve the explorer of a model until Ctrl-C."""
+    import uvicorn
+
     from prismlm.demo.prompts import PROMPTS
     from prismlm.explain.language_model import load
+    from prismlm.explorer import create_app
 
-    with closing(listening(host, port)) as listener:
-        lm = load(model, lens=lens)
-        serve(lm, listener, host, fitting(lm, PROMPTS), browser=browser)
+    lm = load(model, lens=lens)
+    port = listener.getsockname()[1]
+    names = {HOST, "localhost", host}
+    if host in EVERYWHERE:
+        names |= {socket.gethostname(), *socket.gethostbyname_ex(socket.gethostname())[2]}
+    token = secrets.token_urlsafe(24)
+    app = create_app(
+        lm,
+        token=token,
+        hosts=frozenset(f"{_bracketed(name)}:{port}" for name in names),
+        prompts=fitting(lm, PROMPTS),
+    )
+    shown = HOST if host in EVERYWHERE else _bracketed(host)
+    address = f"http://{shown}:{port}/?token={token}"
+    typer.echo(f"Explore {lm.path.resolve().name} at {address}\nCtrl-C ends it.", err=True)
+    config = uvicorn.Config(
+        app, log_level="warning", access_log=False, timeout_graceful_shutdown=PATIENCE
+    )
+    if browser:
+        typer.launch(address)
+    try:
+        uvicorn.Server(config).run(sockets=[listener])
+    except KeyboardInterrupt:
+        typer.echo("stopped", err=True)
 
 
 def fitting(lm: PrismLM, prompts: Mapping[str, str]) -> dict[str, str]:
@@ -70,35 +103,6 @@ def listening(host: str, port: int) -> socket.socket:
             "expected an address of this machine and a free port. --port 0 takes one."
         ) from error
     return listener
-
-
-def serve(
-    lm: PrismLM,
-    listener: socket.socket,
-    host: str,
-    prompts: Mapping[str, str],
-    *,
-    browser: bool,
-) -> None:
-    """Serve the explorer until Ctrl-C."""
-    import uvicorn
-
-    from prismlm.explorer import create_app
-
-    port = listener.getsockname()[1]
-    names = {host, socket.gethostname()} if host in ("0.0.0.0", "::") else {host}
-    hosts = frozenset(f"{_bracketed(name)}:{port}" for name in {*names, "127.0.0.1", "localhost"})
-    token = secrets.token_urlsafe(24)
-    app = create_app(lm, token=token, hosts=hosts, prompts=prompts)
-    shown = "127.0.0.1" if host == "0.0.0.0" else _bracketed(host)
-    address = f"http://{shown}:{port}/?token={token}"
-    typer.echo(f"Explore {Path(lm.path).name} at {address}\nCtrl-C ends it.")
-    config = uvicorn.Config(
-        app, log_level="warning", access_log=False, timeout_graceful_shutdown=PATIENCE
-    )
-    if browser:
-        typer.launch(address)
-    uvicorn.Server(config).run(sockets=[listener])
 
 
 def _bracketed(host: str) -> str:

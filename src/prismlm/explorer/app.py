@@ -17,6 +17,7 @@ from prismlm.explain.language_model import PrismLM
 from prismlm.explorer import ask, audits, documents, inside, overview, prototypes
 from prismlm.explorer.safety import Safety
 from prismlm.explorer.session import Busy, Limits, Session
+from prismlm.explorer.streams import sent
 
 STATIC = Path(__file__).parent / "static"
 PAGES = Path(__file__).parent.parent / "pages" / "assets"
@@ -28,6 +29,14 @@ SHARED = {
     "channels.css": "text/css",
 }
 VIEWS = (overview, ask, prototypes, documents, audits, inside)
+
+
+class Shown(JSONResponse):
+    """JSON as the explorer sends it."""
+
+    def render(self, content: Any) -> bytes:
+        """Return the bytes that are sent."""
+        return sent(content).encode()
 
 
 def create_app(
@@ -49,7 +58,13 @@ def create_app(
     """
     limits = limits or Limits()
     session = Session(lm, limits, prompts or {})
-    app = FastAPI(title="prismlm explorer", version=__version__, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="prismlm explorer",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        default_response_class=Shown,
+    )
     app.add_middleware(Safety, token=token, hosts=hosts, largest=limits.body)
     app.add_exception_handler(PrismError, _told)
     app.add_exception_handler(RequestValidationError, _not_understood)

@@ -11,6 +11,7 @@ from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
+from prismlm.corpus.words import DITTO
 from prismlm.errors import InputError
 from prismlm.explain.steps import Piece, Step, pieces_of
 from prismlm.explain.trace import Trace
@@ -88,7 +89,7 @@ def _write(
 ) -> None:
     """Tell the prompt's tokens, each step, and the finished trace."""
     known: set[int] = set()
-    tell("start", {"id": answer.id, "tokens": [visible(piece.label) for piece in pieces]})
+    tell("start", {"id": answer.id, "tokens": [_text(piece) for piece in pieces]})
 
     def on_step(step: Step) -> bool:
         tell("step", _step(step, known))
@@ -100,6 +101,11 @@ def _write(
     tell("done", {"id": answer.id, **_finished(trace)})
 
 
+def _text(piece: Piece) -> str:
+    """Return a token as it stands in the text: characters of several tokens at the first."""
+    return piece.text if piece.number == 1 else DITTO
+
+
 def _step(step: Step, known: set[int]) -> dict[str, Any]:
     """Return a step as a column of slices, and the prototypes that were not told before."""
     new = {use.id: use for use in step.prototypes if use.id not in known}
@@ -108,6 +114,7 @@ def _step(step: Step, known: set[int]) -> dict[str, Any]:
         {
             "token": visible(step.pieces[0].label),
             "target": visible(step.pieces[1].label),
+            "text": _text(step.pieces[1]),
             "from": step.target_from,
             "position": step.position,
             "probability": step.probability,

@@ -10,6 +10,7 @@ from anyio import CancelScope
 from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
+from prismlm.direction_marks import marks_shown
 from prismlm.errors import PrismError
 from prismlm.explorer.session import Answer, Busy, Session
 from prismlm.files import json_text
@@ -71,4 +72,9 @@ async def _told(answer: Answer, work: Callable[[Tell], None]) -> AsyncIterator[s
 
 
 def _event(name: str, value: dict[str, Any]) -> str:
-    return f"event: {name}\ndata: {json_text(value, separators=(',', ':'))}\n\n"
+    return f"event: {name}\ndata: {sent(value)}\n\n"
+
+
+def sent(value: Any) -> str:
+    """Return JSON in which marks that turn the direction of writing are shown, and turn nothing."""
+    return marks_shown(json_text(value, separators=(",", ":")))

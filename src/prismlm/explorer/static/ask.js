@@ -83,6 +83,9 @@ const live = (shared) => {
   const target = make("div", "p-panel");
   const behind = make("div", "x-behind");
   const whole = make("div", "p-whole");
+  columns.tabIndex = 0;
+  columns.setAttribute("role", "group");
+  columns.setAttribute("aria-label", "Written tokens as columns: prototypes' parts of each logit");
   text.setAttribute("role", "listbox");
   text.setAttribute("aria-label", "Tokens of the text; arrow keys move");
   text.setAttribute("aria-orientation", "horizontal");
@@ -92,8 +95,8 @@ const live = (shared) => {
   let largest = 1, prompt = 0, began = 0, data = null, written = 0, chosen = -1, answer = "";
   const hover = hovering(article);
 
-  const token = (shownAs, classes) => {
-    const node = make("span", classes, ...spelt(shownAs));
+  const token = (words, classes) => {
+    const node = make("span", classes, ...spelt(words));
     tokens.push(node);
     text.append(node);
     return node;
@@ -109,7 +112,7 @@ const live = (shared) => {
     tint(tokens[one.position], one, prototypes);
     if (one.from === "generated") {
       written += 1;
-      if (tokens.length === one.position + 1) token(one.target, "p-token p-written");
+      if (tokens.length === one.position + 1) token(one.text, "p-token p-written");
       const bar = column(one, prototypes);
       bar.addEventListener("click", () => tokens[one.position].focus());
       bars.push([bar, one]);
@@ -170,7 +173,7 @@ const live = (shared) => {
     behind.replaceChildren(button);
   };
   columns.addEventListener("pointerover", (event) => {
-    const slice = /** @type {HTMLElement} */ (event.target).closest("[data-prototype]");
+    const slice = /** @type {HTMLElement | null} */ (/** @type {HTMLElement} */ (event.target).closest("[data-prototype]"));
     if (slice) hover.show(slice, slice.dataset.prototype, slice.dataset.label);
   });
   columns.addEventListener("pointerleave", () => hover.hide());
@@ -183,10 +186,7 @@ const exports = (id) => make("p", "x-exports", "Save ", ...["html", "json", "par
 // A step of a finished trace in the form of one that is told: id and contribution alone.
 const flat = (one) => (Array.isArray(one.bias) ? { ...one, bias: one.bias[0], residual: one.residual[0] } : one);
 
-const spelt = (shownAs) => {
-  const text = shownAs.replace(/^·+/u, (dots) => " ".repeat(dots.length)).replace(/·+$/u, (dots) => " ".repeat(dots.length));
-  return text.split("↵").flatMap((part, i) => (i ? [make("i", "p-return", "↵"), "\n", part] : [part]));
-};
+const spelt = (text) => text.split("\n").flatMap((part, i) => (i ? [make("i", "p-return", "↵"), "\n", part] : [part]));
 
 const tint = (node, one, prototypes, full) => {
   const leading = one.uses.reduce((best, use) => (!best || (use[2] ?? use[1]) > (best[2] ?? best[1]) ? use : best), null);

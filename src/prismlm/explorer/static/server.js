@@ -36,7 +36,9 @@ export const events = async (path, body, signal, handlers) => {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let held = "", ended = false;
   for (;;) {
-    const { value, done } = await reader.read();
+    const { value, done } = await reader.read().catch((error) => {
+      throw signal.aborted ? error : new Error("The server went away in the middle of the answer.");
+    });
     held += value ?? "";
     const blocks = held.split("\n\n");
     held = blocks.pop() ?? "";

@@ -1,5 +1,6 @@
 // Parts of every page, as DOM nodes: text from corpora and models is only ever a text node.
 // Where a page has more to say of a document or a prototype, it gives the addresses.
+/** @type {{ document: null | ((place: any) => string), prototype: null | ((id: number) => string) }} */
 export const links = { document: null, prototype: null };
 export const make = (tag, classes, ...children) => {
   const node = document.createElement(tag);

@@ -1,0 +1,68 @@
+"""The page as people have it: phones, keyboards, screen readers, and a server that goes away."""
+
+import prismlm
+from tests.explorer.conftest import Served
+
+TEXT = "The patient was given a dose of the drug"
+VIEWS = ("ask",)
+
+
+def problems(page):
+    """Return what axe finds, as lines."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    found = Axe().run(page).response["violations"]
+    return [f"{one['id']}: {node['html'][:120]}" for one in found for node in one["nodes"]]
+
+
+def test_an_answer_has_nothing_that_axe_objects_to(page):
+    assert problems(page) == []
+    page.fill(".x-prompt", TEXT)
+    page.fill("label:has-text('tokens') input", "3")
+    page.click(".x-go")
+    page.wait_for_selector(".x-exports")
+    assert problems(page) == []
+    page.emulate_media(color_scheme="dark")
+    assert problems(page) == []
+
+
+def test_a_phone_scrolls_in_one_direction(browser, served):
+    context = browser.new_context(viewport={"width": 390, "height": 844})
+    page = context.new_page()
+    page.goto(served.address)
+    page.fill(".x-prompt", TEXT)
+    page.fill("label:has-text('tokens') input", "8")
+    page.click(".x-go")
+    page.wait_for_selector(".x-exports")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    context.close()
+
+
+def test_a_server_that_goes_away_in_the_middle_is_told(browser, tiny_model):
+    context = browser.new_context()
+    page = context.new_page()
+    with Served(prismlm.load(tiny_model)) as server:
+        page.goto(server.address)
+        page.fill(".x-prompt", TEXT)
+        page.fill("label:has-text('tokens') input", "480")
+        page.click(".x-go")
+        page.wait_for_selector(".x-column")
+        server.server.force_exit = True
+    page.wait_for_selector(".x-problem")
+    assert "server" in page.inner_text(".x-problem")
+    context.close()
+
+
+def test_whole_characters_and_inert_text(page):
+    hostile = "<script>window.hit=1</script> 東京 \u202eabc 👩\u200d🚀"
+    page.fill(".x-prompt", hostile)
+    page.fill("label:has-text('tokens') input", "2")
+    page.click(".x-go")
+    page.wait_for_selector(".x-exports")
+    text = page.inner_text(".x-answer .p-text")
+    assert "<script>" in text
+    assert "東″″京″″" in text
+    assert "‹U+202E›" in text
+    assert "\u202e" not in text
+    assert "\ufffd" not in text.split("🚀")[0]
+    assert page.evaluate("window.hit") is None
