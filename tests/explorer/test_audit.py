@@ -13,6 +13,7 @@ from prismlm.corpus.documents import Document
 from prismlm.explain.audit import Audit
 from prismlm.explain.texts import text_options
 from tests.explorer.conftest import TOKEN, Served
+from tests.explorer.test_page import problems
 
 LAW = "The court ruled that the contract was void and dismissed the appeal."
 TEXTS = [
@@ -119,7 +120,7 @@ def test_reports_that_are_not_there(served, path):
 
 
 def test_one_long_text_can_be_stopped_in_the_middle(served):
-    body = json.dumps({"texts": [{"id": "long", "text": TEXTS[1]["text"] * 600}]})
+    body = json.dumps({"texts": [{"id": "long", "text": TEXTS[1]["text"] * 100}]})
     connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
     headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
     connection.request("POST", "/api/audits", body, headers)
@@ -145,6 +146,7 @@ def audit_files(page, files):
 def test_in_a_browser_files_give_the_files_of_the_command(page, files, commanded, tmp_path):
     audit_files(page, files)
     page.wait_for_selector(".x-audit-figures")
+    assert problems(page) == []
     assert "e.csv --html report.html" in page.inner_text(".x-command")
     for kind, label in zip(KINDS, ("Parquet", "JSON lines", "CSV", "HTML"), strict=True):
         with page.expect_download() as download:
@@ -173,7 +175,7 @@ def test_in_a_browser_dropped_texts_can_be_stopped(page):
     page.evaluate(
         """text => {
           const held = new DataTransfer();
-          const rows = Array.from({ length: 900 }, (_, i) => JSON.stringify({ id: i, text }));
+          const rows = Array.from({ length: 300 }, (_, i) => JSON.stringify({ id: i, text }));
           held.items.add(new File([rows.join("\\n")], "many.jsonl"));
           const options = { dataTransfer: held, bubbles: true, cancelable: true };
           document.querySelector(".x-drop").dispatchEvent(new DragEvent("drop", options));
@@ -184,8 +186,8 @@ def test_in_a_browser_dropped_texts_can_be_stopped(page):
     page.click(".x-audit .x-stop")
     page.wait_for_selector(".x-stopped")
     count = page.locator(".x-text-table tbody tr").count()
-    assert 0 < count < 900
-    assert "of 900 texts" in page.inner_text(".x-stopped")
+    assert 0 < count < 300
+    assert "of 300 texts" in page.inner_text(".x-stopped")
     assert page.locator(".x-exports a").count() == 4
 
 

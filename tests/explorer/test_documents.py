@@ -14,6 +14,7 @@ from prismlm.explain.sources import document_sources
 from prismlm.explorer.documents import MOST
 from prismlm.index.build import IndexOptions, build_index
 from tests.explorer.conftest import Served
+from tests.explorer.test_page import problems
 
 HURT = "document.title = 'hurt'"
 ARABIC = "\u0645\u0631\u062d\u0628\u0627"
@@ -22,7 +23,7 @@ EVIL = f'Before.\n<script>{HURT}</script><img src=x onerror="{HURT}"> & 日本\n
 EVIL_ID = "../../etc/passwd?at=1&x=<b>#d é\u202e%2F"
 # Held out, so that it need not be indexed.
 LONG_ID = next(name for n in range(999) if is_held_out(name := f"long-{n}", 0.05))
-LONG = "".join(f"Sentence {n} of a long document \u202eends.\n" for n in range(8_000))
+LONG = "".join(f"Sentence {n} of a long document \u202eends.\n" for n in range(6_000))
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +74,9 @@ def test_a_document_is_that_of_the_corpus_with_its_token(served, lm):
         assert found["parts"] == [marks_shown(part) for part in parts]
     assert "\u202e" not in json.dumps(found["parts"], ensure_ascii=False)
     assert "‹U+202E›" in found["parts"][0]
-    assert (found["doc_id"], found["title"], found["url"]) == (EVIL_ID, "<i>‹U+202E›evil", None)
+    shown = marks_shown(EVIL_ID)
+    assert (found["doc_id"], found["title"], found["url"]) == (shown, "<i>‹U+202E›evil", None)
+    assert asked(served, "", id=shown, at=start + offset) == (200, found)
     assert (found["tokens"], found["characters"]) == (int(corpus.lengths[number]), len(EVIL))
     assert asked(served, "", id="plain")[1]["parts"] == ["The river carries stones to the sea."]
 
@@ -165,8 +168,10 @@ def test_in_a_browser_text_is_inert_and_the_place_in_view(page, lm):
     start, length = int(corpus.starts[number]), int(corpus.lengths[number])
     at = start + length - 30
     page.set_viewport_size({"width": 390, "height": 844})
-    open_at(page, EVIL_ID, at)
+    # As a passage that was shown links to it.
+    open_at(page, marks_shown(EVIL_ID), at)
     page.wait_for_selector(".x-doc-uses a")
+    assert problems(page) == []
     assert shown(page) == marks_shown(EVIL)
     left, right = corpus.spans(number)[at - start].tolist()
     assert page.locator("#place").text_content() == EVIL[left:right].strip()
@@ -175,7 +180,7 @@ def test_in_a_browser_text_is_inert_and_the_place_in_view(page, lm):
     assert page.locator(".x-document .p-head a").count() == 0
     assert "hurt" not in page.title()
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
-    assert EVIL_ID in page.inner_text(".x-command")
+    assert marks_shown(EVIL_ID) in page.inner_text(".x-command")
     # Another place of the same document.
     open_at(page, EVIL_ID, start + 3)
     assert_in_view(page)

@@ -7,6 +7,8 @@ import torch
 
 import prismlm
 from prismlm.corpus import Corpus
+from prismlm.direction_marks import marks_shown
+from prismlm.files import json_text
 from prismlm.instruments.channels import read_channels
 from prismlm.instruments.channels.build_report import channel_report
 from prismlm.instruments.uncertainty_feedback.signal import Signal, own_codes
@@ -16,6 +18,7 @@ from prismlm.models.sidecar import Sidecar, base_of, save_sidecar
 from prismlm.models.uncertainty_feedback import attach_uncertainty, save_uncertainty
 from prismlm.pages.channels_data import page_data
 from tests.explorer.conftest import Served
+from tests.explorer.test_page import problems
 from tests.helpers.head_models import make_signal_noise
 from tests.helpers.mixer_models import CHANNELS, LAYERS, make_model
 
@@ -72,7 +75,8 @@ def test_channels_and_feedback_are_those_of_the_instruments(served, mixer):
     assert parts["feedback"] == {"levels": LEVELS}
     told = served.json("POST", "/api/inside/channels", {"text": TEXT})
     report = channel_report(mixer.model, mixer.tokenizer, text=TEXT)
-    assert told == json.loads(json.dumps(page_data(mixer.model, None, report)))
+    expected = json_text(page_data(mixer.model, None, report))
+    assert told == json.loads(marks_shown(expected))
     fed = served.json("POST", "/api/inside/feedback", {"text": TEXT})
     ids = mixer.encode(TEXT)[0]
     # Each pass makes one more position exact, so that as many as there are tokens give all.
@@ -128,6 +132,7 @@ def read(page, text=TEXT):
 def test_channels_in_a_browser(page, mixer):
     read(page)
     page.wait_for_selector(".x-fed-text")
+    assert problems(page) == []
     assert "no attention" in page.inner_text(".x-inside .x-form")
     assert page.locator(".c-layers label").count() == LAYERS + 2
     page.get_by_role("radio", name="2", exact=True).check(force=True)
@@ -160,6 +165,7 @@ def test_attention_in_a_browser(of_heads, browser):
     page.fill(".x-inside .x-prompt", TEXT)
     page.click(".x-inside .x-go")
     page.wait_for_selector(".x-heat")
+    assert problems(page) == []
     assert page.inner_text(".x-head-title") == "layer 1 · signal head 2"
     told = of_heads.json("POST", "/api/inside/attention", {"text": TEXT, "layer": 1})
     weights = told["maps"][2]["weights"]

@@ -14,7 +14,6 @@ from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
 from prismlm.corpus.documents import Document
-from prismlm.direction_marks import marks_shown
 from prismlm.errors import InputError, check_text
 from prismlm.explain.audit import Audit
 from prismlm.explain.audit_files import audit_files
@@ -141,7 +140,6 @@ def _shown(row: dict[str, Any]) -> dict[str, Any]:
     return rounded(
         {name: row[name] for name in OF_A_ROW}
         | {
-            "opening": marks_shown(row["opening"]),
             "source": [source[0]["key"], source[0]["share"]] if source else None,
             "document": [document[0][k] for k in ("doc_id", "title", "share", "position")]
             if document

@@ -7,6 +7,7 @@ import { check, KINDS, textsOf } from "./texts.js";
 export const title = "Audit";
 const SHOWN = 100;
 const PASTED = "pasted text";
+const CAVEAT = "Shares show which learned patterns carry a prediction and where they occur in the corpus; they are no proof that removing a document changes the answer.";
 
 /** @type {any} */
 let ui = null;
@@ -120,7 +121,8 @@ const live = () => {
     head.replaceChildren(figures(all), saved(id));
     if (stopped) whole.append(make("p", "p-note x-stopped", `Stopped after ${all.texts.toLocaleString("en")} of ${texts.toLocaleString("en")} texts; what follows is of these.`));
     const data = unpacked(all.shared);
-    whole.append(make("div", "p-columns-3", ...all.shares.map(shares)), documents(data, all.documents, "Documents these texts rely on most"));
+    whole.append(make("h2", null, "What these texts rely on"), make("div", "p-columns-3", ...all.shares.map(shares)), documents(data, all.documents, "Documents these texts rely on most"));
+    article.append(make("p", "p-caveat", CAVEAT));
     table.finish();
   };
   return { article, note, begin, progress, row, finish, fail, id: "" };

@@ -111,7 +111,11 @@ const body = (found) => {
     text.normalize();
     last = to;
   });
-  const to = () => mark?.scrollIntoView({ block: "center" });
+  // Where the place is in view anyway, the head of the document stays so too.
+  const to = () => {
+    const box = mark?.getBoundingClientRect();
+    if (box && (box.top < 60 || box.bottom > innerHeight - 120)) mark?.scrollIntoView({ block: "center" });
+  };
   const back = mark && found.characters > LONG ? Object.assign(make("button", "x-doc-place", "To the place"), { type: "button" }) : null;
   back?.addEventListener("click", () => { to(); mark?.focus({ preventScroll: true }); });
   return { node: make("div", "x-doc-main", before, text, after, back), to };
