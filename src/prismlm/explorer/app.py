@@ -14,7 +14,7 @@ from fastapi.staticfiles import StaticFiles
 from prismlm import __version__
 from prismlm.errors import InputError, PrismError
 from prismlm.explain.language_model import PrismLM
-from prismlm.explorer import ask, audits, documents, inside, overview, prototypes
+from prismlm.explorer import ask, audit, documents, inside, overview, prototypes
 from prismlm.explorer.safety import Safety
 from prismlm.explorer.session import Busy, Limits, Session
 from prismlm.explorer.streams import sent
@@ -28,7 +28,7 @@ SHARED = {
     "channels.js": "text/javascript",
     "channels.css": "text/css",
 }
-VIEWS = (overview, ask, prototypes, documents, audits, inside)
+VIEWS = (overview, ask, prototypes, documents, audit, inside)
 
 
 class Shown(JSONResponse):
