@@ -33,7 +33,10 @@ def test_steps_come_as_the_model_writes_and_the_trace_at_the_end(served, lm):
     key = done["id"]
     behind = served.json("GET", f"/api/answers/{key}/steps/{len(trace) - 1}")
     shares = [passage.share for passage in trace[-1:].passages(8)]
-    assert [one["share"] for one in behind["for"]] == pytest.approx(shares, rel=1e-4)
+    assert [one["share"] for one in behind["documents"]] == pytest.approx(shares, rel=1e-4)
+    opposed = served.json("GET", f"/api/answers/{key}/steps/{len(trace) - 1}/against")["against"]
+    shares = [passage.share for passage in trace[-1:].against(4)]
+    assert [one["share"] for one in opposed] == pytest.approx(shares, rel=1e-4)
     status, headers, page = served.ask("GET", f"/api/answers/{key}/report.html")
     assert status == 200
     assert "attachment" in headers["content-disposition"]
@@ -73,7 +76,7 @@ def test_a_stopped_answer_ends_there_and_can_be_asked_about(served):
     served.json("POST", f"/api/answers/{key}/stop", {})
     done = stream.until("done")
     assert 0 < len(done["trace"]["steps"]) < 300
-    assert served.json("GET", f"/api/answers/{key}/steps/0")["for"]
+    assert served.json("GET", f"/api/answers/{key}/steps/0")["documents"]
 
 
 def test_whoever_leaves_lets_the_next_one_in(served):
@@ -166,7 +169,7 @@ def test_a_person_asks_looks_and_reads_on(page):
         page.locator(".p-token[aria-selected=true]").get_attribute("aria-label").startswith("The")
     )
     page.click(".x-more")
-    page.wait_for_selector(".x-sides .p-passage mark")
+    page.wait_for_selector(".p-against .p-passage mark")
     assert "--generate 6" in page.inner_text(".x-command")
     with page.expect_download() as download:
         page.click("text=PARQUET")

@@ -19,7 +19,7 @@ from prismlm.explorer.session import Answer, Session
 from prismlm.explorer.streams import Tell, streamed
 from prismlm.files import json_text
 from prismlm.pages.trace import page
-from prismlm.pages.trace_data import Pool, hue, rounded, trace_data, visible
+from prismlm.pages.trace_data import Pool, behind, hue, rounded, trace_data, visible
 
 AGAINST = 4
 PASSAGES = 8
@@ -56,12 +56,15 @@ def routes(session: Session) -> APIRouter:
         session.answer(key).stop.set()
         return {"stopped": True}
 
-    @router.get("/answers/{key}/steps/{step}", summary="For and against one prediction")
-    async def behind(key: str, step: int) -> dict[str, Any]:
-        trace = session.trace(key)
-        if not 0 <= step < len(trace):
-            raise InputError(f"there is no step {step}: the answer has {len(trace):,}, from 0.")
-        return await session.line.run(lambda: _behind(trace[step : step + 1]))
+    @router.get("/answers/{key}/steps/{step}", summary="What stands behind one prediction")
+    async def step(key: str, step: int) -> dict[str, Any]:
+        one = _step_of(session.trace(key), step)
+        return await run_in_threadpool(lambda: _behind(one))
+
+    @router.get("/answers/{key}/steps/{step}/against", summary="What speaks against it")
+    async def against(key: str, step: int) -> dict[str, Any]:
+        one = _step_of(session.trace(key), step)
+        return await session.line.run(lambda: _against(one))
 
     @router.get("/answers/{key}/report.{kind}", summary="html, json or parquet")
     async def report(key: str, kind: str) -> Response:
@@ -138,7 +141,7 @@ def _step(step: Step, known: set[int]) -> dict[str, Any]:
 def _finished(trace: Trace) -> dict[str, Any]:
     """Return a trace as the static page shows it."""
     pool = Pool(trace.lens)
-    data = trace_data(trace, pool)
+    data = trace_data(trace, pool, each=False)
     support = trace.support
     return {
         "trace": data,
@@ -147,17 +150,21 @@ def _finished(trace: Trace) -> dict[str, Any]:
     }
 
 
+def _step_of(trace: Trace, step: int) -> Trace:
+    if not 0 <= step < len(trace):
+        raise InputError(f"there is no step {step}: the answer has {len(trace):,}, from 0.")
+    return trace[step : step + 1]
+
+
 def _behind(trace: Trace) -> dict[str, Any]:
-    """Return passages for and against one prediction; none against without the corpus."""
-    if trace.lens is None:
-        return {"for": [], "against": None, "shared": Pool(None).to_dict()}
     pool = Pool(trace.lens)
-    value: dict[str, Any] = {"for": [pool.document(one) for one in trace.places(PASSAGES)]}
-    with_corpus = trace.lens.cells is not None and trace.lens.corpus is not None
-    value["against"] = (
-        [pool.document(one) for one in trace.against(AGAINST)] if with_corpus else None
-    )
-    return rounded(value) | {"shared": pool.to_dict()}
+    return rounded(behind(trace, pool, PASSAGES)) | {"shared": pool.to_dict()}
+
+
+def _against(trace: Trace) -> dict[str, Any]:
+    pool = Pool(trace.lens)
+    found = [pool.document(passage) for passage in trace.against(AGAINST)]
+    return rounded({"against": found}) | {"shared": pool.to_dict()}
 
 
 def _report(trace: Trace, kind: str) -> Response:

@@ -138,18 +138,22 @@ class Pool:
         return value
 
 
-def trace_data(trace: Trace, pool: Pool | None = None, against: int = 0) -> dict[str, Any]:
+def trace_data(
+    trace: Trace, pool: Pool | None = None, against: int = 0, *, each: bool = True
+) -> dict[str, Any]:
     """Return steps and shares as the page's script reads them, six digits of each figure.
 
     Args:
         trace: what is shown.
         pool: where what it shares with other traces is put.
         against: how many passages that speak against its predictions.
+        each: say what stands behind each step, not behind all alone.
     """
     pool = Pool(trace.lens) if pool is None else pool
     value = {
         "steps": [
-            _step(step, float(trace.table.bias[t]), pool) | _behind(trace[t : t + 1], pool)
+            _step(step, float(trace.table.bias[t]), pool)
+            | (behind(trace[t : t + 1], pool, DOCUMENTS_PER_STEP) if each else {})
             for t, step in enumerate(trace.steps)
         ],
         # Of a model with feedback the first token has none; of others, no token.
@@ -214,12 +218,13 @@ def _chain(chain: PrototypeChain) -> dict[str, Any]:
     }
 
 
-def _behind(trace: Trace, pool: Pool) -> dict[str, Any]:
+def behind(trace: Trace, pool: Pool, places: int) -> dict[str, Any]:
+    """Return shares by domain and source, and the places with the largest shares."""
     if trace.lens is None:
         return {"shares": [], "documents": []}
     return {
         "shares": [shown_shares(trace.sources(by), KEYS_SHOWN[by]) for by in ("domain", "source")],
-        "documents": [pool.document(d) for d in trace.places(DOCUMENTS_PER_STEP)],
+        "documents": [pool.document(d) for d in trace.places(places)],
     }
 
 

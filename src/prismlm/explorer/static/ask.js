@@ -1,5 +1,5 @@
 // Asking: tokens come in one by one, each a column of slices that add up to its logit.
-import { figure, make, panel, percent, plain, signed, unpacked, walk, wholeText, documents, against } from "./parts.js";
+import { figure, make, panel, percent, plain, signed, unpacked, walk, wholeText, behind, against } from "./parts.js";
 import { api, events } from "./server.js";
 import { problem } from "./explorer.js";
 import { hovering } from "./hover.js";
@@ -81,7 +81,6 @@ const live = (shared) => {
   const columns = make("div", "x-columns");
   const key = make("div", "x-key");
   const target = make("div", "p-panel");
-  const behind = make("div", "x-behind");
   const whole = make("div", "p-whole");
   columns.tabIndex = 0;
   columns.setAttribute("role", "group");
@@ -90,7 +89,7 @@ const live = (shared) => {
   text.setAttribute("aria-label", "Tokens of the text; arrow keys move");
   text.setAttribute("aria-orientation", "horizontal");
   target.setAttribute("aria-live", "polite");
-  const article = make("article", "prismlm x-answer", head, text, columns, key, target, behind, whole);
+  const article = make("article", "prismlm x-answer", head, text, columns, key, target, whole);
   const tokens = [], bars = [], prototypes = {};
   let largest = 1, prompt = 0, began = 0, data = null, written = 0, chosen = -1, answer = "";
   const hover = hovering(article);
@@ -151,26 +150,41 @@ const live = (shared) => {
       chosen = number;
       read.forEach((node, i) => node.setAttribute("aria-selected", String(i === number)));
       bars.forEach(([bar, one]) => bar.toggleAttribute("data-chosen", one.position === number));
-      target.replaceChildren(...panel(data, data.steps[number]));
-      more(number);
+      target.replaceChildren(panel(data, data.steps[number]), aside(number));
     });
   };
-  const more = (number) => {
-    if (!shared.model.lens) return;
-    const button = Object.assign(make("button", "x-more", "More passages, for and against this prediction"), { type: "button" });
+  const asides = new Map();
+  const aside = (number) => {
+    if (!asides.has(number)) {
+      const box = make("div", "p-aside", make("p", "p-note", "Looking through the training text…"));
+      asides.set(number, box);
+      void fill(number, box);
+    }
+    return asides.get(number);
+  };
+  // What stands behind a step is asked for once it is looked at.
+  const fill = async (number, box) => {
+    if (!shared.model.lens) return box.replaceWith(behind(data, { shares: [] }));
+    try {
+      const found = await api(`/answers/${answer}/steps/${number}`);
+      box.replaceChildren(...behind({ ...data, ...unpacked(found.shared) }, found).childNodes);
+      if (shared.model.lens.cells && shared.model.lens.corpus) box.append(opposing(number));
+    } catch (error) {
+      box.replaceChildren(problem(error));
+    }
+  };
+  const opposing = (number) => {
+    const button = Object.assign(make("button", "x-more", "What speaks against it"), { type: "button" });
     button.addEventListener("click", async () => {
       button.disabled = true;
       try {
-        const found = await api(`/answers/${answer}/steps/${number}`);
-        if (chosen !== number) return;
-        const own = { ...data, ...unpacked(found.shared) };
-        behind.replaceChildren(make("div", "x-sides", documents(own, found.for, "For"),
-          found.against ? against(own, found.against) : make("p", "p-note", "What speaks against takes the corpus and a lens with cells.")));
+        const found = await api(`/answers/${answer}/steps/${number}/against`);
+        button.replaceWith(against({ ...data, ...unpacked(found.shared) }, found.against));
       } catch (error) {
-        behind.replaceChildren(problem(error));
+        button.replaceWith(problem(error));
       }
     });
-    behind.replaceChildren(button);
+    return button;
   };
   columns.addEventListener("pointerover", (event) => {
     const slice = /** @type {HTMLElement | null} */ (/** @type {HTMLElement} */ (event.target).closest("[data-prototype]"));

@@ -226,13 +226,12 @@ export const panel = (data, step) => {
     fed.title = "Uncertainty fed back to the token that was read: the entropy of the prediction before it, of the largest possible; 50 % is the neutral code, of text that is read at once with one pass";
     figures.append(fed);
   }
-  const main = make("div", "p-main", make("div", "p-top", title, figures), stacked(data, step), uses(data, step));
-  const aside = step.shares.length
-    ? make("div", "p-aside", make("h2", null, "Where this prediction comes from"), ...step.shares.map(shares),
-        documents(data, step.documents, data.places))
-    : make("div", "p-aside", make("p", "p-note", "No lens, so no training text: build one with “prismlm index”."));
-  return [main, aside];
+  return make("div", "p-main", make("div", "p-top", title, figures), stacked(data, step), uses(data, step));
 };
+export const behind = (data, step) => step.shares.length
+  ? make("div", "p-aside", make("h2", null, "Where this prediction comes from"), ...step.shares.map(shares),
+      documents(data, step.documents, data.places))
+  : make("div", "p-aside", make("p", "p-note", "No lens, so no training text: build one with “prismlm index”."));
 // What traces of one lens share, as it travels, made handy.
 export const unpacked = ({ prototypes, places, documents }) => ({
   prototypes: Object.fromEntries(Object.entries(prototypes).map(

@@ -14,7 +14,7 @@ const start = (root) => {
     if (number === current) return;
     current = number;
     tokens.forEach((token, i) => token.setAttribute("aria-selected", String(i === number)));
-    target.replaceChildren(...panel(data, data.steps[number]));
+    target.replaceChildren(panel(data, data.steps[number]), behind(data, data.steps[number]));
   };
   if (data.whole) root.querySelector(".p-whole").append(...wholeText(data));
   walk(root.querySelector(".p-text"), tokens, show);
