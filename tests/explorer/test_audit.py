@@ -13,7 +13,7 @@ from prismlm.corpus.documents import Document
 from prismlm.explain.audit import Audit
 from prismlm.explain.texts import text_options
 from tests.explorer.conftest import TOKEN, Served
-from tests.explorer.test_page import problems
+from tests.helpers.axe import problems
 
 LAW = "The court ruled that the contract was void and dismissed the appeal."
 TEXTS = [

@@ -14,7 +14,7 @@ from prismlm.explain.sources import document_sources
 from prismlm.explorer.documents import MOST
 from prismlm.index.build import IndexOptions, build_index
 from tests.explorer.conftest import Served
-from tests.explorer.test_page import problems
+from tests.helpers.axe import problems
 
 HURT = "document.title = 'hurt'"
 ARABIC = "\u0645\u0631\u062d\u0628\u0627"

@@ -18,7 +18,7 @@ from prismlm.models.sidecar import Sidecar, base_of, save_sidecar
 from prismlm.models.uncertainty_feedback import attach_uncertainty, save_uncertainty
 from prismlm.pages.channels_data import page_data
 from tests.explorer.conftest import Served
-from tests.explorer.test_page import problems
+from tests.helpers.axe import problems
 from tests.helpers.head_models import make_signal_noise
 from tests.helpers.mixer_models import CHANNELS, LAYERS, make_model
 
