@@ -72,7 +72,7 @@ def routes(session: Session) -> APIRouter:
     @router.get("/audits/{key}/report.{kind}", summary="parquet, jsonl, csv or html")
     async def report(key: str, kind: str) -> Response:
         answer = session.answer(key)
-        if answer.audit is None or not answer.rows:
+        if answer.audit is None:
             raise InputError(f"the answer {key!r} is not an audit that has read a text.")
         if kind not in KINDS:
             raise InputError(f"there is no report of kind {kind!r}: expected {', '.join(KINDS)}.")
@@ -121,8 +121,10 @@ def _read(lm: PrismLM, answer: Answer, audit: Audit, documents: list[Document], 
         row = text.to_dict()
         answer.rows.append(row)
         tell("row", _shown(row))
-    answer.audit = audit
-    whole = _whole(audit) if audit.texts else None
+    whole = None
+    if audit.texts:
+        answer.audit, answer.summary = audit, audit.to_dict()
+        whole = _whole(audit, answer.summary)
     stopped = audit.texts < len(documents)
     tell("done", {"id": answer.id, "stopped": stopped, "whole": whole})
 
@@ -148,9 +150,9 @@ def _shown(row: dict[str, Any]) -> dict[str, Any]:
     )
 
 
-def _whole(audit: Audit) -> dict[str, Any]:
+def _whole(audit: Audit, summary: dict[str, Any]) -> dict[str, Any]:
     """Return the sums over all texts as parts of the pages read them."""
-    summary, whole, pool = audit.to_dict(), audit.attribution(), Pool(audit.lens)
+    whole, pool = audit.attribution(), Pool(audit.lens)
     names = ("texts", "tokens", "predictions", "ce", "explained_share", "support")
     value = {name: summary[name] for name in names} | {
         "shares": [shown_shares(whole.sources(by), KEYS_SHOWN[by]) for by in GROUP_COLUMNS],
@@ -162,7 +164,7 @@ def _whole(audit: Audit) -> dict[str, Any]:
 def _report(answer: Answer, audit: Audit, kind: str) -> bytes:
     """Return a file as `prismlm audit` writes it."""
     if kind == "html":
-        return audit_page(audit.to_dict()).encode()
+        return audit_page(answer.summary).encode()
     with TemporaryDirectory() as directory:
         path = Path(directory) / f"audit.{kind}"
         with audit_files([path], [], audit.identity) as (rows, _):

@@ -67,8 +67,9 @@ const audited = async (most) => {
   try {
     const pasted = ui.text.value.trim() ? [{ id: PASTED, text: ui.text.value }] : [];
     const texts = check([...(ui.files.length ? await textsOf(ui.files, most) : []), ...pasted], most);
-    ui.stop.hidden = false;
+    Object.assign(ui.stop, { hidden: false, disabled: false });
     ui.stop.onclick = () => {
+      ui.stop.disabled = true;
       if (report.id) void api(`/answers/${report.id}/stop`, {});
       else abort.abort();
     };
@@ -111,7 +112,7 @@ const live = () => {
     said();
   };
   const progress = (predictions) => { read = predictions; bar.value = predictions; said(); };
-  const row = (one) => { rows.push(one); table.add(one); };
+  const row = (one) => { rows.push(one); table.add(one); said(); };
   const fail = (error) => { note.textContent = ""; bar.hidden = true; article.append(problem(error)); };
   const finish = ({ id, stopped, whole: all }) => {
     if (!all) {
