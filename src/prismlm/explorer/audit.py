@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -117,7 +116,7 @@ def _read(lm: PrismLM, answer: Answer, audit: Audit, documents: list[Document], 
         tell("progress", {"predictions": done})
         return not answer.stop.is_set()
 
-    for text in audit.read(_until_stopped(documents, answer), on_pass):
+    for text in audit.read(documents, on_pass):
         row = text.to_dict()
         answer.rows.append(row)
         tell("row", _shown(row))
@@ -127,13 +126,6 @@ def _read(lm: PrismLM, answer: Answer, audit: Audit, documents: list[Document], 
         whole = _whole(audit, answer.summary)
     stopped = audit.texts < len(documents)
     tell("done", {"id": answer.id, "stopped": stopped, "whole": whole})
-
-
-def _until_stopped(documents: list[Document], answer: Answer) -> Iterator[Document]:
-    for document in documents:
-        if answer.stop.is_set():
-            return
-        yield document
 
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:
