@@ -12,8 +12,10 @@ import uvicorn
 import prismlm
 from prismlm.explorer import create_app
 from prismlm.explorer.session import Limits
+from tests.helpers.named_lens import named_model
 
 TOKEN = "the-key-of-this-run"
+HOSTILE = '<img src=x onerror="document.title=1"> \u202egnp'
 PROMPTS = {"medicine": "The symptoms of this disease in patients include"}
 
 
@@ -21,6 +23,7 @@ class Served:
     """A running server and its address."""
 
     def __init__(self, lm, **limits):
+        self.lm = lm
         self.socket = socket.create_server(("127.0.0.1", 0))
         self.port = self.socket.getsockname()[1]
         self.host = f"127.0.0.1:{self.port}"
@@ -76,6 +79,15 @@ def served(tiny_model):
 
 
 @pytest.fixture(scope="session")
+def named(tiny_model, tmp_path_factory):
+    """A server of a model whose prototypes have names, categories and a map; it reads 60 tokens."""
+    directory = tmp_path_factory.mktemp("named") / "model"
+    with Served(named_model(tiny_model, directory, first=HOSTILE), tokens=60) as server:
+        yield server
+
+
+# Not of the session: two of them in one process, this and that of tests/pages, do not go together.
+@pytest.fixture(scope="module")
 def browser():
     from playwright.sync_api import sync_playwright
 

@@ -14,7 +14,7 @@ from fastapi.staticfiles import StaticFiles
 from prismlm import __version__
 from prismlm.errors import InputError, PrismError
 from prismlm.explain.language_model import PrismLM
-from prismlm.explorer import ask, audit, documents, inside, overview, prototypes
+from prismlm.explorer import ask, audit, documents, inside, map, overview, prototypes, steer
 from prismlm.explorer.safety import Safety
 from prismlm.explorer.session import Busy, Limits, Session
 from prismlm.explorer.streams import sent
@@ -24,11 +24,12 @@ PAGES = Path(__file__).parent.parent / "pages" / "assets"
 # What the static pages are made of, and the explorer too.
 SHARED = {
     "parts.js": "text/javascript",
+    "plane.js": "text/javascript",
     "trace.css": "text/css",
     "channels.js": "text/javascript",
     "channels.css": "text/css",
 }
-VIEWS = (overview, ask, prototypes, documents, audit, inside)
+VIEWS = (overview, ask, prototypes, map, steer, inside, audit, documents)
 
 
 class Shown(JSONResponse):

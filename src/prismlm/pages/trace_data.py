@@ -28,14 +28,16 @@ QUOTES_OF_TEXT = 6
 KEYS_SHOWN = {"domain": 8, "source": 6, "license": 6}
 # A full turn times the golden ratio's lesser part: neighbouring ids get hues far apart.
 GOLDEN_ANGLE = 137.508
+# Of a name's number: the fourteen categories of `prismlm label` are 13 degrees apart or more.
+CATEGORY_ANGLE = 39.71
 
 
 def hue(category: str | None, prototype: int = 0) -> int:
     """Return a hue in degrees that a category, or else a prototype, has on every page."""
-    number = prototype
     if category:
         number = sum(ord(letter) * (place + 1) for place, letter in enumerate(category))
-    return round(number * GOLDEN_ANGLE) % 360
+        return round(number * CATEGORY_ANGLE) % 360
+    return round(prototype * GOLDEN_ANGLE) % 360
 
 
 def safe_link(url: str | None) -> str | None:

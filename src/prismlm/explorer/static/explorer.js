@@ -5,6 +5,9 @@ import * as ask from "./ask.js";
 import * as audit from "./audit.js";
 import * as document_ from "./document.js";
 import * as inside from "./inside.js";
+import * as map from "./map.js";
+import * as prototypes from "./prototypes.js";
+import * as steer from "./steer.js";
 
 /** A view: its name in the bar, and what fills the page; `show` is called again when its address changes.
  * @typedef {{ title: string, show: (root: HTMLElement, at: Place, shared: Shared) => void | Promise<void>, needs?: (model: any) => string | null }} View
@@ -12,7 +15,7 @@ import * as inside from "./inside.js";
  * @typedef {{ model: any, command: (words: (string | number)[] | null) => void, answer: any }} Shared */
 
 /** @type {Record<string, View>} */
-const views = { ask, audit, inside, document: document_ };
+const views = { ask, prototypes, map, steer, inside, audit, document: document_ };
 // A document is come to from a passage.
 const unlisted = new Set(["document"]);
 
@@ -29,9 +32,16 @@ const shared = {
   },
 };
 
+const decoded = (part) => {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
+};
 const place = () => {
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
-  return { path: path.split("/").map(decodeURIComponent), query: new URLSearchParams(query ?? "") };
+  return { path: path.split("/").map(decoded), query: new URLSearchParams(query ?? "") };
 };
 
 const roots = new Map();
