@@ -2,17 +2,10 @@
 
 import prismlm
 from tests.explorer.conftest import Served
+from tests.helpers.axe import problems
 
 TEXT = "The patient was given a dose of the drug"
 VIEWS = ("ask",)
-
-
-def problems(page):
-    """Return what axe finds, as lines."""
-    from axe_playwright_python.sync_playwright import Axe
-
-    found = Axe().run(page).response["violations"]
-    return [f"{one['id']}: {node['html'][:120]}" for one in found for node in one["nodes"]]
 
 
 def test_an_answer_has_nothing_that_axe_objects_to(page):

@@ -145,11 +145,12 @@ def read_texts(
     for batch in _batches(_windows(lm, documents, options), options.tokens_per_batch):
         _read_batch(lm, batch, options)
         done = sum(max(0, window.stop - window.skip) for window in batch)
-        if on_pass is not None and on_pass(done) is False:
-            return
+        ended = on_pass is not None and on_pass(done) is False
         for window in batch:
             if window.last:
                 yield window.text.finish()
+        if ended:
+            return
 
 
 def _windows(lm: PrismLM, documents: Iterable[Document], options: TextOptions) -> Iterator[_Window]:

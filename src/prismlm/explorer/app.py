@@ -14,7 +14,7 @@ from fastapi.staticfiles import StaticFiles
 from prismlm import __version__
 from prismlm.errors import InputError, PrismError
 from prismlm.explain.language_model import PrismLM
-from prismlm.explorer import ask, audits, documents, inside, map, overview, prototypes, steer
+from prismlm.explorer import ask, audit, documents, inside, map, overview, prototypes, steer
 from prismlm.explorer.safety import Safety
 from prismlm.explorer.session import Busy, Limits, Session
 from prismlm.explorer.streams import sent
@@ -29,7 +29,7 @@ SHARED = {
     "channels.js": "text/javascript",
     "channels.css": "text/css",
 }
-VIEWS = (overview, ask, prototypes, map, steer, inside, audits, documents)
+VIEWS = (overview, ask, prototypes, map, steer, inside, audit, documents)
 
 
 class Shown(JSONResponse):

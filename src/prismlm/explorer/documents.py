@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import numpy as np
 from fastapi import APIRouter, Query
+from starlette.concurrency import run_in_threadpool
 
 from prismlm.corpus.store import Corpus
 from prismlm.direction_marks import marks_shown
@@ -44,8 +45,8 @@ def routes(session: Session) -> APIRouter:
 
     @router.get("/documents/prototypes", summary="The prototypes that a document stands behind")
     async def prototypes(id: Id) -> dict[str, Any]:
-        lens = reader.lens
-        return await session.line.run(lambda: _uses(lens, id))
+        lens, own = reader.lens, await run_in_threadpool(reader.own_id, id)
+        return await session.line.run(lambda: _uses(lens, own))
 
     return router
 
@@ -104,7 +105,7 @@ class Reader:
             InputError: there is no such document, or the place is not in it.
         """
         with self._lock:
-            number = self.corpus.find(doc_id)
+            number = self._number(doc_id)
             row = self.corpus.documents.take(np.array([number])).to_pylist()[0]
             text = self.corpus.text(number)
             mark = None if at is None else self._mark(number, row, at)
@@ -123,7 +124,7 @@ class Reader:
             "first": first,
             "last": last,
             # Before the place, its token, and after it; or all, without a place.
-            "parts": [marks_shown(text[a:b]) for a, b in pairwise(edges)],
+            "parts": [text[a:b] for a, b in pairwise(edges)],
         }
 
     def part(self, doc_id: str, first: int, last: int) -> dict[str, Any]:
@@ -135,8 +136,28 @@ class Reader:
         if not 0 <= last - first <= MOST:
             raise InputError(f"characters {first} to {last}: expected at most {MOST:,} at once.")
         with self._lock:
-            text = self.corpus.text(self.corpus.find(doc_id))
-        return {"first": first, "last": min(last, len(text)), "text": marks_shown(text[first:last])}
+            text = self.corpus.text(self._number(doc_id))
+        return {"first": first, "last": min(last, len(text)), "text": text[first:last]}
+
+    def own_id(self, doc_id: str) -> str:
+        """Return the id of a document as the corpus has it.
+
+        Raises:
+            InputError: there is no such document.
+        """
+        with self._lock:
+            return self.corpus.documents.value(self._number(doc_id), "doc_id")
+
+    def _number(self, doc_id: str) -> int:
+        """Return the number of a document, whose id may be given as it is shown."""
+        try:
+            return self.corpus.find(doc_id)
+        except InputError:
+            if "‹U+" in doc_id:
+                for number, own in enumerate(self.corpus.doc_ids):
+                    if marks_shown(own) == doc_id:
+                        return number
+            raise
 
     def _mark(self, number: int, row: dict[str, Any], at: int) -> tuple[int, int]:
         """Return the characters of the token at a global position."""

@@ -109,7 +109,7 @@ class Answer:
         stop: set where it is to end.
         trace: once it has ended; None before, and of an audit.
         audit: of an audit, once it has ended.
-        rows: of an audit, one for each text.
+        rows, summary: of an audit, one for each text, and the whole.
     """
 
     id: str = field(default_factory=lambda: secrets.token_urlsafe(12))
@@ -117,6 +117,7 @@ class Answer:
     trace: Trace | None = None
     audit: Audit | None = None
     rows: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    summary: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 class Session:

@@ -1,5 +1,5 @@
 // Auditing: what the predictions over many texts rely on, as they are read, and the files of it.
-import { documents, figure, make, percent, shares, unpacked } from "./parts.js";
+import { documents, figure, links, make, percent, shares, unpacked } from "./parts.js";
 import { api, events } from "./server.js";
 import { problem } from "./explorer.js";
 import { check, KINDS, textsOf } from "./texts.js";
@@ -7,6 +7,7 @@ import { check, KINDS, textsOf } from "./texts.js";
 export const title = "Audit";
 const SHOWN = 100;
 const PASTED = "pasted text";
+const CAVEAT = "Shares show which learned patterns carry a prediction and where they occur in the corpus; they are no proof that removing a document changes the answer.";
 
 /** @type {any} */
 let ui = null;
@@ -66,8 +67,12 @@ const audited = async (most) => {
   try {
     const pasted = ui.text.value.trim() ? [{ id: PASTED, text: ui.text.value }] : [];
     const texts = check([...(ui.files.length ? await textsOf(ui.files, most) : []), ...pasted], most);
-    ui.stop.hidden = false;
-    ui.stop.onclick = () => report.id && void api(`/answers/${report.id}/stop`, {});
+    Object.assign(ui.stop, { hidden: false, disabled: false });
+    ui.stop.onclick = () => {
+      ui.stop.disabled = true;
+      if (report.id) void api(`/answers/${report.id}/stop`, {});
+      else abort.abort();
+    };
     await events("/audits", { texts }, abort.signal, {
       waiting: ({ before }) => { report.note.textContent = `Waiting: ${before} before you.`; },
       start: (data) => { report.id = data.id; report.begin(data); },
@@ -77,7 +82,7 @@ const audited = async (most) => {
       error: ({ error }) => report.fail(new Error(error)),
     });
   } catch (error) {
-    if (!abort.signal.aborted) report.fail(error);
+    report.fail(abort.signal.aborted ? new Error("Stopped before it began.") : error);
   }
   if (ui.abort === abort) ui.stop.hidden = true;
 };
@@ -107,7 +112,7 @@ const live = () => {
     said();
   };
   const progress = (predictions) => { read = predictions; bar.value = predictions; said(); };
-  const row = (one) => { rows.push(one); table.add(one); };
+  const row = (one) => { rows.push(one); table.add(one); said(); };
   const fail = (error) => { note.textContent = ""; bar.hidden = true; article.append(problem(error)); };
   const finish = ({ id, stopped, whole: all }) => {
     if (!all) {
@@ -117,7 +122,8 @@ const live = () => {
     head.replaceChildren(figures(all), saved(id));
     if (stopped) whole.append(make("p", "p-note x-stopped", `Stopped after ${all.texts.toLocaleString("en")} of ${texts.toLocaleString("en")} texts; what follows is of these.`));
     const data = unpacked(all.shared);
-    whole.append(make("div", "p-columns-3", ...all.shares.map(shares)), documents(data, all.documents, "Documents these texts rely on most"));
+    whole.append(make("h2", null, "What these texts rely on"), make("div", "p-columns-3", ...all.shares.map(shares)), documents(data, all.documents, "Documents these texts rely on most"));
+    article.append(make("p", "p-caveat", CAVEAT));
     table.finish();
   };
   return { article, note, begin, progress, row, finish, fail, id: "" };
@@ -177,8 +183,10 @@ const line = (row) => {
   const source = row.source ? [make("bdi", null, row.source[0]), make("small", null, percent(row.source[1]))] : ["–"];
   if (row.document) {
     const [id, name, share, position] = row.document;
-    source.push(make("small", "x-of", Object.assign(make("a", null, make("bdi", null, name || id)),
-      { href: `#/document/${encodeURIComponent(id)}?at=${position}` }), ` ${percent(share)}`));
+    const address = links.document?.({ doc_id: id, position });
+    const link = make(address ? "a" : "b", null, make("bdi", null, name || id));
+    if (address) link.href = address;
+    source.push(make("small", null, link, ` ${percent(share)}`));
   }
   return make("tr", null,
     cell("text", "x-opening", make("bdi", null, opening), make("small", null, make("bdi", null, row.text_id), ` · ${row.tokens.toLocaleString("en")} tokens`)),

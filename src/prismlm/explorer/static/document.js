@@ -9,14 +9,17 @@ const MORE = 100_000;
 // Of a shorter one the place is in view, or nearly.
 const LONG = 3000;
 
-let asked = 0;
+let asked = 0, toPlace = () => {};
 
 export const show = async (root, at, shared) => {
   const id = at.path.slice(1).join("/");
   const position = at.query.get("at");
   shared.command(["prismlm", "sources", shared.model.path, "--doc", id || "ID"]);
   const key = JSON.stringify([id, position]);
-  if (root.dataset.shown === key) return;
+  if (root.dataset.shown === key) {
+    toPlace();
+    return;
+  }
   const turn = ++asked;
   root.dataset.shown = key;
   root.replaceChildren(make("p", "p-note", "Opening…"));
@@ -50,7 +53,8 @@ const open = (root, found) => {
   const behind = make("aside", "x-doc-behind", make("h2", null, "Prototypes it stands behind"), make("p", "p-note", "Looking…"));
   root.replaceChildren(make("article", "prismlm x-document", make("header", "p-head", heading, facts),
     make("div", "x-doc-parts", text.node, behind)));
-  text.to();
+  toPlace = text.to;
+  toPlace();
   void uses(behind, found.doc_id);
 };
 
@@ -107,7 +111,11 @@ const body = (found) => {
     text.normalize();
     last = to;
   });
-  const to = () => mark?.scrollIntoView({ block: "center" });
+  // Where the place is in view anyway, the head of the document stays so too.
+  const to = () => {
+    const box = mark?.getBoundingClientRect();
+    if (box && (box.top < 60 || box.bottom > innerHeight - 120)) mark?.scrollIntoView({ block: "center" });
+  };
   const back = mark && found.characters > LONG ? Object.assign(make("button", "x-doc-place", "To the place"), { type: "button" }) : null;
   back?.addEventListener("click", () => { to(); mark?.focus({ preventScroll: true }); });
   return { node: make("div", "x-doc-main", before, text, after, back), to };

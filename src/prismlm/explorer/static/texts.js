@@ -77,7 +77,7 @@ const asText = (record, where) => {
 
 /** Rows of a CSV by the names of its first; quoted cells may hold anything. */
 export const csvRows = (content, where) => {
-  const rows = [[]];
+  const rows = /** @type {string[][]} */ ([[]]);
   let cell = "", quoted = false, was = false;
   const end = () => { rows[rows.length - 1].push(cell); cell = ""; was = false; };
   for (let i = 0; i < content.length; i++) {

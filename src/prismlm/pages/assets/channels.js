@@ -100,8 +100,9 @@ export const readChannels = (root, data, address) => {
     return Math.max(0, Math.min(count - 1, to));
   };
 
-  const list = root.querySelector(".c-list");
-  const main = root.querySelector(".c-main");
+  const part = (classes) => /** @type {HTMLElement} */ (root.querySelector(classes));
+  const list = part(".c-list");
+  const main = part(".c-main");
   const layerNow = () => data.layers[state.layer];
   const channelNow = () => layerNow().channels[state.channel];
 
@@ -286,7 +287,7 @@ export const readChannels = (root, data, address) => {
     state.channel = Math.max(0, data.layers[at].channels.findIndex((one) => String(one.id) === channel));
   };
   const show = () => {
-    const top = root.querySelector(".c-layers");
+    const top = part(".c-layers");
     const layers = data.layers.map((layer, i) => [String(i), String(layer.layer)]);
     const orders = [["number", "number"], ["life", "half-life"]];
     if (data.layers.some((layer) => layer.channels.some((one) => one.repetition !== null))) orders.push(["repetition", "repetition"]);

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,8 +13,7 @@ from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
 from prismlm.corpus.documents import Document
-from prismlm.direction_marks import marks_shown
-from prismlm.errors import InputError
+from prismlm.errors import InputError, check_text
 from prismlm.explain.audit import Audit
 from prismlm.explain.audit_files import audit_files
 from prismlm.explain.language_model import PrismLM
@@ -73,7 +71,7 @@ def routes(session: Session) -> APIRouter:
     @router.get("/audits/{key}/report.{kind}", summary="parquet, jsonl, csv or html")
     async def report(key: str, kind: str) -> Response:
         answer = session.answer(key)
-        if answer.audit is None or not answer.rows:
+        if answer.audit is None:
             raise InputError(f"the answer {key!r} is not an audit that has read a text.")
         if kind not in KINDS:
             raise InputError(f"there is no report of kind {kind!r}: expected {', '.join(KINDS)}.")
@@ -85,7 +83,7 @@ def routes(session: Session) -> APIRouter:
 
 
 def _documents(session: Session, texts: Texts) -> list[Document]:
-    """Return the texts that hold something; raise InputError where they are too long."""
+    """Return the texts that hold something; raise InputError for what cannot be audited."""
     characters = sum(len(one.text) for one in texts.texts)
     most = session.limits.audited
     if characters > most:
@@ -95,6 +93,7 @@ def _documents(session: Session, texts: Texts) -> list[Document]:
         )
     seen: set[str] = set()
     for one in texts.texts:
+        check_text(f"the text {check_text('the id of a text', one.id)!r}", one.text)
         if one.id in seen:
             raise InputError(f"two texts are called {one.id!r}: give each an id of its own.")
         seen.add(one.id)
@@ -117,21 +116,16 @@ def _read(lm: PrismLM, answer: Answer, audit: Audit, documents: list[Document], 
         tell("progress", {"predictions": done})
         return not answer.stop.is_set()
 
-    for text in audit.read(_until_stopped(documents, answer), on_pass):
+    for text in audit.read(documents, on_pass):
         row = text.to_dict()
         answer.rows.append(row)
         tell("row", _shown(row))
-    answer.audit = audit
-    whole = _whole(audit) if audit.texts else None
+    whole = None
+    if audit.texts:
+        answer.audit, answer.summary = audit, audit.to_dict()
+        whole = _whole(audit, answer.summary)
     stopped = audit.texts < len(documents)
     tell("done", {"id": answer.id, "stopped": stopped, "whole": whole})
-
-
-def _until_stopped(documents: list[Document], answer: Answer) -> Iterator[Document]:
-    for document in documents:
-        if answer.stop.is_set():
-            return
-        yield document
 
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:
@@ -140,7 +134,6 @@ def _shown(row: dict[str, Any]) -> dict[str, Any]:
     return rounded(
         {name: row[name] for name in OF_A_ROW}
         | {
-            "opening": marks_shown(row["opening"]),
             "source": [source[0]["key"], source[0]["share"]] if source else None,
             "document": [document[0][k] for k in ("doc_id", "title", "share", "position")]
             if document
@@ -149,9 +142,9 @@ def _shown(row: dict[str, Any]) -> dict[str, Any]:
     )
 
 
-def _whole(audit: Audit) -> dict[str, Any]:
+def _whole(audit: Audit, summary: dict[str, Any]) -> dict[str, Any]:
     """Return the sums over all texts as parts of the pages read them."""
-    summary, whole, pool = audit.to_dict(), audit.attribution(), Pool(audit.lens)
+    whole, pool = audit.attribution(), Pool(audit.lens)
     names = ("texts", "tokens", "predictions", "ce", "explained_share", "support")
     value = {name: summary[name] for name in names} | {
         "shares": [shown_shares(whole.sources(by), KEYS_SHOWN[by]) for by in GROUP_COLUMNS],
@@ -163,7 +156,7 @@ def _whole(audit: Audit) -> dict[str, Any]:
 def _report(answer: Answer, audit: Audit, kind: str) -> bytes:
     """Return a file as `prismlm audit` writes it."""
     if kind == "html":
-        return audit_page(audit.to_dict()).encode()
+        return audit_page(answer.summary).encode()
     with TemporaryDirectory() as directory:
         path = Path(directory) / f"audit.{kind}"
         with audit_files([path], [], audit.identity) as (rows, _):
