@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, Response
 from fastapi.staticfiles import StaticFiles
+from starlette.concurrency import run_in_threadpool
 
 from prismlm import __version__
 from prismlm.errors import InputError, PrismError
@@ -65,6 +68,7 @@ def create_app(
         docs_url=None,
         redoc_url=None,
         default_response_class=Shown,
+        lifespan=lambda app: _warming(lm),
     )
     app.add_middleware(Safety, token=token, hosts=hosts, largest=limits.body)
     app.add_exception_handler(PrismError, _told)
@@ -74,6 +78,19 @@ def create_app(
         app.include_router(view.routes(session), prefix="/api")
     _pages(app)
     return app
+
+
+@asynccontextmanager
+async def _warming(lm: PrismLM) -> AsyncIterator[None]:
+    """Read the tables that the first question would wait for, while the page is being opened."""
+
+    def read() -> None:
+        if lm.lens is not None:
+            _ = lm.lens.names, lm.lens.categories, lm.lens.cells, lm.lens.corpus, lm.lens.index
+
+    warming = asyncio.ensure_future(run_in_threadpool(read))
+    yield
+    await asyncio.wait([warming])
 
 
 def _pages(app: FastAPI) -> None:

@@ -1,9 +1,13 @@
 """The page as people have it: phones, keyboards, screen readers, and a server that goes away."""
 
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+
 import prismlm
-from tests.explorer.conftest import Served
+from tests.explorer.conftest import TOKEN, Served
 from tests.helpers.axe import problems
 
+CASES = 8  # of each route
 TEXT = "The patient was given a dose of the drug"
 VIEWS = ("ask",)
 
@@ -59,3 +63,29 @@ def test_whole_characters_and_inert_text(page):
     assert "\u202e" not in text
     assert "\ufffd" not in text.split("🚀")[0]
     assert page.evaluate("window.hit") is None
+
+
+def test_no_request_is_the_servers_fault(named):
+    """Whatever the API's own document allows, and what it does not."""
+    allowed = {"Authorization": f"Bearer {TOKEN}"}
+    document = schemathesis.openapi.from_url(f"http://{named.host}/openapi.json", headers=allowed)
+    routes = [found.ok() for found in document.get_all_operations()]
+    assert len(routes) > 15
+    said = set()
+    for route in routes:
+        assert route.definition.raw["summary"], route.label
+
+        @settings(
+            max_examples=CASES,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+        )
+        @given(case=route.as_strategy())
+        def check(case):
+            response = case.call(headers=allowed)
+            said.add(response.status_code)
+            assert response.status_code < 500, response.text
+            if response.status_code >= 400:
+                assert response.json()["error"]
+
+        check()
+    assert {200, 422} <= said
