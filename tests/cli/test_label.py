@@ -2,8 +2,14 @@
 
 import json
 import shutil
+import signal
+import socket
+import time
 
 import pytest
+
+from tests.helpers import forked
+from tests.helpers.chat_server import ChatServer, good
 
 
 @pytest.fixture(scope="module")
@@ -25,3 +31,94 @@ def test_names_are_made_shown_and_used(prism, refused, copy):
     explained = prism("explain", copy, "Once upon a time there was a little", "--json")
     position = json.loads(explained.stdout)["positions"][-1]
     assert any("→" in one["name"] and one["category"] for one in position["prototypes"])
+
+
+@pytest.fixture(scope="module")
+def asked(tiny_model, tmp_path_factory):
+    """Another copy, for an endpoint to name."""
+    return shutil.copytree(tiny_model, tmp_path_factory.mktemp("asked") / "model")
+
+
+def files(model):
+    return {path: path.read_bytes() for path in (model / "lens").rglob("*") if path.is_file()}
+
+
+def test_a_run_that_was_killed_goes_on(asked):
+    def slowly(request, number):
+        time.sleep(0.03)
+        return good(request)
+
+    (lens,) = (path for path in (asked / "lens").iterdir() if path.is_dir())
+    answers = lens.with_name(f".{lens.name}.answers.jsonl")
+    before, kept = files(asked), 0
+    with ChatServer(slowly) as server:
+        given = ["--endpoint", server.url, "--endpoint-model", "m", "--concurrency", "3"]
+        command = ["label", asked, *given, "--prototypes", "40", "--overwrite", "--json"]
+        for ending, code in ((signal.SIGKILL, -9), (signal.SIGINT, 130)):
+            server.requests.clear()
+            process = forked.start(*command)
+            while len(server.requests) < 20:
+                assert process.poll() is None, process.communicate(1)
+                time.sleep(0.002)
+            process.send_signal(ending)
+            _, stderr = process.communicate(20)
+            assert process.returncode == code
+            assert {path: files(asked)[path] for path in before} == before
+            kept, last = answers.read_bytes().count(b"\n"), kept
+            assert kept >= last + 15
+        assert f"The answers so far are kept in {answers}" in stderr
+        server.requests.clear()
+        done = forked.run(*command)
+    assert done.returncode == 0, done.stderr
+    assert len(server.requests) == 80 - kept
+    assert json.loads(done.stdout)["asked"]["named"] == 40
+
+
+def test_a_language_model_names_and_judges(prism, asked):
+    with ChatServer() as server:
+        given = ["--endpoint", server.url, "--endpoint-model", "m\x1b[31m", "--prototypes", "5"]
+        prices = ["--price-in", "1", "--price-out", "2"]
+        judged = ["--scorer", "endpoint", "--scored", "2", "--overwrite"]
+        tried = prism("label", asked, *given, *prices, "--dry-run")
+        assert tried.returncode == 0, tried.stderr
+        assert "requests" in tried.stdout
+        assert "Nothing was written." in tried.stdout
+        assert json.loads(prism("label", asked, *given, "--dry-run", "--json").stdout)["requests"]
+        assert server.requests == []
+        made = prism("label", asked, *given, *prices, *judged)
+    assert made.returncode == 0, made.stderr
+    assert "About 18 questions" in made.stderr
+    assert "price 0.0" in made.stderr
+    assert "5 named by the endpoint: 18 answers, 1,800 tokens in, 180 out" in made.stdout
+    assert "of the embedded names in their place" in made.stdout
+    assert "fuzzing by the endpoint 50%, with shuffled names 50%" in made.stdout
+    assert "\x1b[31m" not in made.stdout + made.stderr
+
+
+def test_a_server_that_is_down_is_told(prism, asked):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
+    before = files(asked)
+    given = ["--endpoint", url, "--endpoint-model", "m", "--overwrite", "--json"]
+    done = prism("label", asked, *given)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"error: {url}: it cannot be reached" in done.stderr
+    assert files(asked) == before
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--endpoint", "http://host/v1"], "go together"),
+        (["--endpoint-model", "m"], "go together"),
+        (["--dry-run"], "go with --endpoint"),
+        (["--prototypes", "3"], "go with --endpoint"),
+        (["--scorer", "endpoint"], "go with --endpoint"),
+        (["--scorer", "words?"], "Did you mean 'words'?"),
+        (["--endpoint", "host:80", "--endpoint-model", "m"], "expected a URL such as"),
+        (["--concurrency", "0"], "--concurrency is 0: expected at least 1."),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(refused, given, message):
+    assert message in refused("label", "no such model", *given)

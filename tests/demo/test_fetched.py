@@ -56,7 +56,10 @@ def shipped(made, monkeypatch):
         return Path(shutil.copy(gguf, out / "tiny.gguf"))
 
     monkeypatch.setattr(module, "fetch", fetch)
-    monkeypatch.setattr(module, "_archive", lambda: archive)
+    places = archive.with_name("map.npy")
+    np.save(places, np.arange(2 * OPTIONS.fit.prototypes, dtype=np.float32).reshape(-1, 2))
+    there = {module.SHIPPED: archive, module.MAP: places}
+    monkeypatch.setattr(module, "_shipped", there.__getitem__)
     monkeypatch.setattr(module, "EVERY", EVERY)
     monkeypatch.setattr(module, "GENERATED", 3)
     monkeypatch.setattr(prompts, "PROMPTS", SHOWN)
@@ -84,6 +87,11 @@ def test_what_was_attached_is_put_together_again(shipped, tmp_path):
     assert cosines.min() > 0.7
     np.testing.assert_allclose(here.lens.states.float().norm(dim=1), 1, atol=0.01)
     assert [path.name for path in tmp_path.iterdir()] == ["demo"]
+    table = here.lens.prototypes
+    assert table["x"].to_pylist() == list(range(0, 2 * len(table), 2))
+    assert table["y"].to_pylist() == list(range(1, 2 * len(table), 2))
+    assert here.lens.meta.map["method"] == "umap"
+    assert here.lens.meta.labels is not None
 
     again = run_fetched(out)
     assert again.cached

@@ -1,17 +1,13 @@
 """The page of all prototypes, used in a real browser."""
 
 import shutil
-from dataclasses import replace
 
-import numpy as np
-import pyarrow as pa
 import pytest
 
-import prismlm
 from prismlm.direction_marks import marks_shown
-from prismlm.index import layout
 from prismlm.pages.frame import write_page
 from prismlm.pages.prototype_map import prototype_map_page
+from tests.helpers.named_lens import named_model
 
 HOSTILE = '</script><script>document.title="run"</script> \u202egnp'
 
@@ -19,23 +15,7 @@ HOSTILE = '</script><script>document.title="run"</script> \u202egnp'
 @pytest.fixture(scope="module")
 def page(tiny_model, tmp_path_factory):
     """A page of a lens with hand-made places, categories and one hostile name."""
-    directory = shutil.copytree(tiny_model, tmp_path_factory.mktemp("map") / "model")
-    lens = prismlm.load(directory).lens
-    table = lens.prototypes
-    count = table.num_rows
-    columns = {
-        "x": np.arange(count) % 16,
-        "y": np.arange(count) // 16,
-        "category": ["Morphology" if i % 2 else "Numbers / Time" for i in range(count)],
-        "name": [HOSTILE, *(f"word{i} → next{i}" for i in range(1, count))],
-    }
-    for name, values in columns.items():
-        column = layout.PROTOTYPES_SCHEMA.get_field_index(name)
-        field = layout.PROTOTYPES_SCHEMA.field(column)
-        table = table.set_column(column, field, pa.array(values, field.type))
-    layout.write_table(table, lens.path / layout.PROTOTYPES_FILE)
-    layout.write_meta(lens.path, replace(lens.meta, map={"method": "by hand"}))
-    lens.read_labels_again()
+    lens = named_model(tiny_model, tmp_path_factory.mktemp("map") / "model", first=HOSTILE).lens
     path = tmp_path_factory.mktemp("page") / "map.html"
     write_page(prototype_map_page(lens), path)
     return path, lens

@@ -189,8 +189,9 @@ def test_quotes_and_what_speaks_against_are_in_the_page(lm):
         assert shown["share"] == pytest.approx(passage.share, rel=1e-5)
         assert shown["predicted"] == visible(passage.predicted)
         assert shown["probability"] == pytest.approx(passage.probability, rel=1e-5)
-        *words, document = shared["places"][shown["place"]]
+        *words, document, position = shared["places"][shown["place"]]
         assert words == list(passage.around)
+        assert position == passage.position
         assert shared["documents"][document]["doc_id"] == passage.doc_id
     assert "against" not in Reader(page([trace])).blocks[0]["whole"]
 
@@ -218,7 +219,8 @@ def test_contexts_are_the_index_and_held_once(trace):
         count = min(3, rows.stop - rows.start)
         nearest = index.slice(rows.start, count).to_pylist()
         for row, place in zip(nearest, contexts, strict=True):
-            before, token, after, document = shared["places"][place]
+            before, token, after, document, position = shared["places"][place]
+            assert position == row["position"]
             assert (before, token, after) == (row["before"][-60:], row["token"], row["after"][:48])
             known = shared["documents"][document]
             assert all(known[key] == row[key] for key in ("doc_id", "source", "license", "title"))

@@ -17,6 +17,7 @@ from prismlm.cli import (
     demo,
     eval,
     explain,
+    explore,
     generate,
     index,
     label,
@@ -37,6 +38,8 @@ EXTRAS = {
     "matplotlib": "plot",
     "lm_eval": "eval",
     "umap": "map",
+    **dict.fromkeys(("fastapi", "starlette", "uvicorn"), "explore"),
+    "openai": "label",
 }
 
 
@@ -109,6 +112,7 @@ app.command()(label.label)
 app.command("map")(map.map_prototypes)
 app.add_typer(inspect.app, name="inspect")
 app.command()(explain.explain)
+app.command()(explore.explore)
 app.command()(audit.audit)
 app.command()(sources.sources)
 app.command()(compare.compare)

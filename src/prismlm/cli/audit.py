@@ -113,16 +113,13 @@ def _run(
     audit: Audit, reader: DocumentReader, paths: list[Path], html: Path | None
 ) -> dict[str, Any]:
     from prismlm.cli.progress import ConsoleReporter
-    from prismlm.explain.audit import audit_identity
     from prismlm.explain.audit_files import audit_files
     from prismlm.pages.audit import audit_page
 
     pages = [] if html is None else [html]
-    identity = audit_identity(audit.lens, audit.options.method)
-    identity["least_share"] = f"{audit.least_share:g}"
     reporter = ConsoleReporter()
     with (
-        audit_files(paths, pages, identity) as (rows, temporary),
+        audit_files(paths, pages, audit.identity) as (rows, temporary),
         reporter.task("Reading texts", reader.total_bytes, "bytes") as task,
     ):
         done = 0

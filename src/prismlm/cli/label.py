@@ -2,39 +2,144 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prismlm.cli.options import Json, Lens, Model, load_with_lens
-from prismlm.cli.output import print_json
+from prismlm.cli.options import Json, Lens, Model, choice, load_with_lens, number
+from prismlm.cli.output import plain, print_cost, print_json
+from prismlm.errors import InputError
 
 if TYPE_CHECKING:
+    from prismlm.cost import Cost
     from prismlm.index.lens import Lens as OpenedLens
+    from prismlm.labels.by_endpoint import EndpointLabeller
     from prismlm.labels.write import Accuracy, Labelling
 
 SHOWN = 12
+SCORERS = ("words", "endpoint")
 
 
 def label(
     model: Model,
     lens: Lens = None,
+    endpoint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Ask a language model at any OpenAI-compatible endpoint; a key is read from "
+            "OPENAI_API_KEY.",
+        ),
+    ] = None,
+    endpoint_model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="What the model is called there.")
+    ] = None,
+    prototypes: Annotated[
+        int | None,
+        number("N", "Ask for the N most used; the others keep the names made without."),
+    ] = None,
+    scorer: Annotated[
+        str, choice("SCORER", "words, or endpoint: it judges some names as well.", SCORERS)
+    ] = "words",
+    scored: Annotated[int, number("N", "Names that the endpoint judges.", 1)] = 100,
+    concurrency: Annotated[int, number("N", "Questions at once.", 1)] = 8,
+    timeout: Annotated[float, number("SECONDS", "Until a question is given up.", 0.001)] = 120.0,
+    price_in: Annotated[
+        float | None, number("PRICE", "Of a million tokens in, for the estimate.")
+    ] = None,
+    price_out: Annotated[float | None, number("PRICE", "Of a million tokens out.")] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace labels that are there.")
     ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only estimate questions, tokens and price.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Name the prototypes of a lens from the text where they fire, and score the names."""
-    from prismlm.cli.progress import ConsoleReporter
-    from prismlm.labels.write import label_lens
+    """Name the prototypes of a lens from the text where they fire, and score the names.
 
+    With --endpoint a language model names them. Its answers are kept beside the lens, so that a
+    run that was interrupted or killed goes on where it was with the same command.
+    """
+    from prismlm.cli.progress import ConsoleReporter
+    from prismlm.labels.write import estimate_labels, label_lens
+
+    prices = price_in, price_out
+    judged = scored if scorer == "endpoint" else 0
+    limits, counts = (concurrency, timeout), (prototypes, judged)
+    labeller = _labeller(endpoint, endpoint_model, limits, counts, prices)
+    if labeller is None and (dry_run or judged or prototypes is not None):
+        raise InputError("--dry-run, --prototypes and --scorer endpoint go with --endpoint URL.")
     lm, opened = load_with_lens(model, lens)
-    found = label_lens(opened, lm.model, overwrite=overwrite, progress=ConsoleReporter())
+    reporter = ConsoleReporter()
+    if labeller is not None and dry_run:
+        print_cost(estimate_labels(opened, lm.model, labeller, reporter), as_json=as_json)
+        return
+    found = label_lens(opened, lm.model, overwrite=overwrite, labeller=labeller, progress=reporter)
     if as_json:
         print_json({"model": str(model), "lens": str(opened.path), **found.to_dict()})
     else:
         _print(found)
+        if found.asked is not None:
+            _print_asked(found.asked)
         _print_examples(opened)
+
+
+def _labeller(
+    url: str | None,
+    model: str | None,
+    limits: tuple[int, float],
+    counts: tuple[int | None, int],
+    prices: tuple[float | None, float | None],
+) -> EndpointLabeller | None:
+    """Return what names by an endpoint, None where there is none."""
+    from prismlm.labels.by_endpoint import EndpointLabeller
+    from prismlm.labels.endpoint import Endpoint
+
+    if (url is None) != (model is None):
+        raise InputError("--endpoint URL and --endpoint-model NAME go together: give both.")
+    if url is None or model is None:
+        return None
+    return EndpointLabeller(Endpoint(url, model, *limits), *counts, prices, _announce)
+
+
+def _announce(cost: Cost) -> None:
+    from prismlm.cli.format import count
+
+    figures = cost.figures
+    price = f", price {figures['price']}" if "price" in figures else ""
+    typer.echo(
+        f"About {figures['requests']:,} questions, {count(figures['tokens_in'])} tokens in, "
+        f"{count(figures['tokens_out'])} out{price}. Answers are kept beside the lens.",
+        err=True,
+    )
+
+
+def _print_asked(asked: dict[str, Any]) -> None:
+    """Print what an endpoint did: how much, what went wrong, and whether its names are better."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    console.print(
+        f"\n{asked['named']:,} named by the endpoint: {asked['requests']:,} answers, "
+        f"{asked['tokens_in']:,} tokens in, {asked['tokens_out']:,} out"
+    )
+    for reason, times in asked["failures"].items():
+        console.print(Text(f"{times:,} without an answer: {plain(reason)}", style="dim"))
+    scores, judged = asked["scores"], asked["judged"] or {}
+    for name in ("detection", "fuzzing"):
+        own, embedded = scores["own"][name], scores["embedded"][name]
+        if own is not None:
+            console.print(
+                f"{name} of these by words {own['mean']:.0%}, of the embedded names in their place "
+                f"{embedded['mean']:.0%} ({scores['scored']:,} names)"
+            )
+        if (one := judged.get(name)) is not None:
+            console.print(
+                f"{name} by the endpoint {one['mean']:.0%}, with shuffled names "
+                f"{one['shuffled']:.0%} ({one['scored']:,} names)"
+            )
 
 
 def _print(found: Labelling) -> None:
@@ -68,8 +173,6 @@ def _print_examples(lens: OpenedLens) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
-
-    from prismlm.cli.output import plain
 
     table = lens.prototypes
     order = np.argsort(-table["usage"].to_numpy(), kind="stable")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from safetensors.torch import save_file
 
 import prismlm
@@ -25,12 +26,14 @@ from prismlm.errors import FormatError, InputError
 from prismlm.files import atomic_directory, read_json, share, write_json
 from prismlm.index import layout
 from prismlm.index.cells import Cells
+from prismlm.labels.map import made_map
 from prismlm.models.base import find_base, put_adapted, put_base
 from prismlm.models.sidecar import HEAD_FILE, META_FILE, has_sidecar
 from prismlm.progress import SILENT, Reporter
 
 SMOLLM2 = NAME
 SHIPPED = "smollm2.zip"
+MAP = "smollm2_map.npy"
 # One document in so many of the sample was fine-tuned on, and is in the lens.
 EVERY = 6
 ADAPTER, LENS = "adapter", "lens"
@@ -74,12 +77,12 @@ def parts_there(out: Path) -> dict[str, bool]:
 
 def identity() -> dict[str, Any]:
     """Return what the note in the demo's directory says."""
-    inputs = fingerprints.of_bytes(_archive().read_bytes(), sample_path().read_bytes())
+    inputs = fingerprints.of_bytes(_shipped(SHIPPED).read_bytes(), sample_path().read_bytes())
     return {"prismlm": prismlm.__version__, "size": "smollm2", "inputs": inputs}
 
 
-def _archive() -> Any:
-    return files("prismlm.demo").joinpath("shipped", SHIPPED)
+def _shipped(name: str) -> Any:
+    return files("prismlm.demo").joinpath("shipped", name)
 
 
 def _build(out: Path, progress: Reporter) -> None:
@@ -116,7 +119,7 @@ def _build(out: Path, progress: Reporter) -> None:
 
 def _unpack(into: Path) -> None:
     shutil.rmtree(into, ignore_errors=True)
-    with as_file(_archive()) as path, zipfile.ZipFile(path) as archive:
+    with as_file(_shipped(SHIPPED)) as path, zipfile.ZipFile(path) as archive:
         archive.extractall(into)
 
 
@@ -139,9 +142,23 @@ def _put_lens(shipped: Path, lens: Path, corpus: Path) -> None:
         contexts = made / layout.CONTEXTS_FILE
         save_file({"states": _context_states(made, meta["cells"])}, str(contexts))
         share(contexts)
+        meta["map"] = _put_map(made)
         meta |= {"corpus_path": str(corpus.resolve()), "corpus_name": corpus.name}
         meta["files"] = layout.describe_files(made)
         write_json(made / layout.META_FILE, meta)
+
+
+def _put_map(lens: Path) -> dict[str, Any]:
+    """Give the prototypes their shipped places on the map; return what it was made with."""
+    path = lens / layout.PROTOTYPES_FILE
+    table = layout.read_table(path, layout.PROTOTYPES_SCHEMA)
+    with as_file(_shipped(MAP)) as shipped:
+        places = np.load(shipped, allow_pickle=False)
+    for column, values in zip(("x", "y"), places.T, strict=True):
+        at = table.schema.get_field_index(column)
+        table = table.set_column(at, table.schema.field(at), pa.array(values))
+    layout.write_table(table, path)
+    return made_map().to_dict()
 
 
 def _context_states(lens: Path, meta: dict[str, Any]) -> Any:

@@ -18,6 +18,7 @@ that one draw prefers the same prototypes all along a text.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
@@ -36,6 +37,7 @@ from prismlm.models.sidecar import weight_of
 from prismlm.ops.prototype_head.sparse import gather_sum
 
 NEAREST = 4
+LEAST_PROBABILITY = 1e-38
 
 
 def control_orders(num_prototypes: int, draws: int, seed: int) -> list[Tensor]:
@@ -180,6 +182,28 @@ class Steering:
         """Return the fields of ``prismlm steer --json``."""
         return asdict(self) | {"tokens": [asdict(token) for token in self.tokens]}
 
+    @property
+    def change(self) -> float | None:
+        """Mean over tokens of ln(after / before), in nats; None without tokens."""
+        return _mean_change(self.tokens, [token.after for token in self.tokens])
+
+    @property
+    def control_change(self) -> float | None:
+        """The same for the control; None without one."""
+        controls = [token.control for token in self.tokens if token.control is not None]
+        return _mean_change(self.tokens, controls)
+
+
+def _mean_change(tokens: Sequence[SteeredToken], probabilities: Sequence[float]) -> float | None:
+    if not probabilities:
+        return None
+    # A probability that float32 cannot hold is none: its logarithm would be.
+    pairs = [
+        (max(became, LEAST_PROBABILITY), max(token.before, LEAST_PROBABILITY))
+        for became, token in zip(probabilities, tokens, strict=True)
+    ]
+    return sum(math.log(became / before) for became, before in pairs) / len(pairs)
+
 
 class SteeredPredictions(NamedTuple):
     """States of one sequence with and without an edit; T predictions.
@@ -246,13 +270,15 @@ def steer(
     first = length - 1 if generate else 0
     mean = weight_of(lm.model).mean(0, dtype=torch.float32)
     orders = control_orders(lm.head.num_prototypes, 0 if only else draws, seed)
-    predictions = steered_predictions(lm, plan, ids, orders)
+    predictions = steered_predictions(lm, plan, ids, orders, first)
+    written = ids[0, first + 1 :].tolist()
     return Steering(
         prompt=prompt,
         text=_decode(lm, ids),
         unedited=_decode(lm, unedited),
         tokens=tuple(
-            _token(lm, plan, predictions, ids, t, mean) for t in range(first, ids.shape[1] - 1)
+            _token(lm, plan, predictions, t, first + t + 1, token, mean)
+            for t, token in enumerate(written)
         ),
         draws=len(orders),
     )
@@ -272,10 +298,13 @@ def check_something(plan: Plan, draws: int) -> Plan:
 
 
 def steered_predictions(
-    lm: OpenedModel, plan: Plan, ids: Tensor, orders: Sequence[Tensor]
+    lm: OpenedModel, plan: Plan, ids: Tensor, orders: Sequence[Tensor], first: int = 0
 ) -> SteeredPredictions:
-    """Run the model once over ``ids`` [1, T] and return its predictions with and without a plan."""
-    z = _states(lm, ids)
+    """Run the model once over ``ids`` [1, T] and return its predictions with and without a plan.
+
+    Those of position ``first`` and later: of each, the whole vocabulary is held for each draw.
+    """
+    z = _states(lm, ids)[first:]
     changes = plan.changes(z)
     return SteeredPredictions(
         z,
@@ -298,9 +327,14 @@ def _states(lm: OpenedModel, ids: Tensor) -> Tensor:
 
 
 def _token(
-    lm: OpenedModel, plan: Plan, predictions: SteeredPredictions, ids: Tensor, t: int, mean: Tensor
+    lm: OpenedModel,
+    plan: Plan,
+    predictions: SteeredPredictions,
+    t: int,
+    position: int,
+    token: int,
+    mean: Tensor,
 ) -> SteeredToken:
-    token = int(ids[0, t + 1])
     row = weight_of(lm.model)[token].float() - mean
     changes = predictions.changes
     routing = changes.routing
@@ -309,7 +343,7 @@ def _token(
     after = {} if plan.only == "residual" else active | edited
     controls = [float(draw[t, token].exp()) for draw in predictions.control]
     return SteeredToken(
-        position=t + 1,
+        position=position,
         token=str(lm.tokenizer.decode([token], clean_up_tokenization_spaces=False)),
         token_id=token,
         before=float(predictions.before[t, token].exp()),

@@ -14,7 +14,7 @@ from prismlm.explain.attribution import sum_of
 from prismlm.explain.passages import PositionAttribution
 from prismlm.explain.shares import Attribution, DocumentShare, Method, Sources
 from prismlm.explain.support import Support, SupportCount
-from prismlm.explain.texts import TextFigures, TextOptions, read_texts
+from prismlm.explain.texts import OnPass, TextFigures, TextOptions, read_texts
 from prismlm.index.layout import GROUP_COLUMNS
 from prismlm.index.lens import Lens
 from prismlm.index.where import Conditions, Where, normalised
@@ -142,13 +142,26 @@ class Audit:
         self._most_matching = _Largest()
         self._support, self._least_supported = SupportCount(), _Largest()
 
-    def read(self, documents: Iterable[Document]) -> Iterator[AuditedText]:
+    @property
+    def identity(self) -> dict[str, str]:
+        """What ties the files of this audit to its model, lens and least share."""
+        least = f"{self.least_share:g}"
+        return audit_identity(self.lens, self.options.method) | {"least_share": least}
+
+    def read(
+        self, documents: Iterable[Document], on_pass: OnPass | None = None
+    ) -> Iterator[AuditedText]:
         """Yield one row per text, in order; afterwards, and on the way, the sums hold them.
+
+        Args:
+            documents: the texts.
+            on_pass: is told of every forward pass; where it returns False, the reading ends there,
+                without the texts that are not finished.
 
         Raises:
             DecompositionError: the parts of a logit do not sum to the model's own.
         """
-        for of_text in read_texts(self._lm, documents, self.options):
+        for of_text in read_texts(self._lm, documents, self.options, on_pass):
             yield self._add(of_text)
 
     def attribution(self) -> Attribution:

@@ -14,6 +14,7 @@ from prismlm.edits.values import Edit, Only
 from prismlm.errors import check_kind, check_path
 from prismlm.explain.attention_maps import heads_at, maps_of
 from prismlm.explain.chain import chains_of_text
+from prismlm.explain.following import Following, OnStep
 from prismlm.explain.prediction import record, split_predictions
 from prismlm.explain.steps import Steps, decode_tokens
 from prismlm.explain.trace import Trace
@@ -35,6 +36,7 @@ class PrismLM(OpenedModel):
         temperature: float = 0.0,
         seed: int = 0,
         attention: Sequence[tuple[int, int]] = (),
+        on_step: OnStep | None = None,
     ) -> Trace:
         """Split every prediction along ``text``, and along what the model goes on to write.
 
@@ -48,6 +50,8 @@ class PrismLM(OpenedModel):
             seed: of the sampling.
             attention: (layer, head) of each head whose attention ``trace.attention`` is to hold,
                 along all that is explained; it takes one more forward pass.
+            on_step: is called with each step while the model writes; where it returns False, the
+                writing ends there. Without ``generate`` nothing is told.
 
         Raises:
             InputError: empty or over-long text; a head that the model does not have, or attention
@@ -58,7 +62,10 @@ class PrismLM(OpenedModel):
         check_kind("attention", attention, (list, tuple), "a list of (layer, head)")
         heads = heads_at(self.model, attention) if attention else ()
         with record(self.model) as recorded:
-            ids = self.write(prompt, generate, temperature, seed, all_logits=True)
+            told = on_step and Following(self, recorded, prompt.shape[1], on_step)
+            ids = self.write(prompt, generate, temperature, seed, all_logits=True, enough=told)
+        if told is not None:
+            told.finish()
         count = ids.shape[1] - (1 if ids.shape[1] > prompt.shape[1] else 0)
         split = split_predictions(self.model, self.head, self.logit_map, ids, count, recorded)
         chains = chains_of_text(self.model, self.head, ids[0])

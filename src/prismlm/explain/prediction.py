@@ -116,9 +116,26 @@ def split_predictions(
         DecompositionError: the parts of a logit do not sum to the model's own.
     """
     states, embedded, codes = _states(model, ids, steps, recorded)
-    z, embedded = states.float(), embedded.float()
-    targets = torch.cat([ids[0, 1:], logit_map(embedded[-1:]).argmax(-1)])[:steps]
-    found = split_states(OutputLayer.of(model, logit_map), head, z, embedded, targets)
+    targets = torch.cat([ids[0, 1:], logit_map(embedded[-1:].float()).argmax(-1)])[:steps]
+    output = OutputLayer.of(model, logit_map)
+    return split_seen(output, head, states, embedded, targets, fed_back(model, codes))
+
+
+def split_seen(
+    output: OutputLayer,
+    head: PrototypeHead,
+    states: Tensor,
+    embedded: Tensor,
+    targets: Tensor,
+    uncertainty: list[tuple[float | None, int | None]] | None,
+) -> SplitPredictions:
+    """Split what was seen at the output embedding: states [N, d] and W z + b [N, V].
+
+    Raises:
+        DecompositionError: the parts of a logit do not sum to the model's own.
+    """
+    z = states.float()
+    found = split_states(output, head, z, embedded.float(), targets)
     return SplitPredictions(
         found.routing,
         found.parts,
@@ -127,11 +144,11 @@ def split_predictions(
         targets,
         z * inverse_norms(z),
         found.rounding,
-        _uncertainty(model, codes),
+        uncertainty,
     )
 
 
-def _uncertainty(
+def fed_back(
     model: PreTrainedModel, codes: Tensor | None
 ) -> list[tuple[float | None, int | None]] | None:
     """Return codes as shares of the largest entropy, and codes; None where there is no code."""

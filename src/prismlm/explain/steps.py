@@ -132,7 +132,8 @@ class Step:
 class Steps(Deferred[Step]):
     """The steps of one text, put into objects and words when they are first looked at.
 
-    Shares do not need them, and beside the model's own work they are not free.
+    Shares do not need them, and beside the model's own work they are not free. With ``pieces``,
+    of all ids and the target beyond, they are the last steps of the text: as many as are split.
     """
 
     def __init__(
@@ -143,9 +144,11 @@ class Steps(Deferred[Step]):
         tokenizer: PreTrainedTokenizerBase,
         lens: Lens | None,
         chains: ChainsOfText | None = None,
+        pieces: list[Piece] | None = None,
     ) -> None:
         self._split, self._ids, self._prompt_length = split, ids, prompt_length
         self._tokenizer, self._lens, self._chains = tokenizer, lens, chains
+        self._pieces = pieces
 
     def __len__(self) -> int:
         return len(self._split.targets)
@@ -168,23 +171,25 @@ class Steps(Deferred[Step]):
             strict=True,
         )
         decode = cache(lambda token: decode_token(self._tokenizer, token))
-        tokens, targets = [decode(token) for token in ids], self._split.targets.tolist()
+        targets = self._split.targets.tolist()
+        tokens = [decode(token) for token in ids]
+        first = 0 if self._pieces is None else len(self._pieces) - 1 - len(targets)
         # Beyond the text there is a target at most.
-        read = pieces_of(self._tokenizer, ids + targets[len(ids) - 1 :])
+        read = self._pieces or pieces_of(self._tokenizer, ids + targets[len(ids) - 1 :])
         fed_back = self._split.uncertainty or [(None, None)] * len(uses)
         return tuple(
             Step(
-                t,
-                tokens[t],
-                ids[t],
+                first + t,
+                tokens[first + t],
+                ids[first + t],
                 decode(target),
                 target,
-                _target_from(t, self._prompt_length, len(ids)),
+                _target_from(first + t, self._prompt_length, len(ids)),
                 *row,
                 uncertainty=fed_back[t][0],
                 uncertainty_code=fed_back[t][1],
                 chains=self._chains_of(t, uses[t], tokens),
-                pieces=(read[t], read[t + 1]),
+                pieces=(read[first + t], read[first + t + 1]),
             )
             for t, (target, row) in enumerate(zip(targets, figures, strict=True))
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from prismlm.explain.language_model import PrismLM
 
 LONGEST_DEFAULT_WINDOW = 1024
+# Is called with how many predictions a forward pass gave; False ends the reading.
+OnPass = Callable[[int], bool | None]
 
 
 @dataclass(frozen=True)
@@ -124,18 +126,31 @@ class _Window:
 
 
 def read_texts(
-    lm: PrismLM, documents: Iterable[Document], options: TextOptions
+    lm: PrismLM,
+    documents: Iterable[Document],
+    options: TextOptions,
+    on_pass: OnPass | None = None,
 ) -> Iterator[TextFigures]:
     """Yield the figures of every text, in order; the target of each prediction is the text's own.
+
+    Args:
+        lm: the model.
+        documents: the texts.
+        options: how they are read.
+        on_pass: is told of every forward pass.
 
     Raises:
         DecompositionError: the parts of a logit do not sum to the model's own.
     """
     for batch in _batches(_windows(lm, documents, options), options.tokens_per_batch):
         _read_batch(lm, batch, options)
+        done = sum(max(0, window.stop - window.skip) for window in batch)
+        ended = on_pass is not None and on_pass(done) is False
         for window in batch:
             if window.last:
                 yield window.text.finish()
+        if ended:
+            return
 
 
 def _windows(lm: PrismLM, documents: Iterable[Document], options: TextOptions) -> Iterator[_Window]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
@@ -9,7 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 
 from prismlm.errors import InputError, check_number, check_text, check_whole
 from prismlm.index.lens import Lens
@@ -109,10 +115,12 @@ class OpenedModel:
         seed: int,
         *,
         all_logits: bool = False,
+        enough: Callable[[Tensor], bool] | None = None,
     ) -> Tensor:
         """Return ``prompt`` [1, T] and up to ``tokens`` tokens that the model writes after it.
 
-        With ``all_logits`` every position of the prompt passes the output embedding.
+        With ``all_logits`` every position of the prompt passes the output embedding. ``enough`` is
+        asked after every token, with all tokens so far, whether to stop.
 
         Raises:
             InputError: a number of tokens, temperature or seed that is none.
@@ -133,6 +141,8 @@ class OpenedModel:
         if all_logits and "logits_to_keep" in signature(self.model.forward).parameters:
             # Otherwise only the prompt's last position would pass the output embedding.
             options["logits_to_keep"] = 0
+        if enough is not None:
+            options["stopping_criteria"] = StoppingCriteriaList([_Enough(enough)])
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             ids = self.model.generate(  # pyright: ignore[reportCallIssue]
@@ -144,3 +154,14 @@ class OpenedModel:
             )
         assert isinstance(ids, Tensor)
         return ids
+
+
+class _Enough(StoppingCriteria):
+    """Ends a generation where a function says so."""
+
+    def __init__(self, enough: Callable[[Tensor], bool]) -> None:
+        self.enough = enough
+
+    def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
+        """Return for every sequence whether it ends here, bool [B]."""
+        return torch.full((len(input_ids),), self.enough(input_ids), device=input_ids.device)

@@ -60,10 +60,15 @@ def map_lens(lens: Lens, head: PrototypeHead, *, progress: Reporter = SILENT) ->
     with writing(lens.path), progress.task("Laying out prototypes", 1, "maps") as task:
         places = laid_out(head.prototypes.detach().float().numpy())
         same, chance = category_neighbours(places, lens.categories)
-        found = PrototypeMap("umap", NEIGHBOURS, LEAST_DISTANCE, SEED, same, chance)
+        found = made_map(same, chance)
         write_columns(lens, {"x": places[:, 0], "y": places[:, 1]}, map=found.to_dict())
         task.advance()
     return found
+
+
+def made_map(same: float | None = None, chance: float | None = None) -> PrototypeMap:
+    """Return what :func:`laid_out` makes a map with."""
+    return PrototypeMap("umap", NEIGHBOURS, LEAST_DISTANCE, SEED, same, chance)
 
 
 def laid_out(prototypes: np.ndarray) -> np.ndarray:

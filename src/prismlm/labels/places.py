@@ -114,6 +114,14 @@ class Text:
             last = min(position + 1, len(self.tokens) - 1)
         return "-" * self._joined(position - 1) + self._written(position, last)
 
+    def spelled(self, tokens: list[int]) -> str:
+        """Return tokens that stand together as text, with the space before the first."""
+        if not tokens:
+            return ""
+        found = str(self.corpus.tokenizer.decode(tokens, clean_up_tokenization_spaces=False))
+        lost = self.vocabulary.texts[tokens[0]][:1] == " " != found[:1]
+        return " " + found if lost else found
+
     def _written(self, first: int, last: int) -> str:
         texts = self.vocabulary.texts
         return "".join(texts[token] for token in self.tokens[first : last + 1].tolist())
@@ -124,6 +132,36 @@ class Text:
             return False
         left, right = self.tokens[position], self.tokens[position + 1]
         return bool(kinds.open[left] and kinds.goes_on[right])
+
+
+class Marked(NamedTuple):
+    """A place with the text around it, as a person reads it.
+
+    Attributes:
+        text: with the token that was read last as ``<<token>>``.
+        plain: the same without marks.
+        next: the token that came next.
+    """
+
+    text: str
+    plain: str
+    next: str
+
+
+def marked(text: Text, places: Places, row: int, before: int, after: int) -> Marked:
+    """Return a place with so many tokens on each side; what looks like a mark in it is changed."""
+    chosen = slice(row, row + 1)
+    place = Places(
+        places.cell[chosen], places.position[chosen], places.document[chosen], places.size
+    )
+    window = text.window(place, before, after)[0]
+    parts = np.split(window, (before - 1, before, before + 1))
+    left, token, following, right = (
+        text.spelled(part[part >= 0].tolist()).replace("<<", "‹‹").replace(">>", "››")
+        for part in parts
+    )
+    rest = following + right
+    return Marked(f"{left}<<{token}>>{rest}", left + token + rest, following)
 
 
 def counts(cell: np.ndarray, word: np.ndarray, num_cells: int, words: int) -> sparse.csr_matrix:

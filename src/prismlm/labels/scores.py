@@ -42,6 +42,18 @@ class Scores(NamedTuple):
     shuffled_fuzzing: np.ndarray
 
 
+class Drawn(NamedTuple):
+    """What labels are scored on.
+
+    Attributes:
+        asked: rows of places that fire for each label, and as many that do not.
+        owner: whose label is the control of each.
+    """
+
+    asked: dict[int, tuple[list[int], list[int]]]
+    owner: dict[int, int]
+
+
 def score_labels(
     labels: Sequence[Label | None], text: Text, places: Places, seed: int = 0
 ) -> Scores:
@@ -53,17 +65,8 @@ def score_labels(
         places: of documents that named none of them.
         seed: draws the places of other prototypes, and whose label is taken for the control.
     """
-    generator = np.random.default_rng(seed)
-    first: list[int] = np.searchsorted(places.cell, np.arange(len(labels) + 1)).tolist()
-    words = {
-        cell: label_words(label)
-        for cell, label in enumerate(labels)
-        if label is not None and first[cell + 1] - first[cell] >= LEAST
-    }
-    scored = np.array(list(words), dtype=np.int64)
-    asked = _asked(places, first, scored, generator)
-    order = generator.permutation(len(scored))
-    owner = dict(zip(scored[order].tolist(), scored[np.roll(order, 1)].tolist(), strict=True))
+    asked, owner = draw_passages(labels, places, seed)
+    words = {cell: label_words(label) for cell, label in enumerate(labels) if label is not None}
     found = np.full((4, len(labels)), np.nan)
     for kind, passages in enumerate(_passages(text, places, asked)):
         rarity = _rarity(list(passages.values()))
@@ -72,6 +75,19 @@ def score_labels(
             for shuffled, own in enumerate((cell, owner[cell])):
                 found[kind + 2 * shuffled, cell] = _accuracy(words[own], seen, rarity)
     return Scores(*found)
+
+
+def draw_passages(labels: Sequence[Label | None], places: Places, seed: int = 0) -> Drawn:
+    """Draw what each label is scored on; fewer than ``LEAST`` places are too few."""
+    generator = np.random.default_rng(seed)
+    first: list[int] = np.searchsorted(places.cell, np.arange(len(labels) + 1)).tolist()
+    enough = np.diff(first) >= LEAST
+    named = np.array([label is not None for label in labels], dtype=bool)
+    scored = np.flatnonzero(enough & named)
+    asked = _asked(places, first, scored, generator)
+    order = generator.permutation(len(scored))
+    owner = dict(zip(scored[order].tolist(), scored[np.roll(order, 1)].tolist(), strict=True))
+    return Drawn(asked, owner)
 
 
 def label_words(label: Label) -> frozenset[str]:

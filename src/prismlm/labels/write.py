@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
 from torch import nn
 
+from prismlm.cost import Cost
 from prismlm.errors import InputError
 from prismlm.files import atomic_file
 from prismlm.index import layout
@@ -59,6 +60,8 @@ class Labelling:
         categories: how many prototypes each category has.
         documents: that names were made of.
         held_out: documents that scored them.
+        asked: what another labeller than the embedded one did, and the scores of its names beside
+            those of the embedded ones of the same prototypes; None where there was none.
     """
 
     source: str
@@ -70,14 +73,42 @@ class Labelling:
     categories: dict[str, int]
     documents: int
     held_out: int
+    asked: dict[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain values."""
         return asdict(self)
 
 
+class Labeller(Protocol):
+    """Names prototypes better than the embedded labeller, which has named all of them before.
+
+    Attributes:
+        source: what ``label_source`` calls it.
+    """
+
+    source: str
+
+    def labels(self, lens: Lens, made: Made, progress: Reporter) -> dict[int, Label]:
+        """Return labels by prototype; the others keep those that they have."""
+        ...
+
+    def report(self, made: Made, labels: Mapping[int, Label], progress: Reporter) -> dict[str, Any]:
+        """Return what it did, as JSON values; ``labels`` are those to be looked at again."""
+        ...
+
+    def cost(self, lens: Lens, made: Made) -> Cost:
+        """Return what it is expected to take."""
+        ...
+
+
 def label_lens(
-    lens: Lens, model: nn.Module, *, overwrite: bool = False, progress: Reporter = SILENT
+    lens: Lens,
+    model: nn.Module,
+    *,
+    overwrite: bool = False,
+    labeller: Labeller | None = None,
+    progress: Reporter = SILENT,
 ) -> Labelling:
     """Name every prototype of a lens in ``prototypes.parquet``, and score the names.
 
@@ -87,10 +118,48 @@ def label_lens(
         lens: with cells, whose corpus is there.
         model: the lens is of.
         overwrite: replace labels that are there already.
+        labeller: names in place of the embedded one what it can.
         progress: shows the steps.
 
     Raises:
-        InputError: the lens has no cells or no corpus, or has labels already.
+        InputError: as :func:`check_lens`, or by the labeller.
+    """
+    check_lens(lens, overwrite=overwrite)
+    with writing(lens.path):
+        made = make_labels(lens, model, progress)
+        better = {} if labeller is None else labeller.labels(lens, made, progress)
+        labels = [better.get(cell, label) for cell, label in enumerate(made.labels)]
+        scores = score_labels(labels, made.text, made.held_out, SEED)
+        found = _labelling(made._replace(labels=labels), scores)
+        source = EMBEDDED
+        if labeller is not None:
+            everything = {cell: one for cell, one in enumerate(labels) if one is not None}
+            asked = labeller.report(made, better or everything, progress)
+            source = labeller.source if better else EMBEDDED
+            asked = {"named": len(better), **asked, "scores": _beside(made, better)}
+            found = replace(found, source=source, asked=asked)
+        sources = dict.fromkeys(better, source)
+        _write(lens, labels, sources, scores, found)
+    return found
+
+
+def estimate_labels(
+    lens: Lens, model: nn.Module, labeller: Labeller, progress: Reporter = SILENT
+) -> Cost:
+    """Return what a labeller is expected to take; nothing is written.
+
+    Raises:
+        InputError: the lens has no cells or no corpus.
+    """
+    check_lens(lens, overwrite=True)
+    return labeller.cost(lens, make_labels(lens, model, progress))
+
+
+def check_lens(lens: Lens, *, overwrite: bool = False) -> None:
+    """Check that a lens can be labelled.
+
+    Raises:
+        InputError: it has no cells or no corpus, or has labels already.
     """
     if lens.cells is None:
         raise InputError(
@@ -107,12 +176,6 @@ def label_lens(
             f"the prototypes of {lens.path} are labelled already, by {lens.meta.labels['source']}."
             " Give --overwrite to replace the labels."
         )
-    with writing(lens.path):
-        made = make_labels(lens, model, progress)
-        scores = score_labels(made.labels, made.text, made.held_out, SEED)
-        found = _labelling(made, scores)
-        _write(lens, made.labels, scores, found)
-    return found
 
 
 class Made(NamedTuple):
@@ -121,12 +184,14 @@ class Made(NamedTuple):
     Attributes:
         labels: of every prototype, None for one without any place.
         text: of the corpus.
+        places: that may name them: of documents that score none.
         held_out: places of documents that named nothing.
         documents: how many named something, and how many did not.
     """
 
     labels: list[Label | None]
     text: Text
+    places: Places
     held_out: Places
     documents: tuple[int, int]
 
@@ -151,30 +216,47 @@ def make_labels(lens: Lens, model: nn.Module, progress: Reporter = SILENT) -> Ma
         subjects = subject_words(weight, vocabulary)
         labels = embedded_labels(text, places.of(~held), cells, subjects)
         task.advance()
-    return Made(labels, text, places.of(held), (int((~drawn).sum()), int(drawn.sum())))
+    shown, documents = places.of(~drawn[places.document]), (int((~drawn).sum()), int(drawn.sum()))
+    return Made(labels, text, shown, places.of(held), documents)
 
 
 def _labelling(made: Made, scores: Scores) -> Labelling:
     seen = Counter(label.category for label in made.labels if label is not None)
-    scored = np.isfinite(scores.detection)
-    pairs = (
-        (scores.detection, scores.shuffled_detection),
-        (scores.fuzzing, scores.shuffled_fuzzing),
-    )
-    detection, fuzzing = (
-        accuracy(own[scored], other[scored]) if scored.any() else None for own, other in pairs
-    )
+    detection, fuzzing = _accuracies(scores)
     return Labelling(
         source=EMBEDDED,
         prototypes=len(made.labels),
         named=sum(label is not None for label in made.labels),
-        scored=int(scored.sum()),
+        scored=int(np.isfinite(scores.detection).sum()),
         detection=detection,
         fuzzing=fuzzing,
         categories={name: seen[name] for name in CATEGORIES},
         documents=made.documents[0],
         held_out=made.documents[1],
     )
+
+
+def _accuracies(scores: Scores) -> list[Accuracy | None]:
+    """Return those of detection and of fuzzing."""
+    scored = np.isfinite(scores.detection)
+    pairs = (
+        (scores.detection, scores.shuffled_detection),
+        (scores.fuzzing, scores.shuffled_fuzzing),
+    )
+    return [accuracy(own[scored], other[scored]) if scored.any() else None for own, other in pairs]
+
+
+def _beside(made: Made, better: Mapping[int, Label]) -> dict[str, Any]:
+    """Return how labels score by words, beside the embedded ones of the same prototypes."""
+    found: dict[str, Any] = {}
+    own = [better.get(cell) for cell in range(len(made.labels))]
+    embedded = [label if cell in better else None for cell, label in enumerate(made.labels)]
+    for name, labels in (("own", own), ("embedded", embedded)):
+        scores = score_labels(labels, made.text, made.held_out, SEED)
+        pairs = zip(("detection", "fuzzing"), _accuracies(scores), strict=True)
+        found[name] = {kind: None if one is None else asdict(one) for kind, one in pairs}
+        found["scored"] = int(np.isfinite(scores.detection).sum())
+    return found
 
 
 def accuracy(own: np.ndarray, shuffled: np.ndarray) -> Accuracy:
@@ -185,7 +267,13 @@ def accuracy(own: np.ndarray, shuffled: np.ndarray) -> Accuracy:
     return Accuracy(float(own.mean()), float(shuffled.mean()), float(low), float(high))
 
 
-def _write(lens: Lens, labels: list[Label | None], scores: Scores, found: Labelling) -> None:
+def _write(
+    lens: Lens,
+    labels: list[Label | None],
+    sources: Mapping[int, str],
+    scores: Scores,
+    found: Labelling,
+) -> None:
     """Replace the labels of ``prototypes.parquet``, then say so in ``meta.json``."""
     columns = {
         "name": [
@@ -196,7 +284,10 @@ def _write(lens: Lens, labels: list[Label | None], scores: Scores, found: Labell
             column: [None if label is None else getattr(label, column) for label in labels]
             for column in ("description", "category", "role", "tags")
         },
-        "label_source": [SIGNATURE if label is None else EMBEDDED for label in labels],
+        "label_source": [
+            SIGNATURE if label is None else sources.get(cell, EMBEDDED)
+            for cell, label in enumerate(labels)
+        ],
         "label_score": [None if np.isnan(one) else float(one) for one in scores.detection],
     }
     write_columns(lens, columns, labels=found.to_dict())

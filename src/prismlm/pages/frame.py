@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -15,7 +16,9 @@ STYLE_ONLY = "default-src 'none'; style-src 'unsafe-inline'"
 STYLE_AND_SCRIPT = f"{STYLE_ONLY}; script-src 'unsafe-inline'"
 
 
-def html_page(title: str, body: str, *, styles: tuple[str, ...], script: str | None = None) -> str:
+def html_page(
+    title: str, body: str, *, styles: tuple[str, ...], scripts: Sequence[str] = ()
+) -> str:
     """Return a complete HTML document that needs nothing but a browser.
 
     A content policy forbids every request, and no mark in a text turns the direction of writing.
@@ -24,12 +27,12 @@ def html_page(title: str, body: str, *, styles: tuple[str, ...], script: str | N
         title: as text.
         body: what stands in ``main``, as HTML.
         styles: names of style sheets among the assets.
-        script: name of a script among them; None for a page without.
+        scripts: names of scripts among them, which see what those before them define.
     """
-    policy = STYLE_ONLY if script is None else STYLE_AND_SCRIPT
+    policy = STYLE_AND_SCRIPT if scripts else STYLE_ONLY
     title, body = marks_shown(title), marks_shown(body)
     style = "".join(map(asset, styles))
-    end = "" if script is None else f"<script>{asset(script)}</script>\n"
+    end = f"<script>{joined(scripts)}</script>\n" if scripts else ""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -44,6 +47,12 @@ def header(facts: Iterable[tuple[str, str]]) -> str:
     """Return the head of an article: what it is about, as names and values."""
     items = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in facts)
     return f'<header class="p-head"><dl>{items}</dl></header>'
+
+
+def joined(scripts: Sequence[str]) -> str:
+    """Return scripts as one that leaves no name behind: what a module exports, it defines here."""
+    text = "".join(map(asset, scripts))
+    return "(() => {\n" + re.sub("^export ", "", text, flags=re.MULTILINE) + "})();"
 
 
 def asset(name: str) -> str:

@@ -46,7 +46,7 @@ def prototype_map_page(lens: Lens, title: str = "Prototypes") -> str:
         "<noscript><p class='p-note'>The map needs JavaScript.</p></noscript>\n"
         f'<script type="application/json" class="p-data">{data}</script>\n</article>'
     )
-    return html_page(title, body, styles=("trace.css", "map.css"), script="map.js")
+    return html_page(title, body, styles=("trace.css", "map.css"), scripts=("plane.js", "map.js"))
 
 
 def _row(lens: Lens, row: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from prismlm.explain.steps import Step
 from prismlm.explain.support import WORDS
 from prismlm.files import json_text
 from prismlm.index.layout import trained_on_words
-from prismlm.pages.frame import asset, header, html_page
+from prismlm.pages.frame import asset, header, html_page, joined
 from prismlm.pages.trace_data import Pool, has_feedback, hue, trace_data, visible
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ CAVEAT = (
     "Shares show which learned patterns carry a prediction and where they occur in the corpus; "
     "they are no proof that removing a document changes the answer."
 )
+SCRIPTS = ("parts.js", "trace.js")
 FROM = {"generated": "written by the model", "argmax": "the model's top token"}
 
 
@@ -38,13 +39,13 @@ def page(
     become links, and a content policy forbids every request.
     """
     body = f"<h1>{escape(title)}</h1>\n{_articles(traces, against)}"
-    return html_page(title, body, styles=("trace.css",), script="trace.js")
+    return html_page(title, body, styles=("trace.css",), scripts=SCRIPTS)
 
 
 def fragment(trace: Trace) -> str:
     """Return what a notebook shows for a trace; any number of them may stand on one page."""
     body = marks_shown(_articles([trace]))
-    return f"<style>{asset('trace.css')}</style>\n{body}\n<script>{asset('trace.js')}</script>"
+    return f"<style>{asset('trace.css')}</style>\n{body}\n<script>{joined(SCRIPTS)}</script>"
 
 
 def _articles(traces: Sequence[Trace], against: int = 0) -> str:
@@ -119,7 +120,7 @@ def _token(step: Step, number: int, generated: bool, feedback: bool) -> str:
     name = "none in use" if leading is None else leading.name or f"prototype {leading.id}"
     read, target = step.pieces
     shown = _shown(read.text) if read.number == 1 else DITTO
-    tint = 0 if leading is None else hue(leading)
+    tint = 0 if leading is None else hue(leading.category, leading.id)
     label = (
         f"{visible(read.label)}, then {visible(target.label)} at {step.probability:.1%}; "
         f"leading prototype: {name}; explained {step.explained_share:.0%}"

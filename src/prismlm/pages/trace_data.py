@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from prismlm.explain.passages import Passage
 from prismlm.explain.shares import DocumentShare, Sources
-from prismlm.explain.steps import PrototypeUse, Step
+from prismlm.explain.steps import Step
 from prismlm.explain.verbatim import Quote
 from prismlm.index.around import Around
 from prismlm.index.lens import Lens
@@ -28,14 +28,16 @@ QUOTES_OF_TEXT = 6
 KEYS_SHOWN = {"domain": 8, "source": 6, "license": 6}
 # A full turn times the golden ratio's lesser part: neighbouring ids get hues far apart.
 GOLDEN_ANGLE = 137.508
+# Of a name's number: the fourteen categories of `prismlm label` are 13 degrees apart or more.
+CATEGORY_ANGLE = 39.71
 
 
-def hue(use: PrototypeUse) -> int:
+def hue(category: str | None, prototype: int = 0) -> int:
     """Return a hue in degrees that a category, or else a prototype, has on every page."""
-    number = use.id
-    if use.category:
-        number = sum(ord(letter) * (place + 1) for place, letter in enumerate(use.category))
-    return round(number * GOLDEN_ANGLE) % 360
+    if category:
+        number = sum(ord(letter) * (place + 1) for place, letter in enumerate(category))
+        return round(number * CATEGORY_ANGLE) % 360
+    return round(prototype * GOLDEN_ANGLE) % 360
 
 
 def safe_link(url: str | None) -> str | None:
@@ -66,7 +68,7 @@ class Pool:
     Attributes:
         lens: theirs; None without one.
         prototypes: by id, name, category, hue and the numbers of contexts, if they are kept.
-        places: text before, token, text after and number of the document.
+        places: text before, token, text after, number of the document, and position in the corpus.
         documents: doc_id, title, source, license and safe address.
     """
 
@@ -88,7 +90,8 @@ class Pool:
             if cut and token is not None:
                 before, after = before[-SHOWN_BEFORE:], after[:SHOWN_AFTER]
             self._numbers[key] = len(self.places)
-            self.places.append([before, token, after, self._document(place)])
+            at = place["position"]
+            self.places.append([before, token, after, self._document(place), at])
         return self._numbers[key]
 
     def _document(self, place: dict[str, Any]) -> int:
@@ -109,7 +112,9 @@ class Pool:
         with_contexts = {use.id for use in largest[:PROTOTYPES_WITH_CONTEXTS]}
         for use in step.prototypes:
             name = use.name or f"prototype {use.id}"
-            known = self.prototypes.setdefault(use.id, [name, use.category or 0, hue(use)])
+            known = self.prototypes.setdefault(
+                use.id, [name, use.category or 0, hue(use.category, use.id)]
+            )
             if len(known) == 3 and (self.lens is None or use.id in with_contexts):
                 known.append(self._nearest(use.id))
         return [
@@ -135,18 +140,22 @@ class Pool:
         return value
 
 
-def trace_data(trace: Trace, pool: Pool | None = None, against: int = 0) -> dict[str, Any]:
+def trace_data(
+    trace: Trace, pool: Pool | None = None, against: int = 0, *, each: bool = True
+) -> dict[str, Any]:
     """Return steps and shares as the page's script reads them, six digits of each figure.
 
     Args:
         trace: what is shown.
         pool: where what it shares with other traces is put.
         against: how many passages that speak against its predictions.
+        each: say what stands behind each step, not behind all alone.
     """
     pool = Pool(trace.lens) if pool is None else pool
     value = {
         "steps": [
-            _step(step, float(trace.table.bias[t]), pool) | _behind(trace[t : t + 1], pool)
+            _step(step, float(trace.table.bias[t]), pool)
+            | (behind(trace[t : t + 1], pool, DOCUMENTS_PER_STEP) if each else {})
             for t, step in enumerate(trace.steps)
         ],
         # Of a model with feedback the first token has none; of others, no token.
@@ -211,12 +220,13 @@ def _chain(chain: PrototypeChain) -> dict[str, Any]:
     }
 
 
-def _behind(trace: Trace, pool: Pool) -> dict[str, Any]:
+def behind(trace: Trace, pool: Pool, places: int) -> dict[str, Any]:
+    """Return shares by domain and source, and the places with the largest shares."""
     if trace.lens is None:
         return {"shares": [], "documents": []}
     return {
         "shares": [shown_shares(trace.sources(by), KEYS_SHOWN[by]) for by in ("domain", "source")],
-        "documents": [pool.document(d) for d in trace.places(DOCUMENTS_PER_STEP)],
+        "documents": [pool.document(d) for d in trace.places(places)],
     }
 
 

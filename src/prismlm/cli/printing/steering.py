@@ -66,6 +66,10 @@ def _print_text(console: Console, steering: Steering) -> None:
     console.print(table)
     if not steering.tokens:
         console.print("[dim]The document ends here: nothing was written.[/]")
+    if steering.change is not None:
+        control = steering.control_change
+        beside = "" if control is None else f", of the control {control:+.3f}"
+        console.print(f"mean change of log p: {steering.change:+.3f}{beside}")
     if steering.draws:
         console.print(
             f"[dim]control: the same change of activation on random prototypes of equal "

@@ -119,7 +119,9 @@ def _print_support(console: Console, trace: Trace) -> None:
 def _colour(use: PrototypeUse | None, lightness: float = 0.72) -> str:
     if use is None:
         return "default"
-    r, g, b = (round(255 * x) for x in colorsys.hls_to_rgb(hue(use) / 360, lightness, 0.6))
+    r, g, b = (
+        round(255 * x) for x in colorsys.hls_to_rgb(hue(use.category, use.id) / 360, lightness, 0.6)
+    )
     return f"#{r:02x}{g:02x}{b:02x}"
 
 

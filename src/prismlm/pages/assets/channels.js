@@ -1,25 +1,29 @@
-(() => {
-  const EMPTY_BELOW = 1e-30;
-  const make = (tag, classes, ...children) => {
-    const node = document.createElement(tag);
-    if (classes) node.className = classes;
-    node.append(...children.filter((child) => child !== null && child !== undefined));
-    return node;
-  };
-  const drawn = (tag, attributes) => {
-    const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
-    for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
-    return node;
-  };
-  const share = (x) => (x === 0 ? "0" : x < 0.0005 ? "<0.001" : x.toFixed(3));
-  const percent = (x) => (x > 0 && x < 0.005 ? "<1 %" : `${Math.round(100 * x)} %`);
-  const digits = (x) => (x >= 100 ? x.toFixed(0) : x >= 10 ? x.toFixed(1) : x.toFixed(2));
-  const lifeOf = (channel) => (channel.halfLife === null ? "–" : digits(channel.halfLife));
-  const signed = (x) => (x > 0 ? "+" : x < 0 ? "−" : "") + Math.abs(x);
-  const named = (word) => (word === "" ? "end of document" : word.trim() || (word.includes("\n") ? "↵" : "␣"));
+// Channels to read: a list of them, and the texts that write into the chosen one. Text from models
+// and corpora is only ever a text node.
+const EMPTY_BELOW = 1e-30;
+const make = (tag, classes, ...children) => {
+  const node = document.createElement(tag);
+  if (classes) node.className = classes;
+  node.append(...children.filter((child) => child !== null && child !== undefined));
+  return node;
+};
+const drawn = (tag, attributes) => {
+  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  return node;
+};
+const share = (x) => (x === 0 ? "0" : x < 0.0005 ? "<0.001" : x.toFixed(3));
+const percent = (x) => (x > 0 && x < 0.005 ? "<1 %" : `${Math.round(100 * x)} %`);
+const digits = (x) => (x >= 100 ? x.toFixed(0) : x >= 10 ? x.toFixed(1) : x.toFixed(2));
+const lifeOf = (channel) => (channel.halfLife === null ? "–" : digits(channel.halfLife));
+const signed = (x) => (x > 0 ? "+" : x < 0 ? "−" : "") + Math.abs(x);
+const named = (word) => (word === "" ? "end of document" : word.trim() || (word.includes("\n") ? "↵" : "␣"));
 
-  const root = document.querySelector(".p-channels");
-  const data = JSON.parse(root.querySelector('script[type="application/json"]').textContent);
+/** Fill the parts of a root (.c-layers, .c-list, .c-main) and return what shows the address anew.
+ * The address says and is told which layer and channel are chosen, by their numbers.
+ * @param {HTMLElement} root @param {any} data
+ * @param {{ read: () => (string | null | undefined)[], write: (layer: number, channel: number) => void }} address */
+export const readChannels = (root, data, address) => {
   const bytes = Uint8Array.from(atob(data.gates), (letter) => letter.charCodeAt(0));
   // counts[w] tokens make word w; ends[w] is the number of tokens up to its end.
   for (const text of data.texts) {
@@ -96,8 +100,9 @@
     return Math.max(0, Math.min(count - 1, to));
   };
 
-  const list = root.querySelector(".c-list");
-  const main = root.querySelector(".c-main");
+  const part = (classes) => /** @type {HTMLElement} */ (root.querySelector(classes));
+  const list = part(".c-list");
+  const main = part(".c-main");
   const layerNow = () => data.layers[state.layer];
   const channelNow = () => layerNow().channels[state.channel];
 
@@ -271,22 +276,18 @@
       scale, key("w", "write gate"), key("r", "read gate"));
     main.replaceChildren(make("div", "p-top", title, figures), chips, bar, help, body);
     view(state.view, false);
-    try {
-      history.replaceState(null, "", `#l${layer.layer}c${channel.id}`);
-    } catch {
-      // A page that is framed may not change its address.
-    }
+    address.write(layer.layer, channel.id);
   };
 
   const fromAddress = () => {
-    const [, layer, channel] = location.hash.match(/^#l(\d+)c(\d+)$/) || [];
+    const [layer, channel] = address.read();
     const at = data.layers.findIndex((one) => String(one.layer) === layer);
     if (at < 0) return;
     state.layer = at;
     state.channel = Math.max(0, data.layers[at].channels.findIndex((one) => String(one.id) === channel));
   };
   const show = () => {
-    const top = root.querySelector(".c-layers");
+    const top = part(".c-layers");
     const layers = data.layers.map((layer, i) => [String(i), String(layer.layer)]);
     const orders = [["number", "number"], ["life", "half-life"]];
     if (data.layers.some((layer) => layer.channels.some((one) => one.repetition !== null))) orders.push(["repetition", "repetition"]);
@@ -306,11 +307,10 @@
     showList(false);
     showChannel();
   };
-  fromAddress();
-  show();
-  addEventListener("hashchange", () => {
+  const follow = () => {
     fromAddress();
     show();
-  });
-  root.dataset.ready = "yes";
-})();
+  };
+  follow();
+  return follow;
+};

@@ -1,0 +1,109 @@
+"""prismlm explore: a model, its prototypes and its training text in a browser."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from prismlm.cli.options import Lens, Model, number
+from prismlm.errors import InputError
+
+if TYPE_CHECKING:
+    from prismlm.explain.language_model import PrismLM
+
+PORT = 8321
+HOST = "127.0.0.1"
+EVERYWHERE = ("0.0.0.0", "::")
+# Seconds that an answer that is being written may take to end when the server stops.
+PATIENCE = 3
+
+Port = Annotated[int, number("N", "Port to serve at; 0 takes a free one.", most=65535)]
+Host = Annotated[
+    str, typer.Option(metavar="ADDRESS", help="Address to serve at; others can reach 0.0.0.0.")
+]
+
+
+def explore(
+    model: Model,
+    lens: Lens = None,
+    port: Port = PORT,
+    host: Host = HOST,
+    browser: Annotated[
+        bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")
+    ] = True,
+) -> None:
+    """Ask a model, look at its prototypes and its training text, and steer it, in a browser."""
+    with closing(listening(host, port)) as listener:
+        serve(model, lens, listener, host, browser=browser)
+
+
+def serve(
+    model: Path, lens: str | None, listener: socket.socket, host: str, *, browser: bool
+) -> None:
+    """Serve the explorer of a model until Ctrl-C."""
+    import uvicorn
+
+    from prismlm.demo.prompts import PROMPTS
+    from prismlm.explain.language_model import load
+    from prismlm.explorer import create_app
+
+    lm = load(model, lens=lens)
+    port = listener.getsockname()[1]
+    names = {HOST, "localhost", host}
+    if host in EVERYWHERE:
+        names |= {socket.gethostname(), *socket.gethostbyname_ex(socket.gethostname())[2]}
+    token = secrets.token_urlsafe(24)
+    app = create_app(
+        lm,
+        token=token,
+        hosts=frozenset(f"{_bracketed(name)}:{port}" for name in names),
+        prompts=fitting(lm, PROMPTS),
+    )
+    shown = HOST if host in EVERYWHERE else _bracketed(host)
+    address = f"http://{shown}:{port}/?token={token}"
+    typer.echo(f"Explore {lm.path.resolve().name} at {address}\nCtrl-C ends it.", err=True)
+    config = uvicorn.Config(
+        app, log_level="warning", access_log=False, timeout_graceful_shutdown=PATIENCE
+    )
+    if browser:
+        typer.launch(address)
+    try:
+        uvicorn.Server(config).run(sockets=[listener])
+    except KeyboardInterrupt:
+        typer.echo("stopped", err=True)
+
+
+def fitting(lm: PrismLM, prompts: Mapping[str, str]) -> dict[str, str]:
+    """Return the prompts of domains that the lens has; all where it has none of them."""
+    domains = set() if lm.lens is None else set(lm.lens.keys("mass", "domain").names)
+    return {domain: text for domain, text in prompts.items() if domain in domains} or dict(prompts)
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """Return a socket that listens, before anything is loaded.
+
+    Raises:
+        InputError: the port is taken, or the address is none of this machine's.
+    """
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(128)
+    except (OSError, UnicodeError) as error:
+        listener.close()
+        raise InputError(
+            f"cannot serve at {host}, port {port} ({getattr(error, 'strerror', None) or error}): "
+            "expected an address of this machine and a free port. --port 0 takes one."
+        ) from error
+    return listener
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,99 @@
+"""Telling each step of a text while the model still writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from prismlm.explain.prediction import Recorded, fed_back, split_seen
+from prismlm.explain.split import OutputLayer
+from prismlm.explain.steps import BROKEN, MOST_JOINED, Piece, Step, Steps, pieces_of
+
+if TYPE_CHECKING:
+    from prismlm.index.opened_model import OpenedModel
+
+# Is called with each step, in order, once its target is whole characters; False stops the writing.
+OnStep = Callable[[Step], bool | None]
+
+
+class Following:
+    """Splits each prediction of a generation as soon as its target is known, and tells it.
+
+    The steps are those that ``explain`` returns at the end, but for chains. A model that keeps
+    predictions of its prompt to itself is not followed.
+
+    Args:
+        lm: the model.
+        recorded: what passes its output embedding meanwhile.
+        prompt_length: tokens of the prompt.
+        on_step: is told.
+    """
+
+    def __init__(
+        self, lm: OpenedModel, recorded: Recorded, prompt_length: int, on_step: OnStep
+    ) -> None:
+        self._lm, self._recorded, self._prompt_length = lm, recorded, prompt_length
+        self._on_step = on_step
+        self._output = OutputLayer.of(lm.model, lm.logit_map)
+        self._passes = 0
+        self._pieces: list[Piece] = []
+        self._held: list[Step] = []
+
+    @torch.no_grad()
+    def __call__(self, ids: Tensor) -> bool:
+        """Tell the steps up to the last of ``ids`` [1, T]; say whether to stop."""
+        new = self._recorded.states[self._passes :]
+        count = sum(z.shape[1] for z in new)
+        if not count or (self._passes == 0 and count != ids.shape[1] - 1):
+            return False
+        codes = self._recorded.codes[self._passes :]
+        split = split_seen(
+            self._output,
+            self._lm.head,
+            torch.cat(new, 1)[0],
+            torch.cat(self._recorded.embedded[self._passes :], 1)[0],
+            ids[0, -count:],
+            fed_back(self._lm.model, torch.cat(codes, 1)[0] if codes else None),
+        )
+        self._passes += len(new)
+        tokens = ids[0].tolist()
+        self._read(tokens)
+        lm = self._lm
+        steps = Steps(
+            split, tokens, self._prompt_length, lm.tokenizer, lm.lens, pieces=self._pieces
+        )
+        self._held = [self._whole(step) for step in self._held] + list(steps)
+        return self._tell()
+
+    def finish(self) -> None:
+        """Tell what was held back for the rest of a character that never came."""
+        for step in self._held:
+            self._on_step(step)
+        self._held = []
+
+    def _read(self, tokens: list[int]) -> None:
+        """Read the last tokens as pieces; those that wait for the rest of a character anew."""
+        first = len(self._pieces)
+        earliest = max(0, first - MOST_JOINED)
+        while first > earliest and BROKEN in self._pieces[first - 1].text:
+            first -= 1
+        self._pieces[first:] = pieces_of(self._lm.tokenizer, tokens[first:])
+
+    def _whole(self, step: Step) -> Step:
+        read = self._pieces
+        values = {**vars(step), "pieces": (read[step.position], read[step.position + 1])}
+        return Step(**values)
+
+    def _tell(self) -> bool:
+        stop = False
+        while self._held and not stop:
+            target = self._held[0].pieces[1]
+            if BROKEN in target.text and len(self._held) < MOST_JOINED:
+                return False
+            stop = self._on_step(self._held.pop(0)) is False
+        if stop:
+            self._held = []
+        return stop

@@ -1,0 +1,123 @@
+"""The explorer as an ASGI application: one model, its JSON API, and the page that uses it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import FileResponse, JSONResponse, Response
+from fastapi.staticfiles import StaticFiles
+from starlette.concurrency import run_in_threadpool
+
+from prismlm import __version__
+from prismlm.errors import InputError, PrismError
+from prismlm.explain.language_model import PrismLM
+from prismlm.explorer import ask, audit, documents, inside, map, overview, prototypes, steer
+from prismlm.explorer.safety import Safety
+from prismlm.explorer.session import Busy, Limits, Session
+from prismlm.explorer.streams import sent
+
+STATIC = Path(__file__).parent / "static"
+PAGES = Path(__file__).parent.parent / "pages" / "assets"
+# What the static pages are made of, and the explorer too.
+SHARED = {
+    "parts.js": "text/javascript",
+    "plane.js": "text/javascript",
+    "trace.css": "text/css",
+    "channels.js": "text/javascript",
+    "channels.css": "text/css",
+}
+VIEWS = (overview, ask, prototypes, map, steer, inside, audit, documents)
+
+
+class Shown(JSONResponse):
+    """JSON as the explorer sends it."""
+
+    def render(self, content: Any) -> bytes:
+        """Return the bytes that are sent."""
+        return sent(content).encode()
+
+
+def create_app(
+    lm: PrismLM,
+    *,
+    token: str,
+    hosts: frozenset[str],
+    prompts: Mapping[str, str] | None = None,
+    limits: Limits | None = None,
+) -> FastAPI:
+    """Return the application that explores a model.
+
+    Args:
+        lm: the model, with its head and, if it has one, its lens.
+        token: every request must bring it; see :mod:`prismlm.explorer.safety`.
+        hosts: values of the Host header that name this server, such as ``127.0.0.1:8080``.
+        prompts: to try, by domain.
+        limits: of requests.
+    """
+    limits = limits or Limits()
+    session = Session(lm, limits, prompts or {})
+    app = FastAPI(
+        title="prismlm explorer",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        default_response_class=Shown,
+        lifespan=lambda app: _warming(lm),
+    )
+    app.add_middleware(Safety, token=token, hosts=hosts, largest=limits.body)
+    app.add_exception_handler(PrismError, _told)
+    app.add_exception_handler(RequestValidationError, _not_understood)
+    app.add_exception_handler(Busy, _busy)
+    for view in VIEWS:
+        app.include_router(view.routes(session), prefix="/api")
+    _pages(app)
+    return app
+
+
+@asynccontextmanager
+async def _warming(lm: PrismLM) -> AsyncIterator[None]:
+    """Read the tables that the first question would wait for, while the page is being opened."""
+
+    def read() -> None:
+        if lm.lens is not None:
+            _ = lm.lens.names, lm.lens.categories, lm.lens.cells, lm.lens.corpus, lm.lens.index
+
+    warming = asyncio.ensure_future(run_in_threadpool(read))
+    yield
+    await asyncio.wait([warming])
+
+
+def _pages(app: FastAPI) -> None:
+    @app.get("/", include_in_schema=False)
+    def page() -> FileResponse:
+        return FileResponse(STATIC / "index.html", media_type="text/html")
+
+    def shared(name: str) -> Any:
+        return lambda: FileResponse(PAGES / name, media_type=SHARED[name])
+
+    for name in SHARED:
+        app.add_api_route(f"/static/{name}", shared(name), include_in_schema=False)
+    app.mount("/static", StaticFiles(directory=STATIC))
+
+
+def _told(request: Request, error: Exception) -> Response:
+    status = 422 if isinstance(error, InputError) else 409
+    return JSONResponse({"error": str(error)}, status_code=status)
+
+
+def _not_understood(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"][1:]) or "the request"
+    return JSONResponse({"error": f"{where}: {first['msg']}."}, status_code=422)
+
+
+def _busy(request: Request, error: Exception) -> Response:
+    why = "busy: others are waiting for the model already. Try again in a moment."
+    return JSONResponse({"error": why}, status_code=429, headers={"Retry-After": "5"})

@@ -1,0 +1,186 @@
+"""Asking: a text is written token by token, each split into its prototypes, and then traced."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from fastapi import APIRouter
+from fastapi.responses import Response, StreamingResponse
+from pydantic import BaseModel, Field
+from starlette.concurrency import run_in_threadpool
+
+from prismlm.corpus.words import DITTO
+from prismlm.errors import InputError
+from prismlm.explain.steps import Piece, Step, pieces_of
+from prismlm.explain.trace import Trace
+from prismlm.explorer.session import Answer, Session
+from prismlm.explorer.streams import Tell, streamed
+from prismlm.files import json_text
+from prismlm.pages.trace import page
+from prismlm.pages.trace_data import Pool, behind, hue, rounded, trace_data, visible
+
+AGAINST = 4
+PASSAGES = 8
+
+
+class Question(BaseModel):
+    """What is asked: a text, and how to go on."""
+
+    text: str = Field(min_length=1)
+    generate: int = Field(default=40, ge=0, le=1024)
+    temperature: float = Field(default=0.0, ge=0, le=10, allow_inf_nan=False)
+    seed: int = Field(default=0, ge=0, lt=2**53)
+
+
+def routes(session: Session) -> APIRouter:
+    """Return ``/ask`` and the questions about an answer."""
+    router = APIRouter(tags=["ask"])
+
+    @router.post(
+        "/ask",
+        summary="Write after a text; server-sent events: start, step, done or error",
+        response_class=StreamingResponse,
+    )
+    async def ask(question: Question) -> StreamingResponse:
+        session.line.check()
+        pieces = await run_in_threadpool(lambda: _prompt(session, question))
+        answer = session.keep(Answer())
+        return streamed(
+            session, answer, lambda tell: _write(session, answer, question, pieces, tell)
+        )
+
+    @router.post("/answers/{key}/stop", summary="Stop writing")
+    def stop(key: str) -> dict[str, bool]:
+        session.answer(key).stop.set()
+        return {"stopped": True}
+
+    @router.get("/answers/{key}/steps/{step}", summary="What stands behind one prediction")
+    async def step(key: str, step: int) -> dict[str, Any]:
+        one = _step_of(session.trace(key), step)
+        return await run_in_threadpool(lambda: _behind(one))
+
+    @router.get("/answers/{key}/steps/{step}/against", summary="What speaks against it")
+    async def against(key: str, step: int) -> dict[str, Any]:
+        one = _step_of(session.trace(key), step)
+        return await session.line.run(lambda: _against(one))
+
+    @router.get("/answers/{key}/report.{kind}", summary="html, json or parquet")
+    async def report(key: str, kind: str) -> Response:
+        trace = session.trace(key)
+        return await run_in_threadpool(lambda: _report(trace, kind))
+
+    return router
+
+
+def _prompt(session: Session, question: Question) -> list[Piece]:
+    """Return the prompt's tokens as they are shown; raise InputError for one that is too long."""
+    lm = session.lm
+    ids = lm.encode(question.text, question.generate)[0].tolist()
+    most = session.limits.tokens
+    if len(ids) + question.generate > most:
+        raise InputError(
+            f"the text has {len(ids):,} tokens and {question.generate:,} are asked for: the "
+            f"explorer reads {most:,}. Shorten it, or use `prismlm explain`."
+        )
+    return pieces_of(lm.tokenizer, ids)
+
+
+def _write(
+    session: Session, answer: Answer, question: Question, pieces: list[Piece], tell: Tell
+) -> None:
+    """Tell the prompt's tokens, each step, and the finished trace."""
+    known: set[int] = set()
+    tell("start", {"id": answer.id, "tokens": [_text(piece) for piece in pieces]})
+
+    def on_step(step: Step) -> bool:
+        tell("step", _step(step, known))
+        return not answer.stop.is_set()
+
+    how = question.model_dump()
+    trace = session.lm.explain(how.pop("text"), on_step=on_step, **how)
+    answer.trace = trace
+    tell("done", {"id": answer.id, **_finished(trace)})
+
+
+def _text(piece: Piece) -> str:
+    """Return a token as it stands in the text: characters of several tokens at the first."""
+    return piece.text if piece.number == 1 else DITTO
+
+
+def _step(step: Step, known: set[int]) -> dict[str, Any]:
+    """Return a step as a column of slices, and the prototypes that were not told before."""
+    new = {use.id: use for use in step.prototypes if use.id not in known}
+    known.update(new)
+    return rounded(
+        {
+            "token": visible(step.pieces[0].label),
+            "target": visible(step.pieces[1].label),
+            "text": _text(step.pieces[1]),
+            "from": step.target_from,
+            "position": step.position,
+            "probability": step.probability,
+            "logit": step.logit,
+            "explained": step.explained_share,
+            "bias": step.bias,
+            "residual": step.residual,
+            "uses": [[use.id, use.contribution] for use in step.prototypes],
+            "prototypes": {
+                str(number): [
+                    use.name or f"prototype {number}",
+                    use.category,
+                    hue(use.category, number),
+                ]
+                for number, use in new.items()
+            },
+        }
+    )
+
+
+def _finished(trace: Trace) -> dict[str, Any]:
+    """Return a trace as the static page shows it."""
+    pool = Pool(trace.lens)
+    data = trace_data(trace, pool, each=False)
+    support = trace.support
+    return {
+        "trace": data,
+        "shared": pool.to_dict(),
+        "support": None if support is None else support.to_dict(),
+    }
+
+
+def _step_of(trace: Trace, step: int) -> Trace:
+    if not 0 <= step < len(trace):
+        raise InputError(f"there is no step {step}: the answer has {len(trace):,}, from 0.")
+    return trace[step : step + 1]
+
+
+def _behind(trace: Trace) -> dict[str, Any]:
+    pool = Pool(trace.lens)
+    return rounded(behind(trace, pool, PASSAGES)) | {"shared": pool.to_dict()}
+
+
+def _against(trace: Trace) -> dict[str, Any]:
+    pool = Pool(trace.lens)
+    found = [pool.document(passage) for passage in trace.against(AGAINST)]
+    return rounded({"against": found}) | {"shared": pool.to_dict()}
+
+
+def _report(trace: Trace, kind: str) -> Response:
+    if kind == "html":
+        return _file(page([trace]).encode(), "answer.html", "text/html; charset=utf-8")
+    if kind == "json":
+        text = json_text(trace.to_dict(by="domain"), indent=2)
+        return _file(text.encode(), "answer.json", "application/json")
+    if kind == "parquet":
+        sink = pa.BufferOutputStream()
+        pq.write_table(pa.Table.from_pylist([row for step in trace for row in step.rows()]), sink)
+        data = sink.getvalue().to_pybytes()
+        return _file(data, "answer.parquet", "application/vnd.apache.parquet")
+    raise InputError(f"there is no report of kind {kind!r}: expected html, json or parquet.")
+
+
+def _file(data: bytes, name: str, kind: str) -> Response:
+    headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+    return Response(data, media_type=kind, headers=headers)

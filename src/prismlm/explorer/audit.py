@@ -1,0 +1,165 @@
+"""Audits: what a model's predictions over many texts rely on, and the files of the command."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
+
+from fastapi import APIRouter
+from fastapi.responses import Response, StreamingResponse
+from pydantic import BaseModel, Field
+from starlette.concurrency import run_in_threadpool
+
+from prismlm.corpus.documents import Document
+from prismlm.errors import InputError, check_text
+from prismlm.explain.audit import Audit
+from prismlm.explain.audit_files import audit_files
+from prismlm.explain.language_model import PrismLM
+from prismlm.explain.texts import text_options
+from prismlm.explorer.session import Answer, Session
+from prismlm.explorer.streams import Tell, streamed
+from prismlm.index.layout import GROUP_COLUMNS
+from prismlm.pages.audit import audit_page
+from prismlm.pages.trace_data import KEYS_SHOWN, Pool, rounded, shown_shares
+
+MOST_TEXTS = 1_000
+LONGEST_ID = 400
+DOCUMENTS_SHOWN = 10
+OF_A_ROW = (
+    *("text_id", "opening", "tokens", "predictions", "ce", "explained_share", "unattributed"),
+    *("support", "support_score"),
+)
+KINDS = {
+    "parquet": "application/vnd.apache.parquet",
+    "jsonl": "application/jsonl; charset=utf-8",
+    "csv": "text/csv; charset=utf-8",
+    "html": "text/html; charset=utf-8",
+}
+
+
+class Text(BaseModel):
+    """One text and what it is called."""
+
+    id: str = Field(min_length=1, max_length=LONGEST_ID)
+    text: str
+
+
+class Texts(BaseModel):
+    """What is to be audited."""
+
+    texts: Annotated[list[Text], Field(min_length=1, max_length=MOST_TEXTS)]
+    least_share: float = Field(default=0.01, ge=0, le=1, allow_inf_nan=False)
+
+
+def routes(session: Session) -> APIRouter:
+    """Return the routes under ``/audits``."""
+    router = APIRouter(tags=["audit"])
+
+    @router.post(
+        "/audits",
+        summary="Audit texts; server-sent events: start, progress, row, done or error",
+        response_class=StreamingResponse,
+    )
+    def audit(texts: Texts) -> StreamingResponse:
+        documents = _documents(session, texts)
+        found = Audit(session.lm, text_options([session.lm]), None, texts.least_share)
+        answer = session.keep(Answer())
+        return streamed(session, answer, partial(_read, session.lm, answer, found, documents))
+
+    @router.get("/audits/{key}/report.{kind}", summary="parquet, jsonl, csv or html")
+    async def report(key: str, kind: str) -> Response:
+        answer = session.answer(key)
+        if answer.audit is None:
+            raise InputError(f"the answer {key!r} is not an audit that has read a text.")
+        if kind not in KINDS:
+            raise InputError(f"there is no report of kind {kind!r}: expected {', '.join(KINDS)}.")
+        data = await run_in_threadpool(partial(_report, answer, answer.audit, kind))
+        headers = {"Content-Disposition": f'attachment; filename="audit.{kind}"'}
+        return Response(data, media_type=KINDS[kind], headers=headers)
+
+    return router
+
+
+def _documents(session: Session, texts: Texts) -> list[Document]:
+    """Return the texts that hold something; raise InputError for what cannot be audited."""
+    characters = sum(len(one.text) for one in texts.texts)
+    most = session.limits.audited
+    if characters > most:
+        raise InputError(
+            f"the texts have {characters:,} characters: the explorer reads {most:,} at once. Give "
+            "fewer, or use `prismlm audit`, which has no such limit."
+        )
+    seen: set[str] = set()
+    for one in texts.texts:
+        check_text(f"the text {check_text('the id of a text', one.id)!r}", one.text)
+        if one.id in seen:
+            raise InputError(f"two texts are called {one.id!r}: give each an id of its own.")
+        seen.add(one.id)
+    found = [Document(one.id, one.text) for one in texts.texts if one.text.strip()]
+    if not found:
+        raise InputError("no text: what was given is empty.")
+    return found
+
+
+def _read(lm: PrismLM, answer: Answer, audit: Audit, documents: list[Document], tell: Tell) -> None:
+    """Tell how many predictions there are, how many are done, each row, and the whole."""
+    encoded = (lm.tokenizer(d.text, add_special_tokens=False, verbose=False) for d in documents)
+    predictions = sum(max(0, len(one["input_ids"]) - 1) for one in encoded)
+    tell("start", {"id": answer.id, "texts": len(documents), "predictions": predictions})
+    done = 0
+
+    def on_pass(count: int) -> bool:
+        nonlocal done
+        done += count
+        tell("progress", {"predictions": done})
+        return not answer.stop.is_set()
+
+    for text in audit.read(documents, on_pass):
+        row = text.to_dict()
+        answer.rows.append(row)
+        tell("row", _shown(row))
+    whole = None
+    if audit.texts:
+        answer.audit, answer.summary = audit, audit.to_dict()
+        whole = _whole(audit, answer.summary)
+    stopped = audit.texts < len(documents)
+    tell("done", {"id": answer.id, "stopped": stopped, "whole": whole})
+
+
+def _shown(row: dict[str, Any]) -> dict[str, Any]:
+    """Return of a row what the page lists: its figures, and what it leans on most."""
+    source, document = row["by_source"][:1], row["documents"][:1]
+    return rounded(
+        {name: row[name] for name in OF_A_ROW}
+        | {
+            "source": [source[0]["key"], source[0]["share"]] if source else None,
+            "document": [document[0][k] for k in ("doc_id", "title", "share", "position")]
+            if document
+            else None,
+        }
+    )
+
+
+def _whole(audit: Audit, summary: dict[str, Any]) -> dict[str, Any]:
+    """Return the sums over all texts as parts of the pages read them."""
+    whole, pool = audit.attribution(), Pool(audit.lens)
+    names = ("texts", "tokens", "predictions", "ce", "explained_share", "support")
+    value = {name: summary[name] for name in names} | {
+        "shares": [shown_shares(whole.sources(by), KEYS_SHOWN[by]) for by in GROUP_COLUMNS],
+        "documents": [pool.document(one) for one in whole.documents(DOCUMENTS_SHOWN)],
+    }
+    return rounded(value) | {"shared": pool.to_dict()}
+
+
+def _report(answer: Answer, audit: Audit, kind: str) -> bytes:
+    """Return a file as `prismlm audit` writes it."""
+    if kind == "html":
+        return audit_page(answer.summary).encode()
+    with TemporaryDirectory() as directory:
+        path = Path(directory) / f"audit.{kind}"
+        with audit_files([path], [], audit.identity) as (rows, _):
+            for row in answer.rows:
+                rows.add(row)
+        return path.read_bytes()

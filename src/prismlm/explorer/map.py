@@ -1,0 +1,55 @@
+"""The map: where every prototype stands, and what it is called."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+from fastapi import APIRouter
+
+from prismlm.errors import InputError
+from prismlm.explorer.session import Session
+from prismlm.pages.trace_data import hue
+
+# Digits of a place: a map is some tens across, and a screen some thousand points.
+DIGITS = 3
+
+
+def routes(session: Session) -> APIRouter:
+    """Return ``/map``."""
+    router = APIRouter(tags=["map"])
+    known = cache(lambda: _columns(session))
+
+    @router.get("/map", summary="Place, category and name of every prototype, by number")
+    def prototypes() -> dict[str, Any]:
+        return known()
+
+    return router
+
+
+def _columns(session: Session) -> dict[str, Any]:
+    """Return columns with an entry for each prototype; its category is a number, −1 for none."""
+    path, lens = session.lm.path, session.lm.lens
+    if lens is None:
+        raise InputError(f"{path} has no lens, so no map. Build one with `prismlm index`.")
+    table = lens.prototypes
+    if lens.meta.map is None or table["x"].null_count:
+        raise InputError(
+            f"the lens {lens.name} has no map: make it with `prismlm map {path}`, then start the "
+            "explorer anew."
+        )
+    names = sorted({name for name in lens.categories if name is not None})
+    numbers = {name: number for number, name in enumerate(names)}
+    return {
+        "x": _rounded(table["x"].to_numpy(), DIGITS),
+        "y": _rounded(table["y"].to_numpy(), DIGITS),
+        "category": [-1 if name is None else numbers[name] for name in lens.categories],
+        "names": lens.names,
+        "usage": _rounded(table["usage"].to_numpy(), 6),
+        "categories": [{"name": name, "hue": hue(name)} for name in names],
+    }
+
+
+def _rounded(values: np.ndarray, digits: int) -> list[float]:
+    return values.astype(np.float64).round(digits).tolist()

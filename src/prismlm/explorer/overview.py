@@ -1,0 +1,86 @@
+"""What the model is and has, and what it lacks, for the page's head and its first view."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from fastapi import APIRouter
+
+from prismlm.explorer.session import Session
+from prismlm.index.layout import trained_on_words
+from prismlm.index.lens import Lens
+from prismlm.pages.trace_data import hue
+
+
+def routes(session: Session) -> APIRouter:
+    """Return ``/model``."""
+    router = APIRouter(tags=["model"])
+
+    @router.get("/model", summary="What the model is and has")
+    def model() -> dict[str, Any]:
+        return overview(session)
+
+    return router
+
+
+def overview(session: Session) -> dict[str, Any]:
+    """Return what the page says of the model before anything is asked."""
+    lm, lens = session.lm, session.lm.lens
+    return {
+        "name": lm.path.resolve().name,
+        "path": str(lm.path),
+        "kind": type(lm.model).__name__,
+        "parameters": sum(parameter.numel() for parameter in lm.model.parameters()),
+        "prototypes": lm.head.num_prototypes,
+        "prototypes_per_token": lm.head.prototypes_per_token,
+        "lens": None if lens is None else _lens(lens),
+        "missing": _missing(session),
+        "categories": [] if lens is None else _categories(lens),
+        "prompts": dict(session.prompts),
+        "limits": {"tokens": session.limits.tokens, "audited": session.limits.audited},
+    }
+
+
+def _lens(lens: Lens) -> dict[str, Any]:
+    meta = lens.meta
+    trained = meta.trained_on
+    return {
+        "name": lens.name,
+        "tokens": meta.tokens,
+        "documents": meta.documents,
+        "trained_on": None if trained is None else trained_on_words(trained, meta.split),
+        "cells": lens.cells is not None,
+        "verbatim": lens.suffixes is not None,
+        "map": meta.map is not None,
+        "labels": meta.labels is not None,
+        "corpus": lens.corpus is not None,
+    }
+
+
+def _missing(session: Session) -> list[dict[str, str]]:
+    """Return what the model could have, and the command that makes it."""
+    lm, lens = session.lm, session.lm.lens
+    name = str(lm.path)
+    if lens is None:
+        command = f"prismlm index {name} --corpus DIR"
+        return [{"what": "a lens: no training text can be named", "command": command}]
+    found: list[dict[str, str]] = []
+    if lens.cells is None:
+        command = f"prismlm index {name} --corpus DIR --positions 1 --overwrite"
+        found.append({"what": "cells: documents are named, no passages", "command": command})
+    if lens.meta.labels is None:
+        found.append({"what": "names of prototypes", "command": f"prismlm label {name}"})
+    if lens.meta.map is None:
+        found.append({"what": "a map of prototypes", "command": f"prismlm map {name}"})
+    if lens.corpus is None:
+        what = f"the corpus at {lens.meta.corpus_path}: it is not there, or has changed"
+        found.append({"what": what, "command": f"prismlm index {name} --corpus DIR --overwrite"})
+    return found
+
+
+def _categories(lens: Lens) -> list[dict[str, Any]]:
+    seen = Counter(category for category in lens.categories if category is not None)
+    return [
+        {"name": name, "prototypes": count, "hue": hue(name)} for name, count in seen.most_common()
+    ]

@@ -1,0 +1,140 @@
+"""Who may ask, from where, and how much: what stands before every request.
+
+A page of another site can make a browser send requests to 127.0.0.1, and on a shared machine
+others can reach the port. So every request needs the token of this run: in the address that opens
+the page, which is exchanged for a cookie at once, or as a bearer token for scripts.
+"""
+
+from __future__ import annotations
+
+import hmac
+from http.cookies import CookieError, SimpleCookie
+from urllib.parse import parse_qs
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+SCRIPTS_AND_STYLES = "/static/"
+
+
+class Safety:
+    """ASGI middleware: checks Host, Origin, token, kind and size of every request.
+
+    Args:
+        app: what it stands before.
+        token: of this run.
+        hosts: values of the Host header that name this server, such as ``127.0.0.1:8080``.
+        largest: bytes of a request's body.
+    """
+
+    def __init__(self, app: ASGIApp, *, token: str, hosts: frozenset[str], largest: int) -> None:
+        self.app, self.token, self.hosts, self.largest = app, token, hosts, largest
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer what may not pass; pass on the rest with a bound on its size."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers[name] = value
+                if scope["path"].startswith(SCRIPTS_AND_STYLES):
+                    headers["Cache-Control"] = "no-cache"
+            await send(message)
+
+        refusal = self._refusal(scope)
+        if refusal is not None:
+            await refusal(scope, receive, send_with_headers)
+            return
+        await self.app(scope, _Bounded(receive, self.largest), send_with_headers)
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        headers = Headers(scope=scope)
+        host, origin = headers.get("host", ""), headers.get("origin")
+        if host not in self.hosts:
+            return _no(421, f"this server is not {host!r}: open the address it printed.")
+        if origin is not None and origin != f"http://{host}":
+            return _no(403, "a page of another site may not ask this server.")
+        entry = self._entry(scope)
+        if entry is not None:
+            return entry
+        if not self._known(headers):
+            return _no(401, "open the address that `prismlm explore` printed: it holds the key.")
+        if scope["method"] not in ("POST", "PUT", "PATCH"):
+            return None
+        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            return _no(415, f"expected a body of application/json, got {kind or 'none'}.")
+        length = headers.get("content-length", "")
+        if not length.isdecimal():
+            return _no(411, "expected a Content-Length.")
+        if int(length) > self.largest:
+            return _no(413, f"{int(length):,} bytes: at most {self.largest:,} are read at once.")
+        return None
+
+    def _entry(self, scope: Scope) -> Response | None:
+        """Return what exchanges the key in the address for a cookie; None without a key."""
+        if scope["path"] != "/" or scope["method"] != "GET":
+            return None
+        given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [])
+        if not given:
+            return None
+        if not self._equal(given[0]):
+            return _no(401, "this key is of another run: open the address that was printed.")
+        response = RedirectResponse("/", status_code=303)
+        response.set_cookie(self._cookie(scope), self.token, httponly=True, samesite="strict")
+        return response
+
+    def _known(self, headers: Headers) -> bool:
+        kind, _, bearer = headers.get("authorization", "").partition(" ")
+        if kind.lower() == "bearer" and self._equal(bearer.strip()):
+            return True
+        try:
+            cookies = SimpleCookie(headers.get("cookie", ""))
+        except CookieError:
+            return False
+        return any(self._equal(cookie.value) for cookie in cookies.values())
+
+    def _cookie(self, scope: Scope) -> str:
+        # Cookies know no ports: two explorers of one machine must not throw each other out.
+        return f"prismlm-{scope['server'][1]}"
+
+    def _equal(self, given: str) -> bool:
+        return hmac.compare_digest(given.encode(), self.token.encode())
+
+
+class _Bounded:
+    """Receives a body and fails once it is longer than was said to be read."""
+
+    def __init__(self, receive: Receive, largest: int) -> None:
+        self.receive, self.left = receive, largest
+
+    async def __call__(self) -> Message:
+        message = await self.receive()
+        self.left -= len(message.get("body", b""))
+        # The server holds a body to its Content-Length, so this is never met by a real one.
+        if self.left < 0:
+            return {"type": "http.disconnect"}
+        return message
+
+
+def _no(status: int, why: str) -> Response:
+    if status == 401:
+        return PlainTextResponse(why + "\n", status_code=status)
+    return JSONResponse({"error": why}, status_code=status)

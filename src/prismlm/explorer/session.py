@@ -1,0 +1,167 @@
+"""What one explorer holds: the model, the line of those who ask it, and the last answers."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import threading
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from starlette.concurrency import run_in_threadpool
+
+from prismlm.errors import InputError
+from prismlm.explain.audit import Audit
+from prismlm.explain.language_model import PrismLM
+from prismlm.explain.trace import Trace
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of what one request may ask for.
+
+    Attributes:
+        body: bytes.
+        tokens: of a prompt and what is written after it.
+        audited: characters of all texts of an audit.
+        waiting: requests that wait for the model; more are told that it is busy.
+        answers: kept for questions about them, the latest.
+    """
+
+    body: int = 8_000_000
+    tokens: int = 2048
+    audited: int = 2_000_000
+    waiting: int = 8
+    answers: int = 32
+
+
+class Busy(Exception):
+    """As many requests wait for the model as may."""
+
+
+class Line:
+    """One at a time uses the model, in the order they came; the others wait, up to a number.
+
+    Args:
+        waiting: how many may wait.
+    """
+
+    def __init__(self, waiting: int) -> None:
+        self._turn = asyncio.Semaphore(1)
+        self._most = waiting
+        self.waiting = 0
+
+    @property
+    def before(self) -> int:
+        """How many would be served before another one."""
+        return self.waiting + self._turn.locked()
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Wait for the model and hold it during the block.
+
+        Raises:
+            Busy: too many wait.
+        """
+        self.check()
+        self.waiting += 1
+        try:
+            await self._turn.acquire()
+        finally:
+            self.waiting -= 1
+        try:
+            yield
+        finally:
+            self._turn.release()
+
+    def check(self) -> None:
+        """Raise Busy where nobody else may wait."""
+        if self.waiting >= self._most:
+            raise Busy
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Return what ``work`` returns, in a thread of its own, once it is its turn.
+
+        Raises:
+            Busy: too many wait.
+        """
+        async with self.turn():
+            task = asyncio.ensure_future(run_in_threadpool(work))
+            try:
+                return await asyncio.shield(task)
+            except asyncio.CancelledError:
+                # A thread cannot be stopped from outside: the next in line waits for its end.
+                await asyncio.wait([task])
+                raise
+
+
+@dataclass
+class Answer:
+    """A text that was read or written, to be asked about.
+
+    Attributes:
+        id: unguessable.
+        stop: set where it is to end.
+        trace: once it has ended; None before, and of an audit.
+        audit: of an audit, once it has ended.
+        rows, summary: of an audit, one for each text, and the whole.
+    """
+
+    id: str = field(default_factory=lambda: secrets.token_urlsafe(12))
+    stop: threading.Event = field(default_factory=threading.Event)
+    trace: Trace | None = None
+    audit: Audit | None = None
+    rows: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    summary: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+class Session:
+    """A model being explored.
+
+    Attributes:
+        lm: the model.
+        limits: of requests.
+        prompts: to try, by domain.
+        line: of those who wait for it.
+    """
+
+    def __init__(self, lm: PrismLM, limits: Limits, prompts: Mapping[str, str]) -> None:
+        self.lm, self.limits, self.prompts = lm, limits, prompts
+        self.line = Line(limits.waiting)
+        self._answers: OrderedDict[str, Answer] = OrderedDict()
+
+    def keep(self, answer: Answer) -> Answer:
+        """Keep an answer; the oldest is forgotten where there are too many."""
+        self._answers[answer.id] = answer
+        while len(self._answers) > self.limits.answers:
+            _, forgotten = self._answers.popitem(last=False)
+            forgotten.stop.set()
+        return answer
+
+    def answer(self, key: str) -> Answer:
+        """Return an answer that was kept.
+
+        Raises:
+            InputError: it is not here, or no longer.
+        """
+        if key not in self._answers:
+            raise InputError(
+                f"there is no answer {key!r}: the last {self.limits.answers} are kept. Ask again."
+            )
+        return self._answers[key]
+
+    def trace(self, key: str) -> Trace:
+        """Return the trace of an answer that has ended.
+
+        Raises:
+            InputError: there is none, or it is still being written.
+        """
+        trace = self.answer(key).trace
+        if trace is None:
+            raise InputError(f"the answer {key!r} is not a text that has been read to its end.")
+        return trace

@@ -1,0 +1,86 @@
+"""Steering: a text written under an edit, beside the text without it and under its control."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from fastapi import APIRouter
+from pydantic import BaseModel, Field
+
+from prismlm.edits.steering import steer
+from prismlm.edits.values import Ablate, Clamp, Edit, Group, Scale
+from prismlm.errors import InputError
+from prismlm.explorer.session import Session
+from prismlm.pages.trace_data import hue, rounded, visible
+
+# Tokens: of each, the probabilities of the whole vocabulary are held for each draw.
+SHOWN = 256
+
+
+class Wanted(BaseModel):
+    """An edit of a prototype or a category, and what is written under it."""
+
+    text: str = Field(min_length=1)
+    prototype: int | None = Field(default=None, ge=0)
+    category: str | None = Field(default=None, min_length=1, max_length=1000)
+    strength: float = Field(ge=-1, le=1, allow_inf_nan=False)
+    target: Literal["top", "signature"] = "signature"
+    generate: int = Field(default=20, ge=0, le=SHOWN)
+    temperature: float = Field(default=0.0, ge=0, le=10, allow_inf_nan=False)
+    seed: int = Field(default=0, ge=0, lt=2**53)
+    draws: int = Field(default=8, ge=0, le=16)
+
+
+def routes(session: Session) -> APIRouter:
+    """Return ``/steer``."""
+    router = APIRouter(tags=["steer"])
+
+    @router.post("/steer", summary="Write under an edit, beside the text without it")
+    async def steered(wanted: Wanted) -> dict[str, Any]:
+        return await session.line.run(lambda: _steered(session, wanted))
+
+    return router
+
+
+def edit_of(wanted: Wanted) -> Edit:
+    """Return the edit that a strength from −1 to 1 means.
+
+    A category is a group of that strength. A prototype is held at that fraction of the top logit;
+    below zero what it gives is scaled by 1 + strength, to nothing at −1.
+
+    Raises:
+        InputError: not exactly one of prototype and category.
+    """
+    if (wanted.prototype is None) == (wanted.category is None):
+        had = "neither" if wanted.prototype is None else "both"
+        raise InputError(f"expected a prototype or a category to steer, got {had}.")
+    if wanted.prototype is None:
+        return Group(wanted.strength, category=wanted.category)
+    if wanted.strength > 0:
+        return Clamp(wanted.prototype, wanted.strength, target=wanted.target)
+    if wanted.strength == -1:
+        return Ablate(wanted.prototype)
+    # To the digits that a strength is given in, so that a terminal reads the same factor.
+    return Scale(wanted.prototype, round(1 + wanted.strength, 6))
+
+
+def _steered(session: Session, wanted: Wanted) -> dict[str, Any]:
+    lm, most = session.lm, session.limits.tokens
+    edit = edit_of(wanted)
+    length = lm.encode(wanted.text, wanted.generate).shape[1]
+    if length + wanted.generate > most or (not wanted.generate and length > SHOWN):
+        raise InputError(
+            f"the text has {length:,} tokens and {wanted.generate:,} are asked for: the explorer "
+            f"reads {most:,} to write on, {SHOWN} to show. Shorten it, or use `prismlm steer`."
+        )
+    how = wanted.model_dump(include={"generate", "temperature", "seed", "draws"})
+    found = steer(lm, wanted.text, [edit], **how)
+    value = found.to_dict()
+    for token in value["tokens"]:
+        token["token"] = visible(token["token"])
+        for leading in (token["leading_before"], token["leading_after"]):
+            if leading is not None:
+                number = leading["prototype"]
+                own = None if lm.lens is None else lm.lens.categories[number]
+                leading["hue"] = hue(own, number)
+    return rounded(value | {"change": found.change, "control": found.control_change})

@@ -1,0 +1,268 @@
+// Parts of every page, as DOM nodes: text from corpora and models is only ever a text node.
+// Where a page has more to say of a document or a prototype, it gives the addresses.
+/** @type {{ document: null | ((place: any) => string), prototype: null | ((id: number) => string) }} */
+export const links = { document: null, prototype: null };
+export const make = (tag, classes, ...children) => {
+  const node = document.createElement(tag);
+  if (classes) node.className = classes;
+  node.append(...children.filter((child) => child !== null && child !== undefined));
+  return node;
+};
+export const signed = (x) => (x < 0 ? "−" : "+") + Math.abs(x).toFixed(3);
+export const plain = (x) => (x < 0 ? "−" : "") + Math.abs(x).toFixed(3);
+export const percent = (x) => x > 0 && x < 0.0005 ? "<0.1 %" : (100 * x).toFixed(Math.abs(x) < 0.1 ? 1 : 0) + " %";
+
+export const origin = (place) => {
+  const name = place.title || place.doc_id;
+  const own = links.document?.(place);
+  const link = make(own || place.url ? "a" : "b", null, name);
+  if (own) link.href = own;
+  else if (place.url) Object.assign(link, { href: place.url, rel: "noopener noreferrer nofollow", target: "_blank" });
+  const facts = [place.title ? place.doc_id : null, place.source, place.license || "licence (unknown)"];
+  return make("cite", "p-origin", link, make("span", null, facts.filter(Boolean).join(" · ")));
+};
+export const flat = (text) => text.replace(/\s*\n\s*/g, " ↵ ");
+export const quote = (place, classes) => {
+  if (place.token === null) return make("p", "p-note", "This lens keeps no text.");
+  const token = flat(place.token);
+  const word = token.trimStart();
+  const space = word ? token.slice(0, token.length - word.length) : "";
+  return make("p", classes, make("span", "p-before", make("bdi", null, flat(place.before) + space)),
+    make("mark", null, word || "␣"), make("span", "p-after", flat(place.after)));
+};
+export const shown = (token, classes) => {
+  const [, before, inner, after] = token.match(/^(·*)(.*?)(·*)$/su);
+  const dim = (marks) => (marks ? make("i", "p-dim", marks) : null);
+  return make("span", classes, dim(before), inner, dim(after));
+};
+
+export const bar = (label, share, classes, base = null) => {
+  const fill = make("span", "p-fill");
+  fill.style.width = `${Math.max(0, Math.min(1, share)) * 100}%`;
+  const end = Math.max(label.length >> 1, label.length - 9);
+  const name = make("span", "p-key-name", make("span", null, label.slice(0, end)), make("span", null, label.slice(end)));
+  name.title = label;
+  const item = make("li", classes, name, make("span", "p-track", fill),
+    make("span", "p-number", percent(share)));
+  if (base !== null) {
+    const mark = make("span", "p-base");
+    mark.style.left = `${Math.min(1, base) * 100}%`;
+    fill.after(mark);
+    item.title = `${label}: ${percent(share)}; ${percent(base)} of the corpus, × ${(share / base).toFixed(1)}`;
+    item.append(make("span", "p-lift", `× ${(share / base).toFixed(1)}`));
+  }
+  return item;
+};
+export const heading = { domain: "By domain", source: "By source", license: "By licence" };
+export const shares = (group) => {
+  const list = make("ul", "p-bars");
+  for (const [key, share, base] of group.items) list.append(bar(key, share, null, base));
+  const [count, rest] = group.others;
+  if (count) list.append(bar(`${count} more`, rest, "p-rest"));
+  list.append(bar("unattributed", group.unattributed, "p-grey"));
+  return make("section", null, make("h3", null, heading[group.by]), list);
+};
+export const documents = (data, list, title) => {
+  const items = list.map((entry) => {
+    const place = data.contexts[entry.place];
+    return make("li", null, make("span", "p-number", percent(entry.share)),
+      make("div", null, quote(place, "p-passage"), origin(place)));
+  });
+  return make("section", "p-documents", make("h3", null, title),
+    items.length ? make("ol", null, ...items) : make("p", "p-note", "None stands behind it."));
+};
+
+export const against = (data, list) => {
+  const items = list.map((entry) => {
+    const place = data.contexts[entry.place];
+    const instead = make("p", "p-instead", "instead of ", shown(entry.predicted, "p-target"),
+      `, to which the model gave ${percent(entry.probability)} there`);
+    return make("li", null, make("span", "p-number", percent(entry.share)),
+      make("div", null, quote(place, "p-passage"), instead, origin(place)));
+  });
+  return make("section", "p-documents p-against", make("h3", null, "Against"),
+    make("p", "p-note", "Text near to this where another token came next. Shares are of this kind alone."),
+    items.length ? make("ol", null, ...items) : make("p", "p-note", "None was found."));
+};
+export const verbatim = (list) => {
+  const items = list.map(({ text, length, count, place }) => {
+    const name = place.title || place.doc_id || `position ${place.position.toLocaleString("en")}`;
+    const facts = [place.title ? place.doc_id : null, place.source, place.license].filter(Boolean);
+    if (count > 1) facts.push(`and ${(count - 1).toLocaleString("en")} more`);
+    return make("li", null, make("span", "p-number", `${length} tokens`),
+      make("div", null, make("p", "p-passage", make("q", null, flat(text).trim())),
+        make("cite", "p-origin", make("b", null, name), make("span", null, facts.join(" · ")))));
+  });
+  return make("section", "p-documents p-verbatim", make("h3", null, "Verbatim"),
+    make("p", "p-note", "Word for word in the corpus: where the words stand, not that the model has them from there."),
+    items.length ? make("ol", null, ...items) : make("p", "p-note", "No span of five tokens or more."));
+};
+
+export const stacked = (data, step) => {
+  const parts = step.uses.map(([id, value], i) => ({
+    value, label: data.prototypes[id].name, hue: data.prototypes[id].hue, mark: String(i + 1), kind: "p-seg",
+  }));
+  parts.push({ value: step.residual[0], label: "residual", mark: "r", kind: "p-seg p-residual" });
+  if (step.bias[0]) parts.push({ value: step.bias[0], label: "bias", mark: "b", kind: "p-seg p-bias" });
+  const below = parts.reduce((sum, p) => sum + Math.max(0, -p.value), 0);
+  const above = parts.reduce((sum, p) => sum + Math.max(0, p.value), 0);
+  const span = below + above || 1;
+  const at = (x) => (100 * (x + below)) / span;
+  const chart = make("div", "p-stack");
+  const places = { up: 0, down: 0 };
+  for (const part of parts) {
+    const from = part.value < 0 ? (places.down += part.value) : places.up;
+    if (part.value >= 0) places.up += part.value;
+    const width = (100 * Math.abs(part.value)) / span;
+    const node = make("span", part.kind, width > 3 ? part.mark : "");
+    Object.assign(node.style, { left: `${at(from)}%`, width: `${width}%` });
+    node.style.setProperty("--h", part.hue ?? 0);
+    node.title = `${part.label}: ${signed(part.value)}`;
+    chart.append(node);
+  }
+  const sum = make("span", "p-sum");
+  const ends = [at(Math.min(0, step.logit)), at(Math.max(0, step.logit))];
+  Object.assign(sum.style, { left: `${ends[0]}%`, width: `${ends[1] - ends[0]}%` });
+  const axis = make("div", "p-axis", sum);
+  // Labels lie between zero and the logit; where that is too narrow, on either side of both.
+  const inward = ends[1] - ends[0] > 14;
+  for (const [value, text, other] of [[0, "0", step.logit], [step.logit, plain(step.logit), 0]]) {
+    const left = value < other || (value === other && text === "0");
+    const tick = make("span", left === inward ? "p-tick" : "p-tick p-tick-end", text);
+    tick.style.left = `${at(value)}%`;
+    axis.append(tick);
+  }
+  const total = step.uses.reduce((s, use) => s + use[1], 0);
+  const equation = make("p", "p-equation", "prototypes ", make("b", null, plain(total)), " + residual ",
+    make("b", null, plain(step.residual[0])), " + bias ", make("b", null, plain(step.bias[0])), " = logit ",
+    make("b", null, plain(step.logit)), make("span", "p-note", ` the model's own: ${plain(step.model)}`));
+  chart.setAttribute("role", "img");
+  chart.setAttribute("aria-label", parts.map((p) => `${p.label} ${signed(p.value)}`).join(", "));
+  return make("div", "p-logit", chart, axis, equation);
+};
+
+export const chain = (one) => {
+  const [embedding, layers, channels, edit] = one.parts;
+  const sum = make("p", "p-equation", "activation ", make("b", null, plain(one.activation)), " = embedding ",
+    make("b", null, plain(embedding)), " + SwiGLUs ", make("b", null, plain(layers)), " + channels ",
+    make("b", null, plain(channels)), edit ? ` + edit ${plain(edit)}` : "");
+  const list = one.channels.map(([layer, channel, life, part, contribution, tokens]) => {
+    const place = make("span", "p-channel", `layer ${layer} · channel ${channel}`,
+      make("small", null, `half-life ${life < 1000 ? life.toPrecision(3) : Math.round(life)}`));
+    const value = make("span", "p-number", signed(part));
+    value.title = `${signed(contribution)} of the logit`;
+    const from = tokens.map(([position, token, given]) =>
+      make("span", "p-source", shown(token, "p-target"), make("small", null, `${signed(given)} at ${position}`)));
+    return make("li", null, value, place, make("span", "p-from", ...from));
+  });
+  return make("div", "p-chain", sum, make("ol", null, ...list));
+};
+
+export const row = (mark, name, numbers) => {
+  const cells = numbers.map(([label, x]) => {
+    const cell = make("span", "p-number", x === null ? "" : label === "cosine" ? x.toFixed(2) : signed(x));
+    cell.dataset.label = label;
+    return cell;
+  });
+  return [mark, name, ...cells];
+};
+// Of many prototypes the first stand open to view; the others are one row, which opens.
+export const ATONCE = 12;
+export const uses = (data, step) => {
+  const list = make("div", "p-uses", make("div", "p-row p-columns", make("span"), make("span", null, "prototype"),
+    ...["contribution", "evidence", "cosine"].map((x) => make("span", "p-number", x))));
+  const opened = matchMedia("(max-width: 820px)").matches ? 1 : 3;
+  const few = step.uses.length <= ATONCE + 4 ? step.uses.length : ATONCE;
+  const hidden = make("div", "p-hidden");
+  step.uses.forEach(([id, contribution, evidence, cosine], i) => {
+    const one = data.prototypes[id];
+    const chip = make("span", "p-chip", String(i + 1));
+    chip.style.setProperty("--h", one.hue);
+    const name = make("span", "p-name", one.name, make("small", null, one.category ? `${one.category} · ${id}` : `${id}`));
+    const summary = make("summary", "p-row", ...row(chip, name,
+      [["contribution", contribution], ["evidence", evidence], ["cosine", cosine]]));
+    const contexts = (one.contexts ?? []).map((n) =>
+      make("li", null, quote(data.contexts[n], "p-line"), origin(data.contexts[n])));
+    const none = one.contexts === undefined ? "It carries little here, so its contexts are left out." : "No context in the corpus.";
+    const body = contexts.length ? make("ol", "p-contexts", ...contexts) : make("p", "p-note", none);
+    const more = links.prototype?.(id);
+    const card = more ? Object.assign(make("a", "p-more-of", "All of this prototype"), { href: more }) : null;
+    const entry = make("details", null, summary, ...(step.chains?.[i] ? [chain(step.chains[i])] : []), body, ...(card ? [card] : []));
+    entry.open = i < opened;
+    (i < few ? list : hidden).append(entry);
+  });
+  if (few < step.uses.length) {
+    const rest = step.uses.slice(few);
+    const sum = (column) => rest.reduce((total, use) => total + use[column], 0);
+    const summary = make("summary", "p-row", ...row(make("span", "p-chip p-more", "+"),
+      make("span", "p-name", `${rest.length} more`),
+      [["contribution", sum(1)], ["evidence", sum(2)], ["cosine", null]]));
+    list.append(make("details", "p-others", summary, hidden));
+  }
+  for (const [name, mark, [contribution, evidence]] of [["residual", "r", step.residual], ["bias", "b", step.bias]]) {
+    if (name === "bias" && !contribution) continue;
+    list.append(make("div", "p-row p-plain", ...row(make("span", `p-chip p-${name}`, mark), make("span", "p-name", name),
+      [["contribution", contribution], ["evidence", evidence], ["cosine", null]])));
+  }
+  if (step.chains) {
+    list.append(make("p", "p-note p-direct", "Parts of an activation are those of the direct path: what a channel gave " +
+      "to later layers, and reached the prototype through them, counts as theirs. The largest channels and tokens are shown."));
+  }
+  return list;
+};
+
+export const figure = (value, label) => make("div", "p-figure", make("b", null, value), make("span", null, label));
+export const kinds = { text: "as the text goes on", generated: "as the model wrote", argmax: "the model's top token" };
+export const panel = (data, step) => {
+  const title = make("div", "p-title",
+    make("h2", null, shown(step.token, "p-read"), make("span", "p-arrow", "→"), shown(step.target, "p-target")),
+    make("p", "p-note", `position ${step.position} · ${kinds[step.from]}`));
+  const figures = make("div", "p-figures", figure(percent(step.probability), "probability"),
+    figure(percent(step.explained), "explained"), figure(plain(step.logit), "logit"));
+  if (data.feedback) {
+    const fed = step.fed
+      ? figure(percent(step.fed[0]), `fed back, code ${step.fed[1].toLocaleString("en")}`)
+      : figure("–", "nothing fed back");
+    fed.title = "Uncertainty fed back to the token that was read: the entropy of the prediction before it, of the largest possible; 50 % is the neutral code, of text that is read at once with one pass";
+    figures.append(fed);
+  }
+  return make("div", "p-main", make("div", "p-top", title, figures), stacked(data, step), uses(data, step));
+};
+export const behind = (data, step) => step.shares.length
+  ? make("div", "p-aside", make("h2", null, "Where this prediction comes from"), ...step.shares.map(shares),
+      documents(data, step.documents, data.places))
+  : make("div", "p-aside", make("p", "p-note", "No lens, so no training text: build one with “prismlm index”."));
+// What traces of one lens share, as it travels, made handy.
+export const unpacked = ({ prototypes, places, documents }) => ({
+  prototypes: Object.fromEntries(Object.entries(prototypes).map(
+    ([id, [name, category, hue, contexts]]) => [id, { name, category, hue, contexts }])),
+  contexts: places.map(([before, token, after, document, position]) => ({ before, token, after, position, ...documents[document] })),
+});
+export const wholeText = (data) => [make("h2", null, "The whole text"),
+  make("div", "p-columns-3", ...data.whole.shares.map(shares)), documents(data, data.whole.documents, data.places),
+  ...(data.whole.against ? [against(data, data.whole.against)] : []),
+  ...(data.whole.verbatim ? [verbatim(data.whole.verbatim)] : [])];
+// Tokens as one list to walk with the arrow keys: what is chosen stays, what is pointed at shows.
+export const walk = (text, tokens, show) => {
+  let chosen = tokens.length - 1;
+  const choose = (number, focus) => {
+    tokens[chosen].tabIndex = -1;
+    chosen = Math.max(0, Math.min(tokens.length - 1, number));
+    tokens[chosen].tabIndex = 0;
+    if (focus) tokens[chosen].focus();
+    show(chosen);
+  };
+  tokens.forEach((token, i) => {
+    token.addEventListener("click", () => choose(i, true));
+    token.addEventListener("focus", () => choose(i, false));
+    token.addEventListener("pointerenter", (event) => event.pointerType === "mouse" && show(i));
+  });
+  text.addEventListener("pointerleave", () => show(chosen));
+  text.addEventListener("keydown", (event) => {
+    const to = { ArrowLeft: chosen - 1, ArrowUp: chosen - 1, ArrowRight: chosen + 1, ArrowDown: chosen + 1, Home: 0, End: tokens.length - 1 }[event.key];
+    if (to === undefined) return;
+    event.preventDefault();
+    choose(to, true);
+  });
+  choose(chosen, false);
+};

@@ -1,0 +1,162 @@
+// A plane of points to look around in: where it is seen from, gestures, keys, what is nearest, and how it is drawn.
+const REACH = 18, ONE_PRESS = 1.4;
+
+// x and y of a point are at (x - view.x) * view.scale + half of the canvas.
+// `on` says which points are visible and which is chosen, and is told what is hovered and chosen, and to draw anew;
+// where its `take` returns a gesture for a pointer that goes down, moves and end are that gesture's.
+export const plane = (canvas, xs, ys, on) => {
+  const view = { x: 0, y: 0, scale: 1 };
+  const at = (x, y) => [(x - view.x) * view.scale + canvas.clientWidth / 2, (y - view.y) * view.scale + canvas.clientHeight / 2];
+  const place = (i) => at(xs[i], ys[i]);
+  const inverse = (px, py) => [(px - canvas.clientWidth / 2) / view.scale + view.x, (py - canvas.clientHeight / 2) / view.scale + view.y];
+  const size = () => Math.max(1.6, Math.min(6, view.scale / 28));
+
+  const fit = () => {
+    // A handful far from all others would leave the rest a speck: they are reached by moving.
+    const edges = (values) => { const sorted = Float64Array.from(values).sort(), cut = Math.floor(sorted.length / 200); return [sorted[cut], sorted[sorted.length - 1 - cut]]; };
+    const [[left, right], [top, bottom]] = [edges(xs), edges(ys)];
+    view.x = (left + right) / 2;
+    view.y = (top + bottom) / 2;
+    view.scale = 0.94 * Math.min(canvas.clientWidth / (right - left || 1), canvas.clientHeight / (bottom - top || 1));
+    on.redraw();
+  };
+  const zoom = (factor, px = canvas.clientWidth / 2, py = canvas.clientHeight / 2) => {
+    const [x, y] = inverse(px, py);
+    view.scale *= factor;
+    view.x = x - (px - canvas.clientWidth / 2) / view.scale;
+    view.y = y - (py - canvas.clientHeight / 2) / view.scale;
+    on.redraw();
+  };
+  const local = (event) => {
+    const box = canvas.getBoundingClientRect();
+    return [event.clientX - box.left, event.clientY - box.top];
+  };
+  const nearest = (event) => {
+    const [x, y] = local(event);
+    let best = -1, least = REACH * REACH;
+    for (let i = 0; i < xs.length; i++) {
+      if (!on.visible(i)) continue;
+      const [px, py] = place(i), far = (px - x) ** 2 + (py - y) ** 2;
+      if (far < least) { least = far; best = i; }
+    }
+    return best;
+  };
+  // The nearest of those that lie more in a direction than beside it.
+  const towards = (from, [right, down]) => {
+    let best = -1, least = Infinity;
+    for (let i = 0; i < xs.length; i++) {
+      const along = (xs[i] - xs[from]) * right + (ys[i] - ys[from]) * down;
+      const aside = Math.abs((xs[i] - xs[from]) * down) + Math.abs((ys[i] - ys[from]) * right);
+      if (along > 0 && aside <= along && along + aside < least && on.visible(i)) { least = along + aside; best = i; }
+    }
+    return best;
+  };
+
+  const pointers = new Map();
+  let moved = false, spread = 0, taken = null;
+  canvas.addEventListener("pointerdown", (event) => {
+    canvas.setPointerCapture(event.pointerId);
+    pointers.set(event.pointerId, event);
+    taken = pointers.size === 1 ? on.take?.(event) ?? null : null;
+    taken?.move(...local(event));
+    moved = false;
+    spread = 0;
+  });
+  canvas.addEventListener("pointermove", (event) => {
+    const before = pointers.get(event.pointerId);
+    if (!before) { on.hover(nearest(event)); return; }
+    pointers.set(event.pointerId, event);
+    if (taken) { taken.move(...local(event)); return; }
+    if (pointers.size === 1) {
+      const [dx, dy] = [event.clientX - before.clientX, event.clientY - before.clientY];
+      moved ||= Math.abs(dx) + Math.abs(dy) > 2;
+      view.x -= dx / view.scale;
+      view.y -= dy / view.scale;
+      on.redraw();
+      return;
+    }
+    moved = true;
+    const [[ax, ay], [bx, by]] = [...pointers.values()].map(local), now = Math.hypot(ax - bx, ay - by);
+    if (spread) zoom(now / spread, (ax + bx) / 2, (ay + by) / 2);
+    spread = now;
+  });
+  const up = (event) => {
+    if (!pointers.delete(event.pointerId)) return;
+    spread = 0;
+    if (taken) { taken.end(event.type === "pointerup"); taken = null; return; }
+    if (moved || event.type !== "pointerup") return;
+    const i = nearest(event);
+    if (i >= 0) on.choose(i);
+  };
+  canvas.addEventListener("pointerup", up);
+  canvas.addEventListener("pointercancel", up);
+  canvas.addEventListener("pointerleave", () => on.hover(-1));
+  canvas.addEventListener("wheel", (event) => {
+    event.preventDefault();
+    zoom(Math.exp(-event.deltaY / 400), ...local(event));
+  }, { passive: false });
+  canvas.addEventListener("keydown", (event) => {
+    const way = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
+    const larger = { "+": ONE_PRESS, "=": ONE_PRESS, "-": 1 / ONE_PRESS }[event.key];
+    if (event.altKey || event.ctrlKey || event.metaKey || !(way || larger || event.key === "0")) return;
+    event.preventDefault();
+    if (larger) { zoom(larger); return; }
+    if (!way) { fit(); return; }
+    const next = towards(Math.max(on.chosen(), 0), way);
+    if (next >= 0) on.choose(next);
+  });
+  return { view, at, place, inverse, size, fit };
+};
+
+// A canvas cleared, as sharp as the screen, and its context, in which lengths are the page's.
+export const cleared = (canvas) => {
+  const ratio = devicePixelRatio || 1, context = canvas.getContext("2d");
+  canvas.width = canvas.clientWidth * ratio;
+  canvas.height = canvas.clientHeight * ratio;
+  context.setTransform(ratio, 0, 0, ratio, 0, 0);
+  return context;
+};
+
+// Every point as a disc, those that are not visible faint and below.
+export const discs = (context, canvas, seen, { count, visible, colour, size }) => {
+  for (const those of [false, true]) {
+    context.globalAlpha = those ? 0.8 : 0.07;
+    for (let i = 0; i < count; i++) {
+      if (visible(i) !== those) continue;
+      const [x, y] = seen.place(i);
+      if (x < -9 || y < -9 || x > canvas.clientWidth + 9 || y > canvas.clientHeight + 9) continue;
+      context.fillStyle = colour(i);
+      context.beginPath();
+      context.arc(x, y, size, 0, 7);
+      context.fill();
+    }
+  }
+  context.globalAlpha = 1;
+};
+
+// A ring around a point, and its name above.
+export const ringed = (context, canvas, at, size, text, dark) => {
+  const [x, y] = at;
+  context.lineWidth = 2;
+  context.strokeStyle = dark ? "#fff" : "#111";
+  context.beginPath();
+  context.arc(x, y, size + 4, 0, 7);
+  context.stroke();
+  plaque(context, text, boxOf(context, canvas, text, x, y - size - 10), dark);
+};
+
+// Where a text stands above a point: left, top, width and height, inside the canvas.
+export const boxOf = (context, canvas, text, x, y) => {
+  context.font = "13px system-ui, sans-serif";
+  const wide = context.measureText(text).width + 12;
+  return [Math.max(2, Math.min(canvas.clientWidth - wide - 2, x - wide / 2)), Math.max(2, y - 20), wide, 21];
+};
+
+export const plaque = (context, text, box, dark) => {
+  const [left, top, wide, high] = box;
+  context.font = "13px system-ui, sans-serif";
+  context.fillStyle = dark ? "#000c" : "#fffd";
+  context.fillRect(left, top, wide, high);
+  context.fillStyle = dark ? "#fff" : "#111";
+  context.fillText(text, left + 6, top + 15);
+};

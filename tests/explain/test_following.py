@@ -1,0 +1,66 @@
+"""Steps told while a model writes, against those of the finished trace."""
+
+import pytest
+import torch
+
+import prismlm
+from prismlm.explain.following import Following
+from prismlm.explain.prediction import Recorded
+
+TEXT = "The patient was given a dose of the drug, and the court ruled that"
+
+
+@pytest.fixture(scope="module")
+def lm(tiny_model):
+    return prismlm.load(tiny_model)
+
+
+def test_steps_told_are_those_of_the_trace_in_order_and_one_by_one(lm):
+    told = []
+    trace = lm.explain(TEXT, generate=8, on_step=told.append)
+    assert [step.position for step in told] == list(range(len(trace)))
+    for live, final in zip(told, trace, strict=True):
+        assert live.pieces == final.pieces
+        assert live.target_from == final.target_from
+        assert live.logit == pytest.approx(final.logit, abs=1e-4)
+        assert [use.id for use in live.prototypes] == [use.id for use in final.prototypes]
+        assert [use.name for use in live.prototypes] == [use.name for use in final.prototypes]
+
+
+def test_nothing_changes_by_being_told(lm):
+    plain = lm.explain(TEXT, generate=8, temperature=0.9, seed=4)
+    told = lm.explain(TEXT, generate=8, temperature=0.9, seed=4, on_step=lambda step: None)
+    assert told.to_dict() == plain.to_dict()
+
+
+def test_false_ends_the_writing_there(lm):
+    told = []
+
+    def three(step):
+        told.append(step)
+        return sum(step.target_from == "generated" for step in told) < 3
+
+    trace = lm.explain(TEXT, generate=20, on_step=three)
+    assert sum(step.target_from == "generated" for step in trace) == 3
+    assert len(told) == len(trace)
+
+
+def test_a_character_of_several_tokens_is_told_once_it_is_whole(lm):
+    """The model's own passes over a text, as if it had just written it."""
+    ids = lm.encode("a 東京 b")
+    told = []
+    recorded = Recorded([], [], [])
+    following = Following(lm, recorded, 1, told.append)
+    shown = []
+    with torch.no_grad():
+        for length in range(1, ids.shape[1]):
+            hidden = lm.model(input_ids=ids[:, :length], output_hidden_states=True)
+            z = hidden.hidden_states[-1][:, -1:]
+            recorded.states.append(z)
+            recorded.embedded.append(lm.model.get_output_embeddings()(z))
+            following(ids[:, : length + 1])
+            shown.append("".join(step.pieces[1].shown for step in told))
+    following.finish()
+    assert not any("\ufffd" in text for text in shown)
+    assert "".join(step.pieces[1].shown for step in told) == lm.tokenizer.decode(ids[0, 1:])
+    assert any(step.pieces[1].of > 1 for step in told)

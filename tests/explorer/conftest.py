@@ -1,0 +1,114 @@
+"""A real server with the tiny model, and a real browser that looks at it."""
+
+import contextlib
+import http.client
+import json
+import socket
+import threading
+
+import pytest
+import uvicorn
+
+import prismlm
+from prismlm.explorer import create_app
+from prismlm.explorer.session import Limits
+from tests.helpers.named_lens import named_model
+
+TOKEN = "the-key-of-this-run"
+HOSTILE = '<img src=x onerror="document.title=1"> \u202egnp'
+PROMPTS = {"medicine": "The symptoms of this disease in patients include"}
+
+
+class Served:
+    """A running server and its address."""
+
+    def __init__(self, lm, **limits):
+        self.lm = lm
+        self.socket = socket.create_server(("127.0.0.1", 0))
+        self.port = self.socket.getsockname()[1]
+        self.host = f"127.0.0.1:{self.port}"
+        self.address = f"http://{self.host}/?token={TOKEN}"
+        hosts = frozenset({self.host})
+        self.app = create_app(
+            lm, token=TOKEN, hosts=hosts, prompts=PROMPTS, limits=Limits(**limits)
+        )
+        config = uvicorn.Config(self.app, log_level="error", timeout_graceful_shutdown=2)
+        self.server = uvicorn.Server(config)
+        self.thread = threading.Thread(target=self.server.run, args=([self.socket],))
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.server.should_exit = True
+        self.thread.join()
+
+    def ask(self, method, path, body=None, headers=None, key=TOKEN):
+        """Return status, headers and body of a request."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        sent = {} if key is None else {"Authorization": f"Bearer {key}"}
+        data = None
+        if body is not None:
+            data = body if isinstance(body, bytes) else json.dumps(body).encode()
+            sent["Content-Type"] = "application/json"
+        with contextlib.closing(connection):
+            connection.request(method, path, data, sent | (headers or {}))
+            response = connection.getresponse()
+            return response.status, dict(response.getheaders()), response.read()
+
+    def json(self, method, path, body=None):
+        """Return the JSON of a request that must succeed."""
+        status, _, data = self.ask(method, path, body)
+        assert status == 200, data
+        return json.loads(data)
+
+    def events(self, path, body):
+        """Return what a streaming request tells, as pairs of name and data."""
+        status, _, data = self.ask("POST", path, body)
+        assert status == 200, data
+        blocks = data.decode().strip().split("\n\n")
+        pairs = (block.split("\n", 1) for block in blocks)
+        return [(n.removeprefix("event: "), json.loads(d.removeprefix("data: "))) for n, d in pairs]
+
+
+@pytest.fixture(scope="session")
+def served(tiny_model):
+    with Served(prismlm.load(tiny_model)) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def named(tiny_model, tmp_path_factory):
+    """A server of a model whose prototypes have names, categories and a map; it reads 60 tokens."""
+    directory = tmp_path_factory.mktemp("named") / "model"
+    with Served(named_model(tiny_model, directory, first=HOSTILE), tokens=60) as server:
+        yield server
+
+
+# Not of the session: two of them in one process, this and that of tests/pages, do not go together.
+@pytest.fixture(scope="module")
+def browser():
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(
+            executable_path="/usr/bin/chromium",
+            args=["--no-sandbox", "--enable-unsafe-swiftshader"],
+        )
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def page(browser, served):
+    """A page of the explorer, opened with its key; an error in its scripts fails the test."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    opened = context.new_page()
+    errors = []
+    opened.on("pageerror", lambda error: errors.append(error))
+    opened.goto(served.address)
+    opened.wait_for_selector(".x-nav a")
+    yield opened
+    context.close()
+    assert errors == []

@@ -1,0 +1,91 @@
+"""The page as people have it: phones, keyboards, screen readers, and a server that goes away."""
+
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+
+import prismlm
+from tests.explorer.conftest import TOKEN, Served
+from tests.helpers.axe import problems
+
+CASES = 8  # of each route
+TEXT = "The patient was given a dose of the drug"
+VIEWS = ("ask",)
+
+
+def test_an_answer_has_nothing_that_axe_objects_to(page):
+    assert problems(page) == []
+    page.fill(".x-prompt", TEXT)
+    page.fill("label:has-text('tokens') input", "3")
+    page.click(".x-go")
+    page.wait_for_selector(".x-exports")
+    assert problems(page) == []
+    page.emulate_media(color_scheme="dark")
+    assert problems(page) == []
+
+
+def test_a_phone_scrolls_in_one_direction(browser, served):
+    context = browser.new_context(viewport={"width": 390, "height": 844})
+    page = context.new_page()
+    page.goto(served.address)
+    page.fill(".x-prompt", TEXT)
+    page.fill("label:has-text('tokens') input", "8")
+    page.click(".x-go")
+    page.wait_for_selector(".x-exports")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    context.close()
+
+
+def test_a_server_that_goes_away_in_the_middle_is_told(browser, tiny_model):
+    context = browser.new_context()
+    page = context.new_page()
+    with Served(prismlm.load(tiny_model)) as server:
+        page.goto(server.address)
+        page.fill(".x-prompt", TEXT)
+        page.fill("label:has-text('tokens') input", "480")
+        page.click(".x-go")
+        page.wait_for_selector(".x-column")
+        server.server.force_exit = True
+    page.wait_for_selector(".x-problem")
+    assert "server" in page.inner_text(".x-problem")
+    context.close()
+
+
+def test_whole_characters_and_inert_text(page):
+    hostile = "<script>window.hit=1</script> 東京 \u202eabc 👩\u200d🚀"
+    page.fill(".x-prompt", hostile)
+    page.fill("label:has-text('tokens') input", "2")
+    page.click(".x-go")
+    page.wait_for_selector(".x-exports")
+    text = page.inner_text(".x-answer .p-text")
+    assert "<script>" in text
+    assert "東″″京″″" in text
+    assert "‹U+202E›" in text
+    assert "\u202e" not in text
+    assert "\ufffd" not in text.split("🚀")[0]
+    assert page.evaluate("window.hit") is None
+
+
+def test_no_request_is_the_servers_fault(named):
+    """Whatever the API's own document allows, and what it does not."""
+    allowed = {"Authorization": f"Bearer {TOKEN}"}
+    document = schemathesis.openapi.from_url(f"http://{named.host}/openapi.json", headers=allowed)
+    routes = [found.ok() for found in document.get_all_operations()]
+    assert len(routes) > 15
+    said = set()
+    for route in routes:
+        assert route.definition.raw["summary"], route.label
+
+        @settings(
+            max_examples=CASES,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+        )
+        @given(case=route.as_strategy())
+        def check(case):
+            response = case.call(headers=allowed)
+            said.add(response.status_code)
+            assert response.status_code < 500, response.text
+            if response.status_code >= 400:
+                assert response.json()["error"]
+
+        check()
+    assert {200, 422} <= said

@@ -1,0 +1,176 @@
+"""Asking over real HTTP, against explain itself."""
+
+import http.client
+import json
+import shutil
+import threading
+import time
+
+import pytest
+
+import prismlm
+from tests.explorer.conftest import TOKEN, Served
+
+TEXT = "The patient was given a dose of the drug"
+
+
+@pytest.fixture(scope="module")
+def lm(tiny_model):
+    return prismlm.load(tiny_model)
+
+
+def test_steps_come_as_the_model_writes_and_the_trace_at_the_end(served, lm):
+    events = served.events("/api/ask", {"text": TEXT, "generate": 6})
+    names = [name for name, _ in events]
+    trace = lm.explain(TEXT, generate=6)
+    assert names == ["start"] + ["step"] * len(trace) + ["done"]
+    for (_, told), step in zip(events[1:-1], trace, strict=True):
+        parts = sum(value for _, value in told["uses"]) + told["residual"] + told["bias"]
+        assert parts == pytest.approx(told["logit"], abs=1e-3 * max(1, abs(told["logit"])))
+        assert told["probability"] == pytest.approx(step.probability, rel=1e-4)
+    done = events[-1][1]
+    assert len(done["trace"]["steps"]) == len(trace)
+    key = done["id"]
+    behind = served.json("GET", f"/api/answers/{key}/steps/{len(trace) - 1}")
+    shares = [passage.share for passage in trace[-1:].passages(8)]
+    assert [one["share"] for one in behind["documents"]] == pytest.approx(shares, rel=1e-4)
+    opposed = served.json("GET", f"/api/answers/{key}/steps/{len(trace) - 1}/against")["against"]
+    shares = [passage.share for passage in trace[-1:].against(4)]
+    assert [one["share"] for one in opposed] == pytest.approx(shares, rel=1e-4)
+    status, headers, page = served.ask("GET", f"/api/answers/{key}/report.html")
+    assert status == 200
+    assert "attachment" in headers["content-disposition"]
+    assert b"<article" in page
+
+
+class Stream:
+    """A request that is read event by event, from a connection of its own."""
+
+    def __init__(self, served, body):
+        self.connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
+        headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
+        self.connection.request("POST", "/api/ask", json.dumps(body), headers)
+        self.response = self.connection.getresponse()
+
+    def next(self):
+        """Return the name and the data of the next event; None at the end."""
+        name = self.response.readline().decode().strip()
+        data = self.response.readline().decode().strip()
+        self.response.readline()
+        if not name:
+            return None
+        return name.removeprefix("event: "), json.loads(data.removeprefix("data: "))
+
+    def until(self, wanted):
+        """Return the data of the next event of a name."""
+        while (event := self.next()) is not None:
+            if event[0] == wanted:
+                return event[1]
+        raise AssertionError(f"no event {wanted}")
+
+
+def test_a_stopped_answer_ends_there_and_can_be_asked_about(served):
+    stream = Stream(served, {"text": TEXT, "generate": 400})
+    key = stream.until("start")["id"]
+    stream.until("step")
+    served.json("POST", f"/api/answers/{key}/stop", {})
+    done = stream.until("done")
+    assert 0 < len(done["trace"]["steps"]) < 300
+    assert served.json("GET", f"/api/answers/{key}/steps/0")["documents"]
+
+
+def test_whoever_leaves_lets_the_next_one_in(served):
+    stream = Stream(served, {"text": TEXT, "generate": 480})
+    stream.until("step")
+    stream.response.close()
+    stream.connection.close()
+    began = time.monotonic()
+    events = served.events("/api/ask", {"text": TEXT, "generate": 1})
+    assert events[-1][0] == "done"
+    assert time.monotonic() - began < 5
+
+
+def test_two_at_once_get_what_each_gets_alone(served, lm):
+    texts = [TEXT, "Once upon a time there was a little girl"]
+    found = {}
+
+    def ask(text):
+        found[text] = served.events("/api/ask", {"text": text, "generate": 8})[-1][1]["trace"]
+
+    threads = [threading.Thread(target=ask, args=(text,)) for text in texts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for text in texts:
+        alone = lm.explain(text, generate=8)
+        logits = [step["logit"] for step in found[text]["steps"]]
+        assert logits == pytest.approx([step.logit for step in alone], rel=1e-4, abs=1e-4)
+
+
+def test_a_full_line_is_told_at_once(lm):
+    with Served(lm, waiting=1) as server:
+        first = Stream(server, {"text": TEXT, "generate": 480})
+        key = first.until("start")["id"]
+        second = Stream(server, {"text": TEXT, "generate": 1})
+        assert second.until("waiting") == {"before": 1}
+        status, _, body = server.ask("POST", "/api/ask", {"text": TEXT, "generate": 1})
+        assert status == 429, body
+        assert "busy" in json.loads(body)["error"]
+        server.json("POST", f"/api/answers/{key}/stop", {})
+        assert second.until("done")
+
+
+@pytest.mark.parametrize("path", ["/api/answers/none/steps/0", "/api/answers/none/report.html"])
+def test_an_answer_that_is_not_there(served, path):
+    status, _, body = served.ask("GET", path)
+    assert status == 422
+    assert "Ask again" in json.loads(body)["error"]
+
+
+def test_a_model_without_a_lens_says_what_is_missing_and_still_answers(tiny_model, tmp_path):
+    copy = shutil.copytree(tiny_model, tmp_path / "bare")
+    shutil.rmtree(copy / "lens")
+    with Served(prismlm.load(copy)) as server:
+        (missing,) = server.json("GET", "/api/model")["missing"]
+        assert "prismlm index" in missing["command"]
+        done = server.events("/api/ask", {"text": TEXT, "generate": 2})[-1]
+        assert done[0] == "done"
+        assert done[1]["support"] is None
+        status, _, body = server.ask("GET", "/api/prototypes")
+        assert status == 422
+        assert "prismlm index" in json.loads(body)["error"]
+
+
+def test_a_person_asks_looks_and_reads_on(page):
+    page.fill(".x-prompt", TEXT)
+    page.fill("label:has-text('tokens') input", "6")
+    page.press(".x-prompt", "Enter")
+    page.wait_for_selector(".x-exports")
+    assert page.locator(".x-column").count() == 6
+    assert page.locator(".x-answer .p-token").count() >= 12
+    # Slices of a column are as high, above zero less below it, as the logit that stands below.
+    heights = page.evaluate(
+        """() => [...document.querySelectorAll('.x-column')].map((column) => {
+          const sum = (side) => [...column.querySelectorAll(`.${side} .x-slice`)]
+            .reduce((total, slice) => total + Number(slice.style.getPropertyValue('--v')), 0);
+          return [sum('x-up') - sum('x-down'), column.getAttribute('aria-label')];
+        })"""
+    )
+    for height, label in heights:
+        said = float(label.split("logit ")[1].split(",")[0].replace("−", "-"))
+        assert height == pytest.approx(said, abs=0.02)
+    page.hover(".x-column:nth-child(2) .x-slice[data-prototype]")
+    page.wait_for_selector(".x-hover mark")
+    page.click(".x-column:nth-child(1)")
+    assert "→" in page.inner_text(".p-title h2")
+    page.keyboard.press("Home")
+    assert (
+        page.locator(".p-token[aria-selected=true]").get_attribute("aria-label").startswith("The")
+    )
+    page.click(".x-more")
+    page.wait_for_selector(".p-against .p-passage mark")
+    assert "--generate 6" in page.inner_text(".x-command")
+    with page.expect_download() as download:
+        page.click("text=PARQUET")
+    assert download.value.suggested_filename == "answer.parquet"

@@ -1,0 +1,213 @@
+"""Audits over real HTTP and in a browser, against Audit itself and the files of the command."""
+
+import csv
+import http.client
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+import prismlm
+from prismlm.cli.app import app
+from prismlm.corpus.documents import Document
+from prismlm.explain.audit import Audit
+from prismlm.explain.texts import text_options
+from tests.explorer.conftest import TOKEN, Served
+from tests.helpers.axe import problems
+
+LAW = "The court ruled that the contract was void and dismissed the appeal."
+TEXTS = [
+    {"id": "law", "text": LAW},
+    {"id": "=1+1", "text": "The patient was given a dose of the drug, and then another one. " * 9},
+    {"id": "none", "text": "xq zzv blorp kkj fnord \u202e<b>lmao</b> qwrt"},
+]
+KINDS = ("parquet", "jsonl", "csv", "html")
+
+
+@pytest.fixture(scope="module")
+def lm(tiny_model):
+    return prismlm.load(tiny_model)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Files of every kind that a browser reads."""
+    folder = tmp_path_factory.mktemp("texts")
+    (folder / "a.txt").write_text(LAW + "\n\n", encoding="utf-8")
+    (folder / "b.md").write_text(
+        "# Ein Titel\n\nMit 日本 und \u202e Zeichen. " * 5, encoding="utf-8"
+    )
+    rows = "\n".join(json.dumps(row) for row in TEXTS[:2]) + "\n\n" + json.dumps({"text": LAW})
+    (folder / "c.jsonl").write_text(rows + '\n{"text": "  "}\n', encoding="utf-8")
+    (folder / "d.json").write_text(json.dumps([TEXTS[2], {"text": LAW, "id": 7}]), encoding="utf-8")
+    with (folder / "e.csv").open("w", encoding="utf-8", newline="") as file:
+        written = csv.writer(file)
+        written.writerow(["id", "title", "text"])
+        written.writerow(["e1", "x", 'She said "no",\nand\r\nleft, again.'])
+        written.writerow(["", "y", LAW])
+    return sorted(folder.iterdir())
+
+
+@pytest.fixture(scope="module")
+def commanded(tiny_model, files, tmp_path_factory):
+    """What the command writes of the files, by kind."""
+    out = tmp_path_factory.mktemp("commanded")
+    options = [word for kind in KINDS for word in (f"--{kind}", str(out / f"audit.{kind}"))]
+    result = CliRunner().invoke(app, ["audit", str(tiny_model), *map(str, files), *options])
+    assert result.exit_code == 0, result.output
+    return {kind: (out / f"audit.{kind}").read_bytes() for kind in KINDS}
+
+
+def test_rows_and_sums_are_those_of_an_audit(served, lm):
+    events = served.events("/api/audits", {"texts": TEXTS})
+    audit = Audit(lm, text_options([lm]))
+    rows = list(audit.read(Document(one["id"], one["text"]) for one in TEXTS))
+    (start,) = (data for name, data in events if name == "start")
+    assert start["predictions"] == audit.predictions
+    done = [data["predictions"] for name, data in events if name == "progress"]
+    assert done == sorted(done)
+    assert done[-1] == audit.predictions
+    told = [data for name, data in events if name == "row"]
+    for one, row in zip(told, rows, strict=True):
+        assert (one["text_id"], one["support"]) == (row.text_id, row.support.level)
+        for name in ("ce", "explained_share", "unattributed"):
+            assert one[name] == pytest.approx(getattr(row, name), rel=1e-5)
+        source = row.shares["source"].items[0]
+        assert one["source"] == [source.key, pytest.approx(source.share, rel=1e-5)]
+        assert one["document"][0] == row.documents[0].doc_id
+    assert "‹U+202E›" in told[2]["opening"]
+    name, end = events[-1]
+    assert (name, end["stopped"]) == ("done", False)
+    for group, by in zip(end["whole"]["shares"], ("source", "domain", "license"), strict=True):
+        sources = audit.attribution().sources(by)
+        for shown, item in zip(group["items"], sources.items, strict=False):
+            assert shown[0] == item.key
+            assert shown[1:] == pytest.approx([item.share, item.base_rate], rel=1e-5)
+        assert group["unattributed"] == pytest.approx(sources.unattributed, rel=1e-5)
+    shared = end["whole"]["shared"]
+    leading = shared["places"][end["whole"]["documents"][0]["place"]]
+    expected = audit.attribution().documents(1)[0]
+    assert shared["documents"][leading[3]]["doc_id"] == expected.doc_id
+    status, _, data = served.ask("GET", f"/api/audits/{end['id']}/report.csv")
+    assert status == 200
+    assert b"\r\n'=1+1," in data
+
+
+@pytest.mark.parametrize(
+    ("texts", "words"),
+    [
+        ([], "at least 1"),
+        ([{"id": "a", "text": "x"}] * 1001, "at most 1000"),
+        ([{"id": "a", "text": "One."}, {"id": "a", "text": "Two."}], "two texts are called 'a'"),
+        ([{"id": "a", "text": " \n"}], "empty"),
+        ([{"id": "a", "text": "x" * 2_000_001}], "2,000,001 characters"),
+        ([{"id": "a", "text": "half \ud800"}], "the text 'a'"),
+        ([{"id": "", "text": "One."}], "texts.0.id"),
+    ],
+)
+def test_what_is_refused(served, texts, words):
+    status, _, body = served.ask("POST", "/api/audits", {"texts": texts})
+    assert status == 422
+    assert words in json.loads(body)["error"]
+
+
+@pytest.mark.parametrize("path", ["none/report.html", "{}/report.exe"])
+def test_reports_that_are_not_there(served, path):
+    key = served.events("/api/audits", {"texts": TEXTS[:1]})[-1][1]["id"]
+    status, _, body = served.ask("GET", "/api/audits/" + path.format(key))
+    assert status == 422
+    assert "there is no" in json.loads(body)["error"]
+
+
+def test_one_long_text_can_be_stopped_in_the_middle(served):
+    body = json.dumps({"texts": [{"id": "long", "text": TEXTS[1]["text"] * 100}]})
+    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
+    headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
+    connection.request("POST", "/api/audits", body, headers)
+    response = connection.getresponse()
+    lines = (response.readline().decode() for _ in range(100_000))
+    start = json.loads(next(line for line in lines if line.startswith("data: "))[6:])
+    next(line for line in lines if line == "event: progress\n")
+    served.json("POST", f"/api/answers/{start['id']}/stop", {})
+    last = [line for line in iter(lambda: next(lines), "") if line.startswith("data: ")][-1]
+    connection.close()
+    assert json.loads(last[6:]) == {"id": start["id"], "stopped": True, "whole": None}
+    status, _, _ = served.ask("GET", f"/api/audits/{start['id']}/report.html")
+    assert status == 422
+
+
+def audit_files(page, files):
+    page.evaluate("location.hash = '#/audit'")
+    page.wait_for_selector(".x-drop")
+    page.set_input_files(".x-files", files)
+    page.click(".x-audit .x-go")
+
+
+def test_in_a_browser_files_give_the_files_of_the_command(page, files, commanded, tmp_path):
+    audit_files(page, files)
+    page.wait_for_selector(".x-audit-figures")
+    assert problems(page) == []
+    assert "e.csv --html report.html" in page.inner_text(".x-command")
+    for kind, label in zip(KINDS, ("Parquet", "JSON lines", "CSV", "HTML"), strict=True):
+        with page.expect_download() as download:
+            page.click(f".x-exports >> text='{label}'")
+        saved = tmp_path / download.value.suggested_filename
+        download.value.save_as(saved)
+        assert saved.name == f"audit.{kind}"
+        assert saved.read_bytes() == commanded[kind], kind
+    rows = json.loads("[" + ",".join(commanded["jsonl"].decode().splitlines()) + "]")
+    shown = page.locator(".x-text-table tbody tr")
+    assert shown.count() == len(rows) == 9
+    page.select_option(".x-order", "support")
+    scores = [float(shown.nth(i).locator("td:nth-child(4) small").inner_text()) for i in range(9)]
+    assert scores == pytest.approx(sorted(row["support_score"] for row in rows), abs=0.006)
+    assert page.locator(".x-audit b >> text=lmao").count() == 0
+    page.set_viewport_size({"width": 390, "height": 844})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    # From a document that the texts lean on to the place in the corpus.
+    page.locator(".p-documents cite a").first.click()
+    page.wait_for_selector("#place")
+
+
+def test_in_a_browser_dropped_texts_can_be_stopped(page):
+    page.evaluate("location.hash = '#/audit'")
+    page.wait_for_selector(".x-drop")
+    page.evaluate(
+        """text => {
+          const held = new DataTransfer();
+          const rows = Array.from({ length: 300 }, (_, i) => JSON.stringify({ id: i, text }));
+          held.items.add(new File([rows.join("\\n")], "many.jsonl"));
+          const options = { dataTransfer: held, bubbles: true, cancelable: true };
+          document.querySelector(".x-drop").dispatchEvent(new DragEvent("drop", options));
+        }""",
+        TEXTS[1]["text"],
+    )
+    page.wait_for_selector(".x-text-table tbody tr")
+    page.click(".x-audit .x-stop")
+    page.wait_for_selector(".x-stopped")
+    count = page.locator(".x-text-table tbody tr").count()
+    assert 0 < count < 300
+    assert "of 300 texts" in page.inner_text(".x-stopped")
+    assert page.locator(".x-exports a").count() == 4
+
+
+def test_in_a_browser_what_cannot_be_sent_is_told_before(lm, browser, tmp_path):
+    (tmp_path / "large.txt").write_text("word " * 900, encoding="utf-8")
+    (tmp_path / "latin.txt").write_bytes("Stra\xdfe".encode("latin-1"))
+    (tmp_path / "rows.csv").write_text("body\nOne.\n", encoding="utf-8")
+    (tmp_path / "broken.jsonl").write_text('{"text": "One."}\n{"text": \n', encoding="utf-8")
+    posts = []
+    with Served(lm, audited=1000) as server:
+        page = browser.new_page()
+        page.on("request", lambda request: request.method == "POST" and posts.append(request.url))
+        page.goto(server.address)
+        for name, words in (
+            ("large.txt", "large.txt has 4,500 bytes: 1,000 characters"),
+            ("latin.txt", "latin.txt is not UTF-8"),
+            ("rows.csv", "rows.csv:1: there is no “text”; there is body"),
+            ("broken.jsonl", "broken.jsonl:2 is not valid JSON"),
+        ):
+            audit_files(page, [tmp_path / name])
+            page.wait_for_selector(f".x-audit .x-problem >> text={words}")
+        page.close()
+    assert posts == []

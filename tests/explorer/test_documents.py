@@ -1,0 +1,207 @@
+"""Documents over real HTTP against the corpus itself, and opened at a place in a browser."""
+
+import json
+import shutil
+from urllib.parse import quote, urlencode
+
+import pytest
+
+import prismlm
+from prismlm.corpus import build_corpus
+from prismlm.corpus.layout import is_held_out
+from prismlm.direction_marks import marks_shown
+from prismlm.explain.sources import document_sources
+from prismlm.explorer.documents import MOST
+from prismlm.index.build import IndexOptions, build_index
+from tests.explorer.conftest import Served
+from tests.helpers.axe import problems
+
+HURT = "document.title = 'hurt'"
+ARABIC = "\u0645\u0631\u062d\u0628\u0627"
+LINE = f"The council \u202eturns\u2066 this\x00 \x1b[31m and\x07 that: {ARABIC}.\n"
+EVIL = f'Before.\n<script>{HURT}</script><img src=x onerror="{HURT}"> & 日本\n' + LINE * 40
+EVIL_ID = "../../etc/passwd?at=1&x=<b>#d é\u202e%2F"
+# Held out, so that it need not be indexed.
+LONG_ID = next(name for n in range(999) if is_held_out(name := f"long-{n}", 0.05))
+LONG = "".join(f"Sentence {n} of a long document \u202eends.\n" for n in range(6_000))
+
+
+@pytest.fixture(scope="module")
+def directory(tiny_model, tmp_path_factory):
+    """A model whose corpus holds a hostile document and a long one."""
+    base = tmp_path_factory.mktemp("documents")
+    rows = [
+        {"id": EVIL_ID, "text": EVIL, "title": "<i>\u202eevil", "url": "javascript:alert(1)"},
+        {"id": LONG_ID, "text": LONG, "license": "CC0", "url": "https://example.org/a"},
+        {"id": "plain", "text": "The river carries stones to the sea."},
+    ]
+    source = base / "documents.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    corpus = build_corpus(source, base / "corpus", tokenizer=tiny_model)
+    model = base / "model"
+    shutil.copytree(tiny_model, model, ignore=shutil.ignore_patterns("lens"))
+    lm = prismlm.load(model)
+    options = IndexOptions(contexts=4, window=128, stride=96)
+    build_index(lm.model, lm.head, corpus, model / "lens" / "sample", options)
+    return base
+
+
+@pytest.fixture(scope="module")
+def lm(directory):
+    return prismlm.load(directory / "model")
+
+
+@pytest.fixture(scope="module")
+def served(lm):
+    with Served(lm) as server:
+        yield server
+
+
+def asked(served, path, **query):
+    status, _, body = served.ask("GET", f"/api/documents{path}?{urlencode(query)}")
+    return status, json.loads(body)
+
+
+def test_a_document_is_that_of_the_corpus_with_its_token(served, lm):
+    corpus = lm.lens.corpus
+    number = corpus.find(EVIL_ID)
+    start = int(corpus.starts[number])
+    for offset in (0, 57, 400):
+        status, found = asked(served, "", id=EVIL_ID, at=start + offset)
+        assert status == 200
+        left, right = corpus.spans(number)[offset].tolist()
+        parts = EVIL[:left], EVIL[left:right], EVIL[right:]
+        assert found["parts"] == [marks_shown(part) for part in parts]
+    assert "\u202e" not in json.dumps(found["parts"], ensure_ascii=False)
+    assert "‹U+202E›" in found["parts"][0]
+    shown = marks_shown(EVIL_ID)
+    assert (found["doc_id"], found["title"], found["url"]) == (shown, "<i>‹U+202E›evil", None)
+    assert asked(served, "", id=shown, at=start + offset) == (200, found)
+    assert (found["tokens"], found["characters"]) == (int(corpus.lengths[number]), len(EVIL))
+    assert asked(served, "", id="plain")[1]["parts"] == ["The river carries stones to the sea."]
+
+
+def test_a_long_document_comes_in_parts_that_make_it_up(served, lm):
+    corpus = lm.lens.corpus
+    number = corpus.find(LONG_ID)
+    offset = int(corpus.lengths[number]) // 2
+    _, found = asked(served, "", id=LONG_ID, at=int(corpus.starts[number]) + offset)
+    first, last = found["first"], found["last"]
+    assert 0 < first < corpus.spans(number)[offset, 0] < last < len(LONG)
+    before = asked(served, "/text", id=LONG_ID, first=0, last=first)[1]["text"]
+    after = asked(served, "/text", id=LONG_ID, first=last, last=last + MOST)[1]
+    assert after["last"] == len(LONG)
+    assert before + "".join(found["parts"]) + after["text"] == marks_shown(LONG)
+    assert found["url"] == "https://example.org/a"
+    status, error = asked(served, "/text", id=LONG_ID, first=0, last=MOST + 1)
+    assert status == 422
+    assert "200,000" in error["error"]
+
+
+def test_the_prototypes_are_those_of_the_reverse_question(served, lm):
+    status, found = asked(served, "/prototypes", id=EVIL_ID)
+    assert status == 200
+    expected = document_sources(lm.lens, EVIL_ID)
+    assert found["in_cells"] == len(expected.cells)
+    assert [(c["id"], c["positions"], c["share"]) for c in found["cells"]] == [
+        (c.prototype, c.positions, c.share) for c in expected.cells[:12]
+    ]
+    assert [(u["id"], u["position"]) for u in found["contexts"]] == [
+        (u.prototype, u.position) for u in expected.uses[:12]
+    ]
+    status, error = asked(served, "/prototypes", id=LONG_ID)
+    assert status == 422
+    assert "held out" in error["error"]
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ({"id": "/etc/passwd"}, "no document with the id"),
+        ({"id": "../corpus.json"}, "no document with the id"),
+        ({"id": "plain", "at": 10**9}, "its tokens are"),
+        ({"id": "plain", "at": "here"}, "valid integer"),
+        ({"id": ""}, "at least 1"),
+    ],
+)
+def test_what_is_not_there(served, query, words):
+    status, error = asked(served, "", **query)
+    assert status == 422
+    assert words in error["error"]
+
+
+def test_a_lens_whose_corpus_is_gone_says_what_to_do(directory):
+    hidden = directory / "moved"
+    (directory / "corpus").rename(hidden)
+    try:
+        with Served(prismlm.load(directory / "model")) as server:
+            status, error = asked(server, "", id="plain")
+    finally:
+        hidden.rename(directory / "corpus")
+    assert status == 422
+    assert "prismlm index" in error["error"]
+    assert "no longer" in error["error"]
+
+
+def open_at(page, doc_id, at):
+    page.evaluate(
+        "hash => { location.hash = hash; }", f"#/document/{quote(doc_id, safe='')}?at={at}"
+    )
+    page.wait_for_selector("#place")
+
+
+def shown(page):
+    return page.evaluate("document.querySelector('.x-doc-text').textContent")
+
+
+def assert_in_view(page):
+    top, bottom, height = page.evaluate(
+        "() => { const box = document.querySelector('#place').getBoundingClientRect();"
+        " return [box.top, box.bottom, innerHeight]; }"
+    )
+    assert 0 <= top < bottom <= height
+
+
+def test_in_a_browser_text_is_inert_and_the_place_in_view(page, lm):
+    corpus = lm.lens.corpus
+    number = corpus.find(EVIL_ID)
+    start, length = int(corpus.starts[number]), int(corpus.lengths[number])
+    at = start + length - 30
+    page.set_viewport_size({"width": 390, "height": 844})
+    # As a passage that was shown links to it.
+    open_at(page, marks_shown(EVIL_ID), at)
+    page.wait_for_selector(".x-doc-uses a")
+    assert problems(page) == []
+    assert shown(page) == marks_shown(EVIL)
+    left, right = corpus.spans(number)[at - start].tolist()
+    assert page.locator("#place").text_content() == EVIL[left:right].strip()
+    assert_in_view(page)
+    assert page.locator(".x-document :is(script, img, i)").count() == 0
+    assert page.locator(".x-document .p-head a").count() == 0
+    assert "hurt" not in page.title()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert marks_shown(EVIL_ID) in page.inner_text(".x-command")
+    # Another place of the same document.
+    open_at(page, EVIL_ID, start + 3)
+    assert_in_view(page)
+
+
+def test_in_a_browser_a_long_document_grows_in_both_directions(page, lm):
+    corpus = lm.lens.corpus
+    number = corpus.find(LONG_ID)
+    at = int(corpus.starts[number]) + int(corpus.lengths[number]) // 2
+    open_at(page, LONG_ID, at)
+    assert_in_view(page)
+    whole = marks_shown(LONG)
+    assert len(shown(page)) < len(whole)
+    for name in ("before", "after"):
+        button = page.get_by_role("button", name=f"Show what comes {name}")
+        while button.count() and button.is_visible():
+            had = len(shown(page))
+            button.click()
+            page.wait_for_function(
+                "had => document.querySelector('.x-doc-text').textContent.length > had", arg=had
+            )
+    assert shown(page) == whole
+    page.get_by_role("button", name="To the place").click()
+    assert_in_view(page)

@@ -1,0 +1,206 @@
+"""Inside a model over real HTTP, against the instruments, and drawn in a browser."""
+
+import json
+
+import pytest
+import torch
+
+import prismlm
+from prismlm.corpus import Corpus
+from prismlm.direction_marks import marks_shown
+from prismlm.files import json_text
+from prismlm.instruments.channels import read_channels
+from prismlm.instruments.channels.build_report import channel_report
+from prismlm.instruments.uncertainty_feedback.signal import Signal, own_codes
+from prismlm.layers import PrototypeHead
+from prismlm.models.seam import LogitMap
+from prismlm.models.sidecar import Sidecar, base_of, save_sidecar
+from prismlm.models.uncertainty_feedback import attach_uncertainty, save_uncertainty
+from prismlm.pages.channels_data import page_data
+from tests.explorer.conftest import Served
+from tests.helpers.axe import problems
+from tests.helpers.head_models import make_signal_noise
+from tests.helpers.mixer_models import CHANNELS, LAYERS, make_model
+
+TEXT = "The council \u202e<b>maps</b> the river."
+LEVELS = 64
+
+
+def saved(model, tokenizer, directory):
+    """Write a model with a random head; without a lens."""
+    head = PrototypeHead(model.config.hidden_size, 64, 6, scale=2.0)
+    head.reset_parameters(torch.Generator().manual_seed(3))
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    save_sidecar(directory, Sidecar(head, LogitMap.of(model), base_of(model)))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def mixer(small_corpus, tmp_path_factory):
+    """A model with channels and uncertainty feedback, without attention."""
+    tokenizer = Corpus.open(small_corpus).tokenizer
+    model = make_model(len(tokenizer))
+    directory = saved(model, tokenizer, tmp_path_factory.mktemp("mixer"))
+    feedback = attach_uncertainty(model, LEVELS)
+    with torch.no_grad():
+        feedback.embedding.weight.normal_(0, 0.3, generator=torch.Generator().manual_seed(0))
+    save_uncertainty(directory, feedback)
+    return prismlm.load(directory)
+
+
+@pytest.fixture(scope="module")
+def heads(small_corpus, tmp_path_factory):
+    """A model of signal and noise heads."""
+    tokenizer = Corpus.open(small_corpus).tokenizer
+    model = make_signal_noise(len(tokenizer))
+    return prismlm.load(saved(model, tokenizer, tmp_path_factory.mktemp("heads")))
+
+
+@pytest.fixture(scope="module")
+def served(mixer):
+    with Served(mixer) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def of_heads(heads):
+    with Served(heads) as server:
+        yield server
+
+
+def test_channels_and_feedback_are_those_of_the_instruments(served, mixer):
+    parts = served.json("GET", "/api/inside")
+    assert (parts["channels"], parts["attention"]) == (True, None)
+    assert parts["feedback"] == {"levels": LEVELS}
+    told = served.json("POST", "/api/inside/channels", {"text": TEXT})
+    report = channel_report(mixer.model, mixer.tokenizer, text=TEXT)
+    expected = json_text(page_data(mixer.model, None, report))
+    assert told == json.loads(marks_shown(expected))
+    fed = served.json("POST", "/api/inside/feedback", {"text": TEXT})
+    ids = mixer.encode(TEXT)[0]
+    # Each pass makes one more position exact, so that as many as there are tokens give all.
+    (codes,) = own_codes(mixer.model, [ids], Signal("passes", len(ids)))
+    assert len(fed["tokens"]) == len(fed["fed"]) == len(ids)
+    assert fed["fed"][0] == [None, None]
+    for (share, code), expected in zip(fed["fed"][1:], codes[1:].tolist(), strict=True):
+        assert abs(code - expected) <= 1
+        assert share == pytest.approx(code / (LEVELS - 1), rel=1e-5)
+    assert len({code for _, code in fed["fed"]}) > 3
+
+
+def test_attention_is_that_of_explain(of_heads, heads):
+    parts = of_heads.json("GET", "/api/inside")
+    assert (parts["channels"], parts["feedback"]) == (False, None)
+    groups = [head["group"] for head in parts["attention"]["heads"]]
+    assert groups == ["signal"] * (len(groups) // 2) + ["noise"] * (len(groups) // 2)
+    told = of_heads.json("POST", "/api/inside/attention", {"text": TEXT, "layer": 1})
+    places = [(1, one["head"]) for one in told["maps"]]
+    trace = heads.explain(TEXT, attention=places)
+    for one, own in zip(told["maps"], trace.attention, strict=True):
+        assert one["title"] == own.head.title
+        for t, row in enumerate(one["weights"]):
+            assert row == pytest.approx((own.weights[t, : t + 1] * 10_000).tolist(), abs=0.6)
+        source, target, weight = one["strongest"][0]
+        assert weight == pytest.approx(float(own.weights[source, target]), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "words"),
+    [
+        ("channels", {"text": TEXT}, "no prototype mixer"),
+        ("feedback", {"text": TEXT}, "no uncertainty feedback"),
+        ("attention", {"text": TEXT, "layer": 99}, "no layer 99"),
+        ("attention", {"text": TEXT, "layer": -1}, "layer"),
+        ("attention", {"text": "word " * 400, "layer": 0}, "256 are shown here"),
+        ("attention", {"text": "", "layer": 0}, "text"),
+        ("attention", {"text": "\ud800", "layer": 0}, "unicode"),
+    ],
+)
+def test_what_is_refused(of_heads, path, body, words):
+    status, _, data = of_heads.ask("POST", f"/api/inside/{path}", body)
+    assert status == 422
+    assert words in json.loads(data)["error"]
+
+
+def read(page, text=TEXT):
+    page.evaluate("location.hash = '#/inside'")
+    page.fill(".x-inside .x-prompt", text)
+    page.click(".x-inside .x-go")
+
+
+def test_channels_in_a_browser(page, mixer):
+    read(page)
+    page.wait_for_selector(".x-fed-text")
+    assert problems(page) == []
+    assert "no attention" in page.inner_text(".x-inside .x-form")
+    assert page.locator(".c-layers label").count() == LAYERS + 2
+    page.get_by_role("radio", name="2", exact=True).check(force=True)
+    page.click('.c-item[data-channel="4"]')
+    assert "Layer 2, channel 4" in page.inner_text(".c-main")
+    assert "channel=2.4" in page.evaluate("location.hash")
+    assert page.locator(".c-item").count() == CHANNELS
+    page.get_by_role("radio", name="memory").check(force=True)
+    words = page.locator(".c-word")
+    words.last.click()
+    (curves,) = read_channels(mixer.model, mixer.encode(TEXT)[0], [2])
+    found = float(curves.mass[-1, 4])
+    assert f"finds a mass of {found:.2f}" in page.inner_text(".c-say")
+    assert "inspect channels" in page.inner_text(".x-command")
+    page.set_viewport_size({"width": 390, "height": 844})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    # The address alone brings it back.
+    page.evaluate("location.hash = '#/inside?channel=1.3'")
+    page.wait_for_selector("text=Layer 1, channel 3")
+
+
+def test_attention_in_a_browser(of_heads, browser):
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    errors = []
+    page.on("pageerror", lambda error: errors.append(error))
+    page.goto(of_heads.address)
+    page.wait_for_selector(".x-nav a")
+    page.evaluate("location.hash = '#/inside?head=1.2'")
+    page.wait_for_selector(".x-inside .x-prompt")
+    page.fill(".x-inside .x-prompt", TEXT)
+    page.click(".x-inside .x-go")
+    page.wait_for_selector(".x-heat")
+    assert problems(page) == []
+    assert page.inner_text(".x-head-title") == "layer 1 · signal head 2"
+    told = of_heads.json("POST", "/api/inside/attention", {"text": TEXT, "layer": 1})
+    weights = told["maps"][2]["weights"]
+    last = len(weights) - 1
+    page.focus(".x-heat")
+    page.keyboard.press("ArrowLeft")
+    weight = weights[last][last - 1] / 10_000
+    shown = f"{100 * weight:.1f} %" if weight < 0.1 else f"{100 * weight:.0f} %"
+    assert f"gives {shown} to" in page.inner_text(".x-heat-say")
+    # Heavier weights are further from the ground.
+    cells = sorted((w, i, j) for i, row in enumerate(weights[1:], 1) for j, w in enumerate(row))
+    distances = [
+        page.evaluate(
+            """([i, j, many]) => {
+              const canvas = document.querySelectorAll('.x-thumb')[2];
+              const size = canvas.width / many;
+              const at = (x, y) => canvas.getContext('2d').getImageData(x, y, 1, 1).data;
+              const [one, ground] = [at(j * size, i * size), at(canvas.width - 1, 0)];
+              return Math.abs(one[0] - ground[0]) + Math.abs(one[1] - ground[1]);
+            }""",
+            [i, j, last + 1],
+        )
+        for _, i, j in (cells[0], cells[len(cells) // 2], cells[-1])
+    ]
+    assert distances == sorted(set(distances))
+    noise = page.get_by_role("button", name="noise 1")
+    noise.click()
+    assert page.inner_text(".x-head-title") == "layer 1 · noise head 1"
+    assert "subtracted" in page.inner_text(".x-head-side")
+    page.select_option(".x-layer select", "0")
+    page.wait_for_selector("text=layer 0 · noise head 1")
+    command = page.inner_text(".x-command")
+    assert command.startswith("prismlm inspect attention")
+    assert command.endswith("--layer 0 --head 5")
+    page.set_viewport_size({"width": 390, "height": 844})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    page.close()
+    assert errors == []

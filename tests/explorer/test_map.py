@@ -1,0 +1,177 @@
+"""The map over real HTTP, and looked around in with a real browser, with WebGL and without."""
+
+import json
+import shutil
+
+import pytest
+
+import prismlm
+from prismlm.direction_marks import marks_shown
+from tests.explorer.conftest import PROMPTS, TOKEN, Served
+from tests.helpers.named_lens import ACROSS, CATEGORIES
+
+WITHOUT_WEBGL = """
+const original = HTMLCanvasElement.prototype.getContext;
+HTMLCanvasElement.prototype.getContext = function (kind, ...rest) {
+  return kind.startsWith("webgl") ? null : original.call(this, kind, ...rest);
+};
+"""
+PAINTED = """async ([x, y]) => {
+  const dots = document.querySelector(".x-dots"), copy = document.createElement("canvas");
+  [...document.querySelectorAll("button")].find((one) => one.textContent === "All of it").click();
+  // Read in the frame it is drawn in: WebGL clears what it has shown.
+  await new Promise((done) => requestAnimationFrame(done));
+  [copy.width, copy.height] = [dots.width, dots.height];
+  const context = copy.getContext("2d"), box = dots.getBoundingClientRect();
+  context.drawImage(dots, 0, 0);
+  const alpha = (...box) => context.getImageData(...box).data.filter((_, i) => i % 4 === 3);
+  const all = alpha(0, 0, copy.width, copy.height).filter((one) => one > 100).length;
+  return [all, alpha(Math.floor(x - box.left), Math.floor(y - box.top), 1, 1)[0]];
+}"""
+
+
+@pytest.fixture(scope="module")
+def served(named):
+    return named
+
+
+@pytest.fixture(scope="module")
+def lm(named):
+    return named.lm
+
+
+def spot(page, number, count):
+    """Return where a prototype of the grid is on the screen while all of it is shown."""
+    box = page.locator(".x-over").bounding_box()
+    down = count // ACROSS - 1
+    scale = 0.94 * min(box["width"] / (ACROSS - 1), box["height"] / down)
+    x = box["x"] + box["width"] / 2 + (number % ACROSS - (ACROSS - 1) / 2) * scale
+    return x, box["y"] + box["height"] / 2 + (number // ACROSS - down / 2) * scale
+
+
+def opened(page, query=""):
+    page.evaluate(f"location.hash = '#/map{query}'")
+    page.locator(".x-over").wait_for()
+
+
+def lassoed(page, corners):
+    page.keyboard.down("Shift")
+    page.mouse.move(*corners[0])
+    page.mouse.down()
+    for corner in corners[1:]:
+        page.mouse.move(*corner, steps=3)
+    page.mouse.up()
+    page.keyboard.up("Shift")
+
+
+def test_places_are_those_of_the_lens(served, lm):
+    data = served.json("GET", "/api/map")
+    table = lm.lens.prototypes
+    for name in ("x", "y", "usage"):
+        assert data[name] == pytest.approx(table[name].to_pylist(), abs=1e-3)
+    assert data["names"] == [marks_shown(name) for name in lm.lens.names]
+    named = [data["categories"][number]["name"] for number in data["category"]]
+    assert named == lm.lens.categories
+
+
+def test_a_lens_without_a_map_says_how_to_make_one(tiny_model):
+    with Served(prismlm.load(tiny_model)) as server:
+        status, _, data = server.ask("GET", "/api/map")
+    assert status == 422
+    assert f"prismlm map {tiny_model}" in json.loads(data)["error"]
+
+
+def test_a_model_without_a_lens_is_steered_by_number(tiny_model, tmp_path):
+    directory = shutil.copytree(tiny_model, tmp_path / "model")
+    shutil.rmtree(directory / "lens")
+    with Served(prismlm.load(directory)) as server:
+        for path in ("/api/map", "/api/prototypes", "/api/prototypes/7"):
+            status, _, data = server.ask("GET", path)
+            assert status == 422
+            assert "prismlm index" in json.loads(data)["error"]
+        wanted = {"text": PROMPTS["medicine"], "prototype": 7, "strength": -1, "generate": 2}
+        told = server.json("POST", "/api/steer", wanted)
+        assert [token["leading_after"]["name"] for token in told["tokens"]] == [None, None]
+
+
+def test_a_person_looks_around(page, lm):
+    count = lm.lens.num_prototypes
+    opened(page)
+    side = page.locator(".x-side")
+    page.mouse.click(*spot(page, 37, count))
+    side.locator("h2", has_text="word37 → next37").wait_for()
+    assert "prototype=37" in page.url
+    page.locator(".x-over").press("ArrowRight")
+    side.locator("h2", has_text="word38 → next38").wait_for()
+    page.locator(".x-over").press("ArrowDown")
+    side.locator("h2", has_text="word54 → next54").wait_for()
+    page.set_viewport_size({"width": 390, "height": 844})
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+
+
+def test_a_lasso_shows_what_an_area_has(page, lm):
+    count = lm.lens.num_prototypes
+    opened(page)
+    # Around 17, 18, 19 and those below them, by half a step.
+    (left, top), (right, below) = spot(page, 17, count), spot(page, 19 + ACROSS, count)
+    half = (right - left) / 4
+    corners = [
+        (left - half, top - half),
+        (right + half, top - half),
+        (right + half, below + half),
+        (left - half, below + half),
+    ]
+    lassoed(page, corners)
+    side = page.locator(".x-side")
+    assert side.locator("h2").inner_text() == "6 prototypes"
+    inside = {17, 18, 19, 17 + ACROSS, 18 + ACROSS, 19 + ACROSS}
+    names = [row.inner_text() for row in side.locator(".x-found").all()]
+    assert sorted(names) == sorted(f"word{i} → next{i}" for i in inside)
+    bar = side.locator(".p-bars li", has_text=CATEGORIES[1])
+    odd = sum(i % 2 for i in inside)
+    assert bar.locator(".p-number").inner_text() == f"{100 * odd / 6:.0f} %"
+    assert bar.get_attribute("title") == f"Morphology: {odd} of 6; of all prototypes 96 of 192"
+    page.locator(".x-chip", has_text="Numbers").click()
+    assert side.locator("h2").inner_text() == f"{6 - odd} prototypes"
+    assert "category=Numbers" in page.url
+    side.locator(".x-found").first.click()
+    side.locator(".x-kind").wait_for()
+
+
+def test_the_path_of_the_last_answer(page):
+    opened(page)
+    path = page.get_by_role("button", name="Path of the last answer")
+    assert not path.is_visible()
+    page.evaluate("location.hash = '#/ask'")
+    page.get_by_label("Prompt").fill(next(iter(PROMPTS.values())))
+    page.get_by_label("tokens").fill("2")
+    page.get_by_role("button", name="Ask", exact=True).click()
+    page.locator(".x-exports").wait_for()
+    opened(page)
+    plain = page.locator(".x-plot").screenshot()
+    path.click()
+    assert path.get_attribute("aria-pressed") == "true"
+    page.mouse.move(5, 5)
+    assert page.locator(".x-plot").screenshot() != plain
+
+
+@pytest.mark.parametrize("script", ["", WITHOUT_WEBGL], ids=["webgl", "canvas"])
+def test_points_are_drawn_with_webgl_and_without(browser, served, script, lm):
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    page = context.new_page()
+    errors = []
+    page.on("pageerror", lambda error: errors.append(error))
+    if script:
+        page.add_init_script(script)
+    page.goto(f"http://{served.host}/?token={TOKEN}")
+    page.wait_for_selector(".x-nav a")
+    opened(page, "?prototype=18")
+    page.locator(".x-side h2", has_text="word18 → next18").wait_for()
+    painted, there = page.evaluate(PAINTED, list(spot(page, 37, lm.lens.num_prototypes)))
+    # 192 discs of a radius of 1.6 pixels, eight pixels each.
+    assert 1_000 < painted < 3_000
+    assert there > 100
+    asked = "(kind) => document.createElement('canvas').getContext(kind) !== null"
+    assert page.evaluate(asked, "webgl2") == (not script)
+    context.close()
+    assert errors == []

@@ -1,0 +1,84 @@
+"""Prototypes searched, filtered and paged through, over real HTTP and in a real browser."""
+
+import re
+
+import pytest
+
+from prismlm.direction_marks import marks_shown
+from tests.explorer.conftest import HOSTILE
+from tests.helpers.named_lens import CATEGORIES
+
+
+@pytest.fixture(scope="module")
+def served(named):
+    return named
+
+
+@pytest.fixture(scope="module")
+def lm(named):
+    return named.lm
+
+
+def test_a_search_finds_names_tokens_and_contexts(served, lm):
+    lens = lm.lens
+    assert [one["id"] for one in served.json("GET", "/api/prototypes?query=word117")["items"]] == [
+        117
+    ]
+    context = next(one for one in lens.index.to_pylist() if one["after"])
+    words = sorted(context["after"].split(), key=len)[-2:]
+    found = served.json("GET", f"/api/prototypes?query={'+'.join(words)}&limit=500")
+    assert context["prototype"] in [one["id"] for one in found["items"]]
+    assert served.json("GET", "/api/prototypes?query=nosuchwordanywhere")["total"] == 0
+
+
+def test_filters_orders_and_the_place_of_one(served, lm):
+    count = lm.lens.num_prototypes
+    both = served.json("GET", "/api/prototypes?sort=id&at=117&limit=1")
+    assert (both["total"], both["place"]) == (count, 117)
+    assert both["categories"] == dict.fromkeys(CATEGORIES, count // 2)
+    odd = served.json("GET", "/api/prototypes?category=Morphology&sort=id&at=117&first=58&limit=1")
+    assert (odd["total"], odd["matching"], odd["place"]) == (count // 2, count, 58)
+    assert odd["items"][0]["id"] == 117
+    assert served.json("GET", "/api/prototypes?category=Morphology&at=0")["place"] is None
+    usage = [one["usage"] for one in served.json("GET", "/api/prototypes?limit=500")["items"]]
+    assert usage == sorted(usage, reverse=True)
+
+
+def test_a_person_pages_and_shares_what_is_seen(page, lm):
+    card = page.locator(".x-card[data-chosen]")
+    page.evaluate("location.hash = '#/prototypes/0'")
+    card.locator("h2").wait_for()
+    assert card.locator("h2").inner_text() == marks_shown(HOSTILE)
+    page.get_by_label("Search names").fill("word1")
+    page.wait_for_url(re.compile("q=word1"))
+    page.locator(".x-chip", has_text="Morphology").click()
+    page.wait_for_url(re.compile("category=Morphology"))
+    page.get_by_label("sort by").select_option("id")
+    page.wait_for_url(re.compile("sort=id"))
+    odd = [i for i in range(lm.lens.num_prototypes) if i % 2 and str(i).startswith("1")]
+    page.get_by_text(f"1 of {len(odd)}", exact=True).wait_for()
+    page.locator(".x-stage").focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    page.get_by_role("button", name="Previous prototype").click()
+    page.wait_for_url(re.compile(rf"#/prototypes/{odd[1]}\?"))
+    assert card.locator("h2").inner_text() == f"word{odd[1]} → next{odd[1]}"
+    page.keyboard.press("End")
+    page.wait_for_url(re.compile(rf"#/prototypes/{odd[-1]}\?"))
+    token = lm.lens.prototypes["top_tokens"][odd[-1]].as_py()[0].strip()
+    assert token in card.locator(".x-raised").inner_text()
+    # What was shared opens at the same card, of the same list.
+    address = page.url
+    page.goto("about:blank")
+    page.goto(address)
+    card.locator("h2").wait_for()
+    assert card.locator("h2").inner_text() == f"word{odd[-1]} → next{odd[-1]}"
+    assert page.get_by_text(f"{len(odd)} of {len(odd)}", exact=True).count() == 1
+    page.locator(".x-item").last.click()
+    page.set_viewport_size({"width": 390, "height": 844})
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+
+
+def test_a_prototype_that_is_not_there_is_told(page):
+    page.evaluate("location.hash = '#/prototypes/99999'")
+    assert "no prototype 99999" in page.get_by_role("alert").inner_text()

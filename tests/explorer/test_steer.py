@@ -1,0 +1,101 @@
+"""Steering over real HTTP and in a browser, against steering itself and the command it names."""
+
+import json
+import math
+import re
+import shlex
+
+import pytest
+from typer.testing import CliRunner
+
+from prismlm import Ablate, Clamp, Group, Scale
+from prismlm.cli.app import app
+from prismlm.edits.steering import steer
+
+TEXT = "The patient was given a dose of the drug"
+
+
+@pytest.fixture(scope="module")
+def served(named):
+    return named
+
+
+@pytest.fixture(scope="module")
+def lm(named):
+    return named.lm
+
+
+@pytest.mark.parametrize(
+    ("wanted", "edit"),
+    [
+        ({"prototype": 7, "strength": 0.3}, Clamp(7, 0.3, "signature")),
+        ({"prototype": 7, "strength": -0.29}, Scale(7, 0.71)),
+        ({"prototype": 7, "strength": -1}, Ablate(7)),
+        ({"prototype": 7, "strength": 0}, Scale(7, 1)),
+        ({"category": "Morphology", "strength": -0.5}, Group(-0.5, category="Morphology")),
+    ],
+)
+def test_a_strength_is_the_edit_of_the_library(served, lm, wanted, edit):
+    how = {"generate": 4, "temperature": 0.7, "seed": 3, "draws": 2}
+    told = served.json("POST", "/api/steer", {"text": TEXT, **wanted, **how})
+    found = steer(lm, TEXT, [edit], **how)
+    assert (told["text"], told["unedited"]) == (found.text, found.unedited)
+    for one, token in zip(told["tokens"], found.tokens, strict=True):
+        for name in ("before", "after", "control"):
+            assert one[name] == pytest.approx(getattr(token, name), rel=1e-4)
+    logs = [math.log(token.after / token.before) for token in found.tokens]
+    assert told["change"] == pytest.approx(sum(logs) / len(logs), abs=1e-5)
+    controls = [math.log(token.control / token.before) for token in found.tokens]
+    assert told["control"] == pytest.approx(sum(controls) / len(controls), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        ({"strength": 0.3}, "got neither"),
+        ({"prototype": 7, "category": "Morphology", "strength": 0.3}, "got both"),
+        ({"prototype": 99999, "strength": 0.3}, "no prototype 99999"),
+        ({"category": "Nothing", "strength": 0.3}, "no category 'Nothing'"),
+        ({"prototype": 7, "strength": 1.01}, "strength"),
+        ({"prototype": 7, "strength": 0.3, "generate": 60}, "reads 60 to write on"),
+    ],
+)
+def test_what_cannot_be_done_is_said(served, wanted, said):
+    status, _, data = served.ask("POST", "/api/steer", {"text": TEXT, **wanted})
+    assert status == 422
+    assert said in json.loads(data)["error"]
+
+
+def test_the_page_shows_what_its_command_gives(page):
+    page.evaluate("location.hash = '#/steer?prototype=5&strength=-40'")
+    page.locator(".x-chosen", has_text="word5 → next5").wait_for()
+    page.get_by_label("Prompt").fill("- the court's 'order'")
+    picking = page.get_by_role("combobox", name="Prototype")
+    picking.fill("word117")
+    page.get_by_role("option").first.wait_for()
+    picking.press("ArrowDown")
+    picking.press("Enter")
+    page.wait_for_url(re.compile("prototype=117&strength=-40"))
+    page.get_by_label("strength").press("End")
+    page.wait_for_url(re.compile("strength=100"))
+    page.get_by_label("strength").press("PageDown")
+    page.get_by_label("tokens").fill("3")
+    page.get_by_role("button", name="Steer").click()
+    rows = page.locator(".x-table tbody tr")
+    rows.first.wait_for()
+    command = shlex.split(page.locator(".x-command").inner_text())
+    assert command[0] == "prismlm"
+    result = CliRunner().invoke(app, [command[1], "--json", *command[2:]])
+    assert result.exit_code == 0, result.output
+    value = json.loads(result.stdout)
+    assert value["edit"] == {
+        "kind": "clamp", "prototype": 117, "fraction": 0.8, "target": "signature",
+        "measure": "logit",
+    }  # fmt: skip
+    assert page.locator(".x-written").first.inner_text().endswith(value["text"])
+    assert rows.count() == len(value["tokens"]) == 3
+    for row, token in zip(rows.all(), value["tokens"], strict=True):
+        shown = re.search(r"→ (<?)([\d.]+) %", row.inner_text())
+        assert float(shown[2]) == pytest.approx(100 * token["after"], abs=0.51)
+    page.set_viewport_size({"width": 390, "height": 844})
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
