@@ -52,7 +52,7 @@ def main() -> None:
         model = given.made or make_model(Path(work))
         corpus = _corpus_of(model)
         result = {"model": described(model), **measure(model, corpus)}
-        made = (model, "the same model, one of 0.6 M parameters", corpus)
+        made = (model, "the one above", corpus)
         also = [(given.also, given.called, _corpus_of(given.also))] if given.also else []
         result["writing"] = [
             {"model": called, **writing(path, prompts_of(text, given.pairs))}
@@ -198,9 +198,7 @@ def _answers(explorer: Explorer, prompts: Sequence[str]) -> list[tuple[str, int]
     found: list[tuple[str, int]] = []
     for prompt in prompts:
         body = {"text": prompt, "generate": GENERATED}
-        name, data = "", {}
-        for _, name, data in Client(explorer).events("/api/ask", body):
-            pass
+        *_, (_, name, data) = Client(explorer).events("/api/ask", body)
         if name != "done":
             raise SystemExit(f"an answer ended with {name}: {data}")
         found += [(data["id"], n) for n in range(len(data["trace"]["steps"]))]
