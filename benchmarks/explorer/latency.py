@@ -32,9 +32,9 @@ from prismlm.corpus import Corpus
 from prismlm.files import write_json
 
 CLIENTS = (1, 8)
-REQUESTS, FIRST_VIEWS, OPENED = 240, 40, 20
+REQUESTS, FEWER, FIRST_VIEWS, OPENED = 240, 60, 40, 20
 ANSWERS, GENERATED, PROMPT_TOKENS = 8, 40, 24
-PAIRS = 12
+PAIRS = 8
 CHROMIUM = "/usr/bin/chromium"
 WITH_PLAIN = "benchmarks.explorer.beside_plain"
 
@@ -161,7 +161,7 @@ def _visits(explorer: Explorer, corpus: Corpus) -> list[tuple[str, Callable[[], 
         return [f"/api/answers/{key}/steps/{n}" for key, n in (answered[i] for i in some)]
 
     def against() -> Sequence[str]:
-        return [f"{path}/against" for path in steps()]
+        return [f"{path}/against" for path in steps()[:FEWER]]
 
     prototypes = json.loads(Client(explorer).get("/api/model"))["prototypes"]
     cards = [f"/api/prototypes/{n}" for n in draw.integers(prototypes, size=REQUESTS)]
