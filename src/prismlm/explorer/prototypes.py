@@ -113,12 +113,19 @@ class Catalogue:
         }
 
     def search(self, query: str, sort: Sort) -> list[int]:
-        """Return the prototypes whose text has every word of a query, in an order."""
+        """Return the prototypes whose text has every word of a query, in an order.
+
+        Of the most used and the best named, those come first whose name has the words.
+        """
         found: list[int] = self.orders[sort].tolist()
+        words = query.lower().split()
         # The longest is the rarest as a rule, and those after it look through what it left.
-        for word in sorted(query.lower().split(), key=len, reverse=True):
+        for word in sorted(words, key=len, reverse=True):
             sought = word.encode(errors="replace")
             found = [n for n in found if sought in self.texts[n]]
+        if words and sort in ("usage", "score"):
+            names = {n: self.rows[n]["name"].lower() for n in found}
+            found.sort(key=lambda n: not all(word in names[n] for word in words))
         return found
 
     def of_category(self, found: list[int], category: str) -> list[int]:
