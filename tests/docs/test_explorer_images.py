@@ -30,20 +30,27 @@ KEY = "the-key-of-this-run"
 @pytest.fixture(scope="module")
 def address(tmp_path_factory):
     """Where the demo's model is explored; skipped where it cannot be fetched."""
-    import uvicorn
-
     import prismlm
     from prismlm.demo import Unreachable, run_fetched
+
+    # Commands that the pages show have the path that a reader's have.
+    with contextlib.chdir(tmp_path_factory.mktemp("demo")):
+        try:
+            lm = prismlm.load(run_fetched(Path("prismlm-demo")).model)
+        except Unreachable as error:
+            pytest.skip(str(error))
+        yield from _served(lm)
+
+
+def _served(lm):
+    import uvicorn
+
     from prismlm.demo.prompts import PROMPTS
     from prismlm.explorer import create_app
 
-    try:
-        demo = run_fetched(tmp_path_factory.mktemp("demo") / "prismlm-demo")
-    except Unreachable as error:
-        pytest.skip(str(error))
     listener = socket.create_server(("127.0.0.1", 0))
     host = f"127.0.0.1:{listener.getsockname()[1]}"
-    app = create_app(prismlm.load(demo.model), token=KEY, hosts=frozenset({host}), prompts=PROMPTS)
+    app = create_app(lm, token=KEY, hosts=frozenset({host}), prompts=PROMPTS)
     server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
     thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()
@@ -98,7 +105,7 @@ def asked(page):
 def test_ask(picture):
     with picture("ask", "#/ask", height=1180) as page:
         asked(page)
-        page.click(".x-column:nth-child(5)")
+        page.click(".x-column:nth-child(20)")
         page.wait_for_selector(".p-aside .p-passage")
         page.evaluate("scrollTo(0, 0)")
         assert page.locator(".x-column").count() == 40
