@@ -36,6 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="NAME",
         help="write the matrix of docs/ of that name after a run of all of its cells",
     )
+    parser.addoption("--images", action="store_true", help="replace the pictures of docs/images")
 
 
 @pytest.fixture

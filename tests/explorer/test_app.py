@@ -1,5 +1,6 @@
 """The page as people have it: phones, keyboards, screen readers, and a server that goes away."""
 
+import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
 
@@ -21,6 +22,21 @@ def test_an_answer_has_nothing_that_axe_objects_to(page):
     assert problems(page) == []
     page.emulate_media(color_scheme="dark")
     assert problems(page) == []
+
+
+@pytest.mark.parametrize("view", ["prototypes", "map", "steer"])
+def test_views_have_nothing_that_axe_objects_to(browser, named, view):
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(named.address)
+    page.wait_for_selector(".x-nav a")
+    page.evaluate("view => { location.hash = `#/${view}` }", view)
+    page.wait_for_selector(f".x-{view} .prismlm")
+    page.wait_for_timeout(300)
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        assert problems(page) == []
+    context.close()
 
 
 def test_a_phone_scrolls_in_one_direction(browser, served):

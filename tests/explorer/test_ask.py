@@ -168,6 +168,15 @@ def test_a_person_asks_looks_and_reads_on(page):
     assert (
         page.locator(".p-token[aria-selected=true]").get_attribute("aria-label").startswith("The")
     )
+    page.focus(".x-columns")
+    page.keyboard.press("ArrowRight")
+    chosen = page.locator(".x-column[data-chosen]")
+    assert chosen.count() == 1
+    page.keyboard.press("ArrowUp")
+    part = chosen.locator("[data-prototype]").first.get_attribute("data-label")
+    assert page.inner_text(".x-hover b") == part
+    page.keyboard.press("Escape")
+    assert page.locator(".x-hover").is_hidden()
     page.click(".x-more")
     page.wait_for_selector(".p-against .p-passage mark")
     assert "--generate 6" in page.inner_text(".x-command")

@@ -31,6 +31,15 @@ def test_a_search_finds_names_tokens_and_contexts(served, lm):
     assert served.json("GET", "/api/prototypes?query=nosuchwordanywhere")["total"] == 0
 
 
+def test_of_what_is_found_names_come_first(served, lm):
+    found = served.json("GET", "/api/prototypes?query=word1&limit=500")["items"]
+    named = ["word1" in one["name"] for one in found]
+    assert named == sorted(named, reverse=True)
+    assert any(named)
+    usage = [one["usage"] for one, is_named in zip(found, named, strict=True) if is_named]
+    assert usage == sorted(usage, reverse=True)
+
+
 def test_filters_orders_and_the_place_of_one(served, lm):
     count = lm.lens.num_prototypes
     both = served.json("GET", "/api/prototypes?sort=id&at=117&limit=1")

@@ -164,7 +164,12 @@ def test_shares_in_the_page_sum_to_one(trace):
     data, _ = Reader(page([trace])).blocks
     groups = [group for step in data["steps"] for group in step["shares"]]
     groups += data["whole"]["shares"]
-    assert [group["by"] for group in data["whole"]["shares"]] == ["domain", "source", "license"]
+    assert [group["by"] for group in data["whole"]["shares"]] == [
+        "domain",
+        "source",
+        "license",
+        "document",
+    ]
     for group in groups:
         total = sum(share for _, share, _ in group["items"]) + group["others"][1]
         assert total + group["unattributed"] == pytest.approx(1, abs=1e-5)

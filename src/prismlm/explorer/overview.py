@@ -10,6 +10,7 @@ from fastapi import APIRouter
 from prismlm.explorer.session import Session
 from prismlm.index.layout import trained_on_words
 from prismlm.index.lens import Lens
+from prismlm.models.sidecar import load_sidecar
 from prismlm.pages.trace_data import hue
 
 
@@ -29,6 +30,7 @@ def overview(session: Session) -> dict[str, Any]:
     lm, lens = session.lm, session.lm.lens
     return {
         "name": lm.path.resolve().name,
+        "base": load_sidecar(lm.path).base.name.removesuffix(".gguf"),
         "path": str(lm.path),
         "kind": type(lm.model).__name__,
         "parameters": sum(parameter.numel() for parameter in lm.model.parameters()),

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-import numpy as np
 from fastapi import APIRouter, BackgroundTasks, Query
 
 from prismlm.errors import InputError
 from prismlm.explorer.session import Session
-from prismlm.index.lens import Lens
+from prismlm.labels.catalogue import Catalogue, Sort
 from prismlm.pages.trace_data import hue, safe_link
 
-CONTEXTS, SHOWN = 12, 60
+SHOWN = 60
 LONGEST_QUERY = 1000
-PARTS = ("before", "token", "after")
-Sort = Literal["usage", "score", "name", "id"]
 
 
 def routes(session: Session) -> APIRouter:
@@ -48,7 +44,7 @@ def routes(session: Session) -> APIRouter:
         later.add_task(lambda: known().texts)
         matching = known().search(query, sort)
         found = known().of_category(matching, category)
-        rows = [known().row(int(number)) for number in found[first : first + limit]]
+        rows = [_row(known().row(number)) for number in found[first : first + limit]]
         return {
             "total": len(found),
             "matching": len(matching),
@@ -59,102 +55,13 @@ def routes(session: Session) -> APIRouter:
 
     @router.get("/prototypes/{prototype}", summary="The card of a prototype")
     def card(prototype: int) -> dict[str, Any]:
-        return known().card(prototype)
+        found = _row(known().card(prototype))
+        for place in found["contexts"]:
+            place["url"] = safe_link(place["url"])
+        return found
 
     return router
 
 
-class Catalogue:
-    """The prototypes of a lens, ready to be searched.
-
-    Args:
-        lens: theirs.
-    """
-
-    def __init__(self, lens: Lens) -> None:
-        self.lens = lens
-
-    @cached_property
-    def rows(self) -> list[dict[str, Any]]:
-        """One row of the table for each prototype."""
-        return self.lens.prototypes.to_pylist()
-
-    @cached_property
-    def texts(self) -> list[bytes]:
-        """What is searched: number, name, description, tokens and contexts, in lower case.
-
-        As UTF-8, which is searched in half the time: a single arrow makes a text twice as wide.
-        """
-        contexts = [""] * self.lens.num_prototypes
-        columns = (self.lens.index[name].to_pylist() for name in ("prototype", "rank", *PARTS))
-        for prototype, rank, *words in zip(*columns, strict=True):
-            if rank < CONTEXTS:
-                contexts[prototype] += " " + "".join(word or "" for word in words)
-        return [
-            " ".join(
-                (f"#{n}", row["name"], row["description"] or "", *row["top_tokens"], contexts[n])
-            )
-            .lower()
-            .encode(errors="replace")
-            for n, row in enumerate(self.rows)
-        ]
-
-    @cached_property
-    def orders(self) -> dict[Sort, np.ndarray]:
-        """The prototypes in every order that they can be listed in."""
-        rows = self.rows
-        scores = [-1.0 if row["label_score"] is None else row["label_score"] for row in rows]
-        names = [row["name"].lower() for row in rows]
-        return {
-            "usage": np.argsort([-row["usage"] for row in rows], kind="stable"),
-            "score": np.argsort(-np.array(scores), kind="stable"),
-            "name": np.array(sorted(range(len(rows)), key=names.__getitem__), dtype=np.int64),
-            "id": np.arange(len(rows)),
-        }
-
-    def search(self, query: str, sort: Sort) -> list[int]:
-        """Return the prototypes whose text has every word of a query, in an order."""
-        found: list[int] = self.orders[sort].tolist()
-        # The longest is the rarest as a rule, and those after it look through what it left.
-        for word in sorted(query.lower().split(), key=len, reverse=True):
-            sought = word.encode(errors="replace")
-            found = [n for n in found if sought in self.texts[n]]
-        return found
-
-    def of_category(self, found: list[int], category: str) -> list[int]:
-        """Return those of a category, or all where none is named."""
-        return [n for n in found if self.lens.categories[n] == category] if category else found
-
-    def row(self, number: int) -> dict[str, Any]:
-        """Return what a list says of a prototype."""
-        row = self.rows[number]
-        return {
-            "id": number,
-            "name": row["name"],
-            "description": row["description"],
-            "category": row["category"],
-            "hue": hue(row["category"], number),
-            "usage": row["usage"],
-            "score": row["label_score"],
-        }
-
-    def card(self, number: int) -> dict[str, Any]:
-        """Return all that is known of a prototype.
-
-        Raises:
-            InputError: there is no such prototype.
-        """
-        places = self.lens.rows_of(number)
-        count = min(CONTEXTS, places.stop - places.start)
-        row = self.rows[number]
-        return self.row(number) | {
-            "role": row["role"],
-            "tags": row["tags"] or [],
-            "label_source": row["label_source"],
-            "nearest_cosine": row["nearest_cosine"],
-            "tokens": list(zip(row["top_tokens"], row["top_values"], strict=True)),
-            "contexts": [
-                place | {"url": safe_link(place["url"])}
-                for place in self.lens.index.slice(places.start, count).to_pylist()
-            ],
-        }
+def _row(row: dict[str, Any]) -> dict[str, Any]:
+    return row | {"hue": hue(row["category"], row["id"])}

@@ -25,7 +25,7 @@ SHOWN_BEFORE, SHOWN_AFTER = 60, 48
 DOCUMENTS_PER_STEP = 3
 DOCUMENTS_OF_TEXT = 6
 QUOTES_OF_TEXT = 6
-KEYS_SHOWN = {"domain": 8, "source": 6, "license": 6}
+KEYS_SHOWN = {"domain": 8, "source": 6, "license": 6, "document": 6}
 # A full turn times the golden ratio's lesser part: neighbouring ids get hues far apart.
 GOLDEN_ANGLE = 137.508
 # Of a name's number: the fourteen categories of `prismlm label` are 13 degrees apart or more.

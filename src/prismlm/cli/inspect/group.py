@@ -12,6 +12,7 @@ from prismlm.cli.inspect.channels import channels
 from prismlm.cli.inspect.heads import heads
 from prismlm.cli.inspect.index import index
 from prismlm.cli.inspect.interventions import interventions
+from prismlm.cli.inspect.prototypes import prototypes
 from prismlm.cli.inspect.spectra import spectra
 from prismlm.cli.inspect.uncertainty_feedback import uncertainty_feedback
 
@@ -41,6 +42,7 @@ def _group() -> None:
 
 
 app.command()(attention)
+app.command()(prototypes)
 app.command()(channels)
 app.command()(interventions)
 app.command()(heads)

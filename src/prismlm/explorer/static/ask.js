@@ -84,14 +84,14 @@ const live = (shared) => {
   const whole = make("div", "p-whole");
   columns.tabIndex = 0;
   columns.setAttribute("role", "group");
-  columns.setAttribute("aria-label", "Written tokens as columns: prototypes' parts of each logit");
+  columns.setAttribute("aria-label", "Written tokens as columns of prototypes' parts of each logit; left and right move, up and down go through the parts");
   text.setAttribute("role", "listbox");
   text.setAttribute("aria-label", "Tokens of the text; arrow keys move");
   text.setAttribute("aria-orientation", "horizontal");
   target.setAttribute("aria-live", "polite");
   const article = make("article", "prismlm x-answer", head, text, columns, key, target, whole);
   const tokens = [], bars = [], prototypes = {};
-  let largest = 1, prompt = 0, began = 0, data = null, written = 0, chosen = -1, answer = "";
+  let largest = 1, prompt = 0, began = 0, data = null, written = 0, chosen = -1, answer = "", choose = (/** @type {number} */ _) => {};
   const hover = hovering(article);
 
   const token = (words, classes) => {
@@ -145,7 +145,7 @@ const live = (shared) => {
     key.append(legend(bars.map(([, one]) => flat(one)), data.prototypes));
     if (data.whole) whole.append(...wholeText(data));
     whole.append(make("p", "p-note", "Shares show which learned patterns carry a prediction and where they occur in the corpus; they are no proof that removing a document changes the answer."));
-    walk(text, read, (number) => {
+    choose = walk(text, read, (number) => {
       if (number === chosen) return;
       chosen = number;
       read.forEach((node, i) => node.setAttribute("aria-selected", String(i === number)));
@@ -191,6 +191,23 @@ const live = (shared) => {
     if (slice) hover.show(slice, slice.dataset.prototype, slice.dataset.label);
   });
   columns.addEventListener("pointerleave", () => hover.hide());
+  // By keyboard: left and right along the tokens, up and down through a column's slices.
+  let slice = -1;
+  columns.addEventListener("keydown", (event) => {
+    const way = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, 1], ArrowDown: [0, -1] }[event.key];
+    if (event.key === "Escape") hover.hide();
+    if (!way || !data || !bars.length) return;
+    event.preventDefault();
+    const at = Math.max(0, bars.findIndex(([, one]) => one.position === chosen));
+    const to = Math.max(0, Math.min(bars.length - 1, at + way[0]));
+    if (way[0]) { slice = -1; hover.hide(); choose(bars[to][1].position); }
+    const slices = /** @type {HTMLElement[]} */ ([...bars[to][0].querySelectorAll("[data-prototype]")]);
+    if (way[1] && slices.length) {
+      slice = Math.max(0, Math.min(slices.length - 1, slice + way[1]));
+      void hover.show(slices[slice], slices[slice].dataset.prototype, slices[slice].dataset.label);
+    }
+    bars[to][0].scrollIntoView({ block: "nearest", inline: "nearest" });
+  });
   return { article, note, begin, step, finish, id: "" };
 };
 

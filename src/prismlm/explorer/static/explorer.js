@@ -87,7 +87,7 @@ const start = async () => {
   }
   const { model } = shared;
   const size = model.parameters >= 1e6 ? `${Math.round(model.parameters / 1e6)} M` : model.parameters.toLocaleString("en");
-  one(".x-model").textContent = `${model.name} · ${size} parameters · ${model.prototypes.toLocaleString("en")} prototypes`;
+  one(".x-model").textContent = `${model.name}${model.base ? ` · ${model.base.split("/").pop()}` : ""} · ${size} parameters · ${model.prototypes.toLocaleString("en")} prototypes`;
   one(".x-nav").append(...Object.entries(views).filter(([name]) => !unlisted.has(name)).map(([name, { title }]) => Object.assign(make("a", null, title), { href: `#/${name}` })));
   missing(model.missing);
   if (model.lens?.corpus) links.document = ({ doc_id, position }) => `#/document/${encodeURIComponent(doc_id)}?at=${position}`;

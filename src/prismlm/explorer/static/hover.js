@@ -16,7 +16,7 @@ export const card = (id) => {
 export const hovering = (host) => {
   const box = make("div", "x-hover prismlm");
   box.hidden = true;
-  box.setAttribute("role", "tooltip");
+  box.setAttribute("role", "status");
   host.append(box);
   let wanted = null;
   const put = (near, ...content) => {

@@ -70,9 +70,21 @@ const made = (root, shared) => {
     }
   };
 
-  const tell = () => shared.command(["prismlm", "map", shared.model.path, "--html", "prototypes.html"]);
+  // Of the first of a search all that it found, of others the card.
+  let looked = null;
+  const tell = () => {
+    const { query, category, sort: by } = asked;
+    const words = ["prismlm", "inspect", "prototypes", shared.model.path];
+    if (looked !== null && (chosen > 0 || !(query || category))) return shared.command([...words, looked]);
+    if (query) words.push("--search", query);
+    if (category) words.push("--category", category);
+    if (by !== "usage") words.push("--sort", by);
+    shared.command(words);
+  };
   const link = async () => {
     const one = count ? await item(chosen) : null;
+    looked = one?.id ?? null;
+    if (root.isConnected) tell();
     const { query, category, sort: by } = asked;
     const to = address(one ? `prototypes/${one.id}` : "prototypes", { q: query, category, sort: by === "usage" ? "" : by });
     // Whoever went to another view meanwhile keeps that one's address.

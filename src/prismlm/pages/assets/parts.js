@@ -53,7 +53,7 @@ export const bar = (label, share, classes, base = null) => {
   }
   return item;
 };
-export const heading = { domain: "By domain", source: "By source", license: "By licence" };
+export const heading = { document: "By document", domain: "By domain", source: "By source", license: "By licence" };
 export const shares = (group) => {
   const list = make("ul", "p-bars");
   for (const [key, share, base] of group.items) list.append(bar(key, share, null, base));
@@ -239,10 +239,11 @@ export const unpacked = ({ prototypes, places, documents }) => ({
   contexts: places.map(([before, token, after, document, position]) => ({ before, token, after, position, ...documents[document] })),
 });
 export const wholeText = (data) => [make("h2", null, "The whole text"),
-  make("div", "p-columns-3", ...data.whole.shares.map(shares)), documents(data, data.whole.documents, data.places),
+  make("div", "p-shares", ...data.whole.shares.map(shares)), documents(data, data.whole.documents, data.places),
   ...(data.whole.against ? [against(data, data.whole.against)] : []),
   ...(data.whole.verbatim ? [verbatim(data.whole.verbatim)] : [])];
 // Tokens as one list to walk with the arrow keys: what is chosen stays, what is pointed at shows.
+// What it returns chooses one by its number.
 export const walk = (text, tokens, show) => {
   let chosen = tokens.length - 1;
   const choose = (number, focus) => {
@@ -265,4 +266,5 @@ export const walk = (text, tokens, show) => {
     choose(to, true);
   });
   choose(chosen, false);
+  return (number) => choose(number, false);
 };

@@ -1,0 +1,112 @@
+"""prismlm inspect prototypes: a list to search, and the card of one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from prismlm.cli.options import Json, Lens, Model, choice, load_with_lens, number
+from prismlm.cli.output import console_for_reading, plain, print_json
+from prismlm.errors import InputError, suggest
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+SORTS = ("usage", "score", "name", "id")
+CONTEXTS, BEFORE, AFTER = 5, 100, 50
+
+Query = Annotated[
+    str, typer.Option("--search", metavar="WORDS", help="In names, tokens and contexts.")
+]
+Category = Annotated[str | None, typer.Option(metavar="NAME", help="Only those of a category.")]
+SortedBy = Annotated[str, choice("BY", "usage, score (of the name), name or id.", SORTS)]
+
+
+def prototypes(
+    model: Model,
+    prototype: Annotated[
+        int | None, typer.Argument(metavar="ID", help="Show all of this one.")
+    ] = None,
+    search: Query = "",
+    category: Category = None,
+    sort: SortedBy = "usage",
+    limit: Annotated[int, number("N", "Prototypes listed.", 1)] = 20,
+    lens: Lens = None,
+    as_json: Json = False,
+) -> None:
+    """List the prototypes of a lens, or show all of one: name, tokens, where it fires."""
+    from prismlm.labels.catalogue import Catalogue, Sort
+
+    _, opened = load_with_lens(model, lens)
+    catalogue = Catalogue(opened)
+    if prototype is not None:
+        card = catalogue.card(prototype)
+        print_json(card) if as_json else _print_card(console_for_reading(), card)
+        return
+    if category is not None and category not in opened.categories:
+        known = sorted({one for one in opened.categories if one is not None})
+        raise InputError(
+            f"no prototype of {opened.path} has the category {category!r}: expected "
+            f"{', '.join(known) or 'none, since `prismlm label` has not named them'}."
+            f"{suggest(category, known)}"
+        )
+    found = catalogue.of_category(catalogue.search(search, cast("Sort", sort)), category or "")
+    rows = [catalogue.row(one) for one in found[:limit]]
+    if as_json:
+        print_json({"total": len(found), "items": rows})
+    else:
+        _print_list(console_for_reading(), rows, len(found))
+
+
+def _print_list(console: Console, rows: list[dict[str, Any]], total: int) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    for name, side in (("prototype", "right"), ("name", "left"), ("category", "left")):
+        table.add_column(name, justify=cast(Any, side))
+    for name in ("used at", "name tells"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        score = row["score"]
+        table.add_row(
+            str(row["id"]),
+            Text(plain(row["name"])),
+            Text(plain(row["category"] or "")),
+            f"{row['usage']:.2%}",
+            "" if score is None else f"{score:.0%}",
+        )
+    console.print(table)
+    if total > len(rows):
+        console.print(f"… {total - len(rows):,} more: --limit N", style="dim")
+
+
+def _print_card(console: Console, card: dict[str, Any]) -> None:
+    from rich.text import Text
+
+    console.print(Text(plain(f"#{card['id']} {card['name']}"), style="bold"))
+    facts = [card["category"], card["role"], *card["tags"]]
+    console.print(Text(plain(" · ".join(filter(None, facts))), style="dim"))
+    if card["description"]:
+        console.print(Text(plain(card["description"])))
+    figures = [f"used at {card['usage']:.2%} of tokens"]
+    if card["score"] is not None:
+        figures.append(f"name tells its passages from others: {card['score']:.0%}")
+    if card["nearest_cosine"] is not None:
+        figures.append(f"nearest training text at cosine {card['nearest_cosine']:.2f}")
+    console.print(" · ".join(figures), style="dim")
+    raised = "  ".join(f"{plain(token)!s} {value:+.2f}" for token, value in card["tokens"])
+    console.print(Text(f"\nraises  {raised}"))
+    console.print("\nWhere it fires", style="bold")
+    for place in card["contexts"][:CONTEXTS]:
+        before, token, after = (_flat(place[name] or "") for name in ("before", "token", "after"))
+        text = Text(f"  …{before[-BEFORE:]}{' ' if token[:1] == ' ' else ''}")
+        text.append(f"[{token.strip()}]", style="bold").append(f"{after[:AFTER]}…")
+        console.print(text)
+        origin = " · ".join(filter(None, (place["doc_id"], place["source"], place["license"])))
+        console.print(Text(f"    {plain(origin)}", style="dim"))
+
+
+def _flat(text: str) -> str:
+    return plain(text.replace("\n", "↵ "))

@@ -1,0 +1,39 @@
+"""prismlm inspect prototypes, against the tables of the lens."""
+
+import json
+
+import prismlm
+from prismlm.labels.catalogue import Catalogue
+
+
+def test_a_list_and_a_card(prism, refused, tiny_model):
+    lens = prismlm.load(tiny_model).lens
+    listed = json.loads(
+        prism("inspect", "prototypes", tiny_model, "--limit", "500", "--json").stdout
+    )
+    assert listed["total"] == lens.num_prototypes
+    usage = [one["usage"] for one in listed["items"]]
+    assert usage == sorted(lens.prototypes["usage"].to_pylist(), reverse=True)
+    first = listed["items"][0]["id"]
+    card = json.loads(prism("inspect", "prototypes", tiny_model, first, "--json").stdout)
+    rows = lens.rows_of(first)
+    assert card["contexts"] == lens.index.to_pylist()[rows][:12]
+    assert card["tokens"][0][0] == lens.prototypes["top_tokens"][first][0].as_py()
+    shown = prism("inspect", "prototypes", tiny_model, first).stdout
+    assert card["name"] in shown
+    assert f"[{card['contexts'][0]['token'].strip()}]" in shown
+    assert "expected" in refused("inspect", "prototypes", tiny_model, lens.num_prototypes)
+    message = refused("inspect", "prototypes", tiny_model, "--category", "Morphologie")
+    assert "no prototype" in message
+    assert "prismlm label" in message
+
+
+def test_every_word_of_a_search_is_in_what_is_found(tiny_model):
+    catalogue = Catalogue(prismlm.load(tiny_model).lens)
+    context = next(one for one in catalogue.card(3)["contexts"] if len(one["before"].split()) > 3)
+    words = " ".join(context["before"].split()[-3:-1])
+    found = catalogue.search(words.upper(), "id")
+    assert 3 in found
+    assert found == sorted(found)
+    texts = [catalogue.texts[number].decode() for number in found]
+    assert all(word in text for word in words.lower().split() for text in texts)

@@ -1,0 +1,159 @@
+"""The pictures of the explorer in the docs, taken of the demo's model in a real browser.
+
+    pytest -m slow tests/docs/test_explorer_images.py --images
+
+Without ``--images`` the views are opened and looked at all the same, and no picture is replaced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+
+IMAGES = Path(__file__).parents[2] / "docs" / "images"
+PROMPT = "The symptoms of this disease in patients include"
+TEXTS = (
+    "Leishmaniasis is a parasitic disease that is found in parts of the tropics and subtropics.",
+    "The Tribunal dismissed the application, and the applicant appealed to the Federal Court.",
+    "Once upon a time there was a little girl who lived in a small house near the forest.",
+    "The Federal Reserve raised its target for the federal funds rate by a quarter of a point.",
+    "Qwx vlorp tzin gebbet, strank oplim dredge quanfle morbit sesquith.",
+)
+KEY = "the-key-of-this-run"
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory):
+    """Where the demo's model is explored; skipped where it cannot be fetched."""
+    import prismlm
+    from prismlm.demo import Unreachable, run_fetched
+
+    # Commands that the pages show have the path that a reader's have.
+    with contextlib.chdir(tmp_path_factory.mktemp("demo")):
+        try:
+            lm = prismlm.load(run_fetched(Path("prismlm-demo")).model)
+        except Unreachable as error:
+            pytest.skip(str(error))
+        yield from _served(lm)
+
+
+def _served(lm):
+    import uvicorn
+
+    from prismlm.demo.prompts import PROMPTS
+    from prismlm.explorer import create_app
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    host = f"127.0.0.1:{listener.getsockname()[1]}"
+    app = create_app(lm, token=KEY, hosts=frozenset({host}), prompts=PROMPTS)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
+    thread = threading.Thread(target=server.run, args=([listener],))
+    thread.start()
+    yield f"http://{host}/?token={KEY}"
+    server.should_exit = True
+    thread.join()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        arguments = ["--no-sandbox", "--enable-unsafe-swiftshader"]
+        found = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=arguments)
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def picture(request, address, browser):
+    """Open a view in a window of a size, and take its picture at the end of the block."""
+
+    @contextlib.contextmanager
+    def taken(name, view, width=1280, height=880, scheme="light"):
+        context = browser.new_context(
+            viewport={"width": width, "height": height}, color_scheme=scheme
+        )
+        page = context.new_page()
+        errors = []
+        page.on("pageerror", lambda error: errors.append(error))
+        page.goto(address)
+        page.wait_for_selector(".x-nav a")
+        page.evaluate("view => { location.hash = view }", view)
+        yield page
+        if request.config.getoption("--images"):
+            page.screenshot(path=IMAGES / f"explorer-{name}.png")
+        assert errors == []
+        context.close()
+
+    return taken
+
+
+def asked(page):
+    page.fill(".x-prompt", PROMPT)
+    page.press(".x-prompt", "Enter")
+    page.wait_for_selector(".x-exports", timeout=120_000)
+    page.wait_for_selector(".p-aside .p-passage")
+
+
+@pytest.mark.slow
+def test_ask(picture):
+    with picture("ask", "#/ask", height=1180) as page:
+        asked(page)
+        page.click(".x-column:nth-child(20)")
+        page.wait_for_selector(".p-aside .p-passage")
+        page.evaluate("scrollTo(0, 0)")
+        assert page.locator(".x-column").count() == 40
+
+
+@pytest.mark.slow
+def test_ask_on_a_phone(picture):
+    with picture("phone", "#/ask", 390, 844, "dark") as page:
+        asked(page)
+        page.evaluate("document.querySelector('.x-answer').scrollIntoView()")
+
+
+@pytest.mark.slow
+def test_prototypes(picture):
+    with picture("prototypes", "#/prototypes?q=symptoms") as page:
+        page.wait_for_selector(".x-card[data-chosen] mark")
+
+
+@pytest.mark.slow
+def test_map(picture):
+    with picture("map", "#/map", scheme="dark") as page:
+        page.wait_for_selector(".x-dots")
+        page.wait_for_timeout(1500)
+
+
+@pytest.mark.slow
+def test_steer(picture):
+    view = "#/steer?category=Medical%20%2F%20Biology&strength=60"
+    with picture("steer", view) as page:
+        page.click(".x-steer button[type=submit]")
+        page.wait_for_selector(".x-steer table, .x-steer .x-steered", timeout=120_000)
+
+
+@pytest.mark.slow
+def test_inside(picture):
+    with picture("inside", "#/inside") as page:
+        page.fill(".x-inside textarea", PROMPT)
+        page.click(".x-inside button[type=submit]")
+        page.wait_for_selector(".x-inside canvas", timeout=60_000)
+        page.wait_for_timeout(500)
+
+
+@pytest.mark.slow
+def test_audit(picture, tmp_path):
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    with picture("audit", "#/audit") as page:
+        page.set_input_files(".x-audit input[type=file]", texts)
+        page.click(".x-audit button[type=submit]")
+        page.wait_for_selector(".x-audit a[download]", timeout=240_000)
+        page.wait_for_timeout(300)
