@@ -51,7 +51,7 @@ def render(result: dict[str, Any]) -> str:
         "",
         "Generated from `explorer.json` by `python -m benchmarks.explorer.render`.",
         "",
-        f"{measured_on(where)} It ran {result['seconds'] / 60:.0f} minutes on {where['cores']} "
+        f"{measured_on(where)} Measuring took {result['seconds'] / 60:.0f} minutes on {where['cores']} "
         "cores that others used too: *load* is how many processes ran or waited in the minute "
         "before, so times by the clock are longer than on an idle machine. *Processor* is what the "
         "server itself computed for one request, without its waiting.",
@@ -109,7 +109,7 @@ def _verdicts(rows: list[dict[str, Any]]) -> list[str]:
     missed = [
         f"- {KINDS[row['what']].words}, {row['clients']} client{'s' * (row['clients'] > 1)}: p50 "
         f"{row['p50_ms']:.0f} ms, p99 {row['p99_ms']:.0f} ms; the goal is "
-        f"{KINDS[row['what']].goal:g} ms."
+        f"{KINDS[row['what']].goal:g} ms. The server computed {row['processor_ms']:.0f} ms for one."
         for row in rows
         if "missed" in _verdict(row, KINDS[row["what"]].goal)
     ]
