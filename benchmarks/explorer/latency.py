@@ -51,7 +51,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as work:
         model = given.made or make_model(Path(work))
         corpus = _corpus_of(model)
-        result = {"model": described(model), **measure(model, corpus)}
+        result = {"model": described(model), "made_before": given.made is not None}
+        result |= measure(model, corpus)
         made = (model, "the one above", corpus)
         also = [(given.also, given.called, _corpus_of(given.also))] if given.also else []
         result["writing"] = [
