@@ -99,7 +99,10 @@ def test_what_was_attached_is_put_together_again(shipped, tmp_path):
     assert all(part.there for part in estimate_fetched(out).parts)
 
 
-@pytest.mark.parametrize("missing", ["model/lens", "corpus", "model/prismlm.json"])
+SLOW = [pytest.param(part, marks=pytest.mark.slow) for part in ("corpus", "model/prismlm.json")]
+
+
+@pytest.mark.parametrize("missing", ["model/lens", *SLOW])
 def test_a_missing_part_alone_is_put_back(shipped, tmp_path, missing):
     _, fetched = shipped
     out = tmp_path / "demo"

@@ -63,6 +63,7 @@ def test_a_second_run_builds_nothing(demo):
     assert again.answers == demo.answers
 
 
+@pytest.mark.slow
 def test_another_head_is_explained_again(demo, tmp_path):
     import shutil
 

@@ -130,7 +130,7 @@ def test_if_every_trial_fails_the_search_says_so(toy):
     assert not (out / "best.yaml").exists()
 
 
-@pytest.mark.parametrize("stop_at", [1, 11])
+@pytest.mark.parametrize("stop_at", [pytest.param(1, marks=pytest.mark.slow), 11])
 def test_stopped_and_resumed_is_the_straight_search(toy, straight, stop_at):
     """With Ctrl-C in the first run of the first trial, or later."""
     whole = straight[1]
