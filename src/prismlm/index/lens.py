@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from collections.abc import Callable
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -23,6 +24,9 @@ from prismlm.layers import PrototypeHead
 
 if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus
+
+# Whose passages are asked for again and again: those of one answer share documents.
+DOCUMENTS_KEPT = 32
 
 
 class GroupWeights(NamedTuple):
@@ -165,8 +169,14 @@ class Lens:
             return None
         number = self.corpus.document_at(position)
         offset = position - int(self.corpus.starts[number])
-        left, right = self.corpus.spans(number)[offset].tolist()
+        left, right = self._spans(number)[offset].tolist()
         return sentence_around(self.corpus.text(number), left, right)
+
+    @cached_property
+    def _spans(self) -> Callable[[int], np.ndarray]:
+        """The corpus's spans of a document; those of the last few are kept, not encoded again."""
+        assert self.corpus is not None
+        return lru_cache(DOCUMENTS_KEPT)(self.corpus.spans)
 
     @cached_property
     def first_rows(self) -> np.ndarray:
