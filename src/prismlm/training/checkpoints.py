@@ -10,6 +10,7 @@ import os
 import pickle
 import re
 import shutil
+import sys
 import zipfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -117,6 +118,20 @@ def load_state(directory: Path, model: PrismForCausalLM) -> dict[str, Any]:
     if model.usage is not None and uses is not None:
         model.usage.load(uses)
     return meter
+
+
+def one_string_a_name(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+    """Return an optimizer's state in which equal names are one string; a hook of ``state_dict``.
+
+    pickle writes a string again where another one is equal but not the same. Those of a state that
+    was read are not those of one that torch makes later, such as the head's: without this, the file
+    of a run that was resumed before then differs from the straight run's.
+    """
+    state = {
+        parameter: {sys.intern(name): value for name, value in values.items()}
+        for parameter, values in saved["state"].items()
+    }
+    return saved | {"state": state}
 
 
 def save_optimizer(

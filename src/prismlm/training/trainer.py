@@ -167,6 +167,7 @@ class PrismTrainer(Trainer):
             )
             kind, settings = self.get_optimizer_cls_and_kwargs(self.args)
             self.optimizer = kind(groups, **settings)
+            self.optimizer.register_state_dict_post_hook(checkpoints.one_string_a_name)
         return self.optimizer
 
     def read_gradients(self, read: Callable[[int], None]) -> None:
