@@ -103,7 +103,9 @@ def _kills(commands: dict[str, Any]) -> list[str]:
         "until it ends by itself. Every file is compared, byte for byte, with a run that nothing "
         "happened to; of JSON without the times and rates in which two such runs differ. Every "
         "other build of a corpus replaces one: what stood there after a kill is the old one or the "
-        "new one, whole.",
+        "new one, whole. The load is what ran or waited in the 15 minutes before the command was "
+        "done, of so many cores: under a high one, all of it takes longer. Moments of training "
+        "that chance seldom meets are met on purpose in `tests/training/test_run_kills.py`.",
         "",
         f"**{total:,} kills: {verdict}.** "
         + (
@@ -117,16 +119,19 @@ def _kills(commands: dict[str, Any]) -> list[str]:
         "",
         *table_head(
             "| command | a run takes | kills | runs compared | files | bytes | lost or different | "
-            "not compared | Ctrl-C, slowest answer |"
+            "not compared | Ctrl-C, slowest answer | at | load |"
         ),
     ]
     for name, of in commands.items():
         count = sum(len(of[key]) for key in LOST)
         left = ", ".join(f"`{key}`" for key in of["not_compared"]) or "–"
+        where = of["environment"]
+        load = f"{where['load_average']:.1f} of {where['cores']}" if "cores" in where else "–"
         lines.append(
             f"| {name} | {of['seconds']:.1f} s | {of['kills']:,} | {of['rounds']:,} | "
             f"{of['files_compared']:,} | {of['bytes_compared']:,} | {count:,} | {left} | "
-            f"{of['slowest_answer_seconds']:.2f} s of {of['signals']:,} |"
+            f"{of['slowest_answer_seconds']:.2f} s of {of['signals']:,} | "
+            f"{where.get('commit', '–')} | {load} |"
         )
     for name, of in commands.items():
         for key, words in LOST.items():

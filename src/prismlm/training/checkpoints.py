@@ -10,6 +10,7 @@ import os
 import pickle
 import re
 import shutil
+import sys
 import zipfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -77,7 +78,11 @@ def write_model(
 
 
 def save_state(
-    directory: Path, model: PrismForCausalLM, meter: dict[str, Any], uses: Tensor | None
+    directory: Path,
+    model: PrismForCausalLM,
+    meter: dict[str, Any],
+    uses: Tensor | None,
+    norms: list[float] | None = None,
 ) -> None:
     """Write what a model directory lacks to go on training from it, bit for bit.
 
@@ -86,6 +91,7 @@ def save_state(
         model: the model with its head.
         meter: running averages of the losses.
         uses: of each prototype since the last revival, if any are revived.
+        norms: of the gradients of the blocks at the last evaluation, if they are logged.
     """
     state = {
         "uses": uses,
@@ -93,12 +99,15 @@ def save_state(
         "uncertainty": model.uncertainty and model.uncertainty.state_dict(),
         "head_placed": model.placed,
         "meter": meter,
+        "gradient_norms": norms,
     }
     torch.save(state, directory / STATE_FILE)
 
 
-def load_state(directory: Path, model: PrismForCausalLM) -> dict[str, Any]:
-    """Put a checkpoint's weights into ``model``; return the running averages saved with it.
+def load_state(
+    directory: Path, model: PrismForCausalLM
+) -> tuple[dict[str, Any], list[float] | None]:
+    """Put a checkpoint's weights into ``model``; return the running averages and norms with it.
 
     Raises:
         FormatError: the checkpoint cannot be read or is of another model.
@@ -106,6 +115,7 @@ def load_state(directory: Path, model: PrismForCausalLM) -> dict[str, Any]:
     with guard_reading(directory):
         state = torch.load(directory / STATE_FILE, map_location="cpu", weights_only=True)
         meter, placed, uses = state["meter"], state["head_placed"], state.get("uses")
+        norms = state.get("gradient_norms")
         backbone: PreTrainedModel = type(model.model).from_pretrained(
             directory, dtype=model.model.dtype, local_files_only=True
         )
@@ -116,7 +126,21 @@ def load_state(directory: Path, model: PrismForCausalLM) -> dict[str, Any]:
     model.mark_placed(placed)
     if model.usage is not None and uses is not None:
         model.usage.load(uses)
-    return meter
+    return meter, norms
+
+
+def one_string_a_name(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+    """Return an optimizer's state in which equal names are one string; a hook of ``state_dict``.
+
+    pickle writes a string again where another one is equal but not the same. Those of a state that
+    was read are not those of one that torch makes later, such as the head's: without this, the file
+    of a run that was resumed before then differs from the straight run's.
+    """
+    state = {
+        parameter: {sys.intern(name): value for name, value in values.items()}
+        for parameter, values in saved["state"].items()
+    }
+    return saved | {"state": state}
 
 
 def save_optimizer(

@@ -168,6 +168,9 @@ def _train(
             trainer._load_from_checkpoint(str(checkpoint))
             state = checkpoint / "trainer_state.json"
             trainer.state = TrainerState.load_from_json(str(state))
+            if distributed.is_main():
+                # A kill right after the last checkpoint left one that was to go.
+                checkpoints.keep_newest(out / CHECKPOINTS, recipe.checkpoint.keep)
         else:
             with _reporting_divergence(trainer, out):
                 begun = None if checkpoint is None else str(checkpoint)

@@ -22,6 +22,7 @@ from prismlm.models.seam import LogitMap
 from prismlm.training import checkpoints, distributed, parallel
 from prismlm.training.evaluation import HeldOut
 from prismlm.training.initialise import TrainingRows
+from prismlm.training.layer_gradients import LayerGradients
 from prismlm.training.meter import LossMeter
 from prismlm.training.model import IGNORED_AT_INFERENCE, PrismForCausalLM
 from prismlm.training.noise_weight import noise_weight_of
@@ -63,6 +64,10 @@ class PrismTrainer(Trainer):
         spread: how several processes share the model: ``auto`` is ``ddp``, or ``fsdp2``.
         callbacks: as Trainer's.
 
+    Attributes:
+        layer_gradients: reads each step's gradients before they are clipped, if it is set; what it
+            read goes into checkpoints.
+
     Raises:
         InputError: the arguments do not know of the other processes.
     """
@@ -95,7 +100,7 @@ class PrismTrainer(Trainer):
         self.meter = LossMeter()
         self._provenance = provenance
         self._head_norm: float | None = None
-        self._gradient_readers: list[Callable[[int], None]] = []
+        self.layer_gradients: LayerGradients | None = None
         assert args.output_dir is not None
         self._checkpoints = Path(args.output_dir)
         self._staging: Path | None = None
@@ -167,11 +172,8 @@ class PrismTrainer(Trainer):
             )
             kind, settings = self.get_optimizer_cls_and_kwargs(self.args)
             self.optimizer = kind(groups, **settings)
+            self.optimizer.register_state_dict_post_hook(checkpoints.one_string_a_name)
         return self.optimizer
-
-    def read_gradients(self, read: Callable[[int], None]) -> None:
-        """Call ``read(step)`` in every step from now on, counted from 1, before clipping."""
-        self._gradient_readers.append(read)
 
     def _clip_grad_norm(self, model: nn.Module) -> Tensor:
         head = self.model.prototype_head
@@ -183,8 +185,8 @@ class PrismTrainer(Trainer):
             distributed.average_gradients(head)
             if feedback is not None:
                 distributed.average_gradients(feedback)
-        for read in self._gradient_readers:
-            read(self.state.global_step + 1)
+        if self.layer_gradients is not None:
+            self.layer_gradients.read(self.state.global_step + 1)
         norm = self._clip(self.model.model, self.args.max_grad_norm)
         if feedback is not None:
             self._clip(feedback, self.args.max_grad_norm)
@@ -342,8 +344,9 @@ class PrismTrainer(Trainer):
         self.write_model(directory, provenance)
         meter = self.meter.state()
         uses = None if self.model.usage is None else self.model.usage.state()
+        norms = None if self.layer_gradients is None else self.layer_gradients.norms
         if distributed.is_main():
-            checkpoints.save_state(directory, self.model, meter, uses)
+            checkpoints.save_state(directory, self.model, meter, uses, norms)
 
     def write_model(self, directory: Path, provenance: dict[str, Any]) -> None:
         """Write the model directory from the first process; every process has to call."""
@@ -374,5 +377,7 @@ class PrismTrainer(Trainer):
     def _load_from_checkpoint(
         self, resume_from_checkpoint: str, model: nn.Module | None = None
     ) -> None:
-        state = checkpoints.load_state(Path(resume_from_checkpoint), self.model)
-        self.meter.load(state)
+        meter, norms = checkpoints.load_state(Path(resume_from_checkpoint), self.model)
+        self.meter.load(meter)
+        if self.layer_gradients is not None and norms is not None:
+            self.layer_gradients.norms = norms

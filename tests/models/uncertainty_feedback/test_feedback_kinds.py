@@ -101,6 +101,15 @@ def test_it_is_saved_beside_the_checkpoint_and_loaded_with_it(tmp_path):
         assert torch.equal(again(ids).logits, model(ids).logits)
 
 
+def test_its_file_is_the_same_each_time(tmp_path):
+    feedback = attach_uncertainty(build("llama"), 64)
+    files = set()
+    for _ in range(16):
+        save_uncertainty(tmp_path, feedback)
+        files.add((tmp_path / "uncertainty_feedback.safetensors").read_bytes())
+    assert len(files) == 1
+
+
 def test_the_table_has_the_models_dtype():
     feedback = attach_uncertainty(build("llama").to(torch.bfloat16), 64)
     assert feedback.embedding.weight.dtype == torch.bfloat16

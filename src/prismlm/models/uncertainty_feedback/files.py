@@ -90,7 +90,8 @@ def save_uncertainty(directory: Path | str, feedback: UncertaintyFeedback) -> No
         "model": fingerprint_of(feedback.model, feedback.places),
         "places": {part: name for part, name in feedback.places.items() if name is not None},
     }
-    described = {"format": "pt", "uncertainty_feedback": json_text(meta)}
+    # One entry: safetensors writes several in another order each time.
+    described = {"uncertainty_feedback": json_text(meta)}
     with atomic_file(path) as temporary:
         save_file({TABLE: table}, str(temporary), metadata=described)
 

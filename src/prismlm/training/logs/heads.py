@@ -25,7 +25,7 @@ from prismlm.instruments.heads.head_use import LEAST_VISIBLE
 from prismlm.instruments.heads.length import DOCUMENTS
 from prismlm.models.decoders.signal_noise import SignalNoiseForCausalLM
 from prismlm.training import checkpoints, distributed, parallel
-from prismlm.training.logs.gradients import LayerGradients
+from prismlm.training.layer_gradients import LayerGradients
 from prismlm.training.logs.layers import LayerLog, Row
 from prismlm.training.setup import CHECKPOINTS, Prepared
 from prismlm.training.trainer import PrismTrainer
@@ -88,7 +88,7 @@ def heads_log(prepared: Prepared, done: int, trainer: PrismTrainer) -> LayerLog 
     if not tokens:
         return None
     gradients = LayerGradients(parallel.blocks(prepared.model.model), recipe)
-    trainer.read_gradients(gradients.read)
+    trainer.layer_gradients = gradients
     return LayerLog(
         recipe.out / HEADS_FILE,
         done,

@@ -33,7 +33,7 @@ class LayerLog:
     A row is one layer after one step. A run that is resumed writes the rows after its checkpoint
     anew, so that the file is that of a run that was never interrupted. In rows that an older
     version wrote, what it did not measure is NaN. A row that is measured again keeps what cannot
-    be: gradients, in a run whose steps were all done.
+    be: gradients, in a run whose steps were all done and whose last checkpoint has none.
 
     Columns: ``step``; ``epoch``, tokens trained on over tokens of the training text; ``layer``,
     from 0; what is measured; ``ce``, of the evaluation that the rows belong to, ``perplexity`` =

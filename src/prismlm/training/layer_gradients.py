@@ -15,7 +15,8 @@ from prismlm.training.recipe import Recipe
 class LayerGradients:
     """‖∂L/∂θ_ℓ‖ over all parameters θ_ℓ of block ℓ, before clipping.
 
-    Read once an evaluation, so that other steps cost nothing.
+    Read once an evaluation, so that other steps cost nothing, and kept in checkpoints: the last
+    rows are written after the last of them.
 
     Attributes:
         norms: of each block at the last step that was read; NaN before.
