@@ -10,7 +10,7 @@ and lies anywhere in the documents that were read.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 SIDE = 32
 MARKED = 10
+T = TypeVar("T")
 
 
 class Span(NamedTuple):
@@ -201,7 +202,7 @@ def _ranked(
     return found, len(drawn) - len(found)
 
 
-def _draw[T](every: list[T], count: int | None, seed: int) -> list[T]:
+def _draw(every: list[T], count: int | None, seed: int) -> list[T]:
     if count is None or check_whole("the units", count, 1) >= len(every):
         return every
     chosen = np.random.default_rng(seed).choice(len(every), count, replace=False)
