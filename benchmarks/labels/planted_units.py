@@ -31,11 +31,16 @@ class Sample:
     A *word*: passages of different documents whose marked word is the same. A *document*: passages
     of one document that do not overlap. A *topic*: passages of documents of one source, such as one
     subject of a journal.
+
+    Args:
+        corpus: the text.
+        half: of its documents, 0 or 1, so that nothing is judged that thresholds were chosen on.
+        seed: of all draws.
     """
 
-    def __init__(self, corpus: Corpus, seed: int) -> None:
-        self.draw = np.random.default_rng(seed)
-        self.numbers = np.flatnonzero(corpus.lengths > 2 * SIDE).tolist()
+    def __init__(self, corpus: Corpus, half: int, seed: int = 0) -> None:
+        self.draw = np.random.default_rng([seed, half])
+        self.numbers = np.flatnonzero(corpus.lengths > 2 * SIDE)[half::2].tolist()
         self.texts: dict[int, WordedText] = {}
         for number, spans in zip(self.numbers, corpus.spans_batch(self.numbers), strict=True):
             self.texts[number] = worded(corpus.text(number), spans[:-1])

@@ -125,11 +125,8 @@ class WordJudge:
                 f"{len(random)} random passages: expected at least {LEAST_RANDOM}, to say what is "
                 "alike by chance."
             )
-        seen = Counter(word for passage in random for word in set(_keys(passage)))
         self.most = float(np.log((len(random) + 1) / 0.5))
-        self.rarity = {
-            word: float(np.log((len(random) + 1) / (times + 0.5))) for word, times in seen.items()
-        }
+        self.rarity = rarities(random)
         pairs = np.triu_indices(len(random), 1)
         text, marks = (found[pairs] for found in self._cosines(random))
         # What no pair shares is shared by chance never, and any of it would be above 0.
@@ -208,9 +205,10 @@ class WordJudge:
             [key for i, word in enumerate(p.words) if i not in p.marked and _said(key := _key(word))]
             for p in passages
         ]
-        return self._cosine(others), self._cosine(marked)
+        return self.cosine(others), self.cosine(marked)
 
-    def _cosine(self, bags: Sequence[Sequence[str]]) -> np.ndarray:
+    def cosine(self, bags: Sequence[Sequence[str]]) -> np.ndarray:
+        """Return the cosine of each pair of bags of words, [n, n]; 0 for an empty one."""
         numbers: dict[str, int] = {}
         cells = [
             (row, numbers.setdefault(word, len(numbers)), (1 + np.log(times)) * self._rarity(word))
@@ -226,6 +224,13 @@ class WordJudge:
 
     def _alike(self, text: np.ndarray, marks: np.ndarray) -> np.ndarray:
         return np.minimum(np.maximum(text / self.text, marks / self.marks), MOST_ALIKE)
+
+
+def rarities(random: Sequence[Passage]) -> dict[str, float]:
+    """Return ln((M + 1) / (df_w + ½)) of each word of M passages, in lower case."""
+    seen = Counter(word for passage in random for word in set(_keys(passage)))
+    rows = len(random) + 1
+    return {word: float(np.log(rows / (times + 0.5))) for word, times in seen.items()}
 
 
 def _clusters(alike: np.ndarray) -> np.ndarray:

@@ -65,11 +65,17 @@ def themes(
         # Said before minutes of reading, not after.
         import prismlm.pages.theme_plots  # noqa: F401
     judge = _judge(endpoint, endpoint_model, model)
-    asked = (layer, units, seed)
-    report = (
-        _of_lens(model, lens, asked, judge)
-        if of == "prototypes"
-        else _of_text(model, of, corpus, (split, tokens), asked, judge)
+    report = read_report(
+        model,
+        of,
+        lens=lens,
+        corpus=corpus,
+        split=split,
+        tokens=tokens,
+        layer=layer,
+        units=units,
+        seed=seed,
+        judge=judge,
     )
     if out is not None:
         from prismlm.pages.theme_plots import theme_figure
@@ -104,55 +110,39 @@ def _judge(url: str | None, name: str | None, model: Path) -> EndpointJudge | No
     return EndpointJudge(Endpoint(url, name), model / ANSWERS)
 
 
-def _of_lens(
-    path: Path, lens: str | None, asked: tuple[int | None, int, int], judge: EndpointJudge | None
-) -> ThemeReport:
-    from typing import cast
-
-    from prismlm.cli.progress import ConsoleReporter
-    from prismlm.corpus.store import Split
-    from prismlm.instruments.themes.report import theme_report
-    from prismlm.instruments.themes.units import prototypes
-
-    lm, opened = load_with_lens(path, lens)
-    _, units, seed = asked
-    found = prototypes(opened, lm.head.prototypes, units, seed)
-    assert opened.corpus is not None
-    return theme_report(
-        found,
-        opened.corpus,
-        split=cast("Split", opened.meta.split),
-        name=path.resolve().name,
-        of="prototypes",
-        judge=judge,
-        seed=seed,
-        progress=ConsoleReporter(),
-    )
-
-
-def _of_text(
+def read_report(
     path: Path,
     of: str,
-    corpus: Path | None,
-    read: tuple[str, int],
-    asked: tuple[int | None, int, int],
-    judge: EndpointJudge | None,
+    *,
+    lens: str | None = None,
+    corpus: Path | None = None,
+    split: str = "heldout",
+    tokens: int = 100_000,
+    layer: int | None = None,
+    units: int = 100,
+    seed: int = 0,
+    judge: EndpointJudge | None = None,
 ) -> ThemeReport:
-    from typing import cast
+    """Return the themes of a model's units, as the command has them."""
+    from typing import Any, cast
 
     from prismlm.cli.progress import ConsoleReporter
-    from prismlm.instruments.themes import units
     from prismlm.instruments.themes.report import Kind, theme_report
+    from prismlm.instruments.themes.units import channels, heads, prototypes
 
-    model, sequences = open_both(path, corpus, *read, None)
-    collect = units.channels if of == "channels" else units.heads
-    return theme_report(
-        collect(model, sequences, *asked),
-        sequences.corpus,
-        split=sequences.split,
-        name=path.resolve().name,
-        of=cast("Kind", of),
-        judge=judge,
-        seed=asked[2],
-        progress=ConsoleReporter(),
-    )
+    given: dict[str, Any] = {
+        "name": path.resolve().name,
+        "of": cast("Kind", of),
+        "judge": judge,
+        "seed": seed,
+        "progress": ConsoleReporter(),
+    }
+    if of == "prototypes":
+        lm, opened = load_with_lens(path, lens)
+        found = prototypes(opened, lm.head.prototypes, units, seed)
+        assert opened.corpus is not None
+        return theme_report(found, opened.corpus, split=opened.meta.split, **given)
+    model, sequences = open_both(path, corpus, split, tokens, None)
+    collect = channels if of == "channels" else heads
+    found = collect(model, sequences, layer, units, seed)
+    return theme_report(found, sequences.corpus, split=sequences.split, **given)
