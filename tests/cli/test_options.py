@@ -47,6 +47,7 @@ FILES_WRITTEN = {
     ("inspect attention", "--out"): ([MODEL, "text"], "maps.png"),
     ("inspect channels", "--html"): ([MODEL], "page.html"),
     ("inspect heads", "--out"): ([MODEL], "heads.csv"),
+    ("inspect themes", "--out"): ([MODEL], "themes.svg"),
     ("map", "--html"): ([MODEL], "page.html"),
 }
 CASES = ["--cases", "women", "--channel", "0:0"]
@@ -74,6 +75,7 @@ READ = {
     "inspect index": {"--lens"},
     "inspect interventions": {"--cases", "--corpus"},
     "inspect spectra": {"--corpus"},
+    "inspect themes": {"--lens", "--corpus"},
     "inspect uncertainty-feedback": {"files", "--corpus"},
     "label": {"--lens"},
     "map": {"--lens"},

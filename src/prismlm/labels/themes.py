@@ -202,7 +202,11 @@ class WordJudge:
     def _cosines(self, passages: Sequence[Passage]) -> tuple[np.ndarray, np.ndarray]:
         marked = [[_key(p.words[i]) for i in p.marked] for p in passages]
         others = [
-            [key for i, word in enumerate(p.words) if i not in p.marked and _said(key := _key(word))]
+            [
+                key
+                for i, word in enumerate(p.words)
+                if i not in p.marked and _said(key := _key(word))
+            ]
             for p in passages
         ]
         return self.cosine(others), self.cosine(marked)

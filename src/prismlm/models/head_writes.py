@@ -37,7 +37,9 @@ def head_writes(
         InputError: the model has no attention, or its heads cannot be separated.
     """
     heads = head_groups(model)[-1].stop
-    merging = [_merging(layer, number, heads) for number, layer in enumerate(attention_layers(model))]
+    merging = [
+        _merging(layer, number, heads) for number, layer in enumerate(attention_layers(model))
+    ]
     found: dict[nn.Module, Tensor] = {}
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
