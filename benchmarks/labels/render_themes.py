@@ -39,12 +39,12 @@ def render(result: dict[str, Any]) -> str:
         "    python -m benchmarks.labels.themes units MODEL --of KIND --called NAME",
         "",
         "`prismlm inspect themes` judges a unit by the ten sequences that activate it most: how "
-        "well their main theme is disentangled from others, how many of the ten hold it (coverage), "
-        "and how many themes there are, 1 to 10 each; ProtoT's rubric, §5.1 and A.10. There a large "
-        "language model judges. Here words alone do, [as defined](../lens.md#themes), which knows "
-        "no synonyms: these figures are not to be compared with the source's. Beside each stand ten "
-        "random sequences of the same corpus, as long and with as many marks, which the source does "
-        "not have.",
+        "well their main theme is disentangled from others, how many of the ten hold it, which is "
+        "its coverage, and how many themes there are, 1 to 10 each; ProtoT's rubric, §5.1 and "
+        "A.10. There a large language model judges. Here words alone do, "
+        "[as defined](../lens.md#themes), which know no synonyms: these figures are not to be "
+        "compared with the source's. Beside each stand units of ten random sequences of the same "
+        "corpus, as long and with as many marks, which the source does not have.",
         "",
         *_units(result["units"]),
         *_planted(result["planted"]),
@@ -56,8 +56,8 @@ def _units(units: list[dict[str, Any]]) -> list[str]:
     lines = [
         "## Units of models",
         "",
-        "Means; in brackets those of random sequences, then the difference with 95 % of a bootstrap "
-        "over units.",
+        "Means; in brackets those of random sequences, then the difference with 95 % of a "
+        "bootstrap over units.",
         "",
         *table_head(
             "| units | judged | disentanglement | coverage | number of themes | by a mark |"

@@ -47,7 +47,6 @@ FILES_WRITTEN = {
     ("inspect attention", "--out"): ([MODEL, "text"], "maps.png"),
     ("inspect channels", "--html"): ([MODEL], "page.html"),
     ("inspect heads", "--out"): ([MODEL], "heads.csv"),
-    ("inspect themes", "--out"): ([MODEL], "themes.svg"),
     ("map", "--html"): ([MODEL], "page.html"),
 }
 CASES = ["--cases", "women", "--channel", "0:0"]

@@ -1,4 +1,4 @@
-"""What heads write: their parts sum to what attention adds, in families that name things otherwise."""
+"""What heads write: what is missing without each, in families that name things otherwise."""
 
 import pytest
 import torch
@@ -31,7 +31,6 @@ def test_a_head_writes_what_is_missing_without_it(family):
     assert len(found) == 2
     assert found[0].shape == (2, 7, 2)
     x, y = seen["x"], seen["y"]
-    # The hook is the second layer's by now where modules are shared; these are not.
     width = x.shape[-1] // 2
     for head in range(2):
         without = x.clone()
@@ -56,11 +55,11 @@ def test_heads_that_cannot_be_told_apart_are_refused():
         head_writes(built("mamba"), IDS, MASK)
     with pytest.raises(InputError, match="has no attention heads to read"):
         head_writes(make_model(V), IDS, MASK)
-    with pytest.raises(InputError, match="cannot be told apart: .*signal/noise.*λ"):
+    with pytest.raises(InputError, match=r"cannot be told apart: .*signal/noise.*λ"):
         head_writes(make_signal_noise(V), IDS, MASK)
     model = built("llama")
     attention_layers(model)[1].o_proj = torch.nn.Sequential(attention_layers(model)[1].o_proj)
-    with pytest.raises(InputError, match="of layer 1 .*merged by a Sequential"):
+    with pytest.raises(InputError, match=r"of layer 1 .*merged by a Sequential"):
         head_writes(model, IDS, MASK)
     del attention_layers(model)[0].o_proj
     with pytest.raises(InputError, match=r"layer 0 .*LlamaAttention has none of o_proj"):

@@ -202,11 +202,7 @@ class WordJudge:
     def _cosines(self, passages: Sequence[Passage]) -> tuple[np.ndarray, np.ndarray]:
         marked = [[_key(p.words[i]) for i in p.marked] for p in passages]
         others = [
-            [
-                key
-                for i, word in enumerate(p.words)
-                if i not in p.marked and _said(key := _key(word))
-            ]
+            [key for i, key in enumerate(_keys(p)) if i not in p.marked and _said(key)]
             for p in passages
         ]
         return self.cosine(others), self.cosine(marked)
@@ -223,8 +219,8 @@ class WordJudge:
         x = sparse.csr_matrix((values, (rows, columns)), shape=(len(bags), max(1, len(numbers))))
         norm = np.sqrt(np.asarray(x.multiply(x).sum(1))).ravel()
         scale = sparse.diags(np.divide(1, norm, out=np.zeros_like(norm), where=norm > 0))
-        unit = scale @ x
-        return np.asarray((unit @ unit.T).todense())
+        unit = sparse.csr_matrix(scale @ x)
+        return np.asarray(sparse.csr_matrix(unit @ unit.T).todense())
 
     def _alike(self, text: np.ndarray, marks: np.ndarray) -> np.ndarray:
         return np.minimum(np.maximum(text / self.text, marks / self.marks), MOST_ALIKE)

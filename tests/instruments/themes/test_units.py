@@ -1,5 +1,7 @@
 """The ten sequences of prototypes, channels and heads of tiny models."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -64,7 +66,7 @@ def test_a_prototype_has_its_nearest_places_and_none_twice(lm):
         )
         assert [near[p] for p in later] == sorted((near[p] for p in later), reverse=True)
         spans = sorted(unit.spans, key=lambda span: span.start)
-        for one, other in zip(spans, spans[1:], strict=False):
+        for one, other in pairwise(spans):
             assert one.start + one.length <= other.start
         for span in unit.spans:
             assert span.length <= 2 * SIDE + 1
@@ -85,7 +87,7 @@ def test_channels_have_what_writes_most(corpus, sequences):
     model = make_model(len(corpus.tokenizer))
     found, left_out = channels(model, sequences)
     assert (len(found), left_out) == (LAYERS * CHANNELS, 0)
-    assert [unit.name for unit in channels(model, sequences, 1, 2)[0]][0].startswith("layer 1 · ch")
+    assert channels(model, sequences, 1, 2)[0][0].name.startswith("layer 1 · channel")
     assert all(len(unit.spans) == 10 for unit in found)
     assert all(len(span.marked) <= MARKED for unit in found for span in unit.spans)
     with pytest.raises(InputError, match="there is no layer 3"):

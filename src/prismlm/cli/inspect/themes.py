@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from prismlm.cli.inspect.corpus_to_read import CorpusToRead, open_both
-from prismlm.cli.options import Json, Lens, Model, Overwrite, Split, choice, load_with_lens, number
+from prismlm.cli.options import Json, Lens, Model, Split, choice, load_with_lens, number
 from prismlm.cli.output import print_json
 from prismlm.errors import InputError
-from prismlm.outputs import check_outputs, output_file
 
 if TYPE_CHECKING:
+    from prismlm.corpus.store import Split as SplitName
     from prismlm.instruments.themes.report import ThemeReport
     from prismlm.labels.theme_endpoint import EndpointJudge
 
@@ -42,10 +42,6 @@ def themes(
     endpoint_model: Annotated[
         str | None, typer.Option(metavar="NAME", help="What the model is called there.")
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write an SVG; needs the extra plot.")
-    ] = None,
-    overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
     """Show the themes of a model's units, from the ten sequences that activate each most.
@@ -58,12 +54,6 @@ def themes(
         raise InputError("--corpus and --layer are for channels and heads: a lens has its text.")
     if of != "prototypes" and lens is not None:
         raise InputError("--lens is for prototypes: channels and heads are read from --corpus.")
-    if out is not None and out.suffix != ".svg":
-        raise InputError(f"--out is {out}: expected the name of a file that ends in .svg.")
-    check_outputs(out, inputs=(model, corpus), overwrite=overwrite)
-    if out is not None:
-        # Said before minutes of reading, not after.
-        import prismlm.pages.theme_plots  # noqa: F401
     judge = _judge(endpoint, endpoint_model, model)
     report = read_report(
         model,
@@ -77,12 +67,6 @@ def themes(
         seed=seed,
         judge=judge,
     )
-    if out is not None:
-        from prismlm.pages.theme_plots import theme_figure
-
-        with output_file(out) as temporary:
-            theme_figure(report).savefig(temporary, format="svg", metadata={"Date": None})
-        typer.echo(f"wrote {out}", err=True)
     told = None if judge is None else judge.asked()
     if as_json:
         print_json({**report.to_dict(), "asked": told})
@@ -141,7 +125,9 @@ def read_report(
         lm, opened = load_with_lens(path, lens)
         found = prototypes(opened, lm.head.prototypes, units, seed)
         assert opened.corpus is not None
-        return theme_report(found, opened.corpus, split=opened.meta.split, **given)
+        return theme_report(
+            found, opened.corpus, split=cast("SplitName", opened.meta.split), **given
+        )
     model, sequences = open_both(path, corpus, split, tokens, None)
     collect = channels if of == "channels" else heads
     found = collect(model, sequences, layer, units, seed)
