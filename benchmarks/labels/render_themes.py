@@ -60,7 +60,8 @@ def _units(units: list[dict[str, Any]]) -> list[str]:
         "bootstrap over units.",
         "",
         *table_head(
-            "| units | judged | disentanglement | coverage | number of themes | by a mark |"
+            "| units | judged | disentanglement | coverage | number of themes | by a mark "
+            "| documents |"
         ),
     ]
     for one in units:
@@ -68,13 +69,15 @@ def _units(units: list[dict[str, Any]]) -> list[str]:
         share = one["of_marked_words"] / one["units"]
         lines.append(
             f"| {one['of']} of {one['called']} | {one['units']:,} | {' | '.join(cells)} | "
-            f"{share:.0%} |"
+            f"{share:.0%} | {one['documents']:.1f} |"
         )
     said = [f"{one['called']}: {one['said']}" for one in units if one["said"]]
     lines += [
         "",
         "*By a mark*: the main theme has a word that is marked in half of its sequences or more, "
-        "such as a comma; of the others it is what the text is about. "
+        "such as a comma; of the others it is what the text is about. *Documents*: that the ten "
+        "sequences of a unit are of, in the mean. Those of one document share its names and its "
+        "subject, so that a unit whose sequences are of few documents has a theme for that alone. "
         + " ".join(f"{s[0].upper()}{s[1:]}." for s in dict.fromkeys(said)),
         "",
         "How many units have each value, 1 to 10, and of random sequences in brackets:",
@@ -96,11 +99,13 @@ def _units(units: list[dict[str, Any]]) -> list[str]:
             + (f"; {one['left_out']:,} more had fewer than ten sequences" * bool(one["left_out"]))
             + ":",
             "",
-            *table_head("| unit | disentanglement | coverage | themes | main theme |"),
+            *table_head("| unit | documents | disentanglement | coverage | themes | main theme |"),
         ]
         for row in one["drawn"]:
             figures = " | ".join(str(row[figure]) for figure in FIGURES)
-            lines.append(f"| {row['unit']} | {figures} | {escaped(row['theme'])} |")
+            lines.append(
+                f"| {row['unit']} | {row['documents']} | {figures} | {escaped(row['theme'])} |"
+            )
         lines += ["", measured_on(one["environment"])]
     return [*lines, ""]
 

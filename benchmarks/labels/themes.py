@@ -206,6 +206,7 @@ def units(given: Any) -> dict[str, Any]:
         "units": len(value["units"]),
         "left_out": report.left_out,
         "of_marked_words": by_mark,
+        "documents": float(np.mean(report.documents)),
         "figures": value["figures"],
         "drawn": [value["units"][i] for i in sorted(drawn.tolist())],
         "environment": environment(),

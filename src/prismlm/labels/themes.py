@@ -173,8 +173,8 @@ class WordJudge:
         theme = self._theme([passage for passage, own in zip(unit, main, strict=True) if own])
         said = (
             f"{coverage} of {len(unit)} sequences are alike, {within:.1f} times what one random "
-            f"pair in {1 / (1 - self.quantile):.0f} is; {'the rest' if themes > 1 else 'random ones'} "
-            f"{rest:.1f} times. Sizes of themes: "
+            f"pair in {1 / (1 - self.quantile):.0f} exceeds, and {rest:.1f} times with "
+            f"{'the rest' if themes > 1 else 'random ones'}. Sizes of themes: "
             f"{', '.join(map(str, np.bincount(cluster).tolist()))}."
         )
         share = coverage / len(unit)

@@ -21,6 +21,9 @@ def print_themes(report: ThemeReport) -> None:
         f"{report.split}, judged by {plain(report.judge)}"
     )
     console.print(Text(head, style="bold"))
+    documents = sum(report.documents) / len(report.documents)
+    said = f"The ten sequences of each are of {documents:.1f} documents in the mean."
+    console.print(Text(said, "dim"))
     if report.left_out:
         console.print(Text(f"{report.left_out:,} more have fewer than ten sequences.", "dim"))
     for figure in FIGURES:

@@ -35,6 +35,7 @@ class ThemeReport:
         split: its documents that were read.
         judge: who judged: words, or endpoint:NAME.
         names: of the units.
+        documents: how many the ten sequences of each unit are of: those of one are alike anyway.
         judged: of each unit; None where an endpoint gave no answer.
         random: of ten random sequences each.
         left_out: units that were drawn and have fewer than ten sequences.
@@ -46,6 +47,7 @@ class ThemeReport:
     split: str
     judge: str
     names: tuple[str, ...]
+    documents: tuple[int, ...]
     judged: tuple[Judgement | None, ...]
     random: tuple[Judgement | None, ...]
     left_out: int
@@ -82,8 +84,8 @@ class ThemeReport:
             "left_out": self.left_out,
             "figures": {figure: self._summary(figure) for figure in FIGURES},
             "units": [
-                {"unit": name, **({} if one is None else one.to_dict())}
-                for name, one in zip(self.names, self.judged, strict=True)
+                {"unit": name, "documents": of, **({} if one is None else one.to_dict())}
+                for name, of, one in zip(self.names, self.documents, self.judged, strict=True)
             ],
             "random": [one.to_dict() for one in self.random if one is not None],
         }
@@ -153,6 +155,7 @@ def theme_report(
         split=split,
         judge=judge.source,
         names=tuple(unit.name for unit in units),
+        documents=tuple(len({span.document for span in unit.spans}) for unit in units),
         judged=tuple(judged[: len(units)]),
         random=tuple(judged[len(units) :]),
         left_out=left_out,
