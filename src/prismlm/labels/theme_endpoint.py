@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,20 @@ class EndpointJudge:
     Args:
         endpoint: where it is.
         answers: the file that answers are kept in.
+        announce: is told, before anything is asked, how many questions there are that are not
+            answered yet, and of how many characters.
 
     Raises:
         ModuleNotFoundError: openai is not installed, of the extra ``label``.
     """
 
-    def __init__(self, endpoint: Endpoint, answers: Path) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        answers: Path,
+        announce: Callable[[int, int], object] = lambda questions, characters: None,
+    ) -> None:
+        self.announce = announce
         self.session = Session(endpoint, Answers(answers, endpoint.model))
         self.source = f"endpoint:{one_line(endpoint.model, NAME_LENGTH)}"
 
@@ -43,6 +51,8 @@ class EndpointJudge:
         """
         check_units(units)
         questions = [theme_question(unit) for unit in units]
+        new = [one for one in questions if self.session.answers.get(one) is None]
+        self.announce(len(new), sum(len(m["content"]) for one in new for m in one.messages))
 
         def ask(number: int) -> Judgement:
             return _judgement(self.session.ask(questions[number]))

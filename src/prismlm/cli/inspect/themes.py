@@ -91,7 +91,17 @@ def _judge(url: str | None, name: str | None, model: Path) -> EndpointJudge | No
 
     if not model.is_dir():
         raise InputError(f"there is no model directory {model}.")
-    return EndpointJudge(Endpoint(url, name), model / ANSWERS)
+    return EndpointJudge(Endpoint(url, name), model / ANSWERS, _announce)
+
+
+def _announce(questions: int, characters: int) -> None:
+    from prismlm.cli.format import count
+
+    typer.echo(
+        f"{questions:,} questions of {count(characters)} characters in all, some four to a token; "
+        f"answers are kept in the model's {ANSWERS}.",
+        err=True,
+    )
 
 
 def read_report(
