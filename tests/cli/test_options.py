@@ -76,6 +76,7 @@ READ = {
     "inspect prototypes": {"--lens"},
     "inspect interventions": {"--cases", "--corpus"},
     "inspect spectra": {"--corpus"},
+    "inspect themes": {"--lens", "--corpus"},
     "inspect uncertainty-feedback": {"files", "--corpus"},
     "label": {"--lens"},
     "map": {"--lens"},

@@ -20,6 +20,7 @@ from prismlm.files import check_json, json_text, room_to_write
 FENCED = re.compile(r"\s*```(?:json)?\s*\n(.*)\n\s*```\s*", re.DOTALL)
 KINDS: dict[Any, dict[str, Any]] = {
     str: {"type": "string"},
+    int: {"type": "integer"},
     list[str]: {"type": "array", "items": {"type": "string"}},
     list[int]: {"type": "array", "items": {"type": "integer"}},
 }

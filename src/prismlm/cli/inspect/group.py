@@ -14,6 +14,7 @@ from prismlm.cli.inspect.index import index
 from prismlm.cli.inspect.interventions import interventions
 from prismlm.cli.inspect.prototypes import prototypes
 from prismlm.cli.inspect.spectra import spectra
+from prismlm.cli.inspect.themes import themes
 from prismlm.cli.inspect.uncertainty_feedback import uncertainty_feedback
 
 DEFAULT = "index"
@@ -47,5 +48,6 @@ app.command()(channels)
 app.command()(interventions)
 app.command()(heads)
 app.command()(spectra)
+app.command()(themes)
 app.command()(uncertainty_feedback)
 app.command(name=DEFAULT)(index)

@@ -8,13 +8,13 @@ Source: ProtoT, §5.1.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float32, Int64
+from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
 from prismlm.corpus.sequences import Sequences
@@ -165,14 +165,40 @@ def rank_sequences(
     Raises:
         InputError: no prototype mixer, an unknown layer, nothing to keep, or no text.
     """
-    mixers = mixers_of(model)
-    chosen = chosen_layers(len(mixers), layers)
-    best = {layer: empty_ranking(mixers[layer].channels, kept, tokens) for layer in chosen}
-    for batch in sequences.batches():
+    chosen = chosen_layers(len(mixers_of(model)), layers)
+
+    def write_gates(batch: WindowBatch) -> dict[int, Tensor]:
         by_layer = gates_of(model, batch.input_ids, batch.attention_mask)
-        for layer in chosen:
-            write = by_layer[layer].write.float().cpu()
-            best[layer] = merge_rankings(best[layer], candidates(write, batch, tokens))
+        return {layer: by_layer[layer].write for layer in chosen}
+
+    return rank_activations(sequences, write_gates, kept=kept, tokens=tokens)
+
+
+def rank_activations(
+    sequences: Sequences,
+    read: Callable[[WindowBatch], Mapping[int, Float[Tensor, "B T R"]]],
+    *,
+    kept: int = 10,
+    tokens: int = 10,
+) -> dict[int, TopSequences]:
+    """Return the ``kept`` sequences with the largest Σ_j a_jk of each of R units, by layer.
+
+    Args:
+        sequences: the text.
+        read: gives the activations a of each layer along a batch.
+        kept: sequences of each unit.
+        tokens: of each sequence, those with the largest a.
+
+    Raises:
+        InputError: nothing to keep, no text, or an activation that is not finite.
+    """
+    best: dict[int, TopSequences] = {}
+    for batch in sequences.batches():
+        for layer, found in read(batch).items():
+            if layer not in best:
+                best[layer] = empty_ranking(found.shape[2], kept, tokens)
+            own = candidates(found.float().cpu(), batch, tokens)
+            best[layer] = merge_rankings(best[layer], own)
     return best
 
 

@@ -1,0 +1,1 @@
+"""Themes of prototypes, channels and attention heads: ProtoT's rubric."""

@@ -1,0 +1,234 @@
+"""The ten sequences that activate a prototype, a channel or a head most, and random ones beside.
+
+A *prototype* is activated by single tokens: its sequences are the places of a lens nearest to it,
+each with 32 tokens on both sides, that do not overlap. A *channel* ranks the sequences of a corpus
+by Σ_j write_jk, and marks the ten tokens with the largest write gate; a *head* does the same by the
+norm of what it writes into the residual stream. A random sequence is as long, has as many marks,
+and lies anywhere in the documents that were read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+
+from prismlm.corpus.sequences import Sequences
+from prismlm.corpus.words import WordedText, worded
+from prismlm.errors import InputError, check_whole
+from prismlm.instruments.channels.top_sequences import (
+    TopSequences,
+    rank_activations,
+    rank_sequences,
+    sequences_of,
+)
+from prismlm.labels.themes import SEQUENCES, Passage
+from prismlm.models.decoders.mixers import chosen_layers
+from prismlm.models.head_writes import head_writes
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+    from prismlm.corpus.store import Corpus, Split
+    from prismlm.corpus.windows import WindowBatch
+    from prismlm.index.lens import Lens
+
+SIDE = 32
+MARKED = 10
+T = TypeVar("T")
+
+
+class Span(NamedTuple):
+    """A sequence of a corpus: its document, first token, length and marked tokens, by position."""
+
+    document: int
+    start: int
+    length: int
+    marked: tuple[int, ...]
+
+
+class Unit(NamedTuple):
+    """A unit of a model, with the sequences that activate it most, most first."""
+
+    name: str
+    spans: tuple[Span, ...]
+
+
+def prototypes(
+    lens: Lens, vectors: Tensor, count: int | None = None, seed: int = 0
+) -> tuple[list[Unit], int]:
+    """Return prototypes of a lens, and how many were drawn that have fewer than ten sequences.
+
+    Args:
+        lens: with its corpus, and with cells unless it keeps ten contexts of each.
+        vectors: the prototypes, [K, d].
+        count: how many, drawn by seed from those that have a context; None for all.
+        seed: of the draw.
+
+    Raises:
+        InputError: the corpus of the lens is not there.
+    """
+    if lens.corpus is None:
+        raise InputError(
+            f"the corpus that {lens.path} was built from, {lens.meta.corpus_path}, is not there "
+            "any more or has changed: what surrounds the places is read from it."
+        )
+    drawn = _draw(np.flatnonzero(np.diff(lens.first_rows)).tolist(), count, seed)
+    directions = torch.nn.functional.normalize(vectors.detach().float().cpu(), dim=-1)
+    found: list[Unit] = []
+    for number in drawn:
+        spans: list[Span] = []
+        for position in _places(lens, number, directions[number]):
+            span = _around(lens.corpus, position)
+            if not any(_overlap(span, other) for other in spans):
+                spans.append(span)
+            if len(spans) == SEQUENCES:
+                found.append(Unit(f"prototype {number}", tuple(spans)))
+                break
+    return found, len(drawn) - len(found)
+
+
+def channels(
+    model: PreTrainedModel,
+    sequences: Sequences,
+    layer: int | None = None,
+    count: int | None = None,
+    seed: int = 0,
+) -> tuple[list[Unit], int]:
+    """Return channels of prototype mixers, as :func:`prototypes`.
+
+    Raises:
+        InputError: no prototype mixer, an unknown layer, or no text.
+    """
+    layers = None if layer is None else (layer,)
+    best = rank_sequences(model, sequences, kept=SEQUENCES, tokens=MARKED, layers=layers)
+    return _ranked(best, "channel", count, seed)
+
+
+def heads(
+    model: PreTrainedModel,
+    sequences: Sequences,
+    layer: int | None = None,
+    count: int | None = None,
+    seed: int = 0,
+) -> tuple[list[Unit], int]:
+    """Return attention heads, as :func:`prototypes`.
+
+    Raises:
+        InputError: no attention, heads that cannot be told apart, an unknown layer, or no text.
+    """
+
+    def read(batch: WindowBatch) -> dict[int, Tensor]:
+        writes = head_writes(model, batch.input_ids, batch.attention_mask)
+        chosen = chosen_layers(len(writes), None if layer is None else (layer,))
+        return {number: writes[number] for number in chosen}
+
+    best = rank_activations(sequences, read, kept=SEQUENCES, tokens=MARKED)
+    return _ranked(best, "head", count, seed)
+
+
+def random_spans(
+    units: Sequence[Unit], corpus: Corpus, split: Split, count: int, seed: int
+) -> list[Span]:
+    """Return random sequences with the lengths and numbers of marks of some units' sequences.
+
+    Args:
+        units: whose sequences are matched, in turn.
+        corpus, split: the documents that are drawn from, by their length.
+        count: how many.
+        seed: of the draw.
+    """
+    draw = np.random.default_rng(seed)
+    numbers = corpus.split(split)
+    # Without the end of the text, which is no word.
+    lengths = corpus.lengths[numbers] - 1
+    shapes = [(span.length, len(span.marked)) for unit in units for span in unit.spans]
+    found: list[Span] = []
+    for i in range(count):
+        length, marks = shapes[i % len(shapes)]
+        room = np.maximum(lengths - length + 1, 0).astype(float)
+        if not room.any():
+            room = (lengths == lengths.max()).astype(float)
+        chosen = int(draw.choice(len(numbers), p=room / room.sum()))
+        length = min(length, int(lengths[chosen]))
+        offset = int(draw.integers(lengths[chosen] - length + 1))
+        start = int(corpus.starts[numbers[chosen]]) + offset
+        marked = draw.choice(length, min(marks, length), replace=False) + start
+        found.append(Span(int(numbers[chosen]), start, length, tuple(marked.tolist())))
+    return found
+
+
+def read_spans(corpus: Corpus, spans: Iterable[Span]) -> dict[Span, Passage]:
+    """Return the words of spans, with those marked that hold a marked token.
+
+    Each document is read and encoded once.
+
+    Raises:
+        FormatError: the corpus is damaged, or its tokenizer no longer gives its tokens.
+    """
+    by_document: dict[int, set[Span]] = {}
+    for span in spans:
+        by_document.setdefault(span.document, set()).add(span)
+    numbers = sorted(by_document)
+    found: dict[Span, Passage] = {}
+    for number, places in zip(numbers, corpus.spans_batch(numbers), strict=True):
+        text, first = corpus.text(number), int(corpus.starts[number])
+        for span in by_document[number]:
+            offset = span.start - first
+            found[span] = _passage(worded(text, places[offset : offset + span.length]), span)
+    return found
+
+
+def _passage(text: WordedText, span: Span) -> Passage:
+    marked = dict.fromkeys(text.word_of[position - span.start] for position in span.marked)
+    return Passage(text.words, tuple(marked))
+
+
+def _ranked(
+    best: Mapping[int, TopSequences], kind: str, count: int | None, seed: int
+) -> tuple[list[Unit], int]:
+    every = [(layer, number) for layer, one in best.items() for number in range(len(one.total))]
+    drawn, found = _draw(every, count, seed), list[Unit]()
+    for layer, number in drawn:
+        spans = tuple(
+            Span(s.document, s.start, s.length, tuple(token.position for token in s.tokens))
+            for s in sequences_of(best[layer], number, layer)
+        )
+        if len(spans) == SEQUENCES:
+            found.append(Unit(f"layer {layer} · {kind} {number}", spans))
+    return found, len(drawn) - len(found)
+
+
+def _draw(every: list[T], count: int | None, seed: int) -> list[T]:
+    if count is None or check_whole("the units", count, 1) >= len(every):
+        return every
+    chosen = np.random.default_rng(seed).choice(len(every), count, replace=False)
+    return [every[i] for i in sorted(chosen.tolist())]
+
+
+def _places(lens: Lens, number: int, direction: Tensor) -> list[int]:
+    """Return the places nearest to a prototype: its contexts, then the rest of its cell."""
+    found = lens.index["position"].to_numpy()[lens.rows_of(number)].tolist()
+    if lens.cells is not None:
+        keys, starts = lens.cells.keys_and_starts
+        bounds = np.searchsorted(keys, np.array([number, number + 1]) * lens.cells.meta.vocabulary)
+        first, last = np.append(starts, len(lens.cells))[bounds].tolist()
+        records = lens.cells.records(np.arange(first, last))
+        order = np.argsort(-lens.cells.cosines(records, direction), kind="stable")
+        found += records["position"][order].astype(np.int64).tolist()
+    return list(dict.fromkeys(found))
+
+
+def _around(corpus: Corpus, position: int) -> Span:
+    document = corpus.document_at(position)
+    begin = int(corpus.starts[document])
+    first = max(begin, position - SIDE)
+    last = min(begin + int(corpus.lengths[document]) - 1, position + SIDE + 1)
+    return Span(document, first, last - first, (position,))
+
+
+def _overlap(one: Span, other: Span) -> bool:
+    return one.start < other.start + other.length and other.start < one.start + one.length

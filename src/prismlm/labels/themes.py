@@ -1,0 +1,259 @@
+"""What ten sequences have in common: ProtoT's rubric, by words alone and without a model.
+
+A unit, such as a prototype, a channel or an attention head, is judged by the ten sequences that
+activate it most, with the words that do so marked. Similarities are those of weighted words,
+
+    x_n[w] = (1 + ln tf_nw) ln((M + 1) / (df_w + ½))    of passage n, over its words not marked
+    y_n[w]                                              the same, over its marked words
+    s_nm   = min(2, max(cos(x_n, x_m) / θ_x, cos(y_n, y_m) / θ_y))
+
+with df_w of M random passages of the same corpus that have w, and θ what only ``1 − QUANTILE`` of
+the pairs of these exceed (θ_y at least ½): two passages with s > 1 are more alike than chance, in
+what they are about or in what is marked. Average linkage, cut at s = 1, gives the themes; the
+largest is the main one, C.
+
+    themes          the number of clusters
+    coverage        |C|
+    disentanglement 1 + 9 · |C|/10 · max(0, w − b) / w,  rounded; 1 where |C| = 1
+
+w is the mean s of pairs within C, b of pairs of C with other sequences; where all are in C, of
+random pairs.
+Source: ProtoT, §5.1, where a language model gives the figures.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from scipy import sparse
+from scipy.cluster.hierarchy import fcluster, linkage
+from scipy.spatial.distance import squareform
+
+from prismlm.errors import InputError
+from prismlm.labels.embedded import LINE, NAME_LENGTH
+from prismlm.labels.vocabulary import FUNCTION
+from prismlm.progress import SILENT, Reporter
+
+SEQUENCES = 10
+# Chosen on planted units: docs/results/themes.md.
+QUANTILE = 0.95
+LEAST_MARKED, MOST_ALIKE = 0.5, 2.0
+THEME_WORDS = 4
+# Random passages that rarity and thresholds are taken from, at least.
+LEAST_RANDOM = 20
+
+
+class Passage(NamedTuple):
+    """A sequence as words.
+
+    Attributes:
+        words: as they are written, with the space before them.
+        marked: places of those that activate the unit, most first.
+    """
+
+    words: tuple[str, ...]
+    marked: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The figures of one unit.
+
+    Attributes:
+        theme: the main theme.
+        disentanglement: of it from the others, 1 to 10.
+        coverage: sequences that hold it, 1 to 10.
+        themes: how many there are, 1 to 10.
+        explanation: how that was found.
+    """
+
+    theme: str
+    disentanglement: int
+    coverage: int
+    themes: int
+    explanation: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON values."""
+        return asdict(self)
+
+
+class Judge(Protocol):
+    """Gives every unit its figures."""
+
+    source: str
+
+    def judge(
+        self, units: Sequence[Sequence[Passage]], progress: Reporter = SILENT
+    ) -> list[Judgement | None]:
+        """Return the figures of units, by their passages; None where there is no answer.
+
+        Raises:
+            InputError: a unit has not ten passages.
+        """
+        ...
+
+
+def check_units(units: Sequence[Sequence[Passage]]) -> None:
+    """Raise InputError unless each unit has ten passages."""
+    for number, unit in enumerate(units):
+        if len(unit) != SEQUENCES:
+            raise InputError(f"unit {number} has {len(unit)} passages: expected {SEQUENCES}.")
+
+
+class WordJudge:
+    """Judges by words, as the module says.
+
+    Args:
+        random: passages of the same corpus, as long and with as many marked words as those that
+            are to be judged, drawn at random.
+        quantile: of their pairs, above which two passages are of one theme.
+
+    Raises:
+        InputError: fewer than 20 random passages.
+    """
+
+    source = "words"
+
+    def __init__(self, random: Sequence[Passage], quantile: float = QUANTILE) -> None:
+        if len(random) < LEAST_RANDOM:
+            raise InputError(
+                f"{len(random)} random passages: expected at least {LEAST_RANDOM}, to say what is "
+                "alike by chance."
+            )
+        self.most = float(np.log((len(random) + 1) / 0.5))
+        self.rarity = rarities(random)
+        pairs = np.triu_indices(len(random), 1)
+        text, marks = (found[pairs] for found in self._cosines(random))
+        # What no pair shares is shared by chance never, and any of it would be above 0.
+        self.quantile = quantile
+        self.text = max(float(np.quantile(text, quantile)), 1e-6)
+        self.marks = max(float(np.quantile(marks, quantile)), LEAST_MARKED)
+        self.chance = float(self._alike(text, marks).mean())
+
+    def judge(
+        self, units: Sequence[Sequence[Passage]], progress: Reporter = SILENT
+    ) -> list[Judgement | None]:
+        """Return the figures of units.
+
+        Raises:
+            InputError: a unit has not ten passages.
+        """
+        check_units(units)
+        with progress.task("Judging themes", len(units), "units") as task:
+            found: list[Judgement | None] = []
+            for unit in units:
+                found.append(self._judged(unit))
+                task.advance()
+        return found
+
+    def similarities(self, unit: Sequence[Passage]) -> np.ndarray:
+        """Return s of each pair of passages, float64 [n, n]."""
+        return self._alike(*self._cosines(unit))
+
+    def clusters(self, unit: Sequence[Passage]) -> np.ndarray:
+        """Return the number of each passage's theme, from 0, largest first, int64 [n]."""
+        return _clusters(self.similarities(unit))
+
+    def _judged(self, unit: Sequence[Passage]) -> Judgement:
+        alike = self.similarities(unit)
+        cluster = _clusters(alike)
+        main = cluster == 0
+        coverage, themes = int(main.sum()), int(cluster.max()) + 1
+        if coverage == 1:
+            said = "No two of the sequences are more alike than chance."
+            return Judgement(self._theme([unit[0]]), 1, 1, themes, said)
+        within = float(alike[np.ix_(main, main)][np.triu_indices(coverage, 1)].mean())
+        rest = float(alike[np.ix_(main, ~main)].mean()) if themes > 1 else self.chance
+        gap = max(0.0, within - rest) / within
+        theme = self._theme([passage for passage, own in zip(unit, main, strict=True) if own])
+        said = (
+            f"{coverage} of {len(unit)} sequences are alike, {within:.1f} times what one random "
+            f"pair in {1 / (1 - self.quantile):.0f} exceeds, and {rest:.1f} times with "
+            f"{'the rest' if themes > 1 else 'random ones'}. Sizes of themes: "
+            f"{', '.join(map(str, np.bincount(cluster).tolist()))}."
+        )
+        share = coverage / len(unit)
+        return Judgement(theme, 1 + round(9 * share * gap), coverage, themes, said)
+
+    def _theme(self, passages: Sequence[Passage]) -> str:
+        """Return the leading words: those marked in half or more, then the most telling."""
+        half = max(1, -(-len(passages) // 2))
+        marks = Counter(word for p in passages for word in {_key(p.words[i]) for i in p.marked})
+        around = Counter(word for p in passages for word in {*_keys(p)} if _content(word))
+        leading = [word for word, times in self._ranked(marks) if times >= half]
+        least = min(2, len(passages))
+        telling = [word for word, times in self._ranked(around) if times >= least]
+        words = [f"“{word}”" for word in leading[:2]]
+        words += [word for word in telling if word not in leading[:2]]
+        said = " · ".join(words[:THEME_WORDS] or [word for word, _ in self._ranked(marks)[:1]])
+        return said if len(said) <= NAME_LENGTH else said[: NAME_LENGTH - 1] + "…"
+
+    def _ranked(self, times: Counter[str]) -> list[tuple[str, int]]:
+        return sorted(times.items(), key=lambda pair: (-pair[1] * self._rarity(pair[0]), pair[0]))
+
+    def _rarity(self, word: str) -> float:
+        return self.rarity.get(word, self.most)
+
+    def _cosines(self, passages: Sequence[Passage]) -> tuple[np.ndarray, np.ndarray]:
+        marked = [[_key(p.words[i]) for i in p.marked] for p in passages]
+        others = [
+            [key for i, key in enumerate(_keys(p)) if i not in p.marked and _said(key)]
+            for p in passages
+        ]
+        return self.cosine(others), self.cosine(marked)
+
+    def cosine(self, bags: Sequence[Sequence[str]]) -> np.ndarray:
+        """Return the cosine of each pair of bags of words, [n, n]; 0 for an empty one."""
+        numbers: dict[str, int] = {}
+        cells = [
+            (row, numbers.setdefault(word, len(numbers)), (1 + np.log(times)) * self._rarity(word))
+            for row, bag in enumerate(bags)
+            for word, times in Counter(bag).items()
+        ]
+        rows, columns, values = zip(*cells, strict=True) if cells else ((), (), ())
+        x = sparse.csr_matrix((values, (rows, columns)), shape=(len(bags), max(1, len(numbers))))
+        norm = np.sqrt(np.asarray(x.multiply(x).sum(1))).ravel()
+        scale = sparse.diags(np.divide(1, norm, out=np.zeros_like(norm), where=norm > 0))
+        unit = sparse.csr_matrix(scale @ x)
+        return np.asarray(sparse.csr_matrix(unit @ unit.T).todense())
+
+    def _alike(self, text: np.ndarray, marks: np.ndarray) -> np.ndarray:
+        return np.minimum(np.maximum(text / self.text, marks / self.marks), MOST_ALIKE)
+
+
+def rarities(random: Sequence[Passage]) -> dict[str, float]:
+    """Return ln((M + 1) / (df_w + ½)) of each word of M passages, in lower case."""
+    seen = Counter(word for passage in random for word in set(_keys(passage)))
+    rows = len(random) + 1
+    return {word: float(np.log(rows / (times + 0.5))) for word, times in seen.items()}
+
+
+def _clusters(alike: np.ndarray) -> np.ndarray:
+    apart = MOST_ALIKE - (alike + alike.T) / 2
+    np.fill_diagonal(apart, 0.0)
+    tree = linkage(squareform(apart, checks=False), "average")
+    found = fcluster(tree, MOST_ALIKE - 1, "distance") - 1
+    order = np.argsort(-np.bincount(found), kind="stable")
+    return np.argsort(order)[found]
+
+
+def _key(word: str) -> str:
+    bare = word.strip().lower()
+    return bare or (LINE if "\n" in word else "␣")
+
+
+def _keys(passage: Passage) -> list[str]:
+    return [_key(word) for word in passage.words]
+
+
+def _said(key: str) -> bool:
+    return any(letter.isalnum() for letter in key)
+
+
+def _content(word: str) -> bool:
+    return len(word) > 2 and word.isalpha() and word not in FUNCTION

@@ -1,0 +1,100 @@
+"""prismlm inspect themes on tiny models: figures beside random sequences, and what is refused."""
+
+import json
+import re
+import shutil
+
+import pytest
+from rich.cells import cell_len
+
+from tests.helpers.chat_server import ChatServer
+from tests.helpers.mixer_models import make_corpus, make_llama, make_model, save_model
+
+COMMAND = ("inspect", "themes")
+ALL = ("--split", "all", "--units", 6)
+GOOD = {"theme": "tides", "disentanglement": 9, "coverage": 10, "themes": 1, "explanation": "Sea."}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return tmp_path_factory.mktemp("themes")
+
+
+@pytest.fixture(scope="module")
+def corpus(place):
+    return make_corpus(place)
+
+
+@pytest.fixture(scope="module")
+def protot(corpus, place):
+    return save_model(make_model(len(corpus.tokenizer)), corpus, place / "protot")
+
+
+@pytest.fixture(scope="module")
+def llama(corpus, place):
+    return save_model(make_llama(len(corpus.tokenizer)), corpus, place / "llama")
+
+
+@pytest.fixture
+def own_model(tiny_model, tmp_path):
+    """A copy: answers are kept in it."""
+    return shutil.copytree(tiny_model, tmp_path / "model")
+
+
+def test_heads_are_shown_beside_random_sequences(prism, llama):
+    result = prism(*COMMAND, llama, "--of", "heads", *ALL, columns=100)
+    assert result.returncode == 0, result.stderr
+    assert max(cell_len(line.rstrip()) for line in result.stdout.splitlines()) <= 100
+    for part in ("6 heads of llama", "judged by words", "coverage: mean", "random", "layer 1 · he"):
+        assert part in result.stdout, part
+
+
+def test_json_holds_every_unit_and_sums(prism, protot):
+    result = prism(*COMMAND, protot, "--of", "channels", *ALL, "--layer", 1, "--json")
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert (found["of"], found["judge"], found["asked"]) == ("channels", "words", None)
+    assert len(found["units"]) == len(found["random"]) == 6
+    for figure, summary in found["figures"].items():
+        values = [unit[figure] for unit in found["units"]]
+        assert summary["histogram"] == [values.count(i) for i in range(1, 11)]
+        assert summary["mean"] == pytest.approx(sum(values) / 6)
+        assert sum(summary["random_histogram"]) == 6
+        assert summary["low"] <= summary["difference"] <= summary["high"]
+
+
+def test_prototypes_by_an_endpoint_that_answers_some_rubbish(prism, own_model):
+    def behave(request, number):
+        return "hm" if number in (1, 2) else GOOD
+
+    with ChatServer(behave) as server:
+        options = ("--endpoint", server.url, "--endpoint-model", "m\x1b[31m", "--units", 40)
+        result = prism(*COMMAND, own_model, *options, "--json")
+        assert result.returncode == 0, result.stderr
+        found = json.loads(result.stdout)
+        asked = len(server.requests)
+        assert f"{asked - 2:,} questions of " in result.stderr
+        again = json.loads(prism(*COMMAND, own_model, *options, "--json").stdout)
+    assert found["judge"] == "endpoint:m [31m"
+    judged = [unit for unit in found["units"] if "theme" in unit]
+    assert all(unit["theme"] == "tides" for unit in judged)
+    assert found["asked"]["requests"] == asked
+    # Only what got no answer is asked again.
+    assert again["asked"]["requests"] <= 4
+    assert found["figures"]["coverage"]["mean"] == 10
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--of", "neurons"), "neurons"),
+        (("--of", "heads", "--lens", "sample"), "--lens is for prototypes"),
+        (("--layer", 1), "--corpus and --layer are for channels and heads"),
+        (("--endpoint", "http://localhost:1/v1"), "go together"),
+        (("--of", "channels"), "no prototype mixer"),
+        (("--of", "heads"), "has 10 sequences: read more text"),
+        (("--of", "heads", "--layer", 9, "--split", "all"), "there is no layer 9"),
+    ],
+)
+def test_what_cannot_be_done_is_said(refused, llama, options, message):
+    assert re.search(message, refused(*COMMAND, llama, *options))

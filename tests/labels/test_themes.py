@@ -1,0 +1,114 @@
+"""Themes by words: by hand on few words, and on units of planted themes."""
+
+import math
+
+import numpy as np
+import pytest
+
+from prismlm.errors import InputError
+from prismlm.labels.themes import LEAST_RANDOM, Passage, WordJudge, rarities
+
+
+def passage(text, *marked):
+    words = text.split()
+    places = [i for i, word in enumerate(words) if word.strip("*") in marked]
+    return Passage(tuple(f" {word}" for word in words), tuple(places))
+
+
+# No word of one is in another, so that whatever is shared is more than chance.
+STRANGERS = [passage(f"left{i} mark{i} right{i}", f"mark{i}") for i in range(LEAST_RANDOM)]
+
+
+@pytest.fixture
+def judge():
+    return WordJudge(STRANGERS)
+
+
+def others(count):
+    return [passage(f"here{i} at{i} there{i}", f"at{i}") for i in range(count)]
+
+
+def test_similarities_by_hand():
+    # In these every pair shares one of two words: cos = ½ each, and ½ it is that θ becomes.
+    common = [passage(f"tide own{i} mark{i}", f"mark{i}") for i in range(LEAST_RANDOM)]
+    rarity = rarities(common)
+    assert rarity["tide"] == pytest.approx(math.log(21 / 20.5))
+    assert rarity["own3"] == rarity["mark0"] == pytest.approx(math.log(21 / 1.5))
+    judge = WordJudge(common)
+    cosine = rarity["tide"] ** 2 / (rarity["tide"] ** 2 + rarity["own3"] ** 2)
+    assert judge.text == pytest.approx(cosine)
+    assert judge.marks == 0.5
+    assert judge.chance == pytest.approx(1.0)
+    # Of words that were not seen all are as rare; a word that comes twice counts 1 + ln 2.
+    first, second = passage("sea sea salt x", "x"), passage("sea sand y", "y")
+    twice = 1 + math.log(2)
+    shared = twice / math.sqrt((twice**2 + 1) * 2)
+    assert judge.cosine([["sea", "sea", "salt"], ["sea", "sand"]])[0, 1] == pytest.approx(shared)
+    assert judge.similarities([first, second])[0, 1] == 2.0
+    # Marks: one of two is shared, 1/√2 of a threshold of ½.
+    pair = [passage("a x y", "x", "y"), passage("b x z", "x")]
+    assert judge.similarities(pair)[0, 1] == pytest.approx(math.sqrt(2))
+
+
+def test_a_theme_of_three_among_strangers_by_hand(judge):
+    alike = [passage(f"wind{i} high tide{i} rises", "high") for i in range(3)]
+    (found,) = judge.judge([[*others(7), *alike]])
+    # Within C the similarity is 2, to the rest 0: 1 + 9 · 3/10, rounded.
+    assert (found.themes, found.coverage, found.disentanglement) == (8, 3, 4)
+    assert found.theme == "“high” · rises"
+    assert found.explanation.startswith("3 of 10 sequences are alike, 2.0 times")
+    assert "3, 1, 1, 1, 1, 1, 1, 1" in found.explanation
+
+
+def test_ten_alike_and_ten_strangers(judge):
+    same = [passage(f"wind{i} high tide", "high") for i in range(10)]
+    pure, mixed = judge.judge([same, others(10)])
+    assert (pure.themes, pure.coverage, pure.disentanglement) == (1, 10, 10)
+    assert (mixed.themes, mixed.coverage, mixed.disentanglement) == (10, 1, 1)
+    assert mixed.theme.startswith("“at0”")
+
+
+def test_what_is_marked_alone_and_what_surrounds_it_alone_are_themes(judge):
+    marked = [passage(f"one{i} , two{i}", ",") for i in range(5)]
+    about = [passage(f"harbour ships{i} mark{i}", f"mark{i}") for i in range(5)]
+    (found,) = judge.judge([[*marked, *about]])
+    assert (found.themes, found.coverage) == (2, 5)
+    assert judge.clusters([*marked, *about]).tolist() == [0] * 5 + [1] * 5
+    (signs,) = judge.judge([[*marked, *marked]])
+    assert signs.theme == "“,”"
+
+
+def test_one_pair_that_is_far_beyond_chance_does_not_draw_others_in(judge):
+    # a is like b and b like c, a and c share nothing: average linkage keeps c out of no theme.
+    chain = [passage(f"l{i} r{i} x{i} x{i + 1} m{i}", f"m{i}") for i in range(10)]
+    clusters = judge.clusters(chain)
+    assert np.bincount(clusters).max() <= 4
+    assert np.bincount(clusters)[0] == np.bincount(clusters).max()
+
+
+@pytest.mark.parametrize("themes", [1, 2, 4, 7, 10])
+def test_planted_themes_are_found(themes):
+    draw = np.random.default_rng(themes)
+    # Words by Zipf's law, as in text.
+    chances = 1 / np.arange(1, 3001)
+
+    def drawn(word=None):
+        around = draw.choice(3000, 40, p=chances / chances.sum())
+        text = [f" w{number}" for number in around]
+        text[20] = f" theme{word}" if word is not None else text[20]
+        return Passage(tuple(text), (20,))
+
+    judge = WordJudge([drawn() for _ in range(200)])
+    found = judge.judge([[drawn(i % themes) for i in range(10)] for _ in range(8)])
+    largest = -(-10 // themes)
+    # One in twenty random pairs counts as alike: of ten strangers two are.
+    assert np.mean([one.themes for one in found]) == pytest.approx(themes, abs=0.3 * themes)
+    assert np.mean([one.coverage for one in found]) == pytest.approx(largest, abs=1.3)
+    assert (np.mean([one.disentanglement for one in found]) > 7) == (themes == 1)
+
+
+def test_what_cannot_be_judged_is_refused(judge):
+    with pytest.raises(InputError, match="unit 0 has 9 passages: expected 10"):
+        judge.judge([others(9)])
+    with pytest.raises(InputError, match="19 random passages: expected at least 20"):
+        WordJudge(STRANGERS[1:])
