@@ -38,7 +38,7 @@ def left_alone() -> Iterator[None]:
     """Let the clients of models and datasets use what they have fetched before, and no network."""
     held: list[tuple[Any, bool]] = []
     for name in ("huggingface_hub.constants", "datasets.config"):
-        settings = import_module(name)
+        settings: Any = import_module(name)
         held.append((settings, settings.HF_HUB_OFFLINE))
         settings.HF_HUB_OFFLINE = True
     try:
