@@ -11,6 +11,7 @@ from torch import Tensor
 from prismlm.explain.prediction import Recorded, fed_back, split_seen
 from prismlm.explain.split import OutputLayer
 from prismlm.explain.steps import BROKEN, MOST_JOINED, Piece, Step, Steps, pieces_of
+from prismlm.ops.prototype_head.routing import inverse_norms
 
 if TYPE_CHECKING:
     from prismlm.index.opened_model import OpenedModel
@@ -38,6 +39,7 @@ class Following:
         self._lm, self._recorded, self._prompt_length = lm, recorded, prompt_length
         self._on_step = on_step
         self._output = OutputLayer.of(lm.model, lm.logit_map)
+        self._inverse = inverse_norms(lm.head.prototypes.detach().float())
         self._passes = 0
         self._pieces: list[Piece] = []
         self._held: list[Step] = []
@@ -57,6 +59,7 @@ class Following:
             torch.cat(self._recorded.embedded[self._passes :], 1)[0],
             ids[0, -count:],
             fed_back(self._lm.model, torch.cat(codes, 1)[0] if codes else None),
+            self._inverse,
         )
         self._passes += len(new)
         tokens = ids[0].tolist()

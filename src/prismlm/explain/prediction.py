@@ -128,14 +128,17 @@ def split_seen(
     embedded: Tensor,
     targets: Tensor,
     uncertainty: list[tuple[float | None, int | None]] | None,
+    inverse: Tensor | None = None,
 ) -> SplitPredictions:
     """Split what was seen at the output embedding: states [N, d] and W z + b [N, V].
+
+    ``inverse`` are 1/‖p‖ of the prototypes, where they are known already.
 
     Raises:
         DecompositionError: the parts of a logit do not sum to the model's own.
     """
     z = states.float()
-    found = split_states(output, head, z, embedded.float(), targets)
+    found = split_states(output, head, z, embedded.float(), targets, inverse)
     return SplitPredictions(
         found.routing,
         found.parts,

@@ -89,7 +89,12 @@ class Split(NamedTuple):
 
 
 def split_states(
-    output: OutputLayer, head: PrototypeHead, z: Tensor, embedded: Tensor, targets: Tensor
+    output: OutputLayer,
+    head: PrototypeHead,
+    z: Tensor,
+    embedded: Tensor,
+    targets: Tensor,
+    inverse: Tensor | None = None,
 ) -> Split:
     """Split the logits of targets, and check their sums.
 
@@ -99,12 +104,13 @@ def split_states(
         z: states, float32 [N, d].
         embedded: W z + b as the model computed them, float32 [N, V].
         targets: a token for each state, [N].
+        inverse: 1/‖p‖ of the prototypes, [K, 1], where they are known already.
 
     Raises:
         DecompositionError: the parts of a logit do not sum to the model's own.
     """
     raw, logits = output.logit_map.before_softcap(embedded), output.logit_map(embedded)
-    routing = head.nearest(z)
+    routing = head.nearest(z, inverse)
     parts = output.parts(head, z, routing, targets)
     own, of_target = (column.gather(1, targets[:, None])[:, 0] for column in (raw, logits))
     rounding = check_sums(parts.logit, own, output.dtype)

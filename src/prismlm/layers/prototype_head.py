@@ -121,9 +121,14 @@ class PrototypeHead(nn.Module):
             routing = ops.route(flat, self.prototypes, k, self.scale, keep)
             return HeadOutput(routing, ops.reconstruct(routing, self.prototypes))
 
-    def nearest(self, z: Float[Tensor, "N d"]) -> ops.Nearest:
-        """Return the prototypes that states rely on, without what training needs beside it."""
-        return ops.nearest(z, self.prototypes, self.prototypes_per_token, self.scale)
+    def nearest(
+        self, z: Float[Tensor, "N d"], inverse: Float[Tensor, "K 1"] | None = None
+    ) -> ops.Nearest:
+        """Return the prototypes that states rely on, without what training needs beside it.
+
+        ``inverse`` are 1/‖p‖, where they are known already.
+        """
+        return ops.nearest(z, self.prototypes, self.prototypes_per_token, self.scale, inverse)
 
     def losses(
         self,

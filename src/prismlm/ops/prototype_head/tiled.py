@@ -125,10 +125,12 @@ def nearest(
     prototypes: Float[Tensor, "K d"],
     k: int,
     scale: float | Tensor,
+    inverse: Float[Tensor, "K 1"] | None = None,
 ) -> Nearest:
     """Return what :func:`route` does of states alone; quicker where these are few.
 
-    It asks nothing of the prototypes, and writes no normalised copy of them.
+    It asks nothing of the prototypes, and writes no normalised copy of them. ``inverse`` are their
+    :func:`inverse_norms`, where they are known: of one state they take as long as its scores.
 
     Raises:
         InputError: k > K, or widths that differ.
@@ -136,12 +138,13 @@ def nearest(
     check_arguments(z, prototypes, k)
     dtype, count = score_dtype(z.dtype), len(prototypes)
     z, prototypes = z.to(dtype), prototypes.to(dtype)
-    inverse, spread = inverse_norms(prototypes).squeeze(1), min(k + FEW_SPARE, count)
+    inverse = inverse_norms(prototypes) if inverse is None else inverse.to(dtype)
+    lengths, spread = inverse.squeeze(1), min(k + FEW_SPARE, count)
     parts: list[tuple[Tensor, Tensor]] = [(z.new_empty(0, k), z.new_empty(0, k, dtype=torch.long))]
     with full_precision(z.device):
         for states in torch.split(z, max(16, tile_elements() // count)):
             scores = (states * inverse_norms(states)) @ prototypes.T
-            parts.append(rank_rows(*largest(scores.mul_(inverse), spread), states, prototypes, k))
+            parts.append(rank_rows(*largest(scores.mul_(lengths), spread), states, prototypes, k))
     cosines, indices = (torch.cat(column) for column in zip(*parts, strict=True))
     return Nearest(indices, cosines, torch.relu(scale * cosines))
 
