@@ -51,6 +51,24 @@ def test_a_phone_scrolls_in_one_direction(browser, served):
     context.close()
 
 
+def test_two_people_get_each_their_own_answer(browser, served):
+    texts = (TEXT, "Once upon a time there was a little girl")
+    contexts = [browser.new_context() for _ in texts]
+    pages = [context.new_page() for context in contexts]
+    for page, text in zip(pages, texts, strict=True):
+        page.goto(served.address)
+        page.fill(".x-prompt", text)
+        page.fill("label:has-text('tokens') input", "30")
+    for page in pages:
+        page.click(".x-go")
+    for page, text in zip(pages, texts, strict=True):
+        page.wait_for_selector(".x-exports")
+        assert page.inner_text(".x-answer .p-text").startswith(text)
+        assert page.locator(".x-column").count() == 30
+    for context in contexts:
+        context.close()
+
+
 def test_a_server_that_goes_away_in_the_middle_is_told(browser, tiny_model):
     context = browser.new_context()
     page = context.new_page()
