@@ -74,8 +74,12 @@ def _units(units: list[dict[str, Any]]) -> list[str]:
     said = [f"{one['called']}: {one['said']}" for one in units if one["said"]]
     lines += [
         "",
+        "Whether a ProtoT's channels are of fewer themes than a LLaMA's heads, as the source finds "
+        "of large ones, is not settled by these: both are far too small, and so is the text that "
+        "their sequences are chosen from.",
+        "",
         "*By a mark*: the main theme has a word that is marked in half of its sequences or more, "
-        "such as a comma; of the others it is what the text is about. *Documents*: that the ten "
+        "and in two at least, such as a comma; of the others it is what the text is about. *Documents*: that the ten "
         "sequences of a unit are of, in the mean. Those of one document share its names and its "
         "subject, so that a unit whose sequences are of few documents has a theme for that alone. "
         + " ".join(f"{s[0].upper()}{s[1:]}." for s in dict.fromkeys(said)),
