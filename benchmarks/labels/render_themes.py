@@ -79,8 +79,8 @@ def _units(units: list[dict[str, Any]]) -> list[str]:
         "their sequences are chosen from.",
         "",
         "*By a mark*: the main theme has a word that is marked in half of its sequences or more, "
-        "and in two at least, such as a comma; of the others it is what the text is about. *Documents*: that the ten "
-        "sequences of a unit are of, in the mean. Those of one document share its names and its "
+        "and in two at least, such as a comma; of the others it is what the text is about. "
+        "*Documents*: that the ten sequences of a unit are of, in the mean. Those of one document share its names and its "
         "subject, so that a unit whose sequences are of few documents has a theme for that alone. "
         + " ".join(f"{s[0].upper()}{s[1:]}." for s in dict.fromkeys(said)),
         "",
