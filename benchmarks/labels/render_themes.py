@@ -82,7 +82,8 @@ def _units(units: list[dict[str, Any]]) -> list[str]:
         "and in two at least, such as a comma; of the others it is what the text is about. "
         "*Documents*: that the ten sequences of a unit are of, in the mean. Those of one document "
         "share its names and its subject, so that a unit whose sequences are of few documents has "
-        "a theme for that alone; the random ones are of almost as many documents as sequences. "
+        "a theme for that alone. Random ones are drawn by length from all documents of the split; "
+        "no control has sequences of as few documents as the units have. "
         + " ".join(f"{s[0].upper()}{s[1:]}." for s in dict.fromkeys(said)),
         "",
         "How many units have each value, 1 to 10, and of random sequences in brackets:",
