@@ -74,10 +74,16 @@ def _units(units: list[dict[str, Any]]) -> list[str]:
     said = [f"{one['called']}: {one['said']}" for one in units if one["said"]]
     lines += [
         "",
+        "Whether a ProtoT's channels are of fewer themes than a LLaMA's heads, as the source finds "
+        "of large ones, is not settled by these: both are far too small, and so is the text that "
+        "their sequences are chosen from.",
+        "",
         "*By a mark*: the main theme has a word that is marked in half of its sequences or more, "
-        "such as a comma; of the others it is what the text is about. *Documents*: that the ten "
-        "sequences of a unit are of, in the mean. Those of one document share its names and its "
-        "subject, so that a unit whose sequences are of few documents has a theme for that alone. "
+        "and in two at least, such as a comma; of the others it is what the text is about. "
+        "*Documents*: that the ten sequences of a unit are of, in the mean. Those of one document "
+        "share its names and its subject, so that a unit whose sequences are of few documents has "
+        "a theme for that alone. Random ones are drawn by length from all documents of the split; "
+        "no control has sequences of as few documents as the units have. "
         + " ".join(f"{s[0].upper()}{s[1:]}." for s in dict.fromkeys(said)),
         "",
         "How many units have each value, 1 to 10, and of random sequences in brackets:",
@@ -149,9 +155,9 @@ def _planted(found: dict[str, Any]) -> list[str]:
         "",
         f"Control, {found['random_units']:,} units of ten random passages: {random['themes']:.1f} "
         f"themes, coverage {random['coverage']:.1f}, disentanglement "
-        f"{random['disentanglement']:.1f}. Themes of a word or of one document are found; broad "
-        "topics, of which two passages share few words, are hardly told from random ones: a unit "
-        "of that kind would look like noise here, and takes a language model to see.",
+        f"{random['disentanglement']:.1f}. Themes of a marked word, which is what the judge looks "
+        "at, and of one document are found; broad topics, of which two passages share few words, "
+        "are hardly told from random ones: a unit of that kind looks like noise here.",
         "",
         f"Mean ρ where it was chosen: {tried}.",
         "",

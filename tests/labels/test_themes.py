@@ -78,6 +78,12 @@ def test_what_is_marked_alone_and_what_surrounds_it_alone_are_themes(judge):
     assert signs.theme == "“,”"
 
 
+def test_what_is_marked_in_one_of_two_is_no_theme(judge):
+    pair = [passage("left0 harbour gulls", "left0"), passage("harbour gulls right0", "right0")]
+    (found,) = judge.judge([[*pair, *others(8)]])
+    assert (found.coverage, found.theme) == (2, "gulls · harbour")
+
+
 def test_one_pair_that_is_far_beyond_chance_does_not_draw_others_in(judge):
     # a is like b and b like c, a and c share nothing: average linkage keeps c out of no theme.
     chain = [passage(f"l{i} r{i} x{i} x{i + 1} m{i}", f"m{i}") for i in range(10)]
@@ -99,7 +105,8 @@ def test_planted_themes_are_found(themes):
         return Passage(tuple(text), (20,))
 
     judge = WordJudge([drawn() for _ in range(200)])
-    found = judge.judge([[drawn(i % themes) for i in range(10)] for _ in range(8)])
+    units = [[drawn(i % themes) for i in range(10)] for _ in range(8)]
+    found = [one for one in judge.judge(units) if one is not None]
     largest = -(-10 // themes)
     # One in twenty random pairs counts as alike: of ten strangers two are.
     assert np.mean([one.themes for one in found]) == pytest.approx(themes, abs=0.3 * themes)

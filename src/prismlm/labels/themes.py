@@ -182,11 +182,11 @@ class WordJudge:
 
     def _theme(self, passages: Sequence[Passage]) -> str:
         """Return the leading words: those marked in half or more, then the most telling."""
-        half = max(1, -(-len(passages) // 2))
+        least = min(2, len(passages))
+        half = max(least, -(-len(passages) // 2))
         marks = Counter(word for p in passages for word in {_key(p.words[i]) for i in p.marked})
         around = Counter(word for p in passages for word in {*_keys(p)} if _content(word))
         leading = [word for word, times in self._ranked(marks) if times >= half]
-        least = min(2, len(passages))
         telling = [word for word, times in self._ranked(around) if times >= least]
         words = [f"“{word}”" for word in leading[:2]]
         words += [word for word in telling if word not in leading[:2]]
