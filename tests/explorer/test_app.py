@@ -64,7 +64,8 @@ def test_two_people_get_each_their_own_answer(browser, served):
     for page, text in zip(pages, texts, strict=True):
         page.wait_for_selector(".x-exports")
         assert page.inner_text(".x-answer .p-text").startswith(text)
-        assert page.locator(".x-column").count() == 30
+        written = page.inner_text(".x-answer .p-head dl div:has-text('written') dd")
+        assert page.locator(".x-column").count() == int(written) > 0
     for context in contexts:
         context.close()
 
