@@ -60,8 +60,8 @@ POOLS = {
 WRITES = {"out", "html", "parquet", "jsonl", "csv", "write", "keep_states"}
 # What would compute for minutes is estimated; the rest of its checks come first.
 ONLY_ESTIMATED = {"train", "attach", "eval", "index"}
-# The estimate of one trains for a while to measure how fast that is; the other compiles for long.
-LEFT_OUT = {"demo", "map"}
+# An estimate that trains to measure how fast that is, one that compiles for long, and a server.
+LEFT_OUT = {"demo", "map", "explore"}
 # Written into the model's lens by the command that names its prototypes.
 LABELS = tuple(f"model/lens/sample/{name}" for name in ("meta.json", "prototypes.parquet"))
 # Drawn twice as often: most of what a user does.

@@ -68,6 +68,7 @@ def test_no_answer_waits_for_the_packet_before_it_to_be_acknowledged():
             return await found
 
     assert asyncio.run(undelayed())
+    assert "every address" in refused("explore", "no such model", "--host", "")
 
 
 def test_prompts_are_of_the_domains_that_the_lens_has(tiny_model):
