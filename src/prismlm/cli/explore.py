@@ -91,11 +91,11 @@ def listening(host: str, port: int) -> socket.socket:
     Raises:
         InputError: the port is taken, or the address is none of this machine's.
     """
+    if not host.strip():
+        raise InputError("--host is empty, which would be every address: give one, or 0.0.0.0.")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # Only to sockets that name TCP does asyncio set TCP_NODELAY: without it the kernel holds each
     # answer's body, and each token told, until the last packet is acknowledged, 40 ms later.
-    if not host.strip():
-        raise InputError("--host is empty, which would be every address: give one, or 0.0.0.0.")
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
