@@ -50,6 +50,7 @@ def test_a_port_in_use_is_told_before_anything_is_read(refused):
         message = refused("explore", "no such model", "--port", port)
     assert f"port {port}" in message
     assert "--port 0" in message
+    assert "every address" in refused("explore", "no such model", "--host", "")
     assert "an address of this machine" in refused("explore", "no such model", "--host", "8.8.8.8")
 
 
@@ -68,7 +69,6 @@ def test_no_answer_waits_for_the_packet_before_it_to_be_acknowledged():
             return await found
 
     assert asyncio.run(undelayed())
-    assert "every address" in refused("explore", "no such model", "--host", "")
 
 
 def test_prompts_are_of_the_domains_that_the_lens_has(tiny_model):
