@@ -86,6 +86,14 @@ def _units(units: list[dict[str, Any]]) -> list[str]:
         "no control has sequences of as few documents as the units have. "
         + " ".join(f"{s[0].upper()}{s[1:]}." for s in dict.fromkeys(said)),
         "",
+        *_histograms(units),
+        *_drawn(units),
+    ]
+    return [*lines, ""]
+
+
+def _histograms(units: list[dict[str, Any]]) -> list[str]:
+    lines = [
         "How many units have each value, 1 to 10, and of random sequences in brackets:",
         "",
         *table_head("| units | figure |" + "".join(f" {i} |" for i in range(1, 11))),
@@ -96,6 +104,11 @@ def _units(units: list[dict[str, Any]]) -> list[str]:
             pairs = zip(found["histogram"], found["random_histogram"], strict=True)
             cells = " | ".join(f"{own} ({chance})" for own, chance in pairs)
             lines.append(f"| {one['of']} of {one['called']} | {figure} | {cells} |")
+    return lines
+
+
+def _drawn(units: list[dict[str, Any]]) -> list[str]:
+    lines: list[str] = []
     for one in units:
         lines += [
             "",
@@ -113,7 +126,7 @@ def _units(units: list[dict[str, Any]]) -> list[str]:
                 f"| {row['unit']} | {row['documents']} | {figures} | {escaped(row['theme'])} |"
             )
         lines += ["", measured_on(one["environment"])]
-    return [*lines, ""]
+    return lines
 
 
 def _beside(found: dict[str, Any]) -> str:

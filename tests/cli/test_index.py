@@ -215,12 +215,12 @@ def under_torchrun(arguments):
 
 
 def as_torchrun_does(arguments):
-    """Fork two processes that the environment tells what torchrun would tell them."""
+    """Fork three processes that the environment tells what torchrun would tell them."""
     stated = (
-        "import os; os.environ |= {{'WORLD_SIZE': '2', 'LOCAL_WORLD_SIZE': '2', 'RANK': '{0}'}}\n"
+        "import os; os.environ |= {{'WORLD_SIZE': '3', 'LOCAL_WORLD_SIZE': '3', 'RANK': '{0}'}}\n"
     )
     started = [
-        forked.start(*arguments, code=stated.format(rank) + forked.COMMAND) for rank in range(2)
+        forked.start(*arguments, code=stated.format(rank) + forked.COMMAND) for rank in range(3)
     ]
     streams = [process.communicate(240) for process in started]
     return [(p.returncode, *said) for p, said in zip(started, streams, strict=True)]

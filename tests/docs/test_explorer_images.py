@@ -116,12 +116,16 @@ def test_ask_on_a_phone(picture):
     with picture("phone", "#/ask", 390, 844, "dark") as page:
         asked(page)
         page.evaluate("document.querySelector('.x-answer').scrollIntoView()")
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
+        assert page.locator(".x-column").count() == 40
 
 
 @pytest.mark.slow
 def test_prototypes(picture):
     with picture("prototypes", "#/prototypes?q=symptoms") as page:
         page.wait_for_selector(".x-card[data-chosen] mark")
+        assert "symptoms" in page.inner_text(".x-card[data-chosen] h2")
+        assert "of 8,192" in page.inner_text(".x-tools")
 
 
 @pytest.mark.slow
@@ -129,6 +133,7 @@ def test_map(picture):
     with picture("map", "#/map", scheme="dark") as page:
         page.wait_for_selector(".x-dots")
         page.wait_for_timeout(1500)
+        assert "8,192 prototypes" in page.inner_text(".x-map")
 
 
 @pytest.mark.slow
@@ -136,7 +141,9 @@ def test_steer(picture):
     view = "#/steer?category=Medical%20%2F%20Biology&strength=60"
     with picture("steer", view) as page:
         page.click(".x-steer button[type=submit]")
-        page.wait_for_selector(".x-steer table, .x-steer .x-steered", timeout=120_000)
+        page.wait_for_selector(".x-steer .x-steered", timeout=120_000)
+        assert page.locator(".x-steered tbody tr").count() == 20
+        assert "random prototypes" in page.inner_text(".x-steered")
 
 
 @pytest.mark.slow
@@ -146,6 +153,8 @@ def test_inside(picture):
         page.click(".x-inside button[type=submit]")
         page.wait_for_selector(".x-inside canvas", timeout=60_000)
         page.wait_for_timeout(500)
+        # A small map for each of the nine heads of a layer, and the one that is looked at.
+        assert page.locator(".x-inside canvas").count() == 10
 
 
 @pytest.mark.slow
@@ -157,3 +166,4 @@ def test_audit(picture, tmp_path):
         page.click(".x-audit button[type=submit]")
         page.wait_for_selector(".x-audit a[download]", timeout=240_000)
         page.wait_for_timeout(300)
+        assert page.inner_text(".x-audit .p-figure b") == str(len(TEXTS))

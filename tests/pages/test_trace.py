@@ -15,7 +15,7 @@ import prismlm
 from prismlm.index.around import Around
 from prismlm.models.uncertainty_feedback import attach_uncertainty
 from prismlm.pages.trace import CAVEAT, fragment, page
-from prismlm.pages.trace_data import safe_link, visible
+from prismlm.pages.trace_data import visible
 
 EVIL = "</script><script>alert(1)</script>"
 VOID = {"meta", "br", "img", "link", "input", "hr"}
@@ -311,24 +311,6 @@ def test_a_page_requests_nothing(trace):
     assert not re.search(r"url\(|@import", style)
 
 
-@pytest.mark.parametrize(
-    ("url", "safe"),
-    [
-        ("https://example.org/a?b=1", "https://example.org/a?b=1"),
-        (" http://example.org ", "http://example.org"),
-        ("javascript:alert(1)", None),
-        ("JAVASCRIPT:alert(1)", None),
-        ("data:text/html,x", None),
-        ("//example.org", None),
-        ("https://[", None),
-        ("", None),
-        (None, None),
-    ],
-)
-def test_links_are_http_or_none(url, safe):
-    assert safe_link(url) == safe
-
-
 def test_ids_on_one_page_do_not_clash(lm, trace):
     other = lm.explain("Another text")
     html = page([trace, other, trace]) + fragment(other[:1])
@@ -357,14 +339,6 @@ def test_without_a_lens_there_are_no_shares(trace):
 
 def test_a_trace_without_steps(trace):
     assert "no steps" in Reader(page([trace[:0]])).text
-
-
-@pytest.mark.parametrize(
-    ("token", "shown"),
-    [(" the", "·the"), ("\n\n", "↵↵"), ("  ", "␣␣"), ("\t", "⇥"), ("", "∅"), ("a b ", "a b·")],
-)
-def test_whitespace_is_visible(token, shown):
-    assert visible(token) == shown
 
 
 @pytest.mark.slow

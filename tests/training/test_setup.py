@@ -40,6 +40,10 @@ def test_epochs_become_steps(epochs, tmp_path):
     assert whole.steps == 2 * each
     noted = read_json(whole.directory / RUN_FILE)["recipe"]
     assert (noted["epochs"], noted["steps"]) == (2, 2 * each)
+    # The same steps, said as steps, are the same run.
+    said = {key: value for key, value in epochs.items() if key != "epochs"}
+    counted = train(build_recipe(said | {"steps": 2 * each, "out": str(tmp_path / "counted")}))
+    assert counted.ce == whole.ce
     cut = build_recipe(epochs | {"out": str(tmp_path / "cut")})
     with pytest.raises(TrainingInterrupted):
         train(cut, progress=InterruptAfter(7))

@@ -19,25 +19,28 @@ if TYPE_CHECKING:
 SHOWN = 12
 SCORERS = ("words", "endpoint")
 
+Url = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="Ask a language model at any OpenAI-compatible endpoint; a key is read from "
+        "OPENAI_API_KEY.",
+    ),
+]
+ModelThere = Annotated[
+    str | None, typer.Option(metavar="NAME", help="What the model is called there.")
+]
+MostUsed = Annotated[
+    int | None, number("N", "Ask for the N most used; the others keep the names made without.")
+]
+
 
 def label(
     model: Model,
     lens: Lens = None,
-    endpoint: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            help="Ask a language model at any OpenAI-compatible endpoint; a key is read from "
-            "OPENAI_API_KEY.",
-        ),
-    ] = None,
-    endpoint_model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="What the model is called there.")
-    ] = None,
-    prototypes: Annotated[
-        int | None,
-        number("N", "Ask for the N most used; the others keep the names made without."),
-    ] = None,
+    endpoint: Url = None,
+    endpoint_model: ModelThere = None,
+    prototypes: MostUsed = None,
     scorer: Annotated[
         str, choice("SCORER", "words, or endpoint: it judges some names as well.", SCORERS)
     ] = "words",

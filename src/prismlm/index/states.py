@@ -153,11 +153,9 @@ def read_states(
     """Read a corpus with a model and keep its hidden states; go on where an earlier call stopped.
 
     Args:
-        model: the causal language model.
-        corpus: the text.
+        model, corpus: the causal language model, and the text.
         directory: where the files are written.
-        window: tokens of a window.
-        stride: tokens between windows.
+        window, stride: tokens of a window, and between the starts of two.
         limit_bytes: whole blocks are read until the files are this large.
         split: which documents.
         bf16: compute in bfloat16 (autocast).
@@ -178,12 +176,11 @@ def read_states(
         return HiddenStates.open(directory)
     documents, tokens = split_counts(corpus, split)
     total = min(tokens - documents, int(limit_bytes / writer.row_bytes))
-    rest = f"What was read until the last note is kept in {directory}. The same command goes on."
     noted = time.monotonic()
     with (
         writer,
         evaluating(model),
-        Interrupts(lambda: rest) as interrupts,
+        Interrupts(lambda: _kept(directory)) as interrupts,
         progress.task("Reading hidden states", max(0, total - writer.rows), "tokens") as task,
     ):
         for passes in _blocks(corpus, writer, limit_bytes, **asked):
@@ -199,6 +196,10 @@ def read_states(
                 noted = time.monotonic()
         writer.note(complete=True)
     return HiddenStates.open(directory)
+
+
+def _kept(directory: Path) -> str:
+    return f"What was read until the last note is kept in {directory}. The same command goes on."
 
 
 def _blocks(
