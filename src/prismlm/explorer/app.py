@@ -108,16 +108,16 @@ def _pages(app: FastAPI) -> None:
 
 def _told(request: Request, error: Exception) -> Response:
     status = 422 if isinstance(error, InputError) else 409
-    return JSONResponse({"error": str(error)}, status_code=status)
+    return Shown({"error": str(error)}, status_code=status)
 
 
 def _not_understood(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"][1:]) or "the request"
-    return JSONResponse({"error": f"{where}: {first['msg']}."}, status_code=422)
+    return Shown({"error": f"{where}: {first['msg']}."}, status_code=422)
 
 
 def _busy(request: Request, error: Exception) -> Response:
     why = "busy: others are waiting for the model already. Try again in a moment."
-    return JSONResponse({"error": why}, status_code=429, headers={"Retry-After": "5"})
+    return Shown({"error": why}, status_code=429, headers={"Retry-After": "5"})
