@@ -79,9 +79,3 @@ def test_more_than_is_read_at_once(served):
     status, _, data = served.ask("POST", "/api/ask", b" " * 8_000_001)
     assert status == 413
     assert "at most 8,000,000" in json.loads(data)["error"]
-
-
-def test_marks_of_direction_in_an_error_turn_nothing(served):
-    status, _, data = served.ask("GET", "/api/answers/%E2%80%AEabc/report.html")
-    assert status == 422
-    assert "‹U+202E›abc" in json.loads(data)["error"]
