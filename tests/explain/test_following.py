@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import prismlm
+from prismlm.explain import following
 from prismlm.explain.following import Following
 from prismlm.explain.prediction import Recorded
 
@@ -43,14 +44,33 @@ def test_false_ends_the_writing_there(lm):
     trace = lm.explain(TEXT, generate=20, on_step=three)
     assert sum(step.target_from == "generated" for step in trace) == 3
     assert len(told) == len(trace)
+    assert trace.to_dict() == lm.explain(TEXT, generate=3).to_dict()
 
 
-def test_a_character_of_several_tokens_is_told_once_it_is_whole(lm):
+def test_false_in_the_prompt_leaves_it_whole_and_one_token(lm):
+    trace = lm.explain(TEXT, generate=20, on_step=lambda step: step.position < 2)
+    assert trace.to_dict() == lm.explain(TEXT, generate=1).to_dict()
+
+
+def test_a_fast_model_is_split_a_few_times_and_not_at_every_token(lm, monkeypatch):
+    splits, told = [], []
+    split = following.split_seen
+    monkeypatch.setattr(
+        following, "split_seen", lambda *args: splits.append(len(args[2])) or split(*args)
+    )
+    monkeypatch.setattr(following, "PAUSE", 3600.0)
+    trace = lm.explain(TEXT, generate=20, on_step=told.append)
+    assert splits == [len(trace) - 19, 19]
+    assert [step.position for step in told] == list(range(len(trace)))
+
+
+def test_a_character_of_several_tokens_is_told_once_it_is_whole(lm, monkeypatch):
     """The model's own passes over a text, as if it had just written it."""
     ids = lm.encode("a 東京 b")
     told = []
     recorded = Recorded([], [], [])
-    following = Following(lm, recorded, 1, told.append)
+    monkeypatch.setattr(following, "PAUSE", 0.0)
+    follow = Following(lm, recorded, 1, told.append)
     shown = []
     with torch.no_grad():
         for length in range(1, ids.shape[1]):
@@ -58,9 +78,9 @@ def test_a_character_of_several_tokens_is_told_once_it_is_whole(lm):
             z = hidden.hidden_states[-1][:, -1:]
             recorded.states.append(z)
             recorded.embedded.append(lm.model.get_output_embeddings()(z))
-            following(ids[:, : length + 1])
+            follow(ids[:, : length + 1])
             shown.append("".join(step.pieces[1].shown for step in told))
-    following.finish()
+    follow.finish(ids)
     assert not any("\ufffd" in text for text in shown)
     assert "".join(step.pieces[1].shown for step in told) == lm.tokenizer.decode(ids[0, 1:])
     assert any(step.pieces[1].of > 1 for step in told)

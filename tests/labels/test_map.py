@@ -1,12 +1,25 @@
 """A map is the same each time, and its figure is that of a count by hand."""
 
 import shutil
+import signal
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
+import torch
 
 import prismlm
-from prismlm.labels.map import category_neighbours, laid_out, map_lens
+from prismlm.errors import FormatError
+from prismlm.index.layout import PROTOTYPES_FILE
+from prismlm.labels.map import (
+    NEIGHBOURS_FILE,
+    category_neighbours,
+    laid_out,
+    map_lens,
+    nearest_prototypes,
+)
 
 
 def test_neighbours_of_two_groups_by_hand():
@@ -26,11 +39,31 @@ def test_neighbours_of_two_groups_by_hand():
 
 
 def test_few_prototypes_lie_on_their_principal_directions():
-    points = np.zeros((4, 5), np.float32)
-    points[:, 3] = [-3, -1, 1, 3]
-    places = laid_out(points)
+    points = torch.zeros(4, 5)
+    points[:, 3] = torch.tensor([-3.0, -1, 1, 3])
+    places = laid_out(points, nearest_prototypes(points))
     assert np.abs(np.diff(places[:, 0])) == pytest.approx([2, 2, 2], abs=1e-5)
     assert places[:, 1] == pytest.approx(0, abs=1e-5)
+
+
+def test_the_nearest_are_those_of_all_cosines():
+    points = torch.randn(600, 7, generator=torch.Generator().manual_seed(0))
+    points[3] = 2 * points[580]
+    cosines = torch.nn.functional.cosine_similarity(points[:, None], points[None], dim=-1)
+    found = nearest_prototypes(points)
+    assert found.indices.shape == (600, 15)
+    assert found.indices[:, 0].tolist() == list(range(600))
+    assert found.indices[3, 1] == 580
+    expected = cosines.fill_diagonal_(2).sort(descending=True).values[:, 1:15]
+    torch.testing.assert_close(found.distances[:, 1:], 1 - expected, atol=1e-5, rtol=0)
+
+
+def test_neighbours_that_are_damaged_are_named(tiny_model, tmp_path):
+    directory = shutil.copytree(tiny_model, tmp_path / "model")
+    lm = prismlm.load(directory)
+    (lm.lens.path / NEIGHBOURS_FILE).write_bytes(b"damaged")
+    with pytest.raises(FormatError, match=rf"{NEIGHBOURS_FILE} is damaged.*remove it"):
+        map_lens(lm.lens, lm.head)
 
 
 @pytest.mark.slow
@@ -45,3 +78,23 @@ def test_a_lens_gets_its_map(tiny_model, tmp_path):
     before = table["x"].to_numpy()
     map_lens(lm.lens, lm.head)
     np.testing.assert_array_equal(lm.lens.prototypes["x"].to_numpy(), before)
+
+
+@pytest.mark.slow
+def test_a_map_that_was_killed_goes_on_from_its_neighbours(tiny_model, tmp_path):
+    pytest.importorskip("umap")
+    killed, whole = (shutil.copytree(tiny_model, tmp_path / name) for name in ("a", "b"))
+    command = [sys.executable, "-m", "prismlm", "map"]
+    kept = prismlm.load(killed).lens.path / NEIGHBOURS_FILE
+    process = subprocess.Popen([*command, str(killed)])
+    while process.poll() is None and not kept.exists():
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    again = subprocess.run([*command, str(killed)], capture_output=True, text=True, check=True)
+    assert "Finding neighbours" not in again.stderr
+    assert not kept.exists()
+    first = subprocess.run([*command, str(whole)], capture_output=True, text=True, check=True)
+    assert "Finding neighbours" in first.stderr
+    tables = [prismlm.load(one).lens.path / PROTOTYPES_FILE for one in (killed, whole)]
+    assert tables[0].read_bytes() == tables[1].read_bytes()

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from prismlm import fingerprints
 from prismlm.corpus import layout
 from prismlm.corpus.document_table import DocumentTable, ShardedTable, damaged
+from prismlm.corpus.spans import TokenBytes
 from prismlm.errors import (
     FormatError,
     InputError,
@@ -27,7 +28,7 @@ from prismlm.errors import (
 from prismlm.files import read_json
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+    from tokenizers import Encoding, Tokenizer
     from transformers import PreTrainedTokenizerFast
 
 _SPAN_CHARACTERS = 500_000
@@ -267,12 +268,12 @@ class Corpus:
         ``text[spans[a, 0]:spans[b - 1, 1]]`` holds every character that tokens a to b touch.
 
         Raises:
-            FormatError: the tokenizer no longer gives the stored tokens.
+            FormatError: the stored tokens do not spell the text, nor does the tokenizer give them.
         """
         return next(self.spans_batch([index]))
 
     def spans_batch(self, indices: Iterable[int]) -> Iterator[np.ndarray]:
-        """Yield :meth:`spans` of many documents, encoding about half a megabyte at a time."""
+        """Yield :meth:`spans` of many documents, reading about half a megabyte at a time."""
         batch: list[int] = []
         texts: list[str] = []
         size = 0
@@ -281,24 +282,36 @@ class Corpus:
             texts.append(self.text(index))
             size += len(texts[-1])
             if size >= _SPAN_CHARACTERS:
-                yield from self._encode_spans(batch, texts)
+                yield from self._read_spans(batch, texts)
                 batch, texts, size = [], [], 0
-        yield from self._encode_spans(batch, texts)
+        yield from self._read_spans(batch, texts)
 
-    def _encode_spans(self, batch: list[int], texts: list[str]) -> Iterator[np.ndarray]:
-        encodings = self._encoder.encode_batch(texts, add_special_tokens=False)
-        for index, text, encoding in zip(batch, texts, encodings, strict=True):
-            start, length = (self.documents.value(index, name) for name in ("start", "length"))
-            stored = self.read_tokens(start, length)
-            if not np.array_equal(stored[:-1], np.array(encoding.ids, dtype=np.int64)):
-                raise FormatError(
-                    f"{self.path}: the tokenizer gives other tokens for document "
-                    f"{self.documents.value(index, 'doc_id')!r} than are stored. Build the corpus "
-                    "again."
-                )
-            spans = np.full((length, 2), len(text), dtype=np.int64)
-            spans[:-1] = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
-            yield spans
+    def _read_spans(self, batch: list[int], texts: list[str]) -> Iterator[np.ndarray]:
+        """Yield spans by the bytes of stored tokens; where these differ, by encoding the text."""
+        stored = [
+            self.read_tokens(*(self.documents.value(index, name) for name in ("start", "length")))
+            for index in batch
+        ]
+        read = self._token_bytes
+        found = [
+            None if read is None else read.spans(tokens[:-1], text)
+            for tokens, text in zip(stored, texts, strict=True)
+        ]
+        unread = [text for text, spans in zip(texts, found, strict=True) if spans is None]
+        encodings = iter(self._encoder.encode_batch(unread, add_special_tokens=False))
+        for index, text, tokens, spans in zip(batch, texts, stored, found, strict=True):
+            if spans is None:
+                spans = self._spans_of(next(encodings), tokens, index)
+            yield np.concatenate([spans, np.full((1, 2), len(text), dtype=np.int64)])
+
+    def _spans_of(self, encoding: Encoding, tokens: np.ndarray, index: int) -> np.ndarray:
+        if not np.array_equal(tokens[:-1], np.array(encoding.ids, dtype=np.int64)):
+            raise FormatError(
+                f"{self.path}: the tokenizer gives other tokens for document "
+                f"{self.documents.value(index, 'doc_id')!r} than are stored. Build the corpus "
+                "again."
+            )
+        return np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
 
     def excerpt(self, start: int, length: int) -> str:
         """Return the characters that ``length`` tokens from a global position on touch.
@@ -329,6 +342,10 @@ class Corpus:
         except Exception as error:  # tokenizers raises nothing narrower
             raise FormatError(f"{path} is damaged ({error}). Build the corpus again.") from error
         return text_encoder(found, self.meta["tokenizer"]["eos_token"])
+
+    @cached_property
+    def _token_bytes(self) -> TokenBytes | None:
+        return TokenBytes.of(self._encoder)
 
     def _check_index(self, index: int) -> int:
         index = check_whole("the document", index, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -16,22 +17,32 @@ from prismlm.ops.prototype_head.routing import inverse_norms
 if TYPE_CHECKING:
     from prismlm.index.opened_model import OpenedModel
 
+# Steps are split this often, seconds. A state alone takes a pass over all prototypes, as several
+# do together: a model that writes a token in a millisecond would spend its time on that.
+PAUSE = 0.05
 # Is called with each step, in order, once its target is whole characters; False stops the writing.
 OnStep = Callable[[Step], bool | None]
 
 
 class Following:
-    """Splits each prediction of a generation as soon as its target is known, and tells it.
+    """Splits the predictions of a generation while it goes on, and tells them one by one.
 
-    The steps are those that ``explain`` returns at the end, but for chains. A model that keeps
-    predictions of its prompt to itself is not followed.
+    The steps are those that ``explain`` returns at the end, but for chains. Those that come within
+    ``PAUSE`` of others wait for it. A model that keeps predictions of its prompt to itself is not
+    followed.
 
     Args:
         lm: the model.
         recorded: what passes its output embedding meanwhile.
         prompt_length: tokens of the prompt.
         on_step: is told.
+
+    Attributes:
+        end: how many tokens there are up to the last target told, once ``on_step`` has ended the
+            writing; the prompt and one at least.
     """
+
+    end: int | None = None
 
     def __init__(
         self, lm: OpenedModel, recorded: Recorded, prompt_length: int, on_step: OnStep
@@ -41,12 +52,20 @@ class Following:
         self._output = OutputLayer.of(lm.model, lm.logit_map)
         self._inverse = inverse_norms(lm.head.prototypes.detach().float())
         self._passes = 0
+        self._told_at = -PAUSE
         self._pieces: list[Piece] = []
         self._held: list[Step] = []
 
     @torch.no_grad()
     def __call__(self, ids: Tensor) -> bool:
-        """Tell the steps up to the last of ``ids`` [1, T]; say whether to stop."""
+        """Tell the steps up to the last of ``ids`` [1, T], if it is time; say whether to stop."""
+        if time.monotonic() - self._told_at < PAUSE:
+            return False
+        stop = self._follow(ids)
+        self._told_at = time.monotonic()
+        return stop
+
+    def _follow(self, ids: Tensor) -> bool:
         new = self._recorded.states[self._passes :]
         count = sum(z.shape[1] for z in new)
         if not count or (self._passes == 0 and count != ids.shape[1] - 1):
@@ -71,8 +90,11 @@ class Following:
         self._held = [self._whole(step) for step in self._held] + list(steps)
         return self._tell()
 
-    def finish(self) -> None:
-        """Tell what was held back for the rest of a character that never came."""
+    @torch.no_grad()
+    def finish(self, ids: Tensor) -> None:
+        """Tell the rest of the finished ``ids``, with characters that never became whole."""
+        if self.end is not None or self._follow(ids):
+            return
         for step in self._held:
             self._on_step(step)
         self._held = []
@@ -96,7 +118,8 @@ class Following:
             target = self._held[0].pieces[1]
             if BROKEN in target.text and len(self._held) < MOST_JOINED:
                 return False
-            stop = self._on_step(self._held.pop(0)) is False
-        if stop:
-            self._held = []
+            step = self._held.pop(0)
+            stop = self._on_step(step) is False
+            if stop:
+                self.end = max(step.position + 1, self._prompt_length) + 1
         return stop

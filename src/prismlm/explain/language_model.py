@@ -50,8 +50,9 @@ class PrismLM(OpenedModel):
             seed: of the sampling.
             attention: (layer, head) of each head whose attention ``trace.attention`` is to hold,
                 along all that is explained; it takes one more forward pass.
-            on_step: is called with each step while the model writes; where it returns False, the
-                writing ends there. Without ``generate`` nothing is told.
+            on_step: is called with each step while the model writes, at most twenty times a second
+                with all that are new; where it returns False, the text ends there. Without
+                ``generate`` nothing is told.
 
         Raises:
             InputError: empty or over-long text; a head that the model does not have, or attention
@@ -65,7 +66,9 @@ class PrismLM(OpenedModel):
             told = on_step and Following(self, recorded, prompt.shape[1], on_step)
             ids = self.write(prompt, generate, temperature, seed, all_logits=True, enough=told)
         if told is not None:
-            told.finish()
+            told.finish(ids)
+            # Steps are told some at a time, so more may have been written than was asked for.
+            ids, recorded = ids[:, : told.end], recorded.until(told.end)
         count = ids.shape[1] - (1 if ids.shape[1] > prompt.shape[1] else 0)
         split = split_predictions(self.model, self.head, self.logit_map, ids, count, recorded)
         chains = chains_of_text(self.model, self.head, ids[0])

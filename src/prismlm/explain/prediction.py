@@ -35,6 +35,13 @@ class Recorded(NamedTuple):
     embedded: list[Tensor]
     codes: list[Tensor]
 
+    def until(self, tokens: int | None) -> Recorded:
+        """Return what was recorded of the first tokens alone; of all where None."""
+        if tokens is None:
+            return self
+        kept = ([torch.cat(of, 1)[:, : tokens - 1]] if of else [] for of in self)
+        return Recorded(*kept)
+
 
 class SplitPredictions(NamedTuple):
     """The numbers behind the T predictions along one text.

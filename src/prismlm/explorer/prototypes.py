@@ -41,7 +41,7 @@ def routes(session: Session) -> APIRouter:
         at: Annotated[int | None, Query(ge=0)] = None,
     ) -> dict[str, Any]:
         # The first search would wait for all contexts to be read: they are, once a list is shown.
-        later.add_task(lambda: known().texts)
+        later.add_task(lambda: known().trigrams)
         matching = known().search(query, sort)
         found = known().of_category(matching, category)
         rows = [_row(known().row(number)) for number in found[first : first + limit]]

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import asdict, dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from scipy.spatial import KDTree
 
+from prismlm.errors import FormatError
+from prismlm.files import atomic_file
 from prismlm.index.lens import Lens
 from prismlm.labels.write import write_columns
 from prismlm.layers import PrototypeHead
+from prismlm.ops.prototype_head.routing import inverse_norms
 from prismlm.progress import SILENT, Reporter
 from prismlm.run_state import writing
 
 NEIGHBOURS, LEAST_DISTANCE, SEED = 15, 0.1, 0
 NEAR = 10
+ROWS_AT_ONCE = 512
+# The dearer half of a map, kept in the lens until the map is there.
+NEIGHBOURS_FILE = "neighbours.safetensors"
 
 
 @dataclass(frozen=True)
@@ -44,26 +53,78 @@ class PrototypeMap:
         return asdict(self)
 
 
+class Nearest(NamedTuple):
+    """The nearest of each prototype by cosine, itself the first.
+
+    Attributes:
+        indices: int64 [K, n].
+        distances: 1 − cosine, float32 [K, n].
+    """
+
+    indices: torch.Tensor
+    distances: torch.Tensor
+
+
 def map_lens(lens: Lens, head: PrototypeHead, *, progress: Reporter = SILENT) -> PrototypeMap:
     """Lay the prototypes of a lens out in two dimensions; ``x`` and ``y`` of its table get them.
 
-    The same prototypes have the same map each time: one thread, seeded.
+    The same prototypes have the same map each time: one thread, seeded. What was killed once the
+    neighbours were found goes on from these.
 
     Args:
         lens: of the head.
         head: K prototypes.
-        progress: shows that it is under way.
+        progress: shows how far it is.
 
     Raises:
         ModuleNotFoundError: umap-learn is not installed, of the extra ``map``.
     """
-    with writing(lens.path), progress.task("Laying out prototypes", 1, "maps") as task:
-        places = laid_out(head.prototypes.detach().float().numpy())
-        same, chance = category_neighbours(places, lens.categories)
-        found = made_map(same, chance)
-        write_columns(lens, {"x": places[:, 0], "y": places[:, 1]}, map=found.to_dict())
-        task.advance()
+    prototypes, kept = head.prototypes.detach().float(), lens.path / NEIGHBOURS_FILE
+    with writing(lens.path):
+        nearest = _kept(kept, prototypes)
+        if nearest is None:
+            nearest = nearest_prototypes(prototypes, progress)
+            with atomic_file(kept) as temporary:
+                save_file({"prototypes": prototypes, **nearest._asdict()}, temporary)
+        with progress.task("Laying out prototypes", 1, "maps") as task:
+            places = laid_out(prototypes, nearest)
+            same, chance = category_neighbours(places, lens.categories)
+            found = made_map(same, chance)
+            write_columns(lens, {"x": places[:, 0], "y": places[:, 1]}, map=found.to_dict())
+            kept.unlink()
+            task.advance()
     return found
+
+
+def _kept(path: Path, prototypes: torch.Tensor) -> Nearest | None:
+    """Return the neighbours that a run before found, or None where there are none of these."""
+    if not path.is_file():
+        return None
+    try:
+        found = load_file(path)
+        of = found.pop("prototypes")
+        return Nearest(**found) if torch.equal(of, prototypes) else None
+    except (KeyError, TypeError, ValueError, SafetensorError) as error:
+        raise FormatError(
+            f"{path} is damaged ({error}): remove it, and make the map again."
+        ) from error
+
+
+def nearest_prototypes(prototypes: torch.Tensor, progress: Reporter = SILENT) -> Nearest:
+    """Return the nearest of each prototype, by brute force."""
+    unit = prototypes * inverse_norms(prototypes)
+    count = min(NEIGHBOURS, len(unit))
+    parts: list[Nearest] = []
+    with progress.task("Finding neighbours", len(unit), "prototypes") as task:
+        for first in range(0, len(unit), ROWS_AT_ONCE):
+            cosines = unit[first : first + ROWS_AT_ONCE] @ unit.T
+            rows = torch.arange(len(cosines))
+            # Rounding must not put another before it; its distance is 0.
+            cosines[rows, first + rows] = 1.0
+            values, indices = cosines.topk(count)
+            parts.append(Nearest(indices, 1 - values))
+            task.advance(len(rows))
+    return Nearest(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
 def made_map(same: float | None = None, chance: float | None = None) -> PrototypeMap:
@@ -71,30 +132,33 @@ def made_map(same: float | None = None, chance: float | None = None) -> Prototyp
     return PrototypeMap("umap", NEIGHBOURS, LEAST_DISTANCE, SEED, same, chance)
 
 
-def laid_out(prototypes: np.ndarray) -> np.ndarray:
+def laid_out(prototypes: torch.Tensor, nearest: Nearest) -> np.ndarray:
     """Return a place for each prototype, [K, d] to float32 [K, 2]; seeded."""
-    if len(prototypes) <= NEIGHBOURS:
+    points = prototypes.numpy()
+    if len(points) <= NEIGHBOURS:
         # Too few to have neighbours: the first two principal directions say as much.
-        centred = prototypes - prototypes.mean(0)
+        centred = points - points.mean(0)
         left, size, _ = np.linalg.svd(centred, full_matrices=False)
-        flat = np.zeros((len(prototypes), 2), np.float32)
+        flat = np.zeros((len(points), 2), np.float32)
         flat[:, : min(2, len(size))] = (left * size)[:, :2]
         return flat
     from umap import UMAP
 
     threads = torch.get_num_threads()
     with warnings.catch_warnings():
-        # It says that a seed means one thread, which is what a seed is given for.
-        warnings.filterwarnings("ignore", "n_jobs value", UserWarning)
+        # A seed means one thread, which is what a seed is given for; and no point comes later,
+        # which would need more than the neighbours.
+        warnings.filterwarnings("ignore", "n_jobs value|precomputed_knn", UserWarning)
         layout_of = UMAP(
             n_neighbors=NEIGHBOURS,
             min_dist=LEAST_DISTANCE,
             metric="cosine",
             random_state=SEED,
             n_jobs=1,
+            precomputed_knn=(nearest.indices.numpy(), nearest.distances.numpy()),
         )
         try:
-            return np.asarray(layout_of.fit_transform(prototypes), np.float32)
+            return np.asarray(layout_of.fit_transform(points), np.float32)
         finally:
             # numba sets the number of threads of the OpenMP that PyTorch uses too.
             torch.set_num_threads(threads)
