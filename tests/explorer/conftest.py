@@ -72,6 +72,32 @@ class Served:
         return [(n.removeprefix("event: "), json.loads(d.removeprefix("data: "))) for n, d in pairs]
 
 
+class Stream:
+    """A request that is read event by event, from a connection of its own."""
+
+    def __init__(self, served, body, path="/api/ask"):
+        self.connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
+        headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
+        self.connection.request("POST", path, json.dumps(body), headers)
+        self.response = self.connection.getresponse()
+
+    def next(self):
+        """Return the name and the data of the next event; None at the end."""
+        name = self.response.readline().decode().strip()
+        data = self.response.readline().decode().strip()
+        self.response.readline()
+        if not name:
+            return None
+        return name.removeprefix("event: "), json.loads(data.removeprefix("data: "))
+
+    def until(self, wanted):
+        """Return the data of the next event of a name."""
+        while (event := self.next()) is not None:
+            if event[0] == wanted:
+                return event[1]
+        raise AssertionError(f"no event {wanted}")
+
+
 @pytest.fixture(scope="session")
 def served(tiny_model):
     with Served(prismlm.load(tiny_model)) as server:

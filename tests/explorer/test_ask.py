@@ -1,6 +1,5 @@
 """Asking over real HTTP, against explain itself."""
 
-import http.client
 import json
 import shutil
 import threading
@@ -9,7 +8,7 @@ import time
 import pytest
 
 import prismlm
-from tests.explorer.conftest import TOKEN, Served
+from tests.explorer.conftest import Served, Stream
 
 TEXT = "The patient was given a dose of the drug"
 
@@ -41,32 +40,6 @@ def test_steps_come_as_the_model_writes_and_the_trace_at_the_end(served, lm):
     assert status == 200
     assert "attachment" in headers["content-disposition"]
     assert b"<article" in page
-
-
-class Stream:
-    """A request that is read event by event, from a connection of its own."""
-
-    def __init__(self, served, body):
-        self.connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
-        headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
-        self.connection.request("POST", "/api/ask", json.dumps(body), headers)
-        self.response = self.connection.getresponse()
-
-    def next(self):
-        """Return the name and the data of the next event; None at the end."""
-        name = self.response.readline().decode().strip()
-        data = self.response.readline().decode().strip()
-        self.response.readline()
-        if not name:
-            return None
-        return name.removeprefix("event: "), json.loads(data.removeprefix("data: "))
-
-    def until(self, wanted):
-        """Return the data of the next event of a name."""
-        while (event := self.next()) is not None:
-            if event[0] == wanted:
-                return event[1]
-        raise AssertionError(f"no event {wanted}")
 
 
 def test_a_stopped_answer_ends_there_and_can_be_asked_about(served):

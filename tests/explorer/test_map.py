@@ -90,7 +90,7 @@ def test_a_model_without_a_lens_is_steered_by_number(tiny_model, tmp_path):
             assert status == 422
             assert "prismlm index" in json.loads(data)["error"]
         wanted = {"text": PROMPTS["medicine"], "prototype": 7, "strength": -1, "generate": 2}
-        told = server.json("POST", "/api/steer", wanted)
+        told = server.events("/api/steer", wanted)[-1][1]
         assert [token["leading_after"]["name"] for token in told["tokens"]] == [None, None]
 
 

@@ -1,12 +1,16 @@
 """Prototypes searched, filtered and paged through, over real HTTP and in a real browser."""
 
 import re
+import shutil
+from dataclasses import replace
 
 import pytest
 
+import prismlm
 from prismlm.direction_marks import marks_shown
-from tests.explorer.conftest import HOSTILE
-from tests.helpers.named_lens import CATEGORIES
+from prismlm.index import layout
+from tests.explorer.conftest import HOSTILE, Served
+from tests.helpers.named_lens import CATEGORIES, name_by_hand
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +42,21 @@ def test_of_what_is_found_names_come_first(served, lm):
     assert any(named)
     usage = [one["usage"] for one, is_named in zip(found, named, strict=True) if is_named]
     assert usage == sorted(usage, reverse=True)
+
+
+def test_names_that_are_written_meanwhile_are_seen_when_the_page_is_opened(tiny_model, tmp_path):
+    directory = shutil.copytree(tiny_model, tmp_path / "model")
+    with Served(prismlm.load(directory)) as server:
+        assert server.json("GET", "/api/model")["lens"]["map"] is False
+        assert server.ask("GET", "/api/map")[0] == 422
+        assert server.json("GET", "/api/prototypes?query=word117")["total"] == 0
+        name_by_hand(prismlm.load(directory))
+        assert server.json("GET", "/api/model")["lens"]["map"] is True
+        assert "word117 → next117" in server.json("GET", "/api/map")["names"]
+        assert server.json("GET", "/api/prototypes?query=word117")["items"][0]["id"] == 117
+        lens = prismlm.load(directory).lens
+        layout.write_meta(lens.path, replace(lens.meta, tokens=1, map=None))
+        assert server.json("GET", "/api/model")["lens"]["map"] is True
 
 
 def test_filters_orders_and_the_place_of_one(served, lm):

@@ -8,9 +8,11 @@ import shlex
 import pytest
 from typer.testing import CliRunner
 
+import prismlm
 from prismlm import Ablate, Clamp, Group, Scale
 from prismlm.cli.app import app
 from prismlm.edits.steering import steer
+from tests.explorer.conftest import Served, Stream
 
 TEXT = "The patient was given a dose of the drug"
 
@@ -37,7 +39,10 @@ def lm(named):
 )
 def test_a_strength_is_the_edit_of_the_library(served, lm, wanted, edit):
     how = {"generate": 4, "temperature": 0.7, "seed": 3, "draws": 2}
-    told = served.json("POST", "/api/steer", {"text": TEXT, **wanted, **how})
+    events = served.events("/api/steer", {"text": TEXT, **wanted, **how})
+    assert [name for name, _ in events] == ["start", *["written"] * 8, "done"]
+    assert [told["tokens"] for _, told in events[1:-1]] == list(range(1, 9))
+    told = events[-1][1]
     found = steer(lm, TEXT, [edit], **how)
     assert (told["text"], told["unedited"]) == (found.text, found.unedited)
     for one, token in zip(told["tokens"], found.tokens, strict=True):
@@ -64,6 +69,19 @@ def test_what_cannot_be_done_is_said(served, wanted, said):
     status, _, data = served.ask("POST", "/api/steer", {"text": TEXT, **wanted})
     assert status == 422
     assert said in json.loads(data)["error"]
+
+
+def test_what_is_stopped_shows_what_was_written(tiny_model):
+    with Served(prismlm.load(tiny_model)) as server:
+        wanted = {"text": TEXT, "prototype": 7, "strength": -1, "generate": 256, "draws": 1}
+        stream = Stream(server, wanted, "/api/steer")
+        key = stream.until("start")["id"]
+        stream.until("written")
+        server.json("POST", f"/api/answers/{key}/stop", {})
+        done = stream.until("done")
+        assert 0 < len(done["tokens"]) < 100
+        assert done["text"].startswith(TEXT)
+        assert len(done["unedited"]) > len(TEXT)
 
 
 def test_the_page_shows_what_its_command_gives(page):

@@ -20,9 +20,7 @@ CATEGORIES = ("Numbers / Time", "Morphology")
 
 
 def named_model(model: Path, directory: Path, first: str = "word0 → next0") -> PrismLM:
-    """Return a copy of a model whose prototypes stand on a grid, sixteen across.
-
-    Their names are ``word1 → next1`` and so on, their categories two in turn.
+    """Return a copy of a model that is named by hand.
 
     Args:
         model: with a lens.
@@ -30,6 +28,15 @@ def named_model(model: Path, directory: Path, first: str = "word0 → next0") ->
         first: the name of the first.
     """
     lm = prismlm.load(shutil.copytree(model, directory))
+    name_by_hand(lm, first)
+    return lm
+
+
+def name_by_hand(lm: PrismLM, first: str = "word0 → next0") -> None:
+    """Put the prototypes of a lens on a grid, sixteen across.
+
+    Their names are ``word1 → next1`` and so on, their categories two in turn.
+    """
     assert lm.lens is not None
     count = lm.lens.num_prototypes
     columns: dict[str, Sequence[Any] | np.ndarray] = {
@@ -46,4 +53,3 @@ def named_model(model: Path, directory: Path, first: str = "word0 → next0") ->
     layout.write_table(table, lm.lens.path / layout.PROTOTYPES_FILE)
     layout.write_meta(lm.lens.path, replace(lm.lens.meta, map={"method": "by hand"}))
     lm.lens.read_labels_again()
-    return lm

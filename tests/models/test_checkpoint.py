@@ -61,6 +61,17 @@ def test_a_checkpoint_that_is_whole(saved):
     assert len(tokenizer) == 320
 
 
+def test_a_tokenizer_that_cannot_read_a_text(saved):
+    directory = saved(AutoModelForCausalLM.from_config(LlamaConfig(**SMALL)))
+    settings = json.loads((directory / "tokenizer_config.json").read_text())
+    damaged = json.dumps(settings | {"model_max_length": {}})
+    (directory / "tokenizer_config.json").write_text(damaged)
+    with pytest.raises(FormatError, match="cannot be read"):
+        read_checkpoint(directory)
+    with pytest.raises(InputError, match="No tokenizer could be loaded"):
+        load_tokenizer(directory)
+
+
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "pytorch_model-00001-of-00002.bin"])
 def test_pickles_alone_are_not_read(saved, name):
     directory = saved(AutoModelForCausalLM.from_config(LlamaConfig(**SMALL)))

@@ -84,6 +84,8 @@ def load_tokenizer(path_or_name: str | os.PathLike[str]) -> PreTrainedTokenizerF
         loaded = AutoTokenizer.from_pretrained(
             name, trust_remote_code=False, local_files_only=silent is not None
         )
+        # Settings of a wrong type are noticed where a text is read.
+        loaded("a")
     except Exception as error:  # transformers raises half a dozen unrelated types here
         what = "directory" if Path(name).exists() else "name"
         raise InputError(

@@ -19,7 +19,7 @@ that one draw prefers the same prototypes all along a text.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -233,6 +233,7 @@ def steer(
     temperature: float = 0.0,
     seed: int = 0,
     draws: int = 8,
+    enough: Callable[[Tensor], bool] | None = None,
 ) -> Steering:
     """Write a continuation under edits and say what they did to every token of it.
 
@@ -248,6 +249,8 @@ def steer(
         temperature: 0 takes the top token; otherwise sampling from softmax(logits / T).
         seed: of the sampling and of the control.
         draws: random controls; 0 for none.
+        enough: is asked after every token, first of the text without edits and then of that under
+            them, with all tokens so far, whether to stop writing that text.
 
     Raises:
         InputError: nothing to do, an empty or over-long prompt, an edit that does not fit the
@@ -264,9 +267,9 @@ def steer(
     if any(isinstance(edit, Clamp) for edit in edits):
         strict.apply(_states(lm, ids)[length - 1 :])
         plan = strict.leaving_undefined()
-    unedited = lm.write(ids, generate, temperature, seed)
+    unedited = lm.write(ids, generate, temperature, seed, enough=enough)
     with applied(lm.model, plan):
-        ids = lm.write(ids, generate, temperature, seed)
+        ids = lm.write(ids, generate, temperature, seed, enough=enough)
     first = length - 1 if generate else 0
     mean = weight_of(lm.model).mean(0, dtype=torch.float32)
     orders = control_orders(lm.head.num_prototypes, 0 if only else draws, seed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ def routes(session: Session) -> APIRouter:
     """Return ``/map``."""
     router = APIRouter(tags=["map"])
     # As it is sent: putting as many names into JSON takes longer than all else.
-    known = cache(lambda: sent(_columns(session)).encode())
+    known = lru_cache(1)(lambda catalogue: sent(_columns(session)).encode())
 
     @router.get(
         "/map",
@@ -30,7 +30,7 @@ def routes(session: Session) -> APIRouter:
         response_model=dict[str, Any],
     )
     def prototypes() -> Response:
-        return Response(known(), media_type="application/json")
+        return Response(known(session.catalogue), media_type="application/json")
 
     return router
 
@@ -43,8 +43,8 @@ def _columns(session: Session) -> dict[str, Any]:
     table = lens.prototypes
     if lens.meta.map is None or table["x"].null_count:
         raise InputError(
-            f"the lens {lens.name} has no map: make it with `prismlm map {path}`, then start the "
-            "explorer anew."
+            f"the lens {lens.name} has no map: make it with `prismlm map {path}`, then open the "
+            "page anew."
         )
     names = sorted({name for name in lens.categories if name is not None})
     numbers = {name: number for number, name in enumerate(names)}

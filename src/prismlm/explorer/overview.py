@@ -20,6 +20,7 @@ def routes(session: Session) -> APIRouter:
 
     @router.get("/model", summary="What the model is and has")
     def model() -> dict[str, Any]:
+        session.look_again()
         return overview(session)
 
     return router

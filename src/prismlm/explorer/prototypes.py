@@ -19,16 +19,14 @@ LONGEST_QUERY = 1000
 def routes(session: Session) -> APIRouter:
     """Return the routes under ``/prototypes``."""
     router = APIRouter(tags=["prototypes"])
-    lens = session.lm.lens
-    catalogue = None if lens is None else Catalogue(lens)
 
     def known() -> Catalogue:
-        if catalogue is None:
+        if session.catalogue is None:
             raise InputError(
                 f"{session.lm.path} has no lens, so its prototypes have no names and no contexts. "
                 "Build one with `prismlm index`."
             )
-        return catalogue
+        return session.catalogue
 
     @router.get("/prototypes", summary="Search, filter and sort prototypes")
     def prototypes(
@@ -41,15 +39,17 @@ def routes(session: Session) -> APIRouter:
         at: Annotated[int | None, Query(ge=0)] = None,
     ) -> dict[str, Any]:
         # The first search would wait for all contexts to be read: they are, once a list is shown.
-        later.add_task(lambda: known().trigrams)
-        matching = known().search(query, sort)
-        found = known().of_category(matching, category)
-        rows = [_row(known().row(number)) for number in found[first : first + limit]]
+        catalogue = known()
+        categories = catalogue.lens.categories
+        later.add_task(lambda: catalogue.trigrams)
+        matching = catalogue.search(query, sort)
+        found = catalogue.of_category(matching, category)
+        rows = [_row(catalogue.row(number)) for number in found[first : first + limit]]
         return {
             "total": len(found),
             "matching": len(matching),
             "items": rows,
-            "categories": Counter(filter(None, map(known().lens.categories.__getitem__, matching))),
+            "categories": Counter(filter(None, map(categories.__getitem__, matching))),
             "place": found.index(at) if at in found else None,
         }
 

@@ -8,7 +8,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from starlette.concurrency import run_in_threadpool
@@ -17,6 +17,8 @@ from prismlm.errors import InputError
 from prismlm.explain.audit import Audit
 from prismlm.explain.language_model import PrismLM
 from prismlm.explain.trace import Trace
+from prismlm.index import layout
+from prismlm.labels.catalogue import Catalogue
 
 T = TypeVar("T")
 
@@ -128,12 +130,28 @@ class Session:
         limits: of requests.
         prompts: to try, by domain.
         line: of those who wait for it.
+        catalogue: its prototypes to be searched; None without a lens.
     """
 
     def __init__(self, lm: PrismLM, limits: Limits, prompts: Mapping[str, str]) -> None:
         self.lm, self.limits, self.prompts = lm, limits, prompts
         self.line = Line(limits.waiting)
+        self.catalogue = None if lm.lens is None else Catalogue(lm.lens)
         self._answers: OrderedDict[str, Answer] = OrderedDict()
+
+    def look_again(self) -> None:
+        """Read names and places of the prototypes anew, where they were written meanwhile.
+
+        A lens that was built again is another one, and stays unread.
+        """
+        lens = self.lm.lens
+        if lens is None:
+            return
+        noted = layout.read_meta(lens.path)
+        now, then = (replace(meta, labels=None, map=None) for meta in (noted, lens.meta))
+        if now == then and noted != lens.meta:
+            lens.read_labels_again()
+            self.catalogue = Catalogue(lens)
 
     def keep(self, answer: Answer) -> Answer:
         """Keep an answer; the oldest is forgotten where there are too many."""

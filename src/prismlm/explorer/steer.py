@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from itertools import count
+from typing import Literal
 
 from fastapi import APIRouter
+from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field
+from starlette.concurrency import run_in_threadpool
+from torch import Tensor
 
+from prismlm.edits.plan import plan_for
 from prismlm.edits.steering import steer
 from prismlm.edits.values import Ablate, Clamp, Edit, Group, Scale
 from prismlm.errors import InputError
-from prismlm.explorer.session import Session
+from prismlm.explorer.session import Answer, Session
+from prismlm.explorer.streams import Tell, streamed
 from prismlm.pages.trace_data import hue, rounded, visible
 
 # Tokens: of each, the probabilities of the whole vocabulary are held for each draw.
@@ -32,12 +38,20 @@ class Wanted(BaseModel):
 
 
 def routes(session: Session) -> APIRouter:
-    """Return ``/steer``."""
+    """Return ``/steer``; what is being written is stopped as an answer is."""
     router = APIRouter(tags=["steer"])
 
-    @router.post("/steer", summary="Write under an edit, beside the text without it")
-    async def steered(wanted: Wanted) -> dict[str, Any]:
-        return await session.line.run(lambda: _steered(session, wanted))
+    @router.post(
+        "/steer",
+        summary="Write under an edit, beside the text without it; server-sent events: start, "
+        "written, done or error",
+        response_class=StreamingResponse,
+    )
+    async def steered(wanted: Wanted) -> StreamingResponse:
+        session.line.check()
+        edit = await run_in_threadpool(lambda: _checked(session, wanted))
+        answer = session.keep(Answer())
+        return streamed(session, answer, lambda tell: _steer(session, answer, wanted, edit, tell))
 
     return router
 
@@ -64,17 +78,31 @@ def edit_of(wanted: Wanted) -> Edit:
     return Scale(wanted.prototype, round(1 + wanted.strength, 6))
 
 
-def _steered(session: Session, wanted: Wanted) -> dict[str, Any]:
+def _checked(session: Session, wanted: Wanted) -> Edit:
+    """Return the edit; raise InputError for one that the model does not have, or a long text."""
     lm, most = session.lm, session.limits.tokens
     edit = edit_of(wanted)
+    plan_for(lm, [edit])
     length = lm.encode(wanted.text, wanted.generate).shape[1]
     if length + wanted.generate > most or (not wanted.generate and length > SHOWN):
         raise InputError(
             f"the text has {length:,} tokens and {wanted.generate:,} are asked for: the explorer "
             f"reads {most:,} to write on, {SHOWN} to show. Shorten it, or use `prismlm steer`."
         )
+    return edit
+
+
+def _steer(session: Session, answer: Answer, wanted: Wanted, edit: Edit, tell: Tell) -> None:
+    """Tell how many tokens of both texts are written, and what the edit did to each."""
+    lm, told = session.lm, count(1)
+    tell("start", {"id": answer.id})
+
+    def enough(_: Tensor) -> bool:
+        tell("written", {"tokens": next(told)})
+        return answer.stop.is_set()
+
     how = wanted.model_dump(include={"generate", "temperature", "seed", "draws"})
-    found = steer(lm, wanted.text, [edit], **how)
+    found = steer(lm, wanted.text, [edit], **how, enough=enough)
     value = found.to_dict()
     for token in value["tokens"]:
         token["token"] = visible(token["token"])
@@ -83,4 +111,4 @@ def _steered(session: Session, wanted: Wanted) -> dict[str, Any]:
                 number = leading["prototype"]
                 own = None if lm.lens is None else lm.lens.categories[number]
                 leading["hue"] = hue(own, number)
-    return rounded(value | {"change": found.change, "control": found.control_change})
+    tell("done", rounded(value | {"change": found.change, "control": found.control_change}))

@@ -94,6 +94,8 @@ def _open(directory: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, li
             )
             model, found = opened
             tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
+            # Settings of a wrong type are noticed where a text is read.
+            tokenizer("a")
     except (InputError, MemoryError):
         raise
     except Exception as error:  # transformers and tokenizers raise a dozen unrelated types here

@@ -1,6 +1,6 @@
 // Steering: what the model writes under an edit, beside what it writes without, and under a control.
 import { make, percent, shown } from "./parts.js";
-import { api } from "./server.js";
+import { api, events } from "./server.js";
 import { problem } from "./explorer.js";
 import { card } from "./hover.js";
 import { address, dot } from "./card.js";
@@ -68,6 +68,7 @@ const made = (root, shared) => {
   const aim = field("measured at", target);
   const chosen = make("span", "x-chosen");
   const go = Object.assign(make("button", "x-go", "Steer"), { type: "submit" });
+  const stop = Object.assign(make("button", "x-stop", "Stop"), { type: "button", hidden: true });
   const says = make("p", "p-note");
   says.setAttribute("role", "status");
   const out = make("div", "x-out");
@@ -132,24 +133,35 @@ const made = (root, shared) => {
     make("div", "x-row", picking((id) => { void changed({ prototype: id }); }), category.hidden ? null : make("span", "p-note", "or"), category, chosen),
     make("div", "x-row", field("strength", strength, percentage), aim),
     says,
-    make("div", "x-row", field("tokens", generate), field("temperature", temperature), field("seed", seed), go));
+    make("div", "x-row", field("tokens", generate), field("temperature", temperature), field("seed", seed), go, stop));
   root.append(form, out);
   category.addEventListener("change", () => { void changed({ category: category.value || null }); });
   for (const one of [strength, target]) one.addEventListener("change", link);
   form.addEventListener("input", tell);
   form.addEventListener("submit", (event) => { event.preventDefault(); void steered(); });
 
-  let asking = 0;
+  /** @type {AbortController | null} */
+  let asking = null;
   const steered = async () => {
-    const own = ++asking, edit = wanted();
-    out.replaceChildren(make("p", "p-note", "Writing…"));
+    asking?.abort();
+    const own = asking = new AbortController(), edit = wanted(), note = make("p", "p-note", "Reading…");
     const how = { generate: +generate.value, temperature: +temperature.value, seed: +seed.value };
+    out.replaceChildren(note);
     try {
-      const found = await api("/steer", { text: text.value, ...edit, strength: edit.strength / 100, ...how });
-      if (own === asking) out.replaceChildren(result(found));
+      await events("/steer", { text: text.value, ...edit, strength: edit.strength / 100, ...how }, own.signal, {
+        waiting: ({ before }) => { note.textContent = `Waiting: ${before} before you.`; },
+        start: ({ id }) => {
+          stop.hidden = false;
+          stop.onclick = () => void api(`/answers/${id}/stop`, {});
+        },
+        written: ({ tokens }) => { note.textContent = `Writing both texts: ${tokens} of ${2 * how.generate} tokens…`; },
+        done: (found) => out.replaceChildren(result(found)),
+        error: ({ error }) => out.replaceChildren(problem(new Error(error))),
+      });
     } catch (error) {
-      if (own === asking) out.replaceChildren(problem(error));
+      if (!own.signal.aborted) out.replaceChildren(problem(error));
     }
+    if (own === asking) stop.hidden = true;
   };
   return { open, tell, link };
 };
