@@ -1,0 +1,114 @@
+"""Where `explain` points for texts the model and the lens never read: domains.json.
+
+    python -m benchmarks.attribution.domains MODEL
+    python -m benchmarks.attribution.render_domains
+
+MODEL is the demo's. Texts are the first tokens of documents of the bundled sample that its corpus
+does not have, as many of each domain. Asked is what a user asks: the shares by domain of the text
+as it stands. Beside it, what needs no model: which domains have the text's tokens, and the
+documents that BM25 finds.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+
+import prismlm
+from benchmarks.attribution.retrieval import BM25
+from benchmarks.shared.environment import environment
+from benchmarks.shared.options import RESULTS, script_options
+from prismlm.corpus import Corpus
+from prismlm.corpus.sample import sample_path
+from prismlm.files import write_json
+
+NEAREST, DIGITS = 10, 5
+
+
+def main() -> None:
+    """Ask, and write what was found."""
+    parser = script_options(__doc__, RESULTS / "domains.json")
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--texts", type=int, default=20, help="of each domain")
+    parser.add_argument("--tokens", type=int, default=128, help="of each text, at most")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    lm = prismlm.load(given.model)
+    if lm.lens is None or lm.lens.corpus is None:
+        parser.error(f"{given.model} has no lens whose corpus is there")
+    corpus = lm.lens.corpus
+    names = sorted({name for name in corpus.column("domain") if name is not None})
+    texts = beginnings(corpus, names, given.texts, given.tokens, given.seed)
+    found: dict[str, list[np.ndarray]] = {"explain": [], "tokens": [], "BM25": []}
+    unattributed: list[float] = []
+    of_token, words = domains_of_tokens(corpus, names), Words(corpus, names)
+    for _, text in texts:
+        sources = lm.explain(text).sources(by="domain")
+        of = {one.key: one.share for one in sources.items}
+        found["explain"].append(np.array([of.get(name, 0.0) for name in names]))
+        unattributed.append(sources.unattributed)
+        targets = lm.encode(text)[0, 1:].numpy()
+        found["tokens"].append(of_token[targets].mean(0))
+        found["BM25"].append(words.domains(text))
+        print(f"{len(unattributed)} of {len(texts)} texts", flush=True)
+    result = {
+        "environment": environment(),
+        "model": {"parameters": sum(one.numel() for one in lm.model.parameters())},
+        "corpus": {"documents": len(corpus), "tokens": corpus.num_tokens},
+        "tokens": given.tokens,
+        "domains": names,
+        "own": [domain for domain, _ in texts],
+        "unattributed": np.round(unattributed, DIGITS).tolist(),
+        "shares": {name: np.round(rows, DIGITS).tolist() for name, rows in found.items()},
+    }
+    write_json(given.out, result)
+
+
+def beginnings(
+    corpus: Corpus, names: list[str], count: int, tokens: int, seed: int
+) -> list[tuple[str, str]]:
+    """Return domain and text of documents of the bundled sample that a corpus does not have."""
+    table = pq.read_table(sample_path(), columns=["id", "domain", "text"])
+    known, domains = set(corpus.doc_ids), np.array(table["domain"].to_pylist())
+    ids, generator = table["id"].to_pylist(), np.random.default_rng(seed)
+    tokenizer, found = corpus.tokenizer, list[tuple[str, str]]()
+    for name in names:
+        unread = [n for n in np.flatnonzero(domains == name).tolist() if ids[n] not in known]
+        for n in generator.permutation(unread)[:count].tolist():
+            whole = table["text"][n].as_py()
+            read = tokenizer(whole, add_special_tokens=False)["input_ids"][:tokens]
+            found.append((name, str(tokenizer.decode(read))))
+    return found
+
+
+def domains_of_tokens(corpus: Corpus, names: list[str]) -> np.ndarray:
+    """Return the domains of each token's places, [V, domains], rows that sum to 1 or 0."""
+    column = {name: place for place, name in enumerate(names)}
+    # What has no domain is counted in a last column, which is left out.
+    of = [column.get(name or "", len(names)) for name in corpus.column("domain")]
+    owner = np.repeat(np.array(of), corpus.lengths)
+    counts = np.zeros((len(corpus.tokenizer), len(names) + 1))
+    np.add.at(counts, (corpus.tokens(0, corpus.num_tokens).astype(np.int64), owner), 1)
+    counts = counts[:, :-1]
+    return counts / counts.sum(1, keepdims=True).clip(1)
+
+
+class Words:
+    """The documents with a text's words, by domain."""
+
+    def __init__(self, corpus: Corpus, names: list[str]) -> None:
+        self._bm25 = BM25([corpus.text(n) for n in range(len(corpus))])
+        domains = np.array(corpus.column("domain"))
+        self._of = np.stack([domains == name for name in names], 1).astype(np.float64)
+
+    def domains(self, text: str) -> np.ndarray:
+        """Return the scores of the ten best documents, summed by domain."""
+        scores = self._bm25.scores(text)
+        best = np.argsort(-scores)[:NEAREST]
+        return scores[best] @ self._of[best]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""Write docs/results/domains.md from its JSON; ``--check`` only compares the two."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from benchmarks.attribution.judges.domain_share import DomainShare, paired_difference
+from benchmarks.attribution.judges.passage_domains import passage_domain_share
+from benchmarks.shared.pages import (
+    escaped,
+    measured_on,
+    page_options,
+    publish,
+    read_result,
+    table_head,
+)
+from prismlm.statistics import bootstrap
+
+METHODS = {
+    "explain": "**`explain`**: shares by domain, as it gives them",
+    "tokens": "control: the domains that have the text's tokens, wherever they stand",
+    "BM25": "BM25: the ten best documents, by their scores",
+}
+OWN_SHARE, ACCURACY = 0.48, 0.87
+
+
+def main() -> int:
+    """Render, or say whether the page is up to date."""
+    given = page_options(__doc__).parse_args()
+    result = read_result(given.results / "domains.json", "attribution.domains")
+    return publish({given.results / "domains.md": render(result)}, check=given.check)
+
+
+def render(result: dict[str, Any]) -> str:
+    """Return the page."""
+    own, names = result["own"], result["domains"]
+    found = {
+        name: passage_domain_share(np.array(result["shares"][name]), names, own) for name in METHODS
+    }
+    said = found["explain"]
+    lines = [
+        "# Domains: where the demo's model points for text it never read",
+        "",
+        "Generated from `domains.json` by `python -m benchmarks.attribution.render_domains`; the "
+        "JSON by",
+        "",
+        "    python -m benchmarks.attribution.domains MODEL",
+        "",
+        measured_on(result["environment"]),
+        "",
+        f"A model of {result['model']['parameters']:,} parameters with a lens of "
+        f"{result['corpus']['documents']:,} documents, {result['corpus']['tokens']:,} tokens. "
+        f"{len(own)} other documents of the bundled sample, as many of each of {len(names)} "
+        f"domains, are explained from their first {result['tokens']} tokens. *Own share*: of the "
+        "document's domain, among what is attributed. *Accuracy*: its lift over the mean of all "
+        "documents is the largest.",
+        "",
+        f"- Own share **{_interval(said.own_shares)}**, chance {said.chance:.3f}, goal "
+        f"{OWN_SHARE}: {_verdict(said.own_share >= OWN_SHARE)}. Accuracy "
+        f"**{_interval(said.hits)}**, chance {said.chance_accuracy:.3f}, goal {ACCURACY}: "
+        f"{_verdict(said.accuracy >= ACCURACY)}.",
+        *[_beside(said, found[name], name) for name in METHODS if name != "explain"],
+        f"- Unattributed: {np.mean(result['unattributed']):.0%} of the evidence on average. The "
+        "shares above are of the rest.",
+        "",
+        *table_head("| method | own share | accuracy |"),
+        *[
+            f"| {METHODS[name]} | {_interval(one.own_shares)} | {_interval(one.hits)} |"
+            for name, one in found.items()
+        ],
+        "",
+        "Brackets are 95 % of a bootstrap over documents.",
+        "",
+        "## By domain",
+        "",
+        *table_head("| domain | documents | own share | found | most often taken for |"),
+        *_by_domain(result, said),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _interval(values: dict[int, float] | dict[int, bool]) -> str:
+    found = bootstrap(np.array([float(value) for value in values.values()]))
+    return f"{found.value:.3f} ({found.low:.3f} to {found.high:.3f})"
+
+
+def _beside(said: DomainShare, other: DomainShare, name: str) -> str:
+    share = paired_difference(said.own_shares, other.own_shares)
+    hits = paired_difference(said.hits, other.hits)
+    return (
+        f"- `explain` less {METHODS[name].removeprefix('control: ')}: own share {_signed(share)}, "
+        f"accuracy {_signed(hits)}."
+    )
+
+
+def _signed(found: dict[str, float]) -> str:
+    if found["low"] > 0:
+        verdict = "above"
+    else:
+        verdict = "**below**" if found["high"] < 0 else "**not shown to differ**"
+    low, high = found["low"], found["high"]
+    return f"{found['difference']:+.3f} ({low:+.3f} to {high:+.3f}), {verdict}"
+
+
+def _verdict(met: bool) -> str:
+    return "met" if met else "**missed**"
+
+
+def _by_domain(result: dict[str, Any], said: DomainShare) -> list[str]:
+    own, names = np.array(result["own"]), result["domains"]
+    shares = np.array(result["shares"]["explain"])
+    shares = shares / shares.sum(1, keepdims=True)
+    chosen = (shares / shares.mean(0)).argmax(1)
+    lines: list[str] = []
+    for place, name in enumerate(names):
+        rows = np.flatnonzero(own == name).tolist()
+        wrong = [names[at] for at in chosen[rows].tolist() if at != place]
+        taken = max(sorted(set(wrong)), key=wrong.count) if wrong else "–"
+        hits = sum(said.hits[row] for row in rows)
+        share = np.mean([said.own_shares[row] for row in rows])
+        lines.append(f"| {escaped(name)} | {len(rows)} | {share:.3f} | {hits} | {escaped(taken)} |")
+    return lines
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
