@@ -220,7 +220,9 @@ def _opening(lm: Any) -> list[Call]:
     }
     odd = ([1], [(0,)], [(9, 9)], [(0, -1)], [("a", 0)], [(0.5, 0)])
     heads = Pool(((), [(0, 0)]), (1, None, "x", True, OTHER, *odd))
-    explained = {"text": TEXT, "generate": count, **drawn, "attention": heads}
+    # Attention goes from one token to another.
+    read = Pool(tuple(text for text in TEXT.right if text != " a"), NO_TEXT)
+    explained = {"text": read, "generate": count, **drawn, "attention": heads}
     return [
         Call("load", prismlm.load, paths),
         Call("explain", lm.explain, explained, _sums),
@@ -357,7 +359,8 @@ def run(world: World, call: ApiCall) -> str | Finding:
     elif isinstance(outcome, Finding) and call.wrong:
         outcome = Finding(f"{call.of.name}({call.wrong[0]}): {outcome.kind}", outcome.example)
     named = [str(value) for name, value in call.given.items() if name in ("path", "out")]
-    changed = world.changes(named or (["none"] if "uncertainty" in call.of.name else []))
+    allowed = named or (["none"] if "uncertainty" in call.of.name else [])
+    changed = world.changes(allowed, call.given.get("overwrite") is True)
     if changed:
         return Finding("changes a file that was not named", f"{call}: {', '.join(changed[:3])}")
     return outcome

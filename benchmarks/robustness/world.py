@@ -144,8 +144,10 @@ class World:
             else:
                 _remove(self.root / path)
         if lost:
-            shutil.rmtree(self.root)
-            shutil.copytree(self._origin, self.root, symlinks=True)
+            # The folder itself stays: cases run in it.
+            for path in self.root.iterdir():
+                _remove(path)
+            shutil.copytree(self._origin, self.root, symlinks=True, dirs_exist_ok=True)
             self._before = self._look()
         return wrong
 

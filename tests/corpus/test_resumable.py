@@ -89,6 +89,7 @@ def test_the_corpus_is_the_one_that_build_corpus_writes(folder, tokenizer, tmp_p
     notes = [json.loads(files.pop("corpus.json")) for files in (first, second)]
     # What is alike is counted where all documents are read at once.
     assert notes[0].pop("near_duplicates")["documents"] > 0
+    assert notes[0].pop("digest") != notes[1].pop("digest")
     assert (first, notes[0]) == (second, notes[1])
     assert streamed.meta["counts"]["skipped"] == sum(i % 7 == 0 for i in range(3000))
     assert len(streamed.meta["shards"]) > 10

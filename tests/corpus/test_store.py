@@ -181,6 +181,14 @@ def test_spans_refuse_tokens_that_are_not_the_texts(copy: Path) -> None:
         Corpus.open(copy).spans(0)
 
 
+def test_a_value_that_was_changed_is_noticed(copy: Path) -> None:
+    meta = read_json(copy / "corpus.json")
+    meta["heldout"]["documents"] += 1
+    write_json(copy / "corpus.json", meta)
+    with pytest.raises(FormatError, match=r"corpus\.json was changed since"):
+        Corpus.open(copy)
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [

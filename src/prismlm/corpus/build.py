@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from prismlm import fingerprints
 from prismlm.corpus import layout
 from prismlm.corpus.datasets import DatasetReader, HubDataset
 from prismlm.corpus.documents import Columns, Document
@@ -188,6 +189,7 @@ class BuildSettings:
             meta["read"] = read
         if alike is not None:
             meta["near_duplicates"] = {"documents": alike.count, "likeness": LIKENESS}
+        meta["digest"] = fingerprints.of_json(meta)
         write_json(directory / layout.META_FILE, meta)
 
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
+from prismlm import fingerprints
 from prismlm.errors import FormatError
 from prismlm.files import check_json
 
@@ -89,6 +90,9 @@ def check_complete(directory: Path, meta: Any) -> None:
         )
     where, shards = str(directory / META_FILE), meta["shards"]
     check_json(meta, PROMISED, where)
+    noted = {name: value for name, value in meta.items() if name != "digest"}
+    if meta.get("digest") not in (None, fingerprints.of_json(noted)):
+        raise FormatError(f"{where} was changed since it was written. Build the corpus again.")
     if any(sum(shard[what] for shard in shards) != meta["counts"][what] for what in _COUNTS):
         raise FormatError(f"{where} does not agree with itself. Build the corpus again.")
     files = {name: size for shard in shards for name, size in shard["files"].items()}
