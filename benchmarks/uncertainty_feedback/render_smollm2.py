@@ -71,7 +71,7 @@ def render(runs: list[Run]) -> str:
         runs_made([run["environment"] for run in runs]),
         "",
         "A table of codes that starts at zero is put beside "
-        f"{_settings(groups[0])['model']}, which then predicts as it did, and is trained with the "
+        "SmolLM2-135M-Instruct, which then predicts as it did, and is trained with the "
         "codes of two passes: the first gives the "
         "entropies, the second reads them. The control is the same with the codes permuted over "
         "all positions of a step, drawn anew each time: its rows are visited as often, and its "
@@ -98,7 +98,12 @@ def _by_settings(runs: list[Run]) -> list[Runs]:
     for run in runs:
         arms = groups.setdefault(json.dumps(run["settings"], sort_keys=True), {})
         arms.setdefault(run["arm"], {})[run["seed"]] = run
-    return list(groups.values())
+    return sorted(groups.values(), key=lambda group: -_trained_on(_settings(group)))
+
+
+def _trained_on(settings: dict[str, Any]) -> int:
+    """Return the tokens of training."""
+    return settings["steps"] * settings["batch"] * settings["length"]
 
 
 def _all(group: Runs) -> list[Run]:

@@ -28,7 +28,7 @@ def ends(path, monkeypatch, *words):
 
 
 def test_every_folder_of_benchmarks_that_writes_a_page_is_found():
-    assert len(RENDERERS) == 28
+    assert len(RENDERERS) == 29
 
 
 @of_every_renderer

@@ -1,0 +1,56 @@
+"""Texts that a corpus does not have, and what is said of them beside the model, by hand."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from benchmarks.attribution import domains
+from prismlm.corpus import build_corpus
+from prismlm.corpus.tokenizer import train_tokenizer
+
+ROWS = [
+    ("a", "law", "the court of law"),
+    ("b", "law", "the judge of the court"),
+    ("c", "sea", "the sea and the ship"),
+]
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    train_tokenizer((text for *_, text in ROWS), 300).save_pretrained(tmp_path / "tokenizer")
+    columns = dict(zip(("id", "domain", "text"), map(list, zip(*ROWS, strict=True)), strict=True))
+    pq.write_table(pa.table(columns), tmp_path / "texts.parquet")
+    return build_corpus(
+        tmp_path / "texts.parquet", tmp_path / "corpus", tokenizer=str(tmp_path / "tokenizer")
+    )
+
+
+def test_domains_of_a_token_are_those_of_its_places(corpus):
+    found = domains.domains_of_tokens(corpus, ["law", "sea"])
+    tokens, owners = corpus.tokens(0, corpus.num_tokens), np.repeat([0, 0, 1], corpus.lengths)
+    for token in set(tokens.tolist()):
+        places = owners[tokens == token]
+        assert found[token] == pytest.approx([(places == 0).mean(), (places == 1).mean()])
+    assert found.sum() == pytest.approx(len(set(tokens.tolist())))
+
+
+def test_documents_by_their_words_are_summed_by_domain(corpus):
+    words = domains.Words(corpus, ["law", "sea"])
+    law, sea = words.domains("a ship at sea")
+    assert law == 0
+    assert sea > 0
+    scores = domains.BM25([text for *_, text in ROWS]).scores("the court")
+    assert words.domains("the court") == pytest.approx([scores[0] + scores[1], scores[2]])
+
+
+def test_texts_are_those_that_the_corpus_does_not_have(corpus, tmp_path, monkeypatch):
+    more = [*ROWS, ("d", "law", "a statute of the sea " * 40), ("e", "sea", "the sea")]
+    columns = dict(zip(("id", "domain", "text"), map(list, zip(*more, strict=True)), strict=True))
+    pq.write_table(pa.table(columns), tmp_path / "sample.parquet")
+    monkeypatch.setattr(domains, "sample_path", lambda: tmp_path / "sample.parquet")
+    found = domains.beginnings(corpus, ["law", "sea"], 5, 8, 0)
+    assert [domain for domain, _ in found] == ["law", "sea"]
+    assert found[1][1] == "the sea"
+    assert more[3][2].startswith(found[0][1])
+    assert len(corpus.tokenizer(found[0][1])["input_ids"]) == 8
