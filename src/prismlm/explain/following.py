@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # Steps are split this often, seconds. A state alone takes a pass over all prototypes, as several
 # do together: a model that writes a token in a millisecond would spend its time on that.
-PAUSE = 0.05
+PAUSE = 0.1
 # Is called with each step, in order, once its target is whole characters; False stops the writing.
 OnStep = Callable[[Step], bool | None]
 

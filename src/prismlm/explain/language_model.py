@@ -50,7 +50,7 @@ class PrismLM(OpenedModel):
             seed: of the sampling.
             attention: (layer, head) of each head whose attention ``trace.attention`` is to hold,
                 along all that is explained; it takes one more forward pass.
-            on_step: is called with each step while the model writes, at most twenty times a second
+            on_step: is called with each step while the model writes, at most ten times a second
                 with all that are new; where it returns False, the text ends there. Without
                 ``generate`` nothing is told.
 

@@ -9,14 +9,14 @@ import { picking } from "./pick.js";
 export const title = "Steer";
 const STRONG = 30;
 
-/** @type {any} */
+/** The form, what is chosen in it, and what is being written. @type {any} */
 let ui = null;
 
 export const show = async (root, at, shared) => {
   ui ??= made(root, shared);
-  if (at.query.size) await ui.open(at.query);
-  else ui.link();
-  ui.tell();
+  if (at.query.size) await open(at.query, shared);
+  else link();
+  tell(shared);
 };
 
 const whole = (value, least, most) => Math.max(least, Math.min(most, Math.round(Number(value)) || 0));
@@ -49,22 +49,35 @@ const options = ({ prototype, category, strength, target }) => {
   return [...which, "--edit", "scale", "--strength", (100 + strength) / 100];
 };
 
-const made = (root, shared) => {
-  const numeric = (value, least, most, step) =>
-    Object.assign(make("input"), { type: "number", value: String(value), min: String(least), max: String(most), step: String(step), required: true });
-  const field = (label, ...nodes) => make("label", "x-field", make("span", null, label), ...nodes);
+const numeric = (value, least, most, step) =>
+  Object.assign(make("input"), { type: "number", value: String(value), min: String(least), max: String(most), step: String(step), required: true });
+const field = (label, ...nodes) => make("label", "x-field", make("span", null, label), ...nodes);
+const choice = (...options) => make("select", null,
+  ...options.map(([value, words]) => Object.assign(make("option", null, words), { value })));
+
+const prompt = (shared) => {
   const text = Object.assign(make("textarea", "x-prompt"), { rows: 2, required: true, placeholder: "Write the beginning of a text; the model goes on." });
   text.setAttribute("aria-label", "Prompt");
   text.value = /** @type {string} */ (Object.values(shared.model.prompts)[0] ?? "");
+  return text;
+};
+
+/** Buttons that put a prompt of a domain in. */
+const examples = (text, shared) => make("div", "x-examples", ...Object.entries(shared.model.prompts).map(([domain, words]) => {
+  const chip = Object.assign(make("button", "x-example", domain), { type: "button", title: words });
+  chip.addEventListener("click", () => { text.value = words; tell(shared); });
+  return chip;
+}));
+
+const made = (root, shared) => {
+  const text = prompt(shared);
   const strength = Object.assign(make("input", "x-strength"), { type: "range", min: "-100", max: "100", step: "1", value: String(STRONG) });
   const percentage = make("output", "p-number x-percentage");
   const [generate, temperature, seed] = [numeric(20, 0, 256, 1), numeric(0, 0, 10, 0.1), numeric(0, 0, 2 ** 31, 1)];
-  const category = make("select", null, Object.assign(make("option", null, "a category"), { value: "" }),
-    ...shared.model.categories.map(({ name }) => Object.assign(make("option", null, name), { value: name })));
+  const category = choice(["", "a category"], ...shared.model.categories.map(({ name }) => [name, name]));
   category.setAttribute("aria-label", "Category");
   category.hidden = !shared.model.categories.length;
-  const target = make("select", null, Object.assign(make("option", null, "the token it raises most"), { value: "signature" }),
-    Object.assign(make("option", null, "the model's top token"), { value: "top" }));
+  const target = choice(["signature", "the token it raises most"], ["top", "the model's top token"]);
   const aim = field("measured at", target);
   const chosen = make("span", "x-chosen");
   const go = Object.assign(make("button", "x-go", "Steer"), { type: "submit" });
@@ -72,98 +85,104 @@ const made = (root, shared) => {
   const says = make("p", "p-note");
   says.setAttribute("role", "status");
   const out = make("div", "x-out");
-  const state = { prototype: null, category: null };
-  const wanted = () => ({ ...state, strength: +strength.value, target: target.value });
-
-  const tell = () => {
-    const edit = wanted();
-    percentage.value = `${edit.strength > 0 ? "+" : edit.strength < 0 ? "−" : ""}${Math.abs(edit.strength)} %`;
-    strength.setAttribute("aria-valuetext", percentage.value);
-    aim.hidden = edit.prototype === null || edit.strength <= 0;
-    says.textContent = meaning(edit);
-    go.disabled = edit.prototype === null && edit.category === null;
-    if (go.disabled) { shared.command(null); return; }
-    const words = [...options(edit), "--generate", generate.value];
-    if (+temperature.value) words.push("--temperature", temperature.value);
-    if (+seed.value) words.push("--seed", seed.value);
-    // The cost on held-out text takes minutes and is not part of this view.
-    words.push("--heldout", 0);
-    const given = [shared.model.path, text.value.trim() ? text.value : "PROMPT"];
-    const dashed = given.some((one) => one.startsWith("-"));
-    shared.command(["prismlm", "steer", ...(dashed ? [...words, "--", ...given] : [...given, ...words])]);
-  };
-  const link = () => {
-    const { prototype, category: kind, strength: size, target: at } = wanted();
-    if (prototype === null && kind === null) return;
-    history.replaceState(null, "", address("steer", { prototype, category: kind, strength: size, target: at === "signature" ? "" : at }));
-  };
-  const choose = async (which) => {
-    Object.assign(state, { prototype: null, category: null }, which);
-    category.value = state.category ?? "";
-    const { prototype } = state;
-    const hue = shared.model.categories.find(({ name }) => name === state.category)?.hue ?? 0;
-    const put = (of, name, href) => chosen.replaceChildren(dot(of), Object.assign(make("a", null, make("bdi", null, name)), { href }));
-    if (prototype === null) {
-      if (state.category === null) chosen.replaceChildren();
-      else put(hue, state.category, address("prototypes", { category: state.category }));
-      return;
-    }
-    put(0, `prototype ${prototype}`, `#/prototypes/${prototype}`);
-    try {
-      const one = await card(prototype);
-      if (state.prototype === prototype) put(one.hue, `${one.name} #${prototype}`, `#/prototypes/${prototype}`);
-    } catch {
-      // Without a lens it has no name.
-    }
-  };
-  const open = async (query) => {
-    strength.value = String(query.has("strength") ? whole(query.get("strength"), -100, 100) : STRONG);
-    target.value = query.get("target") === "top" ? "top" : "signature";
-    const number = query.get("prototype");
-    await choose(number !== null && /^\d+$/.test(number) ? { prototype: +number } : { category: query.get("category") || null });
-  };
-  const changed = async (which) => { await choose(which); tell(); link(); };
-
-  const examples = make("div", "x-examples", ...Object.entries(shared.model.prompts).map(([domain, prompt]) => {
-    const chip = Object.assign(make("button", "x-example", domain), { type: "button", title: prompt });
-    chip.addEventListener("click", () => { text.value = prompt; tell(); });
-    return chip;
-  }));
-  const form = make("form", "prismlm x-form", text, examples,
-    make("div", "x-row", picking((id) => { void changed({ prototype: id }); }), category.hidden ? null : make("span", "p-note", "or"), category, chosen),
+  const form = make("form", "prismlm x-form", text, examples(text, shared),
+    make("div", "x-row", picking((id) => { void changed({ prototype: id }, shared); }), category.hidden ? null : make("span", "p-note", "or"), category, chosen),
     make("div", "x-row", field("strength", strength, percentage), aim),
     says,
     make("div", "x-row", field("tokens", generate), field("temperature", temperature), field("seed", seed), go, stop));
   root.append(form, out);
-  category.addEventListener("change", () => { void changed({ category: category.value || null }); });
+  category.addEventListener("change", () => { void changed({ category: category.value || null }, shared); });
   for (const one of [strength, target]) one.addEventListener("change", link);
-  form.addEventListener("input", tell);
+  form.addEventListener("input", () => tell(shared));
   form.addEventListener("submit", (event) => { event.preventDefault(); void steered(); });
+  return { text, strength, percentage, generate, temperature, seed, category, target, aim, chosen, go, stop, says, out,
+    prototype: null, kind: null, asking: null };
+};
 
-  /** @type {AbortController | null} */
-  let asking = null;
-  const steered = async () => {
-    asking?.abort();
-    const own = asking = new AbortController(), edit = wanted(), note = make("p", "p-note", "Reading…");
-    const how = { generate: +generate.value, temperature: +temperature.value, seed: +seed.value };
-    out.replaceChildren(note);
-    try {
-      await events("/steer", { text: text.value, ...edit, strength: edit.strength / 100, ...how }, own.signal, {
-        waiting: ({ before }) => { note.textContent = `Waiting: ${before} before you.`; },
-        start: ({ id }) => {
-          stop.hidden = false;
-          stop.onclick = () => void api(`/answers/${id}/stop`, {});
-        },
-        written: ({ tokens }) => { note.textContent = `Writing both texts: ${tokens} of ${2 * how.generate} tokens…`; },
-        done: (found) => out.replaceChildren(result(found)),
-        error: ({ error }) => out.replaceChildren(problem(new Error(error))),
-      });
-    } catch (error) {
-      if (!own.signal.aborted) out.replaceChildren(problem(error));
-    }
-    if (own === asking) stop.hidden = true;
-  };
-  return { open, tell, link };
+/** The edit that is chosen. */
+const wanted = () => ({ prototype: ui.prototype, category: ui.kind, strength: +ui.strength.value, target: ui.target.value });
+
+/** Say what the edit does, and the command that does it. */
+const tell = (shared) => {
+  const edit = wanted();
+  ui.percentage.value = `${edit.strength > 0 ? "+" : edit.strength < 0 ? "−" : ""}${Math.abs(edit.strength)} %`;
+  ui.strength.setAttribute("aria-valuetext", ui.percentage.value);
+  ui.aim.hidden = edit.prototype === null || edit.strength <= 0;
+  ui.says.textContent = meaning(edit);
+  ui.go.disabled = edit.prototype === null && edit.category === null;
+  if (ui.go.disabled) { shared.command(null); return; }
+  const words = [...options(edit), "--generate", ui.generate.value];
+  if (+ui.temperature.value) words.push("--temperature", ui.temperature.value);
+  if (+ui.seed.value) words.push("--seed", ui.seed.value);
+  // The cost on held-out text takes minutes and is not part of this view.
+  words.push("--heldout", 0);
+  const given = [shared.model.path, ui.text.value.trim() ? ui.text.value : "PROMPT"];
+  const dashed = given.some((one) => one.startsWith("-"));
+  shared.command(["prismlm", "steer", ...(dashed ? [...words, "--", ...given] : [...given, ...words])]);
+};
+
+/** Put the edit into the address. */
+const link = () => {
+  const { prototype, category, strength, target } = wanted();
+  if (prototype === null && category === null) return;
+  history.replaceState(null, "", address("steer", { prototype, category, strength, target: target === "signature" ? "" : target }));
+};
+
+/** Choose a prototype or a category, and show which.
+ * @param {{ prototype?: number | null, category?: string | null }} which @param {any} shared */
+const choose = async ({ prototype = null, category = null }, shared) => {
+  Object.assign(ui, { prototype, kind: category });
+  ui.category.value = category ?? "";
+  const put = (hue, name, href) => ui.chosen.replaceChildren(dot(hue), Object.assign(make("a", null, make("bdi", null, name)), { href }));
+  if (prototype === null) {
+    const hue = shared.model.categories.find(({ name }) => name === category)?.hue ?? 0;
+    if (category === null) ui.chosen.replaceChildren();
+    else put(hue, category, address("prototypes", { category }));
+    return;
+  }
+  put(0, `prototype ${prototype}`, `#/prototypes/${prototype}`);
+  try {
+    const one = await card(prototype);
+    if (ui.prototype === prototype) put(one.hue, `${one.name} #${prototype}`, `#/prototypes/${prototype}`);
+  } catch {
+    // Without a lens it has no name.
+  }
+};
+
+const changed = async (which, shared) => {
+  await choose(which, shared);
+  tell(shared);
+  link();
+};
+
+/** Choose what an address names. */
+const open = async (query, shared) => {
+  ui.strength.value = String(query.has("strength") ? whole(query.get("strength"), -100, 100) : STRONG);
+  ui.target.value = query.get("target") === "top" ? "top" : "signature";
+  const number = query.get("prototype");
+  await choose(number !== null && /^\d+$/.test(number) ? { prototype: +number } : { category: query.get("category") || null }, shared);
+};
+
+const steered = async () => {
+  ui.asking?.abort();
+  const own = ui.asking = new AbortController(), edit = wanted(), note = make("p", "p-note", "Reading…"), { out, stop } = ui;
+  const how = { generate: +ui.generate.value, temperature: +ui.temperature.value, seed: +ui.seed.value };
+  out.replaceChildren(note);
+  try {
+    await events("/steer", { text: ui.text.value, ...edit, strength: edit.strength / 100, ...how }, own.signal, {
+      waiting: ({ before }) => { note.textContent = `Waiting: ${before} before you.`; },
+      start: ({ id }) => {
+        stop.hidden = false;
+        stop.onclick = () => void api(`/answers/${id}/stop`, {});
+      },
+      written: ({ tokens }) => { note.textContent = `Writing both texts: ${tokens} of ${2 * how.generate} tokens…`; },
+      done: (found) => out.replaceChildren(result(found)),
+      error: ({ error }) => out.replaceChildren(problem(new Error(error))),
+    });
+  } catch (error) {
+    if (!own.signal.aborted) out.replaceChildren(problem(error));
+  }
+  if (own === ui.asking) stop.hidden = true;
 };
 
 const nats = (x) => `${x < 0 ? "−" : "+"}${Math.abs(x).toFixed(2)}`;

@@ -29,6 +29,7 @@ from prismlm.ops.prototype_head.sparse import RowGradient, SelectedCosines, gath
 
 # A thread's part of a tile of scores: 4 MiB, which stays in cache; smaller ones wait on each other.
 TILE_ELEMENTS = 2**20
+FEW_STATES = 8
 # More threads than this share a tile, so that it stays small beside N×K.
 TILE_THREADS = 4
 
@@ -143,7 +144,10 @@ def nearest(
     parts: list[tuple[Tensor, Tensor]] = [(z.new_empty(0, k), z.new_empty(0, k, dtype=torch.long))]
     with full_precision(z.device):
         for states in torch.split(z, max(16, tile_elements() // count)):
-            scores = (states * inverse_norms(states)) @ prototypes.T
+            unit = states * inverse_norms(states)
+            # A product of few rows with many columns takes up to three times as long.
+            few = len(unit) <= FEW_STATES
+            scores = (prototypes @ unit.T).T.contiguous() if few else unit @ prototypes.T
             parts.append(rank_rows(*largest(scores.mul_(lengths), spread), states, prototypes, k))
     cosines, indices = (torch.cat(column) for column in zip(*parts, strict=True))
     return Nearest(indices, cosines, torch.relu(scale * cosines))
