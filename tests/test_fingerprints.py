@@ -27,3 +27,9 @@ def test_all_that_stands_in_place_of_a_weight_counts():
     found = {fingerprints.of_weights(quantised(*pair)) for pair in ((one, one), (one, other))}
     assert len(found | {fingerprints.of_weights(quantised(other, one))}) == 3
     assert fingerprints.of_weights(quantised(one, other)) in found
+
+
+def test_half_a_pair_is_a_value_as_any_other():
+    found = fingerprints.of_json({"name": "\ud800"})
+    assert found != fingerprints.of_json({"name": "\udc00"})
+    assert fingerprints.of_json({"b": "é", "a": 1}) == fingerprints.of_json({"a": 1, "b": "é"})

@@ -199,7 +199,8 @@ def _reading() -> list[Call]:
         "heldout_fraction": Pool((0, 0.5, 0.0), (*NO_NUMBER, None, -0.1, 1, 2)),
         "shard_tokens": whole(1, 1000, wrong=(0, -1)),
         "columns": Pool((None, Columns()), (*NOTHING_SUCH[:6], "text", 1)),
-        "overwrite": Pool((False, True), (OTHER, "no", 1.5, None)),
+        # With it a corpus that is there would be a right place.
+        "overwrite": Pool((False,), (OTHER, "no", 1.5, None)),
     }
     column = Pool((None,), (*NOTHING_SUCH, 1, True))
     return [
@@ -359,8 +360,7 @@ def run(world: World, call: ApiCall) -> str | Finding:
     elif isinstance(outcome, Finding) and call.wrong:
         outcome = Finding(f"{call.of.name}({call.wrong[0]}): {outcome.kind}", outcome.example)
     named = [str(value) for name, value in call.given.items() if name in ("path", "out")]
-    allowed = named or (["none"] if "uncertainty" in call.of.name else [])
-    changed = world.changes(allowed, call.given.get("overwrite") is True)
+    changed = world.changes(named or (["none"] if "uncertainty" in call.of.name else []))
     if changed:
         return Finding("changes a file that was not named", f"{call}: {', '.join(changed[:3])}")
     return outcome

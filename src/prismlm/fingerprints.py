@@ -28,7 +28,8 @@ def of_bytes(*parts: bytes | memoryview) -> str:
 
 def of_json(value: Any) -> str:
     """Fingerprint a JSON-serialisable value, independent of key order."""
-    return of_bytes(json_text(value, sort_keys=True).encode())
+    # Half a surrogate pair, which JSON can spell, is no text of UTF-8.
+    return of_bytes(json_text(value, sort_keys=True).encode(errors="surrogatepass"))
 
 
 def of_file(path: Path) -> str:

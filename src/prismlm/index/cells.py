@@ -285,10 +285,7 @@ class Cells:
 
 
 def _opened(path: Path, dtype: np.dtype) -> np.ndarray:
-    try:
-        found = np.load(path, mmap_mode="r")
-    except (OSError, ValueError) as error:
-        raise _damaged(path, error) from error
+    found = layout.open_array(path)
     if found.dtype != dtype or found.ndim != 1:
         raise _damaged(path, f"it holds {found.ndim} dimensions of {found.dtype}, not {dtype}")
     return found

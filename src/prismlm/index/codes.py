@@ -180,10 +180,7 @@ def open_codes(directory: Path, name: str, width: int, checksums: list[int]) -> 
             "Build the lens again."
         )
     path = directory / layout.CELL_CENTRES_FILE
-    try:
-        centres = np.load(path)
-    except (OSError, ValueError) as error:
-        raise FormatError(f"{path} is damaged ({error}). Build the lens again.") from error
+    centres = np.array(layout.open_array(path))
     code = cast("CodeName", name)
     shape = (parts_of(width, code), CENTRES, PARTS[name])
     if centres.dtype != np.float32 or centres.shape != shape:

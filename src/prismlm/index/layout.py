@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -235,6 +236,18 @@ def read_table(path: Path, schema: pa.Schema, columns: list[str] | None = None) 
         return pq.read_table(path, columns=columns, page_checksum_verification=True)
     except (pa.ArrowException, OSError) as error:
         raise FormatError(f"{path} cannot be read ({error}). Build the lens again.") from error
+
+
+def open_array(path: Path) -> np.ndarray:
+    """Map an array of a lens.
+
+    Raises:
+        FormatError: it is damaged.
+    """
+    try:
+        return np.load(path, mmap_mode="r")
+    except Exception as error:  # numpy raises half a dozen unrelated types here
+        raise FormatError(f"{path} is damaged ({error}). Build the lens again.") from error
 
 
 def check_schema(path: Path, schema: pa.Schema) -> None:

@@ -22,6 +22,7 @@ import numpy as np
 
 from prismlm.errors import FormatError, InputError
 from prismlm.files import atomic_file
+from prismlm.index.layout import open_array
 
 if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus, Split
@@ -174,7 +175,7 @@ class Suffixes:
                 f"{ORDER_FILE}. Install prismlm with its extra verbatim, pip install "
                 "'prismlm[verbatim]', and build the lens again with `prismlm index`."
             )
-        tokens, order, documents = (_map(path / name) for name in FILES)
+        tokens, order, documents = (np.asarray(open_array(path / name)) for name in FILES)
         _check(path / TOKENS_FILE, tokens.dtype in (">u2", ">u4") and tokens.ndim == 1)
         _check(path / ORDER_FILE, order.dtype in ("<u4", "<i8") and order.shape == tokens.shape)
         _check(path / DOCUMENTS_FILE, documents.dtype == "<i8" and documents.shape[:-1] == (3,))
@@ -316,15 +317,6 @@ class Suffixes:
 def has_suffixes(directory: Path) -> bool:
     """Say whether a lens directory has a suffix array, whole or in part."""
     return any((directory / name).is_file() for name in FILES)
-
-
-def _map(path: Path) -> np.ndarray:
-    try:
-        return np.asarray(np.lib.format.open_memmap(path, mode="r"))
-    except Exception as error:  # numpy raises half a dozen unrelated types here
-        raise FormatError(
-            f"{path} cannot be read ({error}). Build the lens again with `prismlm index`."
-        ) from error
 
 
 def _check(path: Path, fine: bool) -> None:

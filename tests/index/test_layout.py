@@ -1,0 +1,43 @@
+"""Arrays of a lens that are damaged are refused, whatever of them it is."""
+
+import numpy as np
+import pytest
+
+from prismlm.errors import FormatError
+from prismlm.index.layout import open_array
+
+HEADER = 128
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    path = tmp_path_factory.mktemp("stored") / "array.npy"
+    np.save(path, np.arange(7, dtype=np.uint32))
+    assert len(path.read_bytes()) == HEADER + 28
+    return path
+
+
+@pytest.mark.parametrize("bits", [0x01, 0x08, 0x7F, 0xFF])
+def test_every_byte_of_a_header(stored, tmp_path, bits):
+    path, refused = tmp_path / "array.npy", 0
+    for place in range(HEADER):
+        data = bytearray(stored.read_bytes())
+        data[place] ^= bits
+        path.write_bytes(data)
+        try:
+            found = open_array(path)
+        except FormatError as error:
+            assert "array.npy is damaged" in str(error)
+            refused += 1
+        else:
+            # Other numbers, or as many in another type: who opens it looks at that.
+            assert found.nbytes <= HEADER + 28
+    assert refused > HEADER / 4
+
+
+@pytest.mark.parametrize("length", [0, 5, 60, HEADER + 27])
+def test_a_file_that_is_cut_off(stored, tmp_path, length):
+    path = tmp_path / "array.npy"
+    path.write_bytes(stored.read_bytes()[:length])
+    with pytest.raises(FormatError, match="is damaged"):
+        open_array(path)
