@@ -26,8 +26,7 @@ def test_every_byte_of_a_header(stored, tmp_path, bits):
         path.write_bytes(data)
         try:
             found = open_array(path)
-        except FormatError as error:
-            assert "array.npy is damaged" in str(error)
+        except FormatError:
             refused += 1
         else:
             # Other numbers, or as many in another type: who opens it looks at that.
