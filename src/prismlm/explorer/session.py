@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from starlette.concurrency import run_in_threadpool
 
-from prismlm.errors import InputError
+from prismlm.errors import InputError, PrismError
 from prismlm.explain.audit import Audit
 from prismlm.explain.language_model import PrismLM
 from prismlm.explain.trace import Trace
@@ -142,12 +142,15 @@ class Session:
     def look_again(self) -> None:
         """Read names and places of the prototypes anew, where they were written meanwhile.
 
-        A lens that was built again is another one, and stays unread.
+        A lens that is gone, or was built again and so is another one, stays as it was read.
         """
         lens = self.lm.lens
         if lens is None:
             return
-        noted = layout.read_meta(lens.path)
+        try:
+            noted = layout.read_meta(lens.path)
+        except PrismError:
+            return
         now, then = (replace(meta, labels=None, map=None) for meta in (noted, lens.meta))
         if now == then and noted != lens.meta:
             lens.read_labels_again()
