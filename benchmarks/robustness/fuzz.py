@@ -96,7 +96,7 @@ def main() -> None:
     parser.add_argument("--before", type=Path, help="JSON of the same cases on another state")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
-    value: dict[str, Any] = {"environment": environment()}
+    value: dict[str, Any] = {"environment": environment(), "seed": options.seed}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
         world = World(Path(directory) / "world")
         for part in options.part or PARTS:

@@ -56,10 +56,12 @@ def render(kills: dict[str, Any] | None, fuzzing: dict[str, Any] | None) -> str:
 
 
 def _fuzzing(found: dict[str, Any]) -> list[str]:
+    cases = max(found[part]["cases"] for part in PARTS if part in found)
     lines = [
         "## Random inputs",
         "",
-        "Written by `python -m benchmarks.robustness.fuzz`. A case ends in a right answer or in an "
+        f"Written by `python -m benchmarks.robustness.fuzz --cases {cases} --seed "
+        f"{found['seed']}`. A case ends in a right answer or in an "
         "error that says what is wrong and how to mend it; anything else is a finding: another "
         "exception, a wrong answer, or a file changed that was not named as output.",
         "",
