@@ -257,12 +257,7 @@ def steer(
             model, or a clamp that is undefined where the prompt ends.
     """
     plan = strict = check_something(plan_for(lm, edits, only), draws)
-    ids = lm.encode(prompt, generate)
-    if generate == 0 and ids.shape[1] < 2:
-        raise InputError(
-            "the prompt is one token, so it holds no prediction to show: give more tokens to "
-            "generate, or a longer prompt."
-        )
+    ids = _encoded(lm, prompt, generate)
     length = ids.shape[1]
     if any(isinstance(edit, Clamp) for edit in edits):
         strict.apply(_states(lm, ids)[length - 1 :])
@@ -285,6 +280,16 @@ def steer(
         ),
         draws=len(orders),
     )
+
+
+def _encoded(lm: OpenedModel, prompt: str, generate: int) -> Tensor:
+    ids = lm.encode(prompt, generate)
+    if generate == 0 and ids.shape[1] < 2:
+        raise InputError(
+            "the prompt is one token, so it holds no prediction to show: give more tokens to "
+            "generate, or a longer prompt."
+        )
+    return ids
 
 
 def check_something(plan: Plan, draws: int) -> Plan:
