@@ -1,0 +1,133 @@
+"""Train the four models that the studies of ProtoT, LLaMA, Mamba 2 and DeltaNet are made on.
+
+    python -m benchmarks.prototype_mixer.four_models corpus-mixed corpus --texts DIR
+    python -m benchmarks.prototype_mixer.four_models corpus-mixed rates --only llama
+    python -m benchmarks.prototype_mixer.four_models corpus-mixed train --only llama
+
+Texts are Parquet files with ``text`` and ``domain``; each gives documents drawn by a seed up to
+``MOST`` characters, so that no set outweighs the others. Every model sees the same rows in the
+same order, once, and has the same number of parameters beside its embeddings within 2 %. Each is
+trained at the rate of least perplexity among three short runs. A part that was stopped goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import torch
+
+from benchmarks.prototype_mixer.measure import Settings, measure
+from benchmarks.shared.options import RESULTS, training_options
+from prismlm.corpus import build_corpus
+from prismlm.files import atomic_file
+
+PARTS = ["corpus", "rates", "train"]
+MOST, VOCABULARY, HELD_OUT = 9_000_000, 8192, 0.02
+LENGTH, ROWS = 256, 8
+SHORT, STEPS = 300, 11_000
+"""Steps of a short run, and of the last one: 20 million tokens beside the padding."""
+MODELS: dict[str, Settings] = {
+    "protot": {"preset": "protot", "num_hidden_layers": 8, "intermediate_size": 728},
+    "llama": {"preset": "llama", "num_hidden_layers": 7},
+    # It has no feed-forward network, and so more layers.
+    "mamba2": {
+        "preset": "mamba-laptop",
+        "hidden_size": 256,
+        "num_heads": 16,
+        "num_hidden_layers": 13,
+    },
+    "deltanet": {"preset": "deltanet", "num_hidden_layers": 7},
+}
+# Once over the text needs no dropout.
+WITHOUT_DROPOUT = {
+    "protot": {"dropout": 0.0},
+    "llama": {"attention_dropout": 0.0},
+    "deltanet": {"dropout": 0.0},
+}
+RATES = {
+    "protot": (2e-3, 4e-3, 8e-3),
+    "llama": (1.6e-3, 3.2e-3, 6.4e-3),
+    "mamba2": (1.9e-3, 3.8e-3, 7.6e-3),
+    "deltanet": (1.7e-3, 3.4e-3, 6.8e-3),
+}
+
+
+def main() -> None:
+    """Build the corpus, or make every run of a part that has no result yet."""
+    parser = training_options(
+        __doc__, PARTS, work="four-models", out=RESULTS / "prototype_mixer" / "four_models"
+    )
+    parser.add_argument("--texts", type=Path, help="for `corpus`: a directory of Parquet files")
+    parser.add_argument("--only", nargs="*", choices=list(MODELS), default=list(MODELS))
+    given = parser.parse_args()
+    if given.part == "corpus":
+        build_mixed_corpus(given.texts, given.corpus)
+        return
+    torch.set_num_threads(given.threads)
+    for model in given.only:
+        short = given.part == "rates"
+        for rate in RATES[model] if short else (best_rate(given.out, model),):
+            name = f"{model}-{rate:g}" if short else model
+            result, work = given.out / f"{name}.json", given.work / name
+            if result.is_file():
+                print(f"{result.name} is there")
+                continue
+            settings = recipe_of(model, rate, SHORT if short else STEPS, given.corpus)
+            run = {"model": model, "rate": rate, "steps": settings["steps"]}
+            measure(run, settings | {"seed": given.seed}, work, result)
+            if short:
+                shutil.rmtree(work)
+
+
+def build_mixed_corpus(texts: Path, out: Path) -> None:
+    """Write a corpus of documents drawn from every file of a directory."""
+    drawn = out.with_name(f"{out.name}-texts")
+    drawn.mkdir(exist_ok=True)
+    for path in sorted(texts.glob("*.parquet")):
+        table = pq.read_table(path)
+        order = np.random.default_rng(0).permutation(len(table))
+        # PyArrow's functions are made while it is imported, and unknown to a type checker.
+        sizes = getattr(pc, "utf8_length")(table["text"]).to_numpy()[order]  # noqa: B009
+        chosen = np.sort(order[np.cumsum(sizes) <= MOST])
+        with atomic_file(drawn / path.name) as temporary:
+            pq.write_table(table.take(chosen), temporary)
+    build_corpus(drawn, out, vocab_size=VOCABULARY, heldout_fraction=HELD_OUT)
+    shutil.rmtree(drawn)
+
+
+def best_rate(results: Path, model: str) -> float:
+    """Return the rate of least perplexity among the short runs of a model."""
+    runs = [json.loads(path.read_text()) for path in results.glob(f"{model}-*.json")]
+    if not runs:
+        raise SystemExit(f"{results} has no short runs of {model}: run the part `rates` first")
+    return min(runs, key=lambda run: run["perplexity"])["rate"]
+
+
+def recipe_of(model: str, rate: float, steps: int, corpus: Path) -> Settings:
+    """Return the recipe of a run, but for its seed and where it is written."""
+    return {
+        "corpus": str(corpus),
+        "model": MODELS[model] | WITHOUT_DROPOUT.get(model, {}),
+        "head": {"enabled": False},
+        "data": {"length": LENGTH, "packing": "padded"},
+        "optimizer": {
+            "learning_rate": rate,
+            "warmup": 0.1 if steps == SHORT else 0.02,
+            "final_learning_rate_share": 0.1,
+        },
+        "steps": steps,
+        "batch_size": ROWS,
+        "precision": "bf16",
+        "evaluation": {"every": 0, "final_tokens": 200_000},
+        "checkpoint": {"every": 100 if steps == SHORT else 250, "keep": 1},
+        "logging": {"tensorboard": False},
+    }
+
+
+if __name__ == "__main__":
+    main()
