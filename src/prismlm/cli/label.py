@@ -62,7 +62,8 @@ def label(
     """Name the prototypes of a lens from the text where they fire, and score the names.
 
     With --endpoint a language model names them. Its answers are kept beside the lens, so that a
-    run that was interrupted or killed goes on where it was with the same command.
+    run that was interrupted or killed goes on where it was with the same command; one without
+    goes on from the names that it had made.
     """
     from prismlm.cli.progress import ConsoleReporter
     from prismlm.labels.write import estimate_labels, label_lens

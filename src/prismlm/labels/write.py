@@ -12,8 +12,8 @@ import pyarrow as pa
 from torch import nn
 
 from prismlm.cost import Cost
-from prismlm.errors import InputError
-from prismlm.files import atomic_file
+from prismlm.errors import FormatError, InputError
+from prismlm.files import atomic_file, check_json, read_json, write_json
 from prismlm.index import layout
 from prismlm.index.lens import Lens
 from prismlm.labels.categories import CATEGORIES, subject_words
@@ -29,6 +29,8 @@ EMBEDDED, SIGNATURE = "embedded", "signature"
 # Places of a cell that are looked at; documents whose places name nothing, but score the names.
 PLACES, HELD_OUT, SEED = 256, 0.2, 0
 RESAMPLES = 1000
+# The dearer half of labelling, kept in the lens until its names are written.
+MADE_FILE = "made-labels.json"
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,7 @@ def label_lens(
     """Name every prototype of a lens in ``prototypes.parquet``, and score the names.
 
     A fifth of the documents, drawn by seed, names nothing; the names are scored on their places.
+    What was killed once the prototypes were named goes on from these names.
 
     Args:
         lens: with cells, whose corpus is there.
@@ -126,7 +129,7 @@ def label_lens(
     """
     check_lens(lens, overwrite=overwrite)
     with writing(lens.path):
-        made = make_labels(lens, model, progress)
+        made = make_labels(lens, model, progress, keep=True)
         better = {} if labeller is None else labeller.labels(lens, made, progress)
         labels = [better.get(cell, label) for cell, label in enumerate(made.labels)]
         scores = score_labels(labels, made.text, made.held_out, SEED)
@@ -140,6 +143,7 @@ def label_lens(
             found = replace(found, source=source, asked=asked)
         sources = dict.fromkeys(better, source)
         _write(lens, labels, sources, scores, found)
+        (lens.path / MADE_FILE).unlink()
     return found
 
 
@@ -196,8 +200,17 @@ class Made(NamedTuple):
     documents: tuple[int, int]
 
 
-def make_labels(lens: Lens, model: nn.Module, progress: Reporter = SILENT) -> Made:
-    """Name every prototype from four fifths of the documents; the lens has cells and a corpus."""
+def make_labels(
+    lens: Lens, model: nn.Module, progress: Reporter = SILENT, *, keep: bool = False
+) -> Made:
+    """Name every prototype from four fifths of the documents; the lens has cells and a corpus.
+
+    Args:
+        lens: of the model.
+        model: whose output embedding says what is near to what.
+        progress: shows the steps.
+        keep: the names in the lens, and take those that are kept there.
+    """
     cells, corpus = lens.cells, lens.corpus
     assert cells is not None
     assert corpus is not None
@@ -213,11 +226,51 @@ def make_labels(lens: Lens, model: nn.Module, progress: Reporter = SILENT) -> Ma
         elsewhere = np.bincount(places.cell[~held], minlength=lens.num_prototypes) > 0
         held &= elsewhere[places.cell]
         task.advance()
-        subjects = subject_words(weight, vocabulary)
-        labels = embedded_labels(text, places.of(~held), cells, subjects)
+        labels = _kept(lens) if keep else None
+        if labels is None:
+            subjects = subject_words(weight, vocabulary)
+            labels = embedded_labels(text, places.of(~held), cells, subjects)
+        if keep:
+            rows = [label if label is None else asdict(label) for label in labels]
+            write_json(lens.path / MADE_FILE, {"lens": _of(lens), "labels": rows})
         task.advance()
     shown, documents = places.of(~drawn[places.document]), (int((~drawn).sum()), int(drawn.sum()))
     return Made(labels, text, shown, places.of(held), documents)
+
+
+def _of(lens: Lens) -> dict[str, Any]:
+    """Return what names are made of, as JSON values."""
+    meta = asdict(lens.meta)
+    return {name: meta[name] for name in ("weight", "prototypes", "corpus", "cells", "files")}
+
+
+def _kept(lens: Lens) -> list[Label | None] | None:
+    """Return the names that a run before made of this lens, or None where there are none."""
+    path = lens.path / MADE_FILE
+    if not path.is_file():
+        return None
+    fields = dict.fromkeys(("name", "description", "category", "role"), str)
+    try:
+        found = read_json(path)
+        check_json(found, {"lens": dict[str, Any], "labels": list[Any]}, path.name)
+        rows = [row for row in found["labels"] if row is not None]
+        check_json(rows, [fields | dict.fromkeys(("tags", "topic"), list[str])], path.name)
+    except FormatError as error:
+        raise FormatError(
+            f"{path} is damaged ({error}): remove it, and label the lens again."
+        ) from error
+    if found["lens"] != _of(lens) or len(found["labels"]) != lens.num_prototypes:
+        return None
+    return [
+        row
+        if row is None
+        else Label(
+            **{name: row[name] for name in fields},
+            tags=tuple(row["tags"]),
+            topic=tuple(row["topic"]),
+        )
+        for row in found["labels"]
+    ]
 
 
 def _labelling(made: Made, scores: Scores) -> Labelling:
