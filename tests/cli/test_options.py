@@ -56,7 +56,7 @@ DIRECTORIES_WRITTEN = {
     ("corpus build", "--out"): ["sample"],
     ("attach", "--out"): [MODEL, "--corpus", "sample"],
     ("index", "--lens"): [MODEL, "--corpus", "no corpus"],
-    ("eval", "--out"): [MODEL],
+    ("eval suite", "--out"): [MODEL],
     ("demo", "--out"): ["--quick", "--no-serve"],
 }
 READ = {
@@ -65,7 +65,7 @@ READ = {
     "compare": {"--file", "--lens-a", "--lens-b"},
     "corpus build": {"--data-files", "--tokenizer"},
     "corpus info": {"directory"},
-    "eval": {"--data"},
+    "eval suite": {"--data"},
     "explain": {"--file", "--lens"},
     "explore": {"--lens"},
     "index": {"--corpus", "--data-files"},

@@ -15,7 +15,6 @@ from prismlm.cli import (
     compare,
     corpus,
     demo,
-    eval,
     explain,
     explore,
     generate,
@@ -26,6 +25,8 @@ from prismlm.cli import (
     steer,
     train,
 )
+from prismlm.cli.eval import group as eval
+from prismlm.cli.eval.suite import PASSED_ON, lm_eval
 from prismlm.cli.inspect import group as inspect
 from prismlm.cli.options import is_first_process
 from prismlm.direction_marks import marks_shown
@@ -118,8 +119,8 @@ app.command()(sources.sources)
 app.command()(compare.compare)
 app.command()(steer.steer)
 app.command()(generate.generate)
-app.command("eval")(eval.evaluate)
-app.command("lm-eval", context_settings=eval.PASSED_ON)(eval.lm_eval)
+app.add_typer(eval.app, name="eval")
+app.command("lm-eval", context_settings=PASSED_ON)(lm_eval)
 
 
 def _show_version(wanted: bool) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import typer
-from typer.core import TyperGroup
 
+from prismlm.cli.default_command import ModelFirst
 from prismlm.cli.inspect.attention import attention
 from prismlm.cli.inspect.channels import channels
 from prismlm.cli.inspect.heads import heads
@@ -17,21 +15,15 @@ from prismlm.cli.inspect.spectra import spectra
 from prismlm.cli.inspect.themes import themes
 from prismlm.cli.inspect.uncertainty_feedback import uncertainty_feedback
 
-DEFAULT = "index"
 
+class Inspect(ModelFirst):
+    """``prismlm inspect MODEL`` is ``prismlm inspect index MODEL``."""
 
-class ModelFirst(TyperGroup):
-    """Takes a first argument that is no command for the MODEL of ``inspect index``."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put the default command before a model."""
-        if args and args[0] not in self.commands and args[0] != "--help":
-            args = [DEFAULT, *args]
-        return super().parse_args(ctx, args)
+    default = "index"
 
 
 app = typer.Typer(
-    cls=ModelFirst,
+    cls=Inspect,
     no_args_is_help=True,
     help="Measure what a lens holds: `prismlm inspect MODEL`; or what channels and heads do.",
 )
@@ -50,4 +42,4 @@ app.command()(heads)
 app.command()(spectra)
 app.command()(themes)
 app.command()(uncertainty_feedback)
-app.command(name=DEFAULT)(index)
+app.command(name=Inspect.default)(index)

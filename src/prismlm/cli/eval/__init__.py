@@ -1,0 +1,1 @@
+"""prismlm eval: what a model is worth, by benchmarks and by studies."""

@@ -1,0 +1,29 @@
+"""prismlm eval: benchmarks asked of a model and of its parts, and studies of models."""
+
+from __future__ import annotations
+
+import typer
+
+from prismlm.cli.default_command import ModelFirst
+from prismlm.cli.eval.suite import evaluate
+
+
+class Eval(ModelFirst):
+    """``prismlm eval MODEL`` is ``prismlm eval suite MODEL``."""
+
+    default = "suite"
+
+
+app = typer.Typer(
+    cls=Eval,
+    no_args_is_help=True,
+    help="Ask benchmarks of a model: `prismlm eval MODEL`; or make a study of models.",
+)
+
+
+@app.callback()
+def _group() -> None:
+    pass
+
+
+app.command(name=Eval.default)(evaluate)
