@@ -199,6 +199,13 @@ def test_no_matrix_of_states_by_prototypes(monkeypatch, screening):
     assert largest <= 2 * n * count / 4
 
 
+def test_no_position_that_is_owned_finds_nothing():
+    z, prototypes, owned = windows(3)
+    found = ops.scan_windows(z, prototypes, 4, torch.zeros_like(owned))
+    assert found.indices.shape == (0, 4)
+    assert not len(found.window)
+
+
 def test_fp16_is_not_screened():
     z, prototypes = inputs(40, 200, 24, dtype=torch.float16)
     check_equals_naive(z * 1.003, prototypes, 4)
@@ -212,8 +219,11 @@ def windows(seed, dtype=torch.float32):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("tile_elements", [300 * 32, 2**20])
-def test_windows_equal_those_of_a_float32_product(monkeypatch, dtype, tile_elements):
+@pytest.mark.parametrize("most_pairs", [0, 2**17])
+def test_windows_equal_those_of_a_float32_product(monkeypatch, dtype, tile_elements, most_pairs):
+    """Also where so many pairs wait after the last tile that they are summed at once."""
     monkeypatch.setattr(tiled, "TILE_ELEMENTS", tile_elements)
+    monkeypatch.setattr(windows_module, "MOST_PAIRS", most_pairs)
     z, prototypes, owned = windows(3, dtype)
     threshold = torch.linspace(-1.0, 0.7, 300)
     calls = []

@@ -95,7 +95,7 @@ def scan_windows(
     window = rows // length
     with full_precision(z.device):
         found = None
-        if screened.supports(flat, prototypes, k):
+        if len(rows) and screened.supports(flat, prototypes, k):
             found = _scan_screened(flat[rows], prototypes, k, window, threshold)
         if found is None:
             found = _scan_tiles(flat, rows, prototypes, k, window, threshold)
@@ -254,7 +254,9 @@ class _BestOfWindows:
         return True
 
     def settle(self) -> None:
-        """Sum the pairs that wait and keep each window's best."""
+        """Sum the pairs that wait, if any do, and keep each window's best."""
+        if not self.pairs:
+            return
         row, prototype = (torch.cat(part) for part in zip(*self.pairs, strict=True))
         self.pairs, self.waiting = [], 0
         # Stable, so that the order of a row's pairs does not depend on those left out.
