@@ -24,7 +24,7 @@ import torch
 from benchmarks.prototype_mixer.measure import Settings, measure
 from benchmarks.shared.options import RESULTS, training_options
 from prismlm.corpus import build_corpus
-from prismlm.files import atomic_file
+from prismlm.files import atomic_file, read_json, write_json
 
 PARTS = ["corpus", "rates", "train"]
 MOST, VOCABULARY, HELD_OUT = 9_000_000, 8192, 0.02
@@ -82,6 +82,20 @@ def main() -> None:
             measure(run, settings | {"seed": given.seed}, work, result)
             if short:
                 shutil.rmtree(work)
+            else:
+                write_json(result, read_json(result) | {"curve": curve(work)})
+
+
+def curve(work: Path) -> list[dict[str, float]]:
+    """Return tokens read and cross-entropy on held-out text at every evaluation of a run."""
+    rows = [json.loads(line) for line in (work / "training.jsonl").read_text().splitlines()]
+    found: list[dict[str, float]] = []
+    tokens = 0
+    for row in rows:
+        tokens = row.get("tokens", tokens)
+        if "eval_ce" in row:
+            found.append({"step": row["step"], "tokens": tokens, "ce": row["eval_ce"]})
+    return found
 
 
 def build_mixed_corpus(texts: Path, out: Path) -> None:
@@ -123,7 +137,11 @@ def recipe_of(model: str, rate: float, steps: int, corpus: Path) -> Settings:
         "steps": steps,
         "batch_size": ROWS,
         "precision": "bf16",
-        "evaluation": {"every": 0, "final_tokens": 200_000},
+        "evaluation": {
+            "every": 0 if steps == SHORT else 500,
+            "tokens": 20_000,
+            "final_tokens": 200_000,
+        },
         "checkpoint": {"every": 100 if steps == SHORT else 250, "keep": 1},
         "logging": {"tensorboard": False},
     }
