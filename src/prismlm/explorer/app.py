@@ -29,6 +29,8 @@ SHARED = {
     "parts.js": "text/javascript",
     "plane.js": "text/javascript",
     "trace.css": "text/css",
+    "gates.js": "text/javascript",
+    "channel_texts.js": "text/javascript",
     "channels.js": "text/javascript",
     "channels.css": "text/css",
 }

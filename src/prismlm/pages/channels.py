@@ -73,7 +73,7 @@ def channel_page(report: ChannelReport, model: PreTrainedModel, corpus: Corpus |
         f'<p class="p-caveat">{escape(CAVEAT)}</p>\n'
         f'<script type="application/json">{data}</script>\n</article>'
     )
-    scripts = ("channels.js", "channels_page.js")
+    scripts = ("gates.js", "channel_texts.js", "channels.js", "channels_page.js")
     return html_page(title, body, styles=("trace.css", "channels.css"), scripts=scripts)
 
 

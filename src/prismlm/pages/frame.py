@@ -50,9 +50,12 @@ def header(facts: Iterable[tuple[str, str]]) -> str:
 
 
 def joined(scripts: Sequence[str]) -> str:
-    """Return scripts as one that leaves no name behind: what a module exports, it defines here."""
+    """Return scripts as one that leaves no name behind.
+
+    What a module exports it defines here, and what it imports must be of one that stands before it.
+    """
     text = "".join(map(asset, scripts))
-    return "(() => {\n" + re.sub("^export ", "", text, flags=re.MULTILINE) + "})();"
+    return "(() => {\n" + re.sub("^(export |import .*\n)", "", text, flags=re.MULTILINE) + "})();"
 
 
 def asset(name: str) -> str:

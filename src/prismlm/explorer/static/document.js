@@ -58,42 +58,39 @@ const open = (root, found) => {
   void uses(behind, found.doc_id);
 };
 
+/** The token at the place that was asked for. */
+const marked = (word, at) => Object.assign(make("mark", null, word || "␣"),
+  { id: "place", tabIndex: -1, title: `position ${at.toLocaleString("en")} of the corpus` });
+
+/** A button that adds to the text, while there are characters left. */
+const more = (label, left, fetched) => {
+  const button = Object.assign(make("button", "x-doc-more"), { type: "button" });
+  const told = () => {
+    const count = left();
+    button.hidden = count <= 0;
+    button.textContent = `${label}: ${Math.min(MORE, count).toLocaleString("en")} of ${count.toLocaleString("en")} characters`;
+  };
+  button.addEventListener("click", async () => {
+    button.disabled = true;
+    try {
+      await fetched();
+    } catch (error) {
+      button.after(problem(error));
+    }
+    button.disabled = false;
+    told();
+  });
+  told();
+  return button;
+};
+
 /** The text, with buttons for what is before and after the part that is shown. */
 const body = (found) => {
-  const parts = found.parts;
-  const word = parts.length === 3 ? parts[1].trimStart() : "";
-  const space = parts.length === 3 ? parts[1].slice(0, parts[1].length - word.length) : "";
-  const mark = parts.length === 3 ? make("mark", null, word || "␣") : null;
-  if (mark) {
-    mark.id = "place";
-    mark.tabIndex = -1;
-    mark.title = `position ${found.at.toLocaleString("en")} of the corpus`;
-  }
-  const text = mark
-    ? make("div", "x-doc-text", parts[0] + space, mark, parts[2])
-    : make("div", "x-doc-text", parts[0]);
+  const [opening, token = "", rest = ""] = found.parts, word = token.trimStart();
+  const mark = found.parts.length === 3 ? marked(word, found.at) : null;
+  const text = make("div", "x-doc-text", opening + token.slice(0, token.length - word.length), mark, rest || null);
   text.dir = "auto";
   let { first, last } = found;
-  const more = (label, left, fetched) => {
-    const button = Object.assign(make("button", "x-doc-more"), { type: "button" });
-    const told = () => {
-      const count = left();
-      button.hidden = count <= 0;
-      button.textContent = `${label}: ${Math.min(MORE, count).toLocaleString("en")} of ${count.toLocaleString("en")} characters`;
-    };
-    button.addEventListener("click", async () => {
-      button.disabled = true;
-      try {
-        await fetched();
-      } catch (error) {
-        button.after(problem(error));
-      }
-      button.disabled = false;
-      told();
-    });
-    told();
-    return button;
-  };
   const part = async (from, to) => (await api(`/documents/text?${new URLSearchParams({ id: found.doc_id, first: from, last: to })}`)).text;
   const before = more("Show what comes before", () => first, async () => {
     const from = Math.max(0, first - MORE);

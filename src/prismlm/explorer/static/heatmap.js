@@ -38,68 +38,76 @@ export const thumbnail = (weights, most) => {
   return { canvas, draw: () => cells(canvas, weights, most, size, 0, 0) };
 };
 
+/** A head's weights as a picture: `size` pixels a cell, `left` those before the first, `at` the row and column that is said.
+ * @typedef {{ tokens: string[], weights: number[][], most: number, one: number, canvas: HTMLCanvasElement, say: HTMLElement,
+ *   size: number, left: number, at: number[] }} Heat */
+
 /** A picture with labels where there is room; the pointer or arrow keys say a weight.
  * @param {string[]} tokens @param {{ title: string, weights: number[][] }} map @param {number} one what a weight of 1 is */
-export const heatmap = (tokens, map, one) => {
-  const canvas = make("canvas", "x-heat");
-  const say = make("p", "x-heat-say");
-  const most = largestOf(map.weights);
-  const many = tokens.length;
-  let size = 1, left = 0, at = [many - 1, many - 1];
+export const heatmap = (tokens, { title, weights }, one) => {
+  const canvas = make("canvas", "x-heat"), say = make("p", "x-heat-say"), many = tokens.length;
   canvas.tabIndex = 0;
   canvas.setAttribute("role", "img");
-  canvas.setAttribute("aria-label", `Attention of ${map.title} over ${many} tokens; arrow keys move over the weights`);
+  canvas.setAttribute("aria-label", `Attention of ${title} over ${many} tokens; arrow keys move over the weights`);
   say.setAttribute("aria-live", "polite");
-  const draw = () => {
-    const wide = canvas.parentElement?.clientWidth || 600;
-    const names = tokens.map(label);
-    const probe = canvas.getContext("2d");
-    const font = `${FONT}px ${getComputedStyle(canvas).fontFamily}`;
-    probe.font = font;
-    const room = Math.ceil(Math.max(...names.map((name) => probe.measureText(name).width))) + 8;
-    size = Math.max(1, Math.min(LARGEST, Math.floor((wide - room) / many)));
-    const labelled = size >= LABELLED;
-    left = labelled ? room : 0;
-    if (!labelled) size = Math.max(1, Math.min(LARGEST, Math.floor(wide / many)));
-    const sharp = devicePixelRatio || 1;
-    const [width, height] = [left + many * size, many * size + (labelled ? room : 0)];
-    Object.assign(canvas, { width: width * sharp, height: height * sharp });
-    Object.assign(canvas.style, { width: `${width}px`, height: `${height}px` });
-    const context = canvas.getContext("2d");
-    context.scale(sharp, sharp);
-    cells(canvas, map.weights, most, size, left, 0);
-    context.strokeStyle = getComputedStyle(say).color;
-    context.strokeRect(left + at[1] * size, at[0] * size, size, size);
-    if (!labelled) return;
-    context.fillStyle = getComputedStyle(say).color;
-    Object.assign(context, { font, textBaseline: "middle", textAlign: "right", direction: "ltr" });
-    names.forEach((name, i) => {
-      context.fillText(name, left - 4, (i + 0.5) * size);
-      context.save();
-      context.translate(left + (i + 0.5) * size, many * size + 4);
-      context.rotate(-Math.PI / 2);
-      context.fillText(name, 0, 0);
-      context.restore();
-    });
-  };
-  const choose = (row, column) => {
-    const i = Math.max(0, Math.min(many - 1, row));
-    at = [i, Math.max(0, Math.min(i, column))];
-    const weight = map.weights[at[0]][at[1]] / one;
-    say.replaceChildren(make("bdi", null, tokens[at[0]]), ` at ${at[0]} gives ${percent(weight)} to `,
-      at[0] === at[1] ? "itself" : make("bdi", null, tokens[at[1]]), at[0] === at[1] ? "" : ` at ${at[1]}`);
-    draw();
-  };
+  /** @type {Heat} */
+  const heat = { tokens, weights, most: largestOf(weights), one, canvas, say, size: 1, left: 0, at: [many - 1, many - 1] };
   canvas.addEventListener("pointermove", (event) => {
-    const box = canvas.getBoundingClientRect();
+    const box = canvas.getBoundingClientRect(), { size, left, at } = heat;
     const [row, column] = [Math.floor((event.clientY - box.top) / size), Math.floor((event.clientX - box.left - left) / size)];
-    if (row >= 0 && row < many && column >= 0 && column <= row && (row !== at[0] || column !== at[1])) choose(row, column);
+    if (row >= 0 && row < many && column >= 0 && column <= row && (row !== at[0] || column !== at[1])) choose(heat, row, column);
   });
   canvas.addEventListener("keydown", (event) => {
-    const to = { ArrowUp: [at[0] - 1, at[1]], ArrowDown: [at[0] + 1, at[1]], ArrowLeft: [at[0], at[1] - 1], ArrowRight: [at[0], at[1] + 1] }[event.key];
+    const [row, column] = heat.at;
+    const to = { ArrowUp: [row - 1, column], ArrowDown: [row + 1, column], ArrowLeft: [row, column - 1], ArrowRight: [row, column + 1] }[event.key];
     if (!to) return;
     event.preventDefault();
-    choose(to[0], to[1]);
+    choose(heat, to[0], to[1]);
   });
-  return { node: make("div", "x-heat-box", say, canvas), draw: () => choose(at[0], at[1]) };
+  return { node: make("div", "x-heat-box", say, canvas), draw: () => choose(heat, heat.at[0], heat.at[1]) };
+};
+
+/** Say a weight, and draw with a frame around it. @param {Heat} heat */
+const choose = (heat, row, column) => {
+  const { tokens, weights, one, say } = heat;
+  const i = Math.max(0, Math.min(tokens.length - 1, row)), j = Math.max(0, Math.min(i, column));
+  heat.at = [i, j];
+  say.replaceChildren(make("bdi", null, tokens[i]), ` at ${i} gives ${percent(weights[i][j] / one)} to `,
+    i === j ? "itself" : make("bdi", null, tokens[j]), i === j ? "" : ` at ${j}`);
+  draw(heat);
+};
+
+/** @param {Heat} heat */
+const draw = (heat) => {
+  const { tokens, weights, most, canvas, say, at } = heat, many = tokens.length;
+  const wide = canvas.parentElement?.clientWidth || 600;
+  const names = tokens.map(label), font = `${FONT}px ${getComputedStyle(canvas).fontFamily}`;
+  const room = widest(canvas, names, font) + 8;
+  const fitting = (width) => Math.max(1, Math.min(LARGEST, Math.floor(width / many)));
+  const labelled = fitting(wide - room) >= LABELLED;
+  const left = heat.left = labelled ? room : 0, size = heat.size = fitting(wide - left);
+  const sharp = devicePixelRatio || 1;
+  const [width, height] = [left + many * size, many * size + left];
+  Object.assign(canvas, { width: width * sharp, height: height * sharp });
+  Object.assign(canvas.style, { width: `${width}px`, height: `${height}px` });
+  canvas.getContext("2d")?.scale(sharp, sharp);
+  const context = cells(canvas, weights, most, size, left, 0);
+  context.strokeStyle = context.fillStyle = getComputedStyle(say).color;
+  context.strokeRect(left + at[1] * size, at[0] * size, size, size);
+  if (!labelled) return;
+  Object.assign(context, { font, textBaseline: "middle", textAlign: "right", direction: "ltr" });
+  names.forEach((name, i) => {
+    context.fillText(name, left - 4, (i + 0.5) * size);
+    context.save();
+    context.translate(left + (i + 0.5) * size, many * size + 4);
+    context.rotate(-Math.PI / 2);
+    context.fillText(name, 0, 0);
+    context.restore();
+  });
+};
+
+const widest = (canvas, names, font) => {
+  const context = canvas.getContext("2d");
+  context.font = font;
+  return Math.ceil(Math.max(...names.map((name) => context.measureText(name).width)));
 };

@@ -1,122 +1,134 @@
-(() => {
-  "use strict";
-  const root = document.querySelector(".m-map");
-  const { categories, prototypes } = JSON.parse(root.querySelector(".p-data").textContent);
-  const canvas = root.querySelector(".m-canvas"), card = root.querySelector(".m-card");
-  const search = root.querySelector(".m-search"), count = root.querySelector(".m-count");
-  const dark = matchMedia("(prefers-color-scheme: dark)");
-  const shown = new Set(categories.keys());
-  const texts = prototypes.map((p, i) =>
-    `#${i} ${p.name} ${p.about} ${p.tokens.map((t) => t[0]).join(" ")} ${p.contexts.map((c) => c.slice(0, 3).join("")).join(" ")}`.toLowerCase());
-  let found = null, chosen = -1, hovered = -1, drawn = false;
-  const colour = (category) => {
-    if (categories[category] === "Grammar / Scaffold" || categories[category] === "no label") return dark.matches ? "#70747d" : "#a9a69d";
-    const hue = (category * 137.5 + 20) % 360;
-    return dark.matches ? `oklch(.74 .14 ${hue})` : `oklch(.58 .15 ${hue})`;
-  };
-  const element = (name, text, kind) => {
-    const made = document.createElement(name);
-    if (text !== undefined) made.textContent = text;
-    if (kind) made.className = kind;
-    return made;
-  };
-  // Direction marks in corpus text must not reorder the page.
-  const isolated = (text, kind) => element("bdi", text, kind);
-  const visible = (i) => shown.has(prototypes[i].category) && (found === null || found.has(i));
-  const seen = plane(canvas, prototypes.map((p) => p.x), prototypes.map((p) => p.y), {
-    visible, choose, redraw, chosen: () => chosen, hover: (i) => { if (i !== hovered) { hovered = i; redraw(); } },
-  });
+// The page of prototypes: its data stand in it, and its address says which one is chosen.
+const root = document.querySelector(".m-map");
+const { categories, prototypes } = JSON.parse(root.querySelector(".p-data").textContent);
+const canvas = root.querySelector(".m-canvas"), card = root.querySelector(".m-card");
+const search = root.querySelector(".m-search"), count = root.querySelector(".m-count");
+const dark = matchMedia("(prefers-color-scheme: dark)");
+const texts = prototypes.map((p, i) =>
+  `#${i} ${p.name} ${p.about} ${p.tokens.map((t) => t[0]).join(" ")} ${p.contexts.map((c) => c.slice(0, 3).join("")).join(" ")}`.toLowerCase());
 
-  function draw() {
-    drawn = false;
-    const context = cleared(canvas), size = seen.size(), colours = categories.map((_, c) => colour(c));
-    const wide = found === null ? size : size + 1;
-    discs(context, canvas, seen, { count: prototypes.length, visible, colour: (i) => colours[prototypes[i].category], size: wide });
-    for (const i of new Set([chosen, hovered])) {
-      if (i >= 0) ringed(context, canvas, seen.place(i), size, prototypes[i].name, dark.matches);
-    }
+/** What is looked at: categories, what the search found (null: all), and prototypes by number (-1: none).
+ * @type {{ shown: Set<number>, found: Set<number> | null, chosen: number, hovered: number, drawing: boolean }} */
+const state = { shown: new Set(categories.keys()), found: null, chosen: -1, hovered: -1, drawing: false };
+const visible = (i) => state.shown.has(prototypes[i].category) && (state.found === null || state.found.has(i));
+
+const colour = (category) => {
+  if (categories[category] === "Grammar / Scaffold" || categories[category] === "no label") return dark.matches ? "#70747d" : "#a9a69d";
+  const hue = (category * 137.5 + 20) % 360;
+  return dark.matches ? `oklch(.74 .14 ${hue})` : `oklch(.58 .15 ${hue})`;
+};
+const element = (name, text, kind) => {
+  const made = document.createElement(name);
+  if (text !== undefined) made.textContent = text;
+  if (kind) made.className = kind;
+  return made;
+};
+// Direction marks in corpus text must not reorder the page.
+const isolated = (text, kind) => element("bdi", text, kind);
+
+const draw = () => {
+  state.drawing = false;
+  const context = cleared(canvas), size = seen.size(), colours = categories.map((_, c) => colour(c));
+  const wide = state.found === null ? size : size + 1;
+  discs(context, canvas, seen, { count: prototypes.length, visible, colour: (i) => colours[prototypes[i].category], size: wide });
+  for (const i of new Set([state.chosen, state.hovered])) {
+    if (i >= 0) ringed(context, canvas, seen.place(i), size, prototypes[i].name, dark.matches);
   }
-  function redraw() { if (!drawn) { drawn = true; requestAnimationFrame(draw); } }
+};
+const redraw = () => { if (!state.drawing) { state.drawing = true; requestAnimationFrame(draw); } };
+const hover = (i) => { if (i !== state.hovered) { state.hovered = i; redraw(); } };
 
-  function choose(i) {
-    chosen = i;
-    history.replaceState(null, "", `#${i}`);
-    const p = prototypes[i];
-    card.replaceChildren(element("h2"), element("p", undefined, "m-facts"));
-    card.firstChild.append(isolated(p.name));
-    const facts = [`#${i}`, categories[p.category], p.role, p.tags.join(", "), `${(100 * p.usage).toPrecision(2)} % of tokens use it`];
-    if (p.score !== null) facts.push(`name tells its passages from others: ${Math.round(100 * p.score)} %`);
-    card.lastChild.textContent = facts.filter(Boolean).join(" · ");
-    if (p.about) card.append(element("p", undefined, "m-about")), card.lastChild.append(isolated(p.about));
-    card.append(element("h3", "Tokens it raises most, in logits"));
-    const tokens = element("ul", undefined, "m-tokens");
-    for (const [token, value] of p.tokens) {
-      const row = element("li");
-      row.append(isolated(token.replaceAll("\n", "↵").replace(/^ /, "·")), element("span", value.toFixed(2), "p-number"));
-      tokens.append(row);
-    }
-    card.append(tokens);
-    if (p.contexts.length) card.append(element("h3", "Nearest training text; it fires on the marked token"));
-    const places = element("ul");
-    for (const [before, token, after, document_] of p.contexts) {
-      const row = element("li", undefined, "m-context"), text = isolated("…" + before);
-      text.append(element("mark", token), after + "…");
-      row.append(text, element("small", document_));
-      places.append(row);
-    }
-    card.append(places);
-    redraw();
+const choose = (i) => {
+  state.chosen = i;
+  history.replaceState(null, "", `#${i}`);
+  const p = prototypes[i];
+  card.replaceChildren(element("h2"), element("p", factsOf(i), "m-facts"));
+  card.firstChild.append(isolated(p.name));
+  if (p.about) card.append(element("p", undefined, "m-about")), card.lastChild.append(isolated(p.about));
+  card.append(element("h3", "Tokens it raises most, in logits"), raised(p.tokens));
+  if (p.contexts.length) card.append(element("h3", "Nearest training text; it fires on the marked token"));
+  card.append(passages(p.contexts));
+  redraw();
+};
+const factsOf = (i) => {
+  const p = prototypes[i];
+  const facts = [`#${i}`, categories[p.category], p.role, p.tags.join(", "), `${(100 * p.usage).toPrecision(2)} % of tokens use it`];
+  if (p.score !== null) facts.push(`name tells its passages from others: ${Math.round(100 * p.score)} %`);
+  return facts.filter(Boolean).join(" · ");
+};
+const raised = (tokens) => {
+  const rows = element("ul", undefined, "m-tokens");
+  for (const [token, value] of tokens) {
+    const row = element("li");
+    row.append(isolated(token.replaceAll("\n", "↵").replace(/^ /, "·")), element("span", value.toFixed(2), "p-number"));
+    rows.append(row);
   }
-
-  function list() {
-    const those = prototypes.map((_, i) => i).filter(visible);
-    count.textContent = `${those.length.toLocaleString("en")} of ${prototypes.length.toLocaleString("en")}`;
-    if (found === null) return;
-    const results = element("ul", undefined, "m-results");
-    those.sort((a, b) => prototypes[b].usage - prototypes[a].usage);
-    for (const i of those.slice(0, 100)) {
-      const row = element("li"), button = element("button");
-      button.append(isolated(prototypes[i].name));
-      button.addEventListener("click", () => choose(i));
-      row.append(button);
-      results.append(row);
-    }
-    card.replaceChildren(element("h3", those.length > 100 ? "The 100 most used of those found" : "Found"), results);
+  return rows;
+};
+const passages = (contexts) => {
+  const places = element("ul");
+  for (const [before, token, after, document_] of contexts) {
+    const row = element("li", undefined, "m-context"), text = isolated("…" + before);
+    text.append(element("mark", token), after + "…");
+    row.append(text, element("small", document_));
+    places.append(row);
   }
+  return places;
+};
 
-  categories.forEach((name, c) => {
-    const key = element("button", undefined, "m-key"), dot = element("i");
-    const share = prototypes.filter((p) => p.category === c).length / prototypes.length;
-    key.type = "button";
-    key.setAttribute("aria-pressed", "true");
-    key.append(dot, isolated(name), element("span", `${(100 * share).toFixed(1)} %`));
-    key.title = "click to hide or show, double-click to show it alone";
-    const paint = () => { dot.style.background = colour(c); };
-    paint();
-    dark.addEventListener("change", paint);
-    const update = () => {
-      [...key.parentNode.children].forEach((one, i) => one.setAttribute("aria-pressed", String(shown.has(i))));
-      list();
-      redraw();
-    };
-    key.addEventListener("click", () => { shown.has(c) ? shown.delete(c) : shown.add(c); update(); });
-    key.addEventListener("dblclick", () => { shown.clear(); shown.add(c); update(); });
-    root.querySelector(".m-legend").append(key);
-  });
+/** Say how many are seen; of a search the most used instead of a card. */
+const list = () => {
+  const those = prototypes.map((_, i) => i).filter(visible);
+  count.textContent = `${those.length.toLocaleString("en")} of ${prototypes.length.toLocaleString("en")}`;
+  if (state.found === null) return;
+  const results = element("ul", undefined, "m-results");
+  those.sort((a, b) => prototypes[b].usage - prototypes[a].usage);
+  for (const i of those.slice(0, 100)) {
+    const row = element("li"), button = element("button");
+    button.append(isolated(prototypes[i].name));
+    button.addEventListener("click", () => choose(i));
+    row.append(button);
+    results.append(row);
+  }
+  card.replaceChildren(element("h3", those.length > 100 ? "The 100 most used of those found" : "Found"), results);
+};
 
-  search.addEventListener("input", () => {
-    const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
-    found = words.length ? new Set(texts.keys().filter((i) => words.every((w) => texts[i].includes(w)))) : null;
+/** The button that hides and shows a category. */
+const keyOf = (name, c) => {
+  const key = element("button", undefined, "m-key"), dot = element("i");
+  const share = prototypes.filter((p) => p.category === c).length / prototypes.length;
+  key.type = "button";
+  key.setAttribute("aria-pressed", "true");
+  key.append(dot, isolated(name), element("span", `${(100 * share).toFixed(1)} %`));
+  key.title = "click to hide or show, double-click to show it alone";
+  const paint = () => { dot.style.background = colour(c); };
+  paint();
+  dark.addEventListener("change", paint);
+  const update = () => {
+    [...key.parentNode.children].forEach((one, i) => one.setAttribute("aria-pressed", String(state.shown.has(i))));
     list();
-    if (found === null && chosen >= 0) choose(chosen);
     redraw();
-  });
+  };
+  const { shown } = state;
+  key.addEventListener("click", () => { shown.has(c) ? shown.delete(c) : shown.add(c); update(); });
+  key.addEventListener("dblclick", () => { shown.clear(); shown.add(c); update(); });
+  return key;
+};
 
-  dark.addEventListener("change", redraw);
-  addEventListener("resize", redraw);
-
-  seen.fit();
+const searched = () => {
+  const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
+  state.found = words.length ? new Set(texts.keys().filter((i) => words.every((w) => texts[i].includes(w)))) : null;
   list();
-  const linked = Number.parseInt(location.hash.slice(1), 10);
-  choose(linked >= 0 && linked < prototypes.length ? linked : prototypes.reduce((best, p, i) => (p.usage > prototypes[best].usage ? i : best), 0));
-})();
+  if (state.found === null && state.chosen >= 0) choose(state.chosen);
+  redraw();
+};
+
+const seen = plane(canvas, prototypes.map((p) => p.x), prototypes.map((p) => p.y), { visible, choose, redraw, hover, chosen: () => state.chosen });
+root.querySelector(".m-legend").append(...categories.map(keyOf));
+search.addEventListener("input", searched);
+dark.addEventListener("change", redraw);
+addEventListener("resize", redraw);
+seen.fit();
+list();
+const linked = Number.parseInt(location.hash.slice(1), 10);
+choose(linked >= 0 && linked < prototypes.length ? linked : prototypes.reduce((best, p, i) => (p.usage > prototypes[best].usage ? i : best), 0));

@@ -1,111 +1,138 @@
 // A plane of points to look around in: where it is seen from, gestures, keys, what is nearest, and how it is drawn.
 const REACH = 18, ONE_PRESS = 1.4;
 
-// x and y of a point are at (x - view.x) * view.scale + half of the canvas.
-// `on` says which points are visible and which is chosen, and is told what is hovered and chosen, and to draw anew;
-// where its `take` returns a gesture for a pointer that goes down, moves and end are that gesture's.
+/** A canvas, the points on it, where it is seen from, and the gesture that is under way.
+ * `on` says which points are visible and which is chosen, and is told what is hovered and chosen, and to draw anew;
+ * where its `take` returns a gesture for a pointer that goes down, moves and end are that gesture's.
+ * @typedef {{ canvas: HTMLCanvasElement, xs: number[], ys: number[], on: any, view: { x: number, y: number, scale: number },
+ *   pointers: Map<number, PointerEvent>, moved: boolean, spread: number, taken: any }} Plane */
+
+/** Where a place of the plane is on the canvas. @param {Plane} plane */
+const onCanvas = ({ canvas, view }, x, y) =>
+  [(x - view.x) * view.scale + canvas.clientWidth / 2, (y - view.y) * view.scale + canvas.clientHeight / 2];
+/** @param {Plane} plane */
+const onPlane = ({ canvas, view }, px, py) =>
+  [(px - canvas.clientWidth / 2) / view.scale + view.x, (py - canvas.clientHeight / 2) / view.scale + view.y];
+const local = (canvas, event) => {
+  const box = canvas.getBoundingClientRect();
+  return [event.clientX - box.left, event.clientY - box.top];
+};
+
+// A handful far from all others would leave the rest a speck: they are reached by moving.
+const edges = (values) => {
+  const sorted = Float64Array.from(values).sort(), cut = Math.floor(sorted.length / 200);
+  return [sorted[cut], sorted[sorted.length - 1 - cut]];
+};
+/** @param {Plane} plane */
+const fitted = ({ canvas, xs, ys, view, on }) => {
+  const [[left, right], [top, bottom]] = [edges(xs), edges(ys)];
+  view.x = (left + right) / 2;
+  view.y = (top + bottom) / 2;
+  view.scale = 0.94 * Math.min(canvas.clientWidth / (right - left || 1), canvas.clientHeight / (bottom - top || 1));
+  on.redraw();
+};
+/** Look from nearer or further; what is at a place of the canvas stays there. @param {Plane} plane */
+const zoom = (plane, factor, px = plane.canvas.clientWidth / 2, py = plane.canvas.clientHeight / 2) => {
+  const { canvas, view } = plane, [x, y] = onPlane(plane, px, py);
+  view.scale *= factor;
+  view.x = x - (px - canvas.clientWidth / 2) / view.scale;
+  view.y = y - (py - canvas.clientHeight / 2) / view.scale;
+  plane.on.redraw();
+};
+
+/** The visible point that a pointer is at, or -1. @param {Plane} plane */
+const nearest = (plane, event) => {
+  const { canvas, xs, ys, on } = plane, [x, y] = local(canvas, event);
+  let best = -1, least = REACH * REACH;
+  for (let i = 0; i < xs.length; i++) {
+    if (!on.visible(i)) continue;
+    const [px, py] = onCanvas(plane, xs[i], ys[i]), far = (px - x) ** 2 + (py - y) ** 2;
+    if (far < least) { least = far; best = i; }
+  }
+  return best;
+};
+/** The nearest of those that lie more in a direction than beside it, or -1. @param {Plane} plane */
+const towards = ({ xs, ys, on }, from, [right, down]) => {
+  let best = -1, least = Infinity;
+  for (let i = 0; i < xs.length; i++) {
+    const along = (xs[i] - xs[from]) * right + (ys[i] - ys[from]) * down;
+    const aside = Math.abs((xs[i] - xs[from]) * down) + Math.abs((ys[i] - ys[from]) * right);
+    if (along > 0 && aside <= along && along + aside < least && on.visible(i)) { least = along + aside; best = i; }
+  }
+  return best;
+};
+
+/** @param {Plane} plane */
+const pressed = (plane, event) => {
+  plane.canvas.setPointerCapture(event.pointerId);
+  plane.pointers.set(event.pointerId, event);
+  plane.taken = plane.pointers.size === 1 ? plane.on.take?.(event) ?? null : null;
+  plane.taken?.move(...local(plane.canvas, event));
+  plane.moved = false;
+  plane.spread = 0;
+};
+/** Move a gesture on: one that was taken, the plane under one pointer, or the zoom between two. @param {Plane} plane */
+const dragged = (plane, event) => {
+  const { canvas, view, on, pointers } = plane, before = pointers.get(event.pointerId);
+  if (!before) { on.hover(nearest(plane, event)); return; }
+  pointers.set(event.pointerId, event);
+  if (plane.taken) { plane.taken.move(...local(canvas, event)); return; }
+  if (pointers.size === 1) {
+    const [dx, dy] = [event.clientX - before.clientX, event.clientY - before.clientY];
+    plane.moved ||= Math.abs(dx) + Math.abs(dy) > 2;
+    view.x -= dx / view.scale;
+    view.y -= dy / view.scale;
+    on.redraw();
+    return;
+  }
+  plane.moved = true;
+  const [[ax, ay], [bx, by]] = [...pointers.values()].map((one) => local(canvas, one)), now = Math.hypot(ax - bx, ay - by);
+  if (plane.spread) zoom(plane, now / plane.spread, (ax + bx) / 2, (ay + by) / 2);
+  plane.spread = now;
+};
+/** End a gesture; without a move it chooses. @param {Plane} plane */
+const released = (plane, event) => {
+  if (!plane.pointers.delete(event.pointerId)) return;
+  plane.spread = 0;
+  if (plane.taken) { plane.taken.end(event.type === "pointerup"); plane.taken = null; return; }
+  if (plane.moved || event.type !== "pointerup") return;
+  const i = nearest(plane, event);
+  if (i >= 0) plane.on.choose(i);
+};
+/** @param {Plane} plane */
+const keyed = (plane, event) => {
+  const way = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
+  const larger = { "+": ONE_PRESS, "=": ONE_PRESS, "-": 1 / ONE_PRESS }[event.key];
+  if (event.altKey || event.ctrlKey || event.metaKey || !(way || larger || event.key === "0")) return;
+  event.preventDefault();
+  if (larger) { zoom(plane, larger); return; }
+  if (!way) { fitted(plane); return; }
+  const next = towards(plane, Math.max(plane.on.chosen(), 0), way);
+  if (next >= 0) plane.on.choose(next);
+};
+
+/** Let a canvas be looked around in; return what tells where points are on it.
+ * @param {HTMLCanvasElement} canvas @param {number[]} xs @param {number[]} ys @param {Plane["on"]} on */
 export const plane = (canvas, xs, ys, on) => {
-  const view = { x: 0, y: 0, scale: 1 };
-  const at = (x, y) => [(x - view.x) * view.scale + canvas.clientWidth / 2, (y - view.y) * view.scale + canvas.clientHeight / 2];
-  const place = (i) => at(xs[i], ys[i]);
-  const inverse = (px, py) => [(px - canvas.clientWidth / 2) / view.scale + view.x, (py - canvas.clientHeight / 2) / view.scale + view.y];
-  const size = () => Math.max(1.6, Math.min(6, view.scale / 28));
-
-  const fit = () => {
-    // A handful far from all others would leave the rest a speck: they are reached by moving.
-    const edges = (values) => { const sorted = Float64Array.from(values).sort(), cut = Math.floor(sorted.length / 200); return [sorted[cut], sorted[sorted.length - 1 - cut]]; };
-    const [[left, right], [top, bottom]] = [edges(xs), edges(ys)];
-    view.x = (left + right) / 2;
-    view.y = (top + bottom) / 2;
-    view.scale = 0.94 * Math.min(canvas.clientWidth / (right - left || 1), canvas.clientHeight / (bottom - top || 1));
-    on.redraw();
-  };
-  const zoom = (factor, px = canvas.clientWidth / 2, py = canvas.clientHeight / 2) => {
-    const [x, y] = inverse(px, py);
-    view.scale *= factor;
-    view.x = x - (px - canvas.clientWidth / 2) / view.scale;
-    view.y = y - (py - canvas.clientHeight / 2) / view.scale;
-    on.redraw();
-  };
-  const local = (event) => {
-    const box = canvas.getBoundingClientRect();
-    return [event.clientX - box.left, event.clientY - box.top];
-  };
-  const nearest = (event) => {
-    const [x, y] = local(event);
-    let best = -1, least = REACH * REACH;
-    for (let i = 0; i < xs.length; i++) {
-      if (!on.visible(i)) continue;
-      const [px, py] = place(i), far = (px - x) ** 2 + (py - y) ** 2;
-      if (far < least) { least = far; best = i; }
-    }
-    return best;
-  };
-  // The nearest of those that lie more in a direction than beside it.
-  const towards = (from, [right, down]) => {
-    let best = -1, least = Infinity;
-    for (let i = 0; i < xs.length; i++) {
-      const along = (xs[i] - xs[from]) * right + (ys[i] - ys[from]) * down;
-      const aside = Math.abs((xs[i] - xs[from]) * down) + Math.abs((ys[i] - ys[from]) * right);
-      if (along > 0 && aside <= along && along + aside < least && on.visible(i)) { least = along + aside; best = i; }
-    }
-    return best;
-  };
-
-  const pointers = new Map();
-  let moved = false, spread = 0, taken = null;
-  canvas.addEventListener("pointerdown", (event) => {
-    canvas.setPointerCapture(event.pointerId);
-    pointers.set(event.pointerId, event);
-    taken = pointers.size === 1 ? on.take?.(event) ?? null : null;
-    taken?.move(...local(event));
-    moved = false;
-    spread = 0;
-  });
-  canvas.addEventListener("pointermove", (event) => {
-    const before = pointers.get(event.pointerId);
-    if (!before) { on.hover(nearest(event)); return; }
-    pointers.set(event.pointerId, event);
-    if (taken) { taken.move(...local(event)); return; }
-    if (pointers.size === 1) {
-      const [dx, dy] = [event.clientX - before.clientX, event.clientY - before.clientY];
-      moved ||= Math.abs(dx) + Math.abs(dy) > 2;
-      view.x -= dx / view.scale;
-      view.y -= dy / view.scale;
-      on.redraw();
-      return;
-    }
-    moved = true;
-    const [[ax, ay], [bx, by]] = [...pointers.values()].map(local), now = Math.hypot(ax - bx, ay - by);
-    if (spread) zoom(now / spread, (ax + bx) / 2, (ay + by) / 2);
-    spread = now;
-  });
-  const up = (event) => {
-    if (!pointers.delete(event.pointerId)) return;
-    spread = 0;
-    if (taken) { taken.end(event.type === "pointerup"); taken = null; return; }
-    if (moved || event.type !== "pointerup") return;
-    const i = nearest(event);
-    if (i >= 0) on.choose(i);
-  };
-  canvas.addEventListener("pointerup", up);
-  canvas.addEventListener("pointercancel", up);
+  /** @type {Plane} */
+  const own = { canvas, xs, ys, on, view: { x: 0, y: 0, scale: 1 }, pointers: new Map(), moved: false, spread: 0, taken: null };
+  canvas.addEventListener("pointerdown", (event) => pressed(own, event));
+  canvas.addEventListener("pointermove", (event) => dragged(own, event));
+  for (const name of ["pointerup", "pointercancel"]) canvas.addEventListener(name, (event) => released(own, event));
   canvas.addEventListener("pointerleave", () => on.hover(-1));
   canvas.addEventListener("wheel", (event) => {
     event.preventDefault();
-    zoom(Math.exp(-event.deltaY / 400), ...local(event));
+    zoom(own, Math.exp(-event.deltaY / 400), ...local(canvas, event));
   }, { passive: false });
-  canvas.addEventListener("keydown", (event) => {
-    const way = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
-    const larger = { "+": ONE_PRESS, "=": ONE_PRESS, "-": 1 / ONE_PRESS }[event.key];
-    if (event.altKey || event.ctrlKey || event.metaKey || !(way || larger || event.key === "0")) return;
-    event.preventDefault();
-    if (larger) { zoom(larger); return; }
-    if (!way) { fit(); return; }
-    const next = towards(Math.max(on.chosen(), 0), way);
-    if (next >= 0) on.choose(next);
-  });
-  return { view, at, place, inverse, size, fit };
+  canvas.addEventListener("keydown", (event) => keyed(own, event));
+  return {
+    view: own.view,
+    at: (x, y) => onCanvas(own, x, y),
+    place: (i) => onCanvas(own, xs[i], ys[i]),
+    inverse: (px, py) => onPlane(own, px, py),
+    size: () => Math.max(1.6, Math.min(6, own.view.scale / 28)),
+    fit: () => fitted(own),
+  };
 };
 
 // A canvas cleared, as sharp as the screen, and its context, in which lengths are the page's.
