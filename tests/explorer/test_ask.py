@@ -101,7 +101,9 @@ def test_an_answer_that_is_not_there(served, path):
     assert "Ask again" in json.loads(body)["error"]
 
 
-def test_a_model_without_a_lens_says_what_is_missing_and_still_answers(tiny_model, tmp_path):
+def test_a_model_without_a_lens_says_what_is_missing_and_still_answers(
+    tiny_model, tmp_path, browser
+):
     copy = shutil.copytree(tiny_model, tmp_path / "bare")
     shutil.rmtree(copy / "lens")
     with Served(prismlm.load(copy)) as server:
@@ -113,6 +115,14 @@ def test_a_model_without_a_lens_says_what_is_missing_and_still_answers(tiny_mode
         status, _, body = server.ask("GET", "/api/prototypes")
         assert status == 422
         assert "prismlm index" in json.loads(body)["error"]
+        page = browser.new_page()
+        page.goto(server.address)
+        page.fill(".x-prompt", TEXT)
+        page.press(".x-prompt", "Enter")
+        page.wait_for_selector(".x-exports")
+        page.click(".x-column:nth-child(1)")
+        page.wait_for_selector(".p-aside :text('No lens, so no training text')")
+        page.close()
 
 
 def test_a_person_asks_looks_and_reads_on(page):

@@ -126,7 +126,7 @@ const aside = (answer, number) => {
 /** @param {Answer} answer */
 const fill = async (answer, number, box) => {
   const { shared: { model: { lens } }, data, id } = answer;
-  if (!lens) return box.replaceWith(behind(data, { shares: [] }));
+  if (!lens) return box.replaceChildren(...behind(data, { shares: [] }).childNodes);
   try {
     const found = await api(`/answers/${id}/steps/${number}`);
     box.replaceChildren(...behind({ ...data, ...unpacked(found.shared) }, found).childNodes);

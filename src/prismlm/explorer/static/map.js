@@ -26,8 +26,11 @@ export const show = async (root, at, shared) => {
   shared.command(["prismlm", "map", shared.model.path, ...(shared.model.lens?.map ? ["--html", "map.html"] : [])]);
   if (!kept) {
     const data = await api("/map");
-    root.replaceChildren();
-    kept ??= made(root, data, shared);
+    // Opened twice while it was fetched, the page is made once.
+    if (!kept) {
+      root.replaceChildren();
+      kept = made(root, data, shared);
+    }
   }
   open(kept, at.query, shared);
 };
