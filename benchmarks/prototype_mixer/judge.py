@@ -34,6 +34,7 @@ def main() -> None:
     parser.add_argument("--endpoint")
     parser.add_argument("--endpoint-model")
     parser.add_argument("--called", required=True, help="the judge's name, and the result's")
+    parser.add_argument("--text", default="held-out text", help="what it is, for the page")
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--prompts", type=int, default=100)
     parser.add_argument("--words", type=int, default=64)
@@ -48,7 +49,7 @@ def main() -> None:
     corpus, how = Corpus.open(given.corpus), Writing(words=given.words, seed=given.seed)
     prompts = corpus_prompts(corpus, given.prompts, how)
     found = run_judging(Study(named(given.models), prompts, how, given.work, open_judge))
-    told = {"called": given.called, "corpus": corpus.name, "environment": environment()}
+    told = {"called": given.called, "text": given.text, "environment": environment()}
     write_json(given.out / f"{given.called}.json", told | found)
     print(f"wrote {given.out / given.called}.json")
 

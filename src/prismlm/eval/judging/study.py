@@ -27,6 +27,7 @@ from prismlm.files import write_json
 from prismlm.outputs import write_table
 from prismlm.progress import SILENT, Reporter
 from prismlm.run_state import check_same, read_note, writing
+from prismlm.statistics import Interval, bootstrap
 
 FORMAT_VERSION = 1
 RUN_FILE, RESULT_FILE = "run.json", "judge.json"
@@ -160,15 +161,17 @@ def _ratings(
             {"model": name, **{kind: asdict(one) for kind, one in rating._asdict().items()}}
             for name, rating in rated
         ],
-        "pairs": [_pair(*pair, own[~np.isnan(own)]) for pair, own in columns],
+        "pairs": [_pair(*pair, own[~np.isnan(own)], seed) for pair, own in columns],
         "order": order_figures(judged),
     }
 
 
-def _pair(first: str, second: str, scores: np.ndarray) -> dict[str, Any]:
+def _pair(first: str, second: str, scores: np.ndarray, seed: int) -> dict[str, Any]:
+    """Return the mean score of the first, with its bootstrap interval over prompts."""
+    none = Interval(np.nan, np.nan, np.nan)
+    score = asdict(bootstrap(scores, seed=seed) if len(scores) else none)
     count = {"won": int((scores > 0.5).sum()), "lost": int((scores < 0.5).sum())}
-    score = float(scores.mean()) if len(scores) else np.nan
-    return {"first": first, "second": second, "games": len(scores), "score": score, **count}
+    return {"first": first, "second": second, "games": len(scores), **count, "score": score}
 
 
 def _continuations(prompts: Sequence[Prompt], texts: Mapping[str, Sequence[str]]) -> pa.Table:
