@@ -19,10 +19,9 @@ from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
 from prismlm.corpus import Corpus
 from prismlm.eval.judging.continuations import Writing, corpus_prompts
-from prismlm.eval.judging.judges import EndpointJudge, LocalJudge
+from prismlm.eval.judging.judges import judge_opener
 from prismlm.eval.judging.study import Study, named, run_judging
 from prismlm.files import write_json
-from prismlm.labels.endpoint import Endpoint
 
 
 def main() -> None:
@@ -40,12 +39,7 @@ def main() -> None:
     parser.add_argument("--words", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    open_judge = None
-    if given.endpoint:
-        asked = Endpoint(given.endpoint, given.endpoint_model)
-        open_judge = lambda kept: EndpointJudge(asked, kept)  # noqa: E731
-    elif given.judge:
-        open_judge = lambda kept: LocalJudge(given.judge, kept)  # noqa: E731
+    open_judge = judge_opener(given.judge, given.endpoint, given.endpoint_model)
     corpus, how = Corpus.open(given.corpus), Writing(words=given.words, seed=given.seed)
     prompts = corpus_prompts(corpus, given.prompts, how)
     found = run_judging(Study(named(given.models), prompts, how, given.work, open_judge))

@@ -64,9 +64,10 @@ def test_prompts_are_the_lines_of_a_file(tmp_path):
 @pytest.mark.parametrize(
     "wrong", [{"words": 0}, {"tokens": 0}, {"temperature": -1.0}, {"seed": -1}, {"seed": True}]
 )
-def test_settings_out_of_range_are_refused(wrong):
+def test_settings_out_of_range_are_refused(ordinary, tmp_path, wrong):
     with pytest.raises(InputError, match="expected"):
-        Writing(**wrong)
+        Writer("m", ordinary[0], Writing(**wrong), tmp_path / "kept").texts(PROMPTS)
+    assert not (tmp_path / "kept").exists()
 
 
 def test_a_model_writes_as_everywhere_else(tiny_model, tmp_path):

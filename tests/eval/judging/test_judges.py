@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from prismlm.errors import InputError
+from prismlm.errors import FormatError, InputError
 from prismlm.eval.judging.judges import EndpointJudge, Judged, LocalJudge, Pair
 from prismlm.labels.endpoint import Endpoint
 from prismlm.models.checkpoint import read_checkpoint
@@ -162,3 +162,11 @@ def test_a_question_that_is_too_long_is_refused(ordinary, tmp_path):
     judge = LocalJudge(ordinary[0], tmp_path / "kept")
     with pytest.raises(InputError, match="and it reads 1024: give shorter prompts"):
         judge.judge([Pair("word " * 1000, "a", "b")])
+
+
+@pytest.mark.parametrize("template", ["{% if %}", "{{ raise_exception('no') }}", "{{ 1 / 0 }}"])
+def test_a_chat_template_that_is_broken_is_told(ordinary, tmp_path, template):
+    judge = LocalJudge(ordinary[0], tmp_path / "kept")
+    judge._tokenizer.chat_template, judge._chat = template, True
+    with pytest.raises(FormatError, match="the chat template of the judge a cannot be used"):
+        judge.judge(PAIRS)

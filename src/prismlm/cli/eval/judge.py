@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from prismlm.cli.options import DryRun, Json, number
+from prismlm.cli.label import ModelThere, Url
+from prismlm.cli.options import DryRun, Json, Temperature, number
 from prismlm.cli.output import print_cost, print_json
 from prismlm.errors import InputError
 from prismlm.outputs import check_outputs
-
-if TYPE_CHECKING:
-    from prismlm.eval.judging.judges import Judge
 
 
 def judge(
@@ -31,17 +28,12 @@ def judge(
     prompts_count: Annotated[int, number("N", "Texts, of a corpus drawn by the seed.", 2)] = 100,
     prompt_words: Annotated[int, number("N", "Words of a text that are given.", 1)] = 64,
     new_tokens: Annotated[int, number("N", "Tokens that each model writes, at most.", 1)] = 50,
-    temperature: Annotated[float, number("T", "0 takes the top token.")] = 0.0,
+    temperature: Temperature = 0.0,
     judge: Annotated[
         Path | None, typer.Option(metavar="DIR", help="A model directory that judges.")
     ] = None,
-    endpoint: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="Or a language model at an OpenAI-compatible endpoint."),
-    ] = None,
-    endpoint_model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="What the model is called there.")
-    ] = None,
+    endpoint: Url = None,
+    endpoint_model: ModelThere = None,
     seed: Annotated[int, number("S", "Of all that is drawn.")] = 0,
     out: Annotated[
         Path | None,
@@ -59,11 +51,12 @@ def judge(
     """
     from prismlm.eval.judging.continuations import Writing, corpus_prompts, file_prompts
     from prismlm.eval.judging.estimate import estimate_judging
+    from prismlm.eval.judging.judges import judge_opener
     from prismlm.eval.judging.study import RESULT_FILE, Study, named, run_judging
     from prismlm.run_state import orderly_end
 
     given = models or []
-    opened = _judge(judge, endpoint, endpoint_model)
+    opened = judge_opener(judge, endpoint, endpoint_model)
     if not given and (opened is None or out is None):
         raise InputError("give a MODEL or more; without one, a judge to examine and --out DIR.")
     if (corpus is None) == (prompts is None):
@@ -94,23 +87,6 @@ def judge(
         from prismlm.cli.printing.judge import print_judging
 
         print_judging(result)
-
-
-def _judge(
-    directory: Path | None, url: str | None, name: str | None
-) -> Callable[[Path], Judge] | None:
-    """Return what opens the judge, given where its verdicts are kept."""
-    from prismlm.eval.judging.judges import EndpointJudge, LocalJudge
-    from prismlm.labels.endpoint import Endpoint
-
-    if (url is None) != (name is None):
-        raise InputError("--endpoint URL and --endpoint-model NAME go together: give both.")
-    if directory is not None and url is not None:
-        raise InputError("--judge and --endpoint are two judges: give one.")
-    if url is not None and name is not None:
-        asked = Endpoint(url, name)
-        return lambda kept: EndpointJudge(asked, kept)
-    return None if directory is None else lambda kept: LocalJudge(directory, kept)
 
 
 def _announce(what: str, questions: int, tokens: int) -> None:

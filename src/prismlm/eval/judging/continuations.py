@@ -8,19 +8,19 @@ goes on could not repeat what a whole one writes.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig
 
 from prismlm import fingerprints
 from prismlm.corpus.store import Corpus
-from prismlm.errors import InputError, check_number, check_whole
+from prismlm.errors import InputError, check_whole
 from prismlm.files import decoded
-from prismlm.index.opened_model import COLDEST, LARGEST_SEED, write_after
+from prismlm.index.opened_model import LARGEST_SEED, write_after
 from prismlm.labels.answers import Answers, Question
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.progress import SILENT, Reporter
@@ -42,7 +42,7 @@ class Writing:
         seed: of the texts and tokens that are drawn.
 
     Raises:
-        InputError: a number out of range.
+        InputError: no word, no token, or a seed below 0.
     """
 
     words: int = 64
@@ -53,10 +53,7 @@ class Writing:
     def __post_init__(self) -> None:
         check_whole("the words of a prompt", self.words, 1)
         check_whole("the new tokens", self.tokens, 1)
-        check_whole("the seed", self.seed, 0, LARGEST_SEED)
-        expected = f"0, which takes the top token, or a number from {COLDEST:g} on"
-        holds = lambda value: value == 0 or value >= COLDEST  # noqa: E731
-        check_number("the temperature", self.temperature, expected, holds)
+        check_whole("the seed", self.seed)
 
     @property
     def following(self) -> int:
@@ -137,7 +134,11 @@ class Writer:
     def __init__(self, name: str, directory: Path, how: Writing, kept: Path) -> None:
         self.name, self.how = name, how
         self._model, self._tokenizer = read_checkpoint(directory)
-        _forget_settings(self._model, self._tokenizer)
+        # Of a model's own way of generating only what ends a text stays: all write in one way.
+        ends = getattr(self._model.generation_config, "eos_token_id", None)
+        ends = self._tokenizer.eos_token_id if ends is None else ends
+        drawn = {"top_k": 0} if how.temperature else {}
+        self._model.generation_config = GenerationConfig(eos_token_id=ends, **drawn)
         identity = fingerprints.of_json([fingerprints.of_weights(self._model), asdict(how)])
         self._answers = Answers(kept, identity)
 
@@ -151,17 +152,16 @@ class Writer:
         Raises:
             InputError: a prompt with more tokens than the model reads.
         """
+        texts: list[str] = []
         with progress.task(f"{self.name} writes", len(prompts), "prompts") as task:
-            return list(self._each(prompts, task.advance))
-
-    def _each(self, prompts: Sequence[Prompt], advance: Callable[[], object]) -> Iterator[str]:
-        for number, prompt in enumerate(prompts):
-            found = self._answers.get(_asked(prompt))
-            if found is None:
-                found = {"text": self.write(prompt, number)}
-                self._answers.add(_asked(prompt), found)
-            advance()
-            yield found["text"]
+            for number, prompt in enumerate(prompts):
+                found = self._answers.get(_asked(prompt))
+                if found is None:
+                    found = {"text": self.write(prompt, number)}
+                    self._answers.add(_asked(prompt), found)
+                texts.append(found["text"])
+                task.advance()
+        return texts
 
     def write(self, prompt: Prompt, number: int = 0) -> str:
         """Return what the model writes after a prompt, whose number goes into the seed."""
@@ -182,12 +182,3 @@ class Writer:
 
 def _asked(prompt: Prompt) -> Question:
     return Question(({"role": "user", "content": prompt.text},), {"text": str})
-
-
-def _forget_settings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Leave of a model's own way of generating only what ends a text: all write in one way."""
-    own = model.generation_config
-    ends = None if own is None else own.eos_token_id
-    model.generation_config = GenerationConfig(
-        eos_token_id=tokenizer.eos_token_id if ends is None else ends, top_k=0
-    )

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from prismlm import fingerprints
-from prismlm.errors import InputError
+from prismlm.errors import FormatError, InputError
 from prismlm.labels.answers import Answers, Question, fenced, one_line, prompt
 from prismlm.labels.endpoint import Endpoint, Session
 from prismlm.models.checkpoint import read_checkpoint
@@ -168,7 +169,8 @@ class LocalJudge(Judge):
     how = AS_TOKEN
 
     def __init__(self, directory: Path, kept: Path) -> None:
-        self._model, self._tokenizer = read_checkpoint(directory)
+        opened: tuple[Any, Any] = read_checkpoint(directory)
+        self._model, self._tokenizer = opened
         self._chat = self._tokenizer.chat_template is not None
         self.source = one_line(directory.resolve().name, NAME_LENGTH)
         kind = [fingerprints.of_weights(self._model), str(self._tokenizer.chat_template)]
@@ -183,15 +185,20 @@ class LocalJudge(Judge):
     def _prompt(self, question: Question) -> tuple[int, ...]:
         said = question.messages[0]["content"]
         # What ends a turn is no text: a response that spells it would speak for the judge.
-        for token in self._tokenizer.all_special_tokens:
-            said = said.replace(token, f"{token[0]} {token[1:]}")
-        if self._chat:
-            turns = [{"role": "user", "content": said}]
+        for token in {*self._tokenizer.all_special_tokens, *self._tokenizer.get_added_vocab()}:
+            said = said.replace(token, f"{token[0]} {token[1:]}") if token.strip() else said
+        if not self._chat:
+            return self._ids(f"{said}\n\nAnswer:")
+        turns = [{"role": "user", "content": said}]
+        try:
             said = self._tokenizer.apply_chat_template(
                 turns, tokenize=False, add_generation_prompt=True
             )
-        else:
-            said += "\n\nAnswer:"
+        except Exception as error:  # a template may raise whatever it likes
+            raise FormatError(
+                f"the chat template of the judge {self.source} cannot be used ({error}): put back "
+                "chat_template.jinja, or remove it to ask without one."
+            ) from error
         return self._ids(str(said))
 
     @torch.no_grad()
@@ -240,3 +247,20 @@ class LocalJudge(Judge):
     def asked(self) -> dict[str, Any]:
         """Return how many passes were made, over how many tokens."""
         return {**self._tally, "failures": {}}
+
+
+def judge_opener(
+    directory: Path | None, url: str | None, name: str | None
+) -> Callable[[Path], Judge] | None:
+    """Return what opens a judge, given the file of its verdicts; None where none is named.
+
+    Raises:
+        InputError: two judges, a URL without a model's name, or no URL.
+    """
+    if (url is None) != (name is None):
+        raise InputError("--endpoint URL and --endpoint-model NAME go together: give both.")
+    if directory is not None and url is not None:
+        raise InputError("--judge and --endpoint are two judges: give one.")
+    if url is not None and name is not None:
+        return partial(EndpointJudge, Endpoint(url, name))
+    return None if directory is None else partial(LocalJudge, directory)

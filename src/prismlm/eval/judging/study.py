@@ -6,6 +6,7 @@ or judges that are added later are asked alone.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -74,7 +75,8 @@ def named(models: Sequence[Path]) -> dict[str, Path]:
     twice = [str(path) for path in places if places.count(path) > 1]
     if twice:
         raise InputError(f"{twice[0]} is given twice: give each model once.")
-    names = [path.name for path in places]
+    # As they are called here, links too.
+    names = [os.path.basename(os.path.abspath(path)) for path in models]
     keys = [n if names.count(n) == 1 else str(p) for n, p in zip(names, models, strict=True)]
     return dict(zip(keys, models, strict=True))
 
