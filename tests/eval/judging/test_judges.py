@@ -57,7 +57,7 @@ def test_a_pair_is_asked_about_in_both_orders_and_once(judge):
     assert again.left(PAIRS) == (0, 0)
     assert len(server.requests) == 6
     text = server.requests[0]["messages"][0]["content"]
-    for word in ("coherence", "relevance", "fluency", "correctness", "Text 0 begins"):
+    for word in ("coherence", "relevance", "fluency", "correctness", " begins\n</data-"):
         assert word in text
     schema = server.requests[0]["response_format"]["json_schema"]["schema"]
     assert schema["properties"]["verdict"]["enum"] == ["A", "B", "Tie"]
