@@ -106,7 +106,6 @@ class OpenedModel:
             )
         return ids.to(self.model.device)
 
-    @torch.no_grad()
     def write(
         self,
         prompt: Tensor,
@@ -117,43 +116,60 @@ class OpenedModel:
         all_logits: bool = False,
         enough: Callable[[Tensor], bool] | None = None,
     ) -> Tensor:
-        """Return ``prompt`` [1, T] and up to ``tokens`` tokens that the model writes after it.
+        """Return ``prompt`` and what the model writes after it, as :func:`write_after`."""
+        options = {"all_logits": all_logits, "enough": enough}
+        return write_after(self.model, self.tokenizer, prompt, tokens, temperature, seed, **options)
 
-        With ``all_logits`` every position of the prompt passes the output embedding. ``enough`` is
-        asked after every token, with all tokens so far, whether to stop.
 
-        Raises:
-            InputError: a number of tokens, temperature or seed that is none.
-        """
-        tokens = check_whole("the number of tokens to generate", tokens)
-        seed = check_whole("the seed", seed, most=LARGEST_SEED)
-        temperature = check_number(
-            "the temperature",
-            temperature,
-            f"0, which takes the top token, or a number from {COLDEST:g} on",
-            lambda number: number == 0 or number >= COLDEST,
+@torch.no_grad()
+def write_after(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: Tensor,
+    tokens: int,
+    temperature: float,
+    seed: int,
+    *,
+    all_logits: bool = False,
+    enough: Callable[[Tensor], bool] | None = None,
+) -> Tensor:
+    """Return ``prompt`` [1, T] and up to ``tokens`` tokens that the model writes after it.
+
+    With ``all_logits`` every position of the prompt passes the output embedding. ``enough`` is
+    asked after every token, with all tokens so far, whether to stop.
+
+    Raises:
+        InputError: a number of tokens, temperature or seed that is none.
+    """
+    tokens = check_whole("the number of tokens to generate", tokens)
+    seed = check_whole("the seed", seed, most=LARGEST_SEED)
+    temperature = check_number(
+        "the temperature",
+        temperature,
+        f"0, which takes the top token, or a number from {COLDEST:g} on",
+        lambda number: number == 0 or number >= COLDEST,
+    )
+    if tokens == 0:
+        return prompt
+    options: dict[str, Any] = {"do_sample": False}
+    if temperature:
+        options = {"do_sample": True, "temperature": temperature}
+    if all_logits and "logits_to_keep" in signature(model.forward).parameters:
+        # Otherwise only the prompt's last position would pass the output embedding.
+        options["logits_to_keep"] = 0
+    if enough is not None:
+        options["stopping_criteria"] = StoppingCriteriaList([_Enough(enough)])
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        ids = model.generate(  # pyright: ignore[reportCallIssue]
+            inputs=prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=tokens,
+            pad_token_id=tokenizer.eos_token_id,
+            **options,
         )
-        if tokens == 0:
-            return prompt
-        options: dict[str, Any] = {"do_sample": False}
-        if temperature:
-            options = {"do_sample": True, "temperature": temperature}
-        if all_logits and "logits_to_keep" in signature(self.model.forward).parameters:
-            # Otherwise only the prompt's last position would pass the output embedding.
-            options["logits_to_keep"] = 0
-        if enough is not None:
-            options["stopping_criteria"] = StoppingCriteriaList([_Enough(enough)])
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            ids = self.model.generate(  # pyright: ignore[reportCallIssue]
-                inputs=prompt,
-                attention_mask=torch.ones_like(prompt),
-                max_new_tokens=tokens,
-                pad_token_id=self.tokenizer.eos_token_id,
-                **options,
-            )
-        assert isinstance(ids, Tensor)
-        return ids
+    assert isinstance(ids, Tensor)
+    return ids
 
 
 class _Enough(StoppingCriteria):

@@ -196,7 +196,7 @@ class Session:
         return InputError(f"{where}: {told} {said}. {way_out} {self._kept()}")
 
     def _kept(self) -> str:
-        return self.answers.kept() if self.answers.path.is_file() else "Nothing was labelled."
+        return self.answers.kept() if self.answers.path.is_file() else "No answer is kept."
 
     def each(
         self, jobs: Sequence[T], work: Callable[[T], R], task: Task

@@ -1,0 +1,100 @@
+"""prismlm eval judge: which model continues a text best, by a judge that is judged first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from prismlm.cli.label import ModelThere, Url
+from prismlm.cli.options import DryRun, Json, Temperature, number
+from prismlm.cli.output import print_cost, print_json
+from prismlm.errors import InputError
+from prismlm.outputs import check_outputs
+
+
+def judge(
+    models: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="MODEL...", help="Model directories; none: examine a judge alone."),
+    ] = None,
+    corpus: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Continue its held-out documents.")
+    ] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Or continue the lines of a text.")
+    ] = None,
+    prompts_count: Annotated[int, number("N", "Texts, of a corpus drawn by the seed.", 2)] = 100,
+    prompt_words: Annotated[int, number("N", "Words of a text that are given.", 1)] = 64,
+    new_tokens: Annotated[int, number("N", "Tokens that each model writes, at most.", 1)] = 50,
+    temperature: Temperature = 0.0,
+    judge: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="A model directory that judges.")
+    ] = None,
+    endpoint: Url = None,
+    endpoint_model: ModelThere = None,
+    seed: Annotated[int, number("S", "Of all that is drawn.")] = 0,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Where all is kept; else eval/judge of the first model."),
+    ] = None,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> None:
+    """Have models continue the same texts; compare them by BLEU, and by a judge that is examined.
+
+    The judge says of each pair of continuations, in both orders, which is better; that makes Elo
+    and Bradley-Terry ratings. First it is asked about real text and the same words shuffled: the
+    ratings by one that fails are not to be read. What is made is kept: the same command goes on
+    where it was stopped, and models may be added.
+    """
+    from prismlm.eval.judging.continuations import Writing, corpus_prompts, file_prompts
+    from prismlm.eval.judging.estimate import estimate_judging
+    from prismlm.eval.judging.judges import judge_opener
+    from prismlm.eval.judging.study import RESULT_FILE, Study, named, run_judging
+    from prismlm.run_state import orderly_end
+
+    given = models or []
+    opened = judge_opener(judge, endpoint, endpoint_model)
+    if not given and (opened is None or out is None):
+        raise InputError("give a MODEL or more; without one, a judge to examine and --out DIR.")
+    if (corpus is None) == (prompts is None):
+        raise InputError("give the texts: --corpus DIR or --prompts FILE, one of them.")
+    place = given[0] / "eval" / "judge" if out is None else out
+    # What was made there before is gone on from.
+    check_outputs(directory=place, inputs=(*given, corpus, prompts, judge), overwrite=True)
+    how = Writing(prompt_words, new_tokens, temperature, seed)
+    if corpus is not None:
+        from prismlm.corpus.store import Corpus
+
+        texts = corpus_prompts(Corpus.open(corpus), prompts_count, how)
+    else:
+        assert prompts is not None
+        texts = file_prompts(prompts, prompts_count, how)
+    study = Study(named(given), texts, how, place, opened)
+    with orderly_end():
+        if dry_run:
+            print_cost(estimate_judging(study), as_json=as_json)
+            return
+        from prismlm.cli.progress import ConsoleReporter
+
+        result = run_judging(study, ConsoleReporter(), _announce)
+    typer.echo(f"wrote {place / RESULT_FILE}", err=True)
+    if as_json:
+        print_json(result)
+    else:
+        from prismlm.cli.printing.judge import print_judging
+
+        print_judging(result)
+
+
+def _announce(what: str, questions: int, tokens: int) -> None:
+    from prismlm.cli.format import count
+
+    if questions:
+        typer.echo(
+            f"{questions:,} questions about {what}, some {count(tokens)} tokens in; "
+            "verdicts are kept.",
+            err=True,
+        )

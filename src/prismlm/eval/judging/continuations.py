@@ -1,0 +1,184 @@
+"""What models write after the same prompts, each text cut in two at the end of a word.
+
+A prompt is given to every model as text, which its own tokenizer splits. Models write one prompt
+after the other: in a batch, what stands beside it would change its last digits, and a run that
+goes on could not repeat what a whole one writes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+from transformers import GenerationConfig
+
+from prismlm import fingerprints
+from prismlm.corpus.store import Corpus
+from prismlm.errors import InputError, check_whole
+from prismlm.files import decoded
+from prismlm.index.opened_model import LARGEST_SEED, write_after
+from prismlm.labels.answers import Answers, Question
+from prismlm.models.checkpoint import read_checkpoint
+from prismlm.progress import SILENT, Reporter
+
+WORD = re.compile(r"\S+")
+# Words of a reference for each token of a continuation: about as long, in English.
+WORDS_PER_TOKEN = 0.75
+FEWEST = 2
+
+
+@dataclass(frozen=True)
+class Writing:
+    """How texts are cut and continued.
+
+    Attributes:
+        words: of a prompt.
+        tokens: that each model writes after it, at most.
+        temperature: 0 takes the top token; else tokens are drawn.
+        seed: of the texts and tokens that are drawn.
+
+    Raises:
+        InputError: no word, no token, or a seed below 0.
+    """
+
+    words: int = 64
+    tokens: int = 50
+    temperature: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_whole("the words of a prompt", self.words, 1)
+        check_whole("the new tokens", self.tokens, 1)
+        check_whole("the seed", self.seed)
+
+    @property
+    def following(self) -> int:
+        """How many words of what follows the prompt are the reference."""
+        return max(1, round(WORDS_PER_TOKEN * self.tokens))
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A text that is continued.
+
+    Attributes:
+        id: of the document, or the number of the line.
+        text: its first words.
+        reference: the words that follow; empty where there are too few.
+    """
+
+    id: str
+    text: str
+    reference: str
+
+
+def cut(id: str, text: str, how: Writing) -> Prompt:
+    """Return a text cut after the last word of the prompt and of the reference."""
+    ends = [found.end() for found in islice(WORD.finditer(text), how.words + how.following)]
+    if len(ends) < how.words + how.following:
+        return Prompt(id, text[: ends[: how.words][-1] if ends else 0].strip(), "")
+    middle, end = ends[how.words - 1], ends[-1]
+    return Prompt(id, text[:middle].strip(), text[middle:end].strip())
+
+
+def corpus_prompts(corpus: Corpus, count: int, how: Writing) -> list[Prompt]:
+    """Return the beginnings of held-out documents, drawn by the seed; too short ones are none.
+
+    Raises:
+        InputError: fewer than two are long enough.
+    """
+    drawn = np.random.default_rng(how.seed).permutation(corpus.split("heldout"))
+    ids = corpus.doc_ids
+    cuts = (cut(ids[number], corpus.text(number), how) for number in drawn.tolist())
+    return _enough((one for one in cuts if one.reference), count, f"{corpus.path}, held out,", how)
+
+
+def file_prompts(path: Path, count: int, how: Writing) -> list[Prompt]:
+    """Return the beginnings of a file's first lines; one that is short has no reference.
+
+    Raises:
+        InputError: no such file, no text in UTF-8, or fewer than two lines with words.
+    """
+    if not path.is_file():
+        raise InputError(f"there is no file {path}: expected a text with a prompt on each line.")
+    lines = enumerate(decoded(path.read_bytes(), str(path)).splitlines(), 1)
+    cuts = (cut(str(number), line, how) for number, line in lines)
+    return _enough((one for one in cuts if one.text), count, str(path), how)
+
+
+def _enough(cuts: Iterable[Prompt], count: int, where: str, how: Writing) -> list[Prompt]:
+    found = list(islice(cuts, check_whole("the number of prompts", count, FEWEST)))
+    if len(found) < FEWEST:
+        raise InputError(
+            f"{where} has {len(found)} texts to continue: expected {FEWEST} or more, of "
+            f"{how.words} words and {how.following} that follow. Give other text or shorter "
+            "prompts with --prompt-words."
+        )
+    return found
+
+
+class Writer:
+    """A model that continues prompts, whose continuations are kept.
+
+    Attributes:
+        name: for the reader.
+
+    Raises:
+        InputError, FormatError: as :func:`prismlm.models.checkpoint.read_checkpoint`.
+    """
+
+    def __init__(self, name: str, directory: Path, how: Writing, kept: Path) -> None:
+        self.name, self.how = name, how
+        self._model, self._tokenizer = read_checkpoint(directory)
+        # Of a model's own way of generating only what ends a text stays: all write in one way.
+        ends = getattr(self._model.generation_config, "eos_token_id", None)
+        ends = self._tokenizer.eos_token_id if ends is None else ends
+        drawn = {"top_k": 0} if how.temperature else {}
+        self._model.generation_config = GenerationConfig(eos_token_id=ends, **drawn)
+        identity = fingerprints.of_json([fingerprints.of_weights(self._model), asdict(how)])
+        self._answers = Answers(kept, identity)
+
+    def left(self, prompts: Sequence[Prompt]) -> list[Prompt]:
+        """Return the prompts that are not continued yet."""
+        return [one for one in prompts if self._answers.get(_asked(one)) is None]
+
+    def texts(self, prompts: Sequence[Prompt], progress: Reporter = SILENT) -> list[str]:
+        """Return the continuation of each prompt; those that are made are kept one by one.
+
+        Raises:
+            InputError: a prompt with more tokens than the model reads.
+        """
+        texts: list[str] = []
+        with progress.task(f"{self.name} writes", len(prompts), "prompts") as task:
+            for number, prompt in enumerate(prompts):
+                found = self._answers.get(_asked(prompt))
+                if found is None:
+                    found = {"text": self.write(prompt, number)}
+                    self._answers.add(_asked(prompt), found)
+                texts.append(found["text"])
+                task.advance()
+        return texts
+
+    def write(self, prompt: Prompt, number: int = 0) -> str:
+        """Return what the model writes after a prompt, whose number goes into the seed."""
+        # As everywhere here: text is what it is, without a mark of its beginning.
+        ids = self._tokenizer(prompt.text, return_tensors="pt", add_special_tokens=False).input_ids
+        longest = getattr(self._model.config, "max_position_embeddings", None)
+        if not ids.shape[1] or (longest and ids.shape[1] + self.how.tokens > longest):
+            raise InputError(
+                f"prompt {prompt.id!r} has {ids.shape[1]} tokens and {self.how.tokens} are to "
+                f"follow: {self.name} reads 1 to {longest}. Give fewer --prompt-words."
+            )
+        seed = (self.how.seed + number) % LARGEST_SEED
+        args = (self._model, self._tokenizer, ids.to(self._model.device))
+        written = write_after(*args, self.how.tokens, self.how.temperature, seed)
+        added = written[0, ids.shape[1] :].tolist()
+        return str(self._tokenizer.decode(added, skip_special_tokens=True)).strip()
+
+
+def _asked(prompt: Prompt) -> Question:
+    return Question(({"role": "user", "content": prompt.text},), {"text": str})

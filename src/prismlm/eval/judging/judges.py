@@ -1,0 +1,266 @@
+"""Judges of two continuations: a language model at an endpoint, or one in this process.
+
+Both are asked the same, ``better`` of ``labels/prompts.md``: which is better by coherence,
+relevance, fluency and correctness, A, B or Tie (ProtoT, B.1). Each pair is asked about in both
+orders, and a verdict that was given is kept.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from prismlm import fingerprints
+from prismlm.errors import FormatError, InputError
+from prismlm.labels.answers import Answers, Question, fenced, one_line, prompt
+from prismlm.labels.endpoint import Endpoint, Session
+from prismlm.models.checkpoint import read_checkpoint
+from prismlm.progress import SILENT, Reporter
+
+# What each verdict is worth to A.
+WORTH = {"A": 1.0, "B": 0.0, "Tie": 0.5}
+AS_JSON = 'Answer as {"verdict": "..."}, with "A", "B" or "Tie".'
+AS_TOKEN = "Reply with a single token: A, B or Tie."
+NAME_LENGTH, CHARACTERS_PER_TOKEN = 48, 4
+
+
+class Pair(NamedTuple):
+    """A text and two responses to it."""
+
+    text: str
+    a: str
+    b: str
+
+
+class Judged(NamedTuple):
+    """Verdicts of a pair in the order (a, b) and in the order (b, a); None: no answer."""
+
+    first: str | None
+    second: str | None
+
+    @property
+    def score(self) -> float | None:
+        """What a gets: 1 for a win, 0.5 for a tie, the mean of both orders."""
+        if self.first is None or self.second is None:
+            return None
+        return (WORTH[self.first] + 1 - WORTH[self.second]) / 2
+
+    @property
+    def changed(self) -> bool:
+        """Whether another response is better in the other order."""
+        return self.score is not None and WORTH[self.first or ""] != 1 - WORTH[self.second or ""]
+
+    @property
+    def by_position(self) -> bool:
+        """Whether what stands first is better in both orders, or what stands second."""
+        return self.first == self.second and self.first in ("A", "B")
+
+
+class Judge(ABC):
+    """Says which of two responses is better.
+
+    Attributes:
+        source: what it is, for the reader.
+        answers: verdicts that are kept.
+    """
+
+    source: str
+    answers: Answers
+    how: str
+
+    def question(self, pair: Pair) -> Question:
+        """Return what is asked about a pair in one order."""
+        data = {"text": fenced(pair.text), "a": fenced(pair.a), "b": fenced(pair.b)}
+        asked = {"role": "user", "content": prompt("better", **data, answer=self.how)}
+        return Question((asked,), {"verdict": str}, {"verdict": tuple(WORTH)})
+
+    def left(self, pairs: Sequence[Pair]) -> tuple[int, int]:
+        """Return how many questions about pairs in both orders are not answered, and tokens."""
+        questions = [self.question(one) for one in _orders(pairs)]
+        new = [q.messages[0]["content"] for q in questions if self.answers.get(q) is None]
+        return len(new), sum(map(len, new)) // CHARACTERS_PER_TOKEN
+
+    def judge(
+        self, pairs: Sequence[Pair], what: str = "pairs", progress: Reporter = SILENT
+    ) -> list[Judged]:
+        """Return the verdicts of each pair in both orders; responses that are alike are tied.
+
+        Raises:
+            InputError: the judge cannot be asked, or hardly ever answers.
+        """
+        questions = [self.question(one) for one in _orders(pairs)]
+        found = iter(self.verdicts(questions, what, progress))
+        return [
+            Judged(next(found), next(found)) if one.a != one.b else Judged("Tie", "Tie")
+            for one in pairs
+        ]
+
+    @abstractmethod
+    def verdicts(
+        self, questions: Sequence[Question], what: str, progress: Reporter
+    ) -> list[str | None]:
+        """Return what is said to each question; None where there is no answer that counts."""
+
+    @abstractmethod
+    def asked(self) -> dict[str, Any]:
+        """Return what asking came to."""
+
+
+def _orders(pairs: Sequence[Pair]) -> list[Pair]:
+    """Return both orders of each pair; of responses that are alike nothing is asked."""
+    return [
+        one for pair in pairs if pair.a != pair.b for one in (pair, Pair(pair.text, pair.b, pair.a))
+    ]
+
+
+class EndpointJudge(Judge):
+    """A language model at an endpoint, which answers by a schema.
+
+    Args:
+        endpoint: where it is.
+        kept: the file of its verdicts.
+
+    Raises:
+        ModuleNotFoundError: openai is not installed, of the extra ``label``.
+    """
+
+    how = AS_JSON
+
+    def __init__(self, endpoint: Endpoint, kept: Path) -> None:
+        self.answers = Answers(kept, endpoint.model)
+        self.source = f"endpoint:{one_line(endpoint.model, NAME_LENGTH)}"
+        self._session = Session(endpoint, self.answers)
+
+    def verdicts(
+        self, questions: Sequence[Question], what: str, progress: Reporter
+    ) -> list[str | None]:
+        """Return what is said to each question, some of which are asked at once."""
+        ask = self._session.ask
+        with progress.task(f"Judging {what}", len(questions), "questions") as task:
+            jobs = range(len(questions))
+            found = dict(self._session.each(jobs, lambda i: ask(questions[i])["verdict"], task))
+        return [found[number] for number in jobs]
+
+    def asked(self) -> dict[str, Any]:
+        """Return requests, tokens in and out, and what failed how often."""
+        return {**self._session.tally, "failures": dict(self._session.failures)}
+
+
+class LocalJudge(Judge):
+    """A model directory, which says the most probable of the three answers and nothing else.
+
+    log P(answer | question) is the sum over the answer's tokens; one forward pass where A and B
+    are a token each.
+
+    Args:
+        directory: of any causal language model; its chat template is used, where it has one.
+        kept: the file of its verdicts.
+
+    Raises:
+        InputError, FormatError: as :func:`prismlm.models.checkpoint.read_checkpoint`.
+    """
+
+    how = AS_TOKEN
+
+    def __init__(self, directory: Path, kept: Path) -> None:
+        opened: tuple[Any, Any] = read_checkpoint(directory)
+        self._model, self._tokenizer = opened
+        self._chat = self._tokenizer.chat_template is not None
+        self.source = one_line(directory.resolve().name, NAME_LENGTH)
+        kind = [fingerprints.of_weights(self._model), str(self._tokenizer.chat_template)]
+        self.answers = Answers(kept, fingerprints.of_json(kind))
+        self._tally = Counter(passes=0, tokens_in=0)
+        words = {name: name if self._chat else f" {name}" for name in WORTH}
+        self._spelled = {name: self._ids(word) for name, word in words.items()}
+
+    def _ids(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def _prompt(self, question: Question) -> tuple[int, ...]:
+        said = question.messages[0]["content"]
+        # What ends a turn is no text: a response that spells it would speak for the judge.
+        for token in {*self._tokenizer.all_special_tokens, *self._tokenizer.get_added_vocab()}:
+            said = said.replace(token, f"{token[0]} {token[1:]}") if token.strip() else said
+        if not self._chat:
+            return self._ids(f"{said}\n\nAnswer:")
+        turns = [{"role": "user", "content": said}]
+        try:
+            said = self._tokenizer.apply_chat_template(
+                turns, tokenize=False, add_generation_prompt=True
+            )
+        except Exception as error:  # a template may raise whatever it likes
+            raise FormatError(
+                f"the chat template of the judge {self.source} cannot be used ({error}): put back "
+                "chat_template.jinja, or remove it to ask without one."
+            ) from error
+        return self._ids(str(said))
+
+    @torch.no_grad()
+    def log_probabilities(self, question: Question) -> dict[str, float]:
+        """Return log P of each answer.
+
+        Raises:
+            InputError: the question is longer than what the model reads.
+        """
+        start, found = self._prompt(question), dict[str, float]()
+        longest = getattr(self._model.config, "max_position_embeddings", None)
+        most = len(start) + max(map(len, self._spelled.values())) - 1
+        if longest is not None and most > longest:
+            raise InputError(
+                f"a question to the judge {self.source} has {most} tokens, and it reads {longest}: "
+                "give shorter prompts with --prompt-words, or another judge."
+            )
+        for path in sorted({ids[:-1] for ids in self._spelled.values()}, key=len, reverse=True):
+            ids = torch.tensor([[*start, *path]], device=self._model.device)
+            spelled = {n: s for n, s in self._spelled.items() if s[:-1] == path[: len(s) - 1]}
+            if spelled.keys() <= found.keys():
+                continue
+            logits = self._model(input_ids=ids).logits[0, len(start) - 1 :].float()
+            self._tally.update(passes=1, tokens_in=ids.shape[1])
+            log = logits.log_softmax(-1)
+            for name, answer in spelled.items():
+                found[name] = sum(float(log[i, token]) for i, token in enumerate(answer))
+        return {name: found[name] for name in WORTH}
+
+    def verdicts(
+        self, questions: Sequence[Question], what: str, progress: Reporter
+    ) -> list[str | None]:
+        """Return what is most probable after each question."""
+        found: list[str | None] = []
+        with progress.task(f"Judging {what}", len(questions), "questions") as task:
+            for question in questions:
+                answer = self.answers.get(question)
+                if answer is None:
+                    log = self.log_probabilities(question)
+                    answer = {"verdict": max(log, key=lambda name: log[name])}
+                    self.answers.add(question, answer)
+                found.append(answer["verdict"])
+                task.advance()
+        return found
+
+    def asked(self) -> dict[str, Any]:
+        """Return how many passes were made, over how many tokens."""
+        return {**self._tally, "failures": {}}
+
+
+def judge_opener(
+    directory: Path | None, url: str | None, name: str | None
+) -> Callable[[Path], Judge] | None:
+    """Return what opens a judge, given the file of its verdicts; None where none is named.
+
+    Raises:
+        InputError: two judges, a URL without a model's name, or no URL.
+    """
+    if (url is None) != (name is None):
+        raise InputError("--endpoint URL and --endpoint-model NAME go together: give both.")
+    if directory is not None and url is not None:
+        raise InputError("--judge and --endpoint are two judges: give one.")
+    if url is not None and name is not None:
+        return partial(EndpointJudge, Endpoint(url, name))
+    return None if directory is None else partial(LocalJudge, directory)

@@ -1,0 +1,139 @@
+"""prismlm eval judge: what a person reads, what a program reads, clear refusals, and a kill."""
+
+import json
+import shutil
+import signal
+import time
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from tests.helpers import forked
+from tests.helpers.chat_server import ChatServer
+
+NAMED = ("--endpoint-model", "m")
+FEW = ("--prompts-count", 4, "--prompt-words", 8, "--new-tokens", 8)
+
+
+def first(request, number):
+    return {"verdict": "A"}
+
+
+@pytest.fixture(scope="module")
+def other(tiny_model, tmp_path_factory):
+    """The tiny model with other weights, whose name drives a terminal."""
+    path = tmp_path_factory.mktemp("judge") / "other\x1b[31m"
+    shutil.copytree(tiny_model, path, ignore=shutil.ignore_patterns("lens", "prism*", "proto*"))
+    weights = load_file(path / "model.safetensors")
+    changed = {name: value.flip(0) for name, value in weights.items()}
+    save_file(changed, path / "model.safetensors", metadata={"format": "pt"})
+    return path
+
+
+def test_an_unusable_judge_is_said_first_and_its_ratings_are_not_to_be_read(
+    prism, tiny_model, tiny_corpus, other, tmp_path
+):
+    out = tmp_path / "out"
+    with ChatServer(first) as server:
+        asked = ["--endpoint", server.url, "--endpoint-model", "m", "--out", out]
+        command = ["eval", "judge", tiny_model, other, "--corpus", tiny_corpus, *FEW, *asked]
+        tried = prism(*command, "--dry-run", "--json")
+        assert tried.returncode == 0, tried.stderr
+        estimate = json.loads(tried.stdout)
+        assert (estimate["continuations"], estimate["questions"]) == (8, 24)
+        assert (server.requests, out.exists()) == ([], False)
+        made = prism(*command)
+        assert made.returncode == 0, made.stderr
+        asked_then = len(server.requests)
+        again = prism(*command, "--json")
+        assert len(server.requests) == asked_then <= 24
+    assert made.stdout.startswith("The judge endpoint:m is unusable: it must prefer real text")
+    assert "16 questions about the judge's examination" in made.stderr
+    lines = made.stdout.splitlines()
+    place = lines.index("Not to be read, since the judge is unusable:")
+    assert lines[place + 1].split()[:2] == ["model", "Elo"]
+    for words in ("prefers the same place in both orders", "of another prompt", "Best of tiny"):
+        assert words in made.stdout
+    assert "\x1b[31m" not in made.stdout + made.stderr
+    found = json.loads(again.stdout)
+    assert found == json.loads((out / "judge.json").read_text())
+    assert found["judge"]["order"]["by_position"]["value"] == 1
+    assert [one["bradley_terry"]["value"] for one in found["ratings"]["models"]] == [1000, 1000]
+
+
+def test_lines_of_a_file_are_continued_without_a_judge(prism, tiny_model, tmp_path):
+    model = shutil.copytree(tiny_model, tmp_path / "model")
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("Once upon a time\nThe court ruled\n")
+    made = prism("eval", "judge", model, "--prompts", prompts, "--new-tokens", 4)
+    assert made.returncode == 0, made.stderr
+    assert "2 prompts, 1 models" in made.stdout
+    assert "BLEU" not in made.stdout
+    kept = model / "eval" / "judge"
+    assert len((kept / "continuations.jsonl").read_text().splitlines()) == 2
+    assert (kept / "continuations.parquet").is_file()
+    changed = prism("eval", "judge", model, "--prompts", prompts, "--new-tokens", 5)
+    assert changed.returncode == 2
+    assert "tokens: 4 → 5" in changed.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--prompts", "f"], "give a MODEL or more; without one, a judge to examine and --out"),
+        (["m"], "--corpus DIR or --prompts FILE, one of them"),
+        (["m", "--corpus", "c", "--prompts", "f"], "one of them"),
+        (["m", "--prompts", "none.txt"], "there is no file none.txt"),
+        (["m", "--prompts", "f", "--endpoint", "http://host/v1"], "go together"),
+        (["m", "--prompts", "f", "--endpoint", "ftp://host", "--endpoint-model", "m"], "http"),
+        (
+            ["m", "--prompts", "f", "--judge", "j", "--endpoint", "http://h/v1", *NAMED],
+            "are two judges: give one",
+        ),
+        (["m", "--prompts", "f", "--prompts-count", "1"], "expected at least 2"),
+        (["m", "m", "--prompts", __file__], "is given twice"),
+    ],
+)
+def test_what_cannot_be_is_refused(refused, given, message):
+    assert message in refused("eval", "judge", *given)
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_goes_on(tiny_model, tiny_corpus, other, tmp_path):
+    def slowly(request, number):
+        time.sleep(0.05)
+        return first(request, number)
+
+    out = tmp_path / "out"
+    with ChatServer(slowly) as server:
+        asked = ["--endpoint", server.url, "--endpoint-model", "m"]
+        command = ["eval", "judge", tiny_model, other, "--corpus", tiny_corpus, *FEW, *asked]
+        whole = forked.run(*command, "--out", tmp_path / "whole", "--json")
+        assert whole.returncode == 0, whole.stderr
+        every = len(server.requests)
+        server.requests.clear()
+        kept = 0
+        for name, least, ending in (
+            ("verdicts", 4, signal.SIGKILL),
+            ("continuations", 3, signal.SIGKILL),
+            ("verdicts", 18, signal.SIGINT),
+        ):
+            process = forked.start(*command, "--out", out, "--json")
+            file = out / f"{name}.jsonl"
+            while not file.is_file() or file.read_bytes().count(b"\n") < least:
+                assert process.poll() is None, process.communicate(1)
+                time.sleep(0.002)
+            process.send_signal(ending)
+            process.communicate(30)
+            now = (out / "verdicts.jsonl").read_bytes().count(b"\n")
+            assert kept <= now
+            kept = now
+            assert not (out / "judge.json").exists()
+        done = forked.run(*command, "--out", out, "--json")
+    assert done.returncode == 0, done.stderr
+    found, wanted = json.loads(done.stdout), json.loads(whole.stdout)
+    for one in (found, wanted):
+        del one["judge"]["asked"]
+    assert found == wanted
+    # What was under way when it ended is asked again, and nothing else.
+    assert every <= len(server.requests) <= every + 3 * 8

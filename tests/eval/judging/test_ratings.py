@@ -1,0 +1,87 @@
+"""Ratings against figures worked out by hand, and what must not change them."""
+
+import numpy as np
+import pytest
+
+from prismlm.eval.judging.ratings import (
+    MOST,
+    bradley_terry,
+    online_elo,
+    pairs_of,
+    rate,
+    wins_of,
+)
+
+
+def test_online_elo_of_three_games_by_hand():
+    # A wins: expected 1/2, so that it gets 2. Then B wins: expected of A is 1 / (1 + 10^(−4/400)),
+    # 0.5057562, which it loses four times. Then a tie: A, a little behind, gains a little.
+    score = np.array([[1.0, 0.0, 0.5]])
+    first, second = np.zeros((1, 3), int), np.ones((1, 3), int)
+    after = [online_elo(first[:, :n], second[:, :n], score[:, :n], 2)[0, 0] for n in (1, 2, 3)]
+    assert after[0] == 1002
+    assert after[1] == pytest.approx(1002 - 4 * 0.5057562, abs=1e-6)
+    assert after[2] == pytest.approx(999.976975 + 4 * (0.5 - 0.4999337), abs=1e-6)
+    assert online_elo(first, second, score, 2).sum() == 2000
+
+
+def test_a_game_that_was_not_played_changes_nothing():
+    score = np.array([[1.0, np.nan, 0.5]])
+    first, second = np.zeros((1, 3), int), np.ones((1, 3), int)
+    played = online_elo(first[:, ::2], second[:, ::2], score[:, ::2], 2)
+    assert (online_elo(first, second, score, 2) == played).all()
+
+
+@pytest.mark.parametrize("scores", [[1, 1, 0], [1, 0.5, 0.5]], ids=["wins", "ties"])
+def test_bradley_terry_of_three_games_by_hand(scores):
+    # Two of three points are odds of 2 to 1, which 400 log10(2) = 120.412 ratings give.
+    wins = wins_of(np.array(scores, float)[:, None], 2)
+    assert wins.tolist() == [[0, 2], [1, 0]]
+    assert bradley_terry(wins).tolist() == pytest.approx([1060.206, 939.794], abs=1e-3)
+
+
+def test_strengths_of_four_players_are_found_again():
+    points = np.array([800.0, 950.0, 1050.0, 1200.0])
+    chance = 1 / (1 + 10 ** ((points[None] - points[:, None]) / 400))
+    np.fill_diagonal(chance, 0)
+    assert bradley_terry(chance * 7) == pytest.approx(points, abs=1e-6)
+    uneven = np.arange(1, 17).reshape(4, 4) * chance
+    uneven = uneven + uneven.T * np.where(chance > 0, chance / np.where(chance > 0, chance.T, 1), 0)
+    assert bradley_terry(uneven) == pytest.approx(points, abs=1e-6)
+
+
+def test_order_plays_no_part_in_bradley_terry():
+    scores = np.random.default_rng(0).choice([0, 0.25, 0.5, 1], size=(30, 3))
+    found = [one.bradley_terry.value for one in rate(scores, 3)]
+    again = [one.bradley_terry.value for one in rate(scores[::-1], 3)]
+    assert again == pytest.approx(found, abs=1e-6)
+    # With the last player named first: its pairs are (2, 0) and (2, 1).
+    assert pairs_of(3) == [(0, 1), (0, 2), (1, 2)]
+    turned = np.stack([1 - scores[:, 1], 1 - scores[:, 2], scores[:, 0]], axis=1)
+    assert [one.bradley_terry.value for one in rate(turned, 3)] == pytest.approx(
+        [found[2], found[0], found[1]], abs=1e-6
+    )
+
+
+def test_ties_alone_give_equal_ratings():
+    for one in rate(np.full((5, 6), 0.5), 4):
+        for interval in one:
+            assert (interval.value, interval.low, interval.high) == pytest.approx((1000,) * 3)
+
+
+def test_who_wins_more_is_above_with_both_intervals():
+    scores = np.random.default_rng(1).choice([0, 1], p=[0.2, 0.8], size=(60, 1)).astype(float)
+    best, worst = rate(scores, 2)
+    assert rate(scores, 2) == [best, worst]
+    for kind in ("elo", "bradley_terry"):
+        high, low = getattr(best, kind), getattr(worst, kind)
+        assert low.low <= low.value <= low.high < high.low <= high.value <= high.high
+        assert high.value + low.value == pytest.approx(2000)
+
+
+def test_who_never_loses_ends_at_the_bound_and_who_never_played_at_the_start():
+    best, worst = rate(np.ones((4, 1)), 2)
+    assert best.bradley_terry.value == pytest.approx(1000 + MOST)
+    assert worst.bradley_terry.value == pytest.approx(1000 - MOST)
+    scores = np.array([[0.5, np.nan, np.nan]] * 3)
+    assert [one.bradley_terry.value for one in rate(scores, 3)] == pytest.approx([1000] * 3)

@@ -1,0 +1,136 @@
+"""The whole study: a run that goes on, one that was begun with something else, and an estimate."""
+
+import re
+
+import pyarrow.parquet as pq
+import pytest
+
+from prismlm.errors import InputError
+from prismlm.eval.judging.continuations import Prompt, Writing
+from prismlm.eval.judging.estimate import estimate_judging
+from prismlm.eval.judging.judges import EndpointJudge, LocalJudge
+from prismlm.eval.judging.study import (
+    CONTINUATIONS_TABLE,
+    RESULT_FILE,
+    VERDICTS_TABLE,
+    Study,
+    named,
+    run_judging,
+)
+from prismlm.files import read_json
+from prismlm.labels.endpoint import Endpoint
+from tests.helpers.chat_server import ChatServer
+
+REFERENCE = " ".join(f"word{i:02}" for i in range(6))
+PROMPTS = [Prompt(str(n), f"Story {n} begins so", f"{REFERENCE} {n}") for n in range(12)]
+HOW = Writing(words=5, tokens=8)
+
+
+def reads(request, number):
+    """Prefer the reference, or else the response that is first in the alphabet."""
+    lines = request["messages"][0]["content"].split("\n")
+    _, a, b = [lines[i + 1] for i, line in enumerate(lines) if line.startswith("<data-")]
+    for one, other, name in ((a, b, "A"), (b, a, "B")):
+        if one.startswith(REFERENCE) and not other.startswith(REFERENCE):
+            return {"verdict": name}
+    return {"verdict": "A" if a < b else "B"}
+
+
+def by_endpoint(url):
+    return lambda kept: EndpointJudge(Endpoint(url, "m", retries=0), kept)
+
+
+def test_a_study_that_was_stopped_goes_on_and_takes_another_model(ordinary, tiny_model, tmp_path):
+    out, told = tmp_path / "out", []
+    with ChatServer(
+        lambda request, number: reads(request, number) if number < 40 else (500, "")
+    ) as s:
+        study = Study(named(ordinary), PROMPTS, HOW, out, by_endpoint(s.url))
+        with pytest.raises(InputError, match="kept in"):
+            run_judging(study)
+    assert not (out / RESULT_FILE).exists()
+    with ChatServer(reads) as server:
+        judge = by_endpoint(server.url)
+        study = Study(named(ordinary), PROMPTS, HOW, out, judge)
+        found = run_judging(study, announce=lambda *asked: told.append(asked[:2]))
+        # Of 48 questions of the examination and 24 about the models 40 were answered before.
+        assert len(server.requests) == 32
+        assert [name for name, _ in told] == ["the judge's examination", "models"]
+        assert sum(count for _, count in told) == 32
+        assert found == read_json(out / RESULT_FILE)
+        first = (out / VERDICTS_TABLE).read_bytes()
+        server.requests.clear()
+        again = run_judging(study)
+        assert server.requests == []
+        assert again["ratings"] == found["ratings"]
+        assert (out / VERDICTS_TABLE).read_bytes() == first
+        more = run_judging(Study(named([*ordinary, tiny_model]), PROMPTS, HOW, out, judge))
+        # Two pairs more, unless two models write the same.
+        assert 0 < len(server.requests) <= 48
+    assert found["judge"]["usable"]
+    assert found["ratings"]["readable"]
+    assert found["ratings"]["order"]["changed"]["value"] == 0
+    assert len(more["ratings"]["pairs"]) == 3
+    assert more["ratings"]["pairs"][0] == found["ratings"]["pairs"][0]
+    texts = pq.read_table(out / CONTINUATIONS_TABLE)
+    assert texts.num_rows == 36
+    assert set(texts["model"].to_pylist()) == {"a", "b", tiny_model.name}
+
+
+def test_ratings_are_of_the_verdicts_that_are_kept(ordinary, tmp_path):
+    study = Study(
+        named(ordinary), PROMPTS, HOW, tmp_path / "out", lambda kept: LocalJudge(ordinary[0], kept)
+    )
+    found = run_judging(study)
+    rows = pq.read_table(study.out / VERDICTS_TABLE).to_pylist()
+    (pair,) = found["ratings"]["pairs"]
+    assert pair["score"]["value"] == pytest.approx(sum(row["score_a"] for row in rows) / 12)
+    assert pair["won"] + pair["lost"] <= pair["games"] == 12
+    best = max(found["ratings"]["models"], key=lambda one: one["bradley_terry"]["value"])
+    assert best["model"] == ("a" if pair["score"]["value"] >= 0.5 else "b")
+    # Random weights know nothing of order.
+    assert not found["judge"]["usable"]
+    assert not found["ratings"]["readable"]
+
+
+def test_without_a_judge_there_is_bleu_alone(ordinary, tmp_path):
+    found = run_judging(Study(named(ordinary), PROMPTS, HOW, tmp_path / "out"))
+    assert (found["judge"], found["ratings"]) == (None, None)
+    assert list(found["bleu"]["models"]) == ["a", "b"]
+
+
+def test_another_run_is_refused(ordinary, tmp_path):
+    study = Study(named(ordinary[:1]), PROMPTS, HOW, tmp_path / "out")
+    run_judging(study)
+    before = {path: path.read_bytes() for path in study.out.iterdir()}
+    other = Study(study.models, PROMPTS, Writing(words=5, tokens=9), study.out)
+    with pytest.raises(InputError, match=re.escape("(tokens: 8 → 9)")):
+        run_judging(other)
+    with pytest.raises(InputError, match="prompts: "):
+        run_judging(Study(study.models, PROMPTS[:5], HOW, study.out))
+    assert {path: path.read_bytes() for path in study.out.iterdir()} == before
+
+
+def test_models_are_told_apart(ordinary, tmp_path):
+    (tmp_path / "a").mkdir()
+    twins = [ordinary[0], tmp_path / "a"]
+    assert list(named(twins)) == list(map(str, twins))
+    with pytest.raises(InputError, match="is given twice"):
+        named([ordinary[0], ordinary[0]])
+
+
+def test_an_estimate_counts_what_is_left_and_writes_nothing(ordinary, tmp_path):
+    study = Study(
+        named(ordinary), PROMPTS, HOW, tmp_path / "out", lambda kept: LocalJudge(ordinary[0], kept)
+    )
+    found = estimate_judging(study)
+    assert (found.continuations, found.questions) == (24, 48 + 24)
+    assert found.seconds > 0
+    assert not study.out.exists()
+    run_judging(study)
+    left = estimate_judging(study)
+    assert (left.continuations, left.questions) == (0, 24)
+    with ChatServer() as server:
+        asked = Study(study.models, PROMPTS, HOW, study.out, by_endpoint(server.url))
+        assert estimate_judging(asked).seconds is None
+        assert server.requests == []
