@@ -57,6 +57,7 @@ DIRECTORIES_WRITTEN = {
     ("attach", "--out"): [MODEL, "--corpus", "sample"],
     ("index", "--lens"): [MODEL, "--corpus", "no corpus"],
     ("eval suite", "--out"): [MODEL],
+    ("eval glue", "--out"): [MODEL],
     ("demo", "--out"): ["--quick", "--no-serve"],
 }
 READ = {
@@ -66,6 +67,7 @@ READ = {
     "corpus build": {"--data-files", "--tokenizer"},
     "corpus info": {"directory"},
     "eval suite": {"--data"},
+    "eval glue": {"--data"},
     "explain": {"--file", "--lens"},
     "explore": {"--lens"},
     "index": {"--corpus", "--data-files"},
@@ -266,6 +268,7 @@ def test_arguments_that_are_not_utf8_are_told(command):
         (["index", "{model}", "--corpus", "{corpus}", "--overwrite"], "--lens", "corpus"),
         (["index", "{model}", "--corpus", "{corpus}", "--overwrite"], "--lens", "model"),
         (["eval", "{model}"], "--out", "model"),
+        (["eval", "glue", "{model}"], "--out", "model"),
     ],
 )
 def test_a_directory_that_is_read_is_never_replaced(

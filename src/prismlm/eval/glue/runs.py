@@ -143,12 +143,14 @@ def make_runs(
     else:
         # What ended before its first run binds nobody.
         write_json(place / RUN_FILE, note)
+    left = [work for work in wanted if not (kept / f"{work.name}.json").is_file()]
+    for task in {work.task.name: work.task for work in left}.values():
+        # What the last task lacks is not to be found out after the runs of all others.
+        for split in ("train", "dev"):
+            read_split(task, split, options.data)
     name, data = "", None
     try:
-        for work in wanted:
-            path = kept / f"{work.name}.json"
-            if path.is_file():
-                continue
+        for work in left:
             if data is None or name != work.task.name:
                 name, data = work.task.name, read_task(lm, work.task, options)
             try:
@@ -159,7 +161,7 @@ def make_runs(
                 run, predicted = {"dev_history": [], "diverged": str(error)}, {}
             for title, text in predicted.items():
                 write_text(place / "predictions" / str(work.seed) / f"{title}.tsv", text)
-            write_json(path, run)
+            write_json(kept / f"{work.name}.json", run)
     except KeyboardInterrupt as stop:
         done = sum(1 for _ in kept.glob("*.json"))
         raise Interrupted(
