@@ -55,8 +55,8 @@ def study_of(name: str, directory: Path, given: argparse.Namespace) -> dict[str,
     result = run_glue(lm, work, options, given.tasks, given.seeds, from_scratch=True)
     counted = {"parameters": lm.model.num_parameters(), "type": lm.model.config.model_type}
     # Where files lie on this machine is nobody's concern.
-    result |= {"data": "hub" if given.data is None else given.data.name}
-    return {"model": name} | counted | result | {"tried": tried, "environment": environment()}
+    result |= {"data": "hub" if given.data is None else given.data.name, "model": name}
+    return result | counted | {"tried": tried, "environment": environment()}
 
 
 if __name__ == "__main__":
