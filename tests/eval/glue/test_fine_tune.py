@@ -86,5 +86,7 @@ def test_embeddings_norms_and_biases_do_not_decay(classifier):
 
 def test_a_loss_that_is_not_finite_ends_the_run(classifier):
     classifier.out.weight.data.fill_(float("nan"))
-    with pytest.raises(DivergenceError, match=r"loss is nan at a learning rate of 0\.01.*--search"):
+    with pytest.raises(DivergenceError, match=r"loss is nan at the rate 0\.01.*--search"):
         run(classifier, [])
+    with pytest.raises(DivergenceError, match="outputs are not finite"):
+        classifier.predict(TRAIN.rows)

@@ -9,7 +9,7 @@ from prismlm.eval.glue import study
 from prismlm.eval.glue.classifier import GlueModel
 from prismlm.eval.glue.estimate import estimate_glue
 from prismlm.eval.glue.runs import GlueOptions, server_file
-from prismlm.eval.glue.study import run_glue, runs_wanted, search, with_rate
+from prismlm.eval.glue.study import run_glue, runs_searched, runs_wanted, search, with_rate
 from prismlm.eval.glue.tasks import TASKS, tasks_of
 from prismlm.progress import Silent
 from tests.helpers.glue_rows import save_glue_model, write_rows, write_toy
@@ -171,6 +171,10 @@ def test_a_search_is_kept_and_used(models, quick, tmp_path, monkeypatch):
     )  # fmt: skip
     given, said = with_rate(lm, tmp_path / "out", replace(options, learning_rate=3e-4))
     assert (given.learning_rate, given.warmup, said) == (3e-4, found["warmup"], "given")
+    # All of it is there, so that nothing is left to estimate.
+    wanted = runs_searched(options, 0)
+    assert estimate_glue(lm, tmp_path / "out" / "search", options, wanted).runs == 0
+    assert estimate_glue(lm, tmp_path / "other", options, wanted[:2]).steps == 2 * 3 * 3
     # It is not made again, nor used for another model.
     again = StopsAt()
     assert search(lm, tmp_path / "out", options, progress=again) == found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -73,10 +74,11 @@ def glue(
     lm = GlueModel(model, device=device)
     with orderly_end():
         if dry_run:
-            kept = place / study.SEARCH if search else place
-            wanted = study.runs_searched(options, drawn[0]) if search else None
-            if wanted is None:
-                options, _ = study.with_rate(lm, place, options)
+            if search:
+                kept, options = place / study.SEARCH, replace(options, test=False)
+                wanted = study.runs_searched(options, drawn[0])
+            else:
+                kept, (options, _) = place, study.with_rate(lm, place, options)
                 wanted = study.runs_wanted(options, names, drawn, from_scratch=from_scratch)
             print_cost(estimate_glue(lm, kept, options, wanted), as_json=as_json)
             return

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from prismlm import fingerprints
+from prismlm.errors import DivergenceError
 from prismlm.eval.glue.tasks import Task
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.models.evaluating import evaluating
@@ -26,6 +27,7 @@ from prismlm.training.device import uses_bf16
 
 LENGTH = 512
 DEVIATION = 0.02  # of the new layer's weights, that of Hugging Face's classifiers
+REMEDY = "give a smaller rate by --learning-rate, or have one chosen by --search."
 ROWS = 32  # read at once where nothing is trained
 
 
@@ -92,13 +94,19 @@ class Classifier(nn.Module):
         return self.out(last.float())
 
     def predict(self, rows: Sequence[Sequence[int]]) -> np.ndarray:
-        """Return y [N, C] without dropout and gradients."""
+        """Return y [N, C] without dropout and gradients.
+
+        Raises:
+            DivergenceError: a figure is not finite.
+        """
         order = sorted(range(len(rows)), key=lambda row: -len(rows[row]))
         found = np.zeros((len(rows), self.out.out_features), np.float32)
         with evaluating(self):
             for first in range(0, len(order), ROWS):
                 chosen = order[first : first + ROWS]
                 found[chosen] = self([rows[row] for row in chosen]).cpu().numpy()
+        if not np.isfinite(found).all():
+            raise DivergenceError(f"the classifier's outputs are not finite: {REMEDY}")
         return found
 
 

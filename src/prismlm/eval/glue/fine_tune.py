@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from transformers import get_linear_schedule_with_warmup
 
 from prismlm.errors import DivergenceError
-from prismlm.eval.glue.classifier import Classifier
+from prismlm.eval.glue.classifier import REMEDY, Classifier
 from prismlm.progress import Task as Progress
 
 WEIGHT_DECAY, MAX_NORM = 0.1, 1.0
@@ -116,10 +116,8 @@ def trainer(classifier: Classifier, settings: Settings, steps: int) -> Callable[
         else:
             loss = F.cross_entropy(outputs, labels.long())
         if not bool(torch.isfinite(loss)):
-            raise DivergenceError(
-                f"the loss is {loss.item()} at a learning rate of {settings.learning_rate:g}: "
-                "give a smaller one by --learning-rate, or have one chosen by --search."
-            )
+            rate = f"{settings.learning_rate:g}"
+            raise DivergenceError(f"the loss is {loss.item()} at the rate {rate}: {REMEDY}")
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(classifier.parameters(), MAX_NORM)

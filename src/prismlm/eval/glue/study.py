@@ -130,7 +130,7 @@ def search(
 def runs_searched(options: GlueOptions, seed: int) -> list[Work]:
     """Return the runs of a search: SST-2 and MNLI at the rates and warm-ups of the source."""
     return [
-        Work(f"{task.name}-{rate:g}-{warmup:g}", task, seed, settings)
+        Work(f"{task.name}-{seed}-{rate:g}-{warmup:g}", task, seed, settings)
         for task, rate, warmup in product(tasks_of(SEARCHED), RATES, WARMUPS)
         for settings in [replace(options, learning_rate=rate, warmup=warmup).settings]
     ]
