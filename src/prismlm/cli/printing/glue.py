@@ -13,29 +13,25 @@ def print_figures(result: dict[str, Any]) -> None:
     """Print each task's metrics over seeds, beside a constant answer and training from scratch."""
     console = console_for_reading()
     console.print(Text(plain(result["name"]), style="bold"))
-    table = table_of(
-        "task", "set", "*trained on", "*rows", "metric", "*mean (seeds)", "*95 %", "*constant",
-        "*from scratch",
-    )  # fmt: skip
+    headings = ("*trained on", "*rows", "metric", "*mean (seeds)", "*constant", "*from scratch")
+    table = table_of("task", *headings)
     for row in result["tasks"]:
+        title = f"{row['title']} test" if row["split"].startswith("test") else row["title"]
+        cells = [title, _share(row["train"]), _share(row["measured"])]
         for metric in row["metrics"]:
-            first = metric == row["metrics"][0]
-            cells = [row["title"], row["split"], _share(row["train"]), _share(row["measured"])]
             found, fresh = row["fine_tuned"], row["from_scratch"]
-            spread = ""
-            if first and found:
-                spread = f"{100 * found['low']:.1f} to {100 * found['high']:.1f}"
+            values = [100 * value for value in found["values"][metric]]
+            spread = f" ({min(values):.1f}–{max(values):.1f})" if len(values) > 1 else ""
             table.add_row(
-                *(cells if first else [""] * 4),
+                *(cells if metric == row["metrics"][0] else ["", "", ""]),
                 metric,
-                _figure(found, metric),
-                spread,
+                f"{100 * found['mean'][metric]:.1f}{spread}",
                 f"{100 * row['constant'][metric]:.1f}",
-                _figure(fresh, metric),
+                f"{100 * fresh['mean'][metric]:.1f}" if fresh else "–",
             )
     console.print(table)
     rate = f"learning rate {result['learning_rate']:g}, warm-up {result['warmup']:g}"
-    notes = [f"{rate} ({result['rate_from']})", "all figures × 100", "95 % over dev rows"]
+    notes = [f"{rate} ({result['rate_from']})", "dev sets unless test is said", "figures × 100"]
     console.print(Text(" · ".join(notes), style="dim"), soft_wrap=True)
 
 
@@ -49,14 +45,6 @@ def print_search(result: dict[str, Any]) -> None:
     console.print(table)
     chosen = f"chosen: {result['learning_rate']:g} with warm-up {result['warmup']:g}"
     console.print(Text(chosen, style="bold"))
-
-
-def _figure(found: dict[str, Any] | None, metric: str) -> str:
-    if not found:
-        return "–"
-    values = [100 * value for value in found["values"][metric]]
-    spread = f" ({min(values):.1f}–{max(values):.1f})" if len(values) > 1 else ""
-    return f"{100 * found['mean'][metric]:.1f}{spread}"
 
 
 def _share(rows: dict[str, Any]) -> str:
