@@ -21,7 +21,7 @@ def print_figures(result: dict[str, Any]) -> None:
         for metric in row["metrics"]:
             found, fresh = row["fine_tuned"], row["from_scratch"]
             values = [100 * value for value in found["values"][metric]]
-            spread = f" ({min(values):.1f}–{max(values):.1f})" if len(values) > 1 else ""
+            spread = f" ({min(values):.1f} to {max(values):.1f})" if len(values) > 1 else ""
             table.add_row(
                 *(cells if metric == row["metrics"][0] else ["", "", ""]),
                 metric,
