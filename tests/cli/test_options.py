@@ -58,6 +58,7 @@ DIRECTORIES_WRITTEN = {
     ("index", "--lens"): [MODEL, "--corpus", "no corpus"],
     ("eval suite", "--out"): [MODEL],
     ("eval judge", "--out"): [MODEL, "--prompts", "prompts.txt"],
+    ("eval glue", "--out"): [MODEL],
     ("demo", "--out"): ["--quick", "--no-serve"],
 }
 READ = {
@@ -68,6 +69,7 @@ READ = {
     "corpus info": {"directory"},
     "eval judge": {"--corpus", "--prompts", "--judge"},
     "eval suite": {"--data"},
+    "eval glue": {"--data"},
     "explain": {"--file", "--lens"},
     "explore": {"--lens"},
     "index": {"--corpus", "--data-files"},
@@ -268,6 +270,7 @@ def test_arguments_that_are_not_utf8_are_told(command):
         (["index", "{model}", "--corpus", "{corpus}", "--overwrite"], "--lens", "corpus"),
         (["index", "{model}", "--corpus", "{corpus}", "--overwrite"], "--lens", "model"),
         (["eval", "{model}"], "--out", "model"),
+        (["eval", "glue", "{model}"], "--out", "model"),
     ],
 )
 def test_a_directory_that_is_read_is_never_replaced(

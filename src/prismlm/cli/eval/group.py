@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from prismlm.cli.default_command import ModelFirst
+from prismlm.cli.eval.glue import glue
 from prismlm.cli.eval.judge import judge
 from prismlm.cli.eval.suite import evaluate
 
@@ -29,3 +30,4 @@ def _group() -> None:
 
 app.command(name=Eval.default)(evaluate)
 app.command()(judge)
+app.command()(glue)

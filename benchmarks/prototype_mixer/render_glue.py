@@ -1,0 +1,181 @@
+"""Write docs/results/prototype_mixer_glue.md from its JSON; ``--check`` only compares the two."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from benchmarks.shared.pages import page_options, publish, read_results, runs_made, table_head
+
+TITLES = ("CoLA", "SST-2", "MRPC", "STS-B", "RTE", "WNLI", "QQP", "QNLI", "MNLI", "MNLI-MM")
+TABLE_10 = {
+    "LLaMA": (36.4, 91.2, 84.9, 85.8, 60.1, 56.3, 85.9, 86.4, 80.5, 79.7),
+    "Mamba": (30.6, 89.1, 82.3, 79.4, 55.8, 56.3, 82.7, 82.2, 75.1, 74.9),
+    "DeltaNet": (8.9, 85.5, 81.4, 75.7, 56.1, 56.3, 81.2, 80.1, 71.6, 72.5),
+    "ProtoT": (29.3, 89.8, 81.7, 73.3, 54.5, 54.9, 83.6, 82.6, 75.4, 76.0),
+}
+KINDS = {
+    "llama": "LLaMA", "mamba": "Mamba", "mamba2": "Mamba", "prismlm_deltanet": "DeltaNet",
+    "prismlm_protot": "ProtoT",
+}  # fmt: skip
+BAND = 2.0  # points within which two means are called on par
+
+Rows = dict[str, dict[str, Any]]
+
+
+def main() -> int:
+    """Render, or say whether the page is up to date."""
+    given = page_options(__doc__).parse_args()
+    found = read_results(given.results / "prototype_mixer" / "glue", "prototype_mixer.glue")
+    page = given.results / "prototype_mixer_glue.md"
+    return publish({page: render(found)}, check=given.check)
+
+
+def render(models: list[dict[str, Any]]) -> str:
+    """Return the page."""
+    rows = {model["model"]: dev_rows(model) for model in models}
+    lines = [
+        "# GLUE, fine-tuned",
+        "",
+        "Generated from `prototype_mixer/glue/` by `python -m "
+        "benchmarks.prototype_mixer.render_glue`; `benchmarks/prototype_mixer/glue.py` writes that "
+        "and says how. Source: ProtoT, A.4 and Table 10.",
+        "",
+        *_figures(models, rows),
+        *_source(),
+        "## What the source claims",
+        "",
+        *claims(models, rows),
+        "",
+        runs_made([model["environment"] for model in models]),
+    ]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def dev_rows(model: dict[str, Any]) -> Rows:
+    """Return a model's rows of dev sets by title."""
+    return {row["title"]: row for row in model["tasks"] if row["split"].startswith("dev")}
+
+
+def _figures(models: list[dict[str, Any]], rows: dict[str, Rows]) -> list[str]:
+    lines = [
+        "The headline metric of each dev set × 100: mean over seeds, in brackets the 95 % interval "
+        "over dev rows; after the slash the same fine-tuning of the model without its training. "
+        "Constant is the best answer that is the same for all rows: the majority's share by "
+        "accuracy, always 1 by F1, 0 where answers are correlated.",
+        "",
+    ]
+    for model in models:
+        chosen = f"learning rate {model['learning_rate']:g}, warm-up {model['warmup']:g}"
+        lines.append(
+            f"- `{model['model']}`: {model['parameters']:,} parameters, {chosen} "
+            f"({model['rate_from']}), up to {model['epochs']} epochs of {model['batch_size']} rows "
+            "a step"
+        )
+    names = " | ".join(f"`{name}`" for name in rows)
+    lines += ["", *table_head(f"| task | metric | trained on | dev rows | constant | {names} |")]
+    for title in TITLES:
+        there = [found[title] for found in rows.values() if title in found]
+        if not there:
+            lines.append(f"| {title} | not measured: no such dev set was there |")
+            continue
+        first = there[0]
+        metric = first["metrics"][0]
+        cells = [title, metric, _share(first["train"]), _share(first["measured"])]
+        cells.append(f"{100 * first['constant'][metric]:.1f}")
+        cells += [_cell(found.get(title), metric) for found in rows.values()]
+        lines.append(f"| {' | '.join(cells)} |")
+    return [*lines, ""]
+
+
+def _cell(row: dict[str, Any] | None, metric: str) -> str:
+    if row is None or not row["fine_tuned"]:
+        return "–"
+    found, fresh = row["fine_tuned"], row["from_scratch"]
+    scratch = f"{100 * fresh['mean'][metric]:.1f}" if fresh else "–"
+    spread = f"{100 * found['low']:.1f} to {100 * found['high']:.1f}"
+    return f"{100 * found['mean'][metric]:.1f} ({spread}) / {scratch}"
+
+
+def _share(rows: dict[str, Any]) -> str:
+    whole = rows["rows"] == rows["of"]
+    return f"{rows['rows']:,}" if whole else f"{rows['rows']:,} of {rows['of']:,}"
+
+
+def _source() -> list[str]:
+    lines = [
+        "## The source's figures",
+        "",
+        "Table 10: its own, larger models, all rows, three seeds.",
+        "",
+        *table_head(f"| model | {' | '.join(TITLES)} | mean |"),
+    ]
+    for name, figures in TABLE_10.items():
+        cells = [*(f"{figure:.1f}" for figure in figures), f"{np.mean(figures):.1f}"]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return [*lines, ""]
+
+
+def claims(models: list[dict[str, Any]], rows: dict[str, Rows]) -> list[str]:
+    """Return a line for each claim: shown, not shown or the opposite.
+
+    Means are over the dev sets that all models have, seed by seed. A difference is shown where it
+    has its sign in every pair of seeds.
+    """
+    kinds = {KINDS[m["type"]]: m["model"] for m in models if m["type"] in KINDS}
+    shared = [title for title in TITLES if all(title in found for found in rows.values())]
+    means = {kind: _by_seed(rows[name], shared) for kind, name in kinds.items()}
+    lines = [f"Means over {', '.join(shared)}; a band of {BAND:g} points is on par.", ""]
+    others = [kind for kind in means if kind != "LLaMA"]
+    if "LLaMA" in means:
+        lines += [f"- LLaMA is above {o}: {_above(means['LLaMA'], means[o])}" for o in others]
+    if "ProtoT" in means:
+        linear = [kind for kind in others if kind != "ProtoT"]
+        lines += [
+            f"- ProtoT is on par with {o}: {_on_par(means['ProtoT'], means[o])}" for o in linear
+        ]
+    for title in ("MNLI", "MNLI-MM"):
+        if title in shared and "ProtoT" in means and len(means) > 2:
+            order = sorted(kinds, key=lambda kind: -_by_seed(rows[kinds[kind]], [title]).mean())
+            place = order.index("ProtoT") + 1
+            said = "shown" if place == 2 else "not shown"
+            lines.append(f"- ProtoT is second on {title}: {said}, it is number {place}")
+    for name, found in rows.items():
+        gained = [title for title, row in found.items() if _gains(row)]
+        lines.append(
+            f"- `{name}`, its training helps (control): the interval lies above that from scratch "
+            f"in {len(gained)} of {len(found)} sets"
+            f"{': ' + ', '.join(gained) if gained else ''}"
+        )
+    return lines if kinds else [*lines, "None of the source's architectures was measured."]
+
+
+def _by_seed(rows: Rows, titles: list[str]) -> np.ndarray:
+    values = [rows[title]["fine_tuned"]["values"][rows[title]["metrics"][0]] for title in titles]
+    return 100 * np.mean(values, axis=0)
+
+
+def _above(one: np.ndarray, other: np.ndarray) -> str:
+    gap = f"by {one.mean() - other.mean():+.1f} points"
+    if one.min() > other.max():
+        return f"shown, {gap}"
+    return f"{'the opposite' if one.max() < other.min() else 'not shown'}, {gap}"
+
+
+def _on_par(one: np.ndarray, other: np.ndarray) -> str:
+    gap = one.mean() - other.mean()
+    if abs(gap) <= BAND:
+        return f"shown, {gap:+.1f} points"
+    apart = one.max() < other.min() or one.min() > other.max()
+    which = "the opposite, it is above" if gap > 0 else "the opposite, it is below"
+    return f"{which if apart else 'not shown'}, {gap:+.1f} points"
+
+
+def _gains(row: dict[str, Any]) -> bool:
+    found, fresh = row["fine_tuned"], row["from_scratch"]
+    return bool(found and fresh) and found["low"] > fresh["high"]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,105 @@
+"""prismlm eval glue: fine-tune a model on GLUE."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from prismlm.cli.options import DryRun, Json, Model, number
+from prismlm.cli.output import print_cost, print_json
+from prismlm.errors import InputError
+from prismlm.outputs import check_outputs
+
+
+def glue(
+    model: Model,
+    tasks: Annotated[
+        str | None, typer.Option(metavar="A,B", help="Only these, such as cola,sst2.")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Parquet files of the tasks; else the hub.")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(metavar="N", help="Rows trained on, drawn by the seed.")
+    ] = None,
+    dev_limit: Annotated[
+        int | None, typer.Option(metavar="N", help="Rows of each dev set, the same for all seeds.")
+    ] = None,
+    seeds: Annotated[str, typer.Option(metavar="A,B", help="A run for each.")] = "0,1,2",
+    learning_rate: Annotated[
+        float | None,
+        number("R", "Else that of --search, or the source's for the model's type."),
+    ] = None,
+    warmup: Annotated[
+        float | None, number("W", "Share of the steps; else as --learning-rate.", 0, 1)
+    ] = None,
+    search: Annotated[
+        bool, typer.Option("--search", help="Choose both on SST-2 and MNLI, for later runs.")
+    ] = False,
+    from_scratch: Annotated[
+        bool, typer.Option("--from-scratch", help="Beside it, the same model without its training.")
+    ] = False,
+    epochs: Annotated[int, typer.Option(metavar="N", help="At most.")] = 3,
+    test: Annotated[
+        bool, typer.Option("--test/--no-test", help="Predict the test sets that are there.")
+    ] = True,
+    device: Annotated[str, typer.Option(metavar="DEVICE", help="Such as cpu or cuda.")] = "cpu",
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where runs are kept; else MODEL/eval/glue.")
+    ] = None,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> None:
+    """Fine-tune a model on GLUE's nine tasks, all of its weights, and measure it on their dev sets.
+
+    Finished runs are kept: the same command goes on where it was stopped.
+    """
+    from prismlm.eval.glue import study
+    from prismlm.eval.glue.classifier import GlueModel
+    from prismlm.eval.glue.estimate import estimate_glue
+    from prismlm.eval.glue.runs import GlueOptions
+    from prismlm.eval.glue.tasks import tasks_of
+    from prismlm.run_state import orderly_end
+
+    options = GlueOptions(data, limit, dev_limit, learning_rate, warmup, epochs, test=test)
+    names = None if tasks is None else [name.strip() for name in tasks.split(",")]
+    tasks_of(names)
+    drawn = _seeds(seeds)
+    place = model / "eval" / "glue" if out is None else out
+    # What ended there before is gone on from.
+    check_outputs(directory=place, inputs=(model, data), overwrite=True)
+    lm = GlueModel(model, device=device)
+    with orderly_end():
+        if dry_run:
+            if search:
+                kept, options = place / study.SEARCH, replace(options, test=False)
+                wanted = study.runs_searched(options, drawn[0])
+            else:
+                kept, (options, _) = place, study.with_rate(lm, place, options)
+                wanted = study.runs_wanted(options, names, drawn, from_scratch=from_scratch)
+            print_cost(estimate_glue(lm, kept, options, wanted), as_json=as_json)
+            return
+        from prismlm.cli.printing.glue import print_figures, print_search
+        from prismlm.cli.progress import ConsoleReporter
+
+        if search:
+            result = study.search(lm, place, options, drawn[0], ConsoleReporter())
+        else:
+            result = study.run_glue(
+                lm, place, options, names, drawn,
+                from_scratch=from_scratch, progress=ConsoleReporter(),
+            )  # fmt: skip
+    if as_json:
+        print_json(result)
+    else:
+        (print_search if search else print_figures)(result)
+
+
+def _seeds(text: str) -> list[int]:
+    found = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in found):
+        raise InputError(f"--seeds is {text!r}: expected whole numbers, such as 0,1,2.")
+    return [int(part) for part in dict.fromkeys(found)]

@@ -1,0 +1,1 @@
+"""GLUE: a decoder fine-tuned on nine tasks of sentences and pairs of sentences."""

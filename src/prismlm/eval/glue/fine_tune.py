@@ -1,0 +1,149 @@
+"""Fine-tuning of all weights on one task, with early stopping on its dev set.
+
+AdamW, the rate rising over the warm-up's share of all steps and falling linearly to 0. Matrices
+decay; embeddings, norms and biases do not.
+
+Source: ProtoT, A.4; decay, clipping and patience are not said there and chosen here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import get_linear_schedule_with_warmup
+
+from prismlm.errors import DivergenceError
+from prismlm.eval.glue.classifier import REMEDY, Classifier
+from prismlm.progress import Task as Progress
+
+WEIGHT_DECAY, MAX_NORM = 0.1, 1.0
+# Dev is measured so often in an epoch; an epoch without a rise ends the run.
+EVALUATIONS = PATIENCE = 2
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Of one run.
+
+    Attributes:
+        learning_rate: at its highest.
+        warmup: share of all steps over which it rises.
+        epochs: at most.
+        batch_size: rows of a step.
+    """
+
+    learning_rate: float
+    warmup: float
+    epochs: int = 3
+    batch_size: int = 16
+
+    def steps(self, rows: int) -> int:
+        """Return how many steps there are at most."""
+        return self.epochs * math.ceil(rows / self.batch_size)
+
+
+class Examples(NamedTuple):
+    """Rows as tokens, with their labels: numbers of classes, or scores."""
+
+    rows: list[list[int]]
+    labels: list[float]
+
+
+def fine_tune(
+    classifier: Classifier,
+    train: Examples,
+    judge: Callable[[], float],
+    settings: Settings,
+    seed: int,
+    progress: Progress,
+) -> list[float]:
+    """Train, and leave the weights that were best on dev in the classifier.
+
+    Args:
+        classifier: of one output for scores.
+        train: what it is trained on.
+        judge: measures the classifier as it is on dev; larger is better.
+        settings: of the run.
+        seed: of the order of rows, and of dropout.
+        progress: is told of every step, and of what ``judge`` said.
+
+    Returns:
+        What ``judge`` said each time.
+
+    Raises:
+        DivergenceError: the loss is not finite.
+    """
+    step = trainer(classifier, settings, settings.steps(len(train.rows)))
+    torch.manual_seed(seed)
+    order = torch.Generator().manual_seed(seed)
+    said: list[float] = []
+    best: dict[str, Tensor] = {}
+    for _ in range(settings.epochs):
+        batches = torch.randperm(len(train.rows), generator=order).split(settings.batch_size)
+        stops = {math.ceil(len(batches) * (k + 1) / EVALUATIONS) for k in range(EVALUATIONS)}
+        for number, batch in enumerate(batches, start=1):
+            step(Examples(*([part[i] for i in batch.tolist()] for part in train)))
+            progress.advance(1)
+            if number in stops:
+                said.append(judge())
+                progress.note(f"dev {said[-1]:.3f}")
+                if said[-1] > max(said[:-1], default=-math.inf):
+                    best = {k: v.to("cpu", copy=True) for k, v in classifier.state_dict().items()}
+        if len(said) - 1 - said.index(max(said)) >= PATIENCE:
+            break
+    classifier.load_state_dict(best)
+    return said
+
+
+def trainer(classifier: Classifier, settings: Settings, steps: int) -> Callable[[Examples], None]:
+    """Return a function that takes one optimizer step on a batch, of ``steps`` in all."""
+    optimizer = torch.optim.AdamW(parameter_groups(classifier), lr=settings.learning_rate)
+    schedule = get_linear_schedule_with_warmup(optimizer, round(settings.warmup * steps), steps)
+    device = classifier.out.weight.device
+
+    def step(batch: Examples) -> None:
+        classifier.train()
+        outputs = classifier(batch.rows)
+        labels = torch.tensor(batch.labels, device=device)
+        if outputs.shape[1] == 1:
+            loss = F.mse_loss(outputs[:, 0], labels.float())
+        else:
+            loss = F.cross_entropy(outputs, labels.long())
+        if not bool(torch.isfinite(loss)):
+            rate = f"{settings.learning_rate:g}"
+            raise DivergenceError(f"the loss is {loss.item()} at the rate {rate}: {REMEDY}")
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(classifier.parameters(), MAX_NORM)
+        optimizer.step()
+        schedule.step()
+
+    return step
+
+
+def parameter_groups(classifier: Classifier) -> list[dict[str, Any]]:
+    """Return the weights that decay and those that do not, tied ones once."""
+    embedded = {
+        id(parameter)
+        for module in classifier.modules()
+        if isinstance(module, nn.Embedding)
+        for parameter in module.parameters()
+    }
+    trained = [p for p in classifier.parameters() if p.requires_grad]
+    decays = [
+        p.ndim > 1 and id(p) not in embedded and not getattr(p, "_no_weight_decay", False)
+        for p in trained
+    ]
+    return [
+        {
+            "params": [p for p, d in zip(trained, decays, strict=True) if d == chosen],
+            "weight_decay": w,
+        }
+        for chosen, w in ((True, WEIGHT_DECAY), (False, 0.0))
+    ]

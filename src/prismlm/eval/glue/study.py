@@ -1,0 +1,136 @@
+"""A model on GLUE: every task and seed fine-tuned from the same weights; and the search before.
+
+A directory holds ``run.json`` (what was asked), ``runs/TASK-SEED.json`` of each that has ended,
+``predictions/SEED/*.tsv`` for GLUE's server, and ``glue.json``, the figures; ``search`` within it
+holds the runs by which rate and warm-up were chosen, and ``search/search.json`` the choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from prismlm.eval.glue.classifier import GlueModel
+from prismlm.eval.glue.report import figures
+from prismlm.eval.glue.runs import GlueOptions, Work, make_runs
+from prismlm.eval.glue.tasks import tasks_of
+from prismlm.files import check_json, write_json
+from prismlm.progress import SILENT, Reporter
+from prismlm.run_state import read_note, writing
+
+RESULT_FILE, SEARCH, SEARCH_FILE = "glue.json", "search", "search.json"
+RATES = (2.5e-5, 3.5e-5, 5.5e-5, 1e-4, 2e-4, 3e-4, 4e-4, 5e-4, 7e-4, 8.5e-4, 1e-3)
+WARMUPS = (0.06, 0.1)
+SEARCHED = ("sst2", "mnli")
+# What the source chose for its own models, by model_type; the last is for all others.
+CHOSEN = {
+    "prismlm_protot": (3.5e-5, 0.06),
+    "mamba": (1e-4, 0.1),
+    "mamba2": (1e-4, 0.1),
+    "prismlm_deltanet": (7e-4, 0.1),
+    "llama": (5.5e-5, 0.1),
+}
+
+
+def run_glue(
+    lm: GlueModel,
+    out: Path,
+    options: GlueOptions,
+    tasks: Sequence[str] | None = None,
+    seeds: Sequence[int] = (0, 1, 2),
+    *,
+    from_scratch: bool = False,
+    progress: Reporter = SILENT,
+) -> dict[str, Any]:
+    """Make the runs that ``out`` lacks, and return the figures of all that it has.
+
+    Args:
+        lm: the model.
+        out: a directory; it is made if it is not there.
+        options: what is asked. They and the model must be those that ``out`` was begun with.
+        tasks: None for all nine.
+        seeds: of new layers, drawn rows, their order and dropout; one run for each.
+        from_scratch: also fine-tune a freshly initialised model of the same configuration.
+        progress: shows the runs.
+
+    Raises:
+        InputError: a task that does not exist, data that cannot be had, other options or another
+            model than ``out`` has, or another process that writes there.
+        FormatError: a file is damaged, or data are not a task's.
+        DivergenceError: a loss is not finite.
+        Interrupted: Ctrl-C; finished runs are kept.
+    """
+    options, rate_from = with_rate(lm, out, options)
+    wanted = runs_wanted(options, tasks, seeds, from_scratch=from_scratch)
+    with writing(out / RESULT_FILE):
+        make_runs(lm, out, options, wanted, progress)
+        result = {"name": lm.name, **options.note(lm), "rate_from": rate_from}
+        result["tasks"] = figures(out)
+        write_json(out / RESULT_FILE, result)
+    return result
+
+
+def runs_wanted(
+    options: GlueOptions, tasks: Sequence[str] | None, seeds: Sequence[int], *, from_scratch: bool
+) -> list[Work]:
+    """Return the runs that are asked for, one task after another."""
+    arms = {"": False, "-from-scratch": True} if from_scratch else {"": False}
+    return [
+        Work(f"{task.name}-{seed}{arm}", task, seed, options.settings, arms[arm])
+        for task, arm, seed in product(tasks_of(tasks), arms, seeds)
+    ]
+
+
+def with_rate(lm: GlueModel, out: Path, options: GlueOptions) -> tuple[GlueOptions, str]:
+    """Return options with rate and warm-up, and whether these are searched, given or the source's.
+
+    Raises:
+        FormatError: what a search left is damaged, or of another model.
+    """
+    path = out / SEARCH / SEARCH_FILE
+    rate, warmup = CHOSEN.get(lm.model.config.model_type, CHOSEN["llama"])
+    said = "the source's"
+    if path.is_file():
+        found = read_note(path, path.parent, model=lm.identity)
+        check_json(found, {"learning_rate": float, "warmup": float}, str(path))
+        rate, warmup, said = found["learning_rate"], found["warmup"], "searched"
+    if options.learning_rate is not None or options.warmup is not None:
+        said = "given"
+    rate = rate if options.learning_rate is None else options.learning_rate
+    warmup = warmup if options.warmup is None else options.warmup
+    return replace(options, learning_rate=rate, warmup=warmup), said
+
+
+def search(
+    lm: GlueModel, out: Path, options: GlueOptions, seed: int = 0, progress: Reporter = SILENT
+) -> dict[str, Any]:
+    """Choose rate and warm-up by the mean dev accuracy on SST-2 and MNLI, and keep the choice.
+
+    A run that diverges counts as 0. It raises as :func:`run_glue`, and goes on like it.
+    """
+    place = out / SEARCH
+    options = replace(options, learning_rate=None, warmup=None, test=False)
+    wanted = runs_searched(options, seed)
+    with writing(place / SEARCH_FILE):
+        runs = make_runs(lm, place, options, wanted, progress, may_diverge=True)
+        tried: dict[Any, dict[str, Any]] = {}
+        for work, run in zip(wanted, runs, strict=True):
+            chosen = {name: getattr(work.settings, name) for name in ("learning_rate", "warmup")}
+            found = tried.setdefault(work.settings, chosen)
+            found[work.task.name] = max(run["dev_history"], default=0.0)
+        best = max(tried.values(), key=lambda one: one["sst2"] + one["mnli"])
+        result = options.note(lm) | {"seed": seed} | best | {"tried": list(tried.values())}
+        write_json(place / SEARCH_FILE, result)
+    return result
+
+
+def runs_searched(options: GlueOptions, seed: int) -> list[Work]:
+    """Return the runs of a search: SST-2 and MNLI at the rates and warm-ups of the source."""
+    return [
+        Work(f"{task.name}-{seed}-{rate:g}-{warmup:g}", task, seed, settings)
+        for task, rate, warmup in product(tasks_of(SEARCHED), RATES, WARMUPS)
+        for settings in [replace(options, learning_rate=rate, warmup=warmup).settings]
+    ]

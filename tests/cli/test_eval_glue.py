@@ -1,0 +1,59 @@
+import json
+
+import pytest
+
+from tests.helpers.glue_rows import save_glue_model, write_toy
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return save_glue_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_toy(tmp_path_factory.mktemp("data"), rows=32)
+
+
+def test_a_study_is_made_printed_and_kept(prism, model, data, tmp_path):
+    out = tmp_path / "out"
+    asked = ("eval", "glue", model, "--tasks", "rte,sst2", "--data", data, "--out", out)
+    asked += ("--seeds", "0", "--epochs", "1", "--limit", "16", "--learning-rate", "1e-3")
+    dry = prism(*asked, "--dry-run", "--json")
+    assert dry.returncode == 0, dry.stderr
+    assert json.loads(dry.stdout)["runs"] == 2
+    assert not out.exists()
+    made = prism(*asked, "--json")
+    assert made.returncode == 0, made.stderr
+    found = json.loads(made.stdout)
+    assert found == json.loads((out / "glue.json").read_text())
+    assert [row["title"] for row in found["tasks"]] == ["SST-2", "RTE"]
+    assert found["rate_from"] == "given"
+    assert (out / "predictions" / "0" / "RTE.tsv").is_file()
+    table = prism(*asked)
+    assert table.returncode == 0, table.stderr
+    assert "SST-2, seed 0: " not in table.stderr
+    for words in (
+        "16 of 67,349",
+        "accuracy",
+        "constant",
+        "learning rate 0.001, warm-up 0.1 (given)",
+    ):
+        assert words in table.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--tasks", "sst"], ["no task 'sst'", "Did you mean 'sst2'"]),
+        (["--tasks", "cola"], ["neither cola_train.parquet nor cola_train_subset.parquet"]),
+        (["--tasks", "rte", "--learning-rate", "1e-3", "--limit", "0"], ["limit is 0"]),
+        (["--warmup", "2"], ["--warmup is 2: expected at least 0 and at most 1"]),
+        (["--seeds", "0,x"], ["--seeds is '0,x'", "such as 0,1,2"]),
+        (["--search"], ["mnli_train"]),
+    ],
+)
+def test_bad_input_is_refused(refused, model, data, tmp_path, arguments, words):
+    out = tmp_path / "out"
+    message = refused("eval", "glue", model, "--data", data, "--out", out, *arguments)
+    assert all(word in message for word in words), message

@@ -1,0 +1,212 @@
+import json
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from prismlm.errors import FormatError, InputError, Interrupted
+from prismlm.eval.glue import study
+from prismlm.eval.glue.classifier import GlueModel
+from prismlm.eval.glue.estimate import estimate_glue
+from prismlm.eval.glue.runs import GlueOptions, server_file
+from prismlm.eval.glue.study import run_glue, runs_searched, runs_wanted, search, with_rate
+from prismlm.eval.glue.tasks import TASKS, tasks_of
+from prismlm.progress import Silent
+from tests.helpers.glue_rows import save_glue_model, write_rows, write_toy
+from tests.helpers.kills import kill_until_done
+
+TASKS_HERE = ("sst2", "rte")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    place = tmp_path_factory.mktemp("models")
+    return {
+        family: GlueModel(save_glue_model(place / family, family))
+        for family in ("llama", "gpt2", "protot")
+    }
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_toy(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture
+def options(data):
+    return GlueOptions(data=data, learning_rate=5e-3, warmup=0.1)
+
+
+@pytest.fixture
+def quick(data):
+    return GlueOptions(data=data, limit=16, dev_limit=8, learning_rate=5e-3, warmup=0.1, epochs=1)
+
+
+class StopsAt(Silent):
+    """Ctrl-C when a run begins."""
+
+    def __init__(self, title=None):
+        self.title, self.begun = title, []
+
+    @contextmanager
+    def task(self, description, total=None, unit="tokens"):
+        self.begun.append(description)
+        with super().task(description, total, unit) as task:
+            if description == self.title:
+                raise KeyboardInterrupt
+            yield task
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "protot"])
+def test_a_task_that_can_be_learned_is_learned(models, options, tmp_path, family):
+    both = family == "llama"
+    seeds = [0, 1] if both else [0]
+    found = run_glue(models[family], tmp_path, options, ["sst2"], seeds, from_scratch=both)
+    (row,) = found["tasks"]
+    assert row["constant"] == {"accuracy": 0.5}
+    for arm in ("fine_tuned", "from_scratch")[: 1 + both]:
+        assert row[arm]["seeds"] == seeds
+        assert row[arm]["mean"]["accuracy"] > 0.9
+    assert row["fine_tuned"]["low"] <= row["fine_tuned"]["mean"]["accuracy"]
+    assert row["train"] == {
+        "rows": 128, "there": 128, "of": 67_349, "where": "sst2_train_subset.parquet"
+    }  # fmt: skip
+    assert found == json.loads((tmp_path / "glue.json").read_text())
+    for seed in seeds:
+        lines = (tmp_path / "predictions" / str(seed) / "SST-2.tsv").read_text().splitlines()
+        assert lines[0] == "index\tprediction"
+        assert [line.split("\t")[0] for line in lines[1:]] == ["0", "1", "2", "3", "4"]
+        right = [line.split("\t")[1] == "01"[row % 2] for row, line in enumerate(lines[1:])]
+        assert sum(right) >= 4
+
+
+def test_scores_are_fitted_and_hidden_sets_are_left_out(models, tmp_path):
+    rows = [
+        {"sentence1": "a " * (1 + row % 4) + "good", "sentence2": "b", "score": 1.0 + row % 4}
+        for row in range(64)
+    ]
+    for split in ("train", "dev"):
+        write_rows(tmp_path / "data", f"stsb_{split}_subset", rows)
+    options = GlueOptions(data=tmp_path / "data", learning_rate=1e-2, warmup=0.1, epochs=6)
+    (row,) = run_glue(models["llama"], tmp_path / "out", options, ["stsb"], [0])["tasks"]
+    assert row["fine_tuned"]["mean"]["pearson"] > 0.8
+    assert row["from_scratch"] is None
+    assert not (tmp_path / "out" / "predictions").exists()
+
+
+def test_a_stopped_study_goes_on(models, quick, tmp_path):
+    lm, out, whole = models["llama"], tmp_path / "out", tmp_path / "whole"
+    stopped = StopsAt("RTE, seed 0")
+    with pytest.raises(Interrupted, match=r"2 finished runs are kept in .* goes on from there"):
+        run_glue(lm, out, quick, TASKS_HERE, [0, 1], progress=stopped)
+    assert not (out / "glue.json").exists()
+    assert not (out / "predictions" / "0" / "RTE.tsv").exists()
+    rest = StopsAt()
+    found = run_glue(lm, out, quick, TASKS_HERE, [0, 1], progress=rest)
+    assert stopped.begun == ["SST-2, seed 0", "SST-2, seed 1", "RTE, seed 0"]
+    assert rest.begun == ["RTE, seed 0", "RTE, seed 1"]
+    assert found == run_glue(lm, whole, quick, TASKS_HERE, [0, 1])
+    names = {path.relative_to(out) for path in out.rglob("*")}
+    assert names == {path.relative_to(whole) for path in whole.rglob("*")}
+    # A share is said: of what was drawn, and of what there was to draw from.
+    kept = found["tasks"][0]
+    assert (kept["train"]["rows"], kept["train"]["there"]) == (16, 128)
+    assert (kept["measured"]["rows"], kept["measured"]["of"]) == (8, 872)
+
+
+@pytest.mark.slow
+def test_a_killed_study_ends_as_one_that_was_not(models, quick, tmp_path):
+    lm, out, whole = models["llama"], tmp_path / "out", tmp_path / "whole"
+    expected = run_glue(lm, whole, quick, TASKS_HERE, range(4))
+
+    def work():
+        run_glue(lm, out, quick, TASKS_HERE, range(4))
+
+    assert kill_until_done(work, 2.0, 6, seed=0)
+    assert json.loads((out / "glue.json").read_text()) == expected
+    left = {path.name for path in out.rglob("*") if path.is_file()}
+    assert left == {path.name for path in whole.rglob("*") if path.is_file()}
+
+
+def test_other_settings_and_another_model_are_refused(models, quick, tmp_path):
+    run_glue(models["llama"], tmp_path, quick, ["sst2"], [0])
+    other = GlueOptions(data=quick.data, learning_rate=1e-4, warmup=0.1)
+    with pytest.raises(InputError, match=r"limit: 16 → None; warmup|learning_rate: 0.005 → 0.0001"):
+        run_glue(models["llama"], tmp_path, other, ["sst2"], [0])
+    with pytest.raises(InputError, match=r"runs of something else \(model: .*--out"):
+        run_glue(models["gpt2"], tmp_path, quick, ["sst2"], [0])
+    (tmp_path / "runs" / "sst2-0.json").write_text('{"task": "sst2"}')
+    with pytest.raises(FormatError, match=r"sst2-0\.json"):
+        run_glue(models["llama"], tmp_path, quick, ["sst2"], [0])
+
+
+def test_what_cannot_be_asked_is_refused(tmp_path):
+    for name, value in (("limit", 0), ("dev_limit", 2), ("epochs", 0), ("learning_rate", 0.0)):
+        with pytest.raises(InputError, match=f"{name} is {value}"):
+            GlueOptions(**{name: value})
+    with pytest.raises(InputError, match=r"warmup is 1\.5: expected a share"):
+        GlueOptions(warmup=1.5)
+
+
+def test_a_search_is_kept_and_used(models, quick, tmp_path, monkeypatch):
+    monkeypatch.setattr(study, "RATES", (1e-9, 1e-2))
+    data, lm = write_toy(tmp_path / "data"), models["llama"]
+    words = ("entailment", "neutral", "contradiction")
+    mnli = [
+        {"premise": "abc"[row % 3], "hypothesis": "x", "label": words[row % 3]} for row in range(48)
+    ]
+    for split in ("train", "dev"):
+        write_rows(data, f"mnli_{split}_subset", mnli)
+    options = GlueOptions(data=data, limit=48)
+    assert with_rate(lm, tmp_path / "out", options)[1] == "the source's"
+    found = search(lm, tmp_path / "out", options)
+    assert found["learning_rate"] == 1e-2
+    assert [(one["learning_rate"], one["warmup"]) for one in found["tried"]] == [
+        (1e-9, 0.06), (1e-9, 0.1), (1e-2, 0.06), (1e-2, 0.1)
+    ]  # fmt: skip
+    means = [one["sst2"] + one["mnli"] for one in found["tried"]]
+    assert found["warmup"] == found["tried"][means.index(max(means))]["warmup"]
+    assert with_rate(lm, tmp_path / "out", options) == (
+        replace(options, learning_rate=1e-2, warmup=found["warmup"]), "searched"
+    )  # fmt: skip
+    given, said = with_rate(lm, tmp_path / "out", replace(options, learning_rate=3e-4))
+    assert (given.learning_rate, given.warmup, said) == (3e-4, found["warmup"], "given")
+    # All of it is there, so that nothing is left to estimate.
+    wanted = runs_searched(options, 0)
+    assert estimate_glue(lm, tmp_path / "out" / "search", options, wanted).runs == 0
+    assert estimate_glue(lm, tmp_path / "other", options, wanted[:2]).steps == 2 * 3 * 3
+    # It is not made again, nor used for another model.
+    again = StopsAt()
+    assert search(lm, tmp_path / "out", options, progress=again) == found
+    assert again.begun == []
+    with pytest.raises(FormatError, match="of another version or damaged"):
+        with_rate(models["gpt2"], tmp_path / "out", options)
+
+
+def test_an_estimate_counts_what_is_left(models, quick, tmp_path):
+    lm = models["llama"]
+    wanted = runs_wanted(quick, TASKS_HERE, [0, 1], from_scratch=False)
+    before = estimate_glue(lm, tmp_path / "out", quick, wanted)
+    assert not (tmp_path / "out").exists()
+    assert (before.runs, before.steps) == (4, 4)
+    assert before.seconds > 0
+    run_glue(lm, tmp_path / "out", quick, ["sst2"], [0, 1])
+    after = estimate_glue(lm, tmp_path / "out", quick, wanted)
+    assert (after.runs, after.steps) == (2, 2)
+    assert 0 < after.tokens < before.tokens
+    done = estimate_glue(lm, tmp_path / "out", quick, wanted[:2])
+    assert (done.runs, done.seconds, done.tokens) == (0, 0, 0)
+
+
+def test_the_server_s_files():
+    by_name = {task.name: task for task in TASKS}
+    assert server_file(by_name["rte"], [1, 0]) == (
+        "index\tprediction\n0\tnot_entailment\n1\tentailment\n"
+    )
+    assert server_file(by_name["cola"], [1]) == "index\tprediction\n0\t1\n"
+    assert server_file(by_name["mnli"], [1]) == "index\tprediction\n0\tneutral\n"
+    assert server_file(by_name["stsb"], [3.14159]) == "index\tprediction\n0\t3.142\n"
+    names = [split.title for task in tasks_of() for split in task.splits_of("test").values()]
+    assert names == [
+        "CoLA", "SST-2", "MRPC", "STS-B", "RTE", "WNLI", "QQP", "QNLI", "MNLI-m", "MNLI-mm"
+    ]  # fmt: skip

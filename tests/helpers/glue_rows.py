@@ -1,0 +1,81 @@
+"""Small models with a tokenizer of words, and small files of GLUE in their own layouts."""
+
+import random
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import GPT2Config, LlamaConfig, Mamba2Config, MambaConfig, PreTrainedTokenizerFast
+
+from prismlm.models.presets import build_config, build_model
+
+WORDS = ["<eos>", "<unk>", "good", "bad", *"abcdefghijklmnopqrstuvwxyz"]
+V = len(WORDS)
+SIZES = {"vocab_size": V, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+WIDE = SIZES | {"hidden_size": 32, "num_hidden_layers": 2}
+CONFIGS = {
+    "gpt2": lambda: GPT2Config(**SIZES, n_embd=32, n_layer=2, n_head=2, n_positions=64),
+    "llama": lambda: LlamaConfig(**WIDE, intermediate_size=48, num_attention_heads=2),
+    "mamba": lambda: MambaConfig(**WIDE, state_size=4),
+    "mamba2": lambda: Mamba2Config(
+        **WIDE, state_size=8, head_dim=16, num_heads=4, n_groups=1, chunk_size=16
+    ),
+    "protot": lambda: build_config({"model_type": "prismlm_protot", "num_channels": 8} | OWN, V, 0),
+    "deltanet": lambda: build_config(
+        {"model_type": "prismlm_deltanet", "num_heads": 2} | OWN, V, 0
+    ),
+}
+OWN = {"hidden_size": 32, "num_hidden_layers": 2, "dropout": 0.0}
+
+
+def words_tokenizer():
+    """Return a tokenizer of words that adds nothing."""
+    tokens = Tokenizer(models.WordLevel({w: n for n, w in enumerate(WORDS)}, unk_token="<unk>"))
+    tokens.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokens, eos_token="<eos>", bos_token="<eos>", unk_token="<unk>"
+    )
+
+
+def save_glue_model(directory: Path, family: str = "llama") -> Path:
+    """Write a random model of a family."""
+    torch.manual_seed(0)
+    build_model(CONFIGS[family]()).save_pretrained(directory)
+    words_tokenizer().save_pretrained(directory)
+    return directory
+
+
+def write_rows(directory: Path, stem: str, rows: list) -> None:
+    """Write one file."""
+    directory.mkdir(exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(rows), directory / f"{stem}.parquet")
+
+
+def write_toy(directory: Path, *, rows: int = 128, tests: bool = True) -> Path:
+    """Write SST-2, of which one word says the label, and RTE, of which no word does."""
+    chance = random.Random(0)
+
+    def letters():
+        return chance.choices(WORDS[4:], k=chance.randint(1, 6))
+
+    def sst2(label, split, row):
+        words = [*letters(), ("bad", "good")[label], *letters()]
+        return {"sentence": " ".join(words), "label": label, "id": f"{split}-{row}"}
+
+    def rte(label, split, row):
+        names = ("entailment", "not_entailment")
+        return {"sentence1": " ".join(letters()), "sentence2": " ".join(letters())} | {
+            "id": f"{split}-{row}",
+            "label": names[label],
+        }
+
+    for task, make in (("sst2", sst2), ("rte", rte)):
+        for split, count in (("train", rows), ("dev", rows // 4), ("test", 5 if tests else 0)):
+            if count:
+                made = [make(row % 2, split, row) for row in range(count)]
+                if split == "test":
+                    made = [{k: v for k, v in one.items() if k != "label"} for one in made]
+                write_rows(directory, f"{task}_{split}_subset", made)
+    return directory
