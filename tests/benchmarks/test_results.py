@@ -28,7 +28,7 @@ def ends(path, monkeypatch, *words):
 
 
 def test_every_folder_of_benchmarks_that_writes_a_page_is_found():
-    assert len(RENDERERS) == 29
+    assert len(RENDERERS) == 30
 
 
 @of_every_renderer
@@ -56,6 +56,7 @@ def test_no_page_is_rendered_without_its_json(path, words, tmp_path, monkeypatch
         ("attribution/render_retraining", "attribution_forgetting.json"),
         ("prototype_head/render", "first_light.json"),
         ("prototype_head/render", "route.json"),
+        ("prototype_mixer/render_robustness", "prototype_mixer"),
         ("prototype_mixer/render_timing", "mixer_throughput.json"),
         ("signal_noise_attention/render", "signal_noise_attention.json"),
         ("signal_noise_attention/render", "signal_noise_readings"),

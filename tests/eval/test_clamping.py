@@ -111,5 +111,5 @@ def test_a_model_without_routing_is_refused(studied, pairs):
     model = opened(studied, "mamba")
     with pytest.raises(InputError, match="'mamba' has no routing that could be clamped"):
         routing_of(model.model)
-    with pytest.raises(InputError, match="prototype channels .* or attention heads"):
+    with pytest.raises(InputError, match=r"prototype channels .* or attention heads"):
         measure_clamping(model, pairs)

@@ -120,7 +120,7 @@ def test_bad_input_is_refused(models, pairs):
         measure_robustness([models[1], models[1]], pairs[:2])
     with pytest.raises(InputError, match="the entropy is -1"):
         measure_robustness(models[:1], pairs[:2], entropy=-1)
-    with pytest.raises(InputError, match="no temperature .* expected between"):
+    with pytest.raises(InputError, match=r"no temperature .* expected between"):
         measure_robustness(models[:1], pairs[:2], entropy=50.0)
     with pytest.raises(InputError, match="nothing to compare"):
         measure_robustness([], pairs[:2])

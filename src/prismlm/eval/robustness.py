@@ -28,6 +28,12 @@ from prismlm.progress import SILENT, Reporter
 from prismlm.statistics import Interval, mean_intervals
 
 MEASURES = ("js", "js_matched", "overlap", "spearman", "same_top")
+FIGURES = {
+    "js": next_token.jensen_shannon,
+    "overlap": next_token.top_overlap,
+    "spearman": next_token.rank_correlation,
+    "same_top": next_token.same_top,
+}
 Values = dict[str, np.ndarray]
 
 
@@ -206,13 +212,9 @@ def _vocabulary(tokenizer: PreTrainedTokenizerBase) -> str:
 def _measured(
     logits: np.ndarray, pairs: tuple[np.ndarray, np.ndarray], temperature: float
 ) -> Values:
-    return {
-        "js": next_token.in_parts(next_token.jensen_shannon, logits, pairs),
-        "js_matched": next_token.in_parts(next_token.jensen_shannon, logits, pairs, temperature),
-        "overlap": next_token.in_parts(next_token.top_overlap, logits, pairs),
-        "spearman": next_token.in_parts(next_token.rank_correlation, logits, pairs),
-        "same_top": next_token.in_parts(next_token.same_top, logits, pairs),
-    }
+    found = {key: next_token.in_parts(figure, logits, pairs) for key, figure in FIGURES.items()}
+    matched = next_token.in_parts(next_token.jensen_shannon, logits, pairs, temperature)
+    return found | {"js_matched": matched}
 
 
 def _slices(slices: np.ndarray, values: dict[str, Values], seed: int) -> Iterator[SliceRobustness]:
