@@ -97,7 +97,7 @@ def main() -> int:
 
 def render(noise: dict[str, Any], flips: dict[str, Any], clamped: list[dict[str, Any]]) -> str:
     """Return the page."""
-    drawn = "all pairs" if noise["limit"] is None else f"{noise['limit']} pairs of each slice"
+    parts = [("compare", noise, noise["models"]), *(("clamp", one, [one]) for one in clamped)]
     lines = [
         "# What becomes of predictions where a text is changed",
         "",
@@ -106,15 +106,14 @@ def render(noise: dict[str, Any], flips: dict[str, Any], clamped: list[dict[str,
         "",
         "    prismlm eval pairs --out pairs",
         *(
-            f"    python -m benchmarks.{SCRIPT} {part} --pairs pairs"
-            + (f" --limit {noise['limit']}" if noise["limit"] else "")
-            + "".join(f" --model {model['name']}=DIR" for model in noise["models"])
-            for part in ("compare", "clamp")
+            f"    python -m benchmarks.{SCRIPT} {part} --pairs pairs{_limit(where)}"
+            + "".join(f" --model {model['name']}=DIR" for model in models)
+            for part, where, models in parts
         ),
         "",
-        f"The next-token distribution after a whole text, {drawn}, seed {noise['seed']}, in "
-        "float32. In brackets 95 % intervals, bootstrapped over pairs; differences between models "
-        "are paired. The source's figures are of models of another size, trained on other text.",
+        f"The next-token distribution after a whole text, in float32, seed {noise['seed']}. In "
+        "brackets 95 % intervals, bootstrapped over pairs; differences between models are paired. "
+        "The source's figures are of models of another size, trained on other text.",
         "",
         "**JS is in bits: 0 for the same distribution, 1 for two that share no token.** The source "
         "does not say its unit, and its DeltaNet has 1.0657, which no Jensen-Shannon divergence "
@@ -129,6 +128,10 @@ def render(noise: dict[str, Any], flips: dict[str, Any], clamped: list[dict[str,
         measured_on(noise["environment"]),
     ]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _limit(where: dict[str, Any]) -> str:
+    return "" if where["limit"] is None else f" --limit {where['limit']}"
 
 
 def _models(noise: dict[str, Any], flips: dict[str, Any]) -> list[str]:

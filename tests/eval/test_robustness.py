@@ -124,3 +124,13 @@ def test_bad_input_is_refused(models, pairs):
         measure_robustness(models[:1], pairs[:2], entropy=50.0)
     with pytest.raises(InputError, match="nothing to compare"):
         measure_robustness([], pairs[:2])
+
+
+def test_models_of_other_vocabularies_are_not_comparable(models, pairs):
+    import copy
+
+    name, model, tokenizer = models[2]
+    other = copy.deepcopy(tokenizer)
+    other.add_tokens(["zq"])
+    several = [models[1], OpenedModel(name, model, other)]
+    assert not measure_robustness(several, pairs[:2], entropy=2.0).comparable
