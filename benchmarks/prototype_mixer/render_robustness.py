@@ -77,7 +77,13 @@ NOISE = (
     Claim("ProtoT reliably surpasses DeltaNet", "protot", "deltanet", SLICES, DIVERGENCES),
 )
 FLIPS = (
-    Claim("DeltaNet has the highest JS", "protot", "deltanet", INTERVENTIONS, DIVERGENCES),
+    Claim(
+        "DeltaNet has the highest JS: above ProtoT",
+        "protot",
+        "deltanet",
+        INTERVENTIONS,
+        DIVERGENCES,
+    ),
     Claim("ProtoT's JS is above LLaMA's", "llama", "protot", INTERVENTIONS, DIVERGENCES),
     Claim("ProtoT's JS is above Mamba's", "mamba2", "protot", INTERVENTIONS, DIVERGENCES),
     Claim("ProtoT's ranks change more than LLaMA's", "protot", "llama", INTERVENTIONS, RANKS),
@@ -226,6 +232,8 @@ def _differences(claim: Claim, found: dict[str, Any], key: str) -> dict[str, tup
 
 def _verdict(intervals: dict[str, tuple[float, float]]) -> str:
     """Say in how many slices an interval is below 0, and in which it is above."""
+    if not intervals:
+        return "not measured on these slices"
     shown = sum(high < 0 for _, high in intervals.values())
     opposite = [name for name, (low, _) in intervals.items() if low > 0]
     if shown == len(intervals):

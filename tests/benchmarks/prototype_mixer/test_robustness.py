@@ -77,3 +77,5 @@ def test_a_claim_by_its_intervals():
     ):
         (_, _, line, _) = render_robustness._claims([claim], slices(*intervals))
         assert line == f"- x. raw: {words}"
+    (_, _, line, _) = render_robustness._claims([claim._replace(slices=())], slices((0, 1), (0, 1)))
+    assert line == "- x. raw: not measured on these slices"
