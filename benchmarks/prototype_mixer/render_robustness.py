@@ -309,8 +309,8 @@ def _row(found: dict[str, Any]) -> str:
             "–" if found["deviation"] is None else f"{found['deviation']:.3f}",
             f"{found['share_positive']:.3f}",
             ranged(found["pooled"], "value", "+.3f"),
-            f"{found['base']['value']:.3f}",
-            f"{found['js']['value']:.3f}",
+            f"{found['base']['value']:.4f}",
+            f"{found['js']['value']:.4f}",
             f"{found['unmoved']}",
             f"{found['pairs']}",
         ]
