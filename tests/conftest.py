@@ -112,6 +112,14 @@ def small_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def studied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tiny models named by their kinds, and pairs.parquet. Copy what is to be changed."""
+    from tests.helpers.studied import make_studied
+
+    return made_once(tmp_path_factory, "studied", make_studied)
+
+
+@pytest.fixture(scope="session")
 def tiny_model(tiny_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model directory with a head and a lens of `tiny_corpus`. Copy it to change it."""
     from prismlm.corpus import Corpus

@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 from prismlm.errors import InputError
-from prismlm.statistics import Interval, RankCorrelation, bootstrap, interval_of, spearman
+from prismlm.statistics import (
+    Interval,
+    RankCorrelation,
+    bootstrap,
+    interval_of,
+    mean_intervals,
+    spearman,
+)
 
 
 def test_a_constant_difference_has_an_interval_of_no_width():
@@ -104,3 +111,15 @@ def test_figures_are_the_same_however_many_threads_run():
     ]
     assert said[0] == said[1]
     assert "RankCorrelation(rho=" in said[0]
+
+
+def test_means_of_columns_are_those_of_each_and_differences_are_paired():
+    columns = np.random.default_rng(0).normal(size=(40, 2))
+    columns = np.column_stack([columns, columns[:, 0] - columns[:, 1]])
+    found = mean_intervals(columns, seed=1)
+    for column, one in zip(columns.T, found, strict=True):
+        alone = bootstrap(column)
+        assert one.value == pytest.approx(alone.value)
+        assert (one.low, one.high) == pytest.approx((alone.low, alone.high), abs=0.02)
+    assert mean_intervals(columns[:, :1], seed=1) == found[:1]
+    assert mean_intervals(np.array([[2.0], [2.0]])) == [Interval(2.0, 2.0, 2.0)]

@@ -124,6 +124,25 @@ def bootstrap(
     return interval_of(of, own.shape[1], seed=seed)
 
 
+def mean_intervals(columns: np.ndarray, *, seed: int = 0) -> list[Interval]:
+    """Return the mean of each column [n, C] with its percentile interval over resampled rows.
+
+    All columns are of the same 10,000 resamples, so that one of differences is paired by row. Many
+    columns take little longer than one.
+    """
+    own = np.ascontiguousarray(columns.T, dtype=np.float64)
+    count, random = len(columns), np.random.default_rng(seed)
+    found: list[np.ndarray] = []
+    for first in range(0, RESAMPLES, CHUNK):
+        some = min(CHUNK, RESAMPLES - first)
+        drawn = random.integers(count, size=(some, count)) + count * np.arange(some)[:, None]
+        times = np.bincount(drawn.ravel(), minlength=some * count).reshape(some, count)
+        # Not a product of matrices, whose sums depend on threads.
+        found.append(np.einsum("rn,cn->rc", times.astype(np.float64), own) / count)
+    low, high = np.percentile(np.concatenate(found), [2.5, 97.5], axis=0)
+    return [Interval(*map(float, one)) for one in zip(own.mean(-1), low, high, strict=True)]
+
+
 def interval_of(
     figure: Callable[[np.ndarray], np.ndarray], count: int, *, seed: int = 0
 ) -> Interval:

@@ -30,7 +30,7 @@ def ends(path, monkeypatch, *words):
 
 
 def test_every_folder_of_benchmarks_that_writes_a_page_is_found():
-    assert len(RENDERERS) == 31
+    assert len(RENDERERS) == 32
     assert set(AWAITED) < set(RENDERERS)
     assert not any((ROOT / "docs" / "results" / figures).exists() for figures in AWAITED.values())
 
@@ -62,6 +62,7 @@ def test_no_page_is_rendered_without_its_json(path, words, tmp_path, monkeypatch
         ("attribution/render_retraining", "attribution_forgetting.json"),
         ("prototype_head/render", "first_light.json"),
         ("prototype_head/render", "route.json"),
+        ("prototype_mixer/render_robustness", "prototype_mixer"),
         ("prototype_mixer/render_timing", "mixer_throughput.json"),
         ("signal_noise_attention/render", "signal_noise_attention.json"),
         ("signal_noise_attention/render", "signal_noise_readings"),

@@ -20,6 +20,7 @@ from prismlm.ops.signal_noise_attention import attention_weights
 Group = Literal["signal", "noise", "attention"]
 Read = Callable[[int, Tensor], None]
 
+EAGER = "eager"
 _changing = threading.Lock()
 
 
@@ -101,16 +102,17 @@ def reading_attention(
     own = isinstance(found[0], SignalNoiseAttention)
     hook = _signal_noise_hook if own else _hook
     hooks = [Hook(found[layer], after=hook(layer, read)) for layer in chosen]
-    with nullcontext() if own else _eager(model), watch(hooks):
+    with nullcontext() if own else attention_form(model), watch(hooks):
         yield
 
 
 @contextmanager
-def _eager(model: PreTrainedModel) -> Iterator[None]:
-    """Let this thread's or task's passes run eager attention, and those of others what they did.
+def attention_form(model: PreTrainedModel, name: str = EAGER) -> Iterator[None]:
+    """Let this thread's or task's passes run a form of attention, those of others what they did.
 
     A model asks its configurations at each pass which form to take, for its masks and its layers.
-    While blocks are open, a configuration is of a class that answers by who asks.
+    While blocks are open, a configuration is of a class that answers by who asks. Another form than
+    ``eager``, as transformers has it registered, goes before it however blocks are nested.
     """
     configs = {
         id(config): config
@@ -122,24 +124,25 @@ def _eager(model: PreTrainedModel) -> Iterator[None]:
             for config in configs.values():
                 if "prismlm_blocks" not in vars(type(config)):
                     config.__class__ = _answering_by_asker(type(config))
-                type(config).prismlm_blocks.append(block)  # pyright: ignore
+                type(config).prismlm_blocks.append((block, name))  # pyright: ignore
         try:
             yield
         finally:
             with _changing:
                 for config in configs.values():
                     kind: Any = type(config)
-                    kind.prismlm_blocks.remove(block)
+                    kind.prismlm_blocks.remove((block, name))
                     if not kind.prismlm_blocks:
                         config.__class__ = kind.__base__
 
 
 def _answering_by_asker(kind: type[PreTrainedConfig]) -> Any:
-    blocks: list[Block] = []
+    blocks: list[tuple[Block, str]] = []
     plain: Any = kind._attn_implementation
 
     def implementation(config: PreTrainedConfig) -> Any:
-        return "eager" if any(block.here() for block in (*blocks,)) else plain.fget(config)
+        names = [name for block, name in (*blocks,) if block.here()]
+        return max(names, key=EAGER.__ne__) if names else plain.fget(config)
 
     members = {
         "_attn_implementation": property(implementation, plain.fset),

@@ -7,6 +7,7 @@ import typer
 from prismlm.cli.default_command import ModelFirst
 from prismlm.cli.eval.glue import glue
 from prismlm.cli.eval.judge import judge
+from prismlm.cli.eval.robustness import clamping, robustness
 from prismlm.cli.eval.suite import evaluate
 
 
@@ -31,3 +32,5 @@ def _group() -> None:
 app.command(name=Eval.default)(evaluate)
 app.command()(judge)
 app.command()(glue)
+app.command()(robustness)
+app.command()(clamping)

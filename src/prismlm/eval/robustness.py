@@ -1,0 +1,238 @@
+"""How much predictions change with a text: perturbations that keep its meaning, flips that do not.
+
+    JS(p(·|x), p(·|x′)),   overlap of the top 10,   Spearman's ρ,   the same top token
+
+A model of flatter predictions has a smaller JS whatever it reads, so JS is also taken with each
+model at the temperature at which its mean entropy over the originals is one target. Ranks do not
+depend on a temperature.
+
+Source: ProtoT, §5.2, Tables 3 and 5.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from prismlm import fingerprints
+from prismlm.errors import InputError, check_number, check_whole
+from prismlm.eval import next_token
+from prismlm.eval.pairs import INTERVENTIONS, SLICES
+from prismlm.progress import SILENT, Reporter
+from prismlm.statistics import Interval, mean_intervals
+
+MEASURES = ("js", "js_matched", "overlap", "spearman", "same_top")
+FIGURES = {
+    "js": next_token.jensen_shannon,
+    "overlap": next_token.top_overlap,
+    "spearman": next_token.rank_correlation,
+    "same_top": next_token.same_top,
+}
+Values = dict[str, np.ndarray]
+
+
+class Pair(NamedTuple):
+    """A text and what became of it."""
+
+    id: str
+    slice: str
+    original: str
+    perturbed: str
+
+
+class OpenedModel(NamedTuple):
+    """A model under the name that its figures stand under."""
+
+    name: str
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class PredictionsOf:
+    """What is said of one model.
+
+    Attributes:
+        name: of the model.
+        entropy: mean over the originals, in nats, at temperature 1.
+        temperature: at which it is the target.
+        vocabulary: a fingerprint; JS of models with different ones is not comparable.
+    """
+
+    name: str
+    entropy: float
+    temperature: float
+    vocabulary: str
+
+
+@dataclass(frozen=True)
+class SliceRobustness:
+    """Means over the pairs of one slice.
+
+    Attributes:
+        name: of the slice.
+        pairs: how many.
+        models: for each model, each measure.
+        differences: for each two models, the first minus the second, paired.
+    """
+
+    name: str
+    pairs: int
+    models: dict[str, dict[str, Interval]]
+    differences: dict[tuple[str, str], dict[str, Interval]]
+
+
+@dataclass(frozen=True)
+class Robustness:
+    """The study of some models on some pairs.
+
+    Attributes:
+        target: the entropy that predictions are matched to, in nats.
+        left_out: pairs with a text of no tokens, or of more than a model has positions for.
+        seed: of what was drawn, and of the bootstrap.
+        models: in the order given.
+        slices: in that of the source.
+    """
+
+    target: float
+    left_out: int
+    seed: int
+    models: tuple[PredictionsOf, ...]
+    slices: tuple[SliceRobustness, ...]
+
+    @property
+    def comparable(self) -> bool:
+        """Whether all models predict over one vocabulary."""
+        return len({model.vocabulary for model in self.models}) == 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON values."""
+        value = asdict(self) | {"comparable": self.comparable, "unit": "bits"}
+        for part in value["slices"]:
+            named = part["differences"].items()
+            part["differences"] = [{"of": list(names)} | found for names, found in named]
+        return value
+
+
+def drawn_pairs(table: pa.Table, limit: int | None = None, seed: int = 0) -> list[Pair]:
+    """Return the pairs, or ``limit`` of each slice drawn by ``seed``, slice by slice.
+
+    Raises:
+        InputError: a limit below 1.
+    """
+    if limit is not None:
+        check_whole("the limit", limit, 1)
+    rows = [
+        Pair(*(row[name] for name in Pair._fields))
+        for row in table.select(list(Pair._fields)).to_pylist()
+    ]
+    found: list[Pair] = []
+    for name in SLICES + INTERVENTIONS:
+        own = [row for row in rows if row.slice == name]
+        chosen = np.random.default_rng(seed).permutation(len(own))[:limit]
+        found += [own[number] for number in np.sort(chosen)]
+    return found
+
+
+def texts_of(pairs: Sequence[Pair]) -> dict[str, int]:
+    """Return the row of each different text, originals first."""
+    texts = itertools.chain((p.original for p in pairs), (p.perturbed for p in pairs))
+    return {text: row for row, text in enumerate(dict.fromkeys(texts))}
+
+
+def measure_robustness(
+    models: Iterable[OpenedModel],
+    pairs: Sequence[Pair],
+    *,
+    entropy: float | None = None,
+    seed: int = 0,
+    progress: Reporter = SILENT,
+) -> Robustness:
+    """Compare what models predict after each text with what they predict after its variant.
+
+    Args:
+        models: of different names; each is asked for when the one before has been read with.
+        pairs: of :func:`drawn_pairs`.
+        entropy: the target in nats; None for the lowest of the models' own.
+        seed: of the bootstrap.
+        progress: shows the texts.
+
+    Raises:
+        InputError: no model, two of one name, no pair that all can read, or an entropy that no
+            temperature gives.
+        NotFiniteError: a model's logits are not finite.
+    """
+    if entropy is not None:
+        check_number("the entropy", entropy, "nats above 0", lambda nats: nats > 0)
+    texts = texts_of(pairs)
+    sides = [[texts[t] for t in side] for side in zip(*((p[2], p[3]) for p in pairs), strict=True)]
+    kept: dict[str, tuple[np.ndarray, str]] = {}
+    usable = np.ones(len(pairs), dtype=bool)
+    for name, model, tokenizer in models:
+        if name in kept:
+            raise InputError(f"two models are called {name}: give each one a name of its own.")
+        rows = next_token.encode(tokenizer, list(texts))
+        fits = np.array([next_token.readable(model, row) for row in rows])
+        for side in sides:
+            usable &= fits[side]
+        with progress.task(name, int(fits.sum()), "texts") as task:
+            logits = next_token.kept_logits(model, rows, task.advance)
+        kept[name] = logits, _vocabulary(tokenizer)
+    if not kept or not usable.any():
+        raise InputError("nothing to compare: expected a model, and a pair that all models read.")
+    original, perturbed = (np.array(side)[usable] for side in sides)
+    own = {name: next_token.mean_entropy(logits, original) for name, (logits, _) in kept.items()}
+    target = min(own.values()) if entropy is None else float(entropy)
+    found: list[PredictionsOf] = []
+    values: dict[str, Values] = {}
+    for name, (logits, vocabulary) in kept.items():
+        temperature = next_token.matching_temperature(logits, original, target)
+        values[name] = _measured(logits, (original, perturbed), temperature)
+        found.append(PredictionsOf(name, own[name], temperature, vocabulary))
+    slices = np.array([pair.slice for pair in pairs])[usable]
+    return Robustness(
+        target,
+        int((~usable).sum()),
+        seed,
+        tuple(found),
+        tuple(_slices(slices, values, seed)),
+    )
+
+
+def _vocabulary(tokenizer: PreTrainedTokenizerBase) -> str:
+    return fingerprints.of_json(sorted(tokenizer.get_vocab().items()))
+
+
+def _measured(
+    logits: np.ndarray, pairs: tuple[np.ndarray, np.ndarray], temperature: float
+) -> Values:
+    found = {key: next_token.in_parts(figure, logits, pairs) for key, figure in FIGURES.items()}
+    matched = next_token.in_parts(next_token.jensen_shannon, logits, pairs, temperature)
+    return found | {"js_matched": matched}
+
+
+def _slices(slices: np.ndarray, values: dict[str, Values], seed: int) -> Iterator[SliceRobustness]:
+    several = list(itertools.combinations(values, 2))
+    for name in SLICES + INTERVENTIONS:
+        rows = slices == name
+        if not rows.any():
+            continue
+        own = [found[key][rows] for found in values.values() for key in MEASURES]
+        apart = [
+            values[one][key][rows] - values[other][key][rows]
+            for one, other in several
+            for key in MEASURES
+        ]
+        intervals = iter(mean_intervals(np.stack(own + apart, 1), seed=seed))
+        yield SliceRobustness(
+            name,
+            int(rows.sum()),
+            {model: dict(zip(MEASURES, intervals, strict=False)) for model in values},
+            {two: dict(zip(MEASURES, intervals, strict=False)) for two in several},
+        )

@@ -1,0 +1,81 @@
+"""The study of robustness on tiny models, and its page."""
+
+import json
+
+import pytest
+
+from benchmarks.prototype_mixer import render_robustness, robustness
+from tests.benchmarks.scripts import run
+from tests.helpers.studied import pair_rows, write_pairs
+
+
+@pytest.fixture(scope="module")
+def written(studied, tmp_path_factory):
+    """What the script writes for three tiny models."""
+    directory = tmp_path_factory.mktemp("robustness")
+    flips = [row for row in pair_rows() if row[0] == "negation"]
+    write_pairs(directory / "interventions.parquet", flips)
+    noise = [row for row in pair_rows() if row[0] != "negation"]
+    write_pairs(directory / "perturbations.parquet", noise)
+    names = {"protot": "protot", "llama": "llama", "mamba2": "mamba"}
+    models = [
+        word for name, kind in names.items() for word in ("--model", f"{name}={studied / kind}")
+    ]
+    out = directory / "results" / render_robustness.FOLDER
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("prismlm.statistics.RESAMPLES", 100)
+        for part in ("compare", "clamp"):
+            run(robustness, patch, part, "--pairs", directory, "--out", out, *models)
+    return directory / "results"
+
+
+def test_a_page_of_the_models_that_are_there(written, monkeypatch):
+    assert run(render_robustness, monkeypatch, "--results", written) == 0
+    page = (written / render_robustness.PAGE).read_text()
+    for words in (
+        "| ProtoT | 0.4166 |".replace("| 0", "| the source's | 0"),
+        "| Mamba 2 | ours, matched | – | – | – | 0.",
+        "- ProtoT reliably surpasses DeltaNet. not measured: a model is missing.",
+        "### Mamba 2\n\nLeft out: a model of type 'mamba' has no routing",
+        "Clamped: channels.",
+        "Clamped: attention.",
+        "Not measured: DeltaNet.",
+    ):
+        assert words in page, words
+    assert run(render_robustness, monkeypatch, "--results", written, "--check") == 0
+
+
+def test_what_is_there_is_passed_over(studied, written, monkeypatch, capsys):
+    folder = written / render_robustness.FOLDER
+    before = (folder / "clamping-llama.json").read_text()
+    model = f"llama={studied / 'gpt2'}"
+    arguments = ("clamp", "--pairs", written.parent, "--out", folder, "--model", model)
+    run(robustness, monkeypatch, *arguments)
+    assert "clamping-llama.json is there" in capsys.readouterr().out
+    assert (folder / "clamping-llama.json").read_text() == before
+    assert json.loads(before)["routing"] == "attention"
+
+
+def test_a_claim_by_its_intervals():
+    def slices(*intervals):
+        rows = [
+            {"js": {"low": low, "high": high}, "of": ["llama", "protot"]} for low, high in intervals
+        ]
+        return {
+            "models": [{"name": "llama"}, {"name": "protot"}],
+            "slices": [
+                {"name": name, "differences": [row]}
+                for name, row in zip(("synonym", "typo"), rows, strict=True)
+            ],
+        }
+
+    claim = render_robustness.Claim("x", "protot", "llama", ("synonym", "typo"), {"js": "raw"})
+    for intervals, words in (
+        (((0.1, 0.2), (0.1, 0.3)), "**shown** (2 of 2)"),
+        (((-0.2, -0.1), (-0.1, 0.1)), "**not shown** (0 of 2, the opposite in synonym)"),
+        (((-0.2, -0.1), (-0.2, -0.1)), "**the opposite** (0 of 2, the opposite in synonym, typo)"),
+    ):
+        (_, _, line, _) = render_robustness._claims([claim], slices(*intervals))
+        assert line == f"- x. raw: {words}"
+    (_, _, line, _) = render_robustness._claims([claim._replace(slices=())], slices((0, 1), (0, 1)))
+    assert line == "- x. raw: not measured on these slices"
