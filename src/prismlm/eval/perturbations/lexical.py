@@ -1,0 +1,117 @@
+"""Slices that put another word, or another form of it, in a word's place."""
+
+from __future__ import annotations
+
+import random
+import re
+from functools import cache
+
+from prismlm.eval.perturbations.word_lists import Change, any_of, cased, replaced, words
+
+MOST_SYNONYMS = 3
+PREPOSITIONS = (
+    "in on at of to from for with by about into over under through between against during without "
+    "after before behind near across around toward towards inside within"
+).split()
+# What follows a noun that stands alone: no other noun, which it would belong to.
+ENDS = rf"(?=[.,;!?]| (?:{any_of(PREPOSITIONS)}|and|or|but|when|where|while|because|as)\b)"
+THE = "the|my|your|his|her|our|their|these|those|its"
+HELPS = (
+    "do does did will would can could shall should may might must let lets make makes made see saw "
+    "has have had help helped is are was were than as if wish though and not or to"
+).split()
+# Another tense would contradict them.
+DATED = re.compile(
+    r"\b(yesterday|ago|last|tomorrow|now|would|could|used|was|were|had|had been|today|currently"
+    r"|[12]\d{3})\b"
+)
+
+
+def synonym(sentence: str, draw: random.Random) -> Change | None:
+    """Put synonyms of the first sense in the place of one to three words."""
+    lists = words().synonyms
+    found = [
+        word
+        for word in re.finditer(r"(?<![\w'-])[A-Za-z]+(?![\w'-])", sentence)
+        if word[0].lower() in lists and (word[0].islower() or not word.start())
+    ]
+    if not found:
+        return None
+    # Few sentences hold three: those that do are mostly used for it.
+    many = min(len(found), MOST_SYNONYMS if draw.random() < 0.75 else 1)
+    chosen = sorted(draw.sample(found, many), key=lambda word: -word.start())
+    text = sentence
+    for word in chosen:
+        other = cased(draw.choice(lists[word[0].lower()]), word[0])
+        changed = replaced(text, word, other)
+        if changed is None:
+            return None
+        text = changed
+    return Change(text, chosen[-1][0].lower())
+
+
+def spelling(sentence: str, draw: random.Random) -> Change | None:
+    """Spell one word as American English does, or as British English does."""
+    lists = words().spelling
+    found = [
+        word
+        for word in re.finditer(r"(?<![\w'-])[A-Za-z]+(?![\w'-])", sentence)
+        # Of names such as Labor Day nothing else is spelled.
+        if word[0].lower() in lists and (word[0].islower() or not word.start())
+    ]
+    if not found:
+        return None
+    word = draw.choice(found)
+    text = replaced(sentence, word, cased(lists[word[0].lower()], word[0]))
+    return None if text is None else Change(text, min(word[0].lower(), lists[word[0].lower()]))
+
+
+def morphology(sentence: str, draw: random.Random) -> Change | None:
+    """Change the number of one noun, or the tense of one verb, where no other word depends on it.
+
+    Nouns are those after a preposition and an article or possessive; verbs are those right after a
+    pronoun, and "say" after a noun.
+    """
+    numbers, plain, third, said = _patterns()
+    found = [(word, "form", _nouns()[word["form"].lower()]) for word in numbers.finditer(sentence)]
+    if not DATED.search(sentence):
+        for pattern, place in ((plain, 0), (third, 1), (said, 0)):
+            for word in pattern.finditer(sentence):
+                if (word["before"] or "").strip().lower() not in HELPS:
+                    form = word["form"]
+                    found.append((word, "form", _tenses(place)[form]))
+    if not found:
+        return None
+    word, group, other = draw.choice(found)
+    start, end = word.span(group)
+    return Change(sentence[:start] + other + sentence[end:], min(word[group], other))
+
+
+@cache
+def _nouns() -> dict[str, str]:
+    plurals = words().plurals
+    return plurals | {many: one for one, many in plurals.items()}
+
+
+@cache
+def _tenses(place: int) -> dict[str, str]:
+    """Return past forms by present ones and the reverse: plain ones (0) or third persons (1)."""
+    present = {row[place]: row[2] for row in words().verbs}
+    return present | {past: form for form, past in present.items() if past not in present}
+
+
+@cache
+def _patterns() -> tuple[re.Pattern[str], ...]:
+    number = rf"\b(?:{any_of(PREPOSITIONS)}) (?:{THE}) (?P<form>{any_of(list(_nouns()))}){ENDS}"
+    # "These" and "those" say the number themselves.
+    number = number.replace("|these|those", "")
+    before = r"(?P<before>\b[\w']+ )?"
+    end = r"\b(?!['-])"
+    plain, third = (any_of(list(_tenses(place))) for place in (0, 1))
+    many = any_of(list(words().plurals.values()))
+    return (
+        re.compile(number),
+        re.compile(rf"{before}\b(?i:I|you|we|they) (?P<form>{plain}){end}"),
+        re.compile(rf"{before}\b(?i:he|she|it) (?P<form>{third}){end}"),
+        re.compile(rf"{before}\b(?:{many}) (?P<form>say|said){end}"),
+    )
