@@ -5,8 +5,9 @@
 LISTS is a directory with `us_uk_spelling.tsv` (American, British, source; VarCon and the translator
 of hyperreality), `contractions_dict.json` (kootenpv/contractions), `oewn_lemma_senses.tsv` (lemma,
 part of speech, synsets in order; Open English WordNet) and `abbreviations_textatistic.txt`
-(Textatistic). What is kept of them is decided here: common words, of one meaning as far as can be
-told without reading the sentence. How common a word is, is counted in the bundled sample of text.
+(Textatistic). What is kept of them is decided here and in `word_choices.toml`: common words, of one
+meaning as far as can be told without reading the sentence. How common a word is, is counted in the
+bundled sample of text.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import csv
 import json
 import lzma
 import re
+import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +24,6 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from benchmarks.prototype_mixer import word_choices as choices
 from benchmarks.shared.options import script_options
 from prismlm.corpus.sample import sample_path
 from prismlm.eval.perturbations.word_lists import WORDS_FILE
@@ -32,6 +33,12 @@ COMMON, SEEN = 8, 2
 MOST_SENSES, LENGTH_APART = 5, 3
 SCOWL_LEVEL = 60
 VOWEL_CONSONANT = re.compile(r"[^aeiou][aeiou][bdgmnprt]")
+CHOICES = tomllib.loads(Path(__file__).with_name("word_choices.toml").read_text(encoding="utf-8"))
+IRREGULAR_PLURALS = dict(row.split("/") for row in CHOICES["irregular_plurals"].split())
+IRREGULAR_VERBS = {
+    row.split("/")[0]: row.split("/")[1:] for row in CHOICES["irregular_verbs"].split()
+}
+OTHER_MEANING = re.compile("|".join(CHOICES["other_meaning"].split()))
 Senses = dict[str, dict[str, list[str]]]
 
 
@@ -63,6 +70,7 @@ def make(lists: Path, count: Counter[str]) -> dict[str, Any]:
         "abbreviations": _abbreviations(lists),
         "contractions": _contractions(lists),
         "common": sorted(word for word, times in count.items() if times >= COMMON),
+        "gender": [pair.split("/") for pair in CHOICES["gender"].split()],
         "plurals": _plurals(senses, count),
         "spelling": spelling,
         "synonyms": _synonyms(senses, count, {frozenset(pair) for pair in spelling}),
@@ -76,6 +84,10 @@ def _rows(path: Path) -> Iterator[list[str]]:
             yield line.rstrip("\n").split("\t")
 
 
+def _chosen(name: str) -> set[str]:
+    return set(CHOICES[name].split())
+
+
 def _spelling(lists: Path, count: Counter[str]) -> list[list[str]]:
     british, american = defaultdict[str, set[str]](set), defaultdict[str, set[str]](set)
     for us, uk, source in _rows(lists / "us_uk_spelling.tsv"):
@@ -87,7 +99,7 @@ def _spelling(lists: Path, count: Counter[str]) -> list[list[str]]:
         [us, uk]
         for us, (uk, *more) in ((us, sorted(found)) for us, found in british.items())
         if not more and len(american[uk]) == 1 and us not in american and uk not in british
-        and count[us] + count[uk] > 0 and not choices.OTHER_MEANING.match(us)
+        and count[us] + count[uk] > 0 and not OTHER_MEANING.match(us)
     )  # fmt: skip
 
 
@@ -96,7 +108,8 @@ def _contractions(lists: Path) -> dict[str, str]:
     kept = {
         short: long
         for short, long in found.items()
-        if re.fullmatch(r"[A-Za-z]+'[a-z]+|cannot", short) and short.lower() in choices.CONTRACTED
+        if re.fullmatch(r"[A-Za-z]+'[a-z]+|cannot", short)
+        and short.lower() in _chosen("contracted")
     }
     return {short.lower() if short[0] != "I" else short: long for short, long in kept.items()}
 
@@ -104,15 +117,16 @@ def _contractions(lists: Path) -> dict[str, str]:
 def _abbreviations(lists: Path) -> list[list[str]]:
     """Return rows of long form, short form, and what has to stand beside it."""
     with (lists / "abbreviations_textatistic.txt").open(encoding="utf-8", newline="") as file:
-        theirs = {short: long for short, long in csv.reader(file)}
-    taken = [[theirs[short], short, beside] for short, beside in choices.TEXTATISTIC.items()]
-    return taken + [line.split("|") for line in choices.ABBREVIATIONS.strip("\n").splitlines()]
+        theirs = dict(csv.reader(file))
+    taken = [row.split("|") for row in CHOICES["textatistic"].split()]
+    ours = [row.split("|") for row in CHOICES["abbreviations"].strip("\n").splitlines()]
+    return [[theirs[short], short, beside] for short, beside in taken] + ours
 
 
 def _plurals(senses: Senses, count: Counter[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for word in sorted(senses):
-        many = choices.IRREGULAR_PLURALS.get(word, _with_s(word))
+        many = IRREGULAR_PLURALS.get(word, _with_s(word))
         if (
             re.fullmatch("[a-z]{3,}", word)
             and "n" in senses[word]
@@ -120,7 +134,7 @@ def _plurals(senses: Senses, count: Counter[str]) -> dict[str, str]:
             and count[word] >= COMMON
             and count[many] >= max(SEEN, 0.1 * count[word])
             and not word.endswith(("ing", "s"))
-            and word not in choices.NO_PLURAL
+            and word not in _chosen("no_plural")
         ):
             found[word] = many
     return found
@@ -133,7 +147,7 @@ def _verbs(senses: Senses, count: Counter[str]) -> list[list[str]]:
         [base, third, past]
         for base, third, past, _, _ in rows
         if count[base] >= SEEN and count[third] >= SEEN and count[past] >= SEEN
-        and base != past and base not in choices.NO_VERB
+        and base != past and base not in _chosen("no_verb")
     ]  # fmt: skip
 
 
@@ -155,9 +169,9 @@ def _synonyms(
         if one != other
         and not (kind in "an" and re.search("(ed|en|ing)( |$)", f"{one} {other}"))
         and frozenset((one, other)) not in spelled
-        and not {one, other} & choices.NO_SYNONYM
+        and not {one, other} & _chosen("no_synonym")
     }
-    for line in choices.SYNONYMS.strip().splitlines():
+    for line in CHOICES["synonyms"].strip().splitlines():
         kind, rest = line.split(": ")
         for one, other in (pair.split(">") for pair in rest.split()):
             if set(senses[one].get(kind, ())) & set(senses[other].get(kind, ())):
@@ -175,7 +189,7 @@ def _synonyms(
 
 def _forms(kind: str, word: str) -> tuple[str, ...]:
     if kind == "n":
-        return (word, choices.IRREGULAR_PLURALS.get(word, _with_s(word)))
+        return (word, IRREGULAR_PLURALS.get(word, _with_s(word)))
     return _verb(word) if kind == "v" else (word,)
 
 
@@ -189,7 +203,7 @@ def _verb(word: str) -> tuple[str, ...]:
     """Return the plain form, the third person, the past, the participle and the form in -ing."""
     stem = word
     if re.fullmatch(f".*{VOWEL_CONSONANT.pattern}", word) and (
-        len(word) <= 4 or word in choices.DOUBLED
+        len(word) <= 4 or word in _chosen("doubled")
     ):
         stem = word + word[-1]
     past = re.sub("([^aeiou])ied$", r"\1ied", f"{word}d" if word.endswith("e") else f"{stem}ed")
@@ -197,7 +211,7 @@ def _verb(word: str) -> tuple[str, ...]:
         past = f"{word[:-1]}ied"
     regular = (past, past)
     going = f"{word[:-1]}ing" if re.search("[^eoy]e$", word) else f"{stem}ing"
-    return (word, _with_s(word), *choices.IRREGULAR_VERBS.get(word, regular), going)
+    return (word, _with_s(word), *IRREGULAR_VERBS.get(word, regular), going)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from prismlm.cli.default_command import ModelFirst
+from prismlm.cli.eval.pairs import pairs
 from prismlm.cli.eval.suite import evaluate
 
 
@@ -27,3 +28,4 @@ def _group() -> None:
 
 
 app.command(name=Eval.default)(evaluate)
+app.command()(pairs)

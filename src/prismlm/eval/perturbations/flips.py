@@ -9,45 +9,43 @@ from functools import cache
 from prismlm.eval.perturbations.lexical import ENDS, PREPOSITIONS
 from prismlm.eval.perturbations.word_lists import Change, any_of, cased, words
 
-SWAPPED = {
-    one: other
-    for pair in (
-        "he she,himself herself,man woman,men women,boy girl,boys girls,father mother,son daughter,"
-        "fathers mothers,sons daughters,brother sister,brothers sisters,husband wife,uncle aunt,"
-        "husbands wives,nephew niece,actor actress,sir madam,gentleman lady,gentlemen ladies,dad mom,"
-        "grandfather grandmother,boyfriend girlfriend,male female,males females,prince princess,"
-        "king queen,waiter waitress,businessman businesswoman,spokesman spokeswoman,Mr. Ms."
-    ).split(",")
-    for one, other in (pair.split(), pair.split()[::-1])
-} | {"Mrs.": "Mr.", "Miss": "Mr.", "his": "her", "him": "her", "hers": "his", "her": "his"}
-GENDERED = re.compile(rf"(?<![\w'-])(?i:{any_of(list(SWAPPED))})(?![\w-])(?! (?!.)[A-Z])")
+# What has several counterparts; "his" and "her" are looked at where they stand.
+ONE_WAY = {"Mrs.": "Mr.", "Miss": "Mr.", "his": "her", "him": "her", "hers": "his", "her": "his"}
 # After "her" these begin something else, so that it was an object.
 AFTER_OBJECT = re.compile(
-    rf"[.,;!?]|$| (?:{any_of(PREPOSITIONS)}|and|or|but|that|a|an|the|as|if|when|how|what|because|up"
-    r"|out|off|down|again|so|more|not|is|was|will|all|there|here|some|any|every|very|too|back|away"
-    r"|alone|yesterday|today|tomorrow|now|then|\w+ly|i|you|he|she|it|we|they|my|your|his|their)\b",
+    rf"[.,;!?]|$| (?:{PREPOSITIONS}|and|or|but|that|a|an|the|as|if|when|how|what|because|up|out|off"
+    r"|down|again|so|more|not|is|was|will|all|there|here|some|any|every|very|too|back|away|alone|now"
+    r"|yesterday|today|tomorrow|then|i|you|(?!famil|on|ear|love|dai|elder|friend|ug|lone)\w+ly|he"
+    r"|she|it|we|they|my|your|his|their)\b",
     re.IGNORECASE,
 )
-# Of these verbs either may follow: told her stories, told her to go.
-GIVING = re.compile(r"\b(tell|told|give|gave|given|ask|asked|let|make|made|help|helped|see|saw|show"
-                    r"|showed|offer|offered|send|sent|buy|bought|call|called|hear|heard|watch|got)\W*$")  # fmt: skip
-HELPING = "is|are|was|were|will|would|can|could|should|must|does|do|did|has|have|had|am"
-INSERTED = re.compile(
-    r"(?:(?<=\b[a-z] )|(?<=[a-z]{2} )|(?<=\bI ))"
-    r"(?:(?P<be>is|are|was|were|am|will|would|can|could|should)(?= [a-z])(?! (?:to|had|have)\b)"
-    r"|(?P<have>has|have|had)(?= (?:been|\w+ed|become|taken|made|gone|seen|come|done|begun)\b))"
+# After these it may be either: told her stories, told her to go.
+GIVING = re.compile(
+    r"\b(tell|told|give|gave|given|ask|asked|let|make|made|help|helped|see|saw|show|showed|offer"
+    r"|offered|send|sent|buy|bought|call|called|hear|heard|watch|got)\W*$"
 )
-REMOVED = re.compile(rf"\b(?i:(?P<help>{HELPING}) not|(?P<short>{HELPING[:-3]})n't|(?P<can>can't|cannot)"
-                     r"|(?P<will>won't))(?= [a-z])(?! (?:only|just|i|you|he|she|it|we|they)\b)")  # fmt: skip
+INSERTED = re.compile(
+    r"(?<=[a-zI] )(?:(?:is|are|was|were|am|will|would|can|could|should)(?= [a-z])"
+    r"(?! (?:to|had|have)\b)|(?:has|have|had)(?= (?:been|become|taken|made|gone|seen|come|done|begun|\w+ed)\b))"
+)
+REMOVED = re.compile(
+    r"\b(?:(?i:(?P<plain>is|are|was|were|would|could|should|must|does|do|did|has|have|had|am|will)"
+    r"(?:n't| not))|(?P<odd>[Cc]an't|[Cc]annot|[Ww]on't))(?= [a-z])"
+    r"(?! (?:only|just|i|you|he|she|it|we|they)\b)"
+)
+# With these a sentence is negative already, or says something odd once it is.
 NEGATIVE = re.compile(
     r"\b(no|not|never|nothing|nobody|none|neither|nor|hardly|cannot|without|any\w*|yet|either|ever"
     r"|at all|until|unless|much|only|also|too|still|already|some\w*|few|little|whether)\b|n't",
     re.IGNORECASE,
 )
-COUNTS = "two three four five six seven eight nine ten twelve".split()
-NUMBER = re.compile(rf"(?<![\w.,$:'-])(?:{any_of(COUNTS)}|[2-9]\d?)(?= [a-z]+s\b)(?! (?:and|th)\b)")
-AGREEMENT = {"is": "are", "was": "were", "has": "have", "does": "do"}
-ONE_OF_MANY = {"this": "these", "these": "this", "a": "two", "an": "two", "several": "one", "many": "one"}
+COUNTS = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "twelve")
+COUNTED = re.compile(
+    rf"(?<![\w.,$:'-])(?:{any_of(COUNTS)}|[2-9]\d?)(?= [a-z]+s\b)(?! (?:and|th)\b)"
+)
+VERBS = {"is": "are", "was": "were", "has": "have", "does": "do"}
+SINGULAR = {"this": "these", "a": "two", "an": "two"}
+PLURAL = {"these": "this", "several": "one", "many": "one"}
 # What a noun is said to be, or is compared with, has the number of something else.
 PREDICATE = re.compile(
     r"\b(is|are|was|were|be|been|being|am|become|becomes|became|such|what|quite|half|once|times|as|"
@@ -58,17 +56,18 @@ PREDICATE = re.compile(
 
 def gender(sentence: str, draw: random.Random) -> Change | None:
     """Swap the gender of every pronoun, noun and form of address; names stay as they are."""
+    swapped = words().gender | ONE_WAY
     found = [
         word
-        for word in GENDERED.finditer(sentence)
-        # "King" before a name is part of it.
-        if word[0] in SWAPPED or (word[0].lower() in SWAPPED and not word.start())
+        for word in re.finditer(r"(?<![\w'-])(?:Mr\.|Ms\.|Mrs\.|[A-Za-z]+(?![\w-]))", sentence)
+        # "King" inside of a sentence is part of a name.
+        if word[0] in swapped or (word[0].lower() in swapped and not word.start())
     ]
     text = sentence
     for word in reversed(found):
-        key = word[0] if word[0] in SWAPPED else word[0].lower()
-        rest, other = sentence[word.end() :], SWAPPED[key]
-        if key == "her" and AFTER_OBJECT.match(rest):
+        key = word[0] if word[0] in swapped else word[0].lower()
+        rest, other = sentence[word.end() :], swapped[key]
+        if key == "her" and word.start() and AFTER_OBJECT.match(rest):
             other = "him"
         elif key == "her" and GIVING.search(sentence[: word.start()]):
             return None
@@ -80,62 +79,57 @@ def gender(sentence: str, draw: random.Random) -> Change | None:
 
 def negation(sentence: str, draw: random.Random) -> Change | None:
     """Say that it is not so, after the first auxiliary, or leave its "not" out."""
-    rest = sentence
     removed = REMOVED.search(sentence)
-    if removed:
-        rest = sentence[: removed.start()] + sentence[removed.end() :]
-    if sentence.endswith("?") or NEGATIVE.search(rest):
+    found = removed or INSERTED.search(sentence)
+    rest = sentence.replace(removed[0], "", 1) if removed else sentence
+    if not found or sentence.endswith("?") or NEGATIVE.search(rest):
         return None
     if removed:
-        form = removed["help"] or removed["short"] or ("can" if removed["can"] else "will")
-        text = sentence[: removed.start()] + cased(form, removed[0]) + sentence[removed.end() :]
-        return Change(text, f"without {removed[0].lower()}")
-    inserted = INSERTED.search(sentence)
-    if not inserted:
-        return None
-    form = "cannot" if inserted[0] == "can" else f"{inserted[0]} not"
-    text = sentence[: inserted.start()] + form + sentence[inserted.end() :]
-    return Change(text, form)
+        positive = removed["plain"] or ("will" if removed[0].lower() == "won't" else "can")
+        other = cased(positive, removed[0])
+    else:
+        other = "cannot" if found[0] == "can" else f"{found[0]} not"
+    return Change(sentence[: found.start()] + other + sentence[found.end() :], found[0].lower())
 
 
 def number(sentence: str, draw: random.Random) -> Change | None:
-    """Make one of several or several of one, with the verb that follows; or change a number."""
-    changes = [change for word in NUMBER.finditer(sentence) if (change := _other(sentence, word, draw))]
-    changes += [change for word in _counted().finditer(sentence) if (change := _many(sentence, word))]
-    return draw.choice(changes) if changes else None
+    """Make one of several or several of one, with the verb that follows; or change a count."""
+    changes = [_recounted(sentence, word, draw) for word in COUNTED.finditer(sentence)]
+    changes += [_renumbered(sentence, word) for word in _numbered().finditer(sentence)]
+    found = [change for change in changes if change is not None]
+    return draw.choice(found) if found else None
 
 
-def _other(sentence: str, word: re.Match[str], draw: random.Random) -> Change:
-    if word[0].isdecimal():
-        same = range(2, 10) if len(word[0]) == 1 else range(10, 100)
-        other = str(draw.choice([count for count in same if str(count) != word[0]]))
-    else:
-        other = draw.choice([count for count in COUNTS if count != word[0]])
-    return Change(sentence[: word.start()] + other + sentence[word.end() :], "digits" if word[0].isdecimal() else word[0])
+def _recounted(sentence: str, word: re.Match[str], draw: random.Random) -> Change:
+    digits = [str(count) for count in (range(2, 10) if len(word[0]) == 1 else range(10, 100))]
+    others = digits if word[0].isdecimal() else COUNTS
+    other = draw.choice([count for count in others if count != word[0]])
+    return Change(sentence[: word.start()] + other + sentence[word.end() :], "a count")
 
 
 @cache
-def _counted() -> re.Pattern[str]:
+def _numbered() -> re.Pattern[str]:
     one, many = (any_of(list(part)) for part in (words().plurals, words().plurals.values()))
-    verbs = any_of([*AGREEMENT, *AGREEMENT.values()])
+    verbs = any_of([*VERBS, *VERBS.values()])
     return re.compile(
-        rf"(?P<before>[\w']+,? )?\b(?:(?P<one>[Tt]his|[Aa]n?) (?P<noun>{one})"
-        rf"|(?P<many>[Tt]hese|[Ss]everal|[Mm]any) (?P<nouns>{many}))"
-        rf"(?:(?= (?P<verb>{verbs}) )|{ENDS})"
+        rf"(?P<before>[\w']+,? )?\b(?P<noun>([Tt]his|[Aa]n?) ({one})"
+        rf"|([Tt]hese|[Ss]everal|[Mm]any) ({many}))"
+        rf"(?:(?= (?P<verb>{verbs}) )|{ENDS}(?! (?:and|or)\b))"
     )
 
 
-def _many(sentence: str, word: re.Match[str]) -> Change | None:
-    plurals = words().plurals
-    before = (word["before"] or "").strip()
-    if PREDICATE.search(before) or (word["verb"] and before.lower() in PREPOSITIONS):
+def _renumbered(sentence: str, word: re.Match[str]) -> Change | None:
+    before, (count, noun), verb = (word["before"] or "").strip(), word["noun"].split(), word["verb"]
+    plurals, counts, verbs = words().plurals, SINGULAR, VERBS
+    if count.lower() in PLURAL:
+        plurals, verbs = ({b: a for a, b in forms.items()} for forms in (plurals, VERBS))
+        counts = PLURAL
+    # What begins a clause is its subject, whose verb may stand anywhere.
+    subject = not verb and (not before or before.endswith(","))
+    within = verb and re.fullmatch(PREPOSITIONS, before)
+    if subject or within or PREDICATE.search(before) or (verb and verb not in verbs):
         return None
-    count, noun = word["one"] or word["many"], word["noun"] or word["nouns"]
-    other = plurals.get(noun) if word["one"] else {v: k for k, v in plurals.items()}[noun]
-    start, end = word.start("one" if word["one"] else "many"), word.end("noun" if word["one"] else "nouns")
-    text = f"{sentence[:start]}{cased(ONE_OF_MANY[count.lower()], count)} {other}"
-    verb = word["verb"] or ""
-    agreed = AGREEMENT if word["one"] else {v: k for k, v in AGREEMENT.items()}
-    if verb and verb not in agreed:
-        return None
-    return Change(text + (f" {agreed[verb]}" if verb else "") + sentence[end + len(verb) + bool(verb) :], count.lower())
+    start, end = word.span("noun")
+    other = f"{cased(counts[count.lower()], count)} {plurals[noun]}"
+    rest = sentence[end:] if not verb else f" {verbs[verb]}{sentence[word.end('verb') :]}"
+    return Change(sentence[:start] + other + rest, count.lower())

@@ -9,17 +9,20 @@ from functools import cache
 from prismlm.eval.perturbations.word_lists import Change, any_of, cased, replaced, words
 
 MOST_SYNONYMS = 3
+WORD = re.compile(r"(?<![\w'-])[A-Za-z]+(?![\w'-])")
 PREPOSITIONS = (
-    "in on at of to from for with by about into over under through between against during without "
-    "after before behind near across around toward towards inside within"
-).split()
+    "in|on|at|of|to|from|for|with|by|about|into|over|under|through|between|against|during|without"
+    "|after|before|behind|near|across|around|toward|towards|inside|within"
+)
 # What follows a noun that stands alone: no other noun, which it would belong to.
-ENDS = rf"(?=[.,;!?]| (?:{any_of(PREPOSITIONS)}|and|or|but|when|where|while|because|as)\b)"
-THE = "the|my|your|his|her|our|their|these|those|its"
-HELPS = (
-    "do does did will would can could shall should may might must let lets make makes made see saw "
-    "has have had help helped is are was were than as if wish though and not or to"
-).split()
+ENDS = rf"(?=[.,;!?]| (?:{PREPOSITIONS}|and|or|but|when|where|while|because|as)\b)"
+THE = "the|my|your|his|her|our|their|its"
+# After these the form of the verb is theirs.
+HELPS = re.compile(
+    "(?:do|does|did|will|would|can|could|shall|should|may|might|must|lets?|makes?|made|see|saw|has"
+    "|have|had|am|is|are|was|were|help(?:ed)?|than|as|if|wish|though|and|not|or|to|.*n't)? ?",
+    re.IGNORECASE,
+)
 # Another tense would contradict them.
 DATED = re.compile(
     r"\b(yesterday|ago|last|tomorrow|now|would|could|used|was|were|had|had been|today|currently"
@@ -32,7 +35,7 @@ def synonym(sentence: str, draw: random.Random) -> Change | None:
     lists = words().synonyms
     found = [
         word
-        for word in re.finditer(r"(?<![\w'-])[A-Za-z]+(?![\w'-])", sentence)
+        for word in WORD.finditer(sentence)
         if word[0].lower() in lists and (word[0].islower() or not word.start())
     ]
     if not found:
@@ -55,7 +58,7 @@ def spelling(sentence: str, draw: random.Random) -> Change | None:
     lists = words().spelling
     found = [
         word
-        for word in re.finditer(r"(?<![\w'-])[A-Za-z]+(?![\w'-])", sentence)
+        for word in WORD.finditer(sentence)
         # Of names such as Labor Day nothing else is spelled.
         if word[0].lower() in lists and (word[0].islower() or not word.start())
     ]
@@ -73,18 +76,19 @@ def morphology(sentence: str, draw: random.Random) -> Change | None:
     pronoun, and "say" after a noun.
     """
     numbers, plain, third, said = _patterns()
-    found = [(word, "form", _nouns()[word["form"].lower()]) for word in numbers.finditer(sentence)]
+    found = [(word, _nouns()[word["form"]]) for word in numbers.finditer(sentence)]
     if not DATED.search(sentence):
         for pattern, place in ((plain, 0), (third, 1), (said, 0)):
-            for word in pattern.finditer(sentence):
-                if (word["before"] or "").strip().lower() not in HELPS:
-                    form = word["form"]
-                    found.append((word, "form", _tenses(place)[form]))
+            found += [
+                (word, _tenses(place)[word["form"]])
+                for word in pattern.finditer(sentence)
+                if not word["before"] or not HELPS.fullmatch(word["before"])
+            ]
     if not found:
         return None
-    word, group, other = draw.choice(found)
-    start, end = word.span(group)
-    return Change(sentence[:start] + other + sentence[end:], min(word[group], other))
+    word, other = draw.choice(found)
+    start, end = word.span("form")
+    return Change(sentence[:start] + other + sentence[end:], min(word["form"], other))
 
 
 @cache
@@ -102,9 +106,7 @@ def _tenses(place: int) -> dict[str, str]:
 
 @cache
 def _patterns() -> tuple[re.Pattern[str], ...]:
-    number = rf"\b(?:{any_of(PREPOSITIONS)}) (?:{THE}) (?P<form>{any_of(list(_nouns()))}){ENDS}"
-    # "These" and "those" say the number themselves.
-    number = number.replace("|these|those", "")
+    number = rf"\b(?:{PREPOSITIONS}) (?:{THE}) (?P<form>{any_of(list(_nouns()))}){ENDS}"
     before = r"(?P<before>\b[\w']+ )?"
     end = r"\b(?!['-])"
     plain, third = (any_of(list(_tenses(place))) for place in (0, 1))

@@ -27,16 +27,17 @@ HUB: dict[str, dict[str, str]] = {
 SOURCES = tuple(HUB)
 WELL_FORMED = re.compile(r"""[A-Z][A-Za-z0-9,.'"?!;:$%&-]*( [A-Za-z0-9,.'"?!;:$%&-]+)+[.?!]""")
 ODD = re.compile(
-    r"--| - |\.\.|http|www|&|&?#?\d+;|[A-Za-z]\.com|[?!,;:]{2}|\b[A-Z]{2,} [A-Z]{2,}|[a-z][.?!][A-Z]"
-    r"|\b(AP|AFP|Reuters|quot|lt|gt)\b|^[A-Z ,]+:|'[A-Za-z]{3,}|'$| '|' |\b([A-Za-z]+) \2\b"
+    r"--| - |\.\.|http|www|&|\w;\w|\d: |[A-Za-z]\.com|[?!,;:]{2}|\b[A-Z]{2,} [A-Z]{2,}"
+    r"|[a-z][.?!][A-Z]|\b(AP|AFP|Reuters|quot|lt|gt)\b|^[A-Z ,]+:|'[A-Za-z]{3,}|'$| '|' |\b([A-Za-z]+) \2\b"
+    r'|""|\b(the|a|an|of|and|to|in|for|with)[.?!]$'
     r"|(?<!')\b[b-hj-z]\b(?!')|,[A-Za-z]"
 )
 # Titles and the like, after which a full stop ends no sentence.
 TITLES = (
-    "Mr Ms Mrs Dr St Jr Sr Lt No vs Co Gov Sen Rep Gen Inc Corp Prof Capt Ltd Sgt Jan Feb Aug Sept "
-    "Oct Nov Dec"
-).split()
-NO_END = "".join(rf"(?<!\b{title}\.)" for title in ("[A-Z]", *TITLES))
+    "[A-Z]|Mr|Ms|Mrs|Dr|St|Jr|Sr|Lt|No|vs|Co|Gov|Sen|Rep|Gen|Inc|Corp|Prof|Capt|Ltd|Sgt|Jan|Feb|Aug"
+    "|Sept|Oct|Nov|Dec"
+)
+NO_END = "".join(rf"(?<!\b{title}\.)" for title in TITLES.split("|"))
 SENTENCE_END = re.compile(rf"(?<=[.?!]){NO_END} (?=[A-Z])")
 
 
@@ -80,6 +81,7 @@ def _tokenised(text: str) -> list[str]:
     """Return the sentences of a text whose words and signs stand apart."""
     if text.startswith(" = ") or text.startswith("= "):
         return []
+    text = re.sub(r"\b(Mr|Mrs|Ms|Dr|St) \.", r"\1.", text)
     parts = re.split(r"(?<= [.?!]) +|\n", f"{text.strip()}\n")
     return [detokenise(part) for part in parts if "<unk>" not in part]
 

@@ -39,7 +39,9 @@ class MiniLM:
 
     def similarity(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
         """Return the cosine of each pair's embeddings, rounded to four digits."""
-        texts = sorted({text for pair in pairs for text in pair}, key=lambda text: (len(text), text))
+        texts = sorted(
+            {text for pair in pairs for text in pair}, key=lambda text: (len(text), text)
+        )
         found: dict[str, torch.Tensor] = {}
         for first in range(0, len(texts), BATCH):
             batch = texts[first : first + BATCH]

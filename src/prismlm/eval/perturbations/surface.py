@@ -12,18 +12,23 @@ KEYS = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
 SHIFTS = (0.0, 0.25, 0.75)
 SHORTEST_TYPO = 4
 PARTICIPLE = r"(?: \w+ly| never| already| just| always)? (?:been|got|had|done|seen|gone|\w+ed)\b"
-ASKING = "what What than how How who Who whom when When where Where which whatever as".split()
-NEXT_WORD = r"(?= [A-Za-z])"
+ASKING = "[Ww]hat|than|[Hh]ow|[Ww]ho|whom|[Ww]hen|[Ww]here|which|whatever|as"
+NEXT_WORD = r"(?= [a-z])"
 PRONOUNS = "i|you|he|she|it|we|they|that|this|there|the|anyone|anybody|everyone"
 # A general is not meant.
-NO_NAME = "Motors|Electric|Mills|Assembly|Secretary|Manager|League|Counsel|Council|Hospital|Dynamics"
+NO_NAME = (
+    "Motors|Electric|Mills|Assembly|Secretary|Manager|League|Counsel|Council|Hospital|Dynamics"
+)
+NO_TITLE = "Attorney|Brigadier|Major|Lieutenant|Secretary|Vice"
 
 
 @cache
 def neighbours() -> dict[str, str]:
     """Return the letters whose keys touch each letter's, on a QWERTY keyboard."""
     places = {
-        letter: (row, x + SHIFTS[row]) for row, keys in enumerate(KEYS) for x, letter in enumerate(keys)
+        letter: (row, x + SHIFTS[row])
+        for row, keys in enumerate(KEYS)
+        for x, letter in enumerate(keys)
     }
     return {
         letter: "".join(
@@ -86,7 +91,7 @@ def _contractions() -> list[tuple[re.Pattern[str], dict[str, str]]]:
     negated = [short for short in forms if short.endswith("n't")]
     have = [long for long in longer if long.endswith(" have")]
     plain = [long for long in longer if not long.endswith((" have", " not")) and long != "let us"]
-    alone = "".join(rf"(?<!\b{word} )" for word in ASKING)
+    alone = _not_after(ASKING)
     patterns = (
         (rf"\b(?i:{any_of(negated)})\b(?! (?:{PRONOUNS})\b)", forms),
         (rf"\b(?i:{any_of(written)})\b(?!{PARTICIPLE}){NEXT_WORD}", forms),
@@ -98,8 +103,13 @@ def _contractions() -> list[tuple[re.Pattern[str], dict[str, str]]]:
     return [(re.compile(pattern), kind) for pattern, kind in patterns]
 
 
+def _not_after(alternatives: str) -> str:
+    """Return a pattern of a place that none of some words stands before, whatever their length."""
+    return "".join(rf"(?<!\b{word} )" for word in alternatives.split("|"))
+
+
 def punctuation(sentence: str, draw: random.Random) -> Change | None:
-    """Add or leave out one sign, or write one word with a capital or without; words stay as they are."""
+    """Add or leave out one sign, or the capital of one word; the words stay as they are."""
     texts: list[str] = []
     if sentence.endswith("."):
         texts += [sentence[:-1], f"{sentence[:-1]}!"]
@@ -114,7 +124,7 @@ def punctuation(sentence: str, draw: random.Random) -> Change | None:
     first = re.match(r"[A-Z][a-z]+\b", sentence)
     if first and first[0].lower() in words().common:
         texts.append(sentence[0].lower() + sentence[1:])
-    inner = [m for m in re.finditer(r"(?<= )[a-z]{4,}\b", sentence)]
+    inner = list(re.finditer(r"(?<= )[a-z]{4,}\b", sentence))
     if inner:
         at = draw.choice(inner).start()
         texts.append(sentence[:at] + sentence[at].upper() + sentence[at + 1 :])
@@ -131,8 +141,8 @@ def abbreviation(sentence: str, draw: random.Random) -> Change | None:
     if not found:
         return None
     word, instead, short = draw.choice(found)
-    if word[0][:1].islower() or instead[:1] != instead[:1].upper():
-        instead = cased(instead, word[0]) if word[0] not in instead else instead
+    if not word.start():
+        instead = instead[0].upper() + instead[1:]
     text = replaced(sentence, word, instead)
     if text is None:
         return None
@@ -147,7 +157,9 @@ def _abbreviations() -> list[tuple[re.Pattern[str], str, str]]:
     rows: list[tuple[re.Pattern[str], str, str]] = []
     written_out: set[tuple[str, str]] = set()
     for long, short, beside in words().abbreviations:
-        rows.append((_beside(re.escape(long) + r"\b", beside), short, short))
+        rows.append(
+            (_beside(re.escape(long) + r"\b", "" if beside == "the" else beside), short, short)
+        )
         if beside not in ("one way", "day") and (short, beside) not in written_out:
             written_out.add((short, beside))
             end = "" if short[-1] in ".%" else r"\b"
@@ -159,11 +171,12 @@ def _beside(form: str, beside: str) -> re.Pattern[str]:
     start = "" if form.startswith("%") or form.startswith("\\ ") else r"(?<![\w-])"
     return re.compile(
         {
-            "Name": rf"{start}{form}(?= (?!{NO_NAME})[A-Z][a-z])",
+            "the": rf"(?<=\b[Tt]he ){form}(?![\w'-]| [a-z]+[^a-z .,]| [A-Z\d])",
+            "Name": rf"{_not_after(NO_TITLE)}{start}{form}(?= (?!{NO_NAME})[A-Z][a-z])",
             "after": rf"(?<=[a-z] )(?<! the ){start}{form}(?! [A-Z]|')",
             "number": rf"{start}{form}(?= \d)",
             "count": rf"(?<=\d){form}(?!\w| [A-Z])",
             "date": rf"{start}{form}(?= \d)",
             "day": rf"(?<![A-Z]\w\w )(?<![a-z]-){start}{form}(?! [A-Z]|'|-)",
-        }.get(beside, rf"{start}{form}(?![\w'-]| [A-Z])")
+        }.get(beside, rf"{start}{form}(?![\w'-]| [A-Z\d])")
     )

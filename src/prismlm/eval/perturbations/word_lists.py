@@ -27,6 +27,7 @@ class Words:
         verbs: plain form, third person and past.
         contractions: short and long forms, such as don't and do not.
         abbreviations: long form, short form, and what stands beside it.
+        gender: words of one gender and of the other.
         common: words that are not rare in text.
     """
 
@@ -36,6 +37,7 @@ class Words:
     verbs: list[list[str]]
     contractions: dict[str, str]
     abbreviations: list[list[str]]
+    gender: dict[str, str]
     common: frozenset[str]
 
 
@@ -43,7 +45,8 @@ class Words:
 def words() -> Words:
     """Return the lists, which are read once."""
     found = json.loads(lzma.decompress(WORDS_FILE.read_bytes()))
-    found["spelling"] = dict(found["spelling"]) | {uk: us for us, uk in found["spelling"]}
+    for name in ("spelling", "gender"):
+        found[name] = dict(found[name]) | {other: one for one, other in found[name]}
     return Words(**found | {"common": frozenset(found["common"])})
 
 
