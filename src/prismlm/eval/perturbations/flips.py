@@ -11,6 +11,8 @@ from prismlm.eval.perturbations.word_lists import Change, any_of, cased, words
 
 # What has several counterparts; "his" and "her" are looked at where they stand.
 ONE_WAY = {"Mrs.": "Mr.", "Miss": "Mr.", "his": "her", "him": "her", "hers": "his", "her": "his"}
+# A word with a capital, other than the first, "I" and what follows a form of address.
+NAME = re.compile(r"(?<=[^.?!] )(?<!Mr\. )(?<!Ms\. )(?<!Mrs\. )(?!I\b|Mr\.|Ms\.|Mrs\.)[A-Z]")
 # After "her" these begin something else, so that it was an object.
 AFTER_OBJECT = re.compile(
     rf"[.,;!?]|$| (?:{PREPOSITIONS}|and|or|but|that|a|an|the|as|if|when|how|what|because|up|out|off"
@@ -48,14 +50,16 @@ SINGULAR = {"this": "these", "a": "two", "an": "two"}
 PLURAL = {"these": "this", "several": "one", "many": "one"}
 # What a noun is said to be, or is compared with, has the number of something else.
 PREDICATE = re.compile(
-    r"\b(is|are|was|were|be|been|being|am|become|becomes|became|such|what|quite|half|once|times|as|"
+    r"\b(is|are|was|were|be|been|being|am|become|becomes|became|such|all|both|what|quite|half|once|times|as|"
     r"like|not|of|per|remain\w*|how|too|so|[a-z]+'[a-z]+)$",
     re.IGNORECASE,
 )
 
 
 def gender(sentence: str, draw: random.Random) -> Change | None:
-    """Swap the gender of every pronoun, noun and form of address; names stay as they are."""
+    """Swap the gender of every pronoun, noun and form of address, where no name would gainsay it."""
+    if NAME.search(sentence) or sentence.split()[0].lower().strip(",'") not in words().common:
+        return None
     swapped = words().gender | ONE_WAY
     found = [
         word
@@ -74,7 +78,9 @@ def gender(sentence: str, draw: random.Random) -> Change | None:
         elif key == "his" and re.match(r"[.,;!?]| (?:and|or|but)\b", rest):
             other = "hers"
         text = text[: word.start()] + cased(other, word[0]) + text[word.end() :]
-    return Change(text, found[0][0].lower()) if found else None
+    # "Sons and daughters" are the same the other way round.
+    same = sorted(text.lower()) == sorted(sentence.lower())
+    return None if same else Change(text, found[0][0].lower())
 
 
 def negation(sentence: str, draw: random.Random) -> Change | None:

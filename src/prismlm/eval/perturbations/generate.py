@@ -12,6 +12,7 @@ from statistics import fmean
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from prismlm.errors import InputError, check_number, check_whole
 from prismlm.eval.pairs import COLUMNS, INTERVENTIONS, SLICES
@@ -33,6 +34,11 @@ PERTURB: dict[str, Callable[[str, random.Random], Change | None]] = {
     for name in names
 }
 TEMPLATE = "template"
+FRAMES = {
+    "spelling": ("They talked about the word {} in class.", "She wrote {} on the board."),
+    "contraction": ("My friends say that {} at home.", "Everyone knows that {} ready to begin."),
+    "abbreviation": ("They talked about the {} in class.", "He never saw the {} again."),
+}
 # So many candidates more than are missing are measured at once.
 AHEAD = 1.1
 # A word gives at most this share of a slice, as long as there are others.
@@ -66,13 +72,13 @@ class _Slice:
     Attributes:
         rows: kept so far, as dictionaries of the columns.
         candidates: changed sentences, whether kept or not.
-        filtered: how many of them were not kept, by reason.
+        left_out: how many of them were not kept, by reason.
     """
 
     name: str
     rows: list[dict[str, Any]] = field(default_factory=list)
     candidates: int = 0
-    filtered: Counter[str] = field(default_factory=Counter)
+    left_out: Counter[str] = field(default_factory=Counter)
 
 
 Candidate = tuple[str, str, Change]
@@ -106,8 +112,6 @@ def write_pairs(
             task.advance(options.per_slice)
     with output_files(*(out / file for file in FILES)) as temporary:
         for path, names in zip(temporary, FILES.values(), strict=True):
-            import pyarrow.parquet as pq
-
             rows = [row for name in sorted(names) for row in made[name].rows]
             pq.write_table(pa.Table.from_pylist(rows, COLUMNS), path)
     return {**asdict(options), "slices": [_figures(made[name]) for name in made]}
@@ -150,8 +154,8 @@ def make_slice(
             f"{options.per_slice:,}. Give more text, ask for fewer by --per-slice, or lower "
             "--similarity."
         )
-    unused = found.candidates - len(found.rows) - sum(found.filtered.values())
-    found.filtered["word used too often"] = unused
+    left_out = sum(found.left_out.values())
+    found.left_out["spare"] = found.candidates - len(found.rows) - left_out
     for number, row in enumerate(found.rows):
         row["id"] = f"{name}-{number:05}"
     return found
@@ -176,7 +180,7 @@ def _candidates(
             continue
         found.candidates += 1
         if change.text == text or "  " in change.text:
-            found.filtered["unchanged"] += 1
+            found.left_out["unchanged"] += 1
         else:
             yield source, text, change
 
@@ -191,29 +195,26 @@ def _fill(
         cosines = model.similarity([(text, change.text) for _, text, change in batch])
         for (source, text, change), cosine in zip(batch, cosines, strict=True):
             if cosine < threshold:
-                found.filtered["similarity"] += 1
+                found.left_out["unlike"] += 1
             elif len(found.rows) < size:
                 distance = levenshtein(text, change.text)
                 row = (found.name, text, change.text, source, float(cosine), distance)
                 found.rows.append(dict(zip(COLUMNS.names[1:], row, strict=True)))
-            else:
-                found.filtered["not needed"] += 1
 
 
 def _templates(name: str, draw: random.Random) -> Iterator[tuple[str, str]]:
     """Yield sentences around the words of a list, for what corpora say too seldom."""
-    lists = words()
-    frames = ("They talked about the word {} in class.", "She wrote {} on the board.")
-    given: list[str] = []
-    if name == "spelling":
-        given = sorted(lists.spelling)
-    elif name == "contraction":
-        frames = ("Everyone can see that {} here.", "My friends say that {} today.")
-        given = sorted(long for long in lists.contractions.values())
-    elif name == "abbreviation":
-        given = sorted(row[0] for row in lists.abbreviations if row[2] in ("anywhere", "one way"))
-    made = [(TEMPLATE, frame.format(word)) for frame in frames for word in given]
-    return iter(draw.sample(made, len(made)))
+    given: dict[str, list[str]] = {
+        "spelling": sorted(words().spelling),
+        "contraction": [
+            long for long in words().contractions.values() if long.endswith((" am", " are", " is"))
+        ],
+        "abbreviation": [
+            row[0] for row in words().abbreviations if row[2] in ("anywhere", "one way")
+        ],
+    }
+    made = [frame.format(word) for frame in FRAMES.get(name, ()) for word in given[name]]
+    return ((TEMPLATE, sentence) for sentence in draw.sample(made, len(made)))
 
 
 def _figures(found: _Slice) -> dict[str, Any]:
@@ -224,5 +225,5 @@ def _figures(found: _Slice) -> dict[str, Any]:
         "distance": fmean(row["distance"] for row in found.rows),
         "sources": dict(sorted(Counter(row["source"] for row in found.rows).items())),
         "candidates": found.candidates,
-        "filtered": {reason: count for reason, count in found.filtered.items() if count},
+        "left_out": {reason: count for reason, count in found.left_out.items() if count},
     }

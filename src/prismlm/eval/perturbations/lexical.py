@@ -108,7 +108,7 @@ def _tenses(place: int) -> dict[str, str]:
 def _patterns() -> tuple[re.Pattern[str], ...]:
     number = rf"\b(?:{PREPOSITIONS}) (?:{THE}) (?P<form>{any_of(list(_nouns()))}){ENDS}"
     before = r"(?P<before>\b[\w']+ )?"
-    end = r"\b(?!['-])"
+    end = r"\b(?!['-]|,)"
     plain, third = (any_of(list(_tenses(place))) for place in (0, 1))
     many = any_of(list(words().plurals.values()))
     return (

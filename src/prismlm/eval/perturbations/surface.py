@@ -90,7 +90,8 @@ def _contractions() -> list[tuple[re.Pattern[str], dict[str, str]]]:
     written = [short for short in forms if not short.endswith(("n't", "'d"))]
     negated = [short for short in forms if short.endswith("n't")]
     have = [long for long in longer if long.endswith(" have")]
-    plain = [long for long in longer if not long.endswith((" have", " not")) and long != "let us"]
+    first = ("let us", "there is", "that is", "what is")
+    plain = [long for long in longer if not long.endswith((" have", " not")) and long not in first]
     alone = _not_after(ASKING)
     patterns = (
         (rf"\b(?i:{any_of(negated)})\b(?! (?:{PRONOUNS})\b)", forms),
@@ -98,7 +99,7 @@ def _contractions() -> list[tuple[re.Pattern[str], dict[str, str]]]:
         (rf"\b(?i:{any_of([forms[short] for short in negated])})\b(?! (?:{PRONOUNS})\b)", longer),
         (rf"{alone}\b(?i:{any_of(have)})\b(?={PARTICIPLE})", longer),
         (rf"{alone}\b(?i:{any_of(plain)})\b{NEXT_WORD}", longer),
-        (r"^Let us\b", longer),
+        (rf"(?:^|(?<=, ))\b(?i:{any_of(first)})\b{NEXT_WORD}", longer),
     )
     return [(re.compile(pattern), kind) for pattern, kind in patterns]
 
@@ -112,9 +113,7 @@ def punctuation(sentence: str, draw: random.Random) -> Change | None:
     """Add or leave out one sign, or the capital of one word; the words stay as they are."""
     texts: list[str] = []
     if sentence.endswith("."):
-        texts += [sentence[:-1], f"{sentence[:-1]}!"]
-    elif sentence.endswith("!"):
-        texts.append(f"{sentence[:-1]}.")
+        texts.append(sentence[:-1])
     for joint in re.finditer(r"(?<=[a-z]),? (?=(and|but|or|because|when|while|which) )", sentence):
         instead = " " if joint[0].startswith(",") else ", "
         texts.append(sentence[: joint.start()] + instead + sentence[joint.end() :])
