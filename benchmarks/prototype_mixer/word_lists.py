@@ -181,7 +181,9 @@ def _synonyms(
     found = defaultdict[str, set[str]](set)
     for kind, one, other in pairs:
         for word, instead in zip(_forms(kind, one), _forms(kind, other), strict=True):
-            near = abs(len(word) - len(instead)) <= LENGTH_APART
+            # "Beginnings" and "remains" are nouns as often.
+            noun = word != one and kind == "v" and "n" in senses.get(word, ())
+            near = not noun and abs(len(word) - len(instead)) <= LENGTH_APART
             if near and min(count[one], count[other]) >= COMMON and count[instead] >= SEEN:
                 found[word].add(instead)
     return {word: sorted(instead) for word, instead in sorted(found.items())}

@@ -28,7 +28,7 @@ def ends(path, monkeypatch, *words):
 
 
 def test_every_folder_of_benchmarks_that_writes_a_page_is_found():
-    assert len(RENDERERS) == 29
+    assert len(RENDERERS) == 30
 
 
 @of_every_renderer

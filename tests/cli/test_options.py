@@ -57,6 +57,7 @@ DIRECTORIES_WRITTEN = {
     ("attach", "--out"): [MODEL, "--corpus", "sample"],
     ("index", "--lens"): [MODEL, "--corpus", "no corpus"],
     ("eval suite", "--out"): [MODEL],
+    ("eval pairs", "--out"): [],
     ("demo", "--out"): ["--quick", "--no-serve"],
 }
 READ = {
@@ -65,6 +66,7 @@ READ = {
     "compare": {"--file", "--lens-a", "--lens-b"},
     "corpus build": {"--data-files", "--tokenizer"},
     "corpus info": {"directory"},
+    "eval pairs": {"--data"},
     "eval suite": {"--data"},
     "explain": {"--file", "--lens"},
     "explore": {"--lens"},

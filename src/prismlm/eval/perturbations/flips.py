@@ -28,7 +28,8 @@ GIVING = re.compile(
 )
 INSERTED = re.compile(
     r"(?<=[a-zI] )(?:(?:is|are|was|were|am|will|would|can|could|should)(?= [a-z])"
-    r"(?! (?:to|had|have)\b)|(?:has|have|had)(?= (?:been|become|taken|made|gone|seen|come|done|begun|\w+ed)\b))"
+    r"(?! (?:to|had|have)\b)|(?:has|have|had)"
+    r"(?= (?:been|become|taken|made|gone|seen|come|done|begun|\w+ed)\b))"
 )
 REMOVED = re.compile(
     r"\b(?:(?i:(?P<plain>is|are|was|were|would|could|should|must|does|do|did|has|have|had|am|will)"
@@ -38,13 +39,11 @@ REMOVED = re.compile(
 # With these a sentence is negative already, or says something odd once it is.
 NEGATIVE = re.compile(
     r"\b(no|not|never|nothing|nobody|none|neither|nor|hardly|cannot|without|any\w*|yet|either|ever"
-    r"|at all|until|unless|much|only|also|too|still|already|some\w*|few|little|whether)\b|n't",
+    r"|at all|until|before|unless|much|only|also|too|still|already|some\w*|few|little|whether)\b|n't",
     re.IGNORECASE,
 )
 COUNTS = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "twelve")
-COUNTED = re.compile(
-    rf"(?<![\w.,$:'-])(?:{any_of(COUNTS)}|[2-9]\d?)(?= [a-z]+s\b)(?! (?:and|th)\b)"
-)
+COUNTED = re.compile(rf"(?<=[a-z] )(?:{any_of(COUNTS)}|[2-9]\d?)(?= [a-z]+s\b)(?! (?:and|th)\b)")
 VERBS = {"is": "are", "was": "were", "has": "have", "does": "do"}
 SINGULAR = {"this": "these", "a": "two", "an": "two"}
 PLURAL = {"these": "this", "several": "one", "many": "one"}
@@ -57,7 +56,7 @@ PREDICATE = re.compile(
 
 
 def gender(sentence: str, draw: random.Random) -> Change | None:
-    """Swap the gender of every pronoun, noun and form of address, where no name would gainsay it."""
+    """Swap the gender of every pronoun, noun and form of address, where no name gainsays it."""
     if NAME.search(sentence) or sentence.split()[0].lower().strip(",'") not in words().common:
         return None
     swapped = words().gender | ONE_WAY

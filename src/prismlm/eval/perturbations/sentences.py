@@ -28,7 +28,8 @@ SOURCES = tuple(HUB)
 WELL_FORMED = re.compile(r"""[A-Z][A-Za-z0-9,.'"?!;:$%&-]*( [A-Za-z0-9,.'"?!;:$%&-]+)+[.?!]""")
 ODD = re.compile(
     r"--| - |\.\.|http|www|&|\w;\w|\d: |[A-Za-z]\.com|[?!,;:]{2}|\b[A-Z]{2,} [A-Z]{2,}"
-    r"|[a-z][.?!][A-Z]|\b(AP|AFP|Reuters|quot|lt|gt)\b|^[A-Z ,]+:|'[A-Za-z]{3,}|'$| '|' |\b([A-Za-z]+) \2\b"
+    r"|[a-z][.?!][A-Z]|\b(AP|AFP|Reuters|quot|lt|gt)\b|^[A-Z ,]+:"
+    r"|'[A-Za-z]{3,}|'$| '|' |\b([A-Za-z]+) \2\b"
     r'|""|\b(the|a|an|of|and|to|in|for|with)[.?!]$'
     r"|(?<!')\b[b-hj-z]\b(?!')|,[A-Za-z]"
 )
@@ -117,13 +118,14 @@ def _from_files(source: str, data: Path) -> Iterator[str]:
 
 
 def _from_hub(source: str) -> Iterator[str]:
-    from datasets import load_dataset
+    import datasets
 
+    load: Any = datasets.load_dataset
     silent = silence()
     for split in ("test",) if source == "ag_news" else ("validation", "test"):
         try:
             with nullcontext() if silent is None else left_alone():
-                rows: Any = load_dataset(**HUB[source], split=split)
+                rows = load(**HUB[source], split=split)
         except Exception as error:  # the client raises what it likes
             raise InputError(
                 f"{source} cannot be had from the hub ({silent or error}). With a network it is "

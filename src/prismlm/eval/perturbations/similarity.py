@@ -29,13 +29,16 @@ class MiniLM:
     def __init__(self) -> None:
         from transformers import AutoModel, AutoTokenizer
 
+        from prismlm.models.quiet import quiet_transformers
+
         spec = find_spec(PACKAGE)
         if spec is None or spec.origin is None:
             raise ModuleNotFoundError(f"No module named {PACKAGE!r}", name=PACKAGE)
         # Opened here, since the package's own way needs sentence-transformers as well.
         place = Path(spec.origin).parent / "model"
-        self._tokenizer: Any = AutoTokenizer.from_pretrained(place)
-        self._model: Any = AutoModel.from_pretrained(place, dtype=torch.float32).eval()
+        with quiet_transformers():
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(place)
+            self._model: Any = AutoModel.from_pretrained(place, dtype=torch.float32).eval()
 
     def similarity(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
         """Return the cosine of each pair's embeddings, rounded to four digits."""
