@@ -44,8 +44,8 @@ def render(value: dict[str, Any]) -> str:
         "`python -m benchmarks.prototype_mixer.pairs DATA` writes that.",
         "",
         f"`prismlm eval pairs` made {value['per_slice']:,} pairs of each slice with seed "
-        f"{value['seed']}, from sentences of WikiText-2, DailyDialog and AG News. A perturbation is "
-        f"kept if the cosine of its embedding (all-MiniLM-L6-v2) with the original's is "
+        f"{value['seed']}, from sentences of WikiText-2, DailyDialog and AG News. A perturbation "
+        f"is kept if the cosine of its embedding (all-MiniLM-L6-v2) with the original's is "
         f"{value['similarity']} or more; interventions are not filtered. Two runs with one seed "
         f"gave {'the same bytes' if value['same_bytes'] else '**different bytes**'}.",
         "",
@@ -93,10 +93,11 @@ def _verdicts(slices: list[dict[str, Any]]) -> list[str]:
         "examples have three to five, and it does not say how long its sentences are.",
         f"- Distance: ours is within {CLOSE:.0%} of the source's in {len(near)} of {len(ours)} "
         f"({', '.join(near)}).",
-        f'- "Typos introduce very small edits but are not small to the embedding": '
-        f"{'shown' if least == 'typo' else 'not shown'}; the lowest mean cosine is that of {least}.",
+        f"- Typos are the least alike of the seven, though they change one letter: "
+        f"{'shown' if least == 'typo' else f'not shown, {least} are'}.",
         f"- One to three synonyms a sentence: one in {synonyms.get('1', 0)}, two in "
-        f"{synonyms.get('2', 0)}, three in {synonyms.get('3', 0)}. The source does not give its mix.",
+        f"{synonyms.get('2', 0)}, three in {synonyms.get('3', 0)}. The source does not give "
+        "its mix.",
     ]
 
 
@@ -130,10 +131,10 @@ def _examples(examples: list[dict[str, str]]) -> list[str]:
         "",
         *table_head("| slice | original | changed |"),
     ]
-    for row in examples:
-        lines.append(
-            f"| {row['slice']} | {escaped(row['original'])} | {escaped(row['perturbed'])} |"
-        )
+    lines += [
+        f"| {row['slice']} | {escaped(row['original'])} | {escaped(row['perturbed'])} |"
+        for row in examples
+    ]
     return [*lines, ""]
 
 

@@ -39,6 +39,7 @@ def test_gender(sentence, flipped):
         ("It won't rain.", "It will rain."),
         ("He cannot swim.", "He can swim."),
         ("They were not here.", "They were here."),
+        ("It would have rained.", "It would not have rained."),
         # Negative already, a question, and "have to", which is no auxiliary.
         ("It is never cold.", None),
         ("He isn't seeing anyone.", None),

@@ -28,7 +28,7 @@ GIVING = re.compile(
 )
 INSERTED = re.compile(
     r"(?<=[a-zI] )(?:(?:is|are|was|were|am|will|would|can|could|should)(?= [a-z])"
-    r"(?! (?:to|had|have)\b)|(?:has|have|had)"
+    r"(?! (?:to|had)\b)|(?:has|have|had)"
     r"(?= (?:been|become|taken|made|gone|seen|come|done|begun|\w+ed)\b))"
 )
 REMOVED = re.compile(
@@ -39,7 +39,8 @@ REMOVED = re.compile(
 # With these a sentence is negative already, or says something odd once it is.
 NEGATIVE = re.compile(
     r"\b(no|not|never|nothing|nobody|none|neither|nor|hardly|cannot|without|any\w*|yet|either|ever"
-    r"|at all|until|before|unless|much|only|also|too|still|already|some\w*|few|little|whether)\b|n't",
+    r"|at all|until|before|unless|much|only|also|too|still|already|some\w*|few|little"
+    r"|whether)\b|n't",
     re.IGNORECASE,
 )
 COUNTS = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "twelve")

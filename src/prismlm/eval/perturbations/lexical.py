@@ -20,13 +20,13 @@ THE = "the|my|your|his|her|our|their|its"
 # After these the form of the verb is theirs.
 HELPS = re.compile(
     "(?:do|does|did|will|would|can|could|shall|should|may|might|must|lets?|makes?|made|see|saw|has"
-    "|have|had|am|is|are|was|were|help(?:ed)?|than|as|if|wish|though|and|not|or|to|.*n't)? ?",
+    "|have|had|got|am|is|are|was|were|help(?:ed)?|than|as|if|wish|though|and|not|or|to|.*n't)? ?",
     re.IGNORECASE,
 )
-# Another tense would contradict them.
+# Another tense would contradict them, or what another clause says.
 DATED = re.compile(
-    r"\b(yesterday|ago|last|tomorrow|now|would|could|used|was|were|had|had been|today|currently"
-    r"|[12]\d{3})\b"
+    r"\b(yesterday|ago|last|tomorrow|now|would|could|used|was|were|had|today|currently"
+    r"|will|can|is|are|am|be|if|until|when|while|since)\b|'(ll|m|re|s|ve)\b|\b([12]\d{3})\b"
 )
 
 
