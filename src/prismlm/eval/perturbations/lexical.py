@@ -26,7 +26,8 @@ HELPS = re.compile(
 # Another tense would contradict them, or what another clause says.
 DATED = re.compile(
     r"\b(yesterday|ago|last|tomorrow|now|would|could|used|was|were|had|today|currently"
-    r"|will|can|is|are|am|be|if|until|when|while|since)\b|'(ll|m|re|s|ve)\b|\b([12]\d{3})\b"
+    r"|will|can|is|are|am|be|if|until|when|while|since)\b|'(ll|m|re|s|ve)\b|\b([12]\d{3})\b",
+    re.IGNORECASE,
 )
 
 
