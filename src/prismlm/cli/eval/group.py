@@ -7,6 +7,7 @@ import typer
 from prismlm.cli.default_command import ModelFirst
 from prismlm.cli.eval.glue import glue
 from prismlm.cli.eval.judge import judge
+from prismlm.cli.eval.pairs import pairs
 from prismlm.cli.eval.robustness import clamping, robustness
 from prismlm.cli.eval.suite import evaluate
 
@@ -34,3 +35,4 @@ app.command()(judge)
 app.command()(glue)
 app.command()(robustness)
 app.command()(clamping)
+app.command()(pairs)

@@ -1,0 +1,49 @@
+"""prismlm eval pairs: sentences and their perturbed forms, for studies of robustness."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from prismlm.cli.options import Json, Overwrite, number
+from prismlm.cli.output import print_json
+from prismlm.outputs import check_outputs
+
+
+def pairs(
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the two files of pairs go.")],
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Holds wikitext2, dailydialog and ag_news; else from the hub."
+        ),
+    ] = None,
+    per_slice: Annotated[int, number("N", "Pairs of each slice.", 1)] = 500,
+    seed: Annotated[int, number("S", "Of what is drawn.")] = 0,
+    similarity: Annotated[
+        float, number("C", "The least cosine of a pair, by all-MiniLM-L6-v2.", -1, 1)
+    ] = 0.75,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+) -> None:
+    """Make pairs of sentences that mean the same, and of sentences that do not.
+
+    The pairs are of the corpora's licences, AG News for research only: they do not ship.
+    """
+    from prismlm.cli.printing.pairs import print_pairs
+    from prismlm.cli.progress import ConsoleReporter
+    from prismlm.eval.perturbations.generate import FILES, PairOptions, write_pairs
+    from prismlm.run_state import orderly_end
+
+    check_outputs(*(out / name for name in FILES), inputs=(data,), overwrite=overwrite)
+    options = PairOptions(per_slice=per_slice, seed=seed, similarity=similarity)
+    with orderly_end():
+        result = write_pairs(out, data, options, ConsoleReporter())
+    for name in FILES:
+        typer.echo(f"wrote {out / name}", err=True)
+    if as_json:
+        print_json(result)
+    else:
+        print_pairs(result)

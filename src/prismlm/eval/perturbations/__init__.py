@@ -1,0 +1,1 @@
+"""Sentences and their perturbed forms: what a meaning survives, and what flips it."""

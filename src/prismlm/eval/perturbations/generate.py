@@ -1,0 +1,229 @@
+"""Pairs of sentences, by slice: drawn from three corpora, filtered, and exactly so many."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from itertools import chain, islice, zip_longest
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from prismlm.errors import InputError, check_number, check_whole
+from prismlm.eval.pairs import COLUMNS, INTERVENTIONS, SLICES
+from prismlm.eval.perturbations import flips, lexical, surface
+from prismlm.eval.perturbations.sentences import read_sentences
+from prismlm.eval.perturbations.similarity import MiniLM, levenshtein
+from prismlm.eval.perturbations.word_lists import Change, words
+from prismlm.outputs import output_files
+from prismlm.progress import SILENT, Reporter
+
+FILES = {"perturbations.parquet": SLICES, "interventions.parquet": INTERVENTIONS}
+PERTURB: dict[str, Callable[[str, random.Random], Change | None]] = {
+    name: getattr(module, name)
+    for module, names in (
+        (lexical, ("synonym", "spelling", "morphology")),
+        (surface, ("typo", "contraction", "punctuation", "abbreviation")),
+        (flips, INTERVENTIONS),
+    )
+    for name in names
+}
+TEMPLATE = "template"
+FRAMES = {
+    "spelling": ("They talked about the word {} in class.", "She wrote {} on the board."),
+    "contraction": ("My friends say that {} at home.", "Everyone knows that {} ready to begin."),
+    "abbreviation": ("They talked about the {} in class.", "He never saw the {} again."),
+}
+# So many candidates more than are missing are measured at once.
+AHEAD = 1.1
+# A word gives at most this share of a slice, as long as there are others.
+SHARE = 0.1
+
+
+@dataclass(frozen=True)
+class PairOptions:
+    """What is made.
+
+    Attributes:
+        per_slice: pairs of each.
+        seed: of all that is drawn.
+        similarity: the least cosine of a perturbed sentence with its original.
+    """
+
+    per_slice: int = 500
+    seed: int = 0
+    similarity: float = 0.75
+
+    def __post_init__(self) -> None:
+        check_whole("per_slice", self.per_slice, 1)
+        check_whole("seed", self.seed)
+        check_number("similarity", self.similarity, "a number from -1 to 1", lambda x: -1 <= x <= 1)
+
+
+@dataclass
+class _Slice:
+    """A slice under way.
+
+    Attributes:
+        rows: kept so far, as dictionaries of the columns.
+        candidates: changed sentences, whether kept or not.
+        left_out: how many of them were not kept, by reason.
+    """
+
+    name: str
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    candidates: int = 0
+    left_out: Counter[str] = field(default_factory=Counter)
+
+
+Candidate = tuple[str, str, Change]
+
+
+def write_pairs(
+    out: Path, data: Path | None, options: PairOptions, progress: Reporter = SILENT
+) -> dict[str, Any]:
+    """Write the pairs of every slice to ``out``, byte for byte the same by their options.
+
+    Args:
+        out: a directory, for ``perturbations.parquet`` and ``interventions.parquet``.
+        data: the corpora, as :func:`read_sentences` takes them; None for the hub.
+        options: how many, and which.
+        progress: shows the pairs.
+
+    Returns:
+        JSON values: of each slice its pairs, candidates and what was filtered, and why.
+
+    Raises:
+        InputError: a corpus is missing, or a slice cannot be filled.
+        FormatError: a corpus cannot be read.
+        ModuleNotFoundError: MiniLM is not installed.
+    """
+    model = MiniLM()
+    sentences = read_sentences(data)
+    made: dict[str, _Slice] = {}
+    with progress.task("pairs", options.per_slice * len(PERTURB), "pairs") as task:
+        for name in (*SLICES, *INTERVENTIONS):
+            made[name] = make_slice(name, sentences, options, model)
+            task.advance(options.per_slice)
+    with output_files(*(out / file for file in FILES)) as temporary:
+        for path, names in zip(temporary, FILES.values(), strict=True):
+            rows = [row for name in sorted(names) for row in made[name].rows]
+            pq.write_table(pa.Table.from_pylist(rows, COLUMNS), path)
+    return {**asdict(options), "slices": [_figures(made[name]) for name in made]}
+
+
+def make_slice(
+    name: str, sentences: dict[str, list[str]], options: PairOptions, model: MiniLM
+) -> _Slice:
+    """Return one slice.
+
+    Sentences of the corpora come in turn, in an order drawn by the seed. Once they are used up come
+    those whose word had given its share, and then templates.
+
+    Raises:
+        InputError: there are fewer pairs than asked for.
+    """
+    draw = random.Random(f"{options.seed} {name}")
+    found = _Slice(name)
+    threshold = -1.0 if name in INTERVENTIONS else options.similarity
+    spare: list[Candidate] = []
+    shares = Counter[str]()
+    most = max(1, round(SHARE * options.per_slice))
+
+    def varied() -> Iterator[Candidate]:
+        for candidate in _candidates(found, _in_turn(sentences, draw), draw):
+            by = candidate[2].by
+            if by and shares[by] >= most:
+                spare.append(candidate)
+            else:
+                shares[by] += 1
+                yield candidate
+
+    templates = _candidates(found, _templates(name, draw), draw)
+    for candidates in (varied(), iter(spare), templates):
+        _fill(found, candidates, options.per_slice, threshold, model)
+    if len(found.rows) < options.per_slice:
+        raise InputError(
+            f"the slice {name!r} has {len(found.rows):,} pairs, of {found.candidates:,} candidates "
+            f"in {sum(map(len, sentences.values())):,} sentences: expected "
+            f"{options.per_slice:,}. Give more text, ask for fewer by --per-slice, or lower "
+            "--similarity."
+        )
+    left_out = sum(found.left_out.values())
+    found.left_out["spare"] = found.candidates - len(found.rows) - left_out
+    for number, row in enumerate(found.rows):
+        row["id"] = f"{name}-{number:05}"
+    return found
+
+
+def _in_turn(sentences: dict[str, list[str]], draw: random.Random) -> Iterator[tuple[str, str]]:
+    """Yield sentences with their source: one of each in turn, in an order that is drawn."""
+    orders = [
+        [(source, text) for text in draw.sample(sentences[source], len(sentences[source]))]
+        for source in sorted(sentences)
+    ]
+    return (one for one in chain.from_iterable(zip_longest(*orders)) if one is not None)
+
+
+def _candidates(
+    found: _Slice, sentences: Iterator[tuple[str, str]], draw: random.Random
+) -> Iterator[Candidate]:
+    """Yield sentences that can be changed, and count those whose change is refused at once."""
+    for source, text in sentences:
+        change = PERTURB[found.name](text, draw)
+        if change is None:
+            continue
+        found.candidates += 1
+        if change.text == text or "  " in change.text:
+            found.left_out["unchanged"] += 1
+        else:
+            yield source, text, change
+
+
+def _fill(
+    found: _Slice, candidates: Iterator[Candidate], size: int, threshold: float, model: MiniLM
+) -> None:
+    while len(found.rows) < size:
+        batch = list(islice(candidates, 1 + int(AHEAD * (size - len(found.rows)))))
+        if not batch:
+            return
+        cosines = model.similarity([(text, change.text) for _, text, change in batch])
+        for (source, text, change), cosine in zip(batch, cosines, strict=True):
+            if cosine < threshold:
+                found.left_out["unlike"] += 1
+            elif len(found.rows) < size:
+                distance = levenshtein(text, change.text)
+                row = (found.name, text, change.text, source, float(cosine), distance)
+                found.rows.append(dict(zip(COLUMNS.names[1:], row, strict=True)))
+
+
+def _templates(name: str, draw: random.Random) -> Iterator[tuple[str, str]]:
+    """Yield sentences around the words of a list, for what corpora say too seldom."""
+    given: dict[str, list[str]] = {
+        "spelling": sorted(words().spelling),
+        "contraction": [
+            long for long in words().contractions.values() if long.endswith((" am", " are", " is"))
+        ],
+        "abbreviation": [
+            row[0] for row in words().abbreviations if row[2] in ("anywhere", "one way")
+        ],
+    }
+    made = [frame.format(word) for frame in FRAMES.get(name, ()) for word in given[name]]
+    return ((TEMPLATE, sentence) for sentence in draw.sample(made, len(made)))
+
+
+def _figures(found: _Slice) -> dict[str, Any]:
+    return {
+        "slice": found.name,
+        "pairs": len(found.rows),
+        "similarity": fmean(row["similarity"] for row in found.rows),
+        "distance": fmean(row["distance"] for row in found.rows),
+        "sources": dict(sorted(Counter(row["source"] for row in found.rows).items())),
+        "candidates": found.candidates,
+        "left_out": {reason: count for reason, count in found.left_out.items() if count},
+    }

@@ -1,0 +1,154 @@
+"""Sentences of WikiText-2, DailyDialog and AG News, as people would write them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from prismlm.errors import FormatError, InputError
+from prismlm.hub import left_alone, silence
+
+SHORTEST, LONGEST = 5, 20
+# Texts of DailyDialog are made of turns.
+COLUMNS = {"dailydialog": ("turns", "dialog", "utterances"), "ag_news": ("text",)}
+HUB: dict[str, dict[str, str]] = {
+    "wikitext2": {"path": "Salesforce/wikitext", "name": "wikitext-2-v1"},
+    "dailydialog": {
+        "path": "li2017dailydialog/daily_dialog", "revision": "refs/convert/parquet",
+    },
+    "ag_news": {"path": "fancyzhx/ag_news"},
+}  # fmt: skip
+SOURCES = tuple(HUB)
+WELL_FORMED = re.compile(r"""[A-Z][A-Za-z0-9,.'"?!;:$%&-]*( [A-Za-z0-9,.'"?!;:$%&-]+)+[.?!]""")
+ODD = re.compile(
+    r"--| - |\.\.|http|www|&|\w;\w|\d: |[A-Za-z]\.com|[?!,;:]{2}|\b[A-Z]{2,} [A-Z]{2,}"
+    r"|[a-z][.?!][A-Z]|\b(AP|AFP|Reuters|quot|lt|gt)\b|^[A-Z ,]+:"
+    r"|'[A-Za-z]{3,}|'$| '|' |\b([A-Za-z]+) \2\b"
+    r'|""|\b(the|a|an|of|and|to|in|for|with)[.?!]$'
+    r"|(?<!')\b[b-hj-z]\b(?!')|,[A-Za-z]"
+)
+# Titles and the like, after which a full stop ends no sentence.
+TITLES = (
+    "[A-Z]|Mr|Ms|Mrs|Dr|St|Jr|Sr|Lt|No|vs|Co|Gov|Sen|Rep|Gen|Inc|Corp|Prof|Capt|Ltd|Sgt|Jan|Feb|Aug"
+    "|Sept|Oct|Nov|Dec"
+)
+NO_END = "".join(rf"(?<!\b{title}\.)" for title in TITLES.split("|"))
+SENTENCE_END = re.compile(rf"(?<=[.?!]){NO_END} (?=[A-Z])")
+
+
+def read_sentences(data: Path | None) -> dict[str, list[str]]:
+    """Return the sentences of each source, each once, in the order of its texts.
+
+    Args:
+        data: a directory with ``wikitext2`` (text files, tokenised as the corpus is), and
+            ``dailydialog`` and ``ag_news`` (Parquet files); None for the hub.
+
+    Raises:
+        InputError: a folder or its files are missing, or the hub does not answer.
+        FormatError: a file's columns are not those of its source.
+    """
+    found: dict[str, list[str]] = {}
+    for source in SOURCES:
+        texts = _from_hub(source) if data is None else _from_files(source, data)
+        found[source] = list(dict.fromkeys(sentences_of(source, texts)))
+        if not found[source]:
+            raise FormatError(
+                f"there are no sentences of {SHORTEST} to {LONGEST} words in {source} of "
+                f"{data or 'the hub'}: expected the corpus's own files."
+            )
+    return found
+
+
+def sentences_of(source: str, texts: Iterable[str]) -> Iterator[str]:
+    """Yield the sentences of texts that are whole, plain and of the right length."""
+    split: dict[str, Callable[[str], list[str]]] = {
+        "wikitext2": _tokenised, "dailydialog": _tokenised, "ag_news": SENTENCE_END.split,
+    }  # fmt: skip
+    for text in texts:
+        for sentence in split[source](text):
+            words = sentence.count(" ") + 1
+            whole = WELL_FORMED.fullmatch(sentence) and not ODD.search(sentence)
+            if whole and SHORTEST <= words <= LONGEST and sentence.count('"') in (0, 2):
+                yield sentence
+
+
+def _tokenised(text: str) -> list[str]:
+    """Return the sentences of a text whose words and signs stand apart."""
+    if text.startswith(" = ") or text.startswith("= "):
+        return []
+    text = re.sub(r"\b(Mr|Mrs|Ms|Dr|St) \.", r"\1.", text)
+    parts = re.split(r"(?<= [.?!]) +|\n", f"{text.strip()}\n")
+    return [detokenise(part) for part in parts if "<unk>" not in part]
+
+
+def detokenise(text: str) -> str:
+    """Return a text with its signs where people put them."""
+    text = re.sub(r" @(.)@ ", r"\1", text.replace("’", "'"))
+    # The signs of a contraction may stand apart on both sides: I ' m.
+    text = re.sub(r"(?i)\b([a-z]+) ?' ?(s|m|d|t|re|ve|ll)\b", r"\1'\2", text)
+    text = re.sub(r"(?i)\b([a-z]+) (n't)\b", r"\1\2", text)
+    text = re.sub(r' ?"\s*([^"]*?)\s*"', r' "\1"', text)
+    text = re.sub(r"(\d) (%)", r"\1\2", re.sub(r"(\$) (\d)", r"\1\2", text))
+    text = re.sub(r" +([,.;:?!])", r"\1", text)
+    return re.sub(r"\s+", " ", text).strip()
+
+
+def _from_files(source: str, data: Path) -> Iterator[str]:
+    folder, ending = data / source, "txt" if source == "wikitext2" else "parquet"
+    files = sorted(folder.glob(f"*.{ending}"))
+    if not files:
+        raise InputError(
+            f"{data} has no {source}/*.{ending}, which sentences are taken from. Put it there, or "
+            "leave --data out to read from the hub."
+        )
+    for path in files:
+        try:
+            if ending == "txt":
+                yield from path.read_text(encoding="utf-8").splitlines()
+            else:
+                yield from _texts(source, pq.read_table(path).to_pydict(), str(path))
+        except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
+            raise FormatError(f"{path} cannot be read: {error}.") from error
+
+
+def _from_hub(source: str) -> Iterator[str]:
+    import datasets
+
+    load: Any = datasets.load_dataset
+    silent = silence()
+    for split in ("test",) if source == "ag_news" else ("validation", "test"):
+        try:
+            with nullcontext() if silent is None else left_alone():
+                rows = load(**HUB[source], split=split)
+        except Exception as error:  # the client raises what it likes
+            raise InputError(
+                f"{source} cannot be had from the hub ({silent or error}). With a network it is "
+                "fetched once; without, name a directory that holds it by --data."
+            ) from error
+        columns = {name: list(rows[name]) for name in rows.column_names}
+        if source == "wikitext2":
+            yield from columns["text"]
+        else:
+            yield from _texts(source, columns, f"{HUB[source]['path']} ({split})")
+
+
+def _texts(source: str, columns: dict[str, list[Any]], where: str) -> Iterator[str]:
+    name = next((name for name in COLUMNS[source] if name in columns), None)
+    if name is None:
+        raise FormatError(
+            f"{where} has the columns {', '.join(columns)}: expected {' or '.join(COLUMNS[source])}"
+            f", the texts of {source}."
+        )
+    titles = columns.get("title") or [""] * len(columns[name])
+    for text, title in zip(columns[name], titles, strict=True):
+        if isinstance(text, list):
+            yield from text
+        else:
+            # A headline is no sentence.
+            yield text.removeprefix(f"{title}. ")

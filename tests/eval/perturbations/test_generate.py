@@ -1,0 +1,88 @@
+import pytest
+
+from prismlm.errors import InputError
+from prismlm.eval.pairs import INTERVENTIONS, SLICES, read_pairs
+from prismlm.eval.perturbations.generate import FILES, PairOptions, make_slice, write_pairs
+from prismlm.eval.perturbations.sentences import read_sentences
+from prismlm.eval.perturbations.similarity import MiniLM, levenshtein
+from tests.helpers.pair_texts import write_texts
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_texts(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def model():
+    return MiniLM()
+
+
+def files(place):
+    return [(place / name).read_bytes() for name in FILES]
+
+
+def test_every_slice_is_full_and_a_seed_gives_the_same_bytes(data, tmp_path):
+    options = PairOptions(per_slice=2, similarity=0.5)
+    result = write_pairs(tmp_path / "a", data, options)
+    write_pairs(tmp_path / "b", data, options)
+    write_pairs(tmp_path / "c", data, PairOptions(per_slice=2, similarity=0.5, seed=1))
+    assert files(tmp_path / "a") == files(tmp_path / "b") != files(tmp_path / "c")
+    for name, slices in FILES.items():
+        rows = read_pairs(tmp_path / "a" / name).to_pylist()
+        assert [row["id"] for row in rows] == sorted(f"{s}-0000{i}" for s in slices for i in (0, 1))
+        for row in rows:
+            assert row["id"].startswith(row["slice"])
+            assert row["distance"] == levenshtein(row["original"], row["perturbed"]) > 0
+            assert row["similarity"] >= (0.5 if row["slice"] in SLICES else -1)
+    assert [row["slice"] for row in result["slices"]] == [*SLICES, *INTERVENTIONS]
+    for row in result["slices"]:
+        assert row["pairs"] == sum(row["sources"].values()) == 2
+        assert row["candidates"] == row["pairs"] + sum(row["left_out"].values())
+
+
+def test_what_is_unlike_is_filtered(data, model):
+    sentences = read_sentences(data)
+    options = PairOptions(per_slice=4, similarity=0.9)
+    strict = make_slice("typo", sentences, options, model)
+    assert strict.left_out["unlike"] > 0
+    assert min(row["similarity"] for row in strict.rows) >= 0.9
+    # Whatever an intervention says is kept.
+    assert make_slice("gender", sentences, options, model).left_out["unlike"] == 0
+
+
+def test_a_word_gives_its_share_and_more_only_where_there_is_nothing_else(model):
+    texts = [f"The color of number {count} is here." for count in range(30)]
+    sentences = {"ag_news": [*texts, "This is the center of it.", "The theater was quite full."]}
+    few = make_slice("spelling", sentences, PairOptions(per_slice=3), model)
+    assert len({row["original"].split()[1] for row in few.rows}) == 3
+    many = make_slice("spelling", sentences, PairOptions(per_slice=20), model)
+    assert sum("color" in row["original"] for row in many.rows) == 18
+
+
+def test_templates_come_last_and_are_marked(model):
+    sentences = {"ag_news": ["The color was quite fine."]}
+    for name in ("spelling", "contraction", "abbreviation"):
+        found = make_slice(name, sentences, PairOptions(per_slice=5), model)
+        sources = [row["source"] for row in found.rows]
+        assert sources.count("template") == (4 if name == "spelling" else 5)
+        assert all(row["source"] == "template" for row in found.rows[1:])
+
+
+def test_a_slice_that_cannot_be_filled_says_how_many_it_has(data, tmp_path, model):
+    sentences = {"ag_news": ["He was here at noon.", "She was there.", "It rained all day."]}
+    with pytest.raises(InputError, match="'gender' has 2 pairs, of 2 candidates in 3 sentences"):
+        make_slice("gender", sentences, PairOptions(per_slice=3), model)
+    with pytest.raises(InputError, match="ask for fewer by --per-slice"):
+        write_pairs(tmp_path / "out", data, PairOptions(per_slice=500))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [({"per_slice": 0}, "per_slice is 0"), ({"seed": -1}, "seed is -1"),
+     ({"similarity": 1.5}, "similarity is 1.5")],
+)  # fmt: skip
+def test_options_out_of_range_are_refused(given, words):
+    with pytest.raises(InputError, match=words):
+        PairOptions(**given)
