@@ -86,3 +86,11 @@ def test_a_slice_that_cannot_be_filled_says_how_many_it_has(data, tmp_path, mode
 def test_options_out_of_range_are_refused(given, words):
     with pytest.raises(InputError, match=words):
         PairOptions(**given)
+
+
+def test_sentences_with_several_synonyms_come_before_those_with_one(model):
+    several = ["The doctor saw the film.", "This film was on in a shop.", "That shop had a doctor."]
+    one = [f"The task is number {count} today." for count in range(40)]
+    found = make_slice("synonym", {"ag_news": one + several}, PairOptions(per_slice=20), model)
+    # Two of the others at most, by chance; the rest once there is nothing else.
+    assert {row["original"] for row in found.rows[:5]} >= set(several)

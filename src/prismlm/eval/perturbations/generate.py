@@ -123,7 +123,7 @@ def make_slice(
     """Return one slice.
 
     Sentences of the corpora come in turn, in an order drawn by the seed. Once they are used up come
-    those whose word had given its share, and then templates.
+    spare ones and those whose word had given its share, and then templates.
 
     Raises:
         InputError: there are fewer pairs than asked for.
@@ -138,7 +138,7 @@ def make_slice(
     def varied() -> Iterator[Candidate]:
         for candidate in _candidates(found, _in_turn(sentences, draw), draw):
             by = candidate[2].by
-            if by and shares[by] >= most:
+            if candidate[2].spare or (by and shares[by] >= most):
                 spare.append(candidate)
             else:
                 shares[by] += 1

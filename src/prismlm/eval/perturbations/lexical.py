@@ -9,6 +9,8 @@ from functools import cache
 from prismlm.eval.perturbations.word_lists import Change, any_of, cased, replaced, words
 
 MOST_SYNONYMS = 3
+# Of sentences with one word to change, those that need not wait for the others.
+SINGLES = 0.05
 WORD = re.compile(r"(?<![\w'-])[A-Za-z]+(?![\w'-])")
 PREPOSITIONS = (
     "in|on|at|of|to|from|for|with|by|about|into|over|under|through|between|against|during|without"
@@ -41,8 +43,9 @@ def synonym(sentence: str, draw: random.Random) -> Change | None:
     ]
     if not found:
         return None
-    # Few sentences hold three: those that do are mostly used for it.
+    # Few sentences hold two or three: those that do are mostly used for it, and come first.
     many = min(len(found), MOST_SYNONYMS if draw.random() < 0.75 else 1)
+    spare = len(found) == 1 and draw.random() > SINGLES
     chosen = sorted(draw.sample(found, many), key=lambda word: -word.start())
     text = sentence
     for word in chosen:
@@ -51,7 +54,7 @@ def synonym(sentence: str, draw: random.Random) -> Change | None:
         if changed is None:
             return None
         text = changed
-    return Change(text, chosen[-1][0].lower())
+    return Change(text, chosen[-1][0].lower(), spare)
 
 
 def spelling(sentence: str, draw: random.Random) -> Change | None:

@@ -57,10 +57,12 @@ class Change:
     Attributes:
         text: the sentence afterwards.
         by: the word or rule that changed it, so that no word fills a slice; empty for any.
+        spare: whether it is used only where others run out.
     """
 
     text: str
     by: str
+    spare: bool = False
 
 
 def cased(word: str, like: str) -> str:
