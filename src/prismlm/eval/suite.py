@@ -192,21 +192,26 @@ def run_suite(
         FormatError: a file in ``out`` is damaged, or a document is not what its task needs.
         Interrupted: Ctrl-C; finished tasks are kept.
     """
-    wanted = benchmarks_of(options.suite, tasks)
-    (out / TASKS).mkdir(parents=True, exist_ok=True)
+    kept = out / TASKS
+    left = [
+        benchmark
+        for benchmark in benchmarks_of(options.suite, tasks)
+        if not (kept / f"{benchmark.name}.json").is_file()
+    ]
+    # What cannot be asked at all leaves nothing behind.
+    ready = [questions_of(benchmark, options) for benchmark in left[:1]]
+    kept.mkdir(parents=True, exist_ok=True)
     with writing(out / RESULT_FILE):
         _begin(out, {"model": _identity(lm), **_plain(options)})
         try:
-            for benchmark in wanted:
-                path = out / TASKS / f"{benchmark.name}.json"
-                if path.is_file():
-                    continue
-                questions, of = questions_of(benchmark, options)
+            for benchmark in left:
+                path = kept / f"{benchmark.name}.json"
+                questions, of = ready.pop() if ready else questions_of(benchmark, options)
                 total = sum(len(question.pairs) for question in questions)
                 with progress.task(benchmark.title, total, "answers") as task:
                     write_json(path, ask(lm, benchmark.name, questions, of, task.advance))
         except KeyboardInterrupt as stop:
-            done = sum(1 for _ in (out / TASKS).glob("*.json"))
+            done = sum(1 for _ in kept.glob("*.json"))
             raise Interrupted(
                 f"{done} finished tasks are kept in {out}. The same command goes on from there."
             ) from stop

@@ -135,6 +135,11 @@ def make_runs(
 ) -> list[dict[str, Any]]:
     """Return all runs, those made before and those made now."""
     kept, note = place / RUNS, options.note(lm)
+    left = [work for work in wanted if not (kept / f"{work.name}.json").is_file()]
+    for task in {work.task.name: work.task for work in left}.values():
+        # What the last task lacks is not to be found out after the runs of all others.
+        for split in ("train", "dev"):
+            read_split(task, split, options.data)
     kept.mkdir(parents=True, exist_ok=True)
     if any(kept.glob("*.json")):
         way_out = "Go on with that one, write elsewhere with --out, or remove it."
@@ -143,11 +148,6 @@ def make_runs(
     else:
         # What ended before its first run binds nobody.
         write_json(place / RUN_FILE, note)
-    left = [work for work in wanted if not (kept / f"{work.name}.json").is_file()]
-    for task in {work.task.name: work.task for work in left}.values():
-        # What the last task lacks is not to be found out after the runs of all others.
-        for split in ("train", "dev"):
-            read_split(task, split, options.data)
     name, data = "", None
     try:
         for work in left:
