@@ -57,3 +57,4 @@ def test_bad_input_is_refused(refused, model, data, tmp_path, arguments, words):
     out = tmp_path / "out"
     message = refused("eval", "glue", model, "--data", data, "--out", out, *arguments)
     assert all(word in message for word in words), message
+    assert not out.exists()
