@@ -66,8 +66,8 @@ def writing(
 ) -> Iterator[None]:
     """Keep other processes that ask for it from writing to ``path`` during the block.
 
-    What one that was killed left half-written is removed. A directory that was made for the lock
-    is removed at the end, unless something was put into it.
+    What one that was killed left half-written is removed. Directories that were made for the lock
+    are removed at the end, unless something was put into them.
 
     Args:
         path: a file or directory; it need not be there.
@@ -83,15 +83,15 @@ def writing(
     place = lock.parent
     with ExitStack() as held:
         try:
-            created = not place.exists()
+            made = [one for one in (place, *place.parents) if not one.exists()]
             place.mkdir(parents=True, exist_ok=True)
             held.enter_context(locked(lock, wait=wait))
         except Held as holder:
             raise busy(target, holder.process) from None
         except OSError as error:
             raise InputError(f"cannot write to {place} ({error}). Choose another.") from error
-        if created:
-            held.callback(_remove_empty, place)
+        for one in reversed(made):
+            held.callback(_remove_empty, one)
         held.callback(lock.unlink, missing_ok=True)
         remove_left_behind(target, within=within)
         yield
