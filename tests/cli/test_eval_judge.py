@@ -98,6 +98,17 @@ def test_what_cannot_be_is_refused(refused, given, message):
     assert message in refused("eval", "judge", *given)
 
 
+def test_what_cannot_be_opened_leaves_nothing_behind(refused, tiny_model, tmp_path):
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("one two three\nfour five six\n")
+    given = ("--prompts", prompts, "--prompt-words", 2, "--new-tokens", 2)
+    missing, judge = tmp_path / "missing", tmp_path / "no judge"
+    assert f"there is no model directory {missing}" in refused("eval", "judge", missing, *given)
+    asked = ("--judge", judge, "--out", tmp_path / "out")
+    assert str(judge) in refused("eval", "judge", tiny_model, *given, *asked)
+    assert [path.name for path in tmp_path.iterdir()] == [prompts.name]
+
+
 @pytest.mark.slow
 def test_a_run_that_was_killed_goes_on(tiny_model, tiny_corpus, other, tmp_path):
     def slowly(request, number):

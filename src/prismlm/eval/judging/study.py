@@ -69,12 +69,15 @@ def named(models: Sequence[Path]) -> dict[str, Path]:
     """Return directories by name, or by path where names are alike.
 
     Raises:
-        InputError: one is given twice.
+        InputError: one is given twice, or is no directory.
     """
     places = [path.resolve() for path in models]
     twice = [str(path) for path in places if places.count(path) > 1]
     if twice:
         raise InputError(f"{twice[0]} is given twice: give each model once.")
+    for path in models:
+        if not path.is_dir():
+            raise InputError(f"there is no model directory {path}.")
     # As they are called here, links too.
     names = [os.path.basename(os.path.abspath(path)) for path in models]
     keys = [n if names.count(n) == 1 else str(p) for n, p in zip(names, models, strict=True)]
@@ -96,7 +99,6 @@ def run_judging(
             used, or another process that writes there.
         Interrupted: Ctrl-C; what was made is kept.
     """
-    study.out.mkdir(parents=True, exist_ok=True)
     with writing(study.out / RESULT_FILE):
         _begin(study)
         try:
@@ -108,6 +110,10 @@ def run_judging(
                 f"Continuations and verdicts so far are kept in {study.out}. The same command "
                 "goes on from there."
             ) from stop
+        finally:
+            # What ended before its first answer binds nobody, and leaves nothing behind.
+            if not _begun(study):
+                (study.out / RUN_FILE).unlink()
         write_json(study.out / RESULT_FILE, result)
     return result
 
@@ -194,13 +200,16 @@ def _verdicts(
     return pa.Table.from_pylist([dict(zip(names, row, strict=True)) for row in rows])
 
 
+def _begun(study: Study) -> bool:
+    return any(study.out.glob("*.jsonl"))
+
+
 def _begin(study: Study) -> None:
     """Note what is continued, or check that it is what was begun here."""
     prompts = fingerprints.of_json([asdict(one) for one in study.prompts])
     run = {"format_version": FORMAT_VERSION, "prompts": prompts, **asdict(study.how)}
     path = study.out / RUN_FILE
-    # What ended before its first answer binds nobody.
-    if not path.is_file() or not any(study.out.glob("*.jsonl")):
+    if not path.is_file() or not _begun(study):
         write_json(path, run)
         return
     way_out = "Go on with those, write elsewhere with --out, or remove it."
