@@ -241,17 +241,28 @@ def _read_splits(benchmark: Benchmark, data: Path, shots: int) -> dict[str, list
     return splits
 
 
-def _rows(path: Path, benchmark: Benchmark) -> Iterator[Row]:
+def read_columns(path: Path, columns: Sequence[str], of: str) -> pa.Table:
+    """Return a Parquet file that has rows of the columns named, and others.
+
+    Raises:
+        FormatError: it cannot be read, or has no rows or not those columns; ``of`` says what rows
+            are expected.
+    """
     try:
         table = pq.read_table(path)
     except (OSError, pa.ArrowException) as error:
         raise FormatError(f"{path} cannot be read as Parquet: {error}.") from error
-    missing = [name for name in benchmark.columns if name not in table.column_names]
+    missing = [name for name in columns if name not in table.column_names]
     if missing or not len(table):
         raise FormatError(
             f"{path} has {len(table):,} rows of the columns {', '.join(table.column_names)}: "
-            f"expected rows of {', '.join(benchmark.columns)}."
+            f"expected rows of {of}."
         )
+    return table
+
+
+def _rows(path: Path, benchmark: Benchmark) -> Iterator[Row]:
+    table = read_columns(path, benchmark.columns, ", ".join(benchmark.columns))
     for number, row in enumerate(table.to_pylist()):
         answers = len(row.get("choices") or row.get("endings") or "no")
         if not isinstance(row["label"], int) or not 0 <= row["label"] < answers:

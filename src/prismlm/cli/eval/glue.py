@@ -14,42 +14,50 @@ from prismlm.errors import InputError
 from prismlm.outputs import check_outputs
 
 
+Tasks = Annotated[str | None, typer.Option(metavar="A,B", help="Only these, such as cola,sst2.")]
+Data = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Parquet files of the tasks; else the hub.")
+]
+Limit = Annotated[int | None, typer.Option(metavar="N", help="Rows trained on, drawn by the seed.")]
+DevLimit = Annotated[
+    int | None, typer.Option(metavar="N", help="Rows of each dev set, the same for all seeds.")
+]
+Seeds = Annotated[str, typer.Option(metavar="A,B", help="A run for each.")]
+Rate = Annotated[
+    float | None, number("R", "Else that of --search, or the source's for the model's type.")
+]
+Warmup = Annotated[float | None, number("W", "Share of the steps; else as --learning-rate.", 0, 1)]
+Search = Annotated[
+    bool, typer.Option("--search", help="Choose both on SST-2 and MNLI, for later runs.")
+]
+FromScratch = Annotated[
+    bool, typer.Option("--from-scratch", help="Beside it, the same model without its training.")
+]
+Epochs = Annotated[int, typer.Option(metavar="N", help="At most.")]
+Test = Annotated[
+    bool, typer.Option("--test/--no-test", help="Predict the test sets that are there.")
+]
+Device = Annotated[str, typer.Option(metavar="DEVICE", help="Such as cpu or cuda.")]
+Out = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Where runs are kept; else MODEL/eval/glue.")
+]
+
+
 def glue(
     model: Model,
-    tasks: Annotated[
-        str | None, typer.Option(metavar="A,B", help="Only these, such as cola,sst2.")
-    ] = None,
-    data: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Parquet files of the tasks; else the hub.")
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option(metavar="N", help="Rows trained on, drawn by the seed.")
-    ] = None,
-    dev_limit: Annotated[
-        int | None, typer.Option(metavar="N", help="Rows of each dev set, the same for all seeds.")
-    ] = None,
-    seeds: Annotated[str, typer.Option(metavar="A,B", help="A run for each.")] = "0,1,2",
-    learning_rate: Annotated[
-        float | None,
-        number("R", "Else that of --search, or the source's for the model's type."),
-    ] = None,
-    warmup: Annotated[
-        float | None, number("W", "Share of the steps; else as --learning-rate.", 0, 1)
-    ] = None,
-    search: Annotated[
-        bool, typer.Option("--search", help="Choose both on SST-2 and MNLI, for later runs.")
-    ] = False,
-    from_scratch: Annotated[
-        bool, typer.Option("--from-scratch", help="Beside it, the same model without its training.")
-    ] = False,
-    epochs: Annotated[int, typer.Option(metavar="N", help="At most.")] = 3,
-    test: Annotated[
-        bool, typer.Option("--test/--no-test", help="Predict the test sets that are there.")
-    ] = True,
-    device: Annotated[str, typer.Option(metavar="DEVICE", help="Such as cpu or cuda.")] = "cpu",
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where runs are kept; else MODEL/eval/glue.")
-    ] = None,
+    tasks: Tasks = None,
+    data: Data = None,
+    limit: Limit = None,
+    dev_limit: DevLimit = None,
+    seeds: Seeds = "0,1,2",
+    learning_rate: Rate = None,
+    warmup: Warmup = None,
+    search: Search = False,
+    from_scratch: FromScratch = False,
+    epochs: Epochs = 3,
+    test: Test = True,
+    device: Device = "cpu",
+    out: Out = None,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:

@@ -14,31 +14,40 @@ from prismlm.errors import InputError
 from prismlm.outputs import check_outputs
 
 
+Models = Annotated[
+    list[Path] | None,
+    typer.Argument(metavar="MODEL...", help="Model directories; none: examine a judge alone."),
+]
+Texts = Annotated[Path | None, typer.Option(metavar="DIR", help="Continue its held-out documents.")]
+Prompts = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Or continue the lines of a text.")
+]
+Count = Annotated[int, number("N", "Texts, of a corpus drawn by the seed.", 2)]
+Words = Annotated[int, number("N", "Words of a text that are given.", 1)]
+NewTokens = Annotated[int, number("N", "Tokens that each model writes, at most.", 1)]
+LocalJudge = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="A model directory that judges.")
+]
+Seed = Annotated[int, number("S", "Of all that is drawn.")]
+Out = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Where all is kept; else eval/judge of the first model."),
+]
+
+
 def judge(
-    models: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="MODEL...", help="Model directories; none: examine a judge alone."),
-    ] = None,
-    corpus: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Continue its held-out documents.")
-    ] = None,
-    prompts: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Or continue the lines of a text.")
-    ] = None,
-    prompts_count: Annotated[int, number("N", "Texts, of a corpus drawn by the seed.", 2)] = 100,
-    prompt_words: Annotated[int, number("N", "Words of a text that are given.", 1)] = 64,
-    new_tokens: Annotated[int, number("N", "Tokens that each model writes, at most.", 1)] = 50,
+    models: Models = None,
+    corpus: Texts = None,
+    prompts: Prompts = None,
+    prompts_count: Count = 100,
+    prompt_words: Words = 64,
+    new_tokens: NewTokens = 50,
     temperature: Temperature = 0.0,
-    judge: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="A model directory that judges.")
-    ] = None,
+    judge: LocalJudge = None,
     endpoint: Url = None,
     endpoint_model: ModelThere = None,
-    seed: Annotated[int, number("S", "Of all that is drawn.")] = 0,
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Where all is kept; else eval/judge of the first model."),
-    ] = None,
+    seed: Seed = 0,
+    out: Out = None,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:

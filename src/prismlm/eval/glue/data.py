@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from prismlm.errors import FormatError, InputError, shown
+from prismlm.eval.benchmarks import read_columns
 from prismlm.eval.glue.tasks import HIGHEST, LOWEST, Task
 from prismlm.hub import left_alone, silence
 
@@ -104,16 +104,7 @@ def _from_directory(task: Task, split: str, data: Path) -> tuple[pa.Table, str] 
 
 
 def _read(task: Task, path: Path) -> pa.Table:
-    try:
-        table = pq.read_table(path)
-    except (OSError, pa.ArrowException) as error:
-        raise FormatError(f"{path} cannot be read as Parquet: {error}.") from error
-    missing = [name for name in task.columns if name not in table.column_names]
-    if missing or not len(table):
-        raise FormatError(
-            f"{path} has {len(table):,} rows of the columns {', '.join(table.column_names)}: "
-            f"expected rows of {', '.join(task.columns)} and label."
-        )
+    table = read_columns(path, task.columns, f"{', '.join(task.columns)} and label")
     # Files of STS-B call it a score. What else they hold, such as ids, may differ between them.
     names = [n for n in (*task.columns, "label", "score") if n in table.column_names]
     return table.select(names).rename_columns([n.replace("score", "label") for n in names])
