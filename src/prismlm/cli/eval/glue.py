@@ -13,7 +13,6 @@ from prismlm.cli.output import print_cost, print_json
 from prismlm.errors import InputError
 from prismlm.outputs import check_outputs
 
-
 Tasks = Annotated[str | None, typer.Option(metavar="A,B", help="Only these, such as cola,sst2.")]
 Data = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Parquet files of the tasks; else the hub.")
@@ -73,9 +72,8 @@ def glue(
     from prismlm.run_state import orderly_end
 
     options = GlueOptions(data, limit, dev_limit, learning_rate, warmup, epochs, test=test)
-    names = None if tasks is None else [name.strip() for name in tasks.split(",")]
+    names, drawn = None if tasks is None else _listed(tasks), _seeds(seeds)
     tasks_of(names)
-    drawn = _seeds(seeds)
     place = model / "eval" / "glue" if out is None else out
     # What ended there before is gone on from.
     check_outputs(directory=place, inputs=(model, data), overwrite=True)
@@ -100,14 +98,16 @@ def glue(
                 lm, place, options, names, drawn,
                 from_scratch=from_scratch, progress=ConsoleReporter(),
             )  # fmt: skip
-    if as_json:
-        print_json(result)
-    else:
-        (print_search if search else print_figures)(result)
+    shown = print_search if search else print_figures
+    (print_json if as_json else shown)(result)
+
+
+def _listed(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",")]
 
 
 def _seeds(text: str) -> list[int]:
-    found = [part.strip() for part in text.split(",")]
+    found = _listed(text)
     if not all(part.isdecimal() for part in found):
         raise InputError(f"--seeds is {text!r}: expected whole numbers, such as 0,1,2.")
     return [int(part) for part in dict.fromkeys(found)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +12,9 @@ from prismlm.cli.options import DryRun, Json, Temperature, number
 from prismlm.cli.output import print_cost, print_json
 from prismlm.errors import InputError
 from prismlm.outputs import check_outputs
+
+if TYPE_CHECKING:
+    from prismlm.eval.judging.continuations import Prompt, Writing
 
 
 Models = Annotated[
@@ -58,7 +61,7 @@ def judge(
     ratings by one that fails are not to be read. What is made is kept: the same command goes on
     where it was stopped, and models may be added.
     """
-    from prismlm.eval.judging.continuations import Writing, corpus_prompts, file_prompts
+    from prismlm.eval.judging.continuations import Writing
     from prismlm.eval.judging.estimate import estimate_judging
     from prismlm.eval.judging.judges import judge_opener
     from prismlm.eval.judging.study import RESULT_FILE, Study, named, run_judging
@@ -74,13 +77,7 @@ def judge(
     # What was made there before is gone on from.
     check_outputs(directory=place, inputs=(*given, corpus, prompts, judge), overwrite=True)
     how = Writing(prompt_words, new_tokens, temperature, seed)
-    if corpus is not None:
-        from prismlm.corpus.store import Corpus
-
-        texts = corpus_prompts(Corpus.open(corpus), prompts_count, how)
-    else:
-        assert prompts is not None
-        texts = file_prompts(prompts, prompts_count, how)
+    texts = _texts(corpus, prompts, prompts_count, how)
     study = Study(named(given), texts, how, place, opened)
     with orderly_end():
         if dry_run:
@@ -96,6 +93,16 @@ def judge(
         from prismlm.cli.printing.judge import print_judging
 
         print_judging(result)
+
+
+def _texts(corpus: Path | None, prompts: Path | None, count: int, how: Writing) -> list[Prompt]:
+    from prismlm.corpus.store import Corpus
+    from prismlm.eval.judging.continuations import corpus_prompts, file_prompts
+
+    if corpus is not None:
+        return corpus_prompts(Corpus.open(corpus), count, how)
+    assert prompts is not None
+    return file_prompts(prompts, count, how)
 
 
 def _announce(what: str, questions: int, tokens: int) -> None:
