@@ -199,7 +199,11 @@ def json_text(value: Any, **how: Any) -> str:
         how: as ``json.dumps`` takes it, such as ``indent``.
     """
     how = {"ensure_ascii": False, "allow_nan": False} | how
-    return json.dumps(finite(value), **how)  # noqa: TID251
+    try:
+        return json.dumps(value, **how)  # noqa: TID251
+    # Rare: a number that is not finite, or a mapping that is no dict.
+    except (ValueError, TypeError):
+        return json.dumps(finite(value), **how)  # noqa: TID251
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:

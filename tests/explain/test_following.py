@@ -58,7 +58,8 @@ def test_a_fast_model_is_split_a_few_times_and_not_at_every_token(lm, monkeypatc
     monkeypatch.setattr(
         following, "split_seen", lambda *args: splits.append(len(args[2])) or split(*args)
     )
-    monkeypatch.setattr(following, "PAUSE", 3600.0)
+    monkeypatch.setattr(following, "SHORTEST", 3600.0)
+    monkeypatch.setattr(following, "LONGEST", 3600.0)
     trace = lm.explain(TEXT, generate=20, on_step=told.append)
     assert splits == [len(trace) - 19, 19]
     assert [step.position for step in told] == list(range(len(trace)))
@@ -69,7 +70,7 @@ def test_a_character_of_several_tokens_is_told_once_it_is_whole(lm, monkeypatch)
     ids = lm.encode("a 東京 b")
     told = []
     recorded = Recorded([], [], [])
-    monkeypatch.setattr(following, "PAUSE", 0.0)
+    monkeypatch.setattr(following, "LONGEST", 0.0)
     follow = Following(lm, recorded, 1, told.append)
     shown = []
     with torch.no_grad():

@@ -17,9 +17,9 @@ from prismlm.ops.prototype_head.routing import inverse_norms
 if TYPE_CHECKING:
     from prismlm.index.opened_model import OpenedModel
 
-# Steps are split this often, seconds. A state alone takes a pass over all prototypes, as several
-# do together: a model that writes a token in a millisecond would spend its time on that.
-PAUSE = 0.1
+# Seconds from one telling to the next. A state alone takes a pass over all prototypes, as several
+# do together, so the telling waits REST times as long as it took: it is a small part of the time.
+SHORTEST, LONGEST, REST = 0.1, 0.3, 30
 # Is called with each step, in order, once its target is whole characters; False stops the writing.
 OnStep = Callable[[Step], bool | None]
 
@@ -27,9 +27,9 @@ OnStep = Callable[[Step], bool | None]
 class Following:
     """Splits the predictions of a generation while it goes on, and tells them one by one.
 
-    The steps are those that ``explain`` returns at the end, but for chains. Those that come within
-    ``PAUSE`` of others wait for it. A model that keeps predictions of its prompt to itself is not
-    followed.
+    The steps are those that ``explain`` returns at the end, but for chains. Those that come soon
+    after others wait and are told together. A model that keeps predictions of its prompt to itself
+    is not followed.
 
     Args:
         lm: the model.
@@ -52,17 +52,22 @@ class Following:
         self._output = OutputLayer.of(lm.model, lm.logit_map)
         self._inverse = inverse_norms(lm.head.prototypes.detach().float())
         self._passes = 0
-        self._told_at = -PAUSE
+        self._next = 0.0
         self._pieces: list[Piece] = []
         self._held: list[Step] = []
 
     @torch.no_grad()
     def __call__(self, ids: Tensor) -> bool:
         """Tell the steps up to the last of ``ids`` [1, T], if it is time; say whether to stop."""
-        if time.monotonic() - self._told_at < PAUSE:
+        began = time.monotonic()
+        if began < self._next:
             return False
+        of_prompt = self._passes == 0
         stop = self._follow(ids)
-        self._told_at = time.monotonic()
+        now = time.monotonic()
+        # The first written token waits no longer for a long prompt.
+        rest = 0.0 if of_prompt else REST * (now - began)
+        self._next = now + min(max(rest, SHORTEST), LONGEST)
         return stop
 
     def _follow(self, ids: Tensor) -> bool:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Annotated, Any
 
+import numpy as np
 from fastapi import APIRouter, BackgroundTasks, Query
 
 from prismlm.errors import InputError
@@ -40,17 +40,17 @@ def routes(session: Session) -> APIRouter:
     ) -> dict[str, Any]:
         # The first search would wait for all contexts to be read: they are, once a list is shown.
         catalogue = known()
-        categories = catalogue.lens.categories
-        later.add_task(lambda: catalogue.trigrams)
+        later.add_task(lambda: catalogue.words)
         matching = catalogue.search(query, sort)
         found = catalogue.of_category(matching, category)
-        rows = [_row(catalogue.row(number)) for number in found[first : first + limit]]
+        rows = [_row(catalogue.row(number)) for number in found[first : first + limit].tolist()]
+        places = np.flatnonzero(found == at).tolist()
         return {
             "total": len(found),
             "matching": len(matching),
             "items": rows,
-            "categories": Counter(filter(None, map(categories.__getitem__, matching))),
-            "place": found.index(at) if at in found else None,
+            "categories": catalogue.counted(matching),
+            "place": places[0] if places else None,
         }
 
     @router.get("/prototypes/{prototype}", summary="The card of a prototype")

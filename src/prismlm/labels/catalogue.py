@@ -2,19 +2,62 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from scipy import sparse
 
 from prismlm.index.lens import Lens
 
 CONTEXTS = 12
-# Three bytes in a row are known by so many bits of a hash: a text of 3,000 bytes has one in twelve
-# of these, so a word of six is looked for in few texts that do not have it.
-TRIGRAM_BITS, TEXTS_AT_ONCE = 14, 2048
+# Of all words: where more have some letters, all texts are looked through at once.
+MANY_WORDS = 0.05
 PARTS = ("before", "token", "after")
 Sort = Literal["usage", "score", "name", "id"]
+
+
+class WordIndex:
+    """Finds texts that have some letters in a row, through the words that have them.
+
+    Args:
+        texts: to be searched; a word is what stands between white space.
+    """
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        read = pa.array([text.encode(errors="replace") for text in texts], pa.large_string())
+        # PyArrow's functions are made while it is imported, unknown to a type checker.
+        split = getattr(pc, "utf8_split_whitespace")(read)  # noqa: B009
+        words = split.flatten().dictionary_encode()
+        # Copied: SciPy sorts them in place.
+        places = np.array(words.indices), np.array(split.offsets)
+        shape = len(texts), len(words.dictionary)
+        of_texts: Any = sparse.csr_matrix((np.ones(len(words), dtype=np.bool_), *places), shape)
+        of_texts.sum_duplicates()
+        self._texts: Any = sparse.csr_matrix(of_texts.T)
+        known: list[bytes] = words.dictionary.cast(pa.large_binary()).to_pylist()
+        self._letters = np.frombuffer(b"\n".join(known), dtype=np.uint8)
+        self._owners = np.repeat(np.arange(len(known)), [len(word) + 1 for word in known])
+
+    def having(self, letters: str) -> np.ndarray:
+        """Return which texts have ``letters``, without white space, in a word: bool [texts]."""
+        sought = np.frombuffer(letters.encode(errors="replace"), dtype=np.uint8)
+        places = np.flatnonzero(self._letters == sought[0])
+        places = places[places <= len(self._letters) - len(sought)]
+        for offset, letter in enumerate(sought[1:], 1):
+            places = places[self._letters[places + offset] == letter]
+        has = np.zeros(self._texts.shape[0], dtype=np.bool_)
+        has[self._owners[places]] = True
+        words = np.flatnonzero(has)
+        # Each way takes the longer where the other is quick.
+        if len(words) > MANY_WORDS * len(has):
+            return self._texts.T @ has
+        found = np.zeros(self._texts.shape[1], dtype=np.bool_)
+        found[self._texts[words].indices] = True
+        return found
 
 
 class Catalogue:
@@ -32,11 +75,10 @@ class Catalogue:
         """One row of the table for each prototype."""
         return self.lens.prototypes.to_pylist()
 
-    @cached_property
-    def texts(self) -> list[bytes]:
-        """What is searched: number, name, description, tokens and contexts, in lower case.
+    def texts(self) -> list[str]:
+        """Return what is searched: number, name, description, tokens and contexts, in lower case.
 
-        As UTF-8, which is searched in half the time: a single arrow makes a text twice as wide.
+        Of all contexts, which takes a while.
         """
         contexts = [""] * self.lens.num_prototypes
         columns = (self.lens.index[name].to_pylist() for name in ("prototype", "rank", *PARTS))
@@ -46,16 +88,24 @@ class Catalogue:
         return [
             " ".join(
                 (f"#{n}", row["name"], row["description"] or "", *row["top_tokens"], contexts[n])
-            )
-            .lower()
-            .encode(errors="replace")
+            ).lower()
             for n, row in enumerate(self.rows)
         ]
 
     @cached_property
-    def names(self) -> list[str]:
-        """The names in lower case."""
-        return [row["name"].lower() for row in self.rows]
+    def words(self) -> WordIndex:
+        """The words of all texts."""
+        return WordIndex(self.texts())
+
+    @cached_property
+    def named(self) -> WordIndex:
+        """The words of all names."""
+        return WordIndex([row["name"].lower() for row in self.rows])
+
+    @cached_property
+    def categories(self) -> tuple[np.ndarray, np.ndarray]:
+        """The categories, "" for none, and the number of every prototype's."""
+        return np.unique([one or "" for one in self.lens.categories], return_inverse=True)
 
     @cached_property
     def orders(self) -> dict[Sort, np.ndarray]:
@@ -65,53 +115,41 @@ class Catalogue:
         return {
             "usage": np.argsort([-row["usage"] for row in rows], kind="stable"),
             "score": np.argsort(-np.array(scores), kind="stable"),
-            "name": np.array(sorted(range(len(rows)), key=self.names.__getitem__), dtype=np.int64),
+            "name": np.array(
+                sorted(range(len(rows)), key=lambda n: rows[n]["name"].lower()), dtype=np.int64
+            ),
             "id": np.arange(len(rows)),
         }
 
-    @cached_property
-    def trigrams(self) -> np.ndarray:
-        """Which texts may have three bytes in a row: bits, packed along the texts, [2¹⁴, ⌈K/8⌉]."""
-        parts: list[np.ndarray] = []
-        for first in range(0, len(self.texts), TEXTS_AT_ONCE):
-            texts = self.texts[first : first + TEXTS_AT_ONCE]
-            owners = np.repeat(np.arange(len(texts)), [len(text) for text in texts])
-            found = np.zeros((1 << TRIGRAM_BITS, len(texts)), dtype=np.bool_)
-            # Three bytes across two texts stand in neither, which costs a look at the first.
-            found[_trigrams(b"".join(texts)), owners[:-2]] = True
-            parts.append(np.packbits(found, axis=1))
-        return np.concatenate(parts, axis=1)
-
-    def search(self, query: str, sort: Sort) -> list[int]:
-        """Return the prototypes whose text has every word of a query, in an order.
+    def search(self, query: str, sort: Sort) -> np.ndarray:
+        """Return the prototypes whose text has every word of a query, in an order, int64.
 
         Of the most used and the best named, those come first whose name has the words.
         """
-        words = query.lower().split()
-        found, texts = self._candidates(words, self.orders[sort]), self.texts
-        # The longest is the rarest as a rule, and those after it look through what it left.
-        for word in sorted(words, key=len, reverse=True):
-            sought = word.encode(errors="replace")
-            found = [n for n in found if sought in texts[n]]
-        if not words or sort not in ("usage", "score"):
+        words, order = query.lower().split(), self.orders[sort]
+        if not words:
+            return order
+        found = order[self._having(self.words, words)[order]]
+        if sort not in ("usage", "score"):
             return found
-        named, names = found, self.names
-        for word in words:
-            named = [n for n in named if word in names[n]]
-        first = set(named)
-        return named + [n for n in found if n not in first]
+        named = self._having(self.named, words)[found]
+        return np.concatenate((found[named], found[~named]))
 
-    def _candidates(self, words: list[str], order: np.ndarray) -> list[int]:
-        """Return, in an order, the prototypes whose text has the trigrams of all words."""
-        sought = np.concatenate([_trigrams(word.encode(errors="replace")) for word in ("", *words)])
-        if not len(sought):
-            return order.tolist()
-        rows = np.bitwise_and.reduce(self.trigrams[np.unique(sought)], axis=0)
-        return order[np.unpackbits(rows, count=len(order)).astype(np.bool_)[order]].tolist()
-
-    def of_category(self, found: list[int], category: str) -> list[int]:
+    def of_category(self, found: np.ndarray, category: str) -> np.ndarray:
         """Return those of a category, or all where none is named."""
-        return [n for n in found if self.lens.categories[n] == category] if category else found
+        names, numbers = self.categories
+        return found[(names == category)[numbers[found]]] if category else found
+
+    def counted(self, found: np.ndarray) -> dict[str, int]:
+        """Return how many of some prototypes are of each category."""
+        names, numbers = self.categories
+        counts = np.bincount(numbers[found], minlength=len(names))
+        pairs = zip(names.tolist(), counts.tolist(), strict=True)
+        return {name: count for name, count in pairs if name and count}
+
+    @staticmethod
+    def _having(index: WordIndex, words: Sequence[str]) -> np.ndarray:
+        return np.logical_and.reduce([index.having(word) for word in words])
 
     def row(self, number: int) -> dict[str, Any]:
         """Return what a list says of a prototype."""
@@ -142,10 +180,3 @@ class Catalogue:
             "tokens": list(zip(row["top_tokens"], row["top_values"], strict=True)),
             "contexts": self.lens.index.slice(places.start, count).to_pylist(),
         }
-
-
-def _trigrams(text: bytes) -> np.ndarray:
-    """Return the hash of each three bytes in a row."""
-    read = np.frombuffer(text, dtype=np.uint8).astype(np.uint32)
-    joined = (read[:-2] << 16) | (read[1:-1] << 8) | read[2:]
-    return (joined * np.uint32(2654435761)) >> np.uint32(32 - TRIGRAM_BITS)

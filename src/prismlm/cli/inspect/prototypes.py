@@ -52,7 +52,7 @@ def prototypes(
             f"{suggest(category, known)}"
         )
     found = catalogue.of_category(catalogue.search(search, cast("Sort", sort)), category or "")
-    rows = [catalogue.row(one) for one in found[:limit]]
+    rows = [catalogue.row(one) for one in found[:limit].tolist()]
     if as_json:
         print_json({"total": len(found), "items": rows})
     else:
