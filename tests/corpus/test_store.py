@@ -3,6 +3,7 @@ from __future__ import annotations
 import pickle
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from prismlm.corpus import Corpus
+from prismlm.corpus import Corpus, document_table
 from prismlm.errors import FormatError, InputError
 from prismlm.files import read_json, write_json
 from tests.helpers.records import RECORDS
@@ -55,6 +56,18 @@ def test_the_document_at_every_position(corpus: Corpus) -> None:
     assert [corpus.document_at(p) for p in range(corpus.num_tokens)] == expected.tolist()
     with pytest.raises(InputError, match="outside"):
         corpus.document_at(corpus.num_tokens)
+
+
+def test_several_threads_read_the_same_corpus(
+    corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(document_table, "BYTES_KEPT", 0)
+    monkeypatch.setattr(document_table, "FILES_OPEN", 1)
+    opened = Corpus.open(corpus.path)
+    drawn = np.random.default_rng(0).integers(len(corpus), size=800).tolist()
+    with ThreadPoolExecutor(8) as pool:
+        read = list(pool.map(opened.text, drawn))
+    assert read == [RECORDS[number]["text"] for number in drawn]
 
 
 def test_texts_in_any_order(corpus: Corpus) -> None:

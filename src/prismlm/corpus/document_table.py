@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -16,9 +17,9 @@ import pyarrow.parquet as pq
 from prismlm.corpus import layout
 from prismlm.errors import FormatError
 
-# Of a corpus of thousands of shards only a few are held open.
+# Of a corpus of thousands of shards only a few are held open, and of their rows the last read.
 FILES_OPEN = 8
-GROUPS_KEPT = 4
+BYTES_KEPT = 16_000_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,14 +36,15 @@ class DocumentRows:
 
 
 class ShardedTable:
-    """Rows by the number of their document. Row groups that were read last are kept.
+    """Rows by the number of their document, for several threads.
+
+    Row groups that were looked at last are kept, of 16 MB together or one that is larger.
 
     Args:
         directory: of the corpus.
         file_name: of a shard's file.
         columns: those that are read.
         documents: how many documents each shard has.
-        groups_kept: how many row groups.
     """
 
     def __init__(
@@ -51,13 +53,13 @@ class ShardedTable:
         file_name: Callable[[int], str],
         columns: list[str],
         documents: Sequence[int],
-        groups_kept: int = 1,
     ) -> None:
         self._directory, self._file_name, self._columns = directory, file_name, columns
         self._ends = list(accumulate(documents))
-        self._groups_kept = groups_kept
         self._open: dict[int, tuple[pq.ParquetFile, list[int]]] = {}
         self._groups: dict[tuple[int, int], pa.Table] = {}
+        # A file that one thread reads is not closed by another.
+        self._lock = threading.RLock()
 
     def value(self, number: int, column: str) -> Any:
         """Return one value of a document's row.
@@ -78,36 +80,45 @@ class ShardedTable:
 
     def _shard(self, number: int) -> tuple[pq.ParquetFile, list[int]]:
         """Return a shard's file, and where its row groups end."""
-        if number not in self._open:
-            while len(self._open) >= FILES_OPEN:
-                self._open.pop(next(iter(self._open)))[0].close()
-            path = self._directory / self._file_name(number)
-            try:
-                file = pq.ParquetFile(path)
-                meta = file.metadata
-                groups = range(meta.num_row_groups)
-                ends = list(accumulate(meta.row_group(group).num_rows for group in groups))
-            except (pa.ArrowException, OSError) as error:
-                raise damaged(path, error) from error
-            found, expected = _before(ends, len(ends)), self._ends[number]
-            expected -= _before(self._ends, number)
-            if found != expected:
-                raise damaged(path, f"{found} documents, expected {expected}")
-            self._open[number] = file, ends
-        return self._open[number]
+        with self._lock:
+            if number not in self._open:
+                while len(self._open) >= FILES_OPEN:
+                    self._open.pop(next(iter(self._open)))[0].close()
+                self._open[number] = self._opened(number)
+            return self._open[number]
+
+    def _opened(self, number: int) -> tuple[pq.ParquetFile, list[int]]:
+        path = self._directory / self._file_name(number)
+        try:
+            file = pq.ParquetFile(path)
+            meta = file.metadata
+            groups = range(meta.num_row_groups)
+            ends = list(accumulate(meta.row_group(group).num_rows for group in groups))
+        except (pa.ArrowException, OSError) as error:
+            raise damaged(path, error) from error
+        found, expected = _before(ends, len(ends)), self._ends[number]
+        expected -= _before(self._ends, number)
+        if found != expected:
+            raise damaged(path, f"{found} documents, expected {expected}")
+        return file, ends
 
     def _group(self, shard: int, group: int) -> pa.Table:
         key = shard, group
-        if key not in self._groups:
-            try:
-                table = self._shard(shard)[0].read_row_group(group, columns=self._columns)
-                table = table.select(self._columns)
-            except (pa.ArrowException, OSError, KeyError) as error:
-                raise damaged(self._directory / self._file_name(shard), error) from error
-            while len(self._groups) >= self._groups_kept:
-                del self._groups[next(iter(self._groups))]
-            self._groups[key] = table.combine_chunks()
-        return self._groups[key]
+        with self._lock:
+            table = self._groups.pop(key, None)
+            table = self._read(shard, group) if table is None else table
+            kept = sum(other.nbytes for other in self._groups.values())
+            while self._groups and kept + table.nbytes > BYTES_KEPT:
+                kept -= self._groups.pop(next(iter(self._groups))).nbytes
+            self._groups[key] = table
+        return table
+
+    def _read(self, shard: int, group: int) -> pa.Table:
+        try:
+            table = self._shard(shard)[0].read_row_group(group, columns=self._columns)
+            return table.select(self._columns).combine_chunks()
+        except (pa.ArrowException, OSError, KeyError) as error:
+            raise damaged(self._directory / self._file_name(shard), error) from error
 
 
 class DocumentTable(ShardedTable):
@@ -115,8 +126,7 @@ class DocumentTable(ShardedTable):
 
     def __init__(self, directory: Path, shards: Sequence[dict[str, int]]) -> None:
         documents = [shard["documents"] for shard in shards]
-        columns = layout.DOCUMENT_SCHEMA.names
-        super().__init__(directory, layout.documents_file, columns, documents, GROUPS_KEPT)
+        super().__init__(directory, layout.documents_file, layout.DOCUMENT_SCHEMA.names, documents)
         self._token_ends = list(accumulate(shard["tokens"] for shard in shards))
 
     def between(self, first: int, last: int) -> DocumentRows:
