@@ -6,7 +6,7 @@ import math
 from statistics import fmean
 from typing import Any
 
-from benchmarks.prototype_head.protopnet_plot import draw
+from benchmarks.shared.curves import Curve, draw
 from benchmarks.shared.pages import page_options, publish, read_result, table_head
 
 SHOWN = {
@@ -16,6 +16,8 @@ SHOWN = {
     "dense": "dense: M α, all K",
     "dense-k": "dense-k: M α, k largest",
 }
+COLOURS = dict(zip(SHOWN, ("#6b7280", "#2563eb", "#059669", "#dc2626", "#d97706"), strict=True))
+AXES = {"cpu_seconds": "CPU seconds in training steps", "tokens": "tokens"}
 CLAIM = 3.0
 
 
@@ -23,8 +25,24 @@ def main() -> int:
     """Render, or say whether page and plot are up to date."""
     given = page_options(__doc__).parse_args()
     result = read_result(given.results / "protopnet.json", "prototype_head.protopnet")
-    pages = {"protopnet.md": render(result), "protopnet.svg": draw(result["runs"], SHOWN)}
+    pages = {"protopnet.md": render(result), "protopnet.svg": plot(result["runs"])}
     return publish({given.results / name: page for name, page in pages.items()}, check=given.check)
+
+
+def plot(runs: list[dict[str, Any]]) -> str:
+    """Return all seeds of a variant in one colour, by time and by tokens."""
+    panels = {
+        label: [
+            Curve(
+                SHOWN[run["variant"]],
+                COLOURS[run["variant"]],
+                [(point[axis], point["ce"]) for point in run["curve"]],
+            )
+            for run in sorted(runs, key=lambda run: list(SHOWN).index(run["variant"]))
+        ]
+        for axis, label in AXES.items()
+    }
+    return draw(panels, top=5.5)
 
 
 def render(result: dict[str, Any]) -> str:

@@ -3,11 +3,14 @@
     python -m benchmarks.prototype_mixer.four_models corpus-mixed corpus --texts DIR
     python -m benchmarks.prototype_mixer.four_models corpus-mixed rates --only llama
     python -m benchmarks.prototype_mixer.four_models corpus-mixed train --only llama
+    python -m benchmarks.prototype_mixer.four_models corpus-mixed curves
+    python -m benchmarks.prototype_mixer.render_four_models
 
 Texts are Parquet files with ``text`` and ``domain``; each gives documents drawn by a seed up to
 ``MOST`` characters, so that no set outweighs the others. Every model sees the same rows in the
 same order, once, and has the same number of parameters beside its embeddings within 2 %. Each is
-trained at the rate of least perplexity among three short runs. A part that was stopped goes on.
+trained at the rate of least perplexity among three short runs. A part that was stopped goes on;
+``curves`` notes how far the long runs have come, in ``so_far``.
 """
 
 from __future__ import annotations
@@ -22,11 +25,12 @@ import pyarrow.parquet as pq
 import torch
 
 from benchmarks.prototype_mixer.measure import Settings, measure
+from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, training_options
 from prismlm.corpus import build_corpus
 from prismlm.files import atomic_file, read_json, write_json
 
-PARTS = ["corpus", "rates", "train"]
+PARTS = ["corpus", "rates", "train", "curves"]
 MOST, VOCABULARY, HELD_OUT = 9_000_000, 8192, 0.02
 LENGTH, ROWS = 256, 8
 SHORT, STEPS = 300, 11_000
@@ -68,6 +72,10 @@ def main() -> None:
     if given.part == "corpus":
         build_mixed_corpus(given.texts, given.corpus)
         return
+    if given.part == "curves":
+        for model in given.only:
+            note_so_far(given.out, given.work, model)
+        return
     torch.set_num_threads(given.threads)
     for model in given.only:
         short = given.part == "rates"
@@ -84,6 +92,17 @@ def main() -> None:
                 shutil.rmtree(work)
             else:
                 write_json(result, read_json(result) | {"curve": curve(work)})
+
+
+def note_so_far(out: Path, work: Path, model: str) -> None:
+    """Write the curve of a long run that has not ended; of one that has, its result tells it."""
+    note = out / "so_far" / f"{model}.json"
+    if (out / f"{model}.json").is_file():
+        note.unlink(missing_ok=True)
+    elif (work / model / "training.jsonl").is_file():
+        note.parent.mkdir(exist_ok=True)
+        run = {"model": model, "rate": best_rate(out, model), "steps": STEPS}
+        write_json(note, run | {"curve": curve(work / model), "environment": environment()})
 
 
 def curve(work: Path) -> list[dict[str, float]]:

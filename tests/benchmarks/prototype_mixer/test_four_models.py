@@ -1,0 +1,38 @@
+"""Where two curves cross, by hand, and what is noted of a run that has not ended."""
+
+import json
+import math
+
+import pytest
+
+from benchmarks.prototype_mixer.four_models import note_so_far
+from benchmarks.prototype_mixer.render_four_models import crossings
+
+
+def points(*rows):
+    return {step: {"tokens": tokens, "ce": ce} for step, tokens, ce in rows}
+
+
+def test_curves_cross_between_steps_on_a_scale_of_logarithms():
+    one = points((1, 1, 5.0), (2, math.e**2, 4.0), (3, math.e**4, 3.5), (4, math.e**5, 1.0))
+    # −1, +1, +3 and −1 nats beside it: at e, and three quarters of the way from e⁴ to e⁵.
+    other = points((1, 1, 6.0), (2, math.e**2, 3.0), (3, math.e**4, 0.5), (4, math.e**5, 2.0))
+    assert crossings(one, other) == pytest.approx([math.e, math.e**4.75])
+    assert crossings(one, {1: other[1], 4: other[4]}) == []
+
+
+def test_a_run_that_goes_on_is_noted_and_one_that_has_ended_no_more(tmp_path):
+    out, run = tmp_path / "out", tmp_path / "work" / "llama"
+    run.mkdir(parents=True)
+    out.mkdir()
+    (out / "llama-0.1.json").write_text('{"rate": 0.1, "perplexity": 9.0}')
+    (out / "llama-0.2.json").write_text('{"rate": 0.2, "perplexity": 8.0}')
+    rows = [{"step": 10, "tokens": 160}, {"step": 10, "eval_ce": 2.5}, {"step": 20, "tokens": 320}]
+    (run / "training.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    note_so_far(out, tmp_path / "work", "llama")
+    noted = json.loads((out / "so_far" / "llama.json").read_text())
+    assert noted["rate"] == 0.2
+    assert noted["curve"] == [{"step": 10, "tokens": 160, "ce": 2.5}]
+    (out / "llama.json").write_text("{}")
+    note_so_far(out, tmp_path / "work", "llama")
+    assert not (out / "so_far" / "llama.json").exists()
