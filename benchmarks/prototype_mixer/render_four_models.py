@@ -60,8 +60,9 @@ def render(short: list[Row], long: dict[str, Row]) -> str:
         "",
         "ProtoT, LLaMA, Mamba 2 and DeltaNet of 5.5 million parameters beside their embeddings, "
         "equal within 2 %, on text of 14 sets in mixed domains (questions and answers, medicine, "
-        "science, stories, government, manuals, law and others), vocabulary 8,192. Every model "
-        f"sees the same rows of {LENGTH} tokens in the same order, {ROWS} to a step, once. One seed.",
+        "science, stories, government, manuals, law and others), vocabulary 8,192. Every "
+        f"model sees the same rows of {LENGTH} tokens in the same order, {ROWS} to a step, once. "
+        "One seed.",
         "",
         *_rates(short),
         *_curves(long),
