@@ -22,11 +22,12 @@ export const read = async (text, layer, signal) => {
   change(state, { text, signal, layer: found.layer, tokens, maps, head, at: [last, last], failed: null });
 };
 
-const other = async (layer) => {
+const other = async (layer, chosen) => {
   const { text, signal } = state.value;
   if (!signal) return;
   try {
     await read(text, layer, signal);
+    chosen();
   } catch (failed) {
     if (!signal.aborted) change(state, { failed });
   }
@@ -34,12 +35,12 @@ const other = async (layer) => {
 
 const shown = ({ maps, head }) => maps.find((one) => one.head === head);
 
-/** The heads of a layer, and one of them. @param {number} layers @param {() => void} chosen told when another head is chosen */
+/** The heads of a layer, and one of them. @param {number} layers @param {() => void} chosen told when another head is chosen, of this layer or another */
 export const attention = (layers, chosen) => {
   const { layer, head, maps, failed } = state.value, numbers = Array.from({ length: layers }, (_, i) => String(i));
   const named = (one) => (one.group === "attention" ? `head ${one.number}` : `${one.group} ${one.number}`);
   const choose = (one) => { change(state, { head: one.head, at: [one.weights.length - 1, one.weights.length - 1] }); chosen(); };
-  return html`<div class="x-row x-layer">${field("layer", html`<select @change=${(event) => void other(+event.target.value)}>
+  return html`<div class="x-row x-layer">${field("layer", html`<select @change=${(event) => void other(+event.target.value, chosen)}>
       ${options(numbers.map((one) => [one, one]), String(layer))}</select>`)}</div>
     <div class="x-heads" role="group" aria-label="Heads of the layer">${maps.map((one) => html`<button type="button" class=${`x-head x-head-${one.group}`}
       aria-pressed=${one.head === head} @click=${() => choose(one)}><canvas class="x-thumb"></canvas><span>${named(one)}</span></button>`)}</div>

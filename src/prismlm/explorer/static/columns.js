@@ -19,9 +19,9 @@ const banded = (uses, prototypes) => {
 
 const slice = (part, before) => {
   const label = `${part.name}: ${signed(part.value)}`, style = `--v: ${Math.abs(part.value)}; --h: ${part.hue ?? 0}`;
-  if (part.id === undefined) return html`<span class="x-slice x-residual" title=${label} .style=${style}></span>`;
-  const kind = before && before.category !== part.category ? "x-slice x-next-band" : "x-slice";
-  return html`<span class=${kind} data-prototype=${part.id} data-label=${label} .style=${style}></span>`;
+  const next = before && before.category !== part.category ? " x-next-band" : "";
+  return part.id === undefined ? html`<span class=${`x-slice x-residual${next}`} title=${label} .style=${style}></span>`
+    : html`<span class=${`x-slice${next}`} data-prototype=${part.id} data-label=${label} .style=${style}></span>`;
 };
 const slices = (parts) => parts.map((part, i) => slice(part, parts[i - 1]));
 
