@@ -99,9 +99,11 @@ const step = ({ state, node, began }, one) => {
   const reach = one.uses.reduce((sum, use) => sum + Math.max(0, use[1]), Math.max(0, one.residual) + Math.max(0, one.bias));
   change(state, { tokens, bars: written, largest: written === bars ? largest : Math.max(largest, reach),
     note: written.length ? `Writing… ${written.length} tokens, ${(written.length / seconds).toFixed(1)} a second` : "Reading…" });
-  const columns = node.querySelector(".x-columns");
-  if (columns && written !== bars) columns.scrollLeft = columns.scrollWidth;
+  // Of steps that come together the last one scrolls: each would lay out the page anew.
+  if (written !== bars) requestAnimationFrame(() => { columns(node).scrollLeft = columns(node).scrollWidth; });
 };
+
+const columns = (node) => /** @type {HTMLElement} */ (node.querySelector(".x-columns"));
 
 /** The whole trace has come. @param {Answer} answer */
 const finish = (answer, { id, trace, shared: pool, support }) => {

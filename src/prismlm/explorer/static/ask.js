@@ -5,8 +5,6 @@ import { api, events } from "./server.js";
 import { change, draw, examples, field, filled, numeric } from "./controls.js";
 import { live } from "./answer.js";
 
-export const title = "Ask";
-
 /** What is asked, the answer that is shown, and the one that is being written.
  * @typedef {{ asked: { text: string, generate: string, temperature: string, seed: string },
  *   answer: ReturnType<typeof live> | null, abort: AbortController | null }} State */

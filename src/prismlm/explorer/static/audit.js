@@ -6,7 +6,6 @@ import { change, count, draw } from "./controls.js";
 import { check, KINDS, textsOf } from "./texts.js";
 import { NONE, report, reported } from "./report.js";
 
-export const title = "Audit";
 const PASTED = "pasted text";
 
 /** What is to be audited, whether files are held over the page, and what is being audited or was.

@@ -5,7 +5,6 @@ import { percent } from "./parts.js";
 import { api } from "./server.js";
 import { change, count, draw, problem } from "./controls.js";
 
-export const title = "Document";
 // Characters that a button adds.
 const MORE = 100_000;
 // Of a shorter one the place is in view, or nearly.

@@ -3,22 +3,23 @@ import { html, nothing, render } from "./vendor/lit-html/lit-html.js";
 import { batch, signal } from "./vendor/signals-core/signals-core.js";
 import { links } from "./parts.js";
 import { count, draw, problem } from "./controls.js";
-import { api, shell } from "./server.js";
-import * as ask from "./ask.js";
-import * as audit from "./audit.js";
-import * as document_ from "./document.js";
-import * as inside from "./inside.js";
-import * as map from "./map.js";
-import * as prototypes from "./prototypes.js";
-import * as steer from "./steer.js";
+import { api, away, shell } from "./server.js";
 
-/** A view: its name in the bar, and what fills the page; `show` is called again when its address changes.
- * @typedef {{ title: string, show: (root: HTMLElement, at: Place, shared: Shared) => void | Promise<void> }} View
+/** A view: its name in the bar, and the module that fills the page; its `show` is called again when the address changes.
+ * @typedef {{ title: string, load: () => Promise<{ show: (root: HTMLElement, at: Place, shared: Shared) => void | Promise<void> }> }} View
  * @typedef {{ path: string[], query: URLSearchParams }} Place
  * @typedef {{ model: any, command: (words: (string | number)[] | null) => void, answer: any }} Shared */
 
 /** @type {Record<string, View>} */
-const views = { ask, prototypes, map, steer, inside, audit, document: document_ };
+const views = {
+  ask: { title: "Ask", load: () => import("./ask.js") },
+  prototypes: { title: "Prototypes", load: () => import("./prototypes.js") },
+  map: { title: "Map", load: () => import("./map.js") },
+  steer: { title: "Steer", load: () => import("./steer.js") },
+  inside: { title: "Inside", load: () => import("./inside.js") },
+  audit: { title: "Audit", load: () => import("./audit.js") },
+  document: { title: "Document", load: () => import("./document.js") },
+};
 // A document is come to from a passage.
 const unlisted = new Set(["document"]);
 
@@ -92,7 +93,9 @@ const show = async () => {
   document.title = `${views[name].title} · ${shared.model.name} · prismlm`;
   batch(() => { shown.value = { name, root }; command.value = null; });
   try {
-    await views[name].show(root, at, shared);
+    const view = await views[name].load().catch(() => { throw away(); });
+    // Whoever went on meanwhile is not told of this one.
+    if (shown.value.name === name) await view.show(root, at, shared);
   } catch (error) {
     render(problem(error), root);
   }

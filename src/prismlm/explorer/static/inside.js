@@ -7,8 +7,6 @@ import { api } from "./server.js";
 import { change, count, draw, problem } from "./controls.js";
 import * as heads from "./attention.js";
 
-export const title = "Inside";
-
 /** What the model has of these, the text, the section that the command is of, and what was found of each.
  * @typedef {{ parts: any, text: string, section: string, sections: { name: string, data: any, failed: unknown }[], abort: AbortController | null }} State */
 const state = signal(/** @type {State} */ ({ parts: null, text: "", section: "", sections: [], abort: null }));
@@ -21,18 +19,24 @@ let pictured = null;
 export const show = async (root, at, shared) => {
   if (!frame) {
     const parts = await api("/inside");
-    const section = parts.channels ? "channels" : parts.attention ? "attention" : "feedback";
-    frame ??= { root, shared, query: at.query, follow: null };
-    change(state, { parts, section, text: String(Object.values(shared.model.prompts)[0] ?? "") });
-    draw(root, () => page(state.value), () => {
-      heads.pictures(root, heads.state.value.maps !== pictured);
-      pictured = root.querySelector(".x-thumb") ? heads.state.value.maps : null;
-    });
-    redrawn(root);
+    // Opened twice while it was fetched, the page is made once.
+    if (!frame) begin(root, shared, parts);
   }
+  if (!frame) return;
   frame.query = at.query;
   frame.follow?.();
   command();
+};
+
+const begin = (root, shared, parts) => {
+  frame = { root, shared, query: new URLSearchParams(), follow: null };
+  const section = parts.channels ? "channels" : parts.attention ? "attention" : "feedback";
+  change(state, { parts, section, text: String(Object.values(shared.model.prompts)[0] ?? "") });
+  draw(root, () => page(state.value), () => {
+    heads.pictures(root, heads.state.value.maps !== pictured);
+    pictured = root.querySelector(".x-thumb") ? heads.state.value.maps : null;
+  });
+  redrawn(root);
 };
 
 /** Colours of pictures are drawn, so they are drawn again where they change, and where the width does. @param {HTMLElement} root */

@@ -11,7 +11,6 @@ import { dots } from "./dots.js";
 import { drawing, summary, surrounded } from "./lasso.js";
 import { overlaid } from "./overlay.js";
 
-export const title = "Map";
 const CLOSER = 4;
 const KEYS = "Map of prototypes; arrow keys go to the next one, plus and minus zoom, 0 shows all";
 

@@ -8,7 +8,6 @@ import { address, change, count, dot, draw, field, options, problem } from "./co
 import { card } from "./hover.js";
 import { whole, worth } from "./card.js";
 
-export const title = "Prototypes";
 const PAGE = 60, BESIDE = 2, ROW = 46, SPARE = 6, TYPING = 120, SWIPE = 50;
 const SORTS = { usage: "most used", score: "best named", name: "name", id: "number" };
 

@@ -9,7 +9,6 @@ import { picking } from "./pick.js";
 import { edited, meaning, signedPercent } from "./edit.js";
 import { result } from "./steered.js";
 
-export const title = "Steer";
 const STRONG = 30, TARGETS = /** @type {[string, string][]} */ ([["signature", "the token it raises most"], ["top", "the model's top token"]]);
 
 /** What is asked, the edit's prototype or category with what is shown of it, and what is written: `note` while it is, then `found` or `failed`.
