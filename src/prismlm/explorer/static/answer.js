@@ -4,11 +4,10 @@ import { guard } from "./vendor/lit-html/directives/guard.js";
 import { signal } from "./vendor/signals-core/signals-core.js";
 import { against, behind, panel, percent, unpacked, walk, wholeText } from "./parts.js";
 import { api } from "./server.js";
-import { change, count, draw, problem } from "./controls.js";
+import { CAVEAT, change, count, draw, problem } from "./controls.js";
 import { card, hovering, pointed } from "./hover.js";
 import { column, legend } from "./columns.js";
 
-const CAVEAT = "Shares show which learned patterns carry a prediction and where they occur in the corpus; they are no proof that removing a document changes the answer.";
 const COLUMNS = "Written tokens as columns of prototypes' parts of each logit; left and right move, up and down go through the parts";
 
 /** An answer while it comes in, and after. A token has its step once that has come; `bars` are the steps that have columns, `largest` is

@@ -34,10 +34,14 @@ const page = ({ asked, answer, abort }, shared) => html`
   <div class="x-row">${field("tokens", numeric("generate", 40, 0, 1024, 1))}${field("temperature", numeric("temperature", 0.5, 0, 10, 0.1))}
     ${field("seed", numeric("seed", 0, 0, 2 ** 31, 1))}<button type="submit" class="x-go">Ask</button>
     <button type="button" class="x-stop" ?hidden=${!abort} @click=${() => answer?.id() && api(`/answers/${answer.id()}/stop`, {})}>Stop</button></div>
-  <div class="x-examples"><span class="p-note">Try</span>${examples(shared.model.prompts, (text, form) => { change(state, { asked: { ...asked, text } }); form.requestSubmit(); })}</div>
+  <div class="x-examples"><span class="p-note">Try</span>${examples(shared.model.prompts, tried)}</div>
 </form>
 <div class="x-out">${answer?.node ?? nothing}</div>`;
 
+const tried = (text, form) => {
+  change(state, { asked: { ...state.value.asked, text } });
+  form.requestSubmit();
+};
 const entered = (event) => {
   if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
   event.preventDefault();

@@ -50,9 +50,10 @@ export const attention = (layers, chosen) => {
 /** @param {State} now */
 const large = (now) => {
   const { tokens, at: [i, j] } = now, one = shown(now), gives = percent(one.weights[i][j] / ONE);
+  const to = i === j ? "itself" : html`<bdi>${tokens[j]}</bdi> at ${j}`;
   const label = `Attention of ${one.title} over ${tokens.length} tokens; arrow keys move over the weights`;
   return html`<div class="x-head-map"><h3 class="x-head-title">${one.title}</h3>
-      <div class="x-heat-box"><p class="x-heat-say" aria-live="polite"><bdi>${tokens[i]}</bdi> at ${i} gives ${gives} to ${i === j ? "itself" : html`<bdi>${tokens[j]}</bdi> at ${j}`}</p>
+      <div class="x-heat-box"><p class="x-heat-say" aria-live="polite"><bdi>${tokens[i]}</bdi> at ${i} gives ${gives} to ${to}</p>
         <canvas class="x-heat" tabindex="0" role="img" aria-label=${label} @pointermove=${pointed} @keydown=${keyed}></canvas></div></div>
     <div class="x-head-side"><h3>Strongest weights on other tokens</h3><ol class="x-links">${guard([one], () => one.strongest.map(([source, target, weight]) =>
         html`<li><span class="p-number">${percent(weight)}</span><span>${said(tokens, source)} → ${said(tokens, target)}</span></li>`))}</ol>

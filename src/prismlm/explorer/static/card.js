@@ -30,7 +30,7 @@ const contexts = (list) => {
   const places = (some) => some.map((place) => html`<li>${quote(place, "p-passage")}${origin(place)}</li>`);
   const rest = list.slice(SHORT);
   return html`<ol class="x-places">${places(list.slice(0, SHORT))}</ol>${rest.length
-    ? html`<details class="x-rest"><summary class="x-small">${rest.length} more</summary><ol class="x-places">${places(rest)}</ol></details>` : nothing}`;
+    ? html`<details class="x-rest"><summary>${rest.length} more</summary><ol class="x-places">${places(rest)}</ol></details>` : nothing}`;
 };
 
 /** Everything known of a prototype.

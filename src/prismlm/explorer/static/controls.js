@@ -2,6 +2,10 @@
 import { html, nothing, render } from "./vendor/lit-html/lit-html.js";
 import { effect } from "./vendor/signals-core/signals-core.js";
 
+// What is not to be read out of shares.
+export const CAVEAT = "Shares show which learned patterns carry a prediction and where they occur in the corpus; " +
+  "they are no proof that removing a document changes the answer.";
+
 /** Draw a template into a place, and again whenever a signal that it reads changes.
  * @param {HTMLElement} root @param {() => unknown} template @param {() => void} [after] what is done with what was drawn */
 export const draw = (root, template, after) => effect(() => { render(template(), root); after?.(); });

@@ -79,7 +79,8 @@ const body = (now) => {
 
 /** A button that adds to the text, while there are characters left. @param {State} now @param {"before" | "after"} end */
 const more = ({ adding, refused }, end, left) => html`<button type="button" class="x-doc-more" ?hidden=${left <= 0} ?disabled=${adding === end && !refused}
-  @click=${() => void add(end)}>Show what comes ${end}: ${count(Math.min(MORE, left))} of ${count(left)} characters</button>${adding === end && refused ? problem(refused) : nothing}`;
+  @click=${() => void add(end)}>Show what comes ${end}: ${count(Math.min(MORE, left))} of ${count(left)} characters</button>
+  ${adding === end && refused ? problem(refused) : nothing}`;
 
 /** @param {"before" | "after"} end */
 const add = async (end) => {
@@ -106,7 +107,8 @@ const toPlace = () => {
 };
 const back = () => { toPlace(); place()?.focus({ preventScroll: true }); };
 
-const named = (one) => html`<span class="p-chip" .style=${`--h: ${one.hue}`}></span><span class="p-name"><a href=${`#/prototypes/${one.id}`}><bdi>${one.name}</bdi></a>
+const named = (one) => html`<span class="p-chip" .style=${`--h: ${one.hue}`}></span>
+  <span class="p-name"><a href=${`#/prototypes/${one.id}`}><bdi>${one.name}</bdi></a>
   <small>${one.category ? `${one.category} · ${one.id}` : one.id}</small></span>`;
 
 /** The prototypes that it stands behind. @param {State} now */
@@ -114,9 +116,11 @@ const behind = ({ uses, found: { doc_id } }) => {
   if (!uses) return html`<p class="p-note">Looking…</p>`;
   if (!uses.found) return html`<p class="p-note">${uses.failed instanceof Error ? uses.failed.message : uses.failed}</p>`;
   const { cells, in_cells, contexts, in_contexts } = uses.found;
+  const ranked = ({ position, rank, cosine }) =>
+    html`<a href=${`#/document/${encodeURIComponent(doc_id)}?at=${position}`}>rank ${rank + 1}, cosine ${cosine.toFixed(2)}</a>`;
   const listed = (list, figure) => html`<ul class="x-doc-uses">${list.map((one) => html`<li>${named(one)}<span class="p-number">${figure(one)}</span></li>`)}</ul>`;
   return html`${cells ? html`<p class="p-note">Its positions lie in the cells of ${count(in_cells)} prototypes; the fullest:</p>
     ${listed(cells, (one) => `${count(one.positions)} positions, ${percent(one.share)} of the cell`)}` : nothing}
     <p class="p-note">${in_contexts ? `It is among the nearest contexts of ${count(in_contexts)} prototypes:` : "It is among the nearest contexts of none."}</p>
-    ${in_contexts ? listed(contexts, (one) => html`<a href=${`#/document/${encodeURIComponent(doc_id)}?at=${one.position}`}>rank ${one.rank + 1}, cosine ${one.cosine.toFixed(2)}</a>`) : nothing}`;
+    ${in_contexts ? listed(contexts, ranked) : nothing}`;
 };

@@ -71,8 +71,9 @@ const page = ({ parts, text, sections }) => html`
     @input=${(event) => { change(state, { text: event.target.value }); command(); }}></textarea>
   <div class="x-row"><button type="submit" class="x-go">Read</button><span class="p-note">${lacking(parts)}</span></div>
 </form>
-<div class="x-out x-inside-out">${sections.map(({ name, data, failed }) => html`<section class=${`x-inside-${name}`}
-  @focusin=${() => command(name)} @pointerdown=${() => command(name)}>${failed ? problem(failed) : data ? KINDS[name].page(data) : html`<p class="p-note">Reading…</p>`}</section>`)}</div>`;
+<div class="x-out x-inside-out">${sections.map(({ name, data, failed }) => 
+  html`<section class=${`x-inside-${name}`} @focusin=${() => command(name)} @pointerdown=${() => command(name)}>${
+    failed ? problem(failed) : data ? KINDS[name].page(data) : html`<p class="p-note">Reading…</p>`}</section>`)}</div>`;
 
 const lacking = (parts) => {
   const absent = [parts.channels ? null : "channels", parts.attention ? null : "attention", parts.feedback ? null : "uncertainty feedback"].filter(Boolean);
@@ -105,7 +106,8 @@ const follow = (data) => {
 const channels = () => html`<article class="prismlm p-channels">
   ${heading("Channels", "What each position writes into a channel, how long it stays, and what a later one finds there.")}
   <div class="c-layers" role="group" aria-label="Layer"></div>
-  <div class="c-body"><div class="c-list" role="listbox" aria-label="Channels of the layer; arrow keys move"></div><section class="c-main"></section></div></article>`;
+  <div class="c-body"><div class="c-list" role="listbox" aria-label="Channels of the layer; arrow keys move"></div>
+    <section class="c-main"></section></div></article>`;
 
 const attended = async (text, signal) => {
   const { layers } = state.value.parts.attention, [layer, head] = chosen("head").map(Number);
@@ -122,12 +124,15 @@ const attention = () => html`<article class="prismlm x-attention">
   ${heading("Attention", "A row's token gives its weight to the columns. Shades are by the square root of the weight; a first token has only itself.")}
   ${heads.attention(state.value.parts.attention.layers, head)}</article>`;
 
+const FED = "To each token's input, when the model writes this text token by token: the entropy of the prediction before it, as a share of the largest possible.";
 const feedback = ({ tokens, fed }) => html`<article class="prismlm">
-  ${heading("Uncertainty fed back", "To each token's input, when the model writes this text token by token: the entropy of the prediction before it, as a share of the largest possible.")}
+  ${heading("Uncertainty fed back", FED)}
   <div class="x-fed-text">${tokens.map((token, i) => {
     const [share, code] = fed[i];
-    const why = share === null ? "the first token: nothing is fed back" : `entropy of the prediction before it: ${percent(share)} of the largest, code ${count(code)}`;
-    return html`<span class="x-fed" title=${why} .style=${`--u: ${share ?? 0}`}><span class="x-fed-bar"></span><bdi>${token}</bdi><small>${share === null ? "–" : percent(share)}</small></span>`;
+    const why = share === null ? "the first token: nothing is fed back"
+      : `entropy of the prediction before it: ${percent(share)} of the largest, code ${count(code)}`;
+    return html`<span class="x-fed" title=${why} .style=${`--u: ${share ?? 0}`}><span class="x-fed-bar"></span>
+      <bdi>${token}</bdi><small>${share === null ? "–" : percent(share)}</small></span>`;
   })}</div></article>`;
 
 /** What a section asks for, and what it shows.

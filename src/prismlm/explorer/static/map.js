@@ -73,7 +73,8 @@ const beside = (ui, { found, one, failed }) => {
   if (found) return summary(ui, found, (i) => choose(ui, i));
   if (failed) return problem(failed);
   if (one) return html`${ui.line ? html`<button type="button" @click=${() => lassoed(ui)}>‹ Back to the lasso</button>` : nothing}${whole(one, "map")}`;
-  return html`<p class="p-note">${count(ui.kinds.length)} prototypes; near are those that point the same way. Point at one for its name, click for its card. To see what an area has, press Lasso (or hold Shift) and draw around it.</p>`;
+  return html`<p class="p-note">${count(ui.kinds.length)} prototypes; near are those that point the same way.
+    Point at one for its name, click for its card. To see what an area has, press Lasso (or hold Shift) and draw around it.</p>`;
 };
 
 /** @returns {Ui} */

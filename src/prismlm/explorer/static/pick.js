@@ -22,7 +22,8 @@ export const picking = (picked) => {
 const drawn = (field, { text, found, open, active }) => html`<div class="x-pick">
   <input class="x-search" type="search" placeholder="Search, or a number" autocomplete="off" role="combobox" aria-label="Prototype" aria-autocomplete="list"
     aria-expanded=${open} aria-controls=${LIST} aria-activedescendant=${open && active >= 0 ? `${LIST}-${active}` : nothing} .value=${text}
-    @input=${(event) => typed(field, event.target.value)} @blur=${() => shut(field)} @focus=${() => text && search(field)} @keydown=${(event) => keyed(field, event)}>
+    @input=${(event) => typed(field, event.target.value)} @blur=${() => shut(field)} @focus=${() => text && search(field)}
+    @keydown=${(event) => keyed(field, event)}>
   <ul class="x-options" id=${LIST} role="listbox" aria-label="Prototypes found" ?hidden=${!open}>${found.map((one, i) => option(field, one, i, i === active))}</ul>
 </div>`;
 

@@ -59,15 +59,19 @@ const page = (now, model) => html`
   <div class="x-chips" role="group" aria-label="Categories">${chips(now, model.categories)}</div></div>
 <div class="x-carousel">
   <div class="x-list" role="group" aria-label="Prototypes found" @scroll=${sighted}>
-    <div class="x-list-room" .style=${`height: ${now.total * ROW}px`}>${repeat(places(now.first, now.last), (place) => place, (place) => row(now, place))}</div></div>
+    <div class="x-list-room" .style=${`height: ${now.total * ROW}px`}>
+      ${repeat(places(now.first, now.last), (place) => place, (place) => row(now, place))}</div></div>
   <div class="x-shelf"><div class="x-paging">
-      <button type="button" class="x-page-by" aria-label="Previous prototype" ?disabled=${now.chosen <= 0} @click=${() => choose(now.chosen - 1)}>‹</button>
+      ${turning("‹", "Previous prototype", now.chosen <= 0, -1)}
       <span class="p-number" aria-live="polite">${now.total ? `${count(now.chosen + 1)} of ${count(now.total)}` : "none found"}</span>
-      <button type="button" class="x-page-by" aria-label="Next prototype" ?disabled=${now.chosen >= now.total - 1} @click=${() => choose(now.chosen + 1)}>›</button></div>
+      ${turning("›", "Next prototype", now.chosen >= now.total - 1, 1)}</div>
     <div class="x-stage" tabindex="0" role="group" aria-roledescription="carousel" aria-label="Cards of prototypes; left and right arrow keys page"
       @click=${clicked} @pointerdown=${touched} @pointerup=${swiped} @pointercancel=${() => { from = null; }}>${now.failed ? problem(now.failed)
         : repeat(shelf(now), (place) => place, (place) => dealt(now, place))}</div></div>
 </div>`;
+
+const turning = (sign, label, disabled, way) => html`<button type="button" class="x-page-by" aria-label=${label} ?disabled=${disabled}
+  @click=${() => choose(state.value.chosen + way)}>${sign}</button>`;
 
 /** @param {State} now */
 const chips = ({ asked, matching, counts }, categories) => {
@@ -84,7 +88,8 @@ const chips = ({ asked, matching, counts }, categories) => {
 const row = (now, place) => {
   const one = item(now, place), known = one && !(one instanceof Error);
   return html`<button type="button" class="x-item" .style=${`top: ${place * ROW}px`} aria-current=${place === now.chosen} @click=${() => choose(place)}
-    title=${known ? [one.name, worth(one.score)].filter(Boolean).join("; ") : nothing}>${known ? html`${dot(one.hue)}<span class="x-item-name"><bdi>${one.name}</bdi></span>
+    title=${known ? [one.name, worth(one.score)].filter(Boolean).join("; ") : nothing}>${known ? html`${dot(one.hue)}
+    <span class="x-item-name"><bdi>${one.name}</bdi></span>
     <small>${[`#${one.id}`, one.category].filter(Boolean).join(" · ")}</small>` : one ? "…" : nothing}</button>`;
 };
 
@@ -92,7 +97,8 @@ const row = (now, place) => {
 const dealt = (now, place) => {
   const listed = item(now, place), one = listed instanceof Error ? listed : listed && now.cards.get(listed.id), chosen = place === now.chosen;
   const label = one && !(one instanceof Error) ? `Prototype ${one.id}: ${one.name}` : nothing;
-  return html`<article class="prismlm x-card" .style=${`--at: ${place - now.chosen}`} ?inert=${!chosen} ?data-chosen=${chosen} aria-label=${label}>${guard([one], () =>
+  return html`<article class="prismlm x-card" .style=${`--at: ${place - now.chosen}`} ?inert=${!chosen} ?data-chosen=${chosen}
+    aria-label=${label}>${guard([one], () =>
     !one ? html`<p class="p-note">…</p>` : one instanceof Error ? problem(one) : whole(one))}</article>`;
 };
 

@@ -3,16 +3,16 @@ import { html, nothing } from "./vendor/lit-html/lit-html.js";
 import { guard } from "./vendor/lit-html/directives/guard.js";
 import { signal } from "./vendor/signals-core/signals-core.js";
 import { documents, figure, links, percent, shares, unpacked } from "./parts.js";
-import { change, count, options, problem } from "./controls.js";
+import { CAVEAT, change, count, field, options, problem } from "./controls.js";
 
 const SHOWN = 100;
-const CAVEAT = "Shares show which learned patterns carry a prediction and where they occur in the corpus; they are no proof that removing a document changes the answer.";
 
 /** What there is to read and what was read of it; rows of texts, in which order they stand and how many of them; and, at the end, the whole.
  * @typedef {{ id: string, note: string, predictions: number, texts: number, read: number, began: number, rows: any[], order: string, shown: number,
  *   whole: any, stopped: boolean, failed: unknown }} Report */
 /** @type {Report} */
-export const NONE = { id: "", note: "Reading…", predictions: 1, texts: 1, read: 0, began: 0, rows: [], order: "order", shown: SHOWN, whole: null, stopped: false, failed: null };
+export const NONE = { id: "", note: "Reading…", predictions: 1, texts: 1, read: 0, began: 0, rows: [], order: "order", shown: SHOWN,
+  whole: null, stopped: false, failed: null };
 export const report = signal(NONE);
 
 /** @type {Record<string, [string, (a: any, b: any) => number]>} */
@@ -43,7 +43,8 @@ const coming = ({ id, note, predictions, texts, read, began, rows, failed }) => 
 
 /** What all texts rely on. @param {Report} now */
 const wholly = ({ whole, stopped, texts }) => html`${stopped
-  ? html`<p class="p-note x-stopped">Stopped after ${count(whole.texts)} of ${count(texts)} texts; what follows is of these.</p>` : nothing}<h2>What these texts rely on</h2>
+  ? html`<p class="p-note x-stopped">Stopped after ${count(whole.texts)} of ${count(texts)} texts; what follows is of these.</p>` : nothing}
+  <h2>What these texts rely on</h2>
   <div class="p-columns-3">${whole.shares.map(shares)}</div>${documents(unpacked(whole.shared), whole.documents, "Documents these texts rely on most")}`;
 
 const figures = (all) => {
@@ -59,21 +60,26 @@ const saved = (id) => html`<p class="x-exports">Save ${Object.entries({ html: "H
 
 /** The rows of texts, in an order that can be chosen; of many the first are shown. @param {Report} now */
 const texted = ({ rows, order, shown }) => {
-  const left = rows.length - shown;
-  return html`<section class="x-audit-texts"><div class="x-row"><h2>Texts</h2><label class="x-field"><span>order</span>
-      <select class="x-order" @change=${(event) => change(report, { order: event.target.value })}>${options(Object.entries(ORDERS).map(([value, [words]]) => [value, words]), order)}</select></label></div>
-    <table class="x-text-table"><thead><tr>${["text", "cross-entropy", "explained", "support", "leans on"].map((name) => html`<th scope="col">${name}</th>`)}</tr></thead>
+  const left = rows.length - shown, orders = Object.entries(ORDERS).map(([value, [words]]) => /** @type {[string, string]} */ ([value, words]));
+  const columns = ["text", "cross-entropy", "explained", "support", "leans on"];
+  return html`<section class="x-audit-texts"><div class="x-row"><h2>Texts</h2>
+      ${field("order", html`<select class="x-order" @change=${(event) => change(report, { order: event.target.value })}>${options(orders, order)}</select>`)}</div>
+    <table class="x-text-table"><thead><tr>${columns.map((name) => html`<th scope="col">${name}</th>`)}</tr></thead>
       <tbody>${[...rows].sort(ORDERS[order][1]).slice(0, shown).map((row) => guard([row], () => line(row)))}</tbody></table>
-    <button type="button" class="x-doc-more" ?hidden=${left <= 0} @click=${() => change(report, { shown: shown + SHOWN })}>Show ${Math.min(SHOWN, left)} more of ${count(left)}</button></section>`;
+    <button type="button" class="x-doc-more" ?hidden=${left <= 0}
+      @click=${() => change(report, { shown: shown + SHOWN })}>Show ${Math.min(SHOWN, left)} more of ${count(left)}</button></section>`;
 };
 
 const line = (row) => {
   const { text_id, opening, tokens, ce, explained_share, support, support_score, source } = row;
-  return html`<tr><td class="x-opening" data-label="text"><bdi>${opening.replace(/\s+/g, " ")}</bdi><small><bdi>${text_id}</bdi> · ${count(tokens)} tokens</small></td>
+  return html`<tr>
+    <td class="x-opening" data-label="text"><bdi>${opening.replace(/\s+/g, " ")}</bdi><small><bdi>${text_id}</bdi> · ${count(tokens)} tokens</small></td>
     <td class="p-number" data-label="cross-entropy">${ce === null ? "–" : ce.toFixed(3)}</td>
     <td class="p-number" data-label="explained">${explained_share === null ? "–" : percent(explained_share)}</td>
-    <td class=${support ? `x-support x-support-${support}` : nothing} data-label="support">${support ? html`${support}<small>${support_score.toFixed(2)}</small>` : "–"}</td>
-    <td data-label="leans on">${source ? html`<bdi>${source[0]}</bdi><small>${percent(source[1])}</small>` : "–"}${row.document ? leaned(row.document) : nothing}</td></tr>`;
+    <td class=${support ? `x-support x-support-${support}` : nothing} data-label="support">${
+      support ? html`${support}<small>${support_score.toFixed(2)}</small>` : "–"}</td>
+    <td data-label="leans on">${
+      source ? html`<bdi>${source[0]}</bdi><small>${percent(source[1])}</small>` : "–"}${row.document ? leaned(row.document) : nothing}</td></tr>`;
 };
 
 const leaned = ([id, name, share, position]) => {

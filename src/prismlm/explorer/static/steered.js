@@ -24,7 +24,8 @@ export const result = (found) => {
     <div class="x-sides">${column("With the edit", found.text)}${column("Without", found.unedited)}</div>
     <p class="x-summary">${summary(found)}</p>
     ${found.tokens.length ? table(found.tokens) : nothing}
-    <p class="p-note">${left ? `At ${left} of ${found.tokens.length} tokens (○) the clamp is undefined and was left out. ` : ""}These tokens were written under the edit, which by itself favours them. The control gives the same change to random prototypes of equal activation: what any such push does.</p>
+    <p class="p-note">${left ? `At ${left} of ${found.tokens.length} tokens (○) the clamp is undefined and was left out. ` : ""}These tokens were written under
+      the edit, which by itself favours them. The control gives the same change to random prototypes of equal activation: what any such push does.</p>
   </article>`;
 };
 
@@ -42,6 +43,7 @@ const row = (token) => html`<tr><th><bdi>${shown(token.token, "x-word")}</bdi></
 
 const leads = (before, after) => {
   const one = (leading) => leading === null ? html`<span class="p-note">none</span>`
-    : html`<span class="x-leads">${dot(leading.hue)}<a href=${`#/prototypes/${leading.prototype}`}><bdi>${leading.name ?? `prototype ${leading.prototype}`}</bdi></a></span>`;
+    : html`<span class="x-leads">${dot(leading.hue)}<a href=${`#/prototypes/${leading.prototype}`}>
+      <bdi>${leading.name ?? `prototype ${leading.prototype}`}</bdi></a></span>`;
   return after?.prototype === before?.prototype ? one(after) : [one(before), " → ", one(after)];
 };
