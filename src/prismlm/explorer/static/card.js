@@ -6,7 +6,7 @@ import { address, dot } from "./controls.js";
 const SHORT = 4;
 
 /** A token with the spaces at its ends made visible. @param {string} token */
-export const spaced = (token) =>
+const spaced = (token) =>
   shown(token.replaceAll("\n", "↵").replace(/^ +| +$/g, (spaces) => "·".repeat(spaces.length)), "x-word");
 
 const near = (cosine) => {
