@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urljoin
 
 MIB = 2**20
 
@@ -170,6 +171,6 @@ def first_view(explorer: Explorer) -> list[str]:
             continue
         paths.append(path)
         if path.endswith(".js"):
-            loaded = re.findall(r'\bfrom "\./([^"]+)"', client.get(path).decode())
-            found += [f"/static/{name}" for name in loaded]
+            loaded = re.findall(r'\bfrom\s*"(\.[^"]+)"', client.get(path).decode())
+            found += [urljoin(path, name) for name in loaded]
     return [f"/?token={explorer.token}", "/", *sorted(paths), "/api/model"]

@@ -115,6 +115,9 @@ def test_a_server_that_goes_away_in_the_middle_is_told(browser, tiny_model):
         server.server.force_exit = True
     page.wait_for_selector(".x-problem")
     assert "server" in page.inner_text(".x-problem")
+    # The scripts of a view that was not looked at before cannot be had any more.
+    page.evaluate("location.hash = '#/map'")
+    page.wait_for_selector(".x-map .x-problem >> text=server cannot be reached")
     context.close()
 
 

@@ -147,7 +147,8 @@ def open_at(page, doc_id, at):
     page.evaluate(
         "hash => { location.hash = hash; }", f"#/document/{quote(doc_id, safe='')}?at={at}"
     )
-    page.wait_for_selector("#place")
+    # Not that of the document which was open before.
+    page.wait_for_selector(f'#place[title="position {at:,} of the corpus"]')
 
 
 def shown(page):

@@ -1,191 +1,182 @@
 // An answer of Ask: its tokens and columns as they come in, and what stands behind the one that is looked at.
-import { against, behind, make, panel, percent, unpacked, walk, wholeText } from "./parts.js";
+import { html, nothing } from "./vendor/lit-html/lit-html.js";
+import { guard } from "./vendor/lit-html/directives/guard.js";
+import { signal } from "./vendor/signals-core/signals-core.js";
+import { against, behind, panel, percent, unpacked, walk, wholeText } from "./parts.js";
 import { api } from "./server.js";
-import { problem } from "./explorer.js";
-import { hovering } from "./hover.js";
+import { CAVEAT, change, count, draw, problem } from "./controls.js";
+import { card, hovering, pointed } from "./hover.js";
 import { column, legend } from "./columns.js";
 
-/** An answer while it comes in, and after: its parts on the page, what came in of it, and what is looked at.
- * `bars` are columns with their steps, `largest` the reach of the highest; `chosen` is a step and `slice` a part of its column (-1: none).
- * @typedef {{ shared: any, article: HTMLElement, note: HTMLElement, head: HTMLElement, text: HTMLElement, columns: HTMLElement,
- *   key: HTMLElement, target: HTMLElement, whole: HTMLElement, hover: ReturnType<typeof hovering>, id: string, data: any,
- *   tokens: HTMLElement[], bars: [HTMLElement, any][], prototypes: Record<string, any>, asides: Map<number, HTMLElement>,
- *   largest: number, began: number, written: number, chosen: number, slice: number, choose: (number: number) => void }} Answer */
+const COLUMNS = "Written tokens as columns of prototypes' parts of each logit; left and right move, up and down go through the parts";
 
-/** @returns {Answer} */
+/** An answer while it comes in, and after. A token has its step once that has come; `bars` are the steps that have columns, `largest` is
+ * the reach of the highest; `data` is the whole trace, `chosen` the step that is looked at, `slice` the part of its column (-1: none).
+ * @typedef {{ words: string, written: boolean, one: any }} Token
+ * @typedef {{ id: string, note: string, tokens: Token[], bars: any[], prototypes: Record<string, any>, largest: number, data: any,
+ *   support: any, asides: Record<number, Aside>, chosen: number, slice: number, hover: import("./hover.js").Hover | null, failed: unknown }} State
+ * What stands behind a step, and, where that was asked for, against it.
+ * @typedef {{ found?: any, failed?: unknown, asked?: boolean, opposed?: any, refused?: unknown }} Aside
+ * @typedef {{ shared: any, node: HTMLElement, state: import("./vendor/signals-core/signals-core.js").Signal<State>,
+ *   began: number, choose: (number: number) => void }} Answer */
+
+/** Return an answer that is about to come: its place on the page, and what is to be told of each event. */
 export const live = (shared) => {
-  const note = make("p", "p-note x-note", "Reading…");
-  const head = make("header", "p-head", note);
-  const [text, columns, key] = [make("div", "p-text"), make("div", "x-columns"), make("div", "x-key")];
-  const [target, whole] = [make("div", "p-panel"), make("div", "p-whole")];
-  columns.tabIndex = 0;
-  columns.setAttribute("role", "group");
-  columns.setAttribute("aria-label", "Written tokens as columns of prototypes' parts of each logit; left and right move, up and down go through the parts");
-  text.setAttribute("role", "listbox");
-  text.setAttribute("aria-label", "Tokens of the text; arrow keys move");
-  text.setAttribute("aria-orientation", "horizontal");
-  target.setAttribute("aria-live", "polite");
-  const article = make("article", "prismlm x-answer", head, text, columns, key, target, whole);
+  const node = document.createElement("article");
+  node.className = "prismlm x-answer";
   /** @type {Answer} */
-  const answer = { shared, article, note, head, text, columns, key, target, whole, hover: hovering(article), id: "", data: null,
-    tokens: [], bars: [], prototypes: {}, asides: new Map(), largest: 1, began: 0, written: 0, chosen: -1, slice: -1, choose: () => {} };
-  columns.addEventListener("pointerover", (event) => {
-    const slice = event.target.closest("[data-prototype]");
-    if (slice) void showSlice(answer, slice);
-  });
-  columns.addEventListener("pointerleave", () => answer.hover.hide());
-  columns.addEventListener("keydown", (event) => keyed(answer, event));
-  return answer;
+  const answer = { shared, node, began: 0, choose: () => {}, state: signal(/** @type {State} */ ({ id: "", note: "Reading…", tokens: [], bars: [],
+    prototypes: {}, largest: 1, data: null, support: null, asides: {}, chosen: -1, slice: -1, hover: null, failed: null })) };
+  draw(node, () => page(answer, answer.state.value));
+  const told = {
+    waiting: ({ before }) => change(answer.state, { note: `Waiting: ${before} before you.` }),
+    start: (data) => begin(answer, data),
+    step: (one) => step(answer, one),
+    done: (data) => finish(answer, data),
+  };
+  return { node, told, id: () => answer.state.value.id, fail: (failed) => change(answer.state, { failed }) };
 };
 
-/** The text that is read has come. @param {Answer} answer @param {string[]} list its tokens */
-export const begin = (answer, list) => {
-  answer.note.textContent = "Writing…";
-  answer.began = performance.now();
-  for (const one of list) addToken(answer, one, "p-token");
+/** @param {Answer} answer @param {State} now */
+const page = (answer, now) => {
+  const { id, note, tokens, bars, largest, data, support, chosen } = now;
+  const facts = () => [["predictions", count(data.steps.length)], ["written", bars.length], ...(support ? [["support", support.level]] : [])];
+  return html`<header class="p-head">${data
+    ? html`<dl>${facts().map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>${exports(id)}`
+    : html`<p class="p-note x-note">${note}</p>`}</header>
+<div class="p-text" role="listbox" aria-label="Tokens of the text; arrow keys move" aria-orientation="horizontal">${tokens.map((token, i) =>
+    guard([token, data, i === chosen], () => tokenOf(now, token, i)))}</div>
+<div class="x-columns" tabindex="0" role="group" aria-label=${COLUMNS} .style=${`--largest: ${largest}`}
+  @pointerover=${(event) => void point(answer, event.target.closest("[data-prototype]"))} @pointerleave=${() => leave(answer)}
+  @keydown=${(event) => keyed(answer, event)}>${bars.map((one) =>
+    guard([one, one.position === chosen], () => column(flat(one), now.prototypes, one.position === chosen, () => focus(answer, one.position))))}</div>
+<div class="x-key">${guard([data], () => (data ? legend(bars.map(flat), data.prototypes) : nothing))}</div>
+<div class="p-panel" aria-live="polite">${guard([data, chosen], () => (chosen < 0 ? nothing : panel(data, data.steps[chosen])))}${guard([now.asides[chosen]],
+    () => (chosen < 0 ? nothing : aside(answer, now)))}</div>
+<div class="p-whole">${guard([data], () => (data ? [...(data.whole ? wholeText(data) : []), html`<p class="p-note">${CAVEAT}</p>`] : nothing))}</div>
+${hovering(now.hover)}${now.failed ? problem(now.failed) : nothing}`;
 };
 
-/** @param {Answer} answer */
-const addToken = ({ tokens, text }, words, classes) => {
-  const node = make("span", classes, ...spelt(words));
-  tokens.push(node);
-  text.append(node);
-};
-
-/** @param {Answer} answer */
-const addColumn = ({ tokens, bars, columns }, one, prototypes) => {
-  const bar = column(flat(one), prototypes);
-  bar.addEventListener("click", () => tokens[one.position].focus());
-  bars.push([bar, one]);
-  columns.append(bar);
-};
-
-/** A step has come: a token that was read, or one that was written, with its column. @param {Answer} answer */
-export const step = (answer, one) => {
-  const { tokens, columns, prototypes } = answer;
-  for (const [id, [name, category, hue]] of Object.entries(one.prototypes)) prototypes[id] = { name, category, hue };
-  tint(tokens[one.position], one, prototypes);
-  if (one.from === "generated") {
-    answer.written += 1;
-    if (tokens.length === one.position + 1) addToken(answer, one.text, "p-token p-written");
-    addColumn(answer, one, prototypes);
-    const reach = one.uses.reduce((sum, use) => sum + Math.max(0, use[1]), Math.max(0, one.residual) + Math.max(0, one.bias));
-    if (reach > answer.largest) { answer.largest = reach; columns.style.setProperty("--largest", String(reach)); }
-    columns.scrollLeft = columns.scrollWidth;
-  }
-  const { written } = answer, seconds = (performance.now() - answer.began) / 1000;
-  answer.note.textContent = written ? `Writing… ${written} tokens, ${(written / Math.max(seconds, 1e-3)).toFixed(1)} a second` : "Reading…";
-};
-
-/** The whole trace has come. @param {Answer} answer */
-export const finish = (answer, { id, trace, shared: pool, support }) => {
-  const { shared, tokens, bars } = answer;
-  const data = { ...trace, ...unpacked(pool) };
-  Object.assign(answer, { id, data });
-  shared.answer = { id, data };
-  const facts = [["predictions", data.steps.length.toLocaleString("en")], ["written", String(answer.written)]];
-  if (support) facts.push(["support", support.level]);
-  const list = make("dl", null, ...facts.map(([name, value]) => make("div", null, make("dt", null, name), make("dd", null, value))));
-  answer.head.replaceChildren(list, exports(id));
-  // A text that was only read comes as a whole: its steps are not told one by one.
-  data.steps.forEach((one, i) => tint(tokens[i], flat(one), data.prototypes, one));
-  if (!bars.length) for (const one of data.steps) addColumn(answer, one, data.prototypes);
-  answer.key.append(legend(bars.map(([, one]) => flat(one)), data.prototypes));
-  if (data.whole) answer.whole.append(...wholeText(data));
-  answer.whole.append(make("p", "p-note", "Shares show which learned patterns carry a prediction and where they occur in the corpus; they are no proof that removing a document changes the answer."));
-  const read = tokens.slice(0, data.steps.length);
-  for (const node of read) {
-    node.tabIndex = -1;
-    node.setAttribute("role", "option");
-    node.setAttribute("aria-selected", "false");
-  }
-  for (const node of tokens.slice(data.steps.length)) node.setAttribute("role", "presentation");
-  answer.choose = walk(answer.text, read, (number) => look(answer, number));
-};
-
-/** Show what a step relies on. @param {Answer} answer */
-const look = (answer, number) => {
-  if (number === answer.chosen) return;
-  const { data, tokens } = answer;
-  answer.chosen = number;
-  tokens.slice(0, data.steps.length).forEach((node, i) => node.setAttribute("aria-selected", String(i === number)));
-  for (const [bar, one] of answer.bars) bar.toggleAttribute("data-chosen", one.position === number);
-  answer.target.replaceChildren(panel(data, data.steps[number]), aside(answer, number));
-};
-
-/** What stands behind a step: asked for once it is looked at. @param {Answer} answer */
-const aside = (answer, number) => {
-  const known = answer.asides.get(number);
-  if (known) return known;
-  const box = make("div", "p-aside", make("p", "p-note", "Looking through the training text…"));
-  answer.asides.set(number, box);
-  void fill(answer, number, box);
-  return box;
-};
-
-/** @param {Answer} answer */
-const fill = async (answer, number, box) => {
-  const { shared: { model: { lens } }, data, id } = answer;
-  if (!lens) return box.replaceChildren(...behind(data, { shares: [] }).childNodes);
-  try {
-    const found = await api(`/answers/${id}/steps/${number}`);
-    box.replaceChildren(...behind({ ...data, ...unpacked(found.shared) }, found).childNodes);
-    if (lens.cells && lens.corpus) box.append(opposing(answer, number));
-  } catch (error) {
-    box.replaceChildren(problem(error));
-  }
-};
-
-/** The button that asks what speaks against a step. @param {Answer} answer */
-const opposing = ({ data, id }, number) => {
-  const button = Object.assign(make("button", "x-more", "What speaks against it"), { type: "button" });
-  button.addEventListener("click", async () => {
-    button.disabled = true;
-    try {
-      const found = await api(`/answers/${id}/steps/${number}/against`);
-      button.replaceWith(against({ ...data, ...unpacked(found.shared) }, found.against));
-    } catch (error) {
-      button.replaceWith(problem(error));
-    }
-  });
-  return button;
-};
-
-/** @param {Answer} answer @param {HTMLElement} slice */
-const showSlice = ({ hover }, slice) => hover.show(slice, slice.dataset.prototype, slice.dataset.label);
-
-/** By keyboard: left and right along the columns, up and down through the slices of one. @param {Answer} answer */
-const keyed = (answer, event) => {
-  const { bars, hover } = answer;
-  const way = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, 1], ArrowDown: [0, -1] }[event.key];
-  if (event.key === "Escape") hover.hide();
-  if (!way || !answer.data || !bars.length) return;
-  event.preventDefault();
-  const at = Math.max(0, bars.findIndex(([, one]) => one.position === answer.chosen));
-  const [bar, one] = bars[Math.max(0, Math.min(bars.length - 1, at + way[0]))];
-  if (way[0]) { answer.slice = -1; hover.hide(); answer.choose(one.position); }
-  const slices = /** @type {HTMLElement[]} */ ([...bar.querySelectorAll("[data-prototype]")]);
-  if (way[1] && slices.length) {
-    answer.slice = Math.max(0, Math.min(slices.length - 1, answer.slice + way[1]));
-    void showSlice(answer, slices[answer.slice]);
-  }
-  bar.scrollIntoView({ block: "nearest", inline: "nearest" });
-};
-
-const exports = (id) => make("p", "x-exports", "Save ", ...["html", "json", "parquet"].map((kind) =>
-  Object.assign(make("a", null, kind.toUpperCase()), { href: `/api/answers/${id}/report.${kind}`, download: `answer.${kind}` })));
+const exports = (id) => html`<p class="x-exports">Save ${["html", "json", "parquet"].map((kind) =>
+  html`<a href=${`/api/answers/${id}/report.${kind}`} download=${`answer.${kind}`}>${kind.toUpperCase()}</a>`)}</p>`;
 
 // A step of a finished trace in the form of one that is told: id and contribution alone.
 const flat = (one) => (Array.isArray(one.bias) ? { ...one, bias: one.bias[0], residual: one.residual[0] } : one);
 
-const spelt = (text) => text.split("\n").flatMap((part, i) => (i ? [make("i", "p-return", "↵"), "\n", part] : [part]));
+const spelt = (text) => text.split("\n").map((part, i) => (i ? html`<i class="p-return">↵</i>${`\n${part}`}` : part));
 
-const tint = (node, one, prototypes, full) => {
+/** A token; once all is there those that were read can be walked along. @param {State} now @param {Token} token */
+const tokenOf = ({ data, prototypes, chosen }, { words, written, one }, i) => {
+  const read = data && i < data.steps.length, { style, label } = tinted(one, prototypes);
+  return html`<span class=${written ? "p-token p-written" : "p-token"} role=${read ? "option" : data ? "presentation" : nothing} tabindex=${read ? -1 : nothing}
+    aria-selected=${read ? i === chosen : nothing} aria-label=${label ?? nothing} title=${read ? label : nothing} .style=${style}>${spelt(words)}</span>`;
+};
+
+const tinted = (one, prototypes) => {
+  if (!one) return { style: "" };
   const leading = one.uses.reduce((best, use) => (!best || (use[2] ?? use[1]) > (best[2] ?? best[1]) ? use : best), null);
-  node.style.setProperty("--h", String(leading ? prototypes[leading[0]].hue : 0));
-  node.style.setProperty("--a", Math.max(0, Math.min(1, one.explained)).toFixed(2));
-  const name = leading ? prototypes[leading[0]].name : "none in use";
-  const label = `${one.token}, then ${one.target} at ${percent(one.probability)}; leading prototype: ${name}; explained ${percent(one.explained)}`;
-  node.setAttribute("aria-label", label);
-  if (full) node.title = label;
+  const { name, hue } = leading ? prototypes[leading[0]] : { name: "none in use", hue: 0 };
+  return {
+    style: `--h: ${hue}; --a: ${Math.max(0, Math.min(1, one.explained)).toFixed(2)}`,
+    label: `${one.token}, then ${one.target} at ${percent(one.probability)}; leading prototype: ${name}; explained ${percent(one.explained)}`,
+  };
+};
+
+/** The text that is read has come. @param {Answer} answer @param {{ id: string, tokens: string[] }} data */
+const begin = (answer, { id, tokens }) => {
+  answer.began = performance.now();
+  change(answer.state, { id, note: "Writing…", tokens: tokens.map((words) => ({ words, written: false, one: null })) });
+};
+
+/** A step has come: a token that was read, or one that was written, with its column. @param {Answer} answer */
+const step = ({ state, node, began }, one) => {
+  const { prototypes, largest, bars } = state.value, tokens = [...state.value.tokens];
+  for (const [id, [name, category, hue]] of Object.entries(one.prototypes)) prototypes[id] = { name, category, hue };
+  tokens[one.position] = { ...tokens[one.position], one };
+  const written = one.from === "generated" ? [...bars, one] : bars, seconds = Math.max((performance.now() - began) / 1000, 1e-3);
+  if (written !== bars && tokens.length === one.position + 1) tokens.push({ words: one.text, written: true, one: null });
+  const reach = one.uses.reduce((sum, use) => sum + Math.max(0, use[1]), Math.max(0, one.residual) + Math.max(0, one.bias));
+  change(state, { tokens, bars: written, largest: written === bars ? largest : Math.max(largest, reach),
+    note: written.length ? `Writing… ${written.length} tokens, ${(written.length / seconds).toFixed(1)} a second` : "Reading…" });
+  // Of steps that come together the last one scrolls: each would lay out the page anew.
+  if (written !== bars) requestAnimationFrame(() => { columns(node).scrollLeft = columns(node).scrollWidth; });
+};
+
+const columns = (node) => /** @type {HTMLElement} */ (node.querySelector(".x-columns"));
+
+/** The whole trace has come. @param {Answer} answer */
+const finish = (answer, { id, trace, shared: pool, support }) => {
+  const { state, shared, node } = answer, data = { ...trace, ...unpacked(pool) }, { steps, prototypes } = data;
+  shared.answer = { id, data };
+  const tokens = state.value.tokens.map((token, i) => ({ ...token, one: steps[i] ? flat(steps[i]) : null }));
+  // A text that was only read comes as a whole: its steps are not told one by one.
+  const bars = state.value.bars.length ? state.value.bars : steps;
+  change(state, { id, data, support, prototypes, tokens, bars });
+  const text = node.querySelector(".p-text");
+  answer.choose = walk(text, [...node.querySelectorAll(".p-text [role=option]")], (number) => look(answer, number));
+};
+
+/** Show what a step relies on, and ask, once, what stands behind it. @param {Answer} answer */
+const look = ({ state, shared: { model: { lens } } }, number) => {
+  const { chosen, asides, id } = state.value;
+  if (number === chosen) return;
+  const known = number in asides;
+  change(state, { chosen: number, asides: known ? asides : { ...asides, [number]: lens ? {} : { found: { shares: [] } } } });
+  if (!known && lens) void put(state, number, api(`/answers/${id}/steps/${number}`), "found", "failed");
+};
+
+/** Put into an aside what was asked for, or why it cannot be had. @param {Answer["state"]} state @param {Promise<any>} asked */
+const put = async (state, number, asked, found, failed) => {
+  const part = await asked.then((got) => ({ [found]: got }), (error) => ({ [failed]: error }));
+  const { asides } = state.value;
+  change(state, { asides: { ...asides, [number]: { ...asides[number], ...part } } });
+};
+
+/** What stands behind the chosen step. @param {Answer} answer @param {State} now */
+const aside = ({ state, shared: { model: { lens } } }, { id, data, chosen, asides }) => {
+  const { found, failed, asked, opposed, refused } = asides[chosen];
+  const filled = (part) => (part.shared ? { ...data, ...unpacked(part.shared) } : data);
+  const opposing = () => {
+    change(state, { asides: { ...state.value.asides, [chosen]: { ...asides[chosen], asked: true } } });
+    void put(state, chosen, api(`/answers/${id}/steps/${chosen}/against`), "opposed", "refused");
+  };
+  const button = html`<button type="button" class="x-more" ?disabled=${asked} @click=${opposing}>What speaks against it</button>`;
+  return html`<div class="p-aside">${failed ? problem(failed) : !found ? html`<p class="p-note">Looking through the training text…</p>`
+    : [...behind(filled(found), found).childNodes]}${refused ? problem(refused) : opposed ? against(filled(opposed), opposed.against)
+    : found && lens?.cells && lens.corpus ? button : nothing}</div>`;
+};
+
+/** Show the card of a slice. @param {Answer} answer @param {HTMLElement | null} part */
+const point = async ({ state, node }, part) => {
+  if (!part || part.dataset.prototype === state.value.hover?.id) return;
+  const hover = pointed(part, node);
+  change(state, { hover });
+  const one = await card(hover.id).catch(() => null); // the name stands there already
+  if (state.value.hover === hover) change(state, { hover: { ...hover, one } });
+};
+/** @param {Answer} answer */
+const leave = ({ state }) => change(state, { hover: null });
+/** @param {Answer} answer */
+const focus = ({ node }, position) => /** @type {HTMLElement[]} */ ([...node.querySelectorAll(".p-token")])[position].focus();
+
+/** By keyboard: left and right along the columns, up and down through the slices of one. @param {Answer} answer */
+const keyed = (answer, event) => {
+  const { state, node } = answer, { data, bars, chosen } = state.value;
+  const way = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, 1], ArrowDown: [0, -1] }[event.key];
+  if (event.key === "Escape") leave(answer);
+  if (!way || !data || !bars.length) return;
+  event.preventDefault();
+  const at = Math.max(0, bars.findIndex((one) => one.position === chosen)), to = Math.max(0, Math.min(bars.length - 1, at + way[0]));
+  if (way[0]) {
+    change(state, { slice: -1, hover: null });
+    answer.choose(bars[to].position);
+  }
+  const bar = node.querySelectorAll(".x-column")[to];
+  const slices = /** @type {HTMLElement[]} */ ([...bar.querySelectorAll("[data-prototype]")]);
+  if (way[1] && slices.length) {
+    const slice = Math.max(0, Math.min(slices.length - 1, state.value.slice + way[1]));
+    change(state, { slice });
+    void point(answer, slices[slice]);
+  }
+  bar.scrollIntoView({ block: "nearest", inline: "nearest" });
 };

@@ -1,5 +1,7 @@
 // The columns of an answer: each a written token, of slices that add up to its logit.
-import { make, percent, plain, signed } from "./parts.js";
+import { html } from "./vendor/lit-html/lit-html.js";
+import { percent, plain, signed } from "./parts.js";
+import { dot } from "./controls.js";
 
 // Slices of one category stand together, the weightiest category first: bands that can be seen.
 const banded = (uses, prototypes) => {
@@ -15,25 +17,25 @@ const banded = (uses, prototypes) => {
   });
 };
 
-export const column = (one, prototypes) => {
-  const parts = banded(one.uses, prototypes).map(([id, value]) => ({ value, id, ...prototypes[id], kind: "x-slice" }));
-  parts.push({ value: one.residual, name: "residual", kind: "x-slice x-residual" });
-  if (one.bias) parts.push({ value: one.bias, name: "bias", kind: "x-slice x-residual" });
-  const slices = (list, classes) => make("span", classes, ...list.map((part, i) => {
-    const node = make("span", i && list[i - 1].category !== part.category ? `${part.kind} x-next-band` : part.kind);
-    node.style.setProperty("--v", String(Math.abs(part.value)));
-    node.style.setProperty("--h", String(part.hue ?? 0));
-    const label = `${part.name}: ${signed(part.value)}`;
-    if (part.id === undefined) node.title = label;
-    else Object.assign(node.dataset, { prototype: part.id, label });
-    return node;
-  }));
-  const node = Object.assign(make("button", "x-column", slices(parts.filter((p) => p.value > 0), "x-up"),
-    slices(parts.filter((p) => p.value < 0), "x-down"), make("span", "x-token", make("bdi", null, one.target))), { type: "button" });
+const slice = (part, before) => {
+  const label = `${part.name}: ${signed(part.value)}`, style = `--v: ${Math.abs(part.value)}; --h: ${part.hue ?? 0}`;
+  const next = before && before.category !== part.category ? " x-next-band" : "";
+  return part.id === undefined ? html`<span class=${`x-slice x-residual${next}`} title=${label} .style=${style}></span>`
+    : html`<span class=${`x-slice${next}`} data-prototype=${part.id} data-label=${label} .style=${style}></span>`;
+};
+const slices = (parts) => parts.map((part, i) => slice(part, parts[i - 1]));
+
+/** @param {any} one a step @param {Record<string, any>} prototypes @param {boolean} chosen @param {() => void} choose */
+export const column = (one, prototypes, chosen, choose) => {
+  const parts = banded(one.uses, prototypes).map(([id, value]) => ({ value, id, ...prototypes[id] }));
+  parts.push({ value: one.residual, name: "residual" });
+  if (one.bias) parts.push({ value: one.bias, name: "bias" });
   const largest = [...parts].sort((a, b) => Math.abs(b.value) - Math.abs(a.value)).slice(0, 3);
-  node.setAttribute("aria-label", `${one.target}: logit ${plain(one.logit)}, of ${parts.length} parts the largest ${largest.map((p) => `${p.name} ${signed(p.value)}`).join(", ")}`);
-  node.tabIndex = -1;
-  return node;
+  const label = `${one.target}: logit ${plain(one.logit)}, of ${parts.length} parts the largest ${largest.map((p) => `${p.name} ${signed(p.value)}`).join(", ")}`;
+  return html`<button type="button" class="x-column" tabindex="-1" aria-label=${label} ?data-chosen=${chosen} @click=${choose}>
+    <span class="x-up">${slices(parts.filter((p) => p.value > 0))}</span>
+    <span class="x-down">${slices(parts.filter((p) => p.value < 0))}</span>
+    <span class="x-token"><bdi>${one.target}</bdi></span></button>`;
 };
 
 // What colours mean: the categories of an answer, by what they carry of it.
@@ -46,10 +48,7 @@ export const legend = (steps, prototypes) => {
     sums.set(name, { hue: known.hue, value: known.value + Math.max(0, value) });
   }
   const all = [...sums.values()].reduce((sum, one) => sum + one.value, 0) || 1;
-  const keys = [...sums].sort((a, b) => b[1].value - a[1].value).map(([name, { hue, value }]) => {
-    const dot = make("i", "x-dot");
-    dot.style.setProperty("--h", String(hue));
-    return make("li", null, dot, name, make("span", "p-number", percent(value / all)));
-  });
-  return make("ul", "x-legend", ...keys, make("li", null, make("i", "x-dot x-residual"), "residual: what no prototype says"));
+  return html`<ul class="x-legend">${[...sums].sort((a, b) => b[1].value - a[1].value).map(([name, { hue, value }]) =>
+    html`<li>${dot(hue)}${name}<span class="p-number">${percent(value / all)}</span></li>`)}
+    <li><i class="x-dot x-residual"></i>residual: what no prototype says</li></ul>`;
 };

@@ -1,5 +1,4 @@
 // All points of the map in one draw call of WebGL 2; where there is none, on a canvas.
-import { make } from "./parts.js";
 import { cleared, discs } from "./plane.js";
 
 const VERTEX = `#version 300 es
@@ -51,7 +50,7 @@ export const dots = (host, xs, ys, kinds, redraw) => {
   let styled = null;
   // A canvas that has had WebGL never has anything else.
   const fresh = () => {
-    const canvas = make("canvas", "x-dots");
+    const canvas = Object.assign(document.createElement("canvas"), { className: "x-dots" });
     host.querySelector(".x-dots")?.remove();
     host.prepend(canvas);
     return canvas;

@@ -1,35 +1,68 @@
 // The frame: which view is shown, by the address's part after #, and what all views share.
-import { links, make } from "./parts.js";
-import { api, shell } from "./server.js";
-import * as ask from "./ask.js";
-import * as audit from "./audit.js";
-import * as document_ from "./document.js";
-import * as inside from "./inside.js";
-import * as map from "./map.js";
-import * as prototypes from "./prototypes.js";
-import * as steer from "./steer.js";
+import { html, nothing, render } from "./vendor/lit-html/lit-html.js";
+import { batch, signal } from "./vendor/signals-core/signals-core.js";
+import { links } from "./parts.js";
+import { count, draw, problem } from "./controls.js";
+import { api, away, shell } from "./server.js";
 
-/** A view: its name in the bar, and what fills the page; `show` is called again when its address changes.
- * @typedef {{ title: string, show: (root: HTMLElement, at: Place, shared: Shared) => void | Promise<void>, needs?: (model: any) => string | null }} View
+/** A view: its name in the bar, and the module that fills the page; its `show` is called again when the address changes.
+ * @typedef {{ title: string, load: () => Promise<{ show: (root: HTMLElement, at: Place, shared: Shared) => void | Promise<void> }> }} View
  * @typedef {{ path: string[], query: URLSearchParams }} Place
  * @typedef {{ model: any, command: (words: (string | number)[] | null) => void, answer: any }} Shared */
 
 /** @type {Record<string, View>} */
-const views = { ask, prototypes, map, steer, inside, audit, document: document_ };
+const views = {
+  ask: { title: "Ask", load: () => import("./ask.js") },
+  prototypes: { title: "Prototypes", load: () => import("./prototypes.js") },
+  map: { title: "Map", load: () => import("./map.js") },
+  steer: { title: "Steer", load: () => import("./steer.js") },
+  inside: { title: "Inside", load: () => import("./inside.js") },
+  audit: { title: "Audit", load: () => import("./audit.js") },
+  document: { title: "Document", load: () => import("./document.js") },
+};
 // A document is come to from a passage.
 const unlisted = new Set(["document"]);
 
-const view = /** @type {HTMLElement} */ (document.querySelector("#view"));
-const one = (selector) => /** @type {HTMLElement} */ (document.querySelector(selector));
-
 /** @type {Shared} */
-const shared = {
-  model: null,
-  answer: null,
-  command: (words) => {
-    one(".x-foot").hidden = words === null;
-    one(".x-command").textContent = words === null ? "" : shell(words);
-  },
+const shared = { model: null, answer: null, command: (words) => { command.value = words; } };
+/** What is shown: the view's name and its place on the page, and the command that does the same. */
+const shown = signal({ name: "", root: /** @type {HTMLElement | null} */ (null) });
+const command = signal(/** @type {(string | number)[] | null} */ (null));
+const copied = signal(false);
+const broken = signal(/** @type {unknown} */ (null));
+
+const copy = async () => {
+  await navigator.clipboard.writeText(shell(command.value ?? []));
+  copied.value = true;
+  setTimeout(() => { copied.value = false; }, 1500);
+};
+
+const facts = ({ name, base, parameters, prototypes }) => {
+  const size = parameters >= 1e6 ? `${Math.round(parameters / 1e6)} M` : count(parameters);
+  return `${name}${base ? ` · ${base.split("/").pop()}` : ""} · ${size} parameters · ${count(prototypes)} prototypes`;
+};
+
+const bar = (model, name) => html`<header class="x-bar">
+  <h1 class="x-mark">prismlm</h1>
+  <span class="x-model">${model ? facts(model) : ""}</span>
+  <nav class="x-nav" aria-label="Views">${model ? Object.keys(views).filter((one) => !unlisted.has(one)).map((one) =>
+    html`<a href=${`#/${one}`} aria-current=${one === name ? "page" : nothing}>${views[one].title}</a>`) : ""}</nav>
+</header>`;
+
+const foot = (words) => html`<footer class="x-foot" ?hidden=${words === null}>
+  <span>The same in a terminal</span><code class="x-command" tabindex="0" role="group" aria-label="Command">${words && shell(words)}</code>
+  <button type="button" class="x-copy" @click=${copy}>${copied.value ? "Copied" : "Copy"}</button>
+</footer>`;
+
+const page = () => {
+  const { name, root } = shown.value, missing = shared.model?.missing ?? [];
+  return html`<a class="p-sr x-skip" href="#view">To the content</a>
+${bar(shared.model, name)}
+<aside class="x-missing" aria-label="What is missing" ?hidden=${!missing.length}>
+  ${missing.map(({ what, command }) => html`<p>Missing: ${what}. <code>${command}</code></p>`)}
+</aside>
+<main id="view" tabindex="-1">${broken.value ? problem(broken.value) : root ?? html`<p class="p-note">Loading…</p>`}</main>
+${foot(command.value)}`;
 };
 
 const decoded = (part) => {
@@ -44,60 +77,42 @@ const place = () => {
   return { path: path.split("/").map(decoded), query: new URLSearchParams(query ?? "") };
 };
 
+// A view keeps its state while others are looked at.
 const roots = new Map();
+const rooted = (name) => {
+  const root = document.createElement("section");
+  root.className = `x-view x-${name}`;
+  roots.set(name, root);
+  return root;
+};
+
 const show = async () => {
   const at = place();
   const name = at.path[0] in views ? at.path[0] : "ask";
+  const root = roots.get(name) ?? rooted(name);
   document.title = `${views[name].title} · ${shared.model.name} · prismlm`;
-  for (const link of document.querySelectorAll(".x-nav a")) {
-    if (link.getAttribute("href") === `#/${name}`) link.setAttribute("aria-current", "page");
-    else link.removeAttribute("aria-current");
-  }
-  // A view keeps its state while others are looked at.
-  if (!roots.has(name)) roots.set(name, make("section", `x-view x-${name}`));
-  const root = roots.get(name);
-  view.replaceChildren(root);
-  shared.command(null);
+  batch(() => { shown.value = { name, root }; command.value = null; });
   try {
-    await views[name].show(root, at, shared);
+    const view = await views[name].load().catch(() => { throw away(); });
+    // Whoever went on meanwhile is not told of this one.
+    if (shown.value.name === name) await view.show(root, at, shared);
   } catch (error) {
-    root.replaceChildren(problem(error));
+    render(problem(error), root);
   }
-};
-
-/** A message of ours in the place of what could not be shown. @param {unknown} error */
-export const problem = (error) => {
-  const node = make("p", "x-problem", error instanceof Error ? error.message : String(error));
-  node.setAttribute("role", "alert");
-  return node;
-};
-
-const missing = (list) => {
-  const box = one(".x-missing");
-  box.hidden = !list.length;
-  box.replaceChildren(...list.map(({ what, command }) => make("p", null, `Missing: ${what}. `, make("code", null, command))));
 };
 
 const start = async () => {
+  draw(document.body, page);
   try {
     shared.model = await api("/model");
   } catch (error) {
-    view.replaceChildren(problem(error));
+    broken.value = error;
     return;
   }
-  const { model } = shared;
-  const size = model.parameters >= 1e6 ? `${Math.round(model.parameters / 1e6)} M` : model.parameters.toLocaleString("en");
-  one(".x-model").textContent = `${model.name}${model.base ? ` · ${model.base.split("/").pop()}` : ""} · ${size} parameters · ${model.prototypes.toLocaleString("en")} prototypes`;
-  one(".x-nav").append(...Object.entries(views).filter(([name]) => !unlisted.has(name)).map(([name, { title }]) => Object.assign(make("a", null, title), { href: `#/${name}` })));
-  missing(model.missing);
-  if (model.lens?.corpus) links.document = ({ doc_id, position }) => `#/document/${encodeURIComponent(doc_id)}?at=${position}`;
+  const { lens } = shared.model;
+  if (lens?.corpus) links.document = ({ doc_id, position }) => `#/document/${encodeURIComponent(doc_id)}?at=${position}`;
   links.prototype = (id) => `#/prototypes/${id}`;
-  one(".x-copy").addEventListener("click", async () => {
-    await navigator.clipboard.writeText(one(".x-command").textContent ?? "");
-    one(".x-copy").textContent = "Copied";
-    setTimeout(() => { one(".x-copy").textContent = "Copy"; }, 1500);
-  });
-  addEventListener("hashchange", () => { void show().then(() => view.focus({ preventScroll: true })); });
+  addEventListener("hashchange", () => { void show().then(() => document.querySelector("main")?.focus({ preventScroll: true })); });
   await show();
 };
 void start();

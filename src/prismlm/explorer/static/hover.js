@@ -1,7 +1,9 @@
 // A small card beside what is pointed at: a prototype's name, its tokens and where it fires.
-import { make, quote } from "./parts.js";
+import { html, nothing } from "./vendor/lit-html/lit-html.js";
+import { quote } from "./parts.js";
 import { api } from "./server.js";
 
+const WIDE = 440, EDGE = 8;
 const cards = new Map();
 /** A prototype's card, asked for once. @param {string | number} id */
 export const card = (id) => {
@@ -13,33 +15,21 @@ export const card = (id) => {
   return cards.get(String(id));
 };
 
-export const hovering = (host) => {
-  const box = make("div", "x-hover prismlm");
-  box.hidden = true;
-  box.setAttribute("role", "status");
-  host.append(box);
-  let wanted = null;
-  const put = (near, ...content) => {
-    box.replaceChildren(...content);
-    box.hidden = false;
-    const [at, room] = [near.getBoundingClientRect(), host.getBoundingClientRect()];
-    box.style.left = `${Math.max(8, Math.min(room.width - box.offsetWidth - 8, at.left - room.left + at.width + 8))}px`;
-    box.style.top = `${at.top - room.top + at.height / 2}px`;
-  };
-  const show = async (near, id, value) => {
-    if (wanted === id) return;
-    wanted = id;
-    put(near, make("b", null, value));
-    try {
-      const one = await card(id);
-      if (wanted !== id) return;
-      const tokens = make("p", "x-tokens", ...one.tokens.slice(0, 8).map(([token]) => make("bdi", "x-token-chip", token)));
-      const contexts = make("ol", "p-contexts", ...one.contexts.slice(0, 3).map((place) => make("li", null, quote(place, "p-line"))));
-      put(near, make("b", null, value), make("p", "p-note", [one.category, one.role].filter(Boolean).join(" · ")), tokens, contexts);
-    } catch {
-      // The name stands there already.
-    }
-  };
-  const hide = () => { wanted = null; box.hidden = true; };
-  return { show, hide };
+/** What is pointed at: a prototype, what is said of it, where the card stands, and, once known, what is on it.
+ * @typedef {{ id: string, label: string, left: number, top: number, one: any }} Hover */
+
+/** What is pointed at by a part of a host that its card stands over. @param {HTMLElement} near @param {HTMLElement} host @returns {Hover} */
+export const pointed = (near, host) => {
+  const [at, room] = [near.getBoundingClientRect(), host.getBoundingClientRect()];
+  const wide = Math.min(WIDE, room.width - 2 * EDGE);
+  const left = Math.max(EDGE, Math.min(room.width - wide - EDGE, at.left - room.left + at.width + EDGE));
+  return { id: near.dataset.prototype ?? "", label: near.dataset.label ?? "", left, top: at.top - room.top + at.height / 2, one: null };
 };
+
+/** @param {Hover | null} now */
+export const hovering = (now) => html`<div class="x-hover prismlm" role="status" ?hidden=${!now}
+  .style=${now ? `left: ${now.left}px; top: ${now.top}px` : ""}>${now ? html`<b>${now.label}</b>${now.one ? known(now.one) : nothing}` : nothing}</div>`;
+
+const known = ({ category, role, tokens, contexts }) => html`<p class="p-note">${[category, role].filter(Boolean).join(" · ")}</p>
+  <p class="x-tokens">${tokens.slice(0, 8).map(([token]) => html`<bdi class="x-token-chip">${token}</bdi>`)}</p>
+  <ol class="p-contexts">${contexts.slice(0, 3).map((place) => html`<li>${quote(place, "p-line")}</li>`)}</ol>`;

@@ -1,179 +1,144 @@
 // Inside the model along one text: channels, attention, and the uncertainty that is fed back.
-import { make, percent } from "./parts.js";
+import { html, nothing } from "./vendor/lit-html/lit-html.js";
+import { signal } from "./vendor/signals-core/signals-core.js";
+import { percent } from "./parts.js";
 import { readChannels } from "./channels.js";
 import { api } from "./server.js";
-import { problem } from "./explorer.js";
-import { heatmap, largestOf, thumbnail } from "./heatmap.js";
+import { change, count, draw, problem } from "./controls.js";
+import * as heads from "./attention.js";
 
-export const title = "Inside";
-// What a weight of 1 is sent as.
-const ONE = 10_000;
-
-/** @type {any} */
-let ui = null;
+/** What the model has of these, the text, the section that the command is of, and what was found of each.
+ * @typedef {{ parts: any, text: string, section: string, sections: { name: string, data: any, failed: unknown }[], abort: AbortController | null }} State */
+const state = signal(/** @type {State} */ ({ parts: null, text: "", section: "", sections: [], abort: null }));
+/** The place of the view, what all views share, what the address says, and what shows that.
+ * @type {{ root: HTMLElement, shared: any, query: URLSearchParams, follow: (() => void) | null } | null} */
+let frame = null;
+/** The heads whose small pictures are on the page. @type {any[] | null} */
+let pictured = null;
 
 export const show = async (root, at, shared) => {
-  if (!ui) {
+  if (!frame) {
     const parts = await api("/inside");
-    ui = form(shared, parts);
-    root.replaceChildren(ui.form, ui.out);
-    redrawn();
+    // Opened twice while it was fetched, the page is made once.
+    if (!frame) begin(root, shared, parts);
   }
-  ui.query = at.query;
-  ui.follow?.();
-  ui.say();
+  if (!frame) return;
+  frame.query = at.query;
+  frame.follow?.();
+  command();
 };
 
-/** The address says which channel and head are chosen. */
-const addressed = (name, first, second) => {
-  ui.query.set(name, `${first}.${second}`);
-  history.replaceState(null, "", `#/inside?${ui.query}`);
-};
-const chosen = (name) => (ui.query.get(name) ?? "").split(".");
-
-const form = (shared, parts) => {
-  const text = Object.assign(make("textarea", "x-prompt"), { rows: 3, required: true, placeholder: "A text to look inside with.", value: Object.values(shared.model.prompts)[0] ?? "" });
-  text.setAttribute("aria-label", "Text to look inside with");
-  const go = Object.assign(make("button", "x-go", "Read"), { type: "submit" });
-  const form = make("form", "prismlm x-form", text, make("div", "x-row", go, make("span", "p-note", lacking(parts))));
-  const out = make("div", "x-out x-inside-out");
-  const commands = {
-    channels: () => ["prismlm", "inspect", "channels", shared.model.path, "--text", text.value || "TEXT"],
-    attention: () => ["prismlm", "inspect", "attention", shared.model.path, text.value || "TEXT", "--layer", made.layer, "--head", made.head],
-    feedback: () => ["prismlm", "inspect", "uncertainty-feedback", shared.model.path, "--text", text.value || "TEXT", "--signal", "recursion"],
-  };
-  const made = {
-    form, out, text, parts, query: new URLSearchParams(), abort: null, layer: 0, head: 0, follow: null, redraw: [],
-    section: parts.channels ? "channels" : parts.attention ? "attention" : "feedback",
-    say: (section) => {
-      made.section = section ?? made.section;
-      shared.command(commands[made.section]());
-    },
-  };
-  form.addEventListener("input", () => made.say());
-  form.addEventListener("submit", (event) => { event.preventDefault(); void read(); });
-  return made;
+const begin = (root, shared, parts) => {
+  frame = { root, shared, query: new URLSearchParams(), follow: null };
+  const section = parts.channels ? "channels" : parts.attention ? "attention" : "feedback";
+  change(state, { parts, section, text: String(Object.values(shared.model.prompts)[0] ?? "") });
+  draw(root, () => page(state.value), () => {
+    heads.pictures(root, heads.state.value.maps !== pictured);
+    pictured = root.querySelector(".x-thumb") ? heads.state.value.maps : null;
+  });
+  redrawn(root);
 };
 
-const lacking = (parts) => {
-  const absent = [parts.channels ? null : "channels", parts.attention ? null : "attention", parts.feedback ? null : "uncertainty feedback"].filter(Boolean);
-  return absent.length ? `This model has no ${absent.join(" and no ")}.` : "";
-};
-
-/** Colours of pictures are drawn, so they are drawn again where they change, and where the width does. */
-const redrawn = () => {
-  const again = () => { if (ui.out.isConnected) for (const draw of ui.redraw) draw(); };
+/** Colours of pictures are drawn, so they are drawn again where they change, and where the width does. @param {HTMLElement} root */
+const redrawn = (root) => {
+  const again = () => { if (root.isConnected) heads.pictures(root); };
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
   addEventListener("resize", again);
   addEventListener("hashchange", () => setTimeout(again));
 };
 
+const command = (section = state.value.section) => {
+  if (section !== state.value.section) change(state, { section });
+  const { layer, head } = heads.state.value, text = state.value.text || "TEXT", path = frame?.shared.model.path;
+  frame?.shared.command({
+    channels: ["prismlm", "inspect", "channels", path, "--text", text],
+    attention: ["prismlm", "inspect", "attention", path, text, "--layer", layer, "--head", head],
+    feedback: ["prismlm", "inspect", "uncertainty-feedback", path, "--text", text, "--signal", "recursion"],
+  }[section]);
+};
+
+/** The address says which channel and head are chosen. */
+const addressed = (name, first, second) => {
+  frame?.query.set(name, `${first}.${second}`);
+  history.replaceState(null, "", `#/inside?${frame?.query}`);
+};
+const chosen = (name) => (frame?.query.get(name) ?? "").split(".");
+
+/** @param {State} now */
+const page = ({ parts, text, sections }) => html`
+<form class="prismlm x-form" @submit=${(event) => { event.preventDefault(); void read(); }}>
+  <textarea class="x-prompt" rows="3" required placeholder="A text to look inside with." aria-label="Text to look inside with" .value=${text}
+    @input=${(event) => { change(state, { text: event.target.value }); command(); }}></textarea>
+  <div class="x-row"><button type="submit" class="x-go">Read</button><span class="p-note">${lacking(parts)}</span></div>
+</form>
+<div class="x-out x-inside-out">${sections.map(({ name, data, failed }) => 
+  html`<section class=${`x-inside-${name}`} @focusin=${() => command(name)} @pointerdown=${() => command(name)}>${
+    failed ? problem(failed) : data ? KINDS[name].page(data) : html`<p class="p-note">Reading…</p>`}</section>`)}</div>`;
+
+const lacking = (parts) => {
+  const absent = [parts.channels ? null : "channels", parts.attention ? null : "attention", parts.feedback ? null : "uncertainty feedback"].filter(Boolean);
+  return absent.length ? `This model has no ${absent.join(" and no ")}.` : nothing;
+};
+
 const read = async () => {
-  ui.abort?.abort();
-  const { signal } = (ui.abort = new AbortController());
-  const text = ui.text.value;
-  const kinds = { channels, attention, feedback };
-  const sections = Object.keys(kinds).filter((name) => ui.parts[name]).map((name) => {
-    const section = make("section", `x-inside-${name}`, make("p", "p-note", "Reading…"));
-    for (const event of ["focusin", "pointerdown"]) section.addEventListener(event, () => ui.say(name));
-    return { name, section };
-  });
-  ui.follow = null;
-  ui.redraw = [];
-  ui.out.replaceChildren(...sections.map(({ section }) => section));
-  ui.say();
-  for (const { name, section } of sections) {
-    try {
-      await kinds[name](section, text, signal);
-    } catch (error) {
-      if (signal.aborted) return;
-      section.replaceChildren(problem(error));
-    }
+  state.value.abort?.abort();
+  const abort = new AbortController(), { parts, text } = state.value, names = Object.keys(KINDS).filter((name) => parts[name]);
+  if (frame) frame.follow = null;
+  change(state, { abort, sections: names.map((name) => ({ name, data: null, failed: null })) });
+  command();
+  for (const name of names) {
+    const part = await KINDS[name].read(text, abort.signal).then((data) => ({ data }), (failed) => ({ failed }));
+    if (abort.signal.aborted) return;
+    change(state, { sections: state.value.sections.map((one) => (one.name === name ? { ...one, ...part } : one)) });
+    if (name === "channels" && "data" in part) follow(part.data);
   }
 };
 
-const heading = (name, note) => make("header", "p-head", make("h2", null, name), make("p", "p-note", note));
+const heading = (name, note) => html`<header class="p-head"><h2>${name}</h2><p class="p-note">${note}</p></header>`;
 
-const channels = async (section, text, signal) => {
-  const data = await api("/inside/channels", { text }, signal);
-  const list = make("div", "c-list");
-  list.setAttribute("role", "listbox");
-  list.setAttribute("aria-label", "Channels of the layer; arrow keys move");
-  const layers = make("div", "c-layers");
-  layers.setAttribute("role", "group");
-  layers.setAttribute("aria-label", "Layer");
-  const article = make("article", "prismlm p-channels", heading("Channels", "What each position writes into a channel, how long it stays, and what a later one finds there."),
-    layers, make("div", "c-body", list, make("section", "c-main")));
-  section.replaceChildren(article);
-  ui.follow = readChannels(article, data, { read: () => chosen("channel"), write: (layer, channel) => addressed("channel", layer, channel) });
+/** Show channels in the places that were drawn for them. */
+const follow = (data) => {
+  const article = /** @type {HTMLElement | null} */ (frame?.root.querySelector(".p-channels"));
+  if (!frame || !article) return;
+  frame.follow = readChannels(article, data, { read: () => chosen("channel"), write: (layer, channel) => addressed("channel", layer, channel) });
 };
 
-const attention = async (section, text, signal) => {
-  const { layers } = ui.parts.attention;
-  const [layer, head] = chosen("head").map(Number);
-  if (layer < layers) [ui.layer, ui.head] = [layer, head || 0];
-  const select = make("select", null, ...Array.from({ length: layers }, (_, i) => Object.assign(make("option", null, String(i)), { value: String(i) })));
-  select.value = String(ui.layer);
-  const heads = make("div", "x-heads");
-  heads.setAttribute("role", "group");
-  heads.setAttribute("aria-label", "Heads of the layer");
-  const main = make("div", "x-head-main");
-  section.replaceChildren(make("article", "prismlm x-attention",
-    heading("Attention", "A row's token gives its weight to the columns. Shades are by the square root of the weight; a first token has only itself."),
-    make("div", "x-row x-layer", make("label", "x-field", make("span", null, "layer"), select)), heads, main));
-  const fetched = async () => {
-    const found = await api("/inside/attention", { text, layer: +select.value }, signal);
-    ui.layer = found.layer;
-    shown(found, heads, main);
-  };
-  select.addEventListener("change", async () => {
-    try {
-      await fetched();
-    } catch (error) {
-      if (!signal.aborted) main.replaceChildren(problem(error));
-    }
-  });
-  await fetched();
-};
+const channels = () => html`<article class="prismlm p-channels">
+  ${heading("Channels", "What each position writes into a channel, how long it stays, and what a later one finds there.")}
+  <div class="c-layers" role="group" aria-label="Layer"></div>
+  <div class="c-body"><div class="c-list" role="listbox" aria-label="Channels of the layer; arrow keys move"></div>
+    <section class="c-main"></section></div></article>`;
 
-const shown = ({ layer, tokens, maps }, heads, main) => {
-  // One scale for all heads of the layer.
-  const most = Math.max(...maps.map((one) => largestOf(one.weights)));
-  const small = maps.map((one) => thumbnail(one.weights, most));
-  const buttons = maps.map((one, i) => {
-    const name = one.group === "attention" ? `head ${one.number}` : `${one.group} ${one.number}`;
-    const button = Object.assign(make("button", `x-head x-head-${one.group}`, small[i].canvas, make("span", null, name)), { type: "button" });
-    button.addEventListener("click", () => { choose(i); addressed("head", layer, one.head); });
-    return button;
-  });
-  const choose = (i) => {
-    const one = maps[i];
-    ui.head = one.head;
-    buttons.forEach((button, k) => button.setAttribute("aria-pressed", String(i === k)));
-    const large = heatmap(tokens, one, ONE);
-    const links = one.strongest.map(([source, target, weight]) => make("li", null, make("span", "p-number", percent(weight)),
-      make("span", null, make("bdi", "x-said", tokens[source]), make("small", null, `${source}`), " → ", make("bdi", "x-said", tokens[target]), make("small", null, `${target}`))));
-    main.replaceChildren(make("div", "x-head-map", make("h3", "x-head-title", one.title), large.node),
-      make("div", "x-head-side", make("h3", null, "Strongest weights on other tokens"), make("ol", "x-links", ...links),
-        make("p", "p-note", one.on_itself === null ? "" : `On itself ${percent(one.on_itself)} on average.${one.group === "noise" ? " A noise head's weights are subtracted, times λ, which is not in them." : ""}`)));
-    ui.redraw = [...small.map(({ draw }) => draw), large.draw];
-    for (const draw of ui.redraw) draw();
-    ui.say("attention");
-  };
-  heads.replaceChildren(...buttons);
-  choose(Math.max(0, maps.findIndex((one) => one.head === ui.head)));
+const attended = async (text, signal) => {
+  const { layers } = state.value.parts.attention, [layer, head] = chosen("head").map(Number);
+  if (layer < layers) change(heads.state, { layer, head: head || 0 });
+  await heads.read(text, heads.state.value.layer, signal);
+  command("attention");
+  return true;
 };
+const head = () => {
+  addressed("head", heads.state.value.layer, heads.state.value.head);
+  command("attention");
+};
+const attention = () => html`<article class="prismlm x-attention">
+  ${heading("Attention", "A row's token gives its weight to the columns. Shades are by the square root of the weight; a first token has only itself.")}
+  ${heads.attention(state.value.parts.attention.layers, head)}</article>`;
 
-const feedback = async (section, text, signal) => {
-  const { tokens, fed } = await api("/inside/feedback", { text }, signal);
-  const nodes = tokens.map((token, i) => {
+const FED = "To each token's input, when the model writes this text token by token: the entropy of the prediction before it, as a share of the largest possible.";
+const feedback = ({ tokens, fed }) => html`<article class="prismlm">
+  ${heading("Uncertainty fed back", FED)}
+  <div class="x-fed-text">${tokens.map((token, i) => {
     const [share, code] = fed[i];
-    const node = make("span", "x-fed", make("span", "x-fed-bar"), make("bdi", null, token), make("small", null, share === null ? "–" : percent(share)));
-    node.style.setProperty("--u", String(share ?? 0));
-    node.title = share === null ? "the first token: nothing is fed back" : `entropy of the prediction before it: ${percent(share)} of the largest, code ${code.toLocaleString("en")}`;
-    return node;
-  });
-  section.replaceChildren(make("article", "prismlm",
-    heading("Uncertainty fed back", "To each token's input, when the model writes this text token by token: the entropy of the prediction before it, as a share of the largest possible."),
-    make("div", "x-fed-text", ...nodes)));
+    const why = share === null ? "the first token: nothing is fed back"
+      : `entropy of the prediction before it: ${percent(share)} of the largest, code ${count(code)}`;
+    return html`<span class="x-fed" title=${why} .style=${`--u: ${share ?? 0}`}><span class="x-fed-bar"></span>
+      <bdi>${token}</bdi><small>${share === null ? "–" : percent(share)}</small></span>`;
+  })}</div></article>`;
+
+/** What a section asks for, and what it shows.
+ * @type {Record<string, { read: (text: string, signal: AbortSignal) => Promise<any>, page: (data: any) => unknown }>} */
+const KINDS = {
+  channels: { read: (text, signal) => api("/inside/channels", { text }, signal), page: channels },
+  attention: { read: attended, page: attention },
+  feedback: { read: (text, signal) => api("/inside/feedback", { text }, signal), page: feedback },
 };

@@ -1,18 +1,9 @@
 // The lasso of the map: a line that is drawn around prototypes, and what it shows of them.
-import { bar, make } from "./parts.js";
-import { dot } from "./card.js";
+import { html, nothing } from "./vendor/lit-html/lit-html.js";
+import { bar } from "./parts.js";
+import { count, dot } from "./controls.js";
 
 const LISTED = 100;
-
-/** Whether a place is inside of a closed line. @param {number[][]} line */
-export const inside = (line, x, y) => {
-  let within = false;
-  line.forEach(([ax, ay], i) => {
-    const [bx, by] = line[(i || line.length) - 1];
-    if (ay > y !== by > y && x < ((bx - ax) * (y - ay)) / (by - ay) + ax) within = !within;
-  });
-  return within;
-};
 
 /** A gesture that draws a line. @param {import("./map.js").Ui} ui @param {() => void} redraw
  * @param {(finished: boolean) => void} ended told whether the line goes around anything */
@@ -25,10 +16,17 @@ export const drawing = (ui, redraw, ended) => {
   };
 };
 
+/** Return what says whether a place is inside of a line. @param {number[][]} line @returns {(x: number, y: number) => boolean} */
+const around = (line) => {
+  const path = new Path2D(), context = new OffscreenCanvas(1, 1).getContext("2d");
+  for (const [x, y] of line) path.lineTo(x, y);
+  return (x, y) => context?.isPointInPath(path, x, y, "evenodd") ?? false;
+};
+
 /** Visible prototypes inside of the line, the most used first. @param {import("./map.js").Ui} ui */
 export const surrounded = ({ line, data, visible }) => {
-  const { x, y, names, usage } = data;
-  const found = names.map((_, i) => i).filter((i) => visible(i) && inside(line ?? [], x[i], y[i]));
+  const { x, y, names, usage } = data, inside = around(line ?? []);
+  const found = names.map((_, i) => i).filter((i) => visible(i) && inside(x[i], y[i]));
   return found.sort((a, b) => usage[b] - usage[a] || a - b);
 };
 
@@ -40,11 +38,11 @@ const spread = ({ data: { categories, names }, kinds }, found) => {
     return counts;
   };
   const totals = counted(names.keys());
-  const present = counted(found).map((count, kind) => [count, kind]).filter(([count]) => count).sort((a, b) => b[0] - a[0]);
-  return present.map(([count, kind]) => {
-    const [share, base] = [count / found.length, totals[kind] / names.length];
+  const present = counted(found).map((number, kind) => [number, kind]).filter(([number]) => number).sort((a, b) => b[0] - a[0]);
+  return present.map(([number, kind]) => {
+    const [share, base] = [number / found.length, totals[kind] / names.length];
     const name = categories[kind]?.name ?? "no category", item = bar(name, share, null, /** @type {any} */ (base));
-    item.title = `${name}: ${count} of ${found.length}; of all prototypes ${totals[kind]} of ${names.length}`;
+    item.title = `${name}: ${number} of ${found.length}; of all prototypes ${totals[kind]} of ${names.length}`;
     return item;
   });
 };
@@ -53,13 +51,9 @@ const spread = ({ data: { categories, names }, kinds }, found) => {
  * @param {number[]} found @param {(i: number) => void} choose */
 export const summary = (ui, found, choose) => {
   const { data: { categories, names }, kinds } = ui;
-  const rows = found.slice(0, LISTED).map((i) => {
-    const node = Object.assign(make("button", "x-found", dot(categories[kinds[i]]?.hue ?? 0), make("bdi", null, names[i])), { type: "button" });
-    node.addEventListener("click", () => choose(i));
-    return make("li", null, node);
-  });
-  const heading = make("h2", null, `${found.length.toLocaleString("en")} prototypes`);
-  if (!found.length) return [heading];
-  return [heading, make("h3", null, "By category; the mark is the share of all prototypes"), make("ul", "p-bars", ...spread(ui, found)),
-    make("h3", null, found.length > LISTED ? `The ${LISTED} most used` : "Most used first"), make("ol", "x-found-list", ...rows)];
+  return html`<h2>${count(found.length)} prototypes</h2>${found.length ? html`
+    <h3>By category; the mark is the share of all prototypes</h3><ul class="p-bars">${spread(ui, found)}</ul>
+    <h3>${found.length > LISTED ? `The ${LISTED} most used` : "Most used first"}</h3>
+    <ol class="x-found-list">${found.slice(0, LISTED).map((i) => html`<li><button type="button" class="x-found" @click=${() => choose(i)}>
+      ${dot(categories[kinds[i]]?.hue ?? 0)}<bdi>${names[i]}</bdi></button></li>`)}</ol>` : nothing}`;
 };

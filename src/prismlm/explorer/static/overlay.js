@@ -3,10 +3,10 @@ import { boxOf, cleared, plaque, ringed } from "./plane.js";
 
 /** @param {import("./map.js").Ui} ui */
 export const overlaid = (ui) => {
-  const { canvas, seen, data, dark, line, chosen, hovered } = ui;
+  const { canvas, seen, data, dark, line, hovered } = ui, { chosen, pathed, trail } = ui.state.value;
   const context = cleared(canvas);
   if (line) outlined(context, line.map(([x, y]) => seen.at(x, y)), dark.matches);
-  if (ui.path.getAttribute("aria-pressed") === "true") trailed(context, ui);
+  if (pathed) trailed(context, ui, trail);
   for (const i of new Set([chosen, hovered])) {
     if (i >= 0) ringed(context, canvas, seen.place(i), seen.size(), data.names[i], dark.matches);
   }
@@ -29,7 +29,7 @@ const outlined = (context, points, dark) => {
   context.setLineDash([]);
 };
 
-const trailed = (context, { canvas, seen, trail, dark }) => {
+const trailed = (context, { canvas, seen, dark }, trail) => {
   const points = trail.map(({ id }) => seen.place(id));
   context.lineWidth = 1.6;
   context.strokeStyle = context.fillStyle = dark.matches ? "#93b4ff" : "#1f4fbf";

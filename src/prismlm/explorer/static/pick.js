@@ -1,77 +1,59 @@
 // A field that finds a prototype as one types, by name, token, text or number.
-import { make } from "./parts.js";
+import { html, nothing } from "./vendor/lit-html/lit-html.js";
+import { signal } from "./vendor/signals-core/signals-core.js";
 import { api } from "./server.js";
 import { card } from "./hover.js";
-import { dot } from "./card.js";
+import { change, dot } from "./controls.js";
 
-const TYPING = 120, SHOWN = 12;
-let fields = 0;
+const TYPING = 120, SHOWN = 12, LIST = "x-pick";
 
-/** A field: its parts, what was found for what is typed in it, and the option that is active (-1: none).
- * @typedef {{ id: string, input: HTMLInputElement, list: HTMLElement, picked: (id: number) => void,
- *   found: any[], active: number, typed: number, asking: number }} Field */
+/** What is typed, what was found for it, whether that is shown, and the option that is active (-1: none).
+ * @typedef {{ text: string, found: any[], open: boolean, active: number }} State
+ * @typedef {{ picked: (id: number) => void, state: import("./vendor/signals-core/signals-core.js").Signal<State>, typed: number, asking: number }} Field */
 
-/** @param {(id: number) => void} picked called with the prototype that was chosen */
+/** Return what draws the field. @param {(id: number) => void} picked called with the prototype that was chosen */
 export const picking = (picked) => {
-  const id = `x-pick-${++fields}`;
-  const input = Object.assign(make("input", "x-search"), { type: "search", placeholder: "Search, or a number", autocomplete: "off" });
-  const list = Object.assign(make("ul", "x-options"), { id, hidden: true });
-  const attributes = { role: "combobox", "aria-label": "Prototype", "aria-autocomplete": "list", "aria-expanded": "false", "aria-controls": id };
-  for (const [name, value] of Object.entries(attributes)) input.setAttribute(name, value);
-  list.setAttribute("role", "listbox");
-  list.setAttribute("aria-label", "Prototypes found");
   /** @type {Field} */
-  const field = { id, input, list, picked, found: [], active: -1, typed: 0, asking: 0 };
-  input.addEventListener("input", () => { clearTimeout(field.typed); field.typed = setTimeout(() => { void search(field); }, TYPING); });
-  input.addEventListener("blur", () => open(field, false));
-  input.addEventListener("focus", () => { if (input.value) void search(field); });
-  input.addEventListener("keydown", (event) => keyed(field, event));
-  return make("div", "x-pick", input, list);
+  const field = { picked, state: signal({ text: "", found: [], open: false, active: -1 }), typed: 0, asking: 0 };
+  return () => drawn(field, field.state.value);
 };
 
-/** @param {Field} field @param {boolean} yes */
-const open = (field, yes) => {
-  field.list.hidden = !yes;
-  field.input.setAttribute("aria-expanded", String(yes));
-  if (!yes) { field.active = -1; field.input.removeAttribute("aria-activedescendant"); }
-};
+/** @param {Field} field @param {State} now */
+const drawn = (field, { text, found, open, active }) => html`<div class="x-pick">
+  <input class="x-search" type="search" placeholder="Search, or a number" autocomplete="off" role="combobox" aria-label="Prototype" aria-autocomplete="list"
+    aria-expanded=${open} aria-controls=${LIST} aria-activedescendant=${open && active >= 0 ? `${LIST}-${active}` : nothing} .value=${text}
+    @input=${(event) => typed(field, event.target.value)} @blur=${() => shut(field)} @focus=${() => text && search(field)}
+    @keydown=${(event) => keyed(field, event)}>
+  <ul class="x-options" id=${LIST} role="listbox" aria-label="Prototypes found" ?hidden=${!open}>${found.map((one, i) => option(field, one, i, i === active))}</ul>
+</div>`;
 
-/** Make an option active; past the last comes the first. @param {Field} field @param {number} to */
-const move = (field, to) => {
-  const { id, input, list, found } = field, active = field.active = (to + found.length) % found.length;
-  [...list.children].forEach((node, i) => node.setAttribute("aria-selected", String(i === active)));
-  input.setAttribute("aria-activedescendant", `${id}-${active}`);
-  list.children[active].scrollIntoView({ block: "nearest" });
+// Pressed, not clicked: by then the field has lost its focus and the list is gone.
+const option = (field, one, i, active) => html`<li class="x-option" id=${`${LIST}-${i}`} role="option" aria-selected=${active}
+  @pointerdown=${(event) => { event.preventDefault(); take(field, one); }}>${dot(one.hue)}<bdi>${one.name}</bdi>
+  <small>${[`#${one.id}`, one.category].filter(Boolean).join(" · ")}</small></li>`;
+
+/** @param {Field} field */
+const shut = ({ state }) => change(state, { open: false, active: -1 });
+
+/** @param {Field} field @param {string} text */
+const typed = (field, text) => {
+  change(field.state, { text });
+  clearTimeout(field.typed);
+  field.typed = setTimeout(() => { void search(field); }, TYPING);
 };
 
 /** @param {Field} field */
 const take = (field, one) => {
   clearTimeout(field.typed);
   field.asking += 1;
-  field.input.value = "";
-  open(field, false);
+  change(field.state, { text: "", open: false, active: -1 });
   field.picked(one.id);
-};
-
-/** Show what was found. @param {Field} field */
-const draw = (field) => {
-  const { id, list, found } = field;
-  list.replaceChildren(...found.map((one, i) => {
-    const node = Object.assign(make("li", "x-option", dot(one.hue), make("bdi", null, one.name),
-      make("small", null, [`#${one.id}`, one.category].filter(Boolean).join(" · "))), { id: `${id}-${i}` });
-    node.setAttribute("role", "option");
-    node.setAttribute("aria-selected", "false");
-    // Pressed, not clicked: by then the field has lost its focus and the list is gone.
-    node.addEventListener("pointerdown", (event) => { event.preventDefault(); take(field, one); });
-    return node;
-  }));
-  open(field, found.length > 0);
 };
 
 /** @param {Field} field */
 const search = async (field) => {
-  const own = ++field.asking, text = field.input.value.trim(), number = text.match(/^#?(\d+)$/)?.[1];
-  if (!text) { open(field, false); return; }
+  const own = ++field.asking, text = field.state.value.text.trim(), number = text.match(/^#?(\d+)$/)?.[1];
+  if (!text) { shut(field); return; }
   const asked = [api(`/prototypes?${new URLSearchParams({ query: text, limit: String(SHOWN) })}`), number ? card(number) : null];
   const [listed, exact] = await Promise.allSettled(asked);
   if (own !== field.asking) return;
@@ -79,22 +61,25 @@ const search = async (field) => {
   const others = listed.status === "fulfilled" ? listed.value.items : [];
   // Without a lens there are no names, yet a number is enough.
   if (listed.status === "rejected" && number && !first.length) first.push({ id: +number, name: `prototype ${number}`, hue: 0, category: null });
-  field.found = [...first, ...others.filter((one) => one.id !== first[0]?.id)];
-  draw(field);
+  const found = [...first, ...others.filter((one) => one.id !== first[0]?.id)];
+  change(field.state, { found, open: found.length > 0, active: -1 });
 };
 
 /** @param {Field} field @param {KeyboardEvent} event */
 const keyed = (field, event) => {
-  const { list, found, active } = field;
-  if (event.key === "Escape") { open(field, false); return; }
+  const { found, open, active } = field.state.value;
+  if (event.key === "Escape") { shut(field); return; }
   if (event.key === "Enter") {
     // Never sends the form: what is typed here is searched for.
     event.preventDefault();
-    if (!list.hidden && found.length) take(field, found[Math.max(active, 0)]);
+    if (open) take(field, found[Math.max(active, 0)]);
     return;
   }
   const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
-  if (!step || list.hidden || !found.length) return;
+  if (!step || !open) return;
   event.preventDefault();
-  move(field, active < 0 && step < 0 ? -1 : active + step);
+  // Past the last comes the first.
+  const to = active < 0 && step < 0 ? found.length - 1 : (active + step + found.length) % found.length;
+  change(field.state, { active: to });
+  document.getElementById(`${LIST}-${to}`)?.scrollIntoView({ block: "nearest" });
 };

@@ -7,12 +7,14 @@ const failed = async (response) => {
     return new Error(text || `the server answered ${response.status}`);
   }
 };
+/** What is said where the server does not answer. */
+export const away = () => new Error("The server cannot be reached. Is `prismlm explore` still running?");
 const reached = async (path, options) => {
   try {
     return await fetch(`/api${path}`, options);
   } catch (error) {
     if (error instanceof DOMException && error.name === "AbortError") throw error;
-    throw new Error("The server cannot be reached. Is `prismlm explore` still running?");
+    throw away();
   }
 };
 const posted = (body, signal) => ({
