@@ -22,7 +22,7 @@ from prismlm.cli.options import (
     Where,
     Window,
     number,
-    written,
+    option,
 )
 from prismlm.cli.output import print_cost, print_json
 from prismlm.outputs import check_ending, check_outputs
@@ -32,17 +32,15 @@ if TYPE_CHECKING:
     from prismlm.explain.audit import Audit
 
 SHARES_SHOWN = 12
-RowsFile = Annotated[Path | None, written("Write one row per text.")]
-LinesFile = Annotated[Path | None, written("The same rows as JSON lines.")]
-SharesFile = Annotated[Path | None, written("The largest shares, for a spreadsheet.")]
+RowsFile = Annotated[Path | None, option("FILE", "Write one row per text.")]
+LinesFile = Annotated[Path | None, option("FILE", "The same rows as JSON lines.")]
+SharesFile = Annotated[Path | None, option("FILE", "The largest shares, for a spreadsheet.")]
 DocumentsShown = Annotated[int, number("N", "Documents shown.")]
 LeastShare = Annotated[
     float, number("S", "A row names every document with at least this share.", most=1)
 ]
 
-IdColumn = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Of their ids; else file and row.")
-]
+IdColumn = Annotated[str | None, option("NAME", "Of their ids; else file and row.")]
 
 TextsAudited = Annotated[
     list[Path], typer.Argument(metavar="FILE...", help=f"Texts: {TEXT_KINDS}.")
@@ -60,7 +58,7 @@ def audit(
     least_share: LeastShare = 0.01,
     window: Window = None,
     stride: Stride = None,
-    text_column: Annotated[str, typer.Option(metavar="NAME", help="Of the texts.")] = "text",
+    text_column: Annotated[str, option("NAME", "Of the texts.")] = "text",
     id_column: IdColumn = None,
     parquet: RowsFile = None,
     jsonl: LinesFile = None,

@@ -16,7 +16,7 @@ from prismlm.cli.options import (
     Window,
     choice,
     number,
-    written,
+    option,
 )
 from prismlm.cli.output import print_json
 from prismlm.outputs import check_ending, check_outputs
@@ -28,12 +28,12 @@ def compare(
     model_a: Annotated[Path, typer.Argument(metavar="MODEL_A", help="A model or a checkpoint.")],
     model_b: Annotated[Path, typer.Argument(metavar="MODEL_B", help="Another, of one tokenizer.")],
     file: TextFiles = None,
-    lens_a: Annotated[str | None, typer.Option(metavar="NAME|DIR", help="A's lens.")] = None,
-    lens_b: Annotated[str | None, typer.Option(metavar="NAME|DIR", help="B's lens.")] = None,
+    lens_a: Annotated[str | None, option("NAME|DIR", "A's lens.")] = None,
+    lens_b: Annotated[str | None, option("NAME|DIR", "B's lens.")] = None,
     by: Annotated[str, choice("COLUMN", "Shares by source, domain or license.", BY[1:])] = "domain",
     window: Window = None,
     stride: Stride = None,
-    parquet: Annotated[Path | None, written("Write every pair of prototypes.")] = None,
+    parquet: Annotated[Path | None, option("FILE", "Write every pair of prototypes.")] = None,
     overwrite: Overwrite = False,
     top: Annotated[int, number("N", "Pairs and shares shown.")] = PAIRS_SHOWN,
     as_json: Json = False,

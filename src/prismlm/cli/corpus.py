@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from prismlm.cli import dataset_options as data
-from prismlm.cli.options import DryRun, Json
+from prismlm.cli.options import DryRun, Json, flag, option
 from prismlm.cli.output import print_cost, print_json
 from prismlm.errors import InputError
 
@@ -32,15 +32,14 @@ Inputs = Annotated[
     ),
 ]
 OwnTokenizer = Annotated[
-    str | None,
-    typer.Option(metavar="DIR|NAME", help="Use this tokenizer instead of training one."),
+    str | None, option("DIR|NAME", "Use this tokenizer instead of training one.")
 ]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace DIR if a corpus.")]
+Overwrite = Annotated[bool, flag("--overwrite", "Replace DIR if a corpus.")]
 
 
 @app.command()
 def build(
-    out: Annotated[Path, typer.Option(metavar="DIR", help="The corpus directory to write.")],
+    out: Annotated[Path, option("DIR", "The corpus directory to write.")],
     inputs: Inputs = None,
     dataset: data.Dataset = None,
     dataset_config: data.DatasetConfig = None,

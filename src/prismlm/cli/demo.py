@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from prismlm.cli.options import DryRun
+from prismlm.cli.options import DryRun, flag, option
 from prismlm.cli.output import print_cost
 from prismlm.errors import InputError
 
@@ -33,25 +33,18 @@ FIGURES = (
 
 def demo(
     train: Annotated[
-        bool, typer.Option("--train", help="Train a small model on the spot: nothing is fetched.")
+        bool, flag("--train", "Train a small model on the spot: nothing is fetched.")
     ] = False,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Train a smaller one on a quarter of the text.")
+        bool, flag("--quick", "Train a smaller one on a quarter of the text.")
     ] = False,
     out: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Where to build; prismlm-demo, prismlm-demo-trained or prismlm-demo-quick.",
-        ),
+        option("DIR", "Where to build; prismlm-demo, prismlm-demo-trained or prismlm-demo-quick."),
     ] = None,
-    no_serve: Annotated[
-        bool, typer.Option("--no-serve", help="Do not open the explorer at the end.")
-    ] = False,
+    no_serve: Annotated[bool, flag("--no-serve", "Do not open the explorer at the end.")] = False,
     dry_run: DryRun = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="With --dry-run: print one JSON document.")
-    ] = False,
+    as_json: Annotated[bool, flag("--json", "With --dry-run: print one JSON document.")] = False,
 ) -> None:
     """Explain one prompt per domain with a real model that knows the bundled text.
 

@@ -22,9 +22,10 @@ from prismlm.cli.options import (
     Temperature,
     Where,
     choice,
+    flag,
     number,
+    option,
     parse_places,
-    written,
 )
 from prismlm.cli.output import print_json
 from prismlm.errors import InputError
@@ -38,19 +39,13 @@ if TYPE_CHECKING:
 STDIN = "-"
 TextFile = Annotated[
     str | None,
-    typer.Option(
-        metavar="FILE",
-        help="Read the text from here, or texts (json, jsonl, csv, parquet); - is stdin.",
-    ),
+    option("FILE", "Read the text from here, or texts (json, jsonl, csv, parquet); - is stdin."),
 ]
 ByIfAsked = Annotated[str | None, choice("COLUMN", SHARES_BY, BY)]
 Attention = Annotated[
-    list[str] | None,
-    typer.Option(metavar="L:H", help="With --json: what head H of layer L looks at; repeatable."),
+    list[str] | None, option("L:H", "With --json: what head H of layer L looks at; repeatable.")
 ]
-Span = Annotated[
-    str | None, typer.Option(metavar="A:B|last", help="Only these predictions, counted from 0.")
-]
+Span = Annotated[str | None, option("A:B|last", "Only these predictions, counted from 0.")]
 
 PlacesShown = Annotated[int, number("N", "Passages shown, or documents without cells.")]
 Against = Annotated[int, number("N", "Passages shown where another token came next.")]
@@ -65,9 +60,7 @@ def explain(
     temperature: Temperature = 0.0,
     seed: SamplingSeed = 0,
     file: TextFile = None,
-    lines: Annotated[
-        bool, typer.Option("--lines", help="Every line of the file is a text of its own.")
-    ] = False,
+    lines: Annotated[bool, flag("--lines", "Every line of the file is a text of its own.")] = False,
     lens: Lens = None,
     by: ByIfAsked = None,
     method: Method = "evidence",
@@ -79,7 +72,7 @@ def explain(
     attention: Attention = None,
     as_json: Json = False,
     html: Page = None,
-    parquet: Annotated[Path | None, written("Write one row per prototype in use.")] = None,
+    parquet: Annotated[Path | None, option("FILE", "Write one row per prototype in use.")] = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Show what each prediction along a text relies on, and where that comes from."""

@@ -11,7 +11,17 @@ import typer
 
 from prismlm.cli import dataset_options as data
 from prismlm.cli.corpus import dataset_of
-from prismlm.cli.options import DryRun, Json, Model, Split, Stride, is_first_process, number
+from prismlm.cli.options import (
+    DryRun,
+    Json,
+    Model,
+    Split,
+    Stride,
+    flag,
+    is_first_process,
+    number,
+    option,
+)
 from prismlm.cli.output import print_cost, print_json, print_rows
 from prismlm.errors import InputError
 
@@ -26,21 +36,13 @@ LONGEST_DEFAULT_WINDOW = 1024
 
 
 Contexts = Annotated[int, number("L", "Places kept per prototype.", 1)]
-OwnWindow = Annotated[
-    int | None, typer.Option(metavar="N", help="Tokens read at once; else as in training.")
-]
-WithText = Annotated[
-    bool, typer.Option("--text/--no-text", help="Keep the text around each place, or offsets.")
-]
-Part = Annotated[
-    str | None,
-    typer.Option(metavar="I/N", help="Read one of N parts; the last one writes the lens."),
-]
+OwnWindow = Annotated[int | None, option("N", "Tokens read at once; else as in training.")]
+WithText = Annotated[bool, flag("--text/--no-text", "Keep the text around each place, or offsets.")]
+Part = Annotated[str | None, option("I/N", "Read one of N parts; the last one writes the lens.")]
 PositionShare = Annotated[
     str,
-    typer.Option(
-        metavar="SHARE|none",
-        help="Positions kept, so that explain finds passages: 1 keeps all, 0.1 a tenth.",
+    option(
+        "SHARE|none", "Positions kept, so that explain finds passages: 1 keeps all, 0.1 a tenth."
     ),
 ]
 CodesOfStates = Annotated[
@@ -51,12 +53,10 @@ CodesOfStates = Annotated[
         help="int8; pq, pq8 or pq12: a fourth to a twelfth of the size, less exact.",
     ),
 ]
-Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="Replace a lens, or one that was begun otherwise.")
-]
+Overwrite = Annotated[bool, flag("--overwrite", "Replace a lens, or one that was begun otherwise.")]
 SortMemory = Annotated[int, number("MB", "Memory to sort positions in; changes no byte.", 1)]
 TokensPerBatch = Annotated[
-    int, typer.Option(metavar="N", help="Tokens ranked together; changes memory, not the result.")
+    int, option("N", "Tokens ranked together; changes memory, not the result.")
 ]
 SaveEvery = Annotated[float, number("SECONDS", "How often what was found is saved.")]
 
@@ -65,14 +65,10 @@ def index(
     model: Model,
     corpus: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="The corpus to read, or to write from --dataset; else MODEL/corpora/NAME.",
-        ),
+        option("DIR", "The corpus to read, or to write from --dataset; else MODEL/corpora/NAME."),
     ] = None,
     lens: Annotated[
-        str | None,
-        typer.Option(metavar="NAME|DIR", help="Write MODEL/lens/NAME; else the corpus's name."),
+        str | None, option("NAME|DIR", "Write MODEL/lens/NAME; else the corpus's name.")
     ] = None,
     dataset: data.Dataset = None,
     dataset_config: data.DatasetConfig = None,

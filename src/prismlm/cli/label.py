@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prismlm.cli.options import Json, Lens, Model, choice, load_with_lens, number
+from prismlm.cli.options import Json, Lens, Model, choice, flag, load_with_lens, number, option
 from prismlm.cli.output import plain, print_cost, print_json
 from prismlm.errors import InputError
 
@@ -21,15 +21,13 @@ SCORERS = ("words", "endpoint")
 
 Url = Annotated[
     str | None,
-    typer.Option(
-        metavar="URL",
-        help="Ask a language model at any OpenAI-compatible endpoint; a key is read from "
+    option(
+        "URL",
+        "Ask a language model at any OpenAI-compatible endpoint; a key is read from "
         "OPENAI_API_KEY.",
     ),
 ]
-ModelThere = Annotated[
-    str | None, typer.Option(metavar="NAME", help="What the model is called there.")
-]
+ModelThere = Annotated[str | None, option("NAME", "What the model is called there.")]
 MostUsed = Annotated[
     int | None, number("N", "Ask for the N most used; the others keep the names made without.")
 ]
@@ -51,11 +49,9 @@ def label(
         float | None, number("PRICE", "Of a million tokens in, for the estimate.")
     ] = None,
     price_out: Annotated[float | None, number("PRICE", "Of a million tokens out.")] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace labels that are there.")
-    ] = False,
+    overwrite: Annotated[bool, flag("--overwrite", "Replace labels that are there.")] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only estimate questions, tokens and price.")
+        bool, flag("--dry-run", "Only estimate questions, tokens and price.")
     ] = False,
     as_json: Json = False,
 ) -> None:

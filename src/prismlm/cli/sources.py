@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from prismlm.cli.options import Json, Lens, Model, TextFiles, number
+from prismlm.cli.options import Json, Lens, Model, TextFiles, number, option
 from prismlm.cli.output import print_json
 from prismlm.errors import InputError
 
@@ -17,14 +15,11 @@ if TYPE_CHECKING:
 
 def sources(
     model: Model,
-    doc: Annotated[str, typer.Option("--doc", metavar="ID", help="The document's id.")],
+    doc: Annotated[str, option("ID", "The document's id.", "--doc")],
     file: TextFiles = None,
     audit: Annotated[
         Path | None,
-        typer.Option(
-            metavar="PARQUET",
-            help="Or the rows of an audit, which keep shares from its --least-share on.",
-        ),
+        option("PARQUET", "Or the rows of an audit, which keep shares from its --least-share on."),
     ] = None,
     lens: Lens = None,
     top: Annotated[int, number("N", "Prototypes and texts shown.", 1)] = 10,

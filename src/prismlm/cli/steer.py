@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
-from prismlm.cli.options import Json, Lens, Model, Temperature, choice, number
+from prismlm.cli.options import Json, Lens, Model, Temperature, choice, number, option
 from prismlm.cli.output import print_json
 from prismlm.errors import FormatError, InputError
 from prismlm.files import decoded
@@ -23,15 +23,10 @@ KINDS = ["clamp", "scale", "ablate"]
 PARTS = ["prototypes", "residual"]
 
 
-Prototype = Annotated[int | None, typer.Option(metavar="ID", help="Edit this prototype.")]
+Prototype = Annotated[int | None, option("ID", "Edit this prototype.")]
 # Not shown, since nothing fills the categories of a lens yet.
-Category = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help="Edit the prototypes of this category."),
-]
-DocumentId = Annotated[
-    str | None, typer.Option(metavar="ID", help="Edit those with contexts in this document.")
-]
+Category = Annotated[str | None, option("NAME", "Edit the prototypes of this category.")]
+DocumentId = Annotated[str | None, option("ID", "Edit those with contexts in this document.")]
 Strength = Annotated[
     float | None,
     number("S", "Clamp: fraction of the top logit, up to 1. Scale: factor. Groups: -1 to 1.", None),
@@ -40,17 +35,12 @@ OnlyPart = Annotated[
     str | None,
     choice("PART", "Predict from the prototypes or the residual alone.", PARTS),
 ]
-Target = Annotated[
-    str, typer.Option(metavar="TOKEN", help="Clamp at the top or the signature token.")
-]
+Target = Annotated[str, option("TOKEN", "Clamp at the top or the signature token.")]
 Cap = Annotated[float | None, number("A", "Largest activation of a clamp; else k·τ.", None)]
 Draws = Annotated[int, number("N", "Random prototypes that the control is the mean of.")]
-Prompts = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Effect sizes over these prompts, one a line.")
-]
+Prompts = Annotated[Path | None, option("FILE", "Effect sizes over these prompts, one a line.")]
 HeldOutCorpus = Annotated[
-    Path | None,
-    typer.Option(metavar="DIR", help="Held-out text for the cost; else the lens's corpus."),
+    Path | None, option("DIR", "Held-out text for the cost; else the lens's corpus.")
 ]
 
 
@@ -68,13 +58,11 @@ def steer(
     ] = "clamp",
     only: OnlyPart = None,
     target: Target = "top",
-    measure: Annotated[
-        str, typer.Option(metavar="UNIT", help="Clamp the logit or its evidence.")
-    ] = "logit",
+    measure: Annotated[str, option("UNIT", "Clamp the logit or its evidence.")] = "logit",
     cap: Cap = None,
     generate: Annotated[int, number("N", "Tokens to write; 0 reads the prompt's own.")] = 20,
     temperature: Temperature = 0.0,
-    seed: Annotated[int, typer.Option(metavar="S", help="Of sampling and control.")] = 0,
+    seed: Annotated[int, option("S", "Of sampling and control.")] = 0,
     draws: Draws = 8,
     file: Prompts = None,
     lens: Lens = None,

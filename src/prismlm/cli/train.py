@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from prismlm.cli.options import DryRun, Json, is_first_process
+from prismlm.cli.options import DryRun, Json, flag, is_first_process, option
 from prismlm.cli.output import print_json
 from prismlm.errors import InputError, Interrupted
 
@@ -21,14 +21,13 @@ def train(
     recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe, in YAML.")],
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Replace one value of the recipe."),
+        option("KEY=VALUE", "Replace one value of the recipe.", "--set"),
     ] = None,
     search: Annotated[
-        bool,
-        typer.Option("--search", help="Search hyper-parameters, as the recipe's search says."),
+        bool, flag("--search", "Search hyper-parameters, as the recipe's search says.")
     ] = False,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the newest checkpoint, or trial.")
+        bool, flag("--resume", "Go on from the newest checkpoint, or trial.")
     ] = False,
     dry_run: DryRun = False,
     as_json: Json = False,

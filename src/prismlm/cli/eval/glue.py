@@ -6,40 +6,28 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from prismlm.cli.options import DryRun, Json, Model, number
+from prismlm.cli.options import DryRun, Json, Model, flag, number, option
 from prismlm.cli.output import print_cost, print_json
 from prismlm.errors import InputError
 from prismlm.outputs import check_outputs
 
-Tasks = Annotated[str | None, typer.Option(metavar="A,B", help="Only these, such as cola,sst2.")]
-Data = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Parquet files of the tasks; else the hub.")
-]
-Limit = Annotated[int | None, typer.Option(metavar="N", help="Rows trained on, drawn by the seed.")]
-DevLimit = Annotated[
-    int | None, typer.Option(metavar="N", help="Rows of each dev set, the same for all seeds.")
-]
-Seeds = Annotated[str, typer.Option(metavar="A,B", help="A run for each.")]
+Tasks = Annotated[str | None, option("A,B", "Only these, such as cola,sst2.")]
+Data = Annotated[Path | None, option("DIR", "Parquet files of the tasks; else the hub.")]
+Limit = Annotated[int | None, option("N", "Rows trained on, drawn by the seed.")]
+DevLimit = Annotated[int | None, option("N", "Rows of each dev set, the same for all seeds.")]
+Seeds = Annotated[str, option("A,B", "A run for each.")]
 Rate = Annotated[
     float | None, number("R", "Else that of --search, or the source's for the model's type.")
 ]
 Warmup = Annotated[float | None, number("W", "Share of the steps; else as --learning-rate.", 0, 1)]
-Search = Annotated[
-    bool, typer.Option("--search", help="Choose both on SST-2 and MNLI, for later runs.")
-]
+Search = Annotated[bool, flag("--search", "Choose both on SST-2 and MNLI, for later runs.")]
 FromScratch = Annotated[
-    bool, typer.Option("--from-scratch", help="Beside it, the same model without its training.")
+    bool, flag("--from-scratch", "Beside it, the same model without its training.")
 ]
-Epochs = Annotated[int, typer.Option(metavar="N", help="At most.")]
-Test = Annotated[
-    bool, typer.Option("--test/--no-test", help="Predict the test sets that are there.")
-]
-Device = Annotated[str, typer.Option(metavar="DEVICE", help="Such as cpu or cuda.")]
-Out = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Where runs are kept; else MODEL/eval/glue.")
-]
+Epochs = Annotated[int, option("N", "At most.")]
+Test = Annotated[bool, flag("--test/--no-test", "Predict the test sets that are there.")]
+Device = Annotated[str, option("DEVICE", "Such as cpu or cuda.")]
+Out = Annotated[Path | None, option("DIR", "Where runs are kept; else MODEL/eval/glue.")]
 
 
 def glue(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from prismlm.cli.label import ModelThere, Url
-from prismlm.cli.options import DryRun, Json, Temperature, number
+from prismlm.cli.options import DryRun, Json, Temperature, number, option
 from prismlm.cli.output import print_cost, print_json
 from prismlm.errors import InputError
 from prismlm.outputs import check_outputs
@@ -21,20 +21,15 @@ Models = Annotated[
     list[Path] | None,
     typer.Argument(metavar="MODEL...", help="Model directories; none: examine a judge alone."),
 ]
-Texts = Annotated[Path | None, typer.Option(metavar="DIR", help="Continue its held-out documents.")]
-Prompts = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Or continue the lines of a text.")
-]
+Texts = Annotated[Path | None, option("DIR", "Continue its held-out documents.")]
+Prompts = Annotated[Path | None, option("FILE", "Or continue the lines of a text.")]
 Count = Annotated[int, number("N", "Texts, of a corpus drawn by the seed.", 2)]
 Words = Annotated[int, number("N", "Words of a text that are given.", 1)]
 NewTokens = Annotated[int, number("N", "Tokens that each model writes, at most.", 1)]
-LocalJudge = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="A model directory that judges.")
-]
+LocalJudge = Annotated[Path | None, option("DIR", "A model directory that judges.")]
 Seed = Annotated[int, number("S", "Of all that is drawn.")]
 Out = Annotated[
-    Path | None,
-    typer.Option(metavar="DIR", help="Where all is kept; else eval/judge of the first model."),
+    Path | None, option("DIR", "Where all is kept; else eval/judge of the first model.")
 ]
 
 

@@ -7,18 +7,15 @@ from typing import Annotated
 
 import typer
 
-from prismlm.cli.options import Json, Overwrite, number
+from prismlm.cli.options import Json, Overwrite, number, option
 from prismlm.cli.output import print_json
 from prismlm.outputs import check_outputs
 
 
 def pairs(
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the two files of pairs go.")],
+    out: Annotated[Path, option("DIR", "Where the two files of pairs go.")],
     data: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="Holds wikitext2, dailydialog and ag_news; else from the hub."
-        ),
+        Path | None, option("DIR", "Holds wikitext2, dailydialog and ag_news; else from the hub.")
     ] = None,
     per_slice: Annotated[int, number("N", "Pairs of each slice.", 1)] = 500,
     seed: Annotated[int, number("S", "Of what is drawn.")] = 0,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prismlm.cli.options import DryRun, Json, Model, Overwrite, number
+from prismlm.cli.options import DryRun, Json, Model, Overwrite, number, option
 from prismlm.cli.output import print_cost, print_json
 from prismlm.files import json_text
 from prismlm.outputs import check_outputs, write_text
@@ -16,14 +16,10 @@ from prismlm.outputs import check_outputs, write_text
 if TYPE_CHECKING:
     from prismlm.eval.robustness import OpenedModel, Pair
 
-Pairs = Annotated[
-    Path, typer.Option(metavar="FILE", help="Pairs of texts, as Parquet, of any slices.")
-]
-Limit = Annotated[
-    int | None, typer.Option(metavar="N", help="Pairs of each slice, drawn by the seed.")
-]
-Seed = Annotated[int, typer.Option(metavar="S", help="Of what is drawn.")]
-Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the figures as JSON.")]
+Pairs = Annotated[Path, option("FILE", "Pairs of texts, as Parquet, of any slices.")]
+Limit = Annotated[int | None, option("N", "Pairs of each slice, drawn by the seed.")]
+Seed = Annotated[int, option("S", "Of what is drawn.")]
+Out = Annotated[Path | None, option("FILE", "Write the figures as JSON.")]
 
 
 def robustness(

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from prismlm.cli.options import DryRun, Json, Model
+from prismlm.cli.options import DryRun, Json, Model, option
 from prismlm.cli.output import print_cost, print_json
 from prismlm.outputs import check_outputs, output_file
 
@@ -18,25 +18,16 @@ PASSED_ON = {"ignore_unknown_options": True, "help_option_names": list[str]()}
 
 def evaluate(
     model: Model,
-    suite: Annotated[str, typer.Option(metavar="SUITE", help="seed: PRISM's eight tasks.")] = (
-        "seed"
-    ),
-    tasks: Annotated[
-        str | None, typer.Option(metavar="A,B", help="Only these tasks of the suite.")
-    ] = None,
-    data: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Parquet files of the tasks; else the hub.")
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option(metavar="N", help="Questions of each task, drawn by the seed.")
-    ] = None,
-    shots: Annotated[int, typer.Option(metavar="N", help="Examples before each question.")] = 0,
-    seed: Annotated[int, typer.Option(metavar="S", help="Of what is drawn.")] = 0,
-    batch_size: Annotated[int, typer.Option(metavar="N", help="Texts read at once.")] = 8,
-    device: Annotated[str, typer.Option(metavar="DEVICE", help="Such as cpu or cuda.")] = "cpu",
+    suite: Annotated[str, option("SUITE", "seed: PRISM's eight tasks.")] = "seed",
+    tasks: Annotated[str | None, option("A,B", "Only these tasks of the suite.")] = None,
+    data: Annotated[Path | None, option("DIR", "Parquet files of the tasks; else the hub.")] = None,
+    limit: Annotated[int | None, option("N", "Questions of each task, drawn by the seed.")] = None,
+    shots: Annotated[int, option("N", "Examples before each question.")] = 0,
+    seed: Annotated[int, option("S", "Of what is drawn.")] = 0,
+    batch_size: Annotated[int, option("N", "Texts read at once.")] = 8,
+    device: Annotated[str, option("DEVICE", "Such as cpu or cuda.")] = "cpu",
     out: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Where answers are kept; else MODEL/eval/SUITE."),
+        Path | None, option("DIR", "Where answers are kept; else MODEL/eval/SUITE.")
     ] = None,
     dry_run: DryRun = False,
     as_json: Json = False,
