@@ -28,8 +28,7 @@ from prismlm.progress import Reporter
 if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus
     from prismlm.corpus.windows import BlockOrder
-    from prismlm.index.build import IndexOptions
-    from prismlm.index.scan import Scan, ScanInput
+    from prismlm.index.scan import IndexOptions, Scan, ScanInput
     from prismlm.index.spool import Spool
 
 CHARACTERS_BEFORE = 160
@@ -47,7 +46,6 @@ def write_lens(
     given: ScanInput,
     scan: Scan,
     spools: list[Spool | None],
-    options: IndexOptions,
     meta: dict[str, Any],
     progress: Reporter,
 ) -> None:
@@ -58,21 +56,20 @@ def write_lens(
         given: what was read.
         scan: what was found, by all shards.
         spools: the positions of each shard.
-        options: how it was asked for.
         meta: what the record of the lens says of its inputs.
         progress: shows documents and positions done.
 
     Raises:
         OSError: the disk is full or failing.
     """
-    kept = top_contexts.finish(scan.top)
+    kept, options = top_contexts.finish(scan.top), given.options
     write_index(directory, kept, given.corpus, options.with_text, progress)
     write_contexts(directory, kept)
     layout.write_table(scan.mass.table(), directory / layout.MASS_FILE)
     write_prototypes(directory, given.model, given.head, given.corpus, scan)
     if options.verbatim and options.with_text:
         write_suffixes(directory, given.corpus, options.split)
-    written = _write_cells(directory, spools, given, options, progress)
+    written = _write_cells(directory, spools, given, progress)
     curve = convergence(scan, given.order)
     files = layout.describe_files(directory)
     layout.write_meta(
@@ -82,31 +79,27 @@ def write_lens(
 
 
 def _write_cells(
-    directory: Path,
-    spools: list[Spool | None],
-    given: ScanInput,
-    options: IndexOptions,
-    progress: Reporter,
+    directory: Path, spools: list[Spool | None], given: ScanInput, progress: Reporter
 ) -> dict[str, Any]:
     """Write the cells, where positions were kept; return what the record of the lens says."""
-    if given.positions is None:
+    corpus, options = given.corpus, given.options
+    if options.positions is None:
         return {}
-    write_documents(directory, given.corpus, given.split)
-    weight = weight_of(given.model)
+    write_documents(directory, corpus, options.split)
     meta = write_cells(
         directory,
         [spool for spool in spools if spool is not None],
         given.head.num_prototypes,
-        len(weight),
-        given.positions,
+        len(weight_of(given.model)),
+        options.positions,
         progress,
         options.sort_bytes,
         codes=options.codes,
-        tokens=given.corpus.num_tokens,
+        tokens=corpus.num_tokens,
     )
     cells = Cells(directory, meta)
     suffixes = Suffixes.open(directory) if has_suffixes(directory) else None
-    scale = measure_support(cells, given.model, given.head, given.corpus, given.split, suffixes)
+    scale = measure_support(cells, given.model, given.head, corpus, options.split, suffixes)
     return {"cells": meta, "support": None if scale is None else scale.to_dict()}
 
 
