@@ -22,10 +22,10 @@ from prismlm.models.checkpoint import load_checkpoint, read_checkpoint
 from prismlm.models.seam import LogitMap, verify_logit_map
 from prismlm.models.sidecar import has_sidecar
 from prismlm.progress import SILENT, Reporter
-from prismlm.run_state import check_same, read_note, writing
+from prismlm.run_state import begin, writing
 
 FORMAT_VERSION = 1
-RUN_FILE, RESULT_FILE, TASKS = "run.json", "eval.json", "tasks"
+RESULT_FILE, TASKS = "eval.json", "tasks"
 PACKAGES = ("prismlm", "lm_eval", "torch", "transformers", "tokenizers", "datasets")
 
 
@@ -202,7 +202,9 @@ def run_suite(
     ready = [questions_of(benchmark, options) for benchmark in left[:1]]
     kept.mkdir(parents=True, exist_ok=True)
     with writing(out / RESULT_FILE):
-        _begin(out, {"model": _identity(lm), **_plain(options)})
+        run = {"format_version": FORMAT_VERSION, "lm_eval": version("lm_eval")}
+        run |= {"model": _identity(lm), **_plain(options)}
+        begin(out, run, made=any(kept.glob("*.json")))
         try:
             for benchmark in left:
                 path = kept / f"{benchmark.name}.json"
@@ -253,15 +255,3 @@ def _plain(options: SuiteOptions) -> dict[str, Any]:
 def _identity(lm: PredictorLM) -> str:
     head = None if lm.head is None else fingerprints.of_weights(lm.head)
     return fingerprints.of_json([fingerprints.of_weights(cast("Any", lm.model)), head])
-
-
-def _begin(out: Path, run: dict[str, Any]) -> None:
-    """Note what is asked, or check that it is what was begun here."""
-    run = {"format_version": FORMAT_VERSION, "lm_eval": version("lm_eval"), **run}
-    path = out / RUN_FILE
-    # What ended before its first answers binds nobody.
-    if not path.is_file() or not any((out / TASKS).glob("*.json")):
-        write_json(path, run)
-        return
-    way_out = "Go on with that one, write elsewhere with --out, or remove it."
-    check_same(f"{out} holds a run of something else", read_note(path, out), run, way_out)

@@ -27,11 +27,11 @@ from prismlm.eval.judging.ratings import rate
 from prismlm.files import write_json
 from prismlm.outputs import write_table
 from prismlm.progress import SILENT, Reporter
-from prismlm.run_state import check_same, read_note, writing
+from prismlm.run_state import RUN_FILE, begin, writing
 from prismlm.statistics import Interval, bootstrap
 
 FORMAT_VERSION = 1
-RUN_FILE, RESULT_FILE = "run.json", "judge.json"
+RESULT_FILE = "judge.json"
 CONTINUATIONS, VERDICTS = "continuations.jsonl", "verdicts.jsonl"
 CONTINUATIONS_TABLE, VERDICTS_TABLE = "continuations.parquet", "verdicts.parquet"
 PACKAGES = ("prismlm", "torch", "transformers", "tokenizers", "sacrebleu")
@@ -208,10 +208,4 @@ def _begin(study: Study) -> None:
     """Note what is continued, or check that it is what was begun here."""
     prompts = fingerprints.of_json([asdict(one) for one in study.prompts])
     run = {"format_version": FORMAT_VERSION, "prompts": prompts, **asdict(study.how)}
-    path = study.out / RUN_FILE
-    if not path.is_file() or not _begun(study):
-        write_json(path, run)
-        return
-    way_out = "Go on with those, write elsewhere with --out, or remove it."
-    before = read_note(path, study.out, format_version=FORMAT_VERSION)
-    check_same(f"{study.out} holds a run of something else", before, run, way_out)
+    begin(study.out, run, made=_begun(study))
