@@ -29,6 +29,11 @@ DOCUMENTS_LISTED = 20
 LEAST_SHARE = 0.01  # of a document that a row names
 # Characters of a text that say which it is; more of those listed, which may begin alike.
 OPENING, OPENING_LISTED = 120, 400
+# Of a row, what is as its text has it.
+FIGURES = (
+    *("text_id", "opening", "tokens", "predictions", "ce", "explained_share", "unattributed"),
+    "elsewhere",
+)
 # Explained shares are counted in bins of 0.001, so that their median needs no list of all.
 BINS_FROM, BINS_TO, BINS = -1.0, 3.0, 4000
 
@@ -79,18 +84,10 @@ class AuditedText:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the row of the report."""
-        row: dict[str, Any] = {
-            "text_id": self.text_id,
-            "opening": self.opening[:OPENING],
-            "tokens": self.tokens,
-            "predictions": self.predictions,
-            "ce": self.ce,
-            "explained_share": self.explained_share,
-            "unattributed": self.unattributed,
-            "elsewhere": self.elsewhere,
-            "support": None if self.support is None else self.support.level,
-            "support_score": None if self.support is None else self.support.score,
-        }
+        row: dict[str, Any] = {name: getattr(self, name) for name in FIGURES}
+        row["opening"] = self.opening[:OPENING]
+        row["support"] = None if self.support is None else self.support.level
+        row["support_score"] = None if self.support is None else self.support.score
         for column in GROUP_COLUMNS:
             items = () if self.shares is None else self.shares[column].items
             row[f"by_{column}"] = [
