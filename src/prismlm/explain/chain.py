@@ -237,20 +237,7 @@ class ChainsOfText:
 
     def of(self, position: int, used: Used, tokens: Sequence[str]) -> Sequence[PrototypeChain]:
         """Return the chains of some prototypes at one position."""
-        return _StepChains(self, position, used, tokens)
-
-
-class _StepChains(Deferred[PrototypeChain]):
-    def __init__(
-        self, text: ChainsOfText, position: int, used: Used, tokens: Sequence[str]
-    ) -> None:
-        self._text, self._position, self._used, self._tokens = text, position, used, tokens
-
-    def __len__(self) -> int:
-        return len(self._used.prototypes)
-
-    def build(self) -> tuple[PrototypeChain, ...]:
-        return chains(self._text.path, self._position, self._used, self._tokens)
+        return Deferred(len(used.prototypes), lambda: chains(self.path, position, used, tokens))
 
 
 def chains_of_text(
