@@ -63,7 +63,7 @@ class EndpointJudge:
 
     def asked(self) -> dict[str, Any]:
         """Return what asking came to: answers, tokens, and what went wrong how often."""
-        return {**self.session.tally, "failures": dict(self.session.failures)}
+        return self.session.asked()
 
 
 def theme_question(unit: Sequence[Passage]) -> Question:
