@@ -10,7 +10,7 @@ import typer
 
 from prismlm.cli.index import CodesOfStates, Contexts, PositionShare, codes_of, positions_of
 from prismlm.cli.options import DryRun, Json, flag, option
-from prismlm.cli.output import print_cost, print_json, print_rows
+from prismlm.cli.output import print_cost, print_json, print_rows, quality_rows
 
 if TYPE_CHECKING:
     from prismlm.training import AttachResult
@@ -100,16 +100,10 @@ def _print_result(result: AttachResult, seconds: float) -> None:
     from prismlm.cli.format import count, duration
 
     quality = result.quality
-    worse = quality.prototype_only_ce / quality.ce - 1
     rows = [
         ("fitted to", f"{count(result.states)} states"),
         ("CE of the model", f"{quality.ce:.3f}"),
-        ("CE of the prototypes alone", f"{quality.prototype_only_ce:.3f}, {worse:+.1%}"),
-        ("recovered", f"{quality.recovered or 0:.1%} of what the states say beyond their mean"),
-        ("explained share", f"{quality.explained_share:.3f}"),
-        ("FVU", f"{quality.fvu:.3f}"),
-        ("agreement", f"{quality.agreement:.1%}"),
-        ("in use", f"{quality.in_use:.1%}"),
+        *quality_rows(quality),
         ("measured on", f"{count(quality.tokens)} held-out tokens"),
         ("lens", str(result.lens)),
         ("time", duration(seconds)),

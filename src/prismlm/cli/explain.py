@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,7 +32,6 @@ from prismlm.files import decoded
 from prismlm.outputs import check_outputs
 
 if TYPE_CHECKING:
-    from prismlm.explain.shares import DocumentShare, Sources
     from prismlm.explain.trace import Trace
 
 STDIN = "-"
@@ -99,27 +97,23 @@ def explain(
     ]
     _write(chosen, html, parquet, against)
     if as_json:
-        value = values[0] if len(values) == 1 else {"texts": values}
-        print_json(value)
+        print_json(values[0] if len(values) == 1 else {"texts": values})
         return
-    shown = {"top": top, "all_shown": tokens is not None}
-    for trace in chosen:
-        _print(trace, column, documents, against, how, shown)
+    _print(chosen, column, documents, against, how, top=top, all_shown=tokens is not None)
 
 
 def _print(
-    trace: Trace,
-    column: str,
-    documents: int,
-    against: int,
-    how: dict[str, Any],
-    shown: dict[str, Any],
+    traces: list[Trace], by: str, documents: int, against: int, how: dict[str, Any], **shown: Any
 ) -> None:
     from prismlm.cli.printing.trace import print_trace
 
-    sources, listed = _shares(trace, column, documents, how)
-    opposed = trace.against(against, where=how["where"]) if against else None
-    print_trace(trace, sources, listed, opposed, **shown)
+    for trace in traces:
+        if trace.lens is None:
+            print_trace(trace, None, [], None, **shown)
+            continue
+        listed = trace.places(documents, **how) if documents else []
+        opposed = trace.against(against, where=how["where"]) if against else None
+        print_trace(trace, trace.sources(by, **how), listed, opposed, **shown)
 
 
 def _check_without_lens(model: Path, by: str | None, method: str, where: Any, against: int) -> None:
@@ -155,15 +149,6 @@ def _write(traces: list[Trace], html: Path | None, parquet: Path | None, against
     if parquet is not None:
         write_parquet(traces, parquet)
         typer.echo(f"wrote {parquet}", err=True)
-
-
-def _shares(
-    trace: Trace, by: str, documents: int, how: dict[str, Any]
-) -> tuple[Sources | None, Sequence[DocumentShare]]:
-    """Return the shares that are printed; none without a lens."""
-    if trace.lens is None:
-        return None, []
-    return trace.sources(by, **how), trace.places(documents, **how) if documents else []
 
 
 def _texts(text: str | None, file: str | None, lines: bool) -> list[str]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -74,9 +73,9 @@ def steer(
     if (prompt is None) == (file is None):
         had = "neither" if prompt is None else "both"
         raise InputError(f"expected a prompt or --file with prompts, got {had}.")
-    edits = _edits(
-        prototype, category, document, only, _Options(strength, edit, target, measure, cap)
-    )
+    named = {"prototype": prototype, "category": category, "document": document}
+    clamp = {"target": target, "measure": measure, "cap": cap}
+    edits = _edits(named, only, edit, strength, clamp)
     prompts = [] if file is None else _prompts(file)
     from prismlm.explain.language_model import load
 
@@ -116,29 +115,23 @@ def _result(
     return measure_effects(lm, prompts, edits, **how, draws=draws, progress=ConsoleReporter())
 
 
-@dataclass(frozen=True)
-class _Options:
-    """How to edit a prototype, as asked for on the command line."""
-
-    strength: float | None
-    kind: str
-    target: str
-    measure: str
-    cap: float | None
-
-
 def _edits(
-    prototype: int | None,
-    category: str | None,
-    document: str | None,
-    only: str | None,
-    options: _Options,
+    named: dict[str, Any], only: str | None, kind: str, strength: float | None, how: dict[str, Any]
 ) -> list[Edit]:
-    """Return the edit that the options ask for; none where a part alone is all that is asked."""
-    named = {"--prototype": prototype, "--category": category, "--document": document}
-    given = [name for name, value in named.items() if value is not None]
+    """Return the edit that the options ask for; none where a part alone is all that is asked.
+
+    Args:
+        named: prototype, category and document, one of which is to be edited.
+        only: the part that is asked for.
+        kind: of the edit of a prototype.
+        strength: of an edit.
+        how: a clamp is made.
+    """
+    from prismlm.edits.values import Ablate, Clamp, Group, Scale
+
+    given = [f"--{name}" for name, value in named.items() if value is not None]
     if only is not None and not given:
-        if options.strength is not None:
+        if strength is not None:
             raise InputError(
                 "--strength is of an edit: name a --prototype or --document, or leave it out."
             )
@@ -147,34 +140,19 @@ def _edits(
         raise InputError(
             f"expected one of --prototype and --document, got {' and '.join(given) or 'none'}."
         )
-    return [_edit(prototype, category, document, options)]
-
-
-def _edit(
-    prototype: int | None, category: str | None, document: str | None, options: _Options
-) -> Edit:
-    from prismlm.edits.values import Ablate, Clamp, Group, Scale
-
-    kind, strength = options.kind, options.strength
+    prototype = named.pop("prototype")
     if kind == "ablate" and prototype is not None:
         if strength is not None:
             raise InputError("--edit ablate removes the prototype whole: leave out --strength.")
-        return Ablate(prototype)
+        return [Ablate(prototype)]
     if strength is None:
         raise InputError("give --strength S: how strong the edit is.")
     if prototype is None:
         if kind != KINDS[0]:
             raise InputError(f"--edit {kind} is for --prototype: a group has a strength alone.")
-        return Group(strength, category=category, document=document)
-    if kind == "scale":
-        return Scale(prototype, strength)
-    return Clamp(
-        prototype,
-        strength,
-        target=cast(Literal["top", "signature"], options.target),
-        cap=options.cap,
-        measure=cast(Literal["logit", "evidence"], options.measure),
-    )
+        return [Group(strength, **named)]
+    scaled = kind == "scale"
+    return [Scale(prototype, strength) if scaled else Clamp(prototype, strength, **how)]
 
 
 def _describe(edits: list[Edit]) -> dict[str, Any] | None:

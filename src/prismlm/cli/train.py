@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from prismlm.cli.options import DryRun, Json, flag, is_first_process, option
-from prismlm.cli.output import print_json
+from prismlm.cli.output import print_cost, print_json, print_rows, quality_rows
 from prismlm.errors import InputError, Interrupted
 
 if TYPE_CHECKING:
@@ -83,7 +83,6 @@ def _search(recipe: Recipe, *, resume: bool, as_json: bool) -> None:
 
 
 def _estimate(recipe: Recipe, *, search: bool, resume: bool, as_json: bool) -> None:
-    from prismlm.cli.output import print_cost
     from prismlm.training import estimate, estimate_search
 
     measured = estimate_search if search else estimate
@@ -91,29 +90,14 @@ def _estimate(recipe: Recipe, *, search: bool, resume: bool, as_json: bool) -> N
 
 
 def _print_result(result: TrainingResult) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
     from prismlm.cli.format import count
 
-    figures = [("CE", f"{result.ce:.3f}")]
-    measured, quality = "", result.quality
-    if quality is not None:
-        measured = f" · measured on {count(quality.tokens)} held-out tokens"
-        figures += [
-            ("prototype-only CE", f"{quality.prototype_only_ce:.3f}"),
-            ("explained share", f"{quality.explained_share:.3f}"),
-            ("FVU", f"{quality.fvu:.3f}"),
-            ("agreement", f"{quality.agreement:.1%}"),
-            ("in use", f"{quality.in_use:.1%}"),
-        ]
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim")
-    table.add_column(justify="right")
-    for name, value in figures:
-        table.add_row(name, value)
-    console = Console(highlight=False)
-    console.print(f"[bold]{escape(str(result.directory))}[/]", soft_wrap=True)
-    console.print(f"{result.steps:,} steps · {count(result.tokens)} tokens{measured}")
-    console.print(table)
+    rows = [
+        ("steps", f"{result.steps:,}"),
+        ("tokens", count(result.tokens)),
+        ("CE", f"{result.ce:.3f}"),
+    ]
+    if result.quality is not None:
+        rows += quality_rows(result.quality)
+        rows.append(("measured on", f"{count(result.quality.tokens)} held-out tokens"))
+    print_rows(rows, last=str(result.directory))

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.table import Table
 from rich.text import Text
 
-from prismlm.cli.output import console_for_reading, plain
+from prismlm.cli.output import console_for_reading, plain, table_of
 
 NAMES = {
     "plain": "plain",
@@ -21,10 +20,8 @@ def print_result(result: dict[str, Any]) -> None:
     console = console_for_reading()
     predictors, metric = result["predictors"], result["metric"]
     console.print(Text(plain(result["model"]), style="bold"))
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    table.add_column("task")
-    for heading in ("questions", "chance", *(NAMES[name] for name in predictors)):
-        table.add_column(heading, justify="right")
+    headings = ("questions", "chance", *(NAMES[name] for name in predictors))
+    table = table_of("task", *(f"*{heading}" for heading in headings))
     for task in result["tasks"]:
         asked = f"{task['questions']:,}"
         if task["questions"] < task["of"]:

@@ -21,7 +21,8 @@ def print_search(result: SearchResult) -> None:
     """Print the best trials, and where the rest is."""
     from rich.console import Console
     from rich.markup import escape
-    from rich.table import Table
+
+    from prismlm.cli.output import table_of
 
     console = Console(highlight=False)
     console.print(f"[bold]{escape(str(result.directory))}[/]", soft_wrap=True)
@@ -29,10 +30,10 @@ def print_search(result: SearchResult) -> None:
     seeds = max((len(trial.seeds) for trial in result.trials), default=0)
     counted = f"{len(result.trials)} trials, {failed} failed"
     console.print(f"{counted} · CE on held-out text at the end, mean of {seeds} seeds")
-    table = Table(box=None, padding=(0, 2), pad_edge=False, header_style="dim")
     keys = list(result.trials[0].values) if result.trials else []
-    for name in ("trial", "CE", "perplexity", *keys):
-        table.add_column(escape(name), justify="right", overflow="fold")
+    table = table_of(*(f"*{escape(name)}" for name in ("trial", "CE", "perplexity", *keys)))
+    for column in table.columns:
+        column.no_wrap, column.overflow = False, "fold"
     for trial in result.ranked[:TRIALS_SHOWN]:
         values = [escape(_shown(trial.values[key])) for key in keys]
         perplexity = "" if trial.perplexity is None else f"{trial.perplexity:.2f}"
