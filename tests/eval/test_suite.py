@@ -123,9 +123,9 @@ def test_a_limit_draws_by_its_seed(options):
 
 
 def test_options_that_cannot_be_are_refused():
-    with pytest.raises(InputError, match="limit is 0: expected 1 or more"):
+    with pytest.raises(InputError, match="limit is 0: expected a whole number from 1"):
         SuiteOptions(limit=0)
-    with pytest.raises(InputError, match="shots is -1: expected 0 or more"):
+    with pytest.raises(InputError, match="shots is -1: expected a whole number from 0"):
         SuiteOptions(shots=-1)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -79,7 +78,9 @@ def audit(
     from prismlm.run_state import orderly_end
 
     written = {".parquet": parquet, ".jsonl": jsonl, ".csv": csv, ".html": html}
-    _check_written(written, inputs=(model, lens, *files), overwrite=overwrite)
+    check_outputs(*written.values(), inputs=(model, lens, *files), overwrite=overwrite)
+    for ending, path in written.items():
+        check_ending(path, ending)
     conditions = parse_where(where or [])
     reader = DocumentReader(list(files), Columns(text=text_column, id=id_column))
     lm = load(model, lens=lens)
@@ -97,14 +98,6 @@ def audit(
         print_json(summary)
     else:
         _print(found, summary, by, documents)
-
-
-def _check_written(
-    written: dict[str, Path | None], inputs: Sequence[Path | str | None], *, overwrite: bool
-) -> None:
-    check_outputs(*written.values(), inputs=inputs, overwrite=overwrite)
-    for ending, path in written.items():
-        check_ending(path, ending)
 
 
 def _run(

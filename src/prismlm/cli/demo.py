@@ -16,7 +16,7 @@ from prismlm.errors import InputError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from prismlm.demo import Answer, DemoResult
+    from prismlm.demo.prompts import Answer, DemoResult
 
 FETCHED_DIRECTORY = Path("prismlm-demo")
 TRAINED_DIRECTORY = Path("prismlm-demo-trained")
@@ -71,7 +71,8 @@ def demo(
 def _fetched(out: Path | None) -> DemoResult:
     """Run the demo with the model that is fetched, or the other where it cannot be."""
     from prismlm.cli.progress import ConsoleReporter
-    from prismlm.demo import Unreachable, run_fetched
+    from prismlm.demo.fetch import Unreachable
+    from prismlm.demo.fetched import run_fetched
 
     try:
         return run_fetched(out or FETCHED_DIRECTORY, progress=ConsoleReporter())
@@ -82,14 +83,15 @@ def _fetched(out: Path | None) -> DemoResult:
 
 def _trained(out: Path | None, *, quick: bool) -> DemoResult:
     from prismlm.cli.progress import ConsoleReporter
-    from prismlm.demo import FULL, QUICK, run_demo
+    from prismlm.demo.trained import FULL, QUICK, run_demo
 
     directory = out or (QUICK_DIRECTORY if quick else TRAINED_DIRECTORY)
     return run_demo(directory, QUICK if quick else FULL, progress=ConsoleReporter())
 
 
 def _estimate(out: Path | None, *, train: bool, quick: bool, as_json: bool) -> None:
-    from prismlm.demo import FULL, QUICK, estimate_demo, estimate_fetched
+    from prismlm.demo.estimate import estimate_demo, estimate_fetched
+    from prismlm.demo.trained import FULL, QUICK
 
     if quick:
         found = estimate_demo(out or QUICK_DIRECTORY, QUICK)

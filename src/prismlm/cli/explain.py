@@ -32,6 +32,7 @@ from prismlm.files import decoded
 from prismlm.outputs import check_outputs
 
 if TYPE_CHECKING:
+    from prismlm.explain.language_model import PrismLM
     from prismlm.explain.trace import Trace
 
 STDIN = "-"
@@ -86,7 +87,7 @@ def explain(
     conditions = parse_where(where or [])
     lm = load(model, lens=lens)
     if lm.lens is None:
-        _check_without_lens(model, by, method, conditions, against)
+        _check_without_lens(lm, by, method, conditions, against)
     options: dict[str, Any] = {"generate": generate, "temperature": temperature, "seed": seed}
     chosen = [_select(lm.explain(one, attention=heads, **options), tokens) for one in texts]
     how: dict[str, Any] = {"method": method, "where": conditions}
@@ -116,15 +117,12 @@ def _print(
         print_trace(trace, trace.sources(by, **how), listed, opposed, **shown)
 
 
-def _check_without_lens(model: Path, by: str | None, method: str, where: Any, against: int) -> None:
+def _check_without_lens(lm: PrismLM, by: str | None, method: str, where: Any, against: int) -> None:
     """Raise InputError where something is asked for that takes a lens."""
     wanted = f"shares by {by}" if by else "filter" if where else f"method {method}"
     wanted = "text against a prediction" if against else wanted
     if by or where or against or method != "evidence":
-        raise InputError(
-            f"{model} has no lens, so there is no {wanted}. "
-            f"Build one with `prismlm index {model} --corpus DIR`."
-        )
+        lm.lens_for(wanted)
 
 
 def _heads(attention: list[str] | None, as_json: bool) -> list[tuple[int, int]]:
@@ -153,12 +151,15 @@ def _write(traces: list[Trace], html: Path | None, parquet: Path | None, against
 
 def _texts(text: str | None, file: str | None, lines: bool) -> list[str]:
     """Return the text, or every text of a file of records, or every line that is not blank."""
-    if file is not None and text is None and _is_records(file):
+    from prismlm.corpus.formats import WHOLE_FILES, extension
+
+    records = file is not None and extension(Path(file)) not in (None, *WHOLE_FILES)
+    if records and text is None:
         if lines:
             raise InputError(f"{file} holds records, not lines of text: leave out --lines.")
         from prismlm.corpus.read import read_documents
 
-        return [document.text for document in read_documents(file)]
+        return [document.text for document in read_documents(Path(file or ""))]
     words = _text(text, file)
     if not lines:
         return [words]
@@ -166,12 +167,6 @@ def _texts(text: str | None, file: str | None, lines: bool) -> list[str]:
     if not found:
         raise InputError(f"{file or 'the text'} has no line with text.")
     return found
-
-
-def _is_records(file: str) -> bool:
-    from prismlm.corpus.formats import WHOLE_FILES, extension
-
-    return extension(Path(file)) not in (None, *WHOLE_FILES)
 
 
 def _text(text: str | None, file: str | None) -> str:

@@ -115,6 +115,4 @@ def load_with_lens(model: Path, lens: str | None) -> tuple[PrismLM, OpenedLens]:
     from prismlm.explain.language_model import load
 
     lm = load(model, lens=lens)
-    if lm.lens is None:
-        raise InputError(f"{model} has no lens. Build one with `prismlm index`.")
-    return lm, lm.lens
+    return lm, lm.lens_for("table of its prototypes")

@@ -33,23 +33,19 @@ def sources(
     from prismlm.explain.texts import text_options
 
     lm = load(model, lens=lens)
-    if lm.lens is None:
-        raise InputError(
-            f"{model} has no lens, so there is no document to find. Build one with "
-            f"`prismlm index {model} --corpus DIR`."
-        )
-    found = document_sources(lm.lens, doc)
+    opened = lm.lens_for("document to find")
+    found = document_sources(opened, doc)
     texts: list[TextUse] | None = None
     least: float | None = None
     if audit is not None:
-        texts, least = audited_texts_that_rely(lm.lens, doc, audit)
+        texts, least = audited_texts_that_rely(opened, doc, audit)
     elif file:
         from prismlm.corpus.read import DocumentReader
 
         texts = texts_that_rely(lm, doc, DocumentReader(list(file)), text_options([lm]))
     if as_json:
         listed = None if texts is None else [text._asdict() for text in texts]
-        value = {"model": str(model), "lens": str(lm.lens.path), **found.to_dict(), "texts": listed}
+        value = {"model": str(model), "lens": str(opened.path), **found.to_dict(), "texts": listed}
         print_json(value | ({} if least is None else {"least_share": least}))
         return
     from prismlm.cli.printing.sources import print_sources, print_texts

@@ -63,7 +63,10 @@ class DocumentReader:
         self.unread: Counter[str] = Counter()
         named = [paths] if isinstance(paths, (str, os.PathLike)) else paths
         check_kind("what is to be read", named, Iterable, "a path, or a list of paths")
-        found = _find_files(named, self.unread)
+        places = [check_path("what is to be read", path) for path in named]
+        found = [file for place in places for file in _expand(place, self.unread)]
+        if not found:
+            raise InputError("No input was named: give files or directories to read.")
         self.files = _once(found)
         self.again = len(found) - len(self.files)
         self._documents: Counter[str] = Counter()
@@ -165,9 +168,9 @@ def columns_of(columns: object) -> Columns:
 
 
 def _document(file: InputFile, row: Row, place: str) -> Document:
-    whole_file = extension(file.path) in WHOLE_FILES
-    own_id = file.name if whole_file else f"{file.name}:{row.number}"
-    return make_document(row.values, place, own_id, _stem(file.path))
+    ending = extension(file.path) or ""
+    own_id = file.name if ending in WHOLE_FILES else f"{file.name}:{row.number}"
+    return make_document(row.values, place, own_id, file.path.name[: -len(ending)])
 
 
 def make_document(values: dict[str, Any], place: str, own_id: str, own_source: str) -> Document:
@@ -193,18 +196,6 @@ def _kind(value: Any) -> str:
     # Fractions in JSON are read as decimals.
     names = {NoneType: "null", Decimal: "float"}
     return names.get(type(value), type(value).__name__)
-
-
-def _stem(path: Path) -> str:
-    return path.name[: -len(extension(path) or "")]
-
-
-def _find_files(paths: Iterable[str | os.PathLike[str]], unread: Counter[str]) -> list[InputFile]:
-    named = [check_path("what is to be read", path) for path in paths]
-    files = [file for path in named for file in _expand(path, unread)]
-    if not files:
-        raise InputError("No input was named: give files or directories to read.")
-    return files
 
 
 def _once(files: Iterable[InputFile]) -> list[InputFile]:

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from prismlm.errors import FormatError, InputError, suggest
+from prismlm.errors import FormatError, InputError, check_choice
 from prismlm.hub import fetching
 
 Row = dict[str, Any]
@@ -138,15 +138,10 @@ def benchmarks_of(suite: str, names: Sequence[str] | None = None) -> tuple[Bench
     Raises:
         InputError: no such suite or task.
     """
-    if suite not in SUITES:
-        raise InputError(f"there is no suite {suite!r}: expected {', '.join(SUITES)}.")
+    check_choice("the suite", suite, list(SUITES))
     known = [benchmark.name for benchmark in SUITES[suite]]
     for name in names or ():
-        if name not in known:
-            raise InputError(
-                f"the suite {suite!r} has no task {name!r}: expected some of {', '.join(known)}."
-                f"{suggest(name, known)}"
-            )
+        check_choice(f"a task of the suite {suite!r}", name, known)
     return tuple(item for item in SUITES[suite] if not names or item.name in names)
 
 

@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from prismlm import fingerprints
-from prismlm.errors import FormatError, InputError, Interrupted
+from prismlm.errors import FormatError, InputError, Interrupted, check_whole
 from prismlm.eval.accuracy import BAND, HEADLINE, Answers, mean_figures, task_figures
 from prismlm.eval.benchmarks import Benchmark, benchmarks_of, load_tasks
 from prismlm.eval.predictors import PredictorLM
@@ -48,9 +48,9 @@ class SuiteOptions:
     shots: int = 0
 
     def __post_init__(self) -> None:
-        for name, value, least in (("limit", self.limit, 1), ("shots", self.shots, 0)):
-            if value is not None and value < least:
-                raise InputError(f"{name} is {value}: expected {least} or more.")
+        check_whole("shots", self.shots)
+        if self.limit is not None:
+            check_whole("limit", self.limit, 1)
         benchmarks_of(self.suite)
 
 
@@ -80,8 +80,7 @@ def open_predictors(path: Path | str, *, device: str = "cpu", batch_size: int = 
             below 1.
         FormatError: what is in it is no checkpoint, or damaged.
     """
-    if batch_size < 1:
-        raise InputError(f"the batch size is {batch_size}: expected 1 or more.")
+    check_whole("the batch size", batch_size, 1)
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:

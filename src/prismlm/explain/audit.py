@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from prismlm.errors import InputError
 from prismlm.explain.attribution import sum_of
 from prismlm.explain.passages import PositionAttribution
 from prismlm.explain.shares import Attribution, DocumentShare, Method, Sources
@@ -120,12 +119,8 @@ class Audit:
         where: Where | None = None,
         least_share: float = LEAST_SHARE,
     ) -> None:
-        if lm.lens is None:
-            raise InputError(
-                f"{lm.path} has no lens, so there is no training text to point to. Build one with "
-                f"`prismlm index {lm.path} --corpus DIR`."
-            )
-        self.model, self.lens, self.options = str(lm.path), lm.lens, options
+        self.lens = lm.lens_for("training text to point to")
+        self.model, self.options = str(lm.path), options
         self.where: Conditions = normalised(where)
         self.least_share = least_share
         if self.where:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -82,16 +82,8 @@ class Trace:
     def __getitem__(self, key: int | slice) -> Step | Trace:
         """Return one step, or a trace of some of them."""
         if isinstance(key, slice):
-            maps = self.attention
-            return Trace(
-                self.model,
-                self.steps[key],
-                self.table[key],
-                self.lens,
-                self.rounding,
-                None if maps is None else tuple(one[key] for one in maps),
-                self.lm,
-            )
+            maps = self.attention and tuple(one[key] for one in self.attention)
+            return replace(self, steps=self.steps[key], table=self.table[key], attention=maps)
         return self.steps[key]
 
     def sources(

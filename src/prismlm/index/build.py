@@ -119,7 +119,7 @@ def build_index(
             partial.publish()
         if same:
             return out
-    check_lens_directory(out, overwrite=overwrite)
+    check_lens(out, overwrite=overwrite)
     documents, tokens = split_counts(corpus, options.split)
     expected = lens_bytes(head, options, documents, tokens - documents)
     check_room(f"the lens {out}", out, expected, partial.path)
@@ -242,21 +242,13 @@ def check_lens(out: Path, *, overwrite: bool) -> None:
     """Check that a lens may be written to a directory, unless one has only to be put there.
 
     Raises:
-        InputError: as of :func:`check_lens_directory`.
-    """
-    if not Partial(out).finished():
-        check_lens_directory(out, overwrite=overwrite)
-
-
-def check_lens_directory(out: Path, *, overwrite: bool) -> None:
-    """Check that a lens may be written to a directory.
-
-    Raises:
         InputError: there is a lens and it is not to be replaced, or something else is there.
     """
-    if out.exists() and not overwrite:
+    if Partial(out).finished() or not out.exists():
+        return
+    if not overwrite:
         raise InputError(f"{out} exists. Choose another --lens, or pass --overwrite to replace it.")
-    if out.exists() and any(out.iterdir()) and not (out / layout.META_FILE).is_file():
+    if any(out.iterdir()) and not (out / layout.META_FILE).is_file():
         raise InputError(f"{out} is not a lens, so it is not replaced: choose another --lens.")
 
 

@@ -96,7 +96,7 @@ class _Files:
         self._stack, self._waiting = ExitStack(), b""
         self._types, self._vocabulary, self._rows = types, vocabulary, 0
         paths = [directory / name for name in layout.CELL_FILES]
-        self._columns = [_Column(path, kind) for path, kind in zip(paths, types, strict=True)]
+        self._columns = [ArrayFile(path, kind) for path, kind in zip(paths, types, strict=True)]
         self.checksums = [0, 0]
 
     def __enter__(self) -> _Files:
@@ -116,7 +116,9 @@ class _Files:
         for name in ("position", "probability"):
             kept[name] = records[name]
         codes.put(records, kept)
-        keys, begins = _ranges(records, self._vocabulary)
+        every = records["cell"].astype(np.int64) * self._vocabulary + records["token"]
+        begins = np.flatnonzero(np.diff(every, prepend=-1))
+        keys = every[begins]
         begins += self._rows
         self.checksums = [
             zlib.crc32(p.data, c) for p, c in zip((keys, begins), self.checksums, strict=True)
@@ -178,13 +180,6 @@ def _read(
     return np.concatenate(parts)
 
 
-def _ranges(records: np.ndarray, vocabulary: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the key and first row of each cell and next token of sorted records."""
-    keys = records["cell"].astype(np.int64) * vocabulary + records["token"]
-    first = np.flatnonzero(np.diff(keys, prepend=-1))
-    return keys[first], first
-
-
 def write_documents(directory: Path, corpus: Corpus, split: Split) -> None:
     """Write ``cell-documents.parquet``: every document of the split, in the order of the corpus."""
     numbers = corpus.split(split)
@@ -197,14 +192,17 @@ def write_documents(directory: Path, corpus: Corpus, split: Split) -> None:
             writer.write_table(table)
 
 
-class _Column:
-    """A file of one array that grows: its header is written again at the end."""
+class ArrayFile:
+    """A file of one array [n] that grows: its header is written again at the end.
+
+    It is written, not memory-mapped: a full disk is then an error and not the end of the process.
+    """
 
     def __init__(self, path: Path, dtype: np.dtype) -> None:
         self._file = path.open("wb")
         self._dtype, self._rows = dtype, 0
 
-    def __enter__(self) -> _Column:
+    def __enter__(self) -> ArrayFile:
         self._header()
         return self
 
@@ -215,7 +213,8 @@ class _Column:
             self._header()
 
     def append(self, part: np.ndarray) -> None:
-        self._file.write(part.astype(self._dtype, copy=False).view(np.uint8).data)
+        """Write more of it."""
+        self._file.write(np.ascontiguousarray(part, self._dtype).view(np.uint8).data)
         self._rows += len(part)
 
     def _header(self) -> None:

@@ -64,7 +64,9 @@ def write_lens(
     """
     kept, options = top_contexts.finish(scan.top), given.options
     write_index(directory, kept, given.corpus, options.with_text, progress)
-    write_contexts(directory, kept)
+    # Unit states in bf16, row for row with the index.
+    save_file({"states": kept.state.contiguous()}, str(directory / layout.CONTEXTS_FILE))
+    share(directory / layout.CONTEXTS_FILE)
     layout.write_table(scan.mass.table(), directory / layout.MASS_FILE)
     write_prototypes(directory, given.model, given.head, given.corpus, scan)
     if options.verbatim and options.with_text:
@@ -193,13 +195,6 @@ def _texts(
     return [pa.array(column, pa.string()) for column in (before, token, after)]
 
 
-def write_contexts(directory: Path, kept: Contexts) -> None:
-    """Write ``contexts.safetensors``: unit states in bf16, row for row with the index."""
-    path = directory / layout.CONTEXTS_FILE
-    save_file({"states": kept.state.contiguous()}, str(path))
-    share(path)
-
-
 def write_prototypes(
     directory: Path, model: PreTrainedModel, head: PrototypeHead, corpus: Corpus, scan: Scan
 ) -> None:
@@ -212,26 +207,17 @@ def write_prototypes(
         corpus.tokenizer,
     )
     nearest = scan.top.cosine[:, 0]
-    nothing = pa.nulls(count, pa.string())
-    table = pa.table(
-        {
-            "prototype": pa.array(np.arange(count, dtype=np.int32)),
-            "name": pa.array(signatures.names),
-            "description": nothing,
-            "category": nothing,
-            "role": nothing,
-            "tags": pa.nulls(count, pa.list_(pa.string())),
-            "top_tokens": pa.array(signatures.tokens, pa.list_(pa.string())),
-            "top_values": pa.array(list(signatures.values), pa.list_(pa.float32())),
-            "usage": pa.array(scan.mass.usage() / max(scan.tokens, 1)),
-            "nearest_cosine": pa.array(
-                nearest.numpy(), mask=torch.isinf(nearest).numpy(), type=pa.float32()
-            ),
-            "x": pa.nulls(count, pa.float32()),
-            "y": pa.nulls(count, pa.float32()),
-            "label_source": pa.array(["signature"] * count),
-            "label_score": pa.nulls(count, pa.float32()),
-        },
-        schema=layout.PROTOTYPES_SCHEMA,
-    )
-    layout.write_table(table, directory / layout.PROTOTYPES_FILE)
+    known = {
+        "prototype": pa.array(np.arange(count, dtype=np.int32)),
+        "name": pa.array(signatures.names),
+        "top_tokens": pa.array(signatures.tokens, pa.list_(pa.string())),
+        "top_values": pa.array(list(signatures.values), pa.list_(pa.float32())),
+        "usage": pa.array(scan.mass.usage() / max(scan.tokens, 1)),
+        "nearest_cosine": pa.array(
+            nearest.numpy(), mask=torch.isinf(nearest).numpy(), type=pa.float32()
+        ),
+        "label_source": pa.array(["signature"] * count),
+    }
+    schema = layout.PROTOTYPES_SCHEMA
+    columns = [known.get(one.name, pa.nulls(count, one.type)) for one in schema]
+    layout.write_table(pa.table(columns, schema=schema), directory / layout.PROTOTYPES_FILE)
