@@ -7,8 +7,13 @@ from lm_eval.evaluator import evaluate
 
 from prismlm.errors import FormatError, InputError, Interrupted
 from prismlm.eval.benchmarks import benchmarks_of, load_tasks
-from prismlm.eval.suite import SuiteOptions, open_predictors, questions_of, run_suite
-from prismlm.eval.suite_estimate import estimate_suite
+from prismlm.eval.suite import (
+    SuiteOptions,
+    estimate_suite,
+    open_predictors,
+    questions_of,
+    run_suite,
+)
 from prismlm.progress import Silent
 from tests.helpers.benchmark_rows import write_benchmarks, write_rows
 

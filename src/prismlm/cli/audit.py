@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from prismlm.corpus.read import DocumentReader
     from prismlm.explain.audit import Audit
 
-SHARES_SHOWN = 12
 RowsFile = Annotated[Path | None, option("FILE", "Write one row per text.")]
 LinesFile = Annotated[Path | None, option("FILE", "The same rows as JSON lines.")]
 SharesFile = Annotated[Path | None, option("FILE", "The largest shares, for a spreadsheet.")]
@@ -71,7 +70,7 @@ def audit(
     from prismlm.corpus.documents import Columns
     from prismlm.corpus.read import DocumentReader
     from prismlm.explain.audit import Audit
-    from prismlm.explain.audit_estimate import estimate_audit
+    from prismlm.explain.audit_files import estimate_audit
     from prismlm.explain.language_model import load
     from prismlm.explain.texts import text_options
     from prismlm.index.where import parse_where

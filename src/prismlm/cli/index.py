@@ -161,6 +161,7 @@ def _run(
         check_window_and_batches,
     )
     from prismlm.index.estimate import estimate_index
+    from prismlm.index.layout import lens_summary
     from prismlm.models.checkpoint import load_checkpoint
     from prismlm.progress import SILENT
 
@@ -197,7 +198,9 @@ def _run(
         progress=reporter,
     )
     if written is not None:
-        _report(job.out, time.monotonic() - began, as_json=as_json)
+        seconds = round(time.monotonic() - began, 1)
+        summary = {"lens": str(job.out), **lens_summary(job.out), "seconds": seconds}
+        print_json(summary) if as_json else _print_summary(summary)
     elif is_first_process():
         _report_part(job.out, job.part, as_json=as_json)
 
@@ -260,13 +263,6 @@ def _trained_on(checkpoint: Checkpoint, corpus: Corpus) -> bool | None:
     trained = checkpoint.sidecar.provenance.get("corpus")
     fingerprint = trained.get("fingerprint") if isinstance(trained, dict) else None
     return None if fingerprint is None else fingerprint == corpus.fingerprint
-
-
-def _report(out: Path, seconds: float, *, as_json: bool) -> None:
-    from prismlm.index.layout import lens_summary
-
-    summary = {"lens": str(out), **lens_summary(out), "seconds": round(seconds, 1)}
-    print_json(summary) if as_json else _print_summary(summary)
 
 
 def _report_part(out: Path, part: Shard, *, as_json: bool) -> None:

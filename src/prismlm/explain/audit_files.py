@@ -1,4 +1,4 @@
-"""Writing an audit as it goes: Parquet, JSON lines and CSV, all complete or none there."""
+"""The files of an audit, all complete or none there: what they are, and what they would take."""
 
 from __future__ import annotations
 
@@ -7,15 +7,20 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from prismlm.cost import Cost, peak_memory, rate_of
 from prismlm.errors import FormatError, InputError
 from prismlm.files import json_text
 from prismlm.index.layout import GROUP_COLUMNS
 from prismlm.outputs import output_files
+
+if TYPE_CHECKING:
+    from prismlm.corpus.read import DocumentReader
+    from prismlm.explain.audit import Audit
 
 # Writes some rows of an audit.
 Write = Callable[[list[dict[str, Any]]], object]
@@ -177,3 +182,32 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
                 yield from batch.to_pylist()
     except (pa.ArrowException, OSError) as error:
         raise FormatError(f"{path} cannot be read ({error}). Run the audit again.") from error
+
+
+def estimate_audit(audit: Audit, reader: DocumentReader) -> Cost:
+    """Read texts for some seconds and scale by the bytes that are left; nothing is written.
+
+    The figures are ``texts``, ``tokens`` and ``tokens_per_second``; disk is of the rows as Parquet.
+
+    Raises:
+        InputError: there is nothing to read.
+    """
+    rows: list[dict[str, Any]] = []
+
+    def read() -> Iterator[int]:
+        for row in audit.read(reader):
+            rows.append(row.to_dict())
+            yield row.tokens
+
+    rate = rate_of(read())
+    scale = max(1.0, reader.total_bytes / max(1, reader.bytes_read))
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), sink, compression="zstd")
+    tokens = round(audit.tokens * scale)
+    return Cost(
+        tokens / max(rate, 1e-9),
+        # It does not grow with the number of texts.
+        peak_memory(),
+        round(sink.getvalue().size * scale),
+        {"texts": round(audit.texts * scale), "tokens": tokens, "tokens_per_second": rate},
+    )

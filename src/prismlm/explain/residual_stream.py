@@ -71,9 +71,8 @@ def read_direct_path(
         embedding=_kept(seen["embedding", 0]),
         mlps=tuple(_kept(seen["mlp", layer]) for layer in range(len(decoder.blocks))),
         flows=tuple(
-            ChannelFlow(*(x.detach().cpu() if isinstance(x, Tensor) else x for x in flow))
+            _on_cpu(mixer.flow(seen["inputs", layer], seen["gates", layer]))
             for layer, mixer in enumerate(decoder.mixers)
-            for flow in [mixer.flow(seen["inputs", layer], seen["gates", layer])]
         ),
         first_decays=tuple(
             mixer.decay_of(seen["inputs", layer][:, :1]).expand(1, 1, -1)[0, 0].cpu()
@@ -113,6 +112,11 @@ def _watching(decoder: MixerDecoder) -> Iterator[dict[tuple[str, int], Any]]:
         ]
     with watch(hooks):
         yield seen
+
+
+def _on_cpu(flow: ChannelFlow) -> ChannelFlow:
+    parts = flow._asdict().items()
+    return flow._replace(**{name: x.detach().cpu() for name, x in parts if isinstance(x, Tensor)})
 
 
 def _kept(tensor: Tensor) -> Tensor:

@@ -158,7 +158,10 @@ def verbatim_spans(
         return -math.log2(suffixes.count([token]) / len(suffixes))
 
     spans: list[VerbatimSpan] = []
-    for first, end, count in _longest(tokens, suffixes, _bounds(len(ids), start, words)):
+    # Where spans may begin and end, ascending.
+    ends = range(1, len(ids) + 1) if words is None else accumulate(words)
+    bounds = [start, *sorted({end for end in ends if end > start})]
+    for first, end, count in _longest(tokens, suffixes, bounds):
         if end - first >= minimum:
             rarity = math.fsum(surprise(token) for token in tokens[first:end].tolist())
             spans.append(VerbatimSpan(first, end - first, count, rarity, ()))
@@ -184,9 +187,3 @@ def _longest(
             reached = end
             whole = end == first + length
             yield first, end, count if whole else suffixes.count(tokens[first:end])
-
-
-def _bounds(length: int, start: int, words: Sequence[int] | None) -> list[int]:
-    """Return where spans may begin and end, ascending."""
-    ends = range(1, length + 1) if words is None else accumulate(words)
-    return [start, *sorted({end for end in ends if end > start})]

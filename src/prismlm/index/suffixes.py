@@ -23,7 +23,7 @@ import numpy as np
 from prismlm.errors import FormatError, InputError
 from prismlm.files import atomic_file
 from prismlm.index.layout import open_array
-from prismlm.index.sort_cells import ArrayFile
+from prismlm.index.sort_cells import array_file
 
 if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus, Split
@@ -125,9 +125,9 @@ def parts_of(firsts: np.ndarray, total: int) -> list[tuple[int, int]]:
 
 
 def _write(path: Path, dtype: np.dtype, parts: Iterable[np.ndarray]) -> None:
-    with atomic_file(path) as temporary, ArrayFile(temporary, dtype) as file:
+    with atomic_file(path) as temporary, array_file(temporary, dtype) as append:
         for part in parts:
-            file.append(part)
+            append(part)
 
 
 class Suffixes:

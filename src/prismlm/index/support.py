@@ -19,8 +19,8 @@ docs/results/support.md. A lens without a suffix array has mean F alone.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -71,10 +71,6 @@ class SupportScale:
     high_places: list[float]
     predictions: int
     words: bool = False
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as they stand in ``meta.json``."""
-        return asdict(self)
 
     def score(self, nearest: np.ndarray) -> np.ndarray:
         """Return F: the share of unseen predictions with a smaller nearest cosine, in [0, 1]."""

@@ -1,21 +1,26 @@
-"""Writing what a scan has found: contexts with their text, states, prototypes, cells."""
+"""Writing what a scan has found: contexts with their text, states, prototypes, cells.
+
+On its own a prototype says its logit signature τ W p over the vocabulary, which names it at first.
+"""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import torch
+from jaxtyping import Float
 from safetensors.torch import save_file
-from transformers import PreTrainedModel
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from prismlm.files import share
 from prismlm.index import layout
 from prismlm.index.cells import Cells
 from prismlm.index.codes import parts_of
-from prismlm.index.signatures import top_signatures
 from prismlm.index.sort_cells import write_cells, write_documents
 from prismlm.index.suffixes import Suffixes, has_suffixes, write_suffixes
 from prismlm.index.support import measure_support
@@ -31,6 +36,7 @@ if TYPE_CHECKING:
     from prismlm.index.scan import IndexOptions, Scan, ScanInput
     from prismlm.index.spool import Spool
 
+TILE = 256
 CHARACTERS_BEFORE = 160
 CHARACTERS_AFTER = 80
 # Of a kept context on disk: its compressed text and columns, and those columns alone.
@@ -102,7 +108,7 @@ def _write_cells(
     cells = Cells(directory, meta)
     suffixes = Suffixes.open(directory) if has_suffixes(directory) else None
     scale = measure_support(cells, given.model, given.head, corpus, options.split, suffixes)
-    return {"cells": meta, "support": None if scale is None else scale.to_dict()}
+    return {"cells": meta, "support": None if scale is None else asdict(scale)}
 
 
 def lens_bytes(
@@ -221,3 +227,56 @@ def write_prototypes(
     schema = layout.PROTOTYPES_SCHEMA
     columns = [known.get(one.name, pa.nulls(count, one.type)) for one in schema]
     layout.write_table(pa.table(columns, schema=schema), directory / layout.PROTOTYPES_FILE)
+
+
+class Signatures(NamedTuple):
+    """The strongest tokens of every prototype.
+
+    Attributes:
+        tokens: decoded, [K][count], strongest first.
+        values: τ (W p)[v] of those, float32 [K, count].
+        names: a short name made of the tokens that set the prototype apart from the others.
+    """
+
+    tokens: list[list[str]]
+    values: np.ndarray
+    names: list[str]
+
+
+@torch.no_grad()
+def top_signatures(
+    prototypes: Float[Tensor, "K d"],
+    weight: Float[Tensor, "V d"],
+    scale: float,
+    tokenizer: PreTrainedTokenizerBase,
+    count: int = 10,
+) -> Signatures:
+    """Return the ``count`` largest entries of τ W p for every prototype, a tile at a time.
+
+    Names use W (p − mean p): tokens that every prototype raises say nothing of one of them.
+    """
+    count = min(count, weight.shape[0])
+    mean = prototypes.mean(0)
+    tokens: list[list[str]] = []
+    names: list[str] = []
+    values: list[np.ndarray] = []
+    for tile in prototypes.split(TILE):
+        top = (scale * (tile @ weight.T)).topk(count, dim=1)
+        tokens += [_decode(tokenizer, row) for row in top.indices.tolist()]
+        values.append(top.values.float().cpu().numpy())
+        distinct = ((tile - mean) @ weight.T).topk(min(6, weight.shape[0]), dim=1)
+        names += [_name(_decode(tokenizer, row)) for row in distinct.indices.tolist()]
+    return Signatures(tokens, np.concatenate(values), names)
+
+
+def _decode(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[str]:
+    return [str(tokenizer.decode([i], clean_up_tokenization_spaces=False)) for i in ids]
+
+
+def _name(tokens: list[str]) -> str:
+    words: list[str] = []
+    for token in tokens:
+        word = token.strip() or repr(token)[1:-1].replace(" ", "␣")
+        if word.lower() not in (seen.lower() for seen in words):
+            words.append(word)
+    return " · ".join(words[:3])
