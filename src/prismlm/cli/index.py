@@ -162,13 +162,16 @@ def _run(
     )
     from prismlm.index.estimate import estimate_index
     from prismlm.index.layout import lens_summary
+    from prismlm.index.training_corpus import trained_length
     from prismlm.models.checkpoint import load_checkpoint
     from prismlm.progress import SILENT
 
     check_lens(job.out, overwrite=job.overwrite)
     checkpoint = load_checkpoint(job.model)
     model, head = checkpoint.model, checkpoint.sidecar.head
-    width = _window(checkpoint, job.model) if window is None else window
+    longest = getattr(model.config, "max_position_embeddings", None) or LONGEST_DEFAULT_WINDOW
+    trained = trained_length(job.model) or min(longest, LONGEST_DEFAULT_WINDOW)
+    width: int = trained if window is None else window
     stride = max(1, width * 3 // 4) if stride is None else stride
     options = IndexOptions(window=width, stride=stride, **asked)
     check_window_and_batches(model, options)
@@ -250,13 +253,6 @@ def _out(model: Path, lens: str) -> Path:
     if Path(lens).name.startswith(".") or not Path(lens).name:
         raise InputError(f"--lens {lens} is not a name for a lens: it must not start with a dot.")
     return model / "lens" / lens if Path(lens).name == lens else Path(lens)
-
-
-def _window(checkpoint: Checkpoint, model: Path) -> int:
-    from prismlm.index.training_corpus import trained_length
-
-    longest = getattr(checkpoint.model.config, "max_position_embeddings", None)
-    return trained_length(model) or min(longest or LONGEST_DEFAULT_WINDOW, LONGEST_DEFAULT_WINDOW)
 
 
 def _trained_on(checkpoint: Checkpoint, corpus: Corpus) -> bool | None:

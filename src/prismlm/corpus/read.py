@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from importlib.resources import files
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -27,6 +28,14 @@ class InputFile:
 
     path: Path
     name: str
+
+
+def sample_path() -> Path:
+    """Return the Parquet file of the bundled sample; ATTRIBUTION.md beside it credits its sources.
+
+    Columns: id, text, domain, source, license, title, url.
+    """
+    return Path(str(files("prismlm.corpus"))) / "sample" / "sample.parquet"
 
 
 def read_documents(paths: Paths, columns: Columns | None = None) -> Iterator[Document]:
@@ -67,7 +76,11 @@ class DocumentReader:
         found = [file for place in places for file in _expand(place, self.unread)]
         if not found:
             raise InputError("No input was named: give files or directories to read.")
-        self.files = _once(found)
+        # What is there already, by another name or through a link, is not read again.
+        once: dict[tuple[int, int], InputFile] = {}
+        for file in found:
+            once.setdefault(_identity(file.path), file)
+        self.files = list(once.values())
         self.again = len(found) - len(self.files)
         self._documents: Counter[str] = Counter()
         self.total_bytes = sum(file.path.stat().st_size for file in self.files)
@@ -196,14 +209,6 @@ def _kind(value: Any) -> str:
     # Fractions in JSON are read as decimals.
     names = {NoneType: "null", Decimal: "float"}
     return names.get(type(value), type(value).__name__)
-
-
-def _once(files: Iterable[InputFile]) -> list[InputFile]:
-    """Return the files without those that are there already, by another name or through a link."""
-    seen: dict[tuple[int, int], InputFile] = {}
-    for file in files:
-        seen.setdefault(_identity(file.path), file)
-    return list(seen.values())
 
 
 def _identity(path: Path) -> tuple[int, int]:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from prismlm.corpus.documents import Document
     from prismlm.explain.language_model import PrismLM
 
+OF_A_LENS = ("split", "documents", "tokens", "trained_on")
 KEYS_KEPT = 20  # of each column and text; the rest is summed as "others"
 TEXTS_LISTED = 20
 DOCUMENTS_LISTED = 20
@@ -171,10 +172,7 @@ class Audit:
             "corpus": {
                 "name": meta.corpus_name,
                 "fingerprint": meta.corpus,
-                "split": meta.split,
-                "documents": meta.documents,
-                "tokens": meta.tokens,
-                "trained_on": meta.trained_on,
+                **{name: getattr(meta, name) for name in OF_A_LENS},
             },
             "method": self.options.method,
             "where": {column: list(values) for column, values in self.where},

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from prismlm.corpus.layout import strings
 from prismlm.cost import Cost, peak_memory, rate_of
 from prismlm.errors import FormatError, InputError
 from prismlm.files import json_text
@@ -32,18 +33,14 @@ _DOCUMENTS = pa.list_(
         [
             ("doc_id", pa.string()),
             ("share", pa.float64()),
-            ("source", pa.string()),
-            ("domain", pa.string()),
-            ("license", pa.string()),
-            ("title", pa.string()),
+            *strings("source", "domain", "license", "title"),
             ("position", pa.int64()),
         ]
     )
 )
 SCHEMA = pa.schema(
     [
-        ("text_id", pa.string()),
-        ("opening", pa.string()),
+        *strings("text_id", "opening"),
         ("tokens", pa.int64()),
         ("predictions", pa.int64()),
         ("ce", pa.float64()),

@@ -134,14 +134,8 @@ class DocumentShare:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the entry of ``prismlm explain --json``."""
-        return {
-            "doc_id": self.doc_id,
-            "share": self.share,
-            "source": self.source,
-            "license": self.license,
-            "text": self.text,
-            "position": self.position,
-        }
+        names = ("doc_id", "share", "source", "license", "text", "position")
+        return {name: getattr(self, name) for name in names}
 
 
 class Sums(NamedTuple):

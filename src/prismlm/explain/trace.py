@@ -265,14 +265,19 @@ class Trace:
             path: where to.
             against: passages shown that speak against the predictions.
         """
+        # The one import against the order of packages: a trace shows itself.
+        from prismlm.pages.trace import page
+
         against = check_whole("the number of passages against", against)
-        text = _pages().page([self], against=against)
+        text = page([self], against=against)
         if path is not None:
             write_text(path, text)
         return text
 
     def _repr_html_(self) -> str:
-        return _pages().fragment(self)
+        from prismlm.pages.trace import fragment
+
+        return fragment(self)
 
     def _attribution(self, method: Method, *, contexts: bool = True) -> Attribution:
         """Return what the steps rely on; it is found once for each method."""
@@ -300,13 +305,6 @@ class Trace:
                 "Build one with `prismlm index MODEL --corpus DIR`."
             )
         return self.lens
-
-
-def _pages() -> Any:
-    # The one import against the order of packages: a trace shows itself.
-    from prismlm.pages import trace
-
-    return trace
 
 
 def write_parquet(traces: Sequence[Trace], path: Path | str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import isnan
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -15,10 +15,6 @@ from prismlm.cli.options import DryRun, Json, Temperature, number, option
 from prismlm.cli.output import console_for_reading, plain, print_cost, print_json, table_of
 from prismlm.errors import InputError
 from prismlm.outputs import check_outputs
-
-if TYPE_CHECKING:
-    from prismlm.eval.judging.continuations import Prompt, Writing
-
 
 Models = Annotated[
     list[Path] | None,
@@ -60,7 +56,8 @@ def judge(
     ratings by one that fails are not to be read. What is made is kept: the same command goes on
     where it was stopped, and models may be added.
     """
-    from prismlm.eval.judging.continuations import Writing
+    from prismlm.corpus.store import Corpus
+    from prismlm.eval.judging.continuations import Writing, corpus_prompts, file_prompts
     from prismlm.eval.judging.judges import judge_opener
     from prismlm.eval.judging.study import RESULT_FILE, Study, estimate_judging, named, run_judging
     from prismlm.run_state import orderly_end
@@ -75,7 +72,10 @@ def judge(
     # What was made there before is gone on from.
     check_outputs(directory=place, inputs=(*given, corpus, prompts, judge), overwrite=True)
     how = Writing(prompt_words, new_tokens, temperature, seed)
-    texts = _texts(corpus, prompts, prompts_count, how)
+    if prompts is not None:
+        texts = file_prompts(prompts, prompts_count, how)
+    else:
+        texts = corpus_prompts(Corpus.open(str(corpus)), prompts_count, how)
     study = Study(named(given), texts, how, place, opened)
     with orderly_end():
         if dry_run:
@@ -89,16 +89,6 @@ def judge(
         print_json(result)
     else:
         print_judging(result)
-
-
-def _texts(corpus: Path | None, prompts: Path | None, count: int, how: Writing) -> list[Prompt]:
-    from prismlm.corpus.store import Corpus
-    from prismlm.eval.judging.continuations import corpus_prompts, file_prompts
-
-    if corpus is not None:
-        return corpus_prompts(Corpus.open(corpus), count, how)
-    assert prompts is not None
-    return file_prompts(prompts, count, how)
 
 
 def _announce(what: str, questions: int, tokens: int) -> None:

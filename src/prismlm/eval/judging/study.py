@@ -129,7 +129,12 @@ def _run(study: Study, progress: Reporter, announce: Announce) -> dict[str, Any]
         examined = {"source": judge.source, **examine(judge, prompts, seed, progress)}
     texts = {name: study.writer(name).texts(prompts, progress) for name in study.models}
     if texts:
-        write_table(study.out / CONTINUATIONS_TABLE, _continuations(prompts, texts))
+        rows = [
+            {"model": name, **asdict(prompt), "continuation": text}
+            for name, written in texts.items()
+            for prompt, text in zip(prompts, written, strict=True)
+        ]
+        write_table(study.out / CONTINUATIONS_TABLE, pa.Table.from_pylist(rows))
     ratings = None
     if judge is not None and examined is not None:
         if len(texts) > 1:
@@ -182,15 +187,6 @@ def _pair(first: str, second: str, scores: np.ndarray, seed: int) -> dict[str, A
     score = asdict(bootstrap(scores, seed=seed) if len(scores) else none)
     count = {"won": int((scores > 0.5).sum()), "lost": int((scores < 0.5).sum())}
     return {"first": first, "second": second, "games": len(scores), **count, "score": score}
-
-
-def _continuations(prompts: Sequence[Prompt], texts: Mapping[str, Sequence[str]]) -> pa.Table:
-    rows = [
-        {"model": name, **asdict(prompt), "continuation": text}
-        for name, written in texts.items()
-        for prompt, text in zip(prompts, written, strict=True)
-    ]
-    return pa.Table.from_pylist(rows)
 
 
 def _verdicts(
