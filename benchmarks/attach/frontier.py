@@ -24,10 +24,11 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
+from benchmarks.shared.stored_states import measure_states
 from prismlm.cli.progress import ConsoleReporter
 from prismlm.corpus import Corpus
 from prismlm.corpus.store import Split
-from prismlm.explain.quality import HeadQuality, measure_states
+from prismlm.explain.quality import HeadQuality
 from prismlm.files import read_json, write_json
 from prismlm.index.states import META_FILE, HiddenStates, read_states
 from prismlm.layers import PrototypeHead

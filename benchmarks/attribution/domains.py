@@ -20,8 +20,7 @@ import prismlm
 from benchmarks.attribution.retrieval import BM25
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
-from prismlm.corpus import Corpus
-from prismlm.corpus.sample import sample_path
+from prismlm.corpus import Corpus, sample_path
 from prismlm.files import write_json
 
 NEAREST, DIGITS = 10, 5

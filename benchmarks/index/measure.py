@@ -29,7 +29,7 @@ from prismlm.corpus import Corpus
 from prismlm.corpus.windows import block_passes
 from prismlm.files import read_json, write_json
 from prismlm.index import scan as index_scan
-from prismlm.index.build import IndexOptions, build_index, scan_input
+from prismlm.index.build import IndexOptions, build_index
 from prismlm.index.spool import Spool
 from prismlm.index.states import predicting
 from prismlm.index.suffixes import has_suffixes
@@ -79,8 +79,9 @@ def measure_ratio(model: Path, corpus: Path, tokens: int | None) -> dict[str, An
     checkpoint = load_checkpoint(model)
     plain, head = checkpoint.model, checkpoint.sidecar.head
     text = Corpus.open(corpus)
-    given = scan_input(plain, head, text, IndexOptions(contexts=64, window=256, stride=192))
-    scan = index_scan.Scan.empty(head.num_prototypes, 64, head.width, given.order.count, 0)
+    options = IndexOptions(contexts=64, window=256, stride=192)
+    given = index_scan.ScanInput(plain, head, text, options)
+    scan = index_scan.Scan.empty(given)
     work = tempfile.TemporaryDirectory()
     scan.spool = Spool(Path(work.name, "positions"), head.width)
     seconds: list[tuple[float, float, float]] = []

@@ -20,7 +20,7 @@ import prismlm
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
 from prismlm.files import read_json, write_json
-from prismlm.index.signatures import top_signatures
+from prismlm.index.write import top_signatures
 from prismlm.labels.categories import CATEGORIES
 from prismlm.labels.embedded import Label
 from prismlm.labels.scores import Scores, score_labels

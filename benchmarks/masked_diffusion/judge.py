@@ -53,9 +53,9 @@ from benchmarks.masked_diffusion.positions import (
 from benchmarks.masked_diffusion.train import TRAINING_FILE, WINDOW, maskable
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
+from benchmarks.shared.stored_states import measure_states
 from prismlm.corpus import Corpus, document_windows, window_batches
 from prismlm.explain.positions import TEMPERATURE
-from prismlm.explain.quality import measure_states
 from prismlm.files import read_json, write_json
 from prismlm.index.cells import Cells
 from prismlm.layers import PrototypeHead

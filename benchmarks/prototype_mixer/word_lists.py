@@ -25,7 +25,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from benchmarks.shared.options import script_options
-from prismlm.corpus.sample import sample_path
+from prismlm.corpus import sample_path
 from prismlm.eval.perturbations.word_lists import WORDS_FILE
 from prismlm.files import json_text
 

@@ -60,9 +60,10 @@ class DecompositionError(PrismError):
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
     """Raise InputError unless a setting has one of its names."""
     if not isinstance(value, str) or value not in choices:
+        *others, last = map(repr, choices)
+        expected = f"{', '.join(others)} or {last}" if others else last
         raise InputError(
-            f"{name} is {shown(value)}: expected {', '.join(map(repr, choices[:-1]))} or "
-            f"{choices[-1]!r}.{suggest(value, list(choices))}"
+            f"{name} is {shown(value)}: expected {expected}.{suggest(value, list(choices))}"
         )
 
 
@@ -145,6 +146,12 @@ def shown(value: object) -> str:
     """Return a value as messages quote it: cut, where it is long."""
     text = repr(value)
     return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 2]} …"
+
+
+def first_line(error: Exception) -> str:
+    """Return what an error of another library says first, or what kind it is of."""
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__
 
 
 def changes(before: dict[str, object], now: dict[str, object]) -> list[str]:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import csv
 import os
-import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prismlm.errors import InputError, check_path
-from prismlm.files import atomic_file, room_to_write
+from prismlm.files import atomic_file, room_to_write, temporary_sibling
 from prismlm.run_state import writing
 
 if TYPE_CHECKING:
@@ -172,7 +171,7 @@ def _check_place(path: Path) -> None:
     if not os.path.isdir(there):
         raise InputError(f"{there} is a file: give the name of a directory to write into.")
     # With the name as long as it will be while it is written.
-    probe = there / f".{path.name}.{uuid.uuid4().hex[:8]}.tmp"
+    probe = temporary_sibling(there / path.name)
     try:
         probe.touch(exist_ok=False)
         probe.unlink()

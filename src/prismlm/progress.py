@@ -28,22 +28,20 @@ class Reporter(Protocol):
         ...
 
 
-class _SilentTask:
-    def advance(self, amount: int = 1) -> None:
-        """Show nothing."""
-
-    def note(self, text: str) -> None:
-        """Show nothing."""
-
-
 class Silent:
-    """Shows nothing: the default reporter of every library function."""
+    """Shows nothing: the default reporter of every library function, and each of its tasks."""
 
     def task(
         self, description: str, total: int | None = None, unit: str = "tokens"
     ) -> AbstractContextManager[Task]:
         """Open a task that is not shown."""
-        return nullcontext(_SilentTask())
+        return nullcontext(self)
+
+    def advance(self, amount: int = 1) -> None:
+        """Show nothing."""
+
+    def note(self, text: str) -> None:
+        """Show nothing."""
 
 
 SILENT = Silent()

@@ -16,9 +16,10 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from prismlm.errors import FormatError, InputError, Interrupted, changes
-from prismlm.files import read_json, remove_left_behind
+from prismlm.files import read_json, remove_left_behind, write_json
 
 LOCK_FILE = ".lock"
+RUN_FILE = "run.json"
 EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 # What a wait wakes up for at the latest: a signal that came to another thread.
 WAIT_SECONDS = 0.2
@@ -134,6 +135,27 @@ def read_note(path: Path, directory: Path, **expected: Any) -> dict[str, Any]:
             f"{path} is of another version or damaged: remove {directory} to start anew."
         )
     return found
+
+
+def begin(directory: Path, run: Mapping[str, Any], *, made: bool) -> None:
+    """Note in ``run.json`` what is made in a directory, or check that it is what was begun there.
+
+    Args:
+        directory: that everything is kept in.
+        run: JSON values, ``format_version`` among them.
+        made: whether anything is there; what ended before binds nobody.
+
+    Raises:
+        InputError: runs of something else are there; it names every difference.
+        FormatError: the note is damaged.
+    """
+    path = directory / RUN_FILE
+    if not made or not path.is_file():
+        write_json(path, run)
+        return
+    way_out = "Go on with that one, write elsewhere with --out, or remove it."
+    before = read_note(path, directory)
+    check_same(f"{directory} holds runs of something else", before, run, way_out)
 
 
 class Interrupts:

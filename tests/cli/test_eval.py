@@ -63,8 +63,8 @@ def test_a_dry_run_writes_nothing(prism, tiny_model, data, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--tasks", "piqaa"], ["no task 'piqaa'", "Did you mean 'piqa'"]),
-        (["--suite", "glue"], ["no suite 'glue'"]),
+        (["--tasks", "piqaa"], ["a task of the suite 'seed' is 'piqaa'", "Did you mean 'piqa'"]),
+        (["--suite", "glue"], ["suite is 'glue'"]),
         (["--tasks", "boolq"], ["no boolq_dev.parquet", "--tasks"]),
         (["--tasks", "piqa", "--shots", 2], ["no piqa_train.parquet", "--shots 0"]),
         (["--limit", 0], ["limit is 0"]),

@@ -11,7 +11,10 @@ from transformers import AutoModelForCausalLM
 
 import prismlm
 from benchmarks.attach.demo_model import pack
-from prismlm.demo import SMOLLM2, Unreachable, estimate_fetched, prompts, run_fetched
+from prismlm.demo import prompts
+from prismlm.demo.estimate import estimate_fetched
+from prismlm.demo.fetch import Unreachable
+from prismlm.demo.fetched import SMOLLM2, run_fetched
 from prismlm.demo.prompts import PROMPTS, documents
 from prismlm.errors import FormatError, InputError
 from prismlm.training import AttachOptions, FitOptions, LoraOptions, attach

@@ -14,7 +14,9 @@ from typer.testing import CliRunner
 
 import prismlm
 from prismlm.cli.app import app
-from prismlm.demo import PROMPTS, QUICK, DemoSize, estimate_demo, run_demo
+from prismlm.demo.estimate import estimate_demo
+from prismlm.demo.prompts import PROMPTS
+from prismlm.demo.trained import QUICK, DemoSize, run_demo
 from prismlm.errors import InputError
 from tests.helpers import forked
 

@@ -31,7 +31,8 @@ KEY = "the-key-of-this-run"
 def address(tmp_path_factory):
     """Where the demo's model is explored; skipped where it cannot be fetched."""
     import prismlm
-    from prismlm.demo import Unreachable, run_fetched
+    from prismlm.demo.fetch import Unreachable
+    from prismlm.demo.fetched import run_fetched
 
     # Commands that the pages show have the path that a reader's have.
     with contextlib.chdir(tmp_path_factory.mktemp("demo")):

@@ -99,7 +99,7 @@ def test_hellaswag_by_hand(tmp_path):
 def test_unknown_names_are_refused():
     with pytest.raises(InputError, match=r"'hellaswagg'.*Did you mean 'hellaswag'"):
         benchmarks_of("seed", ["hellaswagg"])
-    with pytest.raises(InputError, match="no suite 'glue': expected seed"):
+    with pytest.raises(InputError, match="suite is 'glue': expected 'seed'"):
         benchmarks_of("glue")
 
 

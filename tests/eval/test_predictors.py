@@ -175,5 +175,5 @@ def test_continuations_that_cannot_be_scored_are_refused(lm):
 def test_what_is_not_a_model_is_refused(tmp_path, tiny_model):
     with pytest.raises(InputError, match="is not a directory"):
         open_predictors(tmp_path / "nowhere")
-    with pytest.raises(InputError, match="batch size is 0: expected 1 or more"):
+    with pytest.raises(InputError, match="batch size is 0: expected a whole number from 1"):
         open_predictors(tiny_model, batch_size=0)

@@ -7,8 +7,13 @@ from lm_eval.evaluator import evaluate
 
 from prismlm.errors import FormatError, InputError, Interrupted
 from prismlm.eval.benchmarks import benchmarks_of, load_tasks
-from prismlm.eval.suite import SuiteOptions, open_predictors, questions_of, run_suite
-from prismlm.eval.suite_estimate import estimate_suite
+from prismlm.eval.suite import (
+    SuiteOptions,
+    estimate_suite,
+    open_predictors,
+    questions_of,
+    run_suite,
+)
 from prismlm.progress import Silent
 from tests.helpers.benchmark_rows import write_benchmarks, write_rows
 
@@ -123,9 +128,9 @@ def test_a_limit_draws_by_its_seed(options):
 
 
 def test_options_that_cannot_be_are_refused():
-    with pytest.raises(InputError, match="limit is 0: expected 1 or more"):
+    with pytest.raises(InputError, match="limit is 0: expected a whole number from 1"):
         SuiteOptions(limit=0)
-    with pytest.raises(InputError, match="shots is -1: expected 0 or more"):
+    with pytest.raises(InputError, match="shots is -1: expected a whole number from 0"):
         SuiteOptions(shots=-1)
 
 

@@ -9,8 +9,9 @@ import torch
 
 import prismlm
 from prismlm.errors import DecompositionError, InputError
+from prismlm.explain import language_model
 from prismlm.explain.split import check_sums
-from prismlm.explain.steps import Steps, pieces_of
+from prismlm.explain.steps import pieces_of, steps_of
 from prismlm.models.sidecar import weight_of
 
 TEXT = "The patient was given a dose of the drug, and the court ruled that"
@@ -177,8 +178,9 @@ def test_a_damaged_checkpoint(tiny_model, tmp_path, name):
 
 def test_steps_are_built_once_they_are_looked_at(lm, monkeypatch):
     built = []
-    build = Steps.build
-    monkeypatch.setattr(Steps, "build", lambda steps: built.append(1) or build(steps))
+    monkeypatch.setattr(
+        language_model, "steps_of", lambda *given: built.append(1) or steps_of(*given)
+    )
     trace = lm.explain("Once upon a time")
     assert len(trace) == len(trace.table.indices)
     assert built == []

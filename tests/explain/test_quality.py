@@ -7,8 +7,9 @@ import pytest
 import torch
 
 import prismlm
+from benchmarks.shared.stored_states import measure_states
 from prismlm.corpus import Corpus
-from prismlm.explain.quality import measure_quality, measure_states
+from prismlm.explain.quality import measure_quality
 from prismlm.index.states import read_states
 from prismlm.layers import PrototypeHead
 from prismlm.models.seam import LogitMap

@@ -125,11 +125,11 @@ def test_an_answer_that_ends_its_document_is_searched_up_to_the_end(suffixes):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"start": 4}, "start is 4: expected 0 to 3"),
+        ({"start": 4}, "start is 4: expected a whole number from 0 to 3"),
         ({"start": -1}, "start is -1"),
-        ({"minimum": 0}, "expected 1 or more"),
-        ({"limit": -1}, "expected 0 or more"),
-        ({"places": -1}, "expected 0 or more"),
+        ({"minimum": 0}, "length of a span is 0: expected a whole number from 1"),
+        ({"limit": -1}, "number of spans is -1: expected a whole number from 0"),
+        ({"places": -1}, "number of places is -1: expected a whole number from 0"),
         ({"words": [1, 1]}, "the words have 2 tokens and the text has 3"),
     ],
 )

@@ -74,7 +74,7 @@ def test_a_lens_gets_its_map(tiny_model, tmp_path):
     found = map_lens(lm.lens, lm.head)
     table = prismlm.load(directory).lens.prototypes
     assert table["x"].null_count == table["y"].null_count == 0
-    assert lm.lens.meta.map == found.to_dict()
+    assert lm.lens.meta.map == found
     before = table["x"].to_numpy()
     map_lens(lm.lens, lm.head)
     np.testing.assert_array_equal(lm.lens.prototypes["x"].to_numpy(), before)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from prismlm.cli.index import CodesOfStates, Contexts, PositionShare, codes_of, positions_of
-from prismlm.cli.options import DryRun, Json
-from prismlm.cli.output import print_cost, print_json, print_rows
+from prismlm.cli.options import DryRun, Json, flag, option
+from prismlm.cli.output import print_cost, print_json, print_rows, quality_rows
 
 if TYPE_CHECKING:
     from prismlm.training import AttachResult
@@ -19,26 +19,23 @@ Base = Annotated[
     str, typer.Argument(metavar="MODEL", help="A directory, a GGUF file or a name on the hub.")
 ]
 Files = Annotated[
-    list[Path],
-    typer.Option(metavar="DIR|FILE", help="A corpus, or text to build one of; may be repeated."),
+    list[Path], option("DIR|FILE", "A corpus, or text to build one of; may be repeated.")
 ]
-Out = Annotated[Path, typer.Option(metavar="DIR", help="The model directory to write.")]
+Out = Annotated[Path, option("DIR", "The model directory to write.")]
 Revision = Annotated[
     str | None, typer.Option(help="Of a model on the hub: a branch, tag or commit.")
 ]
-Prototypes = Annotated[int, typer.Option(metavar="K", help="How many prototypes.")]
-PerToken = Annotated[int, typer.Option(metavar="k", help="How many a token may rely on.")]
+Prototypes = Annotated[int, option("K", "How many prototypes.")]
+PerToken = Annotated[int, option("k", "How many a token may rely on.")]
 Epochs = Annotated[float, typer.Option(help="How often the head sees every state.")]
-Batch = Annotated[int, typer.Option(metavar="N", help="States of a step.")]
+Batch = Annotated[int, option("N", "States of a step.")]
 Rate = Annotated[float, typer.Option(help="Learning rate, in units of the prototypes' elements.")]
-StatesGb = Annotated[float, typer.Option(metavar="GB", help="The most disk for hidden states.")]
-KeepStates = Annotated[bool, typer.Option("--keep-states", help="Leave them there at the end.")]
-OwnWindow = Annotated[int | None, typer.Option(metavar="N", help="Tokens read at once; else 512.")]
+StatesGb = Annotated[float, option("GB", "The most disk for hidden states.")]
+KeepStates = Annotated[bool, flag("--keep-states", "Leave them there at the end.")]
+OwnWindow = Annotated[int | None, option("N", "Tokens read at once; else 512.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Precision = Annotated[str, typer.Option(help="auto, float32 or bf16.")]
-Lora = Annotated[
-    bool, typer.Option("--lora", help="Fine-tune the model on the text first. Extra: lora.")
-]
+Lora = Annotated[bool, flag("--lora", "Fine-tune the model on the text first. Extra: lora.")]
 LoraEpochs = Annotated[float, typer.Option(help="How often it reads the text then.")]
 Seed = Annotated[int, typer.Option(help="Of everything random.")]
 
@@ -103,16 +100,10 @@ def _print_result(result: AttachResult, seconds: float) -> None:
     from prismlm.cli.format import count, duration
 
     quality = result.quality
-    worse = quality.prototype_only_ce / quality.ce - 1
     rows = [
         ("fitted to", f"{count(result.states)} states"),
         ("CE of the model", f"{quality.ce:.3f}"),
-        ("CE of the prototypes alone", f"{quality.prototype_only_ce:.3f}, {worse:+.1%}"),
-        ("recovered", f"{quality.recovered or 0:.1%} of what the states say beyond their mean"),
-        ("explained share", f"{quality.explained_share:.3f}"),
-        ("FVU", f"{quality.fvu:.3f}"),
-        ("agreement", f"{quality.agreement:.1%}"),
-        ("in use", f"{quality.in_use:.1%}"),
+        *quality_rows(quality),
         ("measured on", f"{count(quality.tokens)} held-out tokens"),
         ("lens", str(result.lens)),
         ("time", duration(seconds)),

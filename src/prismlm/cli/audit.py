@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,7 +21,7 @@ from prismlm.cli.options import (
     Where,
     Window,
     number,
-    written,
+    option,
 )
 from prismlm.cli.output import print_cost, print_json
 from prismlm.outputs import check_ending, check_outputs
@@ -31,18 +30,15 @@ if TYPE_CHECKING:
     from prismlm.corpus.read import DocumentReader
     from prismlm.explain.audit import Audit
 
-SHARES_SHOWN = 12
-RowsFile = Annotated[Path | None, written("Write one row per text.")]
-LinesFile = Annotated[Path | None, written("The same rows as JSON lines.")]
-SharesFile = Annotated[Path | None, written("The largest shares, for a spreadsheet.")]
+RowsFile = Annotated[Path | None, option("FILE", "Write one row per text.")]
+LinesFile = Annotated[Path | None, option("FILE", "The same rows as JSON lines.")]
+SharesFile = Annotated[Path | None, option("FILE", "The largest shares, for a spreadsheet.")]
 DocumentsShown = Annotated[int, number("N", "Documents shown.")]
 LeastShare = Annotated[
     float, number("S", "A row names every document with at least this share.", most=1)
 ]
 
-IdColumn = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Of their ids; else file and row.")
-]
+IdColumn = Annotated[str | None, option("NAME", "Of their ids; else file and row.")]
 
 TextsAudited = Annotated[
     list[Path], typer.Argument(metavar="FILE...", help=f"Texts: {TEXT_KINDS}.")
@@ -60,7 +56,7 @@ def audit(
     least_share: LeastShare = 0.01,
     window: Window = None,
     stride: Stride = None,
-    text_column: Annotated[str, typer.Option(metavar="NAME", help="Of the texts.")] = "text",
+    text_column: Annotated[str, option("NAME", "Of the texts.")] = "text",
     id_column: IdColumn = None,
     parquet: RowsFile = None,
     jsonl: LinesFile = None,
@@ -74,14 +70,16 @@ def audit(
     from prismlm.corpus.documents import Columns
     from prismlm.corpus.read import DocumentReader
     from prismlm.explain.audit import Audit
-    from prismlm.explain.audit_estimate import estimate_audit
+    from prismlm.explain.audit_files import estimate_audit
     from prismlm.explain.language_model import load
     from prismlm.explain.texts import text_options
     from prismlm.index.where import parse_where
     from prismlm.run_state import orderly_end
 
     written = {".parquet": parquet, ".jsonl": jsonl, ".csv": csv, ".html": html}
-    _check_written(written, inputs=(model, lens, *files), overwrite=overwrite)
+    check_outputs(*written.values(), inputs=(model, lens, *files), overwrite=overwrite)
+    for ending, path in written.items():
+        check_ending(path, ending)
     conditions = parse_where(where or [])
     reader = DocumentReader(list(files), Columns(text=text_column, id=id_column))
     lm = load(model, lens=lens)
@@ -99,14 +97,6 @@ def audit(
         print_json(summary)
     else:
         _print(found, summary, by, documents)
-
-
-def _check_written(
-    written: dict[str, Path | None], inputs: Sequence[Path | str | None], *, overwrite: bool
-) -> None:
-    check_outputs(*written.values(), inputs=inputs, overwrite=overwrite)
-    for ending, path in written.items():
-        check_ending(path, ending)
 
 
 def _run(

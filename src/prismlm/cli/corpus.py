@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from prismlm.cli import dataset_options as data
-from prismlm.cli.options import DryRun, Json
-from prismlm.cli.output import print_cost, print_json
+from prismlm.cli.options import DryRun, Json, flag, option
+from prismlm.cli.output import plain, print_cost, print_json, table_of
 from prismlm.errors import InputError
 
 if TYPE_CHECKING:
@@ -32,15 +32,14 @@ Inputs = Annotated[
     ),
 ]
 OwnTokenizer = Annotated[
-    str | None,
-    typer.Option(metavar="DIR|NAME", help="Use this tokenizer instead of training one."),
+    str | None, option("DIR|NAME", "Use this tokenizer instead of training one.")
 ]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace DIR if a corpus.")]
+Overwrite = Annotated[bool, flag("--overwrite", "Replace DIR if a corpus.")]
 
 
 @app.command()
 def build(
-    out: Annotated[Path, typer.Option(metavar="DIR", help="The corpus directory to write.")],
+    out: Annotated[Path, option("DIR", "The corpus directory to write.")],
     inputs: Inputs = None,
     dataset: data.Dataset = None,
     dataset_config: data.DatasetConfig = None,
@@ -65,15 +64,8 @@ def build(
     from prismlm.cli.progress import ConsoleReporter
     from prismlm.corpus import Columns, build_corpus, estimate_build, sample_path
 
-    columns = Columns(
-        text_column,
-        id_column,
-        source_column,
-        domain_column,
-        license_column,
-        title_column,
-        url_column,
-    )
+    named = (source_column, domain_column, license_column, title_column, url_column)
+    columns = Columns(text_column, id_column, *named)
     arguments: dict[str, Any] = {
         "inputs": [sample_path() if name == "sample" else name for name in inputs or []],
         "out": out,
@@ -175,17 +167,12 @@ def _print_corpus(corpus: Corpus) -> None:
 
 def _shares(key: str, rows: list[dict[str, Any]], tokens: int) -> Table:
     from rich.markup import escape
-    from rich.table import Table
 
     from prismlm.cli.format import count
-    from prismlm.cli.output import plain
     from prismlm.index.where import UNKNOWN
 
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column(key, no_wrap=True, min_width=24)
-    for heading in ("documents", "tokens", "share"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
+    table = table_of(key, "*documents", "*tokens", "*share", "")
+    table.columns[0].min_width = 24
     for row in rows:
         bar = "█" * max(1, round(_BAR_WIDTH * row["tokens"] / rows[0]["tokens"]))
         table.add_row(

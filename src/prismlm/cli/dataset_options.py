@@ -6,6 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
+from prismlm.cli.options import option
+
 
 def _column(role: str, otherwise: str) -> Any:
     return typer.Option(
@@ -15,18 +17,17 @@ def _column(role: str, otherwise: str) -> Any:
 
 Dataset = Annotated[
     str | None,
-    typer.Option(
-        metavar="NAME[:CONFIG]",
-        help="Stream a Hugging Face dataset, or a local copy of one; json, parquet and the like "
+    option(
+        "NAME[:CONFIG]",
+        "Stream a Hugging Face dataset, or a local copy of one; json, parquet and the like "
         "are formats of --data-files.",
     ),
 ]
 DatasetConfig = Annotated[
-    str | None, typer.Option(metavar="CONFIG", help="The dataset's configuration, or NAME:CONFIG.")
+    str | None, option("CONFIG", "The dataset's configuration, or NAME:CONFIG.")
 ]
 DataFiles = Annotated[
-    list[str] | None,
-    typer.Option(metavar="FILE", help="Only these files of the dataset; may be repeated."),
+    list[str] | None, option("FILE", "Only these files of the dataset; may be repeated.")
 ]
 TextColumn = Annotated[str, _column("text", "in tables and JSON")]
 IdColumn = Annotated[str | None, _column("id", "else file-name:row")]

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from prismlm.cli.options import DryRun
+from prismlm.cli.options import DryRun, flag, option
 from prismlm.cli.output import print_cost
 from prismlm.errors import InputError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from prismlm.demo import Answer, DemoResult
+    from prismlm.demo.prompts import Answer, DemoResult
 
 FETCHED_DIRECTORY = Path("prismlm-demo")
 TRAINED_DIRECTORY = Path("prismlm-demo-trained")
@@ -33,25 +33,18 @@ FIGURES = (
 
 def demo(
     train: Annotated[
-        bool, typer.Option("--train", help="Train a small model on the spot: nothing is fetched.")
+        bool, flag("--train", "Train a small model on the spot: nothing is fetched.")
     ] = False,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Train a smaller one on a quarter of the text.")
+        bool, flag("--quick", "Train a smaller one on a quarter of the text.")
     ] = False,
     out: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Where to build; prismlm-demo, prismlm-demo-trained or prismlm-demo-quick.",
-        ),
+        option("DIR", "Where to build; prismlm-demo, prismlm-demo-trained or prismlm-demo-quick."),
     ] = None,
-    no_serve: Annotated[
-        bool, typer.Option("--no-serve", help="Do not open the explorer at the end.")
-    ] = False,
+    no_serve: Annotated[bool, flag("--no-serve", "Do not open the explorer at the end.")] = False,
     dry_run: DryRun = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="With --dry-run: print one JSON document.")
-    ] = False,
+    as_json: Annotated[bool, flag("--json", "With --dry-run: print one JSON document.")] = False,
 ) -> None:
     """Explain one prompt per domain with a real model that knows the bundled text.
 
@@ -78,7 +71,8 @@ def demo(
 def _fetched(out: Path | None) -> DemoResult:
     """Run the demo with the model that is fetched, or the other where it cannot be."""
     from prismlm.cli.progress import ConsoleReporter
-    from prismlm.demo import Unreachable, run_fetched
+    from prismlm.demo.fetch import Unreachable
+    from prismlm.demo.fetched import run_fetched
 
     try:
         return run_fetched(out or FETCHED_DIRECTORY, progress=ConsoleReporter())
@@ -89,14 +83,15 @@ def _fetched(out: Path | None) -> DemoResult:
 
 def _trained(out: Path | None, *, quick: bool) -> DemoResult:
     from prismlm.cli.progress import ConsoleReporter
-    from prismlm.demo import FULL, QUICK, run_demo
+    from prismlm.demo.trained import FULL, QUICK, run_demo
 
     directory = out or (QUICK_DIRECTORY if quick else TRAINED_DIRECTORY)
     return run_demo(directory, QUICK if quick else FULL, progress=ConsoleReporter())
 
 
 def _estimate(out: Path | None, *, train: bool, quick: bool, as_json: bool) -> None:
-    from prismlm.demo import FULL, QUICK, estimate_demo, estimate_fetched
+    from prismlm.demo.estimate import estimate_demo, estimate_fetched
+    from prismlm.demo.trained import FULL, QUICK
 
     if quick:
         found = estimate_demo(out or QUICK_DIRECTORY, QUICK)

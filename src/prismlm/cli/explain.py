@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,9 +21,10 @@ from prismlm.cli.options import (
     Temperature,
     Where,
     choice,
+    flag,
     number,
+    option,
     parse_places,
-    written,
 )
 from prismlm.cli.output import print_json
 from prismlm.errors import InputError
@@ -32,25 +32,19 @@ from prismlm.files import decoded
 from prismlm.outputs import check_outputs
 
 if TYPE_CHECKING:
-    from prismlm.explain.shares import DocumentShare, Sources
+    from prismlm.explain.language_model import PrismLM
     from prismlm.explain.trace import Trace
 
 STDIN = "-"
 TextFile = Annotated[
     str | None,
-    typer.Option(
-        metavar="FILE",
-        help="Read the text from here, or texts (json, jsonl, csv, parquet); - is stdin.",
-    ),
+    option("FILE", "Read the text from here, or texts (json, jsonl, csv, parquet); - is stdin."),
 ]
 ByIfAsked = Annotated[str | None, choice("COLUMN", SHARES_BY, BY)]
 Attention = Annotated[
-    list[str] | None,
-    typer.Option(metavar="L:H", help="With --json: what head H of layer L looks at; repeatable."),
+    list[str] | None, option("L:H", "With --json: what head H of layer L looks at; repeatable.")
 ]
-Span = Annotated[
-    str | None, typer.Option(metavar="A:B|last", help="Only these predictions, counted from 0.")
-]
+Span = Annotated[str | None, option("A:B|last", "Only these predictions, counted from 0.")]
 
 PlacesShown = Annotated[int, number("N", "Passages shown, or documents without cells.")]
 Against = Annotated[int, number("N", "Passages shown where another token came next.")]
@@ -65,9 +59,7 @@ def explain(
     temperature: Temperature = 0.0,
     seed: SamplingSeed = 0,
     file: TextFile = None,
-    lines: Annotated[
-        bool, typer.Option("--lines", help="Every line of the file is a text of its own.")
-    ] = False,
+    lines: Annotated[bool, flag("--lines", "Every line of the file is a text of its own.")] = False,
     lens: Lens = None,
     by: ByIfAsked = None,
     method: Method = "evidence",
@@ -79,7 +71,7 @@ def explain(
     attention: Attention = None,
     as_json: Json = False,
     html: Page = None,
-    parquet: Annotated[Path | None, written("Write one row per prototype in use.")] = None,
+    parquet: Annotated[Path | None, option("FILE", "Write one row per prototype in use.")] = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Show what each prediction along a text relies on, and where that comes from."""
@@ -95,7 +87,7 @@ def explain(
     conditions = parse_where(where or [])
     lm = load(model, lens=lens)
     if lm.lens is None:
-        _check_without_lens(model, by, method, conditions, against)
+        _check_without_lens(lm, by, method, conditions, against)
     options: dict[str, Any] = {"generate": generate, "temperature": temperature, "seed": seed}
     chosen = [_select(lm.explain(one, attention=heads, **options), tokens) for one in texts]
     how: dict[str, Any] = {"method": method, "where": conditions}
@@ -106,38 +98,31 @@ def explain(
     ]
     _write(chosen, html, parquet, against)
     if as_json:
-        value = values[0] if len(values) == 1 else {"texts": values}
-        print_json(value)
+        print_json(values[0] if len(values) == 1 else {"texts": values})
         return
-    shown = {"top": top, "all_shown": tokens is not None}
-    for trace in chosen:
-        _print(trace, column, documents, against, how, shown)
+    _print(chosen, column, documents, against, how, top=top, all_shown=tokens is not None)
 
 
 def _print(
-    trace: Trace,
-    column: str,
-    documents: int,
-    against: int,
-    how: dict[str, Any],
-    shown: dict[str, Any],
+    traces: list[Trace], by: str, documents: int, against: int, how: dict[str, Any], **shown: Any
 ) -> None:
     from prismlm.cli.printing.trace import print_trace
 
-    sources, listed = _shares(trace, column, documents, how)
-    opposed = trace.against(against, where=how["where"]) if against else None
-    print_trace(trace, sources, listed, opposed, **shown)
+    for trace in traces:
+        if trace.lens is None:
+            print_trace(trace, None, [], None, **shown)
+            continue
+        listed = trace.places(documents, **how) if documents else []
+        opposed = trace.against(against, where=how["where"]) if against else None
+        print_trace(trace, trace.sources(by, **how), listed, opposed, **shown)
 
 
-def _check_without_lens(model: Path, by: str | None, method: str, where: Any, against: int) -> None:
+def _check_without_lens(lm: PrismLM, by: str | None, method: str, where: Any, against: int) -> None:
     """Raise InputError where something is asked for that takes a lens."""
     wanted = f"shares by {by}" if by else "filter" if where else f"method {method}"
     wanted = "text against a prediction" if against else wanted
     if by or where or against or method != "evidence":
-        raise InputError(
-            f"{model} has no lens, so there is no {wanted}. "
-            f"Build one with `prismlm index {model} --corpus DIR`."
-        )
+        lm.lens_for(wanted)
 
 
 def _heads(attention: list[str] | None, as_json: bool) -> list[tuple[int, int]]:
@@ -164,23 +149,17 @@ def _write(traces: list[Trace], html: Path | None, parquet: Path | None, against
         typer.echo(f"wrote {parquet}", err=True)
 
 
-def _shares(
-    trace: Trace, by: str, documents: int, how: dict[str, Any]
-) -> tuple[Sources | None, Sequence[DocumentShare]]:
-    """Return the shares that are printed; none without a lens."""
-    if trace.lens is None:
-        return None, []
-    return trace.sources(by, **how), trace.places(documents, **how) if documents else []
-
-
 def _texts(text: str | None, file: str | None, lines: bool) -> list[str]:
     """Return the text, or every text of a file of records, or every line that is not blank."""
-    if file is not None and text is None and _is_records(file):
+    from prismlm.corpus.formats import WHOLE_FILES, extension
+
+    records = file is not None and extension(Path(file)) not in (None, *WHOLE_FILES)
+    if records and text is None:
         if lines:
             raise InputError(f"{file} holds records, not lines of text: leave out --lines.")
         from prismlm.corpus.read import read_documents
 
-        return [document.text for document in read_documents(file)]
+        return [document.text for document in read_documents(Path(file or ""))]
     words = _text(text, file)
     if not lines:
         return [words]
@@ -188,12 +167,6 @@ def _texts(text: str | None, file: str | None, lines: bool) -> list[str]:
     if not found:
         raise InputError(f"{file or 'the text'} has no line with text.")
     return found
-
-
-def _is_records(file: str) -> bool:
-    from prismlm.corpus.formats import WHOLE_FILES, extension
-
-    return extension(Path(file)) not in (None, *WHOLE_FILES)
 
 
 def _text(text: str | None, file: str | None) -> str:

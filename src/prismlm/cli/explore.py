@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from prismlm.cli.options import Lens, Model, number
+from prismlm.cli.options import Lens, Model, flag, number, option
 from prismlm.errors import InputError
 
 if TYPE_CHECKING:
@@ -24,9 +24,7 @@ EVERYWHERE = ("0.0.0.0", "::")
 PATIENCE = 3
 
 Port = Annotated[int, number("N", "Port to serve at; 0 takes a free one.", most=65535)]
-Host = Annotated[
-    str, typer.Option(metavar="ADDRESS", help="Address to serve at; others can reach 0.0.0.0.")
-]
+Host = Annotated[str, option("ADDRESS", "Address to serve at; others can reach 0.0.0.0.")]
 
 
 def explore(
@@ -34,9 +32,7 @@ def explore(
     lens: Lens = None,
     port: Port = PORT,
     host: Host = HOST,
-    browser: Annotated[
-        bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")
-    ] = True,
+    browser: Annotated[bool, flag("--browser/--no-browser", "Open the page in a browser.")] = True,
 ) -> None:
     """Ask a model, look at its prototypes and its training text, and steer it, in a browser."""
     with closing(listening(host, port)) as listener:

@@ -27,7 +27,6 @@ def generate(
     lm = OpenedModel(model, loaded, tokenizer, sidecar.head, sidecar.logit_map, None)
     text = lm.generate(prompt, tokens=tokens, temperature=temperature, seed=seed)
     if as_json:
-        value = {"model": str(model), "prompt": prompt, "text": text}
-        print_json(value)
+        print_json({"model": str(model), "prompt": prompt, "text": text})
     else:
         typer.echo(text)

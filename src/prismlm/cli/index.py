@@ -11,14 +11,24 @@ import typer
 
 from prismlm.cli import dataset_options as data
 from prismlm.cli.corpus import dataset_of
-from prismlm.cli.options import DryRun, Json, Model, Split, Stride, is_first_process, number
+from prismlm.cli.options import (
+    DryRun,
+    Json,
+    Model,
+    Split,
+    Stride,
+    flag,
+    is_first_process,
+    number,
+    option,
+)
 from prismlm.cli.output import print_cost, print_json, print_rows
 from prismlm.errors import InputError
 
 if TYPE_CHECKING:
-    from prismlm.cli.index_source import Source
-    from prismlm.corpus import Columns, Corpus, HubDataset, store
-    from prismlm.index.build import IndexOptions, Shard
+    from prismlm.cli.index_source import DatasetSource
+    from prismlm.corpus import Columns, Corpus, HubDataset
+    from prismlm.index.build import Shard
     from prismlm.index.codes import CodeName
     from prismlm.models.checkpoint import Checkpoint
 
@@ -26,21 +36,13 @@ LONGEST_DEFAULT_WINDOW = 1024
 
 
 Contexts = Annotated[int, number("L", "Places kept per prototype.", 1)]
-OwnWindow = Annotated[
-    int | None, typer.Option(metavar="N", help="Tokens read at once; else as in training.")
-]
-WithText = Annotated[
-    bool, typer.Option("--text/--no-text", help="Keep the text around each place, or offsets.")
-]
-Part = Annotated[
-    str | None,
-    typer.Option(metavar="I/N", help="Read one of N parts; the last one writes the lens."),
-]
+OwnWindow = Annotated[int | None, option("N", "Tokens read at once; else as in training.")]
+WithText = Annotated[bool, flag("--text/--no-text", "Keep the text around each place, or offsets.")]
+Part = Annotated[str | None, option("I/N", "Read one of N parts; the last one writes the lens.")]
 PositionShare = Annotated[
     str,
-    typer.Option(
-        metavar="SHARE|none",
-        help="Positions kept, so that explain finds passages: 1 keeps all, 0.1 a tenth.",
+    option(
+        "SHARE|none", "Positions kept, so that explain finds passages: 1 keeps all, 0.1 a tenth."
     ),
 ]
 CodesOfStates = Annotated[
@@ -51,12 +53,10 @@ CodesOfStates = Annotated[
         help="int8; pq, pq8 or pq12: a fourth to a twelfth of the size, less exact.",
     ),
 ]
-Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="Replace a lens, or one that was begun otherwise.")
-]
+Overwrite = Annotated[bool, flag("--overwrite", "Replace a lens, or one that was begun otherwise.")]
 SortMemory = Annotated[int, number("MB", "Memory to sort positions in; changes no byte.", 1)]
 TokensPerBatch = Annotated[
-    int, typer.Option(metavar="N", help="Tokens ranked together; changes memory, not the result.")
+    int, option("N", "Tokens ranked together; changes memory, not the result.")
 ]
 SaveEvery = Annotated[float, number("SECONDS", "How often what was found is saved.")]
 
@@ -65,14 +65,10 @@ def index(
     model: Model,
     corpus: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="The corpus to read, or to write from --dataset; else MODEL/corpora/NAME.",
-        ),
+        option("DIR", "The corpus to read, or to write from --dataset; else MODEL/corpora/NAME."),
     ] = None,
     lens: Annotated[
-        str | None,
-        typer.Option(metavar="NAME|DIR", help="Write MODEL/lens/NAME; else the corpus's name."),
+        str | None, option("NAME|DIR", "Write MODEL/lens/NAME; else the corpus's name.")
     ] = None,
     dataset: data.Dataset = None,
     dataset_config: data.DatasetConfig = None,
@@ -112,40 +108,16 @@ def index(
     found = dataset_of(dataset, dataset_config, dataset_split, data_files)
     source = _source(model, corpus, found, columns)
     job = _Job(model, _out(model, lens or source.name), _shard(shard), overwrite, save_every)
-    cells = positions_of(positions), codes_of(codes), sort_memory * 2**20
-    options = Options(contexts, window, stride, split, text, tokens_per_batch, *cells)
-    _run(job, source, options, dry_run=dry_run, as_json=as_json)
-
-
-class Options(NamedTuple):
-    """How to read the corpus, as asked for on the command line."""
-
-    contexts: int
-    window: int | None
-    stride: int | None
-    split: str
-    with_text: bool
-    tokens_per_batch: int
-    positions: float | None
-    codes: CodeName
-    sort_bytes: int
-
-    def resolve(self, checkpoint: Checkpoint) -> IndexOptions:
-        """Return the options for a model: its window and stride where none were named."""
-        from prismlm.index.build import IndexOptions
-
-        width = _window(checkpoint) if self.window is None else self.window
-        return IndexOptions(
-            contexts=self.contexts,
-            window=width,
-            stride=max(1, width * 3 // 4) if self.stride is None else self.stride,
-            split=cast("store.Split", self.split),
-            with_text=self.with_text,
-            tokens_per_batch=self.tokens_per_batch,
-            positions=self.positions,
-            codes=self.codes,
-            sort_bytes=self.sort_bytes,
-        )
+    asked: dict[str, Any] = {
+        "contexts": contexts,
+        "split": split,
+        "with_text": text,
+        "tokens_per_batch": tokens_per_batch,
+        "positions": positions_of(positions),
+        "codes": codes_of(codes),
+        "sort_bytes": sort_memory * 2**20,
+    }
+    _run(job, source, window, stride, asked, dry_run=dry_run, as_json=as_json)
 
 
 class _Job(NamedTuple):
@@ -158,36 +130,66 @@ class _Job(NamedTuple):
 
 def _source(
     model: Path, corpus: Path | None, dataset: HubDataset | None, columns: Columns
-) -> Source:
-    from prismlm.cli.index_source import DatasetSource, DirectorySource
+) -> Corpus | DatasetSource:
+    from prismlm.cli.index_source import DatasetSource
+    from prismlm.corpus import Corpus
 
     if dataset is not None:
         return DatasetSource(model, corpus, dataset, columns)
     if corpus is None:
         raise InputError("nothing to read: name a --corpus, or a --dataset to make one of.")
-    return DirectorySource(corpus)
+    return Corpus.open(corpus)
 
 
-def _run(job: _Job, source: Source, asked: Options, *, dry_run: bool, as_json: bool) -> None:
+def _run(
+    job: _Job,
+    source: Corpus | DatasetSource,
+    window: int | None,
+    stride: int | None,
+    asked: dict[str, Any],
+    *,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    from prismlm.cli.index_source import DatasetSource
     from prismlm.cli.progress import ConsoleReporter
     from prismlm.corpus.tokenizer import tokenizer_fingerprint
-    from prismlm.index.build import build_index, check_lens, check_window_and_batches
+    from prismlm.index.build import (
+        IndexOptions,
+        build_index,
+        check_lens,
+        check_window_and_batches,
+    )
+    from prismlm.index.estimate import estimate_index
+    from prismlm.index.layout import lens_summary
+    from prismlm.index.training_corpus import trained_length
     from prismlm.models.checkpoint import load_checkpoint
     from prismlm.progress import SILENT
 
     check_lens(job.out, overwrite=job.overwrite)
     checkpoint = load_checkpoint(job.model)
-    options = asked.resolve(checkpoint)
-    check_window_and_batches(checkpoint.model, options)
+    model, head = checkpoint.model, checkpoint.sidecar.head
+    longest = getattr(model.config, "max_position_embeddings", None) or LONGEST_DEFAULT_WINDOW
+    trained = trained_length(job.model) or min(longest, LONGEST_DEFAULT_WINDOW)
+    width: int = trained if window is None else window
+    stride = max(1, width * 3 // 4) if stride is None else stride
+    options = IndexOptions(window=width, stride=stride, **asked)
+    check_window_and_batches(model, options)
     if dry_run:
-        print_cost(source.estimate(checkpoint, options), as_json=as_json)
+        if isinstance(source, DatasetSource):
+            cost = source.estimate(checkpoint, options)
+        else:
+            cost = estimate_index(model, head, source, options)
+        print_cost(cost, as_json=as_json)
         return
     reporter = ConsoleReporter() if is_first_process() else SILENT
-    corpus = source.corpus(wait=job.part.count > 1, progress=reporter)
+    corpus = source
+    if isinstance(corpus, DatasetSource):
+        corpus = corpus.corpus(wait=job.part.count > 1, progress=reporter)
     began = time.monotonic()
     written = build_index(
-        checkpoint.model,
-        checkpoint.sidecar.head,
+        model,
+        head,
         corpus,
         job.out,
         options,
@@ -199,7 +201,9 @@ def _run(job: _Job, source: Source, asked: Options, *, dry_run: bool, as_json: b
         progress=reporter,
     )
     if written is not None:
-        _report(job.out, time.monotonic() - began, as_json=as_json)
+        seconds = round(time.monotonic() - began, 1)
+        summary = {"lens": str(job.out), **lens_summary(job.out), "seconds": seconds}
+        print_json(summary) if as_json else _print_summary(summary)
     elif is_first_process():
         _report_part(job.out, job.part, as_json=as_json)
 
@@ -251,27 +255,10 @@ def _out(model: Path, lens: str) -> Path:
     return model / "lens" / lens if Path(lens).name == lens else Path(lens)
 
 
-def _window(checkpoint: Checkpoint) -> int:
-    recipe = checkpoint.sidecar.provenance.get("recipe")
-    data = recipe.get("data") if isinstance(recipe, dict) else None
-    trained = data.get("length") if isinstance(data, dict) else None
-    longest = getattr(checkpoint.model.config, "max_position_embeddings", None)
-    if isinstance(trained, int) and trained > 0:
-        return trained
-    return min(longest or LONGEST_DEFAULT_WINDOW, LONGEST_DEFAULT_WINDOW)
-
-
 def _trained_on(checkpoint: Checkpoint, corpus: Corpus) -> bool | None:
     trained = checkpoint.sidecar.provenance.get("corpus")
     fingerprint = trained.get("fingerprint") if isinstance(trained, dict) else None
     return None if fingerprint is None else fingerprint == corpus.fingerprint
-
-
-def _report(out: Path, seconds: float, *, as_json: bool) -> None:
-    from prismlm.index.layout import lens_summary
-
-    summary = {"lens": str(out), **lens_summary(out), "seconds": round(seconds, 1)}
-    print_json(summary) if as_json else _print_summary(summary)
 
 
 def _report_part(out: Path, part: Shard, *, as_json: bool) -> None:

@@ -1,9 +1,9 @@
-"""What prismlm index reads: a corpus that is there, or a dataset that is streamed into one."""
+"""A dataset that prismlm index reads: it is streamed into a corpus first."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from prismlm.corpus.datasets import HubDataset
 from prismlm.corpus.documents import Columns
@@ -19,39 +19,6 @@ if TYPE_CHECKING:
     from prismlm.progress import Reporter
 
 CORPORA = "corpora"
-
-
-class Source(Protocol):
-    """Where a corpus comes from."""
-
-    @property
-    def name(self) -> str:
-        """What the corpus is called."""
-        ...
-
-    def corpus(self, *, wait: bool, progress: Reporter) -> Corpus:
-        """Return the corpus, which may take long; ``wait`` for one that another process writes."""
-        ...
-
-    def estimate(self, checkpoint: Checkpoint, options: IndexOptions) -> Cost:
-        """Return what an index of it would cost."""
-        ...
-
-
-class DirectorySource:
-    """A corpus directory."""
-
-    def __init__(self, path: Path) -> None:
-        self._corpus = Corpus.open(path)
-        self.name = self._corpus.name
-
-    def corpus(self, *, wait: bool, progress: Reporter) -> Corpus:
-        """Return the corpus."""
-        return self._corpus
-
-    def estimate(self, checkpoint: Checkpoint, options: IndexOptions) -> Cost:
-        """Return what an index of it would cost."""
-        return _estimate(checkpoint, self._corpus, options)
 
 
 class DatasetSource:
@@ -79,25 +46,13 @@ class DatasetSource:
 
     def estimate(self, checkpoint: Checkpoint, options: IndexOptions) -> Cost:
         """Return what building it, if it is not there, and an index of it would cost."""
-        from prismlm.index.estimate import estimate_dataset_index
+        from prismlm.index.estimate import estimate_dataset_index, estimate_index
 
-        tokenizer = load_tokenizer(self._model)
-        there = existing_corpus(
-            self._dataset, self._out, tokenizer=tokenizer, columns=self._columns
-        )
+        tokenizer, columns = load_tokenizer(self._model), self._columns
+        there = existing_corpus(self._dataset, self._out, tokenizer=tokenizer, columns=columns)
+        model, head = checkpoint.model, checkpoint.sidecar.head
         if there is not None:
-            return _estimate(checkpoint, there, options)
+            return estimate_index(model, head, there, options)
         return estimate_dataset_index(
-            checkpoint.model,
-            checkpoint.sidecar.head,
-            tokenizer,
-            self._dataset,
-            options,
-            columns=self._columns,
+            model, head, tokenizer, self._dataset, options, columns=columns
         )
-
-
-def _estimate(checkpoint: Checkpoint, corpus: Corpus, options: IndexOptions) -> Cost:
-    from prismlm.index.estimate import estimate_index
-
-    return estimate_index(checkpoint.model, checkpoint.sidecar.head, corpus, options)

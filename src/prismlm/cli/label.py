@@ -6,30 +6,28 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prismlm.cli.options import Json, Lens, Model, choice, load_with_lens, number
-from prismlm.cli.output import plain, print_cost, print_json
+from prismlm.cli.options import Json, Lens, Model, choice, flag, load_with_lens, number, option
+from prismlm.cli.output import console_for_reading, plain, print_cost, print_json, table_of
 from prismlm.errors import InputError
 
 if TYPE_CHECKING:
     from prismlm.cost import Cost
     from prismlm.index.lens import Lens as OpenedLens
     from prismlm.labels.by_endpoint import EndpointLabeller
-    from prismlm.labels.write import Accuracy, Labelling
+    from prismlm.labels.write import Labelling
 
 SHOWN = 12
 SCORERS = ("words", "endpoint")
 
 Url = Annotated[
     str | None,
-    typer.Option(
-        metavar="URL",
-        help="Ask a language model at any OpenAI-compatible endpoint; a key is read from "
+    option(
+        "URL",
+        "Ask a language model at any OpenAI-compatible endpoint; a key is read from "
         "OPENAI_API_KEY.",
     ),
 ]
-ModelThere = Annotated[
-    str | None, typer.Option(metavar="NAME", help="What the model is called there.")
-]
+ModelThere = Annotated[str | None, option("NAME", "What the model is called there.")]
 MostUsed = Annotated[
     int | None, number("N", "Ask for the N most used; the others keep the names made without.")
 ]
@@ -51,11 +49,9 @@ def label(
         float | None, number("PRICE", "Of a million tokens in, for the estimate.")
     ] = None,
     price_out: Annotated[float | None, number("PRICE", "Of a million tokens out.")] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace labels that are there.")
-    ] = False,
+    overwrite: Annotated[bool, flag("--overwrite", "Replace labels that are there.")] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only estimate questions, tokens and price.")
+        bool, flag("--dry-run", "Only estimate questions, tokens and price.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -156,7 +152,8 @@ def _print(found: Labelling) -> None:
         ("fuzzing", found.fuzzing, "is the marked place one of the prototype's?"),
     ):
         if accuracy is not None:
-            console.print(f"{name} {_said(accuracy)} · {meaning}")
+            said = f"{accuracy.mean:.0%}, with shuffled names {accuracy.shuffled:.0%}"
+            console.print(f"{name} {said} · {meaning}")
     console.print(
         f"balanced accuracy of {found.scored:,} names on {found.held_out:,} documents that named "
         "nothing, by words alone; 50 % says nothing",
@@ -167,24 +164,16 @@ def _print(found: Labelling) -> None:
         console.print(f"{count:>7,}  {name}")
 
 
-def _said(accuracy: Accuracy) -> str:
-    return f"{accuracy.mean:.0%}, with shuffled names {accuracy.shuffled:.0%}"
-
-
 def _print_examples(lens: OpenedLens) -> None:
     """Print some prototypes, evenly through the order of use: common and rare ones."""
     import numpy as np
-    from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
     table = lens.prototypes
     order = np.argsort(-table["usage"].to_numpy(), kind="stable")
     used = order[table["usage"].to_numpy()[order] > 0]
     chosen = used[np.linspace(0, len(used) - 1, min(SHOWN, len(used))).astype(int)]
-    shown = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    for heading in ("prototype", "name", "category", "score"):
-        shown.add_column(heading, justify="right" if heading in ("prototype", "score") else "left")
+    shown = table_of("*prototype", "name", "category", "*score")
     for row in table.take(chosen).to_pylist():
         score = row["label_score"]
         shown.add_row(
@@ -193,6 +182,6 @@ def _print_examples(lens: OpenedLens) -> None:
             row["category"] or "",
             "" if score is None else f"{score:.0%}",
         )
-    console = Console(highlight=False)
+    console = console_for_reading()
     console.print()
     console.print(shown)

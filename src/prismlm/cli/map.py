@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from prismlm.cli.options import Json, Lens, Model, load_with_lens
+from prismlm.cli.options import Json, Lens, Model, flag, load_with_lens, option
 from prismlm.cli.output import print_json
 from prismlm.outputs import check_outputs
 
@@ -15,11 +15,9 @@ from prismlm.outputs import check_outputs
 def map_prototypes(
     model: Model,
     lens: Lens = None,
-    html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a page to look around in.")
-    ] = None,
+    html: Annotated[Path | None, option("FILE", "Write a page to look around in.")] = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Make the map anew, and replace the page.")
+        bool, flag("--overwrite", "Make the map anew, and replace the page.")
     ] = False,
     as_json: Json = False,
 ) -> None:

@@ -17,6 +17,16 @@ if TYPE_CHECKING:
     from prismlm.index.lens import Lens as OpenedLens
 
 
+def option(metavar: str, help: str, *names: str) -> Any:
+    """Return an option that takes what its parameter is annotated as."""
+    return typer.Option(*names, metavar=metavar, help=help)
+
+
+def flag(name: str, help: str) -> Any:
+    """Return an option that takes no value, or a pair of them: ``--yes/--no``."""
+    return typer.Option(name, help=help)
+
+
 def number(
     metavar: str, help: str, least: float | None = 0, most: float | None = None, **options: Any
 ) -> Any:
@@ -46,47 +56,34 @@ def choice(metavar: str, help: str, names: Sequence[str], **options: Any) -> Any
     return typer.Option(metavar=metavar, help=help, callback=checked, **options)
 
 
-def written(help: str, metavar: str = "FILE") -> Any:
-    """Return an option that names a result to write."""
-    return typer.Option(metavar=metavar, help=help)
-
-
 SHARES_BY = "Shares by document, source, domain or license."
 BY = ("document", "source", "domain", "license")
 METHODS = ("evidence", "contexts", "source")
 SPLITS = ("train", "heldout", "all")
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only estimate time, memory and disk.")]
+Json = Annotated[bool, flag("--json", "Print one JSON document and nothing else.")]
+DryRun = Annotated[bool, flag("--dry-run", "Only estimate time, memory and disk.")]
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A model directory.")]
-Lens = Annotated[
-    str | None, typer.Option(metavar="NAME|DIR", help="The lens, where there are several.")
-]
+Lens = Annotated[str | None, option("NAME|DIR", "The lens, where there are several.")]
 TEXT_KINDS = "txt, md, json, jsonl, csv, parquet"
 TextFiles = Annotated[
     list[Path] | None,
-    typer.Option("--file", metavar="FILE", help=f"Texts to read; may be repeated: {TEXT_KINDS}."),
+    option("FILE", f"Texts to read; may be repeated: {TEXT_KINDS}.", "--file"),
 ]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace result files that exist.")]
+Overwrite = Annotated[bool, flag("--overwrite", "Replace result files that exist.")]
 By = Annotated[str, choice("COLUMN", SHARES_BY, BY)]
 Method = Annotated[
     str, choice("METHOD", "evidence, contexts, or source: PRISM's A = Σ α μ.", METHODS)
 ]
 Split = Annotated[str, choice("SPLIT", "Documents to read: train, heldout or all.", SPLITS)]
 Temperature = Annotated[float, number("T", "0 takes the top token.")]
-SamplingSeed = Annotated[int, typer.Option(metavar="S", help="Of the sampling.")]
-Page = Annotated[Path | None, written("Write a self-contained page.")]
+SamplingSeed = Annotated[int, option("S", "Of the sampling.")]
+Page = Annotated[Path | None, option("FILE", "Write a self-contained page.")]
 Where = Annotated[
     list[str] | None,
-    typer.Option(
-        metavar="COLUMN=VALUE", help="Only text that matches, such as license=CC0; may be repeated."
-    ),
+    option("COLUMN=VALUE", "Only text that matches, such as license=CC0; may be repeated."),
 ]
-Window = Annotated[
-    int | None, typer.Option(metavar="N", help="Tokens read at once; else all, up to 1,024.")
-]
-Stride = Annotated[
-    int | None, typer.Option(metavar="N", help="Tokens between windows; else 3/4 of one.")
-]
+Window = Annotated[int | None, option("N", "Tokens read at once; else all, up to 1,024.")]
+Stride = Annotated[int | None, option("N", "Tokens between windows; else 3/4 of one.")]
 
 
 def parse_places(option: str, inner: str, given: list[str] | None) -> list[tuple[int, int]]:
@@ -118,6 +115,4 @@ def load_with_lens(model: Path, lens: str | None) -> tuple[PrismLM, OpenedLens]:
     from prismlm.explain.language_model import load
 
     lm = load(model, lens=lens)
-    if lm.lens is None:
-        raise InputError(f"{model} has no lens. Build one with `prismlm index`.")
-    return lm, lm.lens
+    return lm, lm.lens_for("table of its prototypes")

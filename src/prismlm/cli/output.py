@@ -18,6 +18,7 @@ from prismlm.files import json_text
 
 if TYPE_CHECKING:
     from prismlm.cost import Cost
+    from prismlm.explain.quality import HeadQuality
 
 WIDTH_WHERE_PIPED = 100
 TOKEN_WIDTH = 14
@@ -34,8 +35,6 @@ def print_json(value: dict[str, Any]) -> None:
 
 def print_rows(rows: list[tuple[str, str]], last: str) -> None:
     """Print names and amounts, and a last line."""
-    from rich.console import Console
-
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
     table.add_column(justify="right")
@@ -44,6 +43,19 @@ def print_rows(rows: list[tuple[str, str]], last: str) -> None:
     console = Console(highlight=False)
     console.print(table)
     console.print(Text(last, style="dim"), soft_wrap=True)
+
+
+def quality_rows(quality: HeadQuality) -> list[tuple[str, str]]:
+    """Return what prototypes alone say, as names and amounts."""
+    worse = quality.prototype_only_ce / quality.ce - 1
+    return [
+        ("CE of the prototypes alone", f"{quality.prototype_only_ce:.3f}, {worse:+.1%}"),
+        ("recovered", f"{quality.recovered or 0:.1%} of what the states say beyond their mean"),
+        ("explained share", f"{quality.explained_share:.3f}"),
+        ("FVU", f"{quality.fvu:.3f}"),
+        ("agreement", f"{quality.agreement:.1%}"),
+        ("in use", f"{quality.in_use:.1%}"),
+    ]
 
 
 def table_of(*headings: str, gap: int = 2, widths: Iterable[int] = ()) -> Table:
@@ -155,11 +167,7 @@ def _figure(name: str, value: Any) -> tuple[str, str]:
 def _parts(cost: Cost) -> Table:
     from prismlm.cli.format import duration, size
 
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("")
-    table.add_column("")
-    for heading in ("time", "memory", "disk"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = table_of("", "", "*time", "*memory", "*disk")
     for part in cost.parts:
         there = "there" if part.figures.get("there") else part.basis
         shown = (

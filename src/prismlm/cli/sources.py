@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from rich.console import Console
+from rich.text import Text
 
-from prismlm.cli.options import Json, Lens, Model, TextFiles, number
-from prismlm.cli.output import print_json
+from prismlm.cli.options import Json, Lens, Model, TextFiles, number, option
+from prismlm.cli.output import console_for_reading, fit_ends, plain, print_json, table_of
 from prismlm.errors import InputError
 
 if TYPE_CHECKING:
-    from prismlm.explain.sources import TextUse
+    from prismlm.explain.sources import DocumentSources, TextUse
+NAME_WIDTH = 28
 
 
 def sources(
     model: Model,
-    doc: Annotated[str, typer.Option("--doc", metavar="ID", help="The document's id.")],
+    doc: Annotated[str, option("ID", "The document's id.", "--doc")],
     file: TextFiles = None,
     audit: Annotated[
         Path | None,
-        typer.Option(
-            metavar="PARQUET",
-            help="Or the rows of an audit, which keep shares from its --least-share on.",
-        ),
+        option("PARQUET", "Or the rows of an audit, which keep shares from its --least-share on."),
     ] = None,
     lens: Lens = None,
     top: Annotated[int, number("N", "Prototypes and texts shown.", 1)] = 10,
@@ -38,27 +38,100 @@ def sources(
     from prismlm.explain.texts import text_options
 
     lm = load(model, lens=lens)
-    if lm.lens is None:
-        raise InputError(
-            f"{model} has no lens, so there is no document to find. Build one with "
-            f"`prismlm index {model} --corpus DIR`."
-        )
-    found = document_sources(lm.lens, doc)
+    opened = lm.lens_for("document to find")
+    found = document_sources(opened, doc)
     texts: list[TextUse] | None = None
     least: float | None = None
     if audit is not None:
-        texts, least = audited_texts_that_rely(lm.lens, doc, audit)
+        texts, least = audited_texts_that_rely(opened, doc, audit)
     elif file:
         from prismlm.corpus.read import DocumentReader
 
         texts = texts_that_rely(lm, doc, DocumentReader(list(file)), text_options([lm]))
     if as_json:
         listed = None if texts is None else [text._asdict() for text in texts]
-        value = {"model": str(model), "lens": str(lm.lens.path), **found.to_dict(), "texts": listed}
+        value = {"model": str(model), "lens": str(opened.path), **found.to_dict(), "texts": listed}
         print_json(value | ({} if least is None else {"least_share": least}))
         return
-    from prismlm.cli.printing.sources import print_sources, print_texts
 
     print_sources(found, top)
     if texts is not None:
         print_texts(texts, top, least)
+
+
+def print_sources(found: DocumentSources, top: int) -> None:
+    """Print a document and the prototypes that it is behind."""
+    from prismlm.index.where import UNKNOWN
+
+    console = console_for_reading()
+    console.print(Text(plain(found.title or found.doc_id), style="bold"))
+    facts = (found.doc_id, found.source, found.domain, found.license or f"licence {UNKNOWN}")
+    console.print(Text(" · ".join(plain(fact) for fact in facts if fact), style="dim"))
+    console.print()
+    if found.cells is not None:
+        places = sum(use.positions for use in found.cells)
+        console.print(f"{places:,} places of it, nearest to {len(found.cells):,} prototypes")
+        _print_table(
+            console,
+            ("places", "of all nearest to it"),
+            [
+                (use.prototype, use.name, f"{use.positions:,}", f"{use.share:.2%}")
+                for use in found.cells
+            ],
+            top,
+        )
+    ratio = found.neighbourhood / found.expected if found.expected else 0.0
+    console.print(
+        f"among the nearest texts of {len(found.uses):,} prototypes: {ratio:.1f} times as much of "
+        "these as an average document, each prototype weighed by how often it is used"
+    )
+    _print_table(
+        console,
+        ("nearness", "cosine", "of its texts", "of all tokens"),
+        [
+            (
+                *(use.prototype, use.name, f"{use.rank + 1} of {use.contexts}"),
+                *(f"{use.cosine:.3f}", f"{use.share:.1%}", f"{use.usage:.2%}"),
+            )
+            for use in found.uses
+        ],
+        top,
+    )
+
+
+def _print_table(
+    console: Console, headings: Sequence[str], rows: Sequence[Sequence[object]], top: int
+) -> None:
+    table = table_of("*prototype", "name", *(f"*{heading}" for heading in headings))
+    for prototype, name, *figures in rows[:top]:
+        shown = fit_ends(plain(str(name)), NAME_WIDTH)
+        table.add_row(str(prototype), Text(shown), *map(str, figures))
+    console.print(table)
+    _print_more(console, len(rows) - top)
+    console.print()
+
+
+def print_texts(texts: Sequence[TextUse], top: int, least: float | None) -> None:
+    """Print the texts that relied on a document; ``least`` is what an audit kept at least."""
+    from prismlm.pages.audit import told_apart
+
+    console = console_for_reading()
+    head = Text("Texts that relied on it", style="bold")
+    if least is not None:
+        head.append(f"  by {least:.2%} or more, the least that the audit kept", "dim")
+    console.print(head)
+    shown = texts[:top]
+    openings = told_apart([" ".join(text.opening.split()) for text in shown])
+    for text, opening in zip(shown, openings, strict=True):
+        line = Text(f"{text.share:>7.2%}  ")
+        line.append(fit_ends(plain(text.text_id), console.width // 2 - 10), "bold")
+        line.append(f"  {plain(opening)}", "dim").truncate(console.width, overflow="ellipsis")
+        console.print(line, no_wrap=True)
+    if not texts:
+        console.print(Text("none", style="dim"))
+    _print_more(console, len(texts) - top)
+
+
+def _print_more(console: Console, more: int) -> None:
+    if more > 0:
+        console.print(Text(f"{more:,} more; --top shows them", style="dim"))

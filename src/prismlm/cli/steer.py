@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from prismlm.cli.options import Json, Lens, Model, Temperature, choice, number
+from prismlm.cli.options import Json, Lens, Model, Temperature, choice, number, option
 from prismlm.cli.output import print_json
 from prismlm.errors import FormatError, InputError
 from prismlm.files import decoded
@@ -23,15 +22,10 @@ KINDS = ["clamp", "scale", "ablate"]
 PARTS = ["prototypes", "residual"]
 
 
-Prototype = Annotated[int | None, typer.Option(metavar="ID", help="Edit this prototype.")]
+Prototype = Annotated[int | None, option("ID", "Edit this prototype.")]
 # Not shown, since nothing fills the categories of a lens yet.
-Category = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help="Edit the prototypes of this category."),
-]
-DocumentId = Annotated[
-    str | None, typer.Option(metavar="ID", help="Edit those with contexts in this document.")
-]
+Category = Annotated[str | None, option("NAME", "Edit the prototypes of this category.")]
+DocumentId = Annotated[str | None, option("ID", "Edit those with contexts in this document.")]
 Strength = Annotated[
     float | None,
     number("S", "Clamp: fraction of the top logit, up to 1. Scale: factor. Groups: -1 to 1.", None),
@@ -40,17 +34,12 @@ OnlyPart = Annotated[
     str | None,
     choice("PART", "Predict from the prototypes or the residual alone.", PARTS),
 ]
-Target = Annotated[
-    str, typer.Option(metavar="TOKEN", help="Clamp at the top or the signature token.")
-]
+Target = Annotated[str, option("TOKEN", "Clamp at the top or the signature token.")]
 Cap = Annotated[float | None, number("A", "Largest activation of a clamp; else k·τ.", None)]
 Draws = Annotated[int, number("N", "Random prototypes that the control is the mean of.")]
-Prompts = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Effect sizes over these prompts, one a line.")
-]
+Prompts = Annotated[Path | None, option("FILE", "Effect sizes over these prompts, one a line.")]
 HeldOutCorpus = Annotated[
-    Path | None,
-    typer.Option(metavar="DIR", help="Held-out text for the cost; else the lens's corpus."),
+    Path | None, option("DIR", "Held-out text for the cost; else the lens's corpus.")
 ]
 
 
@@ -68,13 +57,11 @@ def steer(
     ] = "clamp",
     only: OnlyPart = None,
     target: Target = "top",
-    measure: Annotated[
-        str, typer.Option(metavar="UNIT", help="Clamp the logit or its evidence.")
-    ] = "logit",
+    measure: Annotated[str, option("UNIT", "Clamp the logit or its evidence.")] = "logit",
     cap: Cap = None,
     generate: Annotated[int, number("N", "Tokens to write; 0 reads the prompt's own.")] = 20,
     temperature: Temperature = 0.0,
-    seed: Annotated[int, typer.Option(metavar="S", help="Of sampling and control.")] = 0,
+    seed: Annotated[int, option("S", "Of sampling and control.")] = 0,
     draws: Draws = 8,
     file: Prompts = None,
     lens: Lens = None,
@@ -86,9 +73,9 @@ def steer(
     if (prompt is None) == (file is None):
         had = "neither" if prompt is None else "both"
         raise InputError(f"expected a prompt or --file with prompts, got {had}.")
-    edits = _edits(
-        prototype, category, document, only, _Options(strength, edit, target, measure, cap)
-    )
+    named = {"prototype": prototype, "category": category, "document": document}
+    clamp = {"target": target, "measure": measure, "cap": cap}
+    edits = _edits(named, only, edit, strength, clamp)
     prompts = [] if file is None else _prompts(file)
     from prismlm.explain.language_model import load
 
@@ -128,29 +115,23 @@ def _result(
     return measure_effects(lm, prompts, edits, **how, draws=draws, progress=ConsoleReporter())
 
 
-@dataclass(frozen=True)
-class _Options:
-    """How to edit a prototype, as asked for on the command line."""
-
-    strength: float | None
-    kind: str
-    target: str
-    measure: str
-    cap: float | None
-
-
 def _edits(
-    prototype: int | None,
-    category: str | None,
-    document: str | None,
-    only: str | None,
-    options: _Options,
+    named: dict[str, Any], only: str | None, kind: str, strength: float | None, how: dict[str, Any]
 ) -> list[Edit]:
-    """Return the edit that the options ask for; none where a part alone is all that is asked."""
-    named = {"--prototype": prototype, "--category": category, "--document": document}
-    given = [name for name, value in named.items() if value is not None]
+    """Return the edit that the options ask for; none where a part alone is all that is asked.
+
+    Args:
+        named: prototype, category and document, one of which is to be edited.
+        only: the part that is asked for.
+        kind: of the edit of a prototype.
+        strength: of an edit.
+        how: a clamp is made.
+    """
+    from prismlm.edits.values import Ablate, Clamp, Group, Scale
+
+    given = [f"--{name}" for name, value in named.items() if value is not None]
     if only is not None and not given:
-        if options.strength is not None:
+        if strength is not None:
             raise InputError(
                 "--strength is of an edit: name a --prototype or --document, or leave it out."
             )
@@ -159,34 +140,19 @@ def _edits(
         raise InputError(
             f"expected one of --prototype and --document, got {' and '.join(given) or 'none'}."
         )
-    return [_edit(prototype, category, document, options)]
-
-
-def _edit(
-    prototype: int | None, category: str | None, document: str | None, options: _Options
-) -> Edit:
-    from prismlm.edits.values import Ablate, Clamp, Group, Scale
-
-    kind, strength = options.kind, options.strength
+    prototype = named.pop("prototype")
     if kind == "ablate" and prototype is not None:
         if strength is not None:
             raise InputError("--edit ablate removes the prototype whole: leave out --strength.")
-        return Ablate(prototype)
+        return [Ablate(prototype)]
     if strength is None:
         raise InputError("give --strength S: how strong the edit is.")
     if prototype is None:
         if kind != KINDS[0]:
             raise InputError(f"--edit {kind} is for --prototype: a group has a strength alone.")
-        return Group(strength, category=category, document=document)
-    if kind == "scale":
-        return Scale(prototype, strength)
-    return Clamp(
-        prototype,
-        strength,
-        target=cast(Literal["top", "signature"], options.target),
-        cap=options.cap,
-        measure=cast(Literal["logit", "evidence"], options.measure),
-    )
+        return [Group(strength, **named)]
+    scaled = kind == "scale"
+    return [Scale(prototype, strength) if scaled else Clamp(prototype, strength, **how)]
 
 
 def _describe(edits: list[Edit]) -> dict[str, Any] | None:

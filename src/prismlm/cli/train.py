@@ -8,27 +8,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
+from rich.markup import escape
 
-from prismlm.cli.options import DryRun, Json, is_first_process
-from prismlm.cli.output import print_json
+from prismlm.cli.options import DryRun, Json, flag, is_first_process, option
+from prismlm.cli.output import print_cost, print_json, print_rows, quality_rows, table_of
 from prismlm.errors import InputError, Interrupted
 
 if TYPE_CHECKING:
-    from prismlm.training import Recipe, TrainingResult
+    from prismlm.training import Recipe, SearchResult, TrainingResult, TrialResult
+TRIALS_SHOWN = 15
 
 
 def train(
     recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe, in YAML.")],
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Replace one value of the recipe."),
+        option("KEY=VALUE", "Replace one value of the recipe.", "--set"),
     ] = None,
     search: Annotated[
-        bool,
-        typer.Option("--search", help="Search hyper-parameters, as the recipe's search says."),
+        bool, flag("--search", "Search hyper-parameters, as the recipe's search says.")
     ] = False,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the newest checkpoint, or trial.")
+        bool, flag("--resume", "Go on from the newest checkpoint, or trial.")
     ] = False,
     dry_run: DryRun = False,
     as_json: Json = False,
@@ -70,7 +72,6 @@ def _train(recipe: Recipe, *, resume: bool, as_json: bool) -> None:
 
 
 def _search(recipe: Recipe, *, resume: bool, as_json: bool) -> None:
-    from prismlm.cli.printing.search import print_search, trial_line
     from prismlm.cli.progress import ConsoleReporter
     from prismlm.training import search
 
@@ -84,7 +85,6 @@ def _search(recipe: Recipe, *, resume: bool, as_json: bool) -> None:
 
 
 def _estimate(recipe: Recipe, *, search: bool, resume: bool, as_json: bool) -> None:
-    from prismlm.cli.output import print_cost
     from prismlm.training import estimate, estimate_search
 
     measured = estimate_search if search else estimate
@@ -92,29 +92,53 @@ def _estimate(recipe: Recipe, *, search: bool, resume: bool, as_json: bool) -> N
 
 
 def _print_result(result: TrainingResult) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
     from prismlm.cli.format import count
 
-    figures = [("CE", f"{result.ce:.3f}")]
-    measured, quality = "", result.quality
-    if quality is not None:
-        measured = f" · measured on {count(quality.tokens)} held-out tokens"
-        figures += [
-            ("prototype-only CE", f"{quality.prototype_only_ce:.3f}"),
-            ("explained share", f"{quality.explained_share:.3f}"),
-            ("FVU", f"{quality.fvu:.3f}"),
-            ("agreement", f"{quality.agreement:.1%}"),
-            ("in use", f"{quality.in_use:.1%}"),
-        ]
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim")
-    table.add_column(justify="right")
-    for name, value in figures:
-        table.add_row(name, value)
+    rows = [
+        ("steps", f"{result.steps:,}"),
+        ("tokens", count(result.tokens)),
+        ("CE", f"{result.ce:.3f}"),
+    ]
+    if result.quality is not None:
+        rows += quality_rows(result.quality)
+        rows.append(("measured on", f"{count(result.quality.tokens)} held-out tokens"))
+    print_rows(rows, last=str(result.directory))
+
+
+def trial_line(trial: TrialResult, trials: int) -> str:
+    """Return a finished trial in one line."""
+    values = ", ".join(f"{key} {_shown(value)}" for key, value in trial.values.items())
+    found = f"failed: {trial.failed}" if trial.ce is None else f"CE {_ce(trial)}"
+    return f"trial {trial.number} ({values}): {found} · {trial.number + 1} of {trials} trials done"
+
+
+def print_search(result: SearchResult) -> None:
+    """Print the best trials, and where the rest is."""
     console = Console(highlight=False)
     console.print(f"[bold]{escape(str(result.directory))}[/]", soft_wrap=True)
-    console.print(f"{result.steps:,} steps · {count(result.tokens)} tokens{measured}")
+    failed = sum(trial.ce is None for trial in result.trials)
+    seeds = max((len(trial.seeds) for trial in result.trials), default=0)
+    counted = f"{len(result.trials)} trials, {failed} failed"
+    console.print(f"{counted} · CE on held-out text at the end, mean of {seeds} seeds")
+    keys = list(result.trials[0].values) if result.trials else []
+    table = table_of(*(f"*{escape(name)}" for name in ("trial", "CE", "perplexity", *keys)))
+    for column in table.columns:
+        column.no_wrap, column.overflow = False, "fold"
+    for trial in result.ranked[:TRIALS_SHOWN]:
+        values = [escape(_shown(trial.values[key])) for key in keys]
+        perplexity = "" if trial.perplexity is None else f"{trial.perplexity:.2f}"
+        table.add_row(str(trial.number), _ce(trial), perplexity, *values)
     console.print(table)
+    if len(result.ranked) > TRIALS_SHOWN:
+        console.print(f"[dim]and {len(result.ranked) - TRIALS_SHOWN} more in search.csv[/]")
+    again = f"prismlm train {result.best_recipe}"
+    console.print(f"Train the best with: {escape(again)}", soft_wrap=True)
+
+
+def _ce(trial: TrialResult) -> str:
+    spread = "" if trial.deviation is None else f" ± {trial.deviation:.4f}"
+    return f"{trial.ce:.4f}{spread}"
+
+
+def _shown(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -20,7 +20,6 @@ from prismlm.corpus.read import DocumentReader, Paths
 from prismlm.corpus.store import Corpus
 from prismlm.corpus.tokenizer import (
     check_vocab_size,
-    end_of_text,
     fingerprint,
     load_tokenizer,
     text_encoder,
@@ -130,7 +129,7 @@ class BuildSettings:
         cls, tokenizer: PreTrainedTokenizerFast, heldout_fraction: float, shard_tokens: int
     ) -> BuildSettings:
         """Return the settings for a tokenizer."""
-        eos_token, eos_token_id = end_of_text(tokenizer)
+        eos_token, eos_token_id = str(tokenizer.eos_token), cast(int, tokenizer.eos_token_id)
         vocabulary = max(len(tokenizer), eos_token_id + 1)
         meta = {
             "fingerprint": fingerprint(tokenizer),

@@ -12,7 +12,7 @@ from typing import Any
 
 from prismlm.corpus.documents import Columns, Document
 from prismlm.corpus.read import DocumentReader, SeenIds, columns_of, make_document
-from prismlm.errors import InputError, PrismError, check_text
+from prismlm.errors import InputError, PrismError, check_text, first_line
 from prismlm.hub import silence
 
 
@@ -142,7 +142,12 @@ class DatasetReader(DocumentReader):
         own_source = self._dataset.label
         found: dict[str, str] | None = None
         try:
-            for record in _behind(self._rows, position):
+            rows = self._rows
+            if position.state is not None:
+                rows.load_state_dict(position.state)
+            elif position.row:
+                rows = rows.skip(position.row)
+            for record in rows:
                 self._row += 1
                 place = f"{self._dataset} ({self._dataset.split}), row {self._row}"
                 found = found or self._columns.resolve(record, place)
@@ -154,13 +159,6 @@ class DatasetReader(DocumentReader):
             raise
         except Exception as error:  # of the network, of Arrow, of a dozen libraries
             raise _unreadable(self._dataset, error) from error
-
-
-def _behind(rows: Any, position: Position) -> Any:
-    if position.state is None:
-        return rows.skip(position.row) if position.row else rows
-    rows.load_state_dict(position.state)
-    return rows
 
 
 def _open(dataset: HubDataset) -> Any:
@@ -200,8 +198,7 @@ def _unreachable(dataset: HubDataset, reason: str) -> InputError:
 
 
 def _unreadable(dataset: HubDataset, error: Exception) -> InputError:
-    lines = str(error).strip().splitlines()
-    reason = lines[0].rstrip(".") if lines else type(error).__name__
+    reason = first_line(error)
     if isinstance(error, ConnectionError) or "Offline" in reason:
         offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
         why = "HF_HUB_OFFLINE is set" if offline else "is there a network?"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import bisect
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -20,19 +19,6 @@ from prismlm.errors import FormatError
 # Of a corpus of thousands of shards only a few are held open, and of their rows the last read.
 FILES_OPEN = 8
 BYTES_KEPT = 16_000_000
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class DocumentRows:
-    """Some documents in ascending order.
-
-    Attributes:
-        numbers: which documents of the corpus, int64 [n].
-        table: their rows, with the columns of ``documents-NNNNN.parquet``.
-    """
-
-    numbers: np.ndarray
-    table: pa.Table
 
 
 class ShardedTable:
@@ -129,8 +115,11 @@ class DocumentTable(ShardedTable):
         super().__init__(directory, layout.documents_file, layout.DOCUMENT_SCHEMA.names, documents)
         self._token_ends = list(accumulate(shard["tokens"] for shard in shards))
 
-    def between(self, first: int, last: int) -> DocumentRows:
+    def between(self, first: int, last: int) -> tuple[np.ndarray, pa.Table]:
         """Return the documents that start at a position from ``first`` up to, without, ``last``.
+
+        Returns:
+            their numbers, ascending, int64 [n], and their rows.
 
         Raises:
             FormatError: a file is damaged.
@@ -150,7 +139,7 @@ class DocumentTable(ShardedTable):
                     tables.append(table.slice(low, high - low))
                 group += 1
             shard += 1
-        return DocumentRows(np.concatenate(numbers), pa.concat_tables(tables))
+        return np.concatenate(numbers), pa.concat_tables(tables)
 
     def take(self, numbers: np.ndarray) -> pa.Table:
         """Return the rows of the documents ``numbers``, ascending, in that order.

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from prismlm.corpus.documents import Columns
-from prismlm.errors import InputError
+from prismlm.errors import InputError, first_line
 from prismlm.files import decoded, not_utf8
 
 WHOLE_FILES = (".txt", ".md")
@@ -56,7 +56,8 @@ def read_rows(path: Path, columns: Columns) -> Iterator[Row]:
     kind = extension(path)
     try:
         if kind in WHOLE_FILES:
-            yield _text_row(path)
+            data = path.read_bytes()
+            yield Row(1, {"text": decoded(data, str(path))}, len(data))
         elif kind == ".json":
             yield from _json_file(path, columns)
         elif kind == ".csv":
@@ -79,16 +80,10 @@ def read_rows(path: Path, columns: Columns) -> Iterator[Row]:
 
 
 def _damaged(path: Path, error: Exception) -> InputError:
-    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     return InputError(
-        f"{path} is damaged or incomplete, or not what its extension says ({reason.rstrip('.')}). "
+        f"{path} is damaged or incomplete, or not what its extension says ({first_line(error)}). "
         "Fetch or write the file again."
     )
-
-
-def _text_row(path: Path) -> Row:
-    data = path.read_bytes()
-    return Row(1, {"text": decoded(data, str(path))}, len(data))
 
 
 def _open_lines(path: Path, stack: ExitStack) -> tuple[IO[bytes], IO[bytes]]:
@@ -117,14 +112,14 @@ def _json_rows(path: Path, columns: Columns) -> Iterator[Row]:
                 raise InputError(
                     f"{where} is not valid JSON ({error}). Expected one JSON object on each line."
                 ) from error
-            if not isinstance(record, dict):
-                raise InputError(
-                    f"{where} holds a JSON {type(record).__name__}. "
-                    "Expected one JSON object on each line."
-                )
-            found = columns.resolve(record, where)
-            values = {role: record[name] for role, name in found.items()}
+            values = _values_of(record, where, columns, "one JSON object on each line")
             yield Row(number, values, raw.tell())
+
+
+def _values_of(record: Any, where: str, columns: Columns, expected: str) -> dict[str, Any]:
+    if not isinstance(record, dict):
+        raise InputError(f"{where} holds a JSON {type(record).__name__}. Expected {expected}.")
+    return {role: record[name] for role, name in columns.resolve(record, where).items()}
 
 
 def _parsed(text: str) -> Any:
@@ -144,14 +139,7 @@ def _json_file(path: Path, columns: Columns) -> Iterator[Row]:
         ) from error
     records: list[Any] = value if isinstance(value, list) else [value]
     for number, record in enumerate(records, start=1):
-        where = f"{path}:{number}"
-        if not isinstance(record, dict):
-            raise InputError(
-                f"{where} holds a JSON {type(record).__name__}. Expected an object or a list of "
-                "objects."
-            )
-        found = columns.resolve(record, where)
-        values = {role: record[name] for role, name in found.items()}
+        values = _values_of(record, f"{path}:{number}", columns, "an object or a list of objects")
         yield Row(number, values, len(data) * number // len(records))
 
 

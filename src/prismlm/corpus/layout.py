@@ -20,12 +20,17 @@ SPLIT_RULE = (
     "held out if int(sha256(doc_id)[:8], little endian) / 2**64 < heldout_fraction, else train"
 )
 
+
+def strings(*names: str) -> list[tuple[str, pa.DataType]]:
+    """Return columns of text, as a schema is made of."""
+    return [(name, pa.string()) for name in names]
+
+
+# What is known of a document.
+FACTS = strings("doc_id", "source", "domain", "license", "title", "url")
 DOCUMENT_SCHEMA = pa.schema(
     [
-        *(
-            (name, pa.string())
-            for name in ("doc_id", "source", "domain", "license", "title", "url")
-        ),
+        *FACTS,
         ("start", pa.int64()),
         ("length", pa.int64()),
     ]

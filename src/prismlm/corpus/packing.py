@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -103,6 +104,7 @@ def best_fit(sizes: list[int], capacity: int) -> np.ndarray:
     return bins
 
 
+@dataclass(frozen=True, eq=False)
 class PackedDataset:
     """Rows of ``length`` tokens for training, as a map-style dataset.
 
@@ -123,24 +125,13 @@ class PackedDataset:
         dropped_tokens: tokens in no row: rests of documents of a single token.
     """
 
-    def __init__(
-        self,
-        corpus: Corpus,
-        length: int,
-        piece_starts: np.ndarray,
-        piece_lengths: np.ndarray,
-        first_piece: np.ndarray,
-        *,
-        dropped_tokens: int,
-        shared_rows: bool = True,
-    ) -> None:
-        self.length = length
-        self.shared_rows = shared_rows
-        self.dropped_tokens = dropped_tokens
-        self._corpus = corpus
-        self._starts = piece_starts
-        self._lengths = piece_lengths
-        self._first_piece = first_piece
+    _corpus: Corpus
+    length: int
+    _starts: np.ndarray
+    _lengths: np.ndarray
+    _first_piece: np.ndarray
+    dropped_tokens: int
+    shared_rows: bool
 
     def __len__(self) -> int:
         return len(self._first_piece) - 1

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from importlib.resources import files
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -27,6 +28,14 @@ class InputFile:
 
     path: Path
     name: str
+
+
+def sample_path() -> Path:
+    """Return the Parquet file of the bundled sample; ATTRIBUTION.md beside it credits its sources.
+
+    Columns: id, text, domain, source, license, title, url.
+    """
+    return Path(str(files("prismlm.corpus"))) / "sample" / "sample.parquet"
 
 
 def read_documents(paths: Paths, columns: Columns | None = None) -> Iterator[Document]:
@@ -63,8 +72,15 @@ class DocumentReader:
         self.unread: Counter[str] = Counter()
         named = [paths] if isinstance(paths, (str, os.PathLike)) else paths
         check_kind("what is to be read", named, Iterable, "a path, or a list of paths")
-        found = _find_files(named, self.unread)
-        self.files = _once(found)
+        places = [check_path("what is to be read", path) for path in named]
+        found = [file for place in places for file in _expand(place, self.unread)]
+        if not found:
+            raise InputError("No input was named: give files or directories to read.")
+        # What is there already, by another name or through a link, is not read again.
+        once: dict[tuple[int, int], InputFile] = {}
+        for file in found:
+            once.setdefault(_identity(file.path), file)
+        self.files = list(once.values())
         self.again = len(found) - len(self.files)
         self._documents: Counter[str] = Counter()
         self.total_bytes = sum(file.path.stat().st_size for file in self.files)
@@ -165,9 +181,9 @@ def columns_of(columns: object) -> Columns:
 
 
 def _document(file: InputFile, row: Row, place: str) -> Document:
-    whole_file = extension(file.path) in WHOLE_FILES
-    own_id = file.name if whole_file else f"{file.name}:{row.number}"
-    return make_document(row.values, place, own_id, _stem(file.path))
+    ending = extension(file.path) or ""
+    own_id = file.name if ending in WHOLE_FILES else f"{file.name}:{row.number}"
+    return make_document(row.values, place, own_id, file.path.name[: -len(ending)])
 
 
 def make_document(values: dict[str, Any], place: str, own_id: str, own_source: str) -> Document:
@@ -193,26 +209,6 @@ def _kind(value: Any) -> str:
     # Fractions in JSON are read as decimals.
     names = {NoneType: "null", Decimal: "float"}
     return names.get(type(value), type(value).__name__)
-
-
-def _stem(path: Path) -> str:
-    return path.name[: -len(extension(path) or "")]
-
-
-def _find_files(paths: Iterable[str | os.PathLike[str]], unread: Counter[str]) -> list[InputFile]:
-    named = [check_path("what is to be read", path) for path in paths]
-    files = [file for path in named for file in _expand(path, unread)]
-    if not files:
-        raise InputError("No input was named: give files or directories to read.")
-    return files
-
-
-def _once(files: Iterable[InputFile]) -> list[InputFile]:
-    """Return the files without those that are there already, by another name or through a link."""
-    seen: dict[tuple[int, int], InputFile] = {}
-    for file in files:
-        seen.setdefault(_identity(file.path), file)
-    return list(seen.values())
 
 
 def _identity(path: Path) -> tuple[int, int]:

@@ -201,7 +201,8 @@ def _stream(
                 writer.add(document, ids)
                 if len(writer.shards) > len(kept.shards):
                     kept = _Saved(list(writer.shards), kept.position, kept.documents)
-                    _save(partial, origin, kept)
+                    noted = {"version": STATE_VERSION, "origin": origin, **asdict(kept)}
+                    write_json(partial / STATE_FILE, noted)
             done += len(batch)
             kept = _Saved(kept.shards, reader.position(), done)
             task.advance(reader.row - before.row)
@@ -222,10 +223,3 @@ def _resumed(reader: DatasetReader, writer: CorpusWriter, saved: _Saved) -> Iter
 
 def _documents(shards: list[dict[str, Any]]) -> int:
     return sum(shard["documents"] for shard in shards)
-
-
-def _save(partial: Path, origin: dict[str, Any], kept: _Saved) -> None:
-    write_json(
-        partial / STATE_FILE,
-        {"version": STATE_VERSION, "origin": origin, **asdict(kept)},
-    )

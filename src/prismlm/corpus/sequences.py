@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from prismlm.corpus.windows import BlockOrder, block_passes, read_block, split_counts
-from prismlm.errors import InputError, suggest
+from prismlm.errors import InputError, check_choice, check_whole
 
 if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus, Split
@@ -39,15 +39,10 @@ class Sequences:
     max_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        if self.split not in SPLITS:
-            raise InputError(
-                f"there is no split {self.split!r}: expected {', '.join(SPLITS)}."
-                f"{suggest(self.split, list(SPLITS))}"
-            )
-        if self.length < 1:
-            raise InputError(f"sequences of {self.length} tokens: expected at least 1.")
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise InputError(f"max_tokens is {self.max_tokens}: expected at least 1, or None.")
+        check_choice("the split", self.split, SPLITS)
+        check_whole("the length of a sequence", self.length, 1)
+        if self.max_tokens is not None:
+            check_whole("max_tokens", self.max_tokens, 1)
 
     @property
     def tokens(self) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from prismlm import fingerprints
-from prismlm.errors import InputError
+from prismlm.errors import InputError, first_line
 from prismlm.hub import silence
 from prismlm.run_state import answering
 
@@ -90,7 +90,7 @@ def load_tokenizer(path_or_name: str | os.PathLike[str]) -> PreTrainedTokenizerF
         what = "directory" if Path(name).exists() else "name"
         raise InputError(
             f"No tokenizer could be loaded from the {what} {name!r} "
-            f"({silent or _first_line(error)}). Expected a directory with "
+            f"({silent or first_line(error)}). Expected a directory with "
             "tokenizer.json or a name on the Hugging Face Hub."
         ) from error
     check_tokenizer(loaded, name)
@@ -111,11 +111,6 @@ def check_tokenizer(tokenizer: Any, name: str) -> None:
         )
 
 
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".") if lines else type(error).__name__
-
-
 def fingerprint(tokenizer: PreTrainedTokenizerFast) -> str:
     """Return a hash of all that decides which ids a document gets.
 
@@ -127,11 +122,6 @@ def fingerprint(tokenizer: PreTrainedTokenizerFast) -> str:
         state.pop(changeable, None)
     special = {"eos": tokenizer.eos_token, "bos": tokenizer.bos_token, "unk": tokenizer.unk_token}
     return fingerprints.of_json({"backend": state, "special": special})
-
-
-def end_of_text(tokenizer: PreTrainedTokenizerFast) -> tuple[str, int]:
-    """Return the token that ends a document, as text and as an id."""
-    return str(tokenizer.eos_token), cast(int, tokenizer.eos_token_id)
 
 
 def text_encoder(backend: Tokenizer, eos_token: str) -> Tokenizer:

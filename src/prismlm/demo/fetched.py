@@ -158,7 +158,7 @@ def _put_map(lens: Path) -> dict[str, Any]:
         at = table.schema.get_field_index(column)
         table = table.set_column(at, table.schema.field(at), pa.array(values))
     layout.write_table(table, path)
-    return made_map().to_dict()
+    return made_map()
 
 
 def _context_states(lens: Path, meta: dict[str, Any]) -> Any:

@@ -54,12 +54,15 @@ def run_demo(out: Path, size: DemoSize = FULL, *, progress: Reporter = SILENT) -
     Raises:
         InputError: ``out`` holds something else, or a demo of another size or version.
     """
+    from prismlm.corpus import build_corpus
+
     out = Path(out)
     claim(out, identity(size))
     corpus, model = out / "corpus", out / "model"
     there = parts_there(out)
     if not there["corpus"]:
-        _build_corpus(corpus, out, size, progress)
+        source = documents(out / "documents.parquet", size.every)
+        build_corpus([source], corpus, vocab_size=size.vocab_size, progress=progress)
     if not there["model"]:
         _train(corpus, model, size, progress)
     if not there["lens"]:
@@ -72,11 +75,6 @@ def run_demo(out: Path, size: DemoSize = FULL, *, progress: Reporter = SILENT) -
         cached=all(there.values()),
         progress=progress,
     )
-
-
-def recipe_text(size: DemoSize) -> str:
-    """Return the training recipe of a demo size."""
-    return files("prismlm.training").joinpath("recipes", size.recipe).read_text(encoding="utf-8")
 
 
 def parts_there(out: Path) -> dict[str, bool]:
@@ -95,20 +93,10 @@ def identity(size: DemoSize) -> dict[str, Any]:
     """Return what the note in a demo's directory says."""
     from prismlm.corpus import sample_path
 
-    return {
-        "prismlm": prismlm.__version__,
-        "size": size.recipe.removesuffix(".yaml"),
-        "inputs": fingerprints.of_bytes(
-            recipe_text(size).encode(), sample_path().read_bytes(), repr(size).encode()
-        ),
-    }
-
-
-def _build_corpus(corpus: Path, out: Path, size: DemoSize, progress: Reporter) -> None:
-    from prismlm.corpus import build_corpus
-
-    source = documents(out / "documents.parquet", size.every)
-    build_corpus([source], corpus, vocab_size=size.vocab_size, progress=progress)
+    recipe = files("prismlm.training").joinpath("recipes", size.recipe).read_bytes()
+    inputs = fingerprints.of_bytes(recipe, sample_path().read_bytes(), repr(size).encode())
+    name = size.recipe.removesuffix(".yaml")
+    return {"prismlm": prismlm.__version__, "size": name, "inputs": inputs}
 
 
 def _train(corpus: Path, model: Path, size: DemoSize, progress: Reporter) -> None:

@@ -71,7 +71,7 @@ def mean_figures(tasks: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     for predictor in tasks[0]["predictors"]:
         figures = [task["predictors"][predictor][HEADLINE] for task in tasks]
         found[predictor] = {
-            "value": _mean(figure["value"] for figure in figures),
+            "value": float(np.mean([figure["value"] for figure in figures])),
             "stderr": _pooled([figure["stderr"] for figure in figures]),
         }
     plain = found["plain"]["value"]
@@ -104,10 +104,6 @@ def _error(values: Any) -> float | None:
     """Return the standard error of a mean; None of a single value."""
     found = np.asarray(values, dtype=np.float64)
     return float(found.std(ddof=1) / np.sqrt(len(found))) if len(found) > 1 else None
-
-
-def _mean(values: Any) -> float:
-    return float(np.mean(list(values)))
 
 
 def _pooled(errors: list[float | None]) -> float | None:

@@ -16,8 +16,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from prismlm.errors import FormatError, InputError, suggest
-from prismlm.hub import left_alone, silence
+from prismlm.errors import FormatError, InputError, check_choice
+from prismlm.hub import fetching
 
 Row = dict[str, Any]
 QUESTION = ("question", "choices", "label")
@@ -138,15 +138,10 @@ def benchmarks_of(suite: str, names: Sequence[str] | None = None) -> tuple[Bench
     Raises:
         InputError: no such suite or task.
     """
-    if suite not in SUITES:
-        raise InputError(f"there is no suite {suite!r}: expected {', '.join(SUITES)}.")
+    check_choice("the suite", suite, list(SUITES))
     known = [benchmark.name for benchmark in SUITES[suite]]
     for name in names or ():
-        if name not in known:
-            raise InputError(
-                f"the suite {suite!r} has no task {name!r}: expected some of {', '.join(known)}."
-                f"{suggest(name, known)}"
-            )
+        check_choice(f"a task of the suite {suite!r}", name, known)
     return tuple(item for item in SUITES[suite] if not names or item.name in names)
 
 
@@ -180,20 +175,10 @@ def load_tasks(
         subject = name.removeprefix(prefix) if benchmark.subjects else None
         local = {} if splits is None else _local(benchmark, splits, subject)
         specs.append({"task": name, "num_fewshot": shots} | local)
-    silent = silence() if data is None else None
-    try:
-        with nullcontext() if silent is None else left_alone():
-            # A group is what takes its members' settings in place of those of their files.
-            tasks = manager.load({"group": f"prismlm_{benchmark.name}", "task": specs})["tasks"]
-    except Exception as error:
-        # The hub's client raises what it likes, from OSError to its own kinds.
-        if data is not None:
-            raise
-        raise InputError(
-            f"the documents of {benchmark.name} cannot be had from the hub ({silent or error}). "
-            "With a network they are fetched once; without, name a directory of Parquet files by "
-            "--data."
-        ) from error
+    fetched = fetching(f"the documents of {benchmark.name}", "a directory of Parquet files")
+    with fetched if data is None else nullcontext():
+        # A group is what takes its members' settings in place of those of their files.
+        tasks = manager.load({"group": f"prismlm_{benchmark.name}", "task": specs})["tasks"]
     found = [tasks[name] for name in names]
     for task in found:
         task.set_fewshot_seed(seed)

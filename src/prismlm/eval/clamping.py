@@ -208,7 +208,9 @@ def measure_clamping(
             for source in (x, other) if other else (x,):
                 with routing.clamp(source, alignment):
                     after.append(next_token.logits_after(model, torch.tensor([changed]))[0].numpy())
-            divergences = _divergences(logits[texts[pair.original]], after)
+            before = logits[texts[pair.original]]
+            one, all_after = (next_token.log_probabilities(np.stack(x)) for x in ([before], after))
+            divergences = next_token.jensen_shannon(one, all_after).tolist()
             base, clamped, control = [*divergences, float("nan")][:3]
             equal = len(x) == len(changed)
             found.append(Clamped(pair.slice, base, clamped, control, equal))
@@ -278,8 +280,3 @@ def _mediation(base: np.ndarray, clamped: np.ndarray, seed: int) -> Mediation:
         of_base,
         js,
     )
-
-
-def _divergences(before: np.ndarray, after: Sequence[np.ndarray]) -> list[float]:
-    one, others = (next_token.log_probabilities(np.stack(x)) for x in ([before], after))
-    return next_token.jensen_shannon(one, others).tolist()

@@ -7,6 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from prismlm.corpus.layout import strings
 from prismlm.errors import FormatError, InputError
 
 # Changes that leave the meaning as it is, and changes of it.
@@ -16,11 +17,7 @@ SLICES = (
 INTERVENTIONS = ("gender", "negation", "number")
 COLUMNS = pa.schema(
     [
-        ("id", pa.string()),
-        ("slice", pa.string()),
-        ("original", pa.string()),
-        ("perturbed", pa.string()),
-        ("source", pa.string()),
+        *strings("id", "slice", "original", "perturbed", "source"),
         ("similarity", pa.float32()),
         ("distance", pa.int32()),
     ]

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from lm_eval.models.huggingface import HFLM
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from prismlm.errors import InputError
@@ -152,9 +153,7 @@ class PredictorLM(HuggingFaceLM):
         found: dict[int, Scores],
     ) -> None:
         """Read a batch, padded on the right of a causal model: no token sees the padding."""
-        ids = torch.zeros(len(rows), len(rows[0].ids), dtype=torch.long)
-        for place, row in enumerate(rows):
-            ids[place, : len(row.ids)] = torch.tensor(row.ids)
+        ids = pad_sequence([torch.tensor(row.ids) for row in rows], batch_first=True)
         with capture(self.model, logits=False) as seen:
             self.model(input_ids=ids.to(self.device), use_cache=False)
         ends = [max(len(encoded[request][1]) for request in row.requests) for row in rows]

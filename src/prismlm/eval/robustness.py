@@ -183,7 +183,7 @@ def measure_robustness(
             usable &= fits[side]
         with progress.task(name, int(fits.sum()), "texts") as task:
             logits = next_token.kept_logits(model, rows, task.advance)
-        kept[name] = logits, _vocabulary(tokenizer)
+        kept[name] = logits, fingerprints.of_json(sorted(tokenizer.get_vocab().items()))
     if not kept or not usable.any():
         raise InputError("nothing to compare: expected a model, and a pair that all models read.")
     original, perturbed = (np.array(side)[usable] for side in sides)
@@ -203,10 +203,6 @@ def measure_robustness(
         tuple(found),
         tuple(_slices(slices, values, seed)),
     )
-
-
-def _vocabulary(tokenizer: PreTrainedTokenizerBase) -> str:
-    return fingerprints.of_json(sorted(tokenizer.get_vocab().items()))
 
 
 def _measured(

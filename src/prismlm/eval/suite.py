@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -13,7 +13,8 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from prismlm import fingerprints
-from prismlm.errors import FormatError, InputError, Interrupted
+from prismlm.cost import Cost, peak_memory, rate_of
+from prismlm.errors import FormatError, InputError, Interrupted, check_whole
 from prismlm.eval.accuracy import BAND, HEADLINE, Answers, mean_figures, task_figures
 from prismlm.eval.benchmarks import Benchmark, benchmarks_of, load_tasks
 from prismlm.eval.predictors import PredictorLM
@@ -22,10 +23,11 @@ from prismlm.models.checkpoint import load_checkpoint, read_checkpoint
 from prismlm.models.seam import LogitMap, verify_logit_map
 from prismlm.models.sidecar import has_sidecar
 from prismlm.progress import SILENT, Reporter
-from prismlm.run_state import check_same, read_note, writing
+from prismlm.run_state import begin, writing
 
 FORMAT_VERSION = 1
-RUN_FILE, RESULT_FILE, TASKS = "run.json", "eval.json", "tasks"
+RESULT_FILE, TASKS = "eval.json", "tasks"
+BYTES_PER_QUESTION = 120  # of the kept answers of three predictors, as indented JSON
 PACKAGES = ("prismlm", "lm_eval", "torch", "transformers", "tokenizers", "datasets")
 
 
@@ -48,9 +50,9 @@ class SuiteOptions:
     shots: int = 0
 
     def __post_init__(self) -> None:
-        for name, value, least in (("limit", self.limit, 1), ("shots", self.shots, 0)):
-            if value is not None and value < least:
-                raise InputError(f"{name} is {value}: expected {least} or more.")
+        check_whole("shots", self.shots)
+        if self.limit is not None:
+            check_whole("limit", self.limit, 1)
         benchmarks_of(self.suite)
 
 
@@ -80,8 +82,7 @@ def open_predictors(path: Path | str, *, device: str = "cpu", batch_size: int = 
             below 1.
         FormatError: what is in it is no checkpoint, or damaged.
     """
-    if batch_size < 1:
-        raise InputError(f"the batch size is {batch_size}: expected 1 or more.")
+    check_whole("the batch size", batch_size, 1)
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
@@ -202,7 +203,9 @@ def run_suite(
     ready = [questions_of(benchmark, options) for benchmark in left[:1]]
     kept.mkdir(parents=True, exist_ok=True)
     with writing(out / RESULT_FILE):
-        _begin(out, {"model": _identity(lm), **_plain(options)})
+        run = {"format_version": FORMAT_VERSION, "lm_eval": version("lm_eval")}
+        run |= {"model": _identity(lm), **_plain(options)}
+        begin(out, run, made=any(kept.glob("*.json")))
         try:
             for benchmark in left:
                 path = kept / f"{benchmark.name}.json"
@@ -255,13 +258,43 @@ def _identity(lm: PredictorLM) -> str:
     return fingerprints.of_json([fingerprints.of_weights(cast("Any", lm.model)), head])
 
 
-def _begin(out: Path, run: dict[str, Any]) -> None:
-    """Note what is asked, or check that it is what was begun here."""
-    run = {"format_version": FORMAT_VERSION, "lm_eval": version("lm_eval"), **run}
-    path = out / RUN_FILE
-    # What ended before its first answers binds nobody.
-    if not path.is_file() or not any((out / TASKS).glob("*.json")):
-        write_json(path, run)
-        return
-    way_out = "Go on with that one, write elsewhere with --out, or remove it."
-    check_same(f"{out} holds a run of something else", read_note(path, out), run, way_out)
+def estimate_suite(
+    lm: PredictorLM, out: Path, options: SuiteOptions, tasks: Sequence[str] | None = None
+) -> Cost:
+    """Return what :func:`prismlm.eval.suite.run_suite` would take; writes nothing.
+
+    The figures are those left to ask: ``tasks``, ``questions`` and ``tokens``, counted exactly, and
+    ``tokens_per_second``, timed on a few batches of each length.
+
+    Raises:
+        InputError, FormatError: as it.
+    """
+    names: list[str] = []
+    questions = tokens = 0
+    sampled: list[tuple[list[int], list[int]]] = []
+    for benchmark in benchmarks_of(options.suite, tasks):
+        if (out / TASKS / f"{benchmark.name}.json").is_file():
+            continue
+        asked, _ = questions_of(benchmark, options)
+        encoded = [lm.encoded(*pair) for question in asked for pair in question.pairs]
+        names.append(benchmark.name)
+        questions += len(asked)
+        tokens += sum(len(row.ids) for row in lm.rows(encoded))
+        sampled += encoded[:: max(1, len(encoded) // int(lm.batch_size))]
+    rate = rate_of(_read(lm, sampled))
+    return Cost(
+        tokens / rate if rate else 0.0,
+        peak_memory(),
+        questions * BYTES_PER_QUESTION,
+        {"tasks": names, "questions": questions, "tokens": tokens, "tokens_per_second": rate},
+    )
+
+
+def _read(lm: PredictorLM, encoded: list[tuple[list[int], list[int]]]) -> Iterator[int]:
+    size = int(lm.batch_size)
+    # The longest first, as in a run: what it needs at most is allocated now.
+    ordered = sorted(encoded, key=lambda pair: -len(pair[0]) - len(pair[1]))
+    for first in range(0, len(ordered), size):
+        batch = ordered[first : first + size]
+        lm.score(batch)
+        yield sum(len(row.ids) for row in lm.rows(batch))

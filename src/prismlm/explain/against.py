@@ -59,7 +59,7 @@ class Rivals(NamedTuple):
     bound: np.ndarray
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class OppositionAttribution(PositionAttribution):
     """What speaks against predictions, by the positions of the corpus that do.
 
@@ -72,15 +72,12 @@ class OppositionAttribution(PositionAttribution):
         probability: the model's, of that token there, float32 [n].
     """
 
-    lm: OpenedModel | None = None
-    predicted: np.ndarray | None = None
-    probability: np.ndarray | None = None
+    lm: OpenedModel
+    predicted: np.ndarray
+    probability: np.ndarray
 
     def marked(self, index: int) -> dict[str, Any]:
         """Return what a passage says of its weightiest place."""
-        assert self.lm is not None
-        assert self.predicted is not None
-        assert self.probability is not None
         token = decode_token(self.lm.tokenizer, int(self.predicted[index]))
         return {
             "for_or_against": "against",

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from prismlm.errors import InputError
 from prismlm.explain.attribution import sum_of
 from prismlm.explain.passages import PositionAttribution
 from prismlm.explain.shares import Attribution, DocumentShare, Method, Sources
@@ -23,12 +22,18 @@ if TYPE_CHECKING:
     from prismlm.corpus.documents import Document
     from prismlm.explain.language_model import PrismLM
 
+OF_A_LENS = ("split", "documents", "tokens", "trained_on")
 KEYS_KEPT = 20  # of each column and text; the rest is summed as "others"
 TEXTS_LISTED = 20
 DOCUMENTS_LISTED = 20
 LEAST_SHARE = 0.01  # of a document that a row names
 # Characters of a text that say which it is; more of those listed, which may begin alike.
 OPENING, OPENING_LISTED = 120, 400
+# Of a row, what is as its text has it.
+FIGURES = (
+    *("text_id", "opening", "tokens", "predictions", "ce", "explained_share", "unattributed"),
+    "elsewhere",
+)
 # Explained shares are counted in bins of 0.001, so that their median needs no list of all.
 BINS_FROM, BINS_TO, BINS = -1.0, 3.0, 4000
 
@@ -79,18 +84,10 @@ class AuditedText:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the row of the report."""
-        row: dict[str, Any] = {
-            "text_id": self.text_id,
-            "opening": self.opening[:OPENING],
-            "tokens": self.tokens,
-            "predictions": self.predictions,
-            "ce": self.ce,
-            "explained_share": self.explained_share,
-            "unattributed": self.unattributed,
-            "elsewhere": self.elsewhere,
-            "support": None if self.support is None else self.support.level,
-            "support_score": None if self.support is None else self.support.score,
-        }
+        row: dict[str, Any] = {name: getattr(self, name) for name in FIGURES}
+        row["opening"] = self.opening[:OPENING]
+        row["support"] = None if self.support is None else self.support.level
+        row["support_score"] = None if self.support is None else self.support.score
         for column in GROUP_COLUMNS:
             items = () if self.shares is None else self.shares[column].items
             row[f"by_{column}"] = [
@@ -123,12 +120,8 @@ class Audit:
         where: Where | None = None,
         least_share: float = LEAST_SHARE,
     ) -> None:
-        if lm.lens is None:
-            raise InputError(
-                f"{lm.path} has no lens, so there is no training text to point to. Build one with "
-                f"`prismlm index {lm.path} --corpus DIR`."
-            )
-        self.model, self.lens, self.options = str(lm.path), lm.lens, options
+        self.lens = lm.lens_for("training text to point to")
+        self.model, self.options = str(lm.path), options
         self.where: Conditions = normalised(where)
         self.least_share = least_share
         if self.where:
@@ -179,10 +172,7 @@ class Audit:
             "corpus": {
                 "name": meta.corpus_name,
                 "fingerprint": meta.corpus,
-                "split": meta.split,
-                "documents": meta.documents,
-                "tokens": meta.tokens,
-                "trained_on": meta.trained_on,
+                **{name: getattr(meta, name) for name in OF_A_LENS},
             },
             "method": self.options.method,
             "where": {column: list(values) for column, values in self.where},

@@ -1,22 +1,30 @@
-"""Writing an audit as it goes: Parquet, JSON lines and CSV, all complete or none there."""
+"""The files of an audit, all complete or none there: what they are, and what they would take."""
 
 from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from prismlm.corpus.layout import strings
+from prismlm.cost import Cost, peak_memory, rate_of
 from prismlm.errors import FormatError, InputError
 from prismlm.files import json_text
 from prismlm.index.layout import GROUP_COLUMNS
 from prismlm.outputs import output_files
 
+if TYPE_CHECKING:
+    from prismlm.corpus.read import DocumentReader
+    from prismlm.explain.audit import Audit
+
+# Writes some rows of an audit.
+Write = Callable[[list[dict[str, Any]]], object]
 ROWS_AT_ONCE = 256
 IDENTITY_KEY = b"prismlm.audit"
 _SHARES = pa.list_(pa.struct([("key", pa.string()), ("share", pa.float64())]))
@@ -25,18 +33,14 @@ _DOCUMENTS = pa.list_(
         [
             ("doc_id", pa.string()),
             ("share", pa.float64()),
-            ("source", pa.string()),
-            ("domain", pa.string()),
-            ("license", pa.string()),
-            ("title", pa.string()),
+            *strings("source", "domain", "license", "title"),
             ("position", pa.int64()),
         ]
     )
 )
 SCHEMA = pa.schema(
     [
-        ("text_id", pa.string()),
-        ("opening", pa.string()),
+        *strings("text_id", "opening"),
         ("tokens", pa.int64()),
         ("predictions", pa.int64()),
         ("ce", pa.float64()),
@@ -63,56 +67,28 @@ CSV_COLUMNS = [
 ]
 
 
-class RowWriter(Protocol):
-    """Takes rows of an audit."""
-
-    def write(self, rows: list[dict[str, Any]]) -> None:
-        """Write some rows."""
-        ...
-
-    def close(self) -> None:
-        """Write what is left."""
-        ...
+@contextmanager
+def _parquet(path: Path, identity: dict[str, str]) -> Iterator[Write]:
+    schema = SCHEMA.with_metadata({IDENTITY_KEY: json_text(identity).encode()})
+    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+        yield lambda rows: writer.write_table(pa.Table.from_pylist(rows, schema=SCHEMA))
 
 
-class _Parquet:
-    def __init__(self, path: Path, identity: dict[str, str]) -> None:
-        metadata = {IDENTITY_KEY: json_text(identity).encode()}
-        self._writer = pq.ParquetWriter(path, SCHEMA.with_metadata(metadata), compression="zstd")
-
-    def write(self, rows: list[dict[str, Any]]) -> None:
-        self._writer.write_table(pa.Table.from_pylist(rows, schema=SCHEMA))
-
-    def close(self) -> None:
-        self._writer.close()
+@contextmanager
+def _json_lines(path: Path, identity: dict[str, str]) -> Iterator[Write]:
+    with path.open("w", encoding="utf-8") as file:
+        yield lambda rows: file.writelines(json_text(row) + "\n" for row in rows)
 
 
-class _JsonLines:
-    def __init__(self, path: Path, identity: dict[str, str]) -> None:
-        self._file = path.open("w", encoding="utf-8")
-
-    def write(self, rows: list[dict[str, Any]]) -> None:
-        for row in rows:
-            self._file.write(json_text(row) + "\n")
-
-    def close(self) -> None:
-        self._file.close()
+@contextmanager
+def _csv(path: Path, identity: dict[str, str]) -> Iterator[Write]:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, CSV_COLUMNS)
+        writer.writeheader()
+        yield lambda rows: writer.writerows(map(_flat, rows))
 
 
-class _Csv:
-    def __init__(self, path: Path, identity: dict[str, str]) -> None:
-        self._file = path.open("w", encoding="utf-8", newline="")
-        self._writer = csv.DictWriter(self._file, CSV_COLUMNS)
-        self._writer.writeheader()
-
-    def write(self, rows: list[dict[str, Any]]) -> None:
-        self._writer.writerows(_flat(row) for row in rows)
-
-    def close(self) -> None:
-        self._file.close()
-
-
-FORMATS = {".parquet": _Parquet, ".jsonl": _JsonLines, ".csv": _Csv}
+FORMATS = {".parquet": _parquet, ".jsonl": _json_lines, ".csv": _csv}
 
 
 def _flat(row: dict[str, Any]) -> dict[str, Any]:
@@ -136,7 +112,7 @@ def _cell(value: Any) -> Any:
 class Rows:
     """Hands rows to all writers, some hundred at a time."""
 
-    def __init__(self, writers: Sequence[RowWriter]) -> None:
+    def __init__(self, writers: Sequence[Write]) -> None:
         self._writers = writers
         self._rows: list[dict[str, Any]] = []
 
@@ -148,8 +124,8 @@ class Rows:
 
     def flush(self) -> None:
         """Write the rows that are held."""
-        for writer in self._writers if self._rows else ():
-            writer.write(self._rows)
+        for write in self._writers if self._rows else ():
+            write(self._rows)
         self._rows = []
 
 
@@ -165,10 +141,10 @@ def audit_files(
         identity: what the rows were made with.
     """
     with output_files(*paths, *pages) as temporary, ExitStack() as writers:
-        opened: list[RowWriter] = []
-        for path, file in zip(paths, temporary, strict=False):
-            opened.append(FORMATS[path.suffix.lower()](file, identity))
-            writers.callback(opened[-1].close)
+        opened = [
+            writers.enter_context(FORMATS[path.suffix.lower()](file, identity))
+            for path, file in zip(paths, temporary, strict=False)
+        ]
         rows = Rows(opened)
         yield rows, temporary[len(paths) :]
         rows.flush()
@@ -203,3 +179,32 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
                 yield from batch.to_pylist()
     except (pa.ArrowException, OSError) as error:
         raise FormatError(f"{path} cannot be read ({error}). Run the audit again.") from error
+
+
+def estimate_audit(audit: Audit, reader: DocumentReader) -> Cost:
+    """Read texts for some seconds and scale by the bytes that are left; nothing is written.
+
+    The figures are ``texts``, ``tokens`` and ``tokens_per_second``; disk is of the rows as Parquet.
+
+    Raises:
+        InputError: there is nothing to read.
+    """
+    rows: list[dict[str, Any]] = []
+
+    def read() -> Iterator[int]:
+        for row in audit.read(reader):
+            rows.append(row.to_dict())
+            yield row.tokens
+
+    rate = rate_of(read())
+    scale = max(1.0, reader.total_bytes / max(1, reader.bytes_read))
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), sink, compression="zstd")
+    tokens = round(audit.tokens * scale)
+    return Cost(
+        tokens / max(rate, 1e-9),
+        # It does not grow with the number of texts.
+        peak_memory(),
+        round(sink.getvalue().size * scale),
+        {"texts": round(audit.texts * scale), "tokens": tokens, "tokens_per_second": rate},
+    )

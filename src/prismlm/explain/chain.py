@@ -19,7 +19,7 @@ from prismlm.edits.scope import edits_hold
 from prismlm.errors import DecompositionError
 from prismlm.explain.deferred import Deferred
 from prismlm.explain.direct_path import ActivationParts, DirectPath
-from prismlm.explain.residual_stream import mixer_decoder_of, read_direct_path
+from prismlm.explain.residual_stream import read_direct_path
 from prismlm.layers import PrototypeHead
 
 CHANNELS_KEPT = 3
@@ -237,24 +237,4 @@ class ChainsOfText:
 
     def of(self, position: int, used: Used, tokens: Sequence[str]) -> Sequence[PrototypeChain]:
         """Return the chains of some prototypes at one position."""
-        return _StepChains(self, position, used, tokens)
-
-
-class _StepChains(Deferred[PrototypeChain]):
-    def __init__(
-        self, text: ChainsOfText, position: int, used: Used, tokens: Sequence[str]
-    ) -> None:
-        self._text, self._position, self._used, self._tokens = text, position, used, tokens
-
-    def __len__(self) -> int:
-        return len(self._used.prototypes)
-
-    def build(self) -> tuple[PrototypeChain, ...]:
-        return chains(self._text.path, self._position, self._used, self._tokens)
-
-
-def chains_of_text(
-    model: nn.Module, head: PrototypeHead, input_ids: Int64[Tensor, " T"]
-) -> ChainsOfText | None:
-    """Return the chains of one text, or None unless all layers of the model are mixers."""
-    return None if mixer_decoder_of(model) is None else ChainsOfText(model, head, input_ids)
+        return Deferred(len(used.prototypes), lambda: chains(self.path, position, used, tokens))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -64,11 +63,7 @@ class ContextAttribution(Attribution):
         return Grouped(names, sums, elsewhere, self.beside + self._unplaced(by), None)
 
     def documents(self, limit: int = 10, where: Where | None = None) -> list[DocumentShare]:
-        """Return the documents with the largest shares, each with its weightiest place.
-
-        Raises:
-            InputError: the filter names what is not there.
-        """
+        """Return the documents with the largest shares, as :meth:`Attribution.documents`."""
         lens, rows = self.lens, self._rows()
         conditions = normalised(where)
         if conditions:
@@ -215,7 +210,7 @@ def _by_similarity(
     contexts = lens.first_rows[ids + 1] - lens.first_rows[ids]
     numbers = np.cumsum(lens.states.shape[1] * (contexts + uses))
     part_of = numbers // NUMBERS_AT_ONCE
-    parts: list[_Similar] = []
+    parts: list[tuple[np.ndarray, ...]] = []
     for part in np.unique(part_of):
         batch = np.flatnonzero(part_of == part)
         chosen = order[starts[batch[0]] : starts[batch[-1]] + uses[batch[-1]]]
@@ -225,36 +220,20 @@ def _by_similarity(
     has_text = lens.first_rows[prototype + 1] > lens.first_rows[prototype]
     evidence = np.bincount(position[has_text], weight[has_text], minlength=count)
     together = np.zeros(count)
-    for part in parts:
-        together += np.bincount(part.position, part.weight, minlength=count)
+    for _, _, of, weights in parts:
+        together += np.bincount(of, weights, minlength=count)
     scale = np.divide(evidence, together, out=np.zeros(count), where=together > 0)
     # Prototypes ascend and no two share a row, so that rows are distinct and ascend as well.
     return Sums(
-        np.concatenate([part.rows for part in parts] or [np.empty(0, dtype=np.int64)]),
+        np.concatenate([rows for rows, *_ in parts] or [np.empty(0, dtype=np.int64)]),
         np.concatenate(
             [
-                np.bincount(part.row, part.weight * scale[part.position], minlength=len(part.rows))
-                for part in parts
+                np.bincount(row, weights * scale[of], minlength=len(rows))
+                for rows, row, of, weights in parts
             ]
             or [np.empty(0)]
         ),
     )
-
-
-class _Similar(NamedTuple):
-    """What uses of some prototypes put on contexts, before positions are made to add up.
-
-    Attributes:
-        rows: the rows of the index that the prototypes have.
-        row: of each pair of a use and a context, the context's place in ``rows``, int64 [e].
-        position: the position of its use.
-        weight: e⁺ exp((cos − 1) / temperature).
-    """
-
-    rows: np.ndarray
-    row: np.ndarray
-    position: np.ndarray
-    weight: np.ndarray
 
 
 def _similar(
@@ -264,8 +243,14 @@ def _similar(
     weight: np.ndarray,
     states: Tensor,
     lens: Lens,
-) -> _Similar:
-    """Weigh uses on the contexts of their prototypes, ids[of[use]]."""
+) -> tuple[np.ndarray, ...]:
+    """Weigh uses on the contexts of their prototypes, ids[of[use]].
+
+    Returns:
+        the rows of the index that the prototypes have; of each pair of a use and a context, int64
+        [e]: the context's place in these rows, and the position of its use; and their weights,
+        e⁺ exp((cos − 1) / temperature), before positions are made to add up.
+    """
     first = lens.first_rows[ids]
     counts = lens.first_rows[ids + 1] - first
     rows, _ = _rows_of(first, counts)
@@ -278,4 +263,4 @@ def _similar(
         near,
     )
     weights = np.exp((cosines.double().numpy() - 1) / CONTEXT_TEMPERATURE)
-    return _Similar(rows, row, position[use], weights * weight[use])
+    return rows, row, position[use], weights * weight[use]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, Generic, TypeVar, overload
 
@@ -11,15 +10,17 @@ T = TypeVar("T")
 
 
 class Deferred(Sequence[T], Generic[T]):
-    """A sequence whose length is known, and whose items :meth:`build` makes once."""
+    """So many items, which ``build`` makes once."""
 
-    @abstractmethod
-    def build(self) -> tuple[T, ...]:
-        """Return the items."""
+    def __init__(self, count: int, build: Callable[[], tuple[T, ...]]) -> None:
+        self._count, self._build = count, build
+
+    def __len__(self) -> int:
+        return self._count
 
     @cached_property
     def _built(self) -> tuple[T, ...]:
-        return self.build()
+        return self._build()
 
     @overload
     def __getitem__(self, index: int) -> T: ...

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from prismlm.explain.prediction import Recorded, fed_back, split_seen
 from prismlm.explain.split import OutputLayer
-from prismlm.explain.steps import BROKEN, MOST_JOINED, Piece, Step, Steps, pieces_of
+from prismlm.explain.steps import BROKEN, MOST_JOINED, Piece, Step, pieces_of, steps_of
 from prismlm.ops.prototype_head.routing import inverse_norms
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class Following:
         tokens = ids[0].tolist()
         self._read(tokens)
         lm = self._lm
-        steps = Steps(
+        steps = steps_of(
             split, tokens, self._prompt_length, lm.tokenizer, lm.lens, pieces=self._pieces
         )
         self._held = [self._whole(step) for step in self._held] + list(steps)

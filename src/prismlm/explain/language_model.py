@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from prismlm.corpus.tokenizer import tokenizer_fingerprint
@@ -13,10 +14,12 @@ from prismlm.edits.scope import applied
 from prismlm.edits.values import Edit, Only
 from prismlm.errors import check_kind, check_path
 from prismlm.explain.attention_maps import heads_at, maps_of
-from prismlm.explain.chain import chains_of_text
+from prismlm.explain.chain import ChainsOfText
+from prismlm.explain.deferred import Deferred
 from prismlm.explain.following import Following, OnStep
 from prismlm.explain.prediction import record, split_predictions
-from prismlm.explain.steps import Steps, decode_tokens
+from prismlm.explain.residual_stream import mixer_decoder_of
+from prismlm.explain.steps import decode_tokens, steps_of
 from prismlm.explain.trace import Trace
 from prismlm.index.layout import find_lens
 from prismlm.index.lens import Lens
@@ -71,8 +74,11 @@ class PrismLM(OpenedModel):
             ids, recorded = ids[:, : told.end], recorded.until(told.end)
         count = ids.shape[1] - (1 if ids.shape[1] > prompt.shape[1] else 0)
         split = split_predictions(self.model, self.head, self.logit_map, ids, count, recorded)
-        chains = chains_of_text(self.model, self.head, ids[0])
-        steps = Steps(split, ids[0].tolist(), prompt.shape[1], self.tokenizer, self.lens, chains)
+        mixes = mixer_decoder_of(self.model) is not None
+        chains = ChainsOfText(self.model, self.head, ids[0]) if mixes else None
+        given = (split, ids[0].tolist(), prompt.shape[1], self.tokenizer, self.lens, chains)
+        # Shares do not need them, and beside the model's own work they are not free.
+        steps = Deferred(len(split.targets), partial(steps_of, *given))
         maps = None
         if heads:
             read = ids[:, :count]

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from prismlm.explain.evidence import EvidenceTable
-from prismlm.explain.positions import Supports, supports
+from prismlm.explain.positions import supports
 from prismlm.explain.shares import (
     Attribution,
     DocumentShare,
@@ -159,11 +159,7 @@ class PositionAttribution(Attribution):
         return Grouped(names, sums, elsewhere, unattributed, cells.base_rates(by))
 
     def documents(self, limit: int = 10, where: Where | None = None) -> list[DocumentShare]:
-        """Return the documents with the largest shares, each with its weightiest place.
-
-        Raises:
-            InputError: the filter names what is not there.
-        """
+        """Return the documents with the largest shares, as :meth:`Attribution.documents`."""
         found, total = self.by_document, self.total
         wanted = self._matching(found.number, where)
         order = largest(np.where(wanted, found.value, 0), limit)
@@ -264,7 +260,7 @@ def by_position(table: EvidenceTable, lens: Lens, cells: Cells) -> PositionAttri
     return PositionAttribution(
         lens,
         cells,
-        _distinct(found),
+        _added_up(found.place, found.weight, found.cosine),
         float(found.unplaced.sum()),
         table.residual_and_bias,
         found.nearest,
@@ -284,10 +280,6 @@ def merge_positions(parts: list[PositionAttribution]) -> PositionAttribution:
         np.concatenate([part.nearest for part in parts]),
         np.concatenate([part.tokens for part in parts]),
     )
-
-
-def _distinct(found: Supports) -> Places:
-    return _added_up(found.place, found.weight, found.cosine)
 
 
 def _added_up(place: np.ndarray, value: np.ndarray, cosine: np.ndarray) -> Places:

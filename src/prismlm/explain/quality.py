@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -60,20 +61,73 @@ class HeadQuality:
         return asdict(self)
 
 
-@dataclass
-class _Sums:
-    """Running sums in float64; one pass, whatever the amount of text."""
+class QualitySums:
+    """Running sums in float64 over the states of predictions, whatever their number.
 
-    usage: Tensor
-    mean_z: Tensor
-    targets: Tensor
-    tokens: int = 0
-    ce: float = 0.0
-    prototype_only_ce: float = 0.0
-    agreeing: int = 0
-    residual: float = 0.0
-    squared_z: float = 0.0
-    shares: list[Tensor] = field(default_factory=list[Tensor])
+    Args:
+        output: of the model.
+        head: that is measured.
+    """
+
+    def __init__(self, output: OutputLayer, head: PrototypeHead) -> None:
+        self._output, self._head = output, head
+        self._usage, self._mean, self._targets = (
+            torch.zeros(size, dtype=torch.float64)
+            for size in (head.num_prototypes, head.width, len(output.weight))
+        )
+        self._sums: defaultdict[str, float] = defaultdict(float)
+        self._shares: list[Tensor] = []
+        self._tokens = 0
+
+    @torch.no_grad()
+    def add(self, z: Tensor, logits: Tensor, targets: Tensor) -> None:
+        """Add states z [N, d] in float32, the model's logits there [N, V], and what follows [N]."""
+        routing, rebuilt = self._head(z)
+        from_prototypes = self._output.logits(rebuilt)
+        top = logits.argmax(-1)
+        parts = self._output.parts(self._head, z, routing, top)
+        for name, amount in (
+            ("ce", F.cross_entropy(logits, targets, reduction="sum")),
+            ("prototype_only_ce", F.cross_entropy(from_prototypes, targets, reduction="sum")),
+            ("agreeing", (from_prototypes.argmax(-1) == top).sum()),
+            ("residual", (z - rebuilt).double().square().sum()),
+            ("squared_z", z.double().square().sum()),
+        ):
+            self._sums[name] += amount.item()
+        self._tokens += len(z)
+        self._mean += z.double().sum(0).cpu()
+        self._targets += torch.bincount(targets, minlength=len(self._targets)).cpu()
+        used = routing.indices[routing.activations > 0]
+        self._usage += torch.bincount(used, minlength=len(self._usage)).cpu()
+        self._shares.append(parts.explained_share.cpu())
+
+    def result(self) -> HeadQuality:
+        """Return the figures of all that was added.
+
+        Raises:
+            InputError: no prediction to measure.
+        """
+        sums, count = self._sums, self._tokens
+        if not count:
+            raise InputError(
+                "there is no held-out text to measure on: build the corpus with more documents or "
+                "a larger --heldout share."
+            )
+        mean = (self._mean / count).to(self._output.weight.device, torch.float32)
+        of_mean = self._output.logits(mean[None])[0].log_softmax(-1).double().cpu()
+        variance = sums["squared_z"] - (self._mean.square().sum() / count).item()
+        spread = self._usage[self._usage > 0] / self._usage.sum().clamp_min(1)
+        return HeadQuality(
+            tokens=count,
+            ce=sums["ce"] / count,
+            prototype_only_ce=sums["prototype_only_ce"] / count,
+            explained_share=torch.cat(self._shares).median().item(),
+            fvu=sums["residual"] / max(variance, 1e-30),
+            agreement=sums["agreeing"] / count,
+            in_use=(self._usage > 0).double().mean().item(),
+            usage_perplexity=torch.exp(-(spread * spread.log()).sum()).item(),
+            mean_state_ce=-(self._targets @ of_mean).item() / count,
+        )
 
 
 @torch.no_grad()
@@ -91,97 +145,16 @@ def measure_quality(
         InputError: no prediction to measure.
     """
     output = OutputLayer.of(model, logit_map)
-    sums = _empty(output, head)
+    sums, device = QualitySums(output, head), output.weight.device
     with evaluating(model):
         for batch in batches:
-            _add_batch(sums, model, head, output, batch)
-    if sums.tokens == 0:
-        raise InputError(
-            "there is no held-out text to measure on: build the corpus with more documents or a "
-            "larger --heldout share."
-        )
-    return _finish(sums, output)
-
-
-@torch.no_grad()
-def measure_states(
-    model: nn.Module, head: PrototypeHead, states: Iterable[tuple[Tensor, Tensor]]
-) -> HeadQuality:
-    """Measure a head on hidden states that are known, [N, d], each with the token that follows.
-
-    The model is not run: its logits are those of its output embedding.
-    """
-    output = OutputLayer.of(model, LogitMap.of(model))
-    sums = _empty(output, head)
-    for z, targets in states:
-        z, targets = z.to(output.weight.device).float(), targets.to(output.weight.device)
-        _add_states(sums, head, output, z, output.logits(z), targets)
-    return _finish(sums, output)
-
-
-def _empty(output: OutputLayer, head: PrototypeHead) -> _Sums:
-    usage, mean, targets = (
-        torch.zeros(size, dtype=torch.float64)
-        for size in (head.num_prototypes, head.width, len(output.weight))
-    )
-    return _Sums(usage, mean, targets)
-
-
-def _add_batch(
-    sums: _Sums, model: nn.Module, head: PrototypeHead, output: OutputLayer, batch: WindowBatch
-) -> None:
-    device = output.weight.device
-    ids, attended = batch.input_ids.to(device), batch.attention_mask.to(device)
-    scored = batch.owned.to(device)[:, :-1] & attended[:, 1:]
-    if not scored.any():
-        return
-    with capture(model) as seen:
-        model(input_ids=ids, attention_mask=attended.long(), use_cache=False)
-    z = seen.z[:, :-1][scored].float()
-    assert seen.embedded is not None
-    logits = output.logit_map(seen.embedded[:, :-1][scored].float())
-    _add_states(sums, head, output, z, logits, ids[:, 1:][scored])
-
-
-def _add_states(
-    sums: _Sums,
-    head: PrototypeHead,
-    output: OutputLayer,
-    z: Tensor,
-    logits: Tensor,
-    targets: Tensor,
-) -> None:
-    routing, rebuilt = head(z)
-    from_prototypes = output.logits(rebuilt)
-    top = logits.argmax(-1)
-    parts = output.parts(head, z, routing, top)
-    sums.tokens += len(z)
-    sums.ce += F.cross_entropy(logits, targets, reduction="sum").item()
-    sums.prototype_only_ce += F.cross_entropy(from_prototypes, targets, reduction="sum").item()
-    sums.agreeing += int((from_prototypes.argmax(-1) == top).sum())
-    sums.residual += (z - rebuilt).double().square().sum().item()
-    sums.squared_z += z.double().square().sum().item()
-    sums.mean_z += z.double().sum(0).cpu()
-    sums.targets += torch.bincount(targets, minlength=len(sums.targets)).cpu()
-    used = routing.indices[routing.activations > 0]
-    sums.usage += torch.bincount(used, minlength=head.num_prototypes).cpu()
-    sums.shares.append(parts.explained_share.cpu())
-
-
-def _finish(sums: _Sums, output: OutputLayer) -> HeadQuality:
-    count = sums.tokens
-    mean = (sums.mean_z / count).to(output.weight.device, torch.float32)
-    of_mean = output.logits(mean[None])[0].log_softmax(-1).double().cpu()
-    variance = sums.squared_z - (sums.mean_z.square().sum() / count).item()
-    spread = sums.usage[sums.usage > 0] / sums.usage.sum().clamp_min(1)
-    return HeadQuality(
-        tokens=count,
-        ce=sums.ce / count,
-        prototype_only_ce=sums.prototype_only_ce / count,
-        explained_share=torch.cat(sums.shares).median().item(),
-        fvu=sums.residual / max(variance, 1e-30),
-        agreement=sums.agreeing / count,
-        in_use=(sums.usage > 0).double().mean().item(),
-        usage_perplexity=torch.exp(-(spread * spread.log()).sum()).item(),
-        mean_state_ce=-(sums.targets @ of_mean).item() / count,
-    )
+            ids, attended = batch.input_ids.to(device), batch.attention_mask.to(device)
+            scored = batch.owned.to(device)[:, :-1] & attended[:, 1:]
+            if not scored.any():
+                continue
+            with capture(model) as seen:
+                model(input_ids=ids, attention_mask=attended.long(), use_cache=False)
+            assert seen.embedded is not None
+            logits = logit_map(seen.embedded[:, :-1][scored].float())
+            sums.add(seen.z[:, :-1][scored].float(), logits, ids[:, 1:][scored])
+    return sums.result()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from prismlm.errors import InputError
 from prismlm.explain.direct_path import DirectPath
-from prismlm.layers import MixerEvidence, PrototypeHead, PrototypeMixer
+from prismlm.layers import PrototypeHead, PrototypeMixer
 from prismlm.models.decoders.recurrent_decoder import RecurrentBlock, RecurrentModel
 from prismlm.models.seam import capture
 from prismlm.models.watch import Hook, watch
@@ -71,7 +71,7 @@ def read_direct_path(
         embedding=_kept(seen["embedding", 0]),
         mlps=tuple(_kept(seen["mlp", layer]) for layer in range(len(decoder.blocks))),
         flows=tuple(
-            _flow(mixer, seen["inputs", layer], seen["gates", layer])
+            _on_cpu(mixer.flow(seen["inputs", layer], seen["gates", layer]))
             for layer, mixer in enumerate(decoder.mixers)
         ),
         first_decays=tuple(
@@ -114,16 +114,9 @@ def _watching(decoder: MixerDecoder) -> Iterator[dict[tuple[str, int], Any]]:
         yield seen
 
 
-def _flow(mixer: PrototypeMixer, inputs: Tensor, gates: MixerEvidence) -> ChannelFlow:
-    flow = mixer.flow(inputs, gates)
-    return flow._replace(
-        write=flow.write.cpu(),
-        read=flow.read.cpu(),
-        log_decay=flow.log_decay.cpu(),
-        values=flow.values.cpu(),
-        inputs=flow.inputs.cpu(),
-        kernel=flow.kernel.detach().cpu(),
-    )
+def _on_cpu(flow: ChannelFlow) -> ChannelFlow:
+    parts = flow._asdict().items()
+    return flow._replace(**{name: x.detach().cpu() for name, x in parts if isinstance(x, Tensor)})
 
 
 def _kept(tensor: Tensor) -> Tensor:

@@ -134,14 +134,8 @@ class DocumentShare:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the entry of ``prismlm explain --json``."""
-        return {
-            "doc_id": self.doc_id,
-            "share": self.share,
-            "source": self.source,
-            "license": self.license,
-            "text": self.text,
-            "position": self.position,
-        }
+        names = ("doc_id", "share", "source", "license", "text", "position")
+        return {name: getattr(self, name) for name in names}
 
 
 class Sums(NamedTuple):
@@ -207,7 +201,7 @@ class Attribution(ABC):
         Raises:
             InputError: ``by`` is none of those, or the filter names what is not there.
         """
-        check_by(by)
+        check_choice("what shares are taken by", by, COLUMNS)
         conditions = normalised(where)
         names, sums, elsewhere, unattributed, rates = self.grouped(by, conditions)
         total = self.total
@@ -240,11 +234,6 @@ def add_up(parts: Iterable[Sums]) -> Sums:
     ids, place = np.unique(np.concatenate([part.ids for part in listed]), return_inverse=True)
     values = np.concatenate([part.values for part in listed])
     return Sums(ids, np.bincount(place, values, minlength=len(ids)))
-
-
-def check_by(by: str) -> None:
-    """Raise InputError unless shares can be taken by this column."""
-    check_choice("what shares are taken by", by, COLUMNS)
 
 
 def check_method(method: str) -> None:

@@ -205,9 +205,7 @@ def texts_that_rely(
     Raises:
         InputError: the model has no lens, or the lens no such document.
     """
-    if lm.lens is None:
-        raise InputError(f"{lm.path} has no lens: build one with `prismlm index`.")
-    check_document(lm.lens, doc_id)
+    check_document(lm.lens_for("document to find"), doc_id)
     return _by_share(
         TextUse(
             of_text.document.doc_id,

@@ -11,7 +11,6 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from prismlm.explain.chain import ChainsOfText, PrototypeChain, Used
-from prismlm.explain.deferred import Deferred
 from prismlm.explain.prediction import SplitPredictions
 from prismlm.index.lens import Lens
 
@@ -129,83 +128,67 @@ class Step:
         return {item.name: getattr(self, item.name) for item in fields(self) if item.compare}
 
 
-class Steps(Deferred[Step]):
-    """The steps of one text, put into objects and words when they are first looked at.
+def steps_of(
+    split: SplitPredictions,
+    ids: list[int],
+    prompt_length: int,
+    tokenizer: PreTrainedTokenizerBase,
+    lens: Lens | None,
+    chains: ChainsOfText | None = None,
+    pieces: list[Piece] | None = None,
+) -> tuple[Step, ...]:
+    """Return the steps of one text; each token is decoded once.
 
-    Shares do not need them, and beside the model's own work they are not free. With ``pieces``,
-    of all ids and the target beyond, they are the last steps of the text: as many as are split.
+    With ``pieces``, of all ids and the target beyond, they are the last steps of the text: as many
+    as are split.
     """
-
-    def __init__(
-        self,
-        split: SplitPredictions,
-        ids: list[int],
-        prompt_length: int,
-        tokenizer: PreTrainedTokenizerBase,
-        lens: Lens | None,
-        chains: ChainsOfText | None = None,
-        pieces: list[Piece] | None = None,
-    ) -> None:
-        self._split, self._ids, self._prompt_length = split, ids, prompt_length
-        self._tokenizer, self._lens, self._chains = tokenizer, lens, chains
-        self._pieces = pieces
-
-    def __len__(self) -> int:
-        return len(self._split.targets)
-
-    def build(self) -> tuple[Step, ...]:
-        """Return all steps; each token is decoded once."""
-        parts, ids = self._split.parts, self._ids
-        uses = list(_uses(self._split, self._lens))
-        # Whole columns at once: reading single elements of tensors takes longer than the
-        # mathematics.
-        figures = zip(
-            parts.logit.tolist(),
-            self._split.model_logits.tolist(),
-            self._split.probabilities.tolist(),
-            parts.bias.tolist(),
-            parts.residual.tolist(),
-            parts.residual_evidence.tolist(),
-            parts.explained_share.tolist(),
-            uses,
-            strict=True,
+    parts, uses = split.parts, list(_uses(split, lens))
+    # Whole columns at once: reading single elements of tensors takes longer than the
+    # mathematics.
+    figures = zip(
+        parts.logit.tolist(),
+        split.model_logits.tolist(),
+        split.probabilities.tolist(),
+        parts.bias.tolist(),
+        parts.residual.tolist(),
+        parts.residual_evidence.tolist(),
+        parts.explained_share.tolist(),
+        uses,
+        strict=True,
+    )
+    decode = cache(lambda token: decode_token(tokenizer, token))
+    targets = split.targets.tolist()
+    tokens = [decode(token) for token in ids]
+    first = 0 if pieces is None else len(pieces) - 1 - len(targets)
+    # Beyond the text there is a target at most.
+    read = pieces or pieces_of(tokenizer, ids + targets[len(ids) - 1 :])
+    fed_back = split.uncertainty or [(None, None)] * len(uses)
+    return tuple(
+        Step(
+            first + t,
+            tokens[first + t],
+            ids[first + t],
+            decode(target),
+            target,
+            _target_from(first + t, prompt_length, len(ids)),
+            *row,
+            uncertainty=fed_back[t][0],
+            uncertainty_code=fed_back[t][1],
+            chains=None if chains is None else chains.of(t, _leading(uses[t]), tokens),
+            pieces=(read[first + t], read[first + t + 1]),
         )
-        decode = cache(lambda token: decode_token(self._tokenizer, token))
-        targets = self._split.targets.tolist()
-        tokens = [decode(token) for token in ids]
-        first = 0 if self._pieces is None else len(self._pieces) - 1 - len(targets)
-        # Beyond the text there is a target at most.
-        read = self._pieces or pieces_of(self._tokenizer, ids + targets[len(ids) - 1 :])
-        fed_back = self._split.uncertainty or [(None, None)] * len(uses)
-        return tuple(
-            Step(
-                first + t,
-                tokens[first + t],
-                ids[first + t],
-                decode(target),
-                target,
-                _target_from(first + t, self._prompt_length, len(ids)),
-                *row,
-                uncertainty=fed_back[t][0],
-                uncertainty_code=fed_back[t][1],
-                chains=self._chains_of(t, uses[t], tokens),
-                pieces=(read[first + t], read[first + t + 1]),
-            )
-            for t, (target, row) in enumerate(zip(targets, figures, strict=True))
-        )
+        for t, (target, row) in enumerate(zip(targets, figures, strict=True))
+    )
 
-    def _chains_of(
-        self, position: int, uses: tuple[PrototypeUse, ...], tokens: Sequence[str]
-    ) -> Sequence[PrototypeChain] | None:
-        if self._chains is None:
-            return None
-        leading = uses[:PROTOTYPES_CHAINED]
-        used = Used(
-            torch.tensor([use.id for use in leading]),
-            [use.activation for use in leading],
-            [use.contribution for use in leading],
-        )
-        return self._chains.of(position, used, tokens)
+
+def _leading(uses: tuple[PrototypeUse, ...]) -> Used:
+    """Return the prototypes whose activations are split."""
+    leading = uses[:PROTOTYPES_CHAINED]
+    return Used(
+        torch.tensor([use.id for use in leading]),
+        [use.activation for use in leading],
+        [use.contribution for use in leading],
+    )
 
 
 def _uses(split: SplitPredictions, lens: Lens | None) -> Iterator[tuple[PrototypeUse, ...]]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from prismlm.errors import InputError
 from prismlm.explain.attribution import attribute, merge_attributions
@@ -194,11 +195,9 @@ def _read_batch(lm: PrismLM, batch: list[_Window], options: TextOptions) -> None
     if not batch:
         return
     device = lm.model.device
-    ids = torch.zeros(len(batch), max(window.length for window in batch), dtype=torch.int64)
-    attended = torch.zeros_like(ids)
-    for row, window in enumerate(batch):
-        ids[row, : window.length] = window.text.ids[window.start :][: window.length]
-        attended[row, : window.length] = 1
+    rows = [window.text.ids[window.start :][: window.length] for window in batch]
+    ids = pad_sequence(rows, batch_first=True)
+    attended = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
     with capture(lm.model) as seen:
         lm.model(input_ids=ids.to(device), attention_mask=attended.to(device), use_cache=False)
     assert seen.embedded is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -82,16 +82,8 @@ class Trace:
     def __getitem__(self, key: int | slice) -> Step | Trace:
         """Return one step, or a trace of some of them."""
         if isinstance(key, slice):
-            maps = self.attention
-            return Trace(
-                self.model,
-                self.steps[key],
-                self.table[key],
-                self.lens,
-                self.rounding,
-                None if maps is None else tuple(one[key] for one in maps),
-                self.lm,
-            )
+            maps = self.attention and tuple(one[key] for one in self.attention)
+            return replace(self, steps=self.steps[key], table=self.table[key], attention=maps)
         return self.steps[key]
 
     def sources(
@@ -273,14 +265,19 @@ class Trace:
             path: where to.
             against: passages shown that speak against the predictions.
         """
+        # The one import against the order of packages: a trace shows itself.
+        from prismlm.pages.trace import page
+
         against = check_whole("the number of passages against", against)
-        text = _pages().page([self], against=against)
+        text = page([self], against=against)
         if path is not None:
             write_text(path, text)
         return text
 
     def _repr_html_(self) -> str:
-        return _pages().fragment(self)
+        from prismlm.pages.trace import fragment
+
+        return fragment(self)
 
     def _attribution(self, method: Method, *, contexts: bool = True) -> Attribution:
         """Return what the steps rely on; it is found once for each method."""
@@ -308,13 +305,6 @@ class Trace:
                 "Build one with `prismlm index MODEL --corpus DIR`."
             )
         return self.lens
-
-
-def _pages() -> Any:
-    # The one import against the order of packages: a trace shows itself.
-    from prismlm.pages import trace
-
-    return trace
 
 
 def write_parquet(traces: Sequence[Trace], path: Path | str) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from prismlm.errors import InputError
+from prismlm.errors import InputError, check_whole
 from prismlm.index.lens import Lens
 from prismlm.index.suffixes import Suffixes
 
@@ -145,7 +145,12 @@ def verbatim_spans(
             or the words do not add up to the text.
         FormatError: the files of the lens are damaged.
     """
-    _check(len(ids), start, minimum, limit, places, words)
+    check_whole("start", start, 0, len(ids))
+    check_whole("the length of a span", minimum, 1)
+    for name, number in (("spans", limit), ("places", places)):
+        check_whole(f"the number of {name}", 0 if number is None else number)
+    if words is not None and (sum(words) != len(ids) or min(words, default=0) < 0):
+        raise InputError(f"the words have {sum(words)} tokens and the text has {len(ids)}.")
     tokens = np.asarray(ids, dtype=np.int64)
 
     @cache
@@ -153,7 +158,10 @@ def verbatim_spans(
         return -math.log2(suffixes.count([token]) / len(suffixes))
 
     spans: list[VerbatimSpan] = []
-    for first, end, count in _longest(tokens, suffixes, _bounds(len(ids), start, words)):
+    # Where spans may begin and end, ascending.
+    ends = range(1, len(ids) + 1) if words is None else accumulate(words)
+    bounds = [start, *sorted({end for end in ends if end > start})]
+    for first, end, count in _longest(tokens, suffixes, bounds):
         if end - first >= minimum:
             rarity = math.fsum(surprise(token) for token in tokens[first:end].tolist())
             spans.append(VerbatimSpan(first, end - first, count, rarity, ()))
@@ -179,27 +187,3 @@ def _longest(
             reached = end
             whole = end == first + length
             yield first, end, count if whole else suffixes.count(tokens[first:end])
-
-
-def _bounds(length: int, start: int, words: Sequence[int] | None) -> list[int]:
-    """Return where spans may begin and end, ascending."""
-    ends = range(1, length + 1) if words is None else accumulate(words)
-    return [start, *sorted({end for end in ends if end > start})]
-
-
-def _check(
-    length: int,
-    start: int,
-    minimum: int,
-    limit: int | None,
-    places: int,
-    words: Sequence[int] | None,
-) -> None:
-    if not 0 <= start <= length:
-        raise InputError(f"start is {start}: expected 0 to {length}, the tokens of the text.")
-    if minimum < 1:
-        raise InputError(f"a span of at least {minimum} tokens: expected 1 or more.")
-    if places < 0 or (limit is not None and limit < 0):
-        raise InputError(f"{limit} spans with {places} places each: expected 0 or more.")
-    if words is not None and (sum(words) != length or min(words, default=0) < 0):
-        raise InputError(f"the words have {sum(words)} tokens and the text has {length}.")

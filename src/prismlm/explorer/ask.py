@@ -59,7 +59,9 @@ def routes(session: Session) -> APIRouter:
     @router.get("/answers/{key}/steps/{step}", summary="What stands behind one prediction")
     async def step(key: str, step: int) -> dict[str, Any]:
         one = _step_of(session.trace(key), step)
-        return await run_in_threadpool(lambda: _behind(one))
+        pool = Pool(one.lens)
+        found = await run_in_threadpool(lambda: behind(one, pool, PASSAGES))
+        return rounded(found) | {"shared": pool.to_dict()}
 
     @router.get("/answers/{key}/steps/{step}/against", summary="What speaks against it")
     async def against(key: str, step: int) -> dict[str, Any]:
@@ -154,11 +156,6 @@ def _step_of(trace: Trace, step: int) -> Trace:
     if not 0 <= step < len(trace):
         raise InputError(f"there is no step {step}: the answer has {len(trace):,}, from 0.")
     return trace[step : step + 1]
-
-
-def _behind(trace: Trace) -> dict[str, Any]:
-    pool = Pool(trace.lens)
-    return rounded(behind(trace, pool, PASSAGES)) | {"shared": pool.to_dict()}
 
 
 def _against(trace: Trace) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from starlette.concurrency import run_in_threadpool
 
 from prismlm.corpus.documents import Document
 from prismlm.errors import InputError, check_text
-from prismlm.explain.audit import Audit
+from prismlm.explain.audit import FIGURES, Audit
 from prismlm.explain.audit_files import audit_files
 from prismlm.explain.language_model import PrismLM
 from prismlm.explain.texts import text_options
@@ -27,10 +27,7 @@ from prismlm.pages.trace_data import KEYS_SHOWN, Pool, rounded, shown_shares
 MOST_TEXTS = 1_000
 LONGEST_ID = 400
 DOCUMENTS_SHOWN = 10
-OF_A_ROW = (
-    *("text_id", "opening", "tokens", "predictions", "ce", "explained_share", "unattributed"),
-    *("support", "support_score"),
-)
+OF_A_ROW = (*FIGURES[:-1], "support", "support_score")
 KINDS = {
     "parquet": "application/vnd.apache.parquet",
     "jsonl": "application/jsonl; charset=utf-8",

@@ -71,13 +71,7 @@ class Reader:
         Raises:
             InputError: there is none.
         """
-        lens, path = self._session.lm.lens, self._session.lm.path
-        if lens is None:
-            raise InputError(
-                f"{path} has no lens, so there is no document to show. Build one with "
-                f"`prismlm index {path} --corpus DIR`."
-            )
-        return lens
+        return self._session.lm.lens_for("document to show")
 
     @property
     def corpus(self) -> Corpus:

@@ -37,9 +37,7 @@ def routes(session: Session) -> APIRouter:
 
 def _columns(session: Session) -> dict[str, Any]:
     """Return columns with an entry for each prototype; its category is a number, −1 for none."""
-    path, lens = session.lm.path, session.lm.lens
-    if lens is None:
-        raise InputError(f"{path} has no lens, so no map. Build one with `prismlm index`.")
+    path, lens = session.lm.path, session.lm.lens_for("map")
     table = lens.prototypes
     if lens.meta.map is None or table["x"].null_count:
         raise InputError(

@@ -29,6 +29,7 @@ def routes(session: Session) -> APIRouter:
 def overview(session: Session) -> dict[str, Any]:
     """Return what the page says of the model before anything is asked."""
     lm, lens = session.lm, session.lm.lens
+    seen = Counter(filter(None, [] if lens is None else lens.categories))
     return {
         "name": lm.path.resolve().name,
         "base": load_sidecar(lm.path).base.name.removesuffix(".gguf"),
@@ -39,7 +40,10 @@ def overview(session: Session) -> dict[str, Any]:
         "prototypes_per_token": lm.head.prototypes_per_token,
         "lens": None if lens is None else _lens(lens),
         "missing": _missing(session),
-        "categories": [] if lens is None else _categories(lens),
+        "categories": [
+            {"name": name, "prototypes": count, "hue": hue(name)}
+            for name, count in seen.most_common()
+        ],
         "prompts": dict(session.prompts),
         "limits": {"tokens": session.limits.tokens, "audited": session.limits.audited},
     }
@@ -80,10 +84,3 @@ def _missing(session: Session) -> list[dict[str, str]]:
         what = f"the corpus at {lens.meta.corpus_path}: it is not there, or has changed"
         found.append({"what": what, "command": f"prismlm index {name} --corpus DIR --overwrite"})
     return found
-
-
-def _categories(lens: Lens) -> list[dict[str, Any]]:
-    seen = Counter(category for category in lens.categories if category is not None)
-    return [
-        {"name": name, "prototypes": count, "hue": hue(name)} for name, count in seen.most_common()
-    ]

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 import numpy as np
 from fastapi import APIRouter, BackgroundTasks, Query
 
-from prismlm.errors import InputError
 from prismlm.explorer.session import Session
 from prismlm.labels.catalogue import Catalogue, Sort
 from prismlm.pages.trace_data import hue, safe_link
@@ -21,11 +20,8 @@ def routes(session: Session) -> APIRouter:
     router = APIRouter(tags=["prototypes"])
 
     def known() -> Catalogue:
-        if session.catalogue is None:
-            raise InputError(
-                f"{session.lm.path} has no lens, so its prototypes have no names and no contexts. "
-                "Build one with `prismlm index`."
-            )
+        session.lm.lens_for("list of its prototypes")
+        assert session.catalogue is not None
         return session.catalogue
 
     @router.get("/prototypes", summary="Search, filter and sort prototypes")

@@ -98,7 +98,9 @@ class Safety:
         if not self._equal(given[0]):
             return _no(401, "this key is of another run: open the address that was printed.")
         response = RedirectResponse("/", status_code=303)
-        response.set_cookie(self._cookie(scope), self.token, httponly=True, samesite="strict")
+        # Cookies know no ports: two explorers of one machine must not throw each other out.
+        name = f"prismlm-{scope['server'][1]}"
+        response.set_cookie(name, self.token, httponly=True, samesite="strict")
         return response
 
     def _known(self, headers: Headers) -> bool:
@@ -110,10 +112,6 @@ class Safety:
         except CookieError:
             return False
         return any(self._equal(cookie.value) for cookie in cookies.values())
-
-    def _cookie(self, scope: Scope) -> str:
-        # Cookies know no ports: two explorers of one machine must not throw each other out.
-        return f"prismlm-{scope['server'][1]}"
 
     def _equal(self, given: str) -> bool:
         return hmac.compare_digest(given.encode(), self.token.encode())

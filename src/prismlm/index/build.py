@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,14 +11,13 @@ from transformers import PreTrainedModel
 
 from prismlm import fingerprints
 from prismlm.allocator import keep_freed_memory
-from prismlm.corpus.windows import BlockOrder, split_counts
+from prismlm.corpus.windows import split_counts
 from prismlm.errors import InputError
 from prismlm.files import check_room
 from prismlm.index import layout
-from prismlm.index.codes import CodeName, check_codes
+from prismlm.index.codes import check_codes
 from prismlm.index.positions import check_share
-from prismlm.index.scan import Scan, ScanInput, scan_passes
-from prismlm.index.sort_cells import SORT_BYTES
+from prismlm.index.scan import IndexOptions, Scan, ScanInput, scan_passes
 from prismlm.index.state import Partial
 from prismlm.index.states import HiddenStates
 from prismlm.index.write import lens_bytes, write_lens
@@ -29,7 +28,7 @@ from prismlm.progress import SILENT, Reporter
 from prismlm.run_state import Interrupts
 
 if TYPE_CHECKING:
-    from prismlm.corpus.store import Corpus, Split
+    from prismlm.corpus.store import Corpus
 
 SAVE_SECONDS = 60.0
 # A save takes at most this share of the time between two.
@@ -37,37 +36,6 @@ SAVE_SHARE = 0.02
 WAIT_SECONDS = 0.5
 # What the record of a lens says elsewhere, or not.
 NOT_OF_A_LENS = ("shards", "positions", "codes", "states")
-
-
-@dataclass(frozen=True)
-class IndexOptions:
-    """How a corpus is read.
-
-    Attributes:
-        contexts: L, the places kept per prototype; one per document.
-        window: tokens of a window; at most what the model can read.
-        stride: tokens between windows. A token sees at least window − stride tokens before it, or
-            its document's start.
-        split: which documents to read.
-        with_text: keep the text around each context, or offsets only.
-        tokens_per_batch: predictions whose candidates are ranked together. It costs memory and
-            saves time; the windows of a forward pass are fixed, and no result depends on it.
-        positions: the share of all positions that goes to the cells; None writes none.
-        sort_bytes: memory for sorting them.
-        codes: of their hidden states: int8, or pq for a quarter of the size.
-        verbatim: write what finds spans word for word, where its extra is installed.
-    """
-
-    contexts: int = 64
-    window: int = 256
-    stride: int = 128
-    split: Split = "train"
-    with_text: bool = True
-    tokens_per_batch: int = 2**18
-    positions: float | None = 1.0
-    sort_bytes: int = SORT_BYTES
-    codes: CodeName = "int8"
-    verbatim: bool = True
 
 
 @dataclass(frozen=True)
@@ -140,7 +108,8 @@ def build_index(
     options, shard, out = options or IndexOptions(), shard or Shard(), Path(out)
     check_index(model, corpus, options, tokenizer)
     partial = Partial(out)
-    run = _run(model, head, corpus, options, shard)
+    given = ScanInput(model, head, corpus, options, states)
+    run = _run(given, shard)
     if states is not None:
         states.check(run)
         run["states"] = states.fingerprint
@@ -150,11 +119,10 @@ def build_index(
             partial.publish()
         if same:
             return out
-    check_lens_directory(out, overwrite=overwrite)
+    check_lens(out, overwrite=overwrite)
     documents, tokens = split_counts(corpus, options.split)
     expected = lens_bytes(head, options, documents, tokens - documents)
     check_room(f"the lens {out}", out, expected, partial.path)
-    given = replace(scan_input(model, head, corpus, options), states=states)
     if model.device.type == "cpu":
         keep_freed_memory()
     with (
@@ -165,41 +133,19 @@ def build_index(
         with partial.writing("the state"):
             partial.begin(run, overwrite=overwrite)
         with partial.working(shard.number, shard.count):
-            _scan_shard(partial, given, options, shard, save_seconds, interrupts, progress)
+            _scan_shard(partial, given, shard, save_seconds, interrupts, progress)
         interrupts.now = True
-        meta = _meta(corpus, run, options, trained_on)
-        return _finish(partial, given, options, shard, meta, progress)
+        meta = _meta(given, run, trained_on)
+        return _finish(partial, given, shard, meta, progress)
 
 
-def scan_input(
-    model: PreTrainedModel, head: PrototypeHead, corpus: Corpus, options: IndexOptions
-) -> ScanInput:
-    """Return what is read with these options, and how."""
-    return ScanInput(
-        model,
-        head,
-        corpus,
-        BlockOrder.of(corpus.num_tokens),
-        options.split,
-        options.window,
-        options.stride,
-        options.tokens_per_batch,
-        options.positions,
-    )
-
-
-def _run(
-    model: PreTrainedModel,
-    head: PrototypeHead,
-    corpus: Corpus,
-    options: IndexOptions,
-    shard: Shard,
-) -> dict[str, Any]:
+def _run(given: ScanInput, shard: Shard) -> dict[str, Any]:
     """Return everything that what is found depends on."""
+    corpus, options = given.corpus, given.options
     return {
-        "model": fingerprints.of_weights(model),
-        "weight": fingerprints.of_tensor(weight_of(model)),
-        "prototypes": layout.prototypes_fingerprint(head),
+        "model": fingerprints.of_weights(given.model),
+        "weight": fingerprints.of_tensor(weight_of(given.model)),
+        "prototypes": layout.prototypes_fingerprint(given.head),
         "tokenizer": corpus.meta["tokenizer"]["fingerprint"],
         "corpus": corpus.fingerprint,
         "split": options.split,
@@ -212,9 +158,8 @@ def _run(
     }
 
 
-def _meta(
-    corpus: Corpus, run: dict[str, Any], options: IndexOptions, trained_on: layout.TrainedOn
-) -> dict[str, Any]:
+def _meta(given: ScanInput, run: dict[str, Any], trained_on: layout.TrainedOn) -> dict[str, Any]:
+    corpus, options = given.corpus, given.options
     return {
         **{key: value for key, value in run.items() if key not in NOT_OF_A_LENS},
         "corpus_name": corpus.name,
@@ -228,21 +173,18 @@ def _meta(
 def _scan_shard(
     partial: Partial,
     given: ScanInput,
-    options: IndexOptions,
     shard: Shard,
     save_seconds: float,
     interrupts: Interrupts,
     progress: Reporter,
 ) -> None:
     slots = given.order.slots(shard.number, shard.count)
-    head = given.head
     scan = partial.load(shard.number, shard.count)
     if scan is None:
-        blocks = given.order.count
-        scan = Scan.empty(head.num_prototypes, options.contexts, head.width, blocks, slots.start)
-        if given.positions is not None:
-            scan.spool = partial.spool(shard.number, shard.count, head.width, ())
-    documents, tokens = split_counts(given.corpus, options.split)
+        scan = Scan.empty(given, slots.start)
+        if given.options.positions is not None:
+            scan.spool = partial.spool(shard.number, shard.count, given.head.width, ())
+    documents, tokens = split_counts(given.corpus, given.options.split)
     left = (tokens - documents) * len(slots) // given.order.count - scan.tokens
     saved, cost = time.monotonic(), 0.0
     with progress.task("Indexing", max(left, 0), "tokens") as task:
@@ -270,7 +212,6 @@ def _scan_shard(
 def _finish(
     partial: Partial,
     given: ScanInput,
-    options: IndexOptions,
     shard: Shard,
     meta: dict[str, Any],
     progress: Reporter,
@@ -293,7 +234,7 @@ def _finish(
             scan.merge(other)
             spools.append(other.spool)
         with partial.staging() as directory:
-            write_lens(directory, given, scan, spools, options, meta, progress)
+            write_lens(directory, given, scan, spools, meta, progress)
     return partial.out
 
 
@@ -301,21 +242,13 @@ def check_lens(out: Path, *, overwrite: bool) -> None:
     """Check that a lens may be written to a directory, unless one has only to be put there.
 
     Raises:
-        InputError: as of :func:`check_lens_directory`.
-    """
-    if not Partial(out).finished():
-        check_lens_directory(out, overwrite=overwrite)
-
-
-def check_lens_directory(out: Path, *, overwrite: bool) -> None:
-    """Check that a lens may be written to a directory.
-
-    Raises:
         InputError: there is a lens and it is not to be replaced, or something else is there.
     """
-    if out.exists() and not overwrite:
+    if Partial(out).finished() or not out.exists():
+        return
+    if not overwrite:
         raise InputError(f"{out} exists. Choose another --lens, or pass --overwrite to replace it.")
-    if out.exists() and any(out.iterdir()) and not (out / layout.META_FILE).is_file():
+    if any(out.iterdir()) and not (out / layout.META_FILE).is_file():
         raise InputError(f"{out} is not a lens, so it is not replaced: choose another --lens.")
 
 

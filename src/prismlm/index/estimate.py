@@ -13,11 +13,11 @@ from prismlm.corpus.build import build_corpus
 from prismlm.corpus.datasets import HubDataset
 from prismlm.corpus.documents import Columns
 from prismlm.corpus.estimate import cost_of, sample_stream
-from prismlm.corpus.windows import PASS_TOKENS, BlockOrder, split_counts
+from prismlm.corpus.windows import PASS_TOKENS, split_counts
 from prismlm.cost import Cost, peak_memory, rate_of
 from prismlm.files import json_text
-from prismlm.index.build import IndexOptions, check_index, scan_input
-from prismlm.index.scan import Scan, scan_passes
+from prismlm.index.build import IndexOptions, check_index
+from prismlm.index.scan import Scan, ScanInput, scan_passes
 from prismlm.index.spool import Spool
 from prismlm.index.write import lens_bytes
 from prismlm.layers import PrototypeHead
@@ -116,12 +116,11 @@ def estimate_dataset_index(
 def _tokens_per_second(
     model: PreTrainedModel, head: PrototypeHead, corpus: Corpus, options: IndexOptions
 ) -> float:
-    order = BlockOrder.of(corpus.num_tokens)
-    scan = Scan.empty(head.num_prototypes, options.contexts, head.width, order.count, 0)
+    given = ScanInput(model, head, corpus, options)
+    scan = Scan.empty(given)
     # Nothing is written: so few positions wait in memory.
     scan.spool = None if options.positions is None else Spool(Path(), head.width)
-    given = scan_input(model, head, corpus, options)
     with evaluating(model):
-        passes = scan_passes(scan, given, order.count)
+        passes = scan_passes(scan, given, given.order.count)
         enough = PASSES_MEASURED * PASS_TOKENS // 2
         return rate_of(passes, seconds=60.0, enough=enough) or 1e4

@@ -15,6 +15,7 @@ from torch import nn
 
 import prismlm
 from prismlm import fingerprints
+from prismlm.corpus.layout import FACTS, strings
 from prismlm.errors import FormatError, InputError, StaleLensError, check_path
 from prismlm.files import check_json, from_json, read_json, write_json
 from prismlm.layers import PrototypeHead
@@ -48,23 +49,14 @@ INDEX_SCHEMA = pa.schema(
         ("activation", pa.float32()),
         ("routed", pa.bool_()),
         ("position", pa.int64()),
-        ("doc_id", pa.string()),
-        ("source", pa.string()),
-        ("domain", pa.string()),
-        ("license", pa.string()),
-        ("title", pa.string()),
-        ("url", pa.string()),
-        ("before", pa.string()),
-        ("token", pa.string()),
-        ("after", pa.string()),
+        *FACTS,
+        *strings("before", "token", "after"),
     ]
 )
 MASS_SCHEMA = pa.schema(
     [
         ("prototype", pa.int32()),
-        ("source", pa.string()),
-        ("domain", pa.string()),
-        ("license", pa.string()),
+        *strings(*GROUP_COLUMNS),
         ("tokens", pa.int64()),
         ("activation_sum", pa.float64()),
     ]
@@ -72,10 +64,7 @@ MASS_SCHEMA = pa.schema(
 PROTOTYPES_SCHEMA = pa.schema(
     [
         ("prototype", pa.int32()),
-        ("name", pa.string()),
-        ("description", pa.string()),
-        ("category", pa.string()),
-        ("role", pa.string()),
+        *strings("name", "description", "category", "role"),
         ("tags", pa.list_(pa.string())),
         ("top_tokens", pa.list_(pa.string())),
         ("top_values", pa.list_(pa.float32())),

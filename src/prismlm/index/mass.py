@@ -39,7 +39,8 @@ class MassCounter:
     @property
     def rows(self) -> dict[Key, Tensor]:
         """Each group's uses and steps, int64 [2, K], sorted by group."""
-        return {key: self._rows[key] for key in sorted(self._rows, key=_sortable)}
+        order = sorted(self._rows, key=lambda key: [(part is not None, part or "") for part in key])
+        return {key: self._rows[key] for key in order}
 
     def add(self, keys: list[Key], key: Tensor, indices: Tensor, activations: Tensor) -> None:
         """Add routed positions.
@@ -115,7 +116,3 @@ class MassCounter:
 
 def _parent(key: Key) -> Key:
     return (OTHER, OTHER, OTHER) if key[0] == OTHER else (OTHER, *key[1:])
-
-
-def _sortable(key: Key) -> tuple[tuple[bool, str], ...]:
-    return tuple((part is not None, part or "") for part in key)

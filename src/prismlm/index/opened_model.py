@@ -13,7 +13,6 @@ from torch import Tensor
 from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    StoppingCriteria,
     StoppingCriteriaList,
 )
 
@@ -62,6 +61,19 @@ class OpenedModel:
         ]
         return "\n".join(facts)
 
+    def lens_for(self, what: str) -> Lens:
+        """Return the lens, which something is read from.
+
+        Raises:
+            InputError: there is none, and so not ``what`` is read.
+        """
+        if self.lens is None:
+            raise InputError(
+                f"{self.path} has no lens, so there is no {what}. Build one with `prismlm index "
+                f"{self.path} --corpus DIR`."
+            )
+        return self.lens
+
     @property
     def context_length(self) -> int | None:
         """The most tokens the model reads, or None if it has no bound."""
@@ -107,17 +119,9 @@ class OpenedModel:
         return ids.to(self.model.device)
 
     def write(
-        self,
-        prompt: Tensor,
-        tokens: int,
-        temperature: float,
-        seed: int,
-        *,
-        all_logits: bool = False,
-        enough: Callable[[Tensor], bool] | None = None,
+        self, prompt: Tensor, tokens: int, temperature: float, seed: int, **options: Any
     ) -> Tensor:
         """Return ``prompt`` and what the model writes after it, as :func:`write_after`."""
-        options = {"all_logits": all_logits, "enough": enough}
         return write_after(self.model, self.tokenizer, prompt, tokens, temperature, seed, **options)
 
 
@@ -158,7 +162,11 @@ def write_after(
         # Otherwise only the prompt's last position would pass the output embedding.
         options["logits_to_keep"] = 0
     if enough is not None:
-        options["stopping_criteria"] = StoppingCriteriaList([_Enough(enough)])
+
+        def stop(ids: Tensor, scores: Any, **_: Any) -> Tensor:
+            return torch.full((len(ids),), enough(ids), device=ids.device)
+
+        options["stopping_criteria"] = StoppingCriteriaList([stop])  # pyright: ignore
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         ids = model.generate(  # pyright: ignore[reportCallIssue]
@@ -170,14 +178,3 @@ def write_after(
         )
     assert isinstance(ids, Tensor)
     return ids
-
-
-class _Enough(StoppingCriteria):
-    """Ends a generation where a function says so."""
-
-    def __init__(self, enough: Callable[[Tensor], bool]) -> None:
-        self.enough = enough
-
-    def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
-        """Return for every sequence whether it ends here, bool [B]."""
-        return torch.full((len(input_ids),), self.enough(input_ids), device=input_ids.device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,8 +14,10 @@ from transformers import PreTrainedModel
 
 from prismlm.corpus.windows import Block, BlockOrder, block_passes, read_block
 from prismlm.errors import InputError
+from prismlm.index.codes import CodeName
 from prismlm.index.mass import Key, MassCounter
 from prismlm.index.positions import next_tokens, position_records
+from prismlm.index.sort_cells import SORT_BYTES
 from prismlm.index.spool import Spool
 from prismlm.index.states import HiddenStates, predicting
 from prismlm.layers import PrototypeHead
@@ -35,6 +38,66 @@ def curve_slots(blocks: int) -> list[int]:
     steps = int(np.ceil(np.log10(max(blocks, 2)) * POINTS_PER_DECADE)) + 1
     grid = {round(10 ** (step / POINTS_PER_DECADE)) for step in range(steps)}
     return sorted({slot for slot in grid if slot < blocks} | {blocks})
+
+
+@dataclass(frozen=True)
+class IndexOptions:
+    """How a corpus is read.
+
+    Attributes:
+        contexts: L, the places kept per prototype; one per document.
+        window: tokens of a window; at most what the model can read.
+        stride: tokens between windows. A token sees at least window − stride tokens before it, or
+            its document's start.
+        split: which documents to read.
+        with_text: keep the text around each context, or offsets only.
+        tokens_per_batch: predictions whose candidates are ranked together. It costs memory and
+            saves time; the windows of a forward pass are fixed, and no result depends on it.
+        positions: the share of all positions that goes to the cells; None writes none.
+        sort_bytes: memory for sorting them.
+        codes: of their hidden states: int8, or pq for a quarter of the size.
+        verbatim: write what finds spans word for word, where its extra is installed.
+    """
+
+    contexts: int = 64
+    window: int = 256
+    stride: int = 128
+    split: Split = "train"
+    with_text: bool = True
+    tokens_per_batch: int = 2**18
+    positions: float | None = 1.0
+    sort_bytes: int = SORT_BYTES
+    codes: CodeName = "int8"
+    verbatim: bool = True
+
+
+@dataclass(frozen=True)
+class ScanInput:
+    """What is read and how.
+
+    Attributes:
+        model: the causal language model, in evaluation mode.
+        head: its prototype head.
+        corpus: the text.
+        options: how it is read.
+        states: what was read before and need not be again; None: the model reads all.
+    """
+
+    model: PreTrainedModel
+    head: PrototypeHead
+    corpus: Corpus
+    options: IndexOptions
+    states: HiddenStates | None = None
+
+    @cached_property
+    def order(self) -> BlockOrder:
+        """In which the blocks of the corpus are read."""
+        return BlockOrder.of(self.corpus.num_tokens)
+
+    def block(self, slot: int) -> Block:
+        """Return the block that is read as the ``slot``-th."""
+        how, number = self.options, self.order.block(slot)
+        return read_block(self.corpus, self.order, number, how.split, how.window, how.stride)
 
 
 @dataclass
@@ -64,11 +127,11 @@ class Scan:
     pending_rows: int = 0
 
     @classmethod
-    def empty(cls, prototypes: int, contexts: int, width: int, blocks: int, slot: int) -> Scan:
+    def empty(cls, given: ScanInput, slot: int = 0) -> Scan:
         """Return a scan that has read nothing yet and begins at a slot."""
-        points = len(curve_slots(blocks))
+        points, prototypes = len(curve_slots(given.order.count)), given.head.num_prototypes
         return cls(
-            top_contexts.empty(prototypes, contexts, width),
+            top_contexts.empty(prototypes, given.options.contexts, given.head.width),
             MassCounter(prototypes),
             torch.zeros(points, dtype=torch.int64),
             torch.full((points, prototypes), -2.0),
@@ -123,40 +186,6 @@ class Scan:
         self.tokens += other.tokens
 
 
-@dataclass(frozen=True)
-class ScanInput:
-    """What is read and how.
-
-    Attributes:
-        model: the causal language model, in evaluation mode.
-        head: its prototype head.
-        corpus: the text.
-        order: of its blocks.
-        split: which documents.
-        window: tokens of a window.
-        stride: tokens between windows.
-        tokens_per_batch: predictions whose candidates are ranked together, at most.
-        positions: the share of positions that goes to the cells; None without cells.
-        states: what was read before and need not be again; None: the model reads all.
-    """
-
-    model: PreTrainedModel
-    head: PrototypeHead
-    corpus: Corpus
-    order: BlockOrder
-    split: Split
-    window: int
-    stride: int
-    tokens_per_batch: int
-    positions: float | None = None
-    states: HiddenStates | None = None
-
-    def block(self, slot: int) -> Block:
-        """Return the block that is read as the ``slot``-th."""
-        number = self.order.block(slot)
-        return read_block(self.corpus, self.order, number, self.split, self.window, self.stride)
-
-
 def scan_passes(scan: Scan, given: ScanInput, end: int) -> Iterator[int]:
     """Go on from where a scan is to the slot ``end``; yield each pass's predictions.
 
@@ -180,7 +209,8 @@ def scan_passes(scan: Scan, given: ScanInput, end: int) -> Iterator[int]:
                 done = _scan_pass(scan, given, batch, owned.to(z.device), z, *keys)
             scan.passes += 1
             before, scan.tokens = scan.tokens, scan.tokens + done
-            if before // given.tokens_per_batch != scan.tokens // given.tokens_per_batch:
+            together = given.options.tokens_per_batch
+            if before // together != scan.tokens // together:
                 scan.settle()
             yield done
         scan.finish_block(given.order)
@@ -219,11 +249,12 @@ def _scan_pass(
         z, head.prototypes, head.prototypes_per_token, owned, threshold
     )
     activations = torch.relu(head.scale * found.cosines)
-    if given.positions is not None and scan.spool is not None:
+    share = given.options.positions
+    if share is not None and scan.spool is not None:
         tokens = next_tokens(batch, given.corpus)
         scan.spool.add(
             position_records(
-                given.positions,
+                share,
                 given.model,
                 states[owned],
                 found.indices[:, 0],

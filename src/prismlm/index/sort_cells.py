@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -95,20 +95,19 @@ class _Files:
     def __init__(self, directory: Path, types: Sequence[np.dtype], vocabulary: int) -> None:
         self._stack, self._waiting = ExitStack(), b""
         self._types, self._vocabulary, self._rows = types, vocabulary, 0
-        paths = [directory / name for name in layout.CELL_FILES]
-        self._columns = [_Column(path, kind) for path, kind in zip(paths, types, strict=True)]
+        self._paths = [directory / name for name in layout.CELL_FILES]
         self.checksums = [0, 0]
 
     def __enter__(self) -> _Files:
-        for column in self._columns:
-            self._stack.enter_context(column)
+        columns = zip(self._paths, self._types, strict=True)
+        self._columns = [self._stack.enter_context(array_file(*column)) for column in columns]
         return self
 
     def __exit__(self, *error: object) -> None:
         with self._stack:
             if error[0] is None:
                 rest = [zlib.crc32(self._waiting)] if self._waiting else []
-                self._columns[-1].append(np.array(rest, dtype=np.uint32))
+                self._columns[-1](np.array(rest, dtype=np.uint32))
 
     def append(self, records: np.ndarray, codes: Codes) -> None:
         """Write records of whole cells, with states in other codes."""
@@ -116,13 +115,16 @@ class _Files:
         for name in ("position", "probability"):
             kept[name] = records[name]
         codes.put(records, kept)
-        keys, begins = _ranges(records, self._vocabulary)
+        every = records["cell"].astype(np.int64) * self._vocabulary + records["token"]
+        begins = np.flatnonzero(np.diff(every, prepend=-1))
+        keys = every[begins]
         begins += self._rows
         self.checksums = [
             zlib.crc32(p.data, c) for p, c in zip((keys, begins), self.checksums, strict=True)
         ]
-        for column, part in zip(self._columns, (kept, keys, begins, self._sums(kept)), strict=True):
-            column.append(part)
+        parts = (kept, keys, begins, self._sums(kept))
+        for append, part in zip(self._columns, parts, strict=True):
+            append(part)
         self._rows += len(records)
 
     def _sums(self, records: np.ndarray) -> np.ndarray:
@@ -178,13 +180,6 @@ def _read(
     return np.concatenate(parts)
 
 
-def _ranges(records: np.ndarray, vocabulary: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the key and first row of each cell and next token of sorted records."""
-    keys = records["cell"].astype(np.int64) * vocabulary + records["token"]
-    first = np.flatnonzero(np.diff(keys, prepend=-1))
-    return keys[first], first
-
-
 def write_documents(directory: Path, corpus: Corpus, split: Split) -> None:
     """Write ``cell-documents.parquet``: every document of the split, in the order of the corpus."""
     numbers = corpus.split(split)
@@ -197,31 +192,26 @@ def write_documents(directory: Path, corpus: Corpus, split: Split) -> None:
             writer.write_table(table)
 
 
-class _Column:
-    """A file of one array that grows: its header is written again at the end."""
+@contextmanager
+def array_file(path: Path, dtype: np.dtype) -> Iterator[Callable[[np.ndarray], None]]:
+    """Yield what adds parts to a file of one array [n]; its header is written again at the end.
 
-    def __init__(self, path: Path, dtype: np.dtype) -> None:
-        self._file = path.open("wb")
-        self._dtype, self._rows = dtype, 0
+    It is written, not memory-mapped: a full disk is then an error and not the end of the process.
+    """
+    rows = 0
 
-    def __enter__(self) -> _Column:
-        self._header()
-        return self
+    def header() -> None:
+        described = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False}
+        np.lib.format.write_array_header_1_0(file, described | {"shape": (rows,)})
 
-    def __exit__(self, *error: object) -> None:
-        with self._file:
-            # A header leaves room for as many digits as a length can have.
-            self._file.seek(0)
-            self._header()
+    def append(part: np.ndarray) -> None:
+        nonlocal rows
+        file.write(np.ascontiguousarray(part, dtype).view(np.uint8).data)
+        rows += len(part)
 
-    def append(self, part: np.ndarray) -> None:
-        self._file.write(part.astype(self._dtype, copy=False).view(np.uint8).data)
-        self._rows += len(part)
-
-    def _header(self) -> None:
-        header = {
-            "descr": np.lib.format.dtype_to_descr(self._dtype),
-            "fortran_order": False,
-            "shape": (self._rows,),
-        }
-        np.lib.format.write_array_header_1_0(self._file, header)
+    with path.open("wb") as file:
+        header()
+        yield append
+        # A header leaves room for as many digits as a length can have.
+        file.seek(0)
+        header()

@@ -23,6 +23,7 @@ import numpy as np
 from prismlm.errors import FormatError, InputError
 from prismlm.files import atomic_file
 from prismlm.index.layout import open_array
+from prismlm.index.sort_cells import array_file
 
 if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus, Split
@@ -69,15 +70,15 @@ def write_suffixes(directory: Path, corpus: Corpus, split: Split) -> list[str]:
     ends = np.cumsum(lengths)
     total = int(ends[-1])
     stored = np.dtype(corpus.meta["dtype"]).newbyteorder(">")
-    _write(directory / TOKENS_FILE, stored, (total,), _pieces(corpus, starts, lengths))
+    _write(directory / TOKENS_FILE, stored, _pieces(corpus, starts, lengths))
     tokens = np.load(directory / TOKENS_FILE, mmap_mode="r")
     places = np.dtype("<u4" if total <= LARGEST_SHORT else "<i8")
     firsts = ends - lengths
     parts = parts_of(firsts, total)
-    _write(directory / ORDER_FILE, places, (total,), _sorted(tokens, parts))
+    _write(directory / ORDER_FILE, places, _sorted(tokens, parts))
     part = np.searchsorted([end for _, end in parts], firsts, side="right")
-    rows = [firsts, starts, part]
-    _write(directory / DOCUMENTS_FILE, np.dtype("<i8"), (3, len(documents)), rows)
+    with atomic_file(directory / DOCUMENTS_FILE) as temporary, temporary.open("wb") as file:
+        np.save(file, np.array([firsts, starts, part], "<i8"))
     return list(FILES)
 
 
@@ -123,19 +124,10 @@ def parts_of(firsts: np.ndarray, total: int) -> list[tuple[int, int]]:
     return list(pairwise(edges))
 
 
-def _write(
-    path: Path, dtype: np.dtype, shape: tuple[int, ...], parts: Iterable[np.ndarray]
-) -> None:
-    header = {
-        "descr": np.lib.format.dtype_to_descr(dtype),
-        "fortran_order": False,
-        "shape": shape,
-    }
-    # Written, not memory-mapped: a full disk is then an error and not the end of the process.
-    with atomic_file(path) as temporary, temporary.open("wb") as file:
-        np.lib.format.write_array_header_1_0(file, header)
+def _write(path: Path, dtype: np.dtype, parts: Iterable[np.ndarray]) -> None:
+    with atomic_file(path) as temporary, array_file(temporary, dtype) as append:
         for part in parts:
-            file.write(np.ascontiguousarray(part, dtype=dtype).data)
+            append(part)
 
 
 class Suffixes:

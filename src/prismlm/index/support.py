@@ -19,12 +19,13 @@ docs/results/support.md. A lens without a suffix array has mean F alone.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from prismlm.index.cells import Cells
@@ -71,10 +72,6 @@ class SupportScale:
     high_places: list[float]
     predictions: int
     words: bool = False
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as they stand in ``meta.json``."""
-        return asdict(self)
 
     def score(self, nearest: np.ndarray) -> np.ndarray:
         """Return F: the share of unseen predictions with a smaller nearest cosine, in [0, 1]."""
@@ -218,9 +215,8 @@ def leave_one_out(
         float32 [tokens − 1] of each stretch.
     """
     counts = np.array([length - 1 for _, length in stretches])
-    ids = torch.zeros(len(stretches), int(counts.max()) + 1, dtype=torch.int64)
-    for row, (start, length) in enumerate(stretches):
-        ids[row, :length] = torch.from_numpy(corpus.read_tokens(start, length).astype(np.int64))
+    rows = (corpus.read_tokens(*stretch).astype(np.int64) for stretch in stretches)
+    ids = pad_sequence([torch.from_numpy(row) for row in rows], batch_first=True)
     with capture(model, logits=False) as seen:
         # What is padded comes after all that is looked at, so that no mask is needed.
         model(input_ids=ids.to(model.device), use_cache=False)

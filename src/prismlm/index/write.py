@@ -1,21 +1,26 @@
-"""Writing what a scan has found: contexts with their text, states, prototypes, cells."""
+"""Writing what a scan has found: contexts with their text, states, prototypes, cells.
+
+On its own a prototype says its logit signature τ W p over the vocabulary, which names it at first.
+"""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import torch
+from jaxtyping import Float
 from safetensors.torch import save_file
-from transformers import PreTrainedModel
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from prismlm.files import share
 from prismlm.index import layout
 from prismlm.index.cells import Cells
 from prismlm.index.codes import parts_of
-from prismlm.index.signatures import top_signatures
 from prismlm.index.sort_cells import write_cells, write_documents
 from prismlm.index.suffixes import Suffixes, has_suffixes, write_suffixes
 from prismlm.index.support import measure_support
@@ -28,10 +33,10 @@ from prismlm.progress import Reporter
 if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus
     from prismlm.corpus.windows import BlockOrder
-    from prismlm.index.build import IndexOptions
-    from prismlm.index.scan import Scan, ScanInput
+    from prismlm.index.scan import IndexOptions, Scan, ScanInput
     from prismlm.index.spool import Spool
 
+TILE = 256
 CHARACTERS_BEFORE = 160
 CHARACTERS_AFTER = 80
 # Of a kept context on disk: its compressed text and columns, and those columns alone.
@@ -47,7 +52,6 @@ def write_lens(
     given: ScanInput,
     scan: Scan,
     spools: list[Spool | None],
-    options: IndexOptions,
     meta: dict[str, Any],
     progress: Reporter,
 ) -> None:
@@ -58,21 +62,22 @@ def write_lens(
         given: what was read.
         scan: what was found, by all shards.
         spools: the positions of each shard.
-        options: how it was asked for.
         meta: what the record of the lens says of its inputs.
         progress: shows documents and positions done.
 
     Raises:
         OSError: the disk is full or failing.
     """
-    kept = top_contexts.finish(scan.top)
+    kept, options = top_contexts.finish(scan.top), given.options
     write_index(directory, kept, given.corpus, options.with_text, progress)
-    write_contexts(directory, kept)
+    # Unit states in bf16, row for row with the index.
+    save_file({"states": kept.state.contiguous()}, str(directory / layout.CONTEXTS_FILE))
+    share(directory / layout.CONTEXTS_FILE)
     layout.write_table(scan.mass.table(), directory / layout.MASS_FILE)
     write_prototypes(directory, given.model, given.head, given.corpus, scan)
     if options.verbatim and options.with_text:
         write_suffixes(directory, given.corpus, options.split)
-    written = _write_cells(directory, spools, given, options, progress)
+    written = _write_cells(directory, spools, given, progress)
     curve = convergence(scan, given.order)
     files = layout.describe_files(directory)
     layout.write_meta(
@@ -82,32 +87,28 @@ def write_lens(
 
 
 def _write_cells(
-    directory: Path,
-    spools: list[Spool | None],
-    given: ScanInput,
-    options: IndexOptions,
-    progress: Reporter,
+    directory: Path, spools: list[Spool | None], given: ScanInput, progress: Reporter
 ) -> dict[str, Any]:
     """Write the cells, where positions were kept; return what the record of the lens says."""
-    if given.positions is None:
+    corpus, options = given.corpus, given.options
+    if options.positions is None:
         return {}
-    write_documents(directory, given.corpus, given.split)
-    weight = weight_of(given.model)
+    write_documents(directory, corpus, options.split)
     meta = write_cells(
         directory,
         [spool for spool in spools if spool is not None],
         given.head.num_prototypes,
-        len(weight),
-        given.positions,
+        len(weight_of(given.model)),
+        options.positions,
         progress,
         options.sort_bytes,
         codes=options.codes,
-        tokens=given.corpus.num_tokens,
+        tokens=corpus.num_tokens,
     )
     cells = Cells(directory, meta)
     suffixes = Suffixes.open(directory) if has_suffixes(directory) else None
-    scale = measure_support(cells, given.model, given.head, given.corpus, given.split, suffixes)
-    return {"cells": meta, "support": None if scale is None else scale.to_dict()}
+    scale = measure_support(cells, given.model, given.head, corpus, options.split, suffixes)
+    return {"cells": meta, "support": None if scale is None else asdict(scale)}
 
 
 def lens_bytes(
@@ -200,13 +201,6 @@ def _texts(
     return [pa.array(column, pa.string()) for column in (before, token, after)]
 
 
-def write_contexts(directory: Path, kept: Contexts) -> None:
-    """Write ``contexts.safetensors``: unit states in bf16, row for row with the index."""
-    path = directory / layout.CONTEXTS_FILE
-    save_file({"states": kept.state.contiguous()}, str(path))
-    share(path)
-
-
 def write_prototypes(
     directory: Path, model: PreTrainedModel, head: PrototypeHead, corpus: Corpus, scan: Scan
 ) -> None:
@@ -219,26 +213,70 @@ def write_prototypes(
         corpus.tokenizer,
     )
     nearest = scan.top.cosine[:, 0]
-    nothing = pa.nulls(count, pa.string())
-    table = pa.table(
-        {
-            "prototype": pa.array(np.arange(count, dtype=np.int32)),
-            "name": pa.array(signatures.names),
-            "description": nothing,
-            "category": nothing,
-            "role": nothing,
-            "tags": pa.nulls(count, pa.list_(pa.string())),
-            "top_tokens": pa.array(signatures.tokens, pa.list_(pa.string())),
-            "top_values": pa.array(list(signatures.values), pa.list_(pa.float32())),
-            "usage": pa.array(scan.mass.usage() / max(scan.tokens, 1)),
-            "nearest_cosine": pa.array(
-                nearest.numpy(), mask=torch.isinf(nearest).numpy(), type=pa.float32()
-            ),
-            "x": pa.nulls(count, pa.float32()),
-            "y": pa.nulls(count, pa.float32()),
-            "label_source": pa.array(["signature"] * count),
-            "label_score": pa.nulls(count, pa.float32()),
-        },
-        schema=layout.PROTOTYPES_SCHEMA,
-    )
-    layout.write_table(table, directory / layout.PROTOTYPES_FILE)
+    known = {
+        "prototype": pa.array(np.arange(count, dtype=np.int32)),
+        "name": pa.array(signatures.names),
+        "top_tokens": pa.array(signatures.tokens, pa.list_(pa.string())),
+        "top_values": pa.array(list(signatures.values), pa.list_(pa.float32())),
+        "usage": pa.array(scan.mass.usage() / max(scan.tokens, 1)),
+        "nearest_cosine": pa.array(
+            nearest.numpy(), mask=torch.isinf(nearest).numpy(), type=pa.float32()
+        ),
+        "label_source": pa.array(["signature"] * count),
+    }
+    schema = layout.PROTOTYPES_SCHEMA
+    columns = [known.get(one.name, pa.nulls(count, one.type)) for one in schema]
+    layout.write_table(pa.table(columns, schema=schema), directory / layout.PROTOTYPES_FILE)
+
+
+class Signatures(NamedTuple):
+    """The strongest tokens of every prototype.
+
+    Attributes:
+        tokens: decoded, [K][count], strongest first.
+        values: τ (W p)[v] of those, float32 [K, count].
+        names: a short name made of the tokens that set the prototype apart from the others.
+    """
+
+    tokens: list[list[str]]
+    values: np.ndarray
+    names: list[str]
+
+
+@torch.no_grad()
+def top_signatures(
+    prototypes: Float[Tensor, "K d"],
+    weight: Float[Tensor, "V d"],
+    scale: float,
+    tokenizer: PreTrainedTokenizerBase,
+    count: int = 10,
+) -> Signatures:
+    """Return the ``count`` largest entries of τ W p for every prototype, a tile at a time.
+
+    Names use W (p − mean p): tokens that every prototype raises say nothing of one of them.
+    """
+    count = min(count, weight.shape[0])
+    mean = prototypes.mean(0)
+    tokens: list[list[str]] = []
+    names: list[str] = []
+    values: list[np.ndarray] = []
+    for tile in prototypes.split(TILE):
+        top = (scale * (tile @ weight.T)).topk(count, dim=1)
+        tokens += [_decode(tokenizer, row) for row in top.indices.tolist()]
+        values.append(top.values.float().cpu().numpy())
+        distinct = ((tile - mean) @ weight.T).topk(min(6, weight.shape[0]), dim=1)
+        names += [_name(_decode(tokenizer, row)) for row in distinct.indices.tolist()]
+    return Signatures(tokens, np.concatenate(values), names)
+
+
+def _decode(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[str]:
+    return [str(tokenizer.decode([i], clean_up_tokenization_spaces=False)) for i in ids]
+
+
+def _name(tokens: list[str]) -> str:
+    words: list[str] = []
+    for token in tokens:
+        word = token.strip() or repr(token)[1:-1].replace(" ", "␣")
+        if word.lower() not in (seen.lower() for seen in words):
+            words.append(word)
+    return " · ".join(words[:3])

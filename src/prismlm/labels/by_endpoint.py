@@ -35,7 +35,7 @@ BYTES_PER_ANSWER = 300
 
 
 class EndpointLabeller:
-    """Names prototypes by a language model: a :class:`~prismlm.labels.write.Labeller`.
+    """Names prototypes by a language model; the embedded labeller has named all of them before.
 
     Every answer is kept beside the lens, in ``.NAME.answers.jsonl``, and not asked for again.
 
@@ -92,7 +92,7 @@ class EndpointLabeller:
         """
         session = self._session
         judged = judge.judge(session, made, labels, self.judged, progress) if self.judged else None
-        return {**session.tally, "failures": dict(session.failures), "judged": judged}
+        return session.asked() | {"judged": judged}
 
     def cost(self, lens: Lens, made: Made) -> Cost:
         """Return what asking is expected to take; nothing is asked."""

@@ -153,15 +153,9 @@ class Catalogue:
 
     def row(self, number: int) -> dict[str, Any]:
         """Return what a list says of a prototype."""
-        row = self.rows[number]
-        return {
-            "id": number,
-            "name": row["name"],
-            "description": row["description"],
-            "category": row["category"],
-            "usage": row["usage"],
-            "score": row["label_score"],
-        }
+        row, names = self.rows[number], ("name", "description", "category", "usage")
+        own = {name: row[name] for name in names}
+        return {"id": number, **own, "score": row["label_score"]}
 
     def card(self, number: int) -> dict[str, Any]:
         """Return all that is known of a prototype.

@@ -97,6 +97,10 @@ class Session:
             max_retries=endpoint.retries,
         )
 
+    def asked(self) -> dict[str, Any]:
+        """Return what asking came to: answers, tokens in and out, what went wrong how often."""
+        return {**self.tally, "failures": dict(self.failures)}
+
     def ask(self, question: Question) -> dict[str, Any]:
         """Return the answer to a question, the one that was kept where there is one.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,30 +28,6 @@ ROWS_AT_ONCE = 512
 NEIGHBOURS_FILE = "neighbours.safetensors"
 
 
-@dataclass(frozen=True)
-class PrototypeMap:
-    """What a map was made with, and whether it shows what prototypes are about.
-
-    Attributes:
-        method: how prototypes were laid out.
-        neighbours, least_distance, seed: of the method.
-        same_category: share of the ten nearest of each on the map that have its category, over
-            those with a label; None where there are no labels.
-        by_chance: the same where categories are dealt out anew.
-    """
-
-    method: str
-    neighbours: int
-    least_distance: float
-    seed: int
-    same_category: float | None
-    by_chance: float | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as plain values."""
-        return asdict(self)
-
-
 class Nearest(NamedTuple):
     """The nearest of each prototype by cosine, itself the first.
 
@@ -65,8 +40,10 @@ class Nearest(NamedTuple):
     distances: torch.Tensor
 
 
-def map_lens(lens: Lens, head: PrototypeHead, *, progress: Reporter = SILENT) -> PrototypeMap:
+def map_lens(lens: Lens, head: PrototypeHead, *, progress: Reporter = SILENT) -> dict[str, Any]:
     """Lay the prototypes of a lens out in two dimensions; ``x`` and ``y`` of its table get them.
+
+    Returned is what its record says (:func:`made_map`).
 
     The same prototypes have the same map each time: one thread, seeded. What was killed once the
     neighbours were found goes on from these.
@@ -90,7 +67,7 @@ def map_lens(lens: Lens, head: PrototypeHead, *, progress: Reporter = SILENT) ->
             places = laid_out(prototypes, nearest)
             same, chance = category_neighbours(places, lens.categories)
             found = made_map(same, chance)
-            write_columns(lens, {"x": places[:, 0], "y": places[:, 1]}, map=found.to_dict())
+            write_columns(lens, {"x": places[:, 0], "y": places[:, 1]}, map=found)
             kept.unlink()
             task.advance()
     return found
@@ -127,9 +104,16 @@ def nearest_prototypes(prototypes: torch.Tensor, progress: Reporter = SILENT) ->
     return Nearest(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
-def made_map(same: float | None = None, chance: float | None = None) -> PrototypeMap:
-    """Return what :func:`laid_out` makes a map with."""
-    return PrototypeMap("umap", NEIGHBOURS, LEAST_DISTANCE, SEED, same, chance)
+def made_map(same: float | None = None, chance: float | None = None) -> dict[str, Any]:
+    """Return what :func:`laid_out` makes a map with, and whether that shows what they are about.
+
+    Args:
+        same: share of the ten nearest of each on the map that have its category, over those with a
+            label; None where there are no labels.
+        chance: the same where categories are dealt out anew.
+    """
+    made = {"method": "umap", "neighbours": NEIGHBOURS, "least_distance": LEAST_DISTANCE}
+    return made | {"seed": SEED, "same_category": same, "by_chance": chance}
 
 
 def laid_out(prototypes: torch.Tensor, nearest: Nearest) -> np.ndarray:

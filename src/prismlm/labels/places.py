@@ -32,8 +32,8 @@ class Places(NamedTuple):
     document: np.ndarray
     size: np.ndarray
 
-    def of(self, chosen: np.ndarray) -> Places:
-        """Return some of them, by a bool for each."""
+    def of(self, chosen: np.ndarray | slice) -> Places:
+        """Return some of them, by a bool for each or as a slice."""
         return Places(self.cell[chosen], self.position[chosen], self.document[chosen], self.size)
 
 
@@ -150,11 +150,7 @@ class Marked(NamedTuple):
 
 def marked(text: Text, places: Places, row: int, before: int, after: int) -> Marked:
     """Return a place with so many tokens on each side; what looks like a mark in it is changed."""
-    chosen = slice(row, row + 1)
-    place = Places(
-        places.cell[chosen], places.position[chosen], places.document[chosen], places.size
-    )
-    window = text.window(place, before, after)[0]
+    window = text.window(places.of(slice(row, row + 1)), before, after)[0]
     parts = np.split(window, (before - 1, before, before + 1))
     left, token, following, right = (
         text.spelled(part[part >= 0].tolist()).replace("<<", "‹‹").replace(">>", "››")
@@ -176,8 +172,7 @@ def around(text: Text, places: Places, num_cells: int) -> sparse.csr_matrix:
     content = np.append(kinds.content(), False)
     total = sparse.csr_matrix((num_cells, len(kinds.words)), dtype=np.float32)
     for start in range(0, len(places.cell), ROWS_AT_ONCE):
-        rows = slice(start, start + ROWS_AT_ONCE)
-        part = Places(places.cell[rows], places.position[rows], places.document[rows], places.size)
+        part = places.of(slice(start, start + ROWS_AT_ONCE))
         window = text.window(part, BEFORE, AFTER)
         place, _ = np.nonzero(content[window])
         word = kinds.word[window[content[window]]]

@@ -66,7 +66,12 @@ def score_labels(
         seed: draws the places of other prototypes, and whose label is taken for the control.
     """
     asked, owner = draw_passages(labels, places, seed)
-    words = {cell: label_words(label) for cell, label in enumerate(labels) if label is not None}
+    # Words that a label's name and description have of their own.
+    words = {
+        cell: frozenset([*words_of(label.name), *label.topic])
+        for cell, label in enumerate(labels)
+        if label is not None
+    }
     found = np.full((4, len(labels)), np.nan)
     for kind, passages in enumerate(_passages(text, places, asked)):
         rarity = _rarity(list(passages.values()))
@@ -88,11 +93,6 @@ def draw_passages(labels: Sequence[Label | None], places: Places, seed: int = 0)
     order = generator.permutation(len(scored))
     owner = dict(zip(scored[order].tolist(), scored[np.roll(order, 1)].tolist(), strict=True))
     return Drawn(asked, owner)
-
-
-def label_words(label: Label) -> frozenset[str]:
-    """Return the words that a label's name and description have of their own."""
-    return frozenset(words_of(label.name)) | frozenset(label.topic)
 
 
 def words_of(text: str) -> list[str]:

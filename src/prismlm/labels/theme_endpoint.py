@@ -55,7 +55,12 @@ class EndpointJudge:
         self.announce(len(new), sum(len(m["content"]) for one in new for m in one.messages))
 
         def ask(number: int) -> Judgement:
-            return _judgement(self.session.ask(questions[number]))
+            answer = self.session.ask(questions[number])
+            return Judgement(
+                theme=one_line(answer["theme"], NAME_LENGTH),
+                explanation=one_line(answer["explanation"], EXPLANATION_LENGTH),
+                **{name: answer[name] for name in FIGURES},
+            )
 
         with progress.task("Asking for themes", len(units), "units") as task:
             found = dict(self.session.each(range(len(units)), ask, task))
@@ -63,7 +68,7 @@ class EndpointJudge:
 
     def asked(self) -> dict[str, Any]:
         """Return what asking came to: answers, tokens, and what went wrong how often."""
-        return {**self.session.tally, "failures": dict(self.session.failures)}
+        return self.session.asked()
 
 
 def theme_question(unit: Sequence[Passage]) -> Question:
@@ -86,11 +91,3 @@ def _shown(passage: Passage) -> str:
     """Return a passage with its marks; what looks like one in it is changed."""
     plain = (word.replace("<<", "‹‹").replace(">>", "››") for word in passage.words)
     return "".join(f"<<{w}>>" if i in passage.marked else w for i, w in enumerate(plain))
-
-
-def _judgement(answer: dict[str, Any]) -> Judgement:
-    return Judgement(
-        theme=one_line(answer["theme"], NAME_LENGTH),
-        explanation=one_line(answer["explanation"], EXPLANATION_LENGTH),
-        **{name: answer[name] for name in FIGURES},
-    )

@@ -138,11 +138,7 @@ class WordJudge:
     def judge(
         self, units: Sequence[Sequence[Passage]], progress: Reporter = SILENT
     ) -> list[Judgement | None]:
-        """Return the figures of units.
-
-        Raises:
-            InputError: a unit has not ten passages.
-        """
+        """Return the figures of units, as :meth:`Judge.judge`."""
         check_units(units)
         with progress.task("Judging themes", len(units), "units") as task:
             found: list[Judgement | None] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +24,9 @@ from prismlm.labels.vocabulary import Vocabulary
 from prismlm.models.sidecar import weight_of
 from prismlm.progress import SILENT, Reporter
 from prismlm.run_state import writing
+
+if TYPE_CHECKING:
+    from prismlm.labels.by_endpoint import EndpointLabeller
 
 EMBEDDED, SIGNATURE = "embedded", "signature"
 # Places of a cell that are looked at; documents whose places name nothing, but score the names.
@@ -82,34 +85,12 @@ class Labelling:
         return asdict(self)
 
 
-class Labeller(Protocol):
-    """Names prototypes better than the embedded labeller, which has named all of them before.
-
-    Attributes:
-        source: what ``label_source`` calls it.
-    """
-
-    source: str
-
-    def labels(self, lens: Lens, made: Made, progress: Reporter) -> dict[int, Label]:
-        """Return labels by prototype; the others keep those that they have."""
-        ...
-
-    def report(self, made: Made, labels: Mapping[int, Label], progress: Reporter) -> dict[str, Any]:
-        """Return what it did, as JSON values; ``labels`` are those to be looked at again."""
-        ...
-
-    def cost(self, lens: Lens, made: Made) -> Cost:
-        """Return what it is expected to take."""
-        ...
-
-
 def label_lens(
     lens: Lens,
     model: nn.Module,
     *,
     overwrite: bool = False,
-    labeller: Labeller | None = None,
+    labeller: EndpointLabeller | None = None,
     progress: Reporter = SILENT,
 ) -> Labelling:
     """Name every prototype of a lens in ``prototypes.parquet``, and score the names.
@@ -121,7 +102,7 @@ def label_lens(
         lens: with cells, whose corpus is there.
         model: the lens is of.
         overwrite: replace labels that are there already.
-        labeller: names in place of the embedded one what it can.
+        labeller: names better than the embedded one what it can.
         progress: shows the steps.
 
     Raises:
@@ -148,7 +129,7 @@ def label_lens(
 
 
 def estimate_labels(
-    lens: Lens, model: nn.Module, labeller: Labeller, progress: Reporter = SILENT
+    lens: Lens, model: nn.Module, labeller: EndpointLabeller, progress: Reporter = SILENT
 ) -> Cost:
     """Return what a labeller is expected to take; nothing is written.
 

@@ -144,13 +144,9 @@ def _label(token: str) -> str:
         # Most tokens begin with a space.
         text = text[1:]
     text = text if len(text) <= LABEL_LETTERS else text[: LABEL_LETTERS - 1] + "…"
-    return "".join(letter if _drawable(letter) else "□" for letter in text)
+    return "".join(letter if _font().get_char_index(ord(letter)) else "□" for letter in text)
 
 
 @cache
 def _font() -> Any:
     return get_font(findfont(FontProperties()))
-
-
-def _drawable(letter: str) -> bool:
-    return bool(_font().get_char_index(ord(letter)))

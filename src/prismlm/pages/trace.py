@@ -131,20 +131,14 @@ def _token(step: Step, number: int, generated: bool, feedback: bool) -> str:
     if feedback:
         classes += " p-fed"
         style += f";--u:{step.uncertainty or 0:.3f}"
-        label += f"; fed back: {fed_back_in_words(step)}"
+        fed = f"uncertainty {step.uncertainty or 0:.0%}, code {step.uncertainty_code or 0:,}"
+        label += f"; fed back: {'nothing' if step.uncertainty is None else fed}"
     return (
         f'<span class="{classes}" role="option" '
         f'tabindex="{0 if number == 0 else -1}" aria-selected="false" data-step="{number}" '
         f'style="{style}" title="{escape(label)}" '
         f'aria-label="{escape(label)}">{shown}</span>'
     )
-
-
-def fed_back_in_words(step: Step) -> str:
-    """Return what uncertainty feedback gave to a token, in words."""
-    if step.uncertainty is None:
-        return "nothing"
-    return f"uncertainty {step.uncertainty:.0%}, code {step.uncertainty_code:,}"
 
 
 def _shown(token: str) -> str:

@@ -9,7 +9,6 @@ from urllib.parse import urlsplit
 from prismlm.explain.passages import Passage
 from prismlm.explain.shares import DocumentShare, Sources
 from prismlm.explain.steps import Step
-from prismlm.explain.verbatim import Quote
 from prismlm.index.around import Around
 from prismlm.index.lens import Lens
 
@@ -161,7 +160,7 @@ def trace_data(
         # Of a model with feedback the first token has none; of others, no token.
         "feedback": has_feedback(trace),
         "whole": _whole(trace, pool, against),
-        "places": "Passages" if has_passages(trace) else "Documents",
+        "places": "Documents" if trace.lens is None or trace.lens.cells is None else "Passages",
     }
     return rounded(value)
 
@@ -173,11 +172,6 @@ def rounded(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: rounded(item) for key, item in value.items()}
     return [rounded(item) for item in value] if isinstance(value, list) else value
-
-
-def has_passages(trace: Trace) -> bool:
-    """Say whether passages stand behind a trace, or documents alone."""
-    return trace.lens is not None and trace.lens.cells is not None
 
 
 def has_feedback(trace: Trace) -> bool:
@@ -240,13 +234,12 @@ def _whole(trace: Trace, pool: Pool, against: int) -> dict[str, Any] | None:
     if against:
         value["against"] = [pool.document(p) for p in trace.against(against)]
     if trace.lens.suffixes is not None:
-        value["verbatim"] = [_quote(quote) for quote in trace.verbatim(QUOTES_OF_TEXT)]
+        value["verbatim"] = [
+            {"text": one.text, "length": one.span.length, "count": one.span.count}
+            | {"place": one.places[0]}
+            for one in trace.verbatim(QUOTES_OF_TEXT)
+        ]
     return value
-
-
-def _quote(quote: Quote) -> dict[str, Any]:
-    span, first = quote.span, quote.places[0]
-    return {"text": quote.text, "length": span.length, "count": span.count, "place": first}
 
 
 def shown_shares(sources: Sources, count: int) -> dict[str, Any]:

@@ -118,5 +118,5 @@ def test_without_the_hub_a_directory_is_asked_for():
 def test_tasks_are_found_by_name():
     assert [task.name for task in tasks_of(["rte", "cola"])] == ["cola", "rte"]
     assert len(tasks_of()) == 9
-    with pytest.raises(InputError, match=r"no task 'sst-2'.*Did you mean 'sst2'"):
+    with pytest.raises(InputError, match=r"task of GLUE .* is 'sst-2'.*Did you mean 'sst2'"):
         tasks_of(["sst-2"])

@@ -7,9 +7,15 @@ import pytest
 from prismlm.errors import FormatError, InputError, Interrupted
 from prismlm.eval.glue import study
 from prismlm.eval.glue.classifier import GlueModel
-from prismlm.eval.glue.estimate import estimate_glue
 from prismlm.eval.glue.runs import GlueOptions, server_file
-from prismlm.eval.glue.study import run_glue, runs_searched, runs_wanted, search, with_rate
+from prismlm.eval.glue.study import (
+    estimate_glue,
+    run_glue,
+    runs_searched,
+    runs_wanted,
+    search,
+    with_rate,
+)
 from prismlm.eval.glue.tasks import TASKS, tasks_of
 from prismlm.progress import Silent
 from tests.helpers.glue_rows import save_glue_model, write_rows, write_toy

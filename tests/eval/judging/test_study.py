@@ -7,13 +7,13 @@ import pytest
 
 from prismlm.errors import InputError
 from prismlm.eval.judging.continuations import Prompt, Writing
-from prismlm.eval.judging.estimate import estimate_judging
 from prismlm.eval.judging.judges import EndpointJudge, LocalJudge
 from prismlm.eval.judging.study import (
     CONTINUATIONS_TABLE,
     RESULT_FILE,
     VERDICTS_TABLE,
     Study,
+    estimate_judging,
     named,
     run_judging,
 )

@@ -4,42 +4,32 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-import typer
+from rich.text import Text
 
-from prismlm.cli.options import DryRun, Json, Model, number
-from prismlm.cli.output import print_cost, print_json
+from prismlm.cli.options import DryRun, Json, Model, flag, number, option
+from prismlm.cli.output import console_for_reading, plain, print_cost, print_json, table_of
 from prismlm.errors import InputError
 from prismlm.outputs import check_outputs
 
-Tasks = Annotated[str | None, typer.Option(metavar="A,B", help="Only these, such as cola,sst2.")]
-Data = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Parquet files of the tasks; else the hub.")
-]
-Limit = Annotated[int | None, typer.Option(metavar="N", help="Rows trained on, drawn by the seed.")]
-DevLimit = Annotated[
-    int | None, typer.Option(metavar="N", help="Rows of each dev set, the same for all seeds.")
-]
-Seeds = Annotated[str, typer.Option(metavar="A,B", help="A run for each.")]
+Tasks = Annotated[str | None, option("A,B", "Only these, such as cola,sst2.")]
+Data = Annotated[Path | None, option("DIR", "Parquet files of the tasks; else the hub.")]
+Limit = Annotated[int | None, option("N", "Rows trained on, drawn by the seed.")]
+DevLimit = Annotated[int | None, option("N", "Rows of each dev set, the same for all seeds.")]
+Seeds = Annotated[str, option("A,B", "A run for each.")]
 Rate = Annotated[
     float | None, number("R", "Else that of --search, or the source's for the model's type.")
 ]
 Warmup = Annotated[float | None, number("W", "Share of the steps; else as --learning-rate.", 0, 1)]
-Search = Annotated[
-    bool, typer.Option("--search", help="Choose both on SST-2 and MNLI, for later runs.")
-]
+Search = Annotated[bool, flag("--search", "Choose both on SST-2 and MNLI, for later runs.")]
 FromScratch = Annotated[
-    bool, typer.Option("--from-scratch", help="Beside it, the same model without its training.")
+    bool, flag("--from-scratch", "Beside it, the same model without its training.")
 ]
-Epochs = Annotated[int, typer.Option(metavar="N", help="At most.")]
-Test = Annotated[
-    bool, typer.Option("--test/--no-test", help="Predict the test sets that are there.")
-]
-Device = Annotated[str, typer.Option(metavar="DEVICE", help="Such as cpu or cuda.")]
-Out = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Where runs are kept; else MODEL/eval/glue.")
-]
+Epochs = Annotated[int, option("N", "At most.")]
+Test = Annotated[bool, flag("--test/--no-test", "Predict the test sets that are there.")]
+Device = Annotated[str, option("DEVICE", "Such as cpu or cuda.")]
+Out = Annotated[Path | None, option("DIR", "Where runs are kept; else MODEL/eval/glue.")]
 
 
 def glue(
@@ -66,8 +56,8 @@ def glue(
     """
     from prismlm.eval.glue import study
     from prismlm.eval.glue.classifier import GlueModel
-    from prismlm.eval.glue.estimate import estimate_glue
     from prismlm.eval.glue.runs import GlueOptions
+    from prismlm.eval.glue.study import estimate_glue
     from prismlm.eval.glue.tasks import tasks_of
     from prismlm.run_state import orderly_end
 
@@ -88,7 +78,6 @@ def glue(
                 wanted = study.runs_wanted(options, names, drawn, from_scratch=from_scratch)
             print_cost(estimate_glue(lm, kept, options, wanted), as_json=as_json)
             return
-        from prismlm.cli.printing.glue import print_figures, print_search
         from prismlm.cli.progress import ConsoleReporter
 
         if search:
@@ -111,3 +100,47 @@ def _seeds(text: str) -> list[int]:
     if not all(part.isdecimal() for part in found):
         raise InputError(f"--seeds is {text!r}: expected whole numbers, such as 0,1,2.")
     return [int(part) for part in dict.fromkeys(found)]
+
+
+def print_figures(result: dict[str, Any]) -> None:
+    """Print each task's metrics over seeds, beside a constant answer and training from scratch."""
+    console = console_for_reading()
+    console.print(Text(plain(result["name"]), style="bold"))
+    headings = ("*trained on", "*rows", "metric", "*mean (seeds)", "*constant", "*from scratch")
+    table = table_of("task", *headings)
+    for row in result["tasks"]:
+        title = f"{row['title']} test" if row["split"].startswith("test") else row["title"]
+        cells = [title, _share(row["train"]), _share(row["measured"])]
+        for metric in row["metrics"]:
+            found, fresh = row["fine_tuned"], row["from_scratch"]
+            values = [100 * value for value in found["values"][metric]]
+            spread = f" ({min(values):.1f} to {max(values):.1f})" if len(values) > 1 else ""
+            table.add_row(
+                *(cells if metric == row["metrics"][0] else ["", "", ""]),
+                metric,
+                f"{100 * found['mean'][metric]:.1f}{spread}",
+                f"{100 * row['constant'][metric]:.1f}",
+                f"{100 * fresh['mean'][metric]:.1f}" if fresh else "–",
+            )
+    console.print(table)
+    rate = f"learning rate {result['learning_rate']:g}, warm-up {result['warmup']:g}"
+    notes = [f"{rate} ({result['rate_from']})", "dev sets unless test is said", "figures × 100"]
+    console.print(Text(" · ".join(notes), style="dim"), soft_wrap=True)
+
+
+def print_search(result: dict[str, Any]) -> None:
+    """Print what every rate and warm-up reached on dev, and the choice."""
+    console = console_for_reading()
+    table = table_of("learning rate", "warm-up", "*SST-2", "*MNLI")
+    for one in result["tried"]:
+        figures = (f"{100 * one[name]:.1f}" for name in ("sst2", "mnli"))
+        table.add_row(f"{one['learning_rate']:g}", f"{one['warmup']:g}", *figures)
+    console.print(table)
+    chosen = f"chosen: {result['learning_rate']:g} with warm-up {result['warmup']:g}"
+    console.print(Text(chosen, style="bold"))
+
+
+def _share(rows: dict[str, Any]) -> str:
+    """Return how many rows there are, of how many that GLUE has."""
+    whole = rows["rows"] == rows["of"]
+    return f"{rows['rows']:,}" if whole else f"{rows['rows']:,} of {rows['of']:,}"

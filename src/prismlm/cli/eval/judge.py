@@ -2,40 +2,35 @@
 
 from __future__ import annotations
 
+from math import isnan
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.text import Text
 
 from prismlm.cli.label import ModelThere, Url
-from prismlm.cli.options import DryRun, Json, Temperature, number
-from prismlm.cli.output import print_cost, print_json
+from prismlm.cli.options import DryRun, Json, Temperature, number, option
+from prismlm.cli.output import console_for_reading, plain, print_cost, print_json, table_of
 from prismlm.errors import InputError
 from prismlm.outputs import check_outputs
-
-if TYPE_CHECKING:
-    from prismlm.eval.judging.continuations import Prompt, Writing
-
 
 Models = Annotated[
     list[Path] | None,
     typer.Argument(metavar="MODEL...", help="Model directories; none: examine a judge alone."),
 ]
-Texts = Annotated[Path | None, typer.Option(metavar="DIR", help="Continue its held-out documents.")]
-Prompts = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Or continue the lines of a text.")
-]
+Texts = Annotated[Path | None, option("DIR", "Continue its held-out documents.")]
+Prompts = Annotated[Path | None, option("FILE", "Or continue the lines of a text.")]
 Count = Annotated[int, number("N", "Texts, of a corpus drawn by the seed.", 2)]
 Words = Annotated[int, number("N", "Words of a text that are given.", 1)]
 NewTokens = Annotated[int, number("N", "Tokens that each model writes, at most.", 1)]
-LocalJudge = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="A model directory that judges.")
-]
+LocalJudge = Annotated[Path | None, option("DIR", "A model directory that judges.")]
 Seed = Annotated[int, number("S", "Of all that is drawn.")]
 Out = Annotated[
-    Path | None,
-    typer.Option(metavar="DIR", help="Where all is kept; else eval/judge of the first model."),
+    Path | None, option("DIR", "Where all is kept; else eval/judge of the first model.")
 ]
+NOT_TO_BE_READ = "Not to be read, since the judge is unusable:"
 
 
 def judge(
@@ -61,10 +56,10 @@ def judge(
     ratings by one that fails are not to be read. What is made is kept: the same command goes on
     where it was stopped, and models may be added.
     """
-    from prismlm.eval.judging.continuations import Writing
-    from prismlm.eval.judging.estimate import estimate_judging
+    from prismlm.corpus.store import Corpus
+    from prismlm.eval.judging.continuations import Writing, corpus_prompts, file_prompts
     from prismlm.eval.judging.judges import judge_opener
-    from prismlm.eval.judging.study import RESULT_FILE, Study, named, run_judging
+    from prismlm.eval.judging.study import RESULT_FILE, Study, estimate_judging, named, run_judging
     from prismlm.run_state import orderly_end
 
     given = models or []
@@ -77,7 +72,10 @@ def judge(
     # What was made there before is gone on from.
     check_outputs(directory=place, inputs=(*given, corpus, prompts, judge), overwrite=True)
     how = Writing(prompt_words, new_tokens, temperature, seed)
-    texts = _texts(corpus, prompts, prompts_count, how)
+    if prompts is not None:
+        texts = file_prompts(prompts, prompts_count, how)
+    else:
+        texts = corpus_prompts(Corpus.open(str(corpus)), prompts_count, how)
     study = Study(named(given), texts, how, place, opened)
     with orderly_end():
         if dry_run:
@@ -90,19 +88,7 @@ def judge(
     if as_json:
         print_json(result)
     else:
-        from prismlm.cli.printing.judge import print_judging
-
         print_judging(result)
-
-
-def _texts(corpus: Path | None, prompts: Path | None, count: int, how: Writing) -> list[Prompt]:
-    from prismlm.corpus.store import Corpus
-    from prismlm.eval.judging.continuations import corpus_prompts, file_prompts
-
-    if corpus is not None:
-        return corpus_prompts(Corpus.open(corpus), count, how)
-    assert prompts is not None
-    return file_prompts(prompts, count, how)
 
 
 def _announce(what: str, questions: int, tokens: int) -> None:
@@ -114,3 +100,86 @@ def _announce(what: str, questions: int, tokens: int) -> None:
             "verdicts are kept.",
             err=True,
         )
+
+
+def print_judging(result: dict[str, Any]) -> None:
+    """Print what a study found; the judge's own examination first."""
+    console = console_for_reading()
+    if result["judge"] is not None:
+        _print_judge(console, result["judge"])
+    if result["ratings"] is not None:
+        _print_ratings(console, result["ratings"])
+    if result["bleu"] is not None:
+        _print_bleu(console, result["bleu"])
+    models = len(result["models"])
+    console.print(Text(f"\n{result['prompts']:,} prompts, {models} models", style="dim"))
+
+
+def _print_judge(console: Console, judge: dict[str, Any]) -> None:
+    name, order = plain(judge["source"]), judge["order"]
+    if judge["usable"]:
+        console.print(Text(f"The judge {name} is usable.", style="bold"))
+    else:
+        reasons = "; ".join(judge["reasons"])
+        console.print(Text(f"The judge {name} is unusable: {reasons}.", style="bold red"))
+    rows = (
+        ("prefers real text to its words shuffled", judge["preferred"]["shuffled"]),
+        ("prefers real text to that of another prompt", judge["preferred"]["elsewhere"]),
+        ("changes its mind with the order", order["changed"]),
+        ("prefers the same place in both orders", order["by_position"]),
+        ("says A, of A and B", order["first"]),
+    )
+    table = table_of("", "*share", "*95 % interval")
+    for label, found in rows:
+        table.add_row(label, _share(found["value"]), _interval(found, ".0%"))
+    console.print(table)
+    failed = f"; {order['failed']:,} without an answer" if order["failed"] else ""
+    note = f"{order['pairs']:,} pairs, each in both orders{failed}; no look at the texts: 50 %"
+    console.print(Text(note, style="dim"))
+
+
+def _print_ratings(console: Console, ratings: dict[str, Any]) -> None:
+    console.print()
+    if not ratings["readable"]:
+        console.print(Text(NOT_TO_BE_READ, style="bold red"))
+    table = table_of("model", "*Elo", "*95 % interval", "*Bradley-Terry", "*95 % interval")
+    for one in sorted(ratings["models"], key=lambda one: -one["bradley_terry"]["value"]):
+        elo, fitted = one["elo"], one["bradley_terry"]
+        figures = f"{elo['value']:.0f}", _interval(elo, ".0f"), f"{fitted['value']:.0f}"
+        table.add_row(Text(plain(one["model"])), *figures, _interval(fitted, ".0f"))
+    console.print(table)
+    order = ratings["order"]
+    note = (
+        f"{order['pairs']:,} pairs; {_share(order['changed']['value'])} change with the order, "
+        f"{_share(order['ties'])} of the verdicts are ties, {order['failed']:,} failed"
+    )
+    console.print(Text(note, style="dim"))
+
+
+def _print_bleu(console: Console, bleu: dict[str, Any]) -> None:
+    console.print()
+    table = table_of("model", "*BLEU", "*95 % interval", "*of another prompt", "*difference")
+    for name, one in bleu["models"].items():
+        mean, other, gap = (one[key] for key in ("mean", "other_prompt", "difference"))
+        difference = f"{gap['value']:+.2f} ({gap['low']:+.2f} to {gap['high']:+.2f})"
+        figures = f"{mean['value']:.2f}", _interval(mean, ".2f"), f"{other['value']:.2f}"
+        table.add_row(Text(plain(name)), *figures, difference)
+    console.print(table)
+    for sample in bleu["samples"]:
+        console.print(Text(f"\nBest of {plain(sample['best'])}", style="bold"))
+        for label, text in (("prompt", sample["text"]), ("reference", sample["reference"])):
+            console.print(Text(f"{label}: {_line(text)}", style="dim"))
+        for one in sample["texts"]:
+            console.print(Text(f"{plain(one['model'])} ({one['bleu']:.1f}): {_line(one['text'])}"))
+
+
+def _line(text: str) -> str:
+    return plain(" ".join(text.split()))
+
+
+def _share(value: float) -> str:
+    return "–" if isnan(value) else f"{value:.0%}"
+
+
+def _interval(found: dict[str, Any], form: str) -> str:
+    return "–" if isnan(found["low"]) else f"{found['low']:{form}} to {found['high']:{form}}"

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from prismlm.cli.options import Json, Overwrite, number
-from prismlm.cli.output import print_json
+from prismlm.cli.options import Json, Overwrite, number, option
+from prismlm.cli.output import console_for_reading, print_json, table_of
 from prismlm.outputs import check_outputs
 
 
 def pairs(
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the two files of pairs go.")],
+    out: Annotated[Path, option("DIR", "Where the two files of pairs go.")],
     data: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="Holds wikitext2, dailydialog and ag_news; else from the hub."
-        ),
+        Path | None, option("DIR", "Holds wikitext2, dailydialog and ag_news; else from the hub.")
     ] = None,
     per_slice: Annotated[int, number("N", "Pairs of each slice.", 1)] = 500,
     seed: Annotated[int, number("S", "Of what is drawn.")] = 0,
@@ -32,7 +29,6 @@ def pairs(
 
     The pairs are of the corpora's licences, AG News for research only: they do not ship.
     """
-    from prismlm.cli.printing.pairs import print_pairs
     from prismlm.cli.progress import ConsoleReporter
     from prismlm.eval.perturbations.generate import FILES, PairOptions, write_pairs
     from prismlm.run_state import orderly_end
@@ -47,3 +43,18 @@ def pairs(
         print_json(result)
     else:
         print_pairs(result)
+
+
+def print_pairs(result: dict[str, Any]) -> None:
+    """Print of each slice how alike its pairs are, where they come from and what was filtered."""
+    parts = {
+        part: sorted({name for row in result["slices"] for name in row[part]})
+        for part in ("sources", "left_out")
+    }
+    headings = [f"*{name}" for names in parts.values() for name in names]
+    table = table_of("slice", "*pairs", "*cosine", "*edits", "*candidates", *headings, gap=1)
+    for row in result["slices"]:
+        counts = (f"{row[part].get(name, 0):,}" for part, names in parts.items() for name in names)
+        figures = (f"{row['pairs']:,}", f"{row['similarity']:.3f}", f"{row['distance']:.2f}")
+        table.add_row(row["slice"], *figures, f"{row['candidates']:,}", *counts)
+    console_for_reading().print(table)

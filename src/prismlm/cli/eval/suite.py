@@ -6,11 +6,17 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.text import Text
 
-from prismlm.cli.options import DryRun, Json, Model
-from prismlm.cli.output import print_cost, print_json
+from prismlm.cli.options import DryRun, Json, Model, option
+from prismlm.cli.output import console_for_reading, plain, print_cost, print_json, table_of
 from prismlm.outputs import check_outputs, output_file
 
+NAMES = {
+    "plain": "plain",
+    "prototype_only": "prototypes only",
+    "residual_only": "residual only",
+}
 PLOT_FILE = "eval.svg"
 # lm-eval reads its own --help.
 PASSED_ON = {"ignore_unknown_options": True, "help_option_names": list[str]()}
@@ -18,25 +24,16 @@ PASSED_ON = {"ignore_unknown_options": True, "help_option_names": list[str]()}
 
 def evaluate(
     model: Model,
-    suite: Annotated[str, typer.Option(metavar="SUITE", help="seed: PRISM's eight tasks.")] = (
-        "seed"
-    ),
-    tasks: Annotated[
-        str | None, typer.Option(metavar="A,B", help="Only these tasks of the suite.")
-    ] = None,
-    data: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Parquet files of the tasks; else the hub.")
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option(metavar="N", help="Questions of each task, drawn by the seed.")
-    ] = None,
-    shots: Annotated[int, typer.Option(metavar="N", help="Examples before each question.")] = 0,
-    seed: Annotated[int, typer.Option(metavar="S", help="Of what is drawn.")] = 0,
-    batch_size: Annotated[int, typer.Option(metavar="N", help="Texts read at once.")] = 8,
-    device: Annotated[str, typer.Option(metavar="DEVICE", help="Such as cpu or cuda.")] = "cpu",
+    suite: Annotated[str, option("SUITE", "seed: PRISM's eight tasks.")] = "seed",
+    tasks: Annotated[str | None, option("A,B", "Only these tasks of the suite.")] = None,
+    data: Annotated[Path | None, option("DIR", "Parquet files of the tasks; else the hub.")] = None,
+    limit: Annotated[int | None, option("N", "Questions of each task, drawn by the seed.")] = None,
+    shots: Annotated[int, option("N", "Examples before each question.")] = 0,
+    seed: Annotated[int, option("S", "Of what is drawn.")] = 0,
+    batch_size: Annotated[int, option("N", "Texts read at once.")] = 8,
+    device: Annotated[str, option("DEVICE", "Such as cpu or cuda.")] = "cpu",
     out: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Where answers are kept; else MODEL/eval/SUITE."),
+        Path | None, option("DIR", "Where answers are kept; else MODEL/eval/SUITE.")
     ] = None,
     dry_run: DryRun = False,
     as_json: Json = False,
@@ -46,8 +43,13 @@ def evaluate(
     Finished tasks are kept: the same command goes on where it was stopped.
     """
     from prismlm.eval.benchmarks import benchmarks_of
-    from prismlm.eval.suite import RESULT_FILE, SuiteOptions, open_predictors, run_suite
-    from prismlm.eval.suite_estimate import estimate_suite
+    from prismlm.eval.suite import (
+        RESULT_FILE,
+        SuiteOptions,
+        estimate_suite,
+        open_predictors,
+        run_suite,
+    )
     from prismlm.pages.eval_plots import accuracy_figure
     from prismlm.run_state import orderly_end
 
@@ -66,14 +68,14 @@ def evaluate(
         from prismlm.cli.progress import ConsoleReporter
 
         result = run_suite(lm, str(model), place, options, names, ConsoleReporter())
-    _draw(accuracy_figure(result), place / PLOT_FILE)
+    with output_file(place / PLOT_FILE) as temporary:
+        # No date in it: the same result is the same file but for ids.
+        accuracy_figure(result).savefig(temporary, format="svg", metadata={"Date": None})
     for name in (RESULT_FILE, PLOT_FILE):
         typer.echo(f"wrote {place / name}", err=True)
     if as_json:
         print_json(result)
     else:
-        from prismlm.cli.printing.eval import print_result
-
         print_result(result)
 
 
@@ -98,7 +100,41 @@ def _quiet() -> None:
     datasets.disable_progress_bars()
 
 
-def _draw(figure: Any, path: Path) -> None:
-    with output_file(path) as temporary:
-        # No date in it: the same result is the same file but for ids.
-        figure.savefig(temporary, format="svg", metadata={"Date": None})
+def print_result(result: dict[str, Any]) -> None:
+    """Print each task's accuracies beside chance, with their changes from plain."""
+    console = console_for_reading()
+    predictors, metric = result["predictors"], result["metric"]
+    console.print(Text(plain(result["model"]), style="bold"))
+    headings = ("questions", "chance", *(NAMES[name] for name in predictors))
+    table = table_of("task", *(f"*{heading}" for heading in headings))
+    for task in result["tasks"]:
+        asked = f"{task['questions']:,}"
+        if task["questions"] < task["of"]:
+            asked += f" of {task['of']:,}"
+        figures = (_figure(task["predictors"][name][metric]) for name in predictors)
+        table.add_row(task["title"], asked, f"{task['chance']:.1%}", *figures)
+    means = (_figure(result["mean"][name]) for name in predictors)
+    table.add_row("mean", "", "", *means, style="bold")
+    console.print(table)
+    console.print(Text(_notes(result), style="dim"), soft_wrap=True)
+
+
+def _figure(figure: dict[str, Any]) -> str:
+    error = "" if figure["stderr"] is None else f" ± {figure['stderr']:.1%}"
+    change = figure.get("change")
+    if change is None:
+        return f"{figure['value']:.1%}{error}"
+    spread = "" if figure["change_stderr"] is None else f" ± {figure['change_stderr']:.0f}"
+    return f"{figure['value']:.1%} ({change:+.0f}{spread} %)"
+
+
+def _notes(result: dict[str, Any]) -> str:
+    shots = f"{result['shots']} examples before each question" if result["shots"] else "0-shot"
+    notes = [f"{result['metric']} of lm-eval {result['versions']['lm_eval']}, {shots}"]
+    if len(result["predictors"]) > 1:
+        notes.append("in brackets the change from plain")
+    notes.append("± one standard error")
+    cut = sum(task["truncated"] for task in result["tasks"])
+    if cut:
+        notes.append(f"{cut:,} questions were cut at the left, being longer than the model reads")
+    return " · ".join(notes)

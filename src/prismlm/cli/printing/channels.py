@@ -225,7 +225,8 @@ def _print_channel(
     console.print(Text(f"Layer {layer.layer}, channel {channel.channel}", style="bold"))
     if channel.half_life is None:
         line = "no half-life of its own: β depends on the token"
-        curves = _curves_of(report, layer.layer)
+        read = () if report.text is None else report.text.curves
+        curves = next((one for one in read if one.layer == layer.layer), None)
         if curves is not None:
             life = curves.half_life[channel.channel].item()
             line += f" (over the text {life:.3g} positions)"
@@ -256,11 +257,6 @@ def _print_channel(
         for line in _excerpt(sequence, passage).wrap(console, console.width - 6):
             console.print(Text("     ").append_text(line))
     console.print()
-
-
-def _curves_of(report: ChannelReport, layer: int) -> LayerCurves | None:
-    curves = () if report.text is None else report.text.curves
-    return next((one for one in curves if one.layer == layer), None)
 
 
 def _excerpt(sequence: ChannelSequence, passage: Passage) -> Text:

@@ -10,7 +10,7 @@ from rich.text import Text
 from prismlm.cli.format import count, points
 from prismlm.cli.output import console_for_reading, fit, plain, table_of
 from prismlm.edits.steering import Leading, SteeredToken, Steering
-from prismlm.edits.steering_effects import Cost, SteeringEffect, SteeringEffects
+from prismlm.edits.steering_effects import Cost, SteeringEffects
 from prismlm.pages.trace_data import visible
 
 TOKEN_WIDTH = 16
@@ -115,7 +115,7 @@ def _print_effects(console: Console, effects: SteeringEffects) -> None:
             _with_interval(effect.edit, effect.edit_interval),
             "–" if effect.control is None else f"{effect.control:+.3f}",
             _with_interval(effect.difference, effect.difference_interval),
-            _d(effect),
+            "–" if effect.d is None else f"{effect.d:+.2f}",
         )
     console.print(table)
     if effects.signature_tokens:
@@ -130,10 +130,6 @@ def _print_effects(console: Console, effects: SteeringEffects) -> None:
             "dim",
         )
     )
-
-
-def _d(effect: SteeringEffect) -> str:
-    return "–" if effect.d is None else f"{effect.d:+.2f}"
 
 
 def _with_interval(value: float | None, interval: tuple[float, float] | None) -> str:

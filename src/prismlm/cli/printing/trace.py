@@ -125,15 +125,11 @@ def _colour(use: PrototypeUse | None, lightness: float = 0.72) -> str:
     return f"#{r:02x}{g:02x}{b:02x}"
 
 
-def _leading(step: Step) -> PrototypeUse | None:
-    return max(step.prototypes, key=lambda use: use.evidence, default=None)
-
-
 def _tokens(trace: Trace) -> Text:
     text = Text()
     for step in trace.steps:
         shown = plain(step.pieces[0].shown).replace("\n", "↵\n")
-        leading = _leading(step)
+        leading = max(step.prototypes, key=lambda use: use.evidence, default=None)
         text.append(
             shown,
             Style(color="#1b1a17", bgcolor=_colour(leading)) if leading is not None else Style(),

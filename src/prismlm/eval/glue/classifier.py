@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from prismlm import fingerprints
@@ -81,9 +82,7 @@ class Classifier(nn.Module):
         """Return y [B, C] in float32 of rows of tokens, of any lengths."""
         device = self.out.weight.device
         sizes = torch.tensor([len(row) for row in rows])
-        ids = torch.zeros(len(rows), int(sizes.max()), dtype=torch.int64)
-        for number, row in enumerate(rows):
-            ids[number, : len(row)] = torch.tensor(row)
+        ids = pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
         mask = (torch.arange(ids.shape[1]) < sizes[:, None]).long()
         with (
             torch.autocast(device.type, torch.bfloat16, enabled=self.bf16),

@@ -15,7 +15,7 @@ import pyarrow as pa
 from prismlm.errors import FormatError, InputError, shown
 from prismlm.eval.benchmarks import read_columns
 from prismlm.eval.glue.tasks import HIGHEST, LOWEST, Task
-from prismlm.hub import left_alone, silence
+from prismlm.hub import fetching
 
 HUB = "nyu-mll/glue"
 HIDDEN = -1  # the hub's label where GLUE keeps it to itself
@@ -113,18 +113,8 @@ def _read(task: Task, path: Path) -> pa.Table:
 def _from_hub(task: Task, split: str) -> tuple[pa.Table, str]:
     from datasets import load_dataset
 
-    silent = silence()
-    try:
-        if silent is None:
-            rows: Any = load_dataset(HUB, task.name, split=task.splits[split].hub)
-        else:
-            with left_alone():
-                rows = load_dataset(HUB, task.name, split=task.splits[split].hub)
-    except Exception as error:  # the hub's client raises what it likes
-        raise InputError(
-            f"the {split} set of {task.title} cannot be had from the hub ({silent or error}). With "
-            "a network it is fetched once; without, name a directory of Parquet files by --data."
-        ) from error
+    with fetching(f"the {split} set of {task.title}", "a directory of Parquet files"):
+        rows: Any = load_dataset(HUB, task.name, split=task.splits[split].hub)
     return rows.with_format("arrow")[:], f"{HUB} {task.name} {task.splits[split].hub}"
 
 

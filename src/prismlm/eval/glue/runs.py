@@ -18,9 +18,7 @@ from prismlm.eval.glue.tasks import Task
 from prismlm.files import read_json, write_json
 from prismlm.outputs import write_text
 from prismlm.progress import Reporter
-from prismlm.run_state import check_same, read_note
-
-RUN_FILE = "run.json"
+from prismlm.run_state import begin
 
 
 @dataclass(frozen=True)
@@ -134,20 +132,14 @@ def make_runs(
     may_diverge: bool = False,
 ) -> list[dict[str, Any]]:
     """Return all runs, those made before and those made now."""
-    kept, note = place / RUNS, options.note(lm)
+    kept = place / RUNS
     left = [work for work in wanted if not (kept / f"{work.name}.json").is_file()]
     for task in {work.task.name: work.task for work in left}.values():
         # What the last task lacks is not to be found out after the runs of all others.
         for split in ("train", "dev"):
             read_split(task, split, options.data)
     kept.mkdir(parents=True, exist_ok=True)
-    if any(kept.glob("*.json")):
-        way_out = "Go on with that one, write elsewhere with --out, or remove it."
-        before = read_note(place / RUN_FILE, place)
-        check_same(f"{place} holds runs of something else", before, note, way_out)
-    else:
-        # What ended before its first run binds nobody.
-        write_json(place / RUN_FILE, note)
+    begin(place, options.note(lm), made=any(kept.glob("*.json")))
     name, data = "", None
     try:
         for work in left:

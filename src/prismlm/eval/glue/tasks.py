@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from prismlm.errors import InputError, suggest
+from prismlm.errors import check_choice
 
 LOWEST, HIGHEST = 0.0, 5.0
 """The scores of STS-B."""
@@ -112,9 +112,5 @@ def tasks_of(names: Sequence[str] | None = None) -> tuple[Task, ...]:
     """
     known = [task.name for task in TASKS]
     for name in names or ():
-        if name not in known:
-            raise InputError(
-                f"GLUE has no task {name!r}: expected some of {', '.join(known)} (MNLI-MM is "
-                f"measured with mnli).{suggest(name, known)}"
-            )
+        check_choice("a task of GLUE (MNLI-MM is measured with mnli)", name, known)
     return tuple(task for task in TASKS if not names or task.name in names)

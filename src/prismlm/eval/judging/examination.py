@@ -61,7 +61,10 @@ def examine(
     """
     pairs = examination_pairs(prompts, seed)
     judged = {name: judge.judge(pairs[name], f"{name} text", progress) for name in CONTROLS}
-    shares = {name: _preferred(found) for name, found in judged.items()}
+    shares: dict[str, dict[str, Any]] = {}
+    for name, found in judged.items():
+        scores = [one.score for one in found if one.score is not None]
+        shares[name] = {"count": len(scores), **asdict(wilson(sum(scores), len(scores)))}
     order = order_figures([one for found in judged.values() for one in found])
     reasons: list[str] = []
     if not (low := shares["shuffled"]["low"]) > BAR:
@@ -94,8 +97,3 @@ def order_figures(judged: Sequence[Judged]) -> dict[str, Any]:
         "first": asdict(wilson(named.count("A"), len(named))),
         "ties": said.count("Tie") / len(said) if said else np.nan,
     }
-
-
-def _preferred(judged: Sequence[Judged]) -> dict[str, Any]:
-    scores = [one.score for one in judged if one.score is not None]
-    return {"count": len(scores), **asdict(wilson(sum(scores), len(scores)))}

@@ -149,7 +149,7 @@ class EndpointJudge(Judge):
 
     def asked(self) -> dict[str, Any]:
         """Return requests, tokens in and out, and what failed how often."""
-        return {**self._session.tally, "failures": dict(self._session.failures)}
+        return self._session.asked()
 
 
 class LocalJudge(Judge):

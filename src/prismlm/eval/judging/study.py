@@ -18,22 +18,24 @@ import numpy as np
 import pyarrow as pa
 
 from prismlm import fingerprints
+from prismlm.cost import Cost, peak_memory, seconds_of
 from prismlm.errors import InputError, Interrupted
 from prismlm.eval.judging.bleu import bleu_figures
 from prismlm.eval.judging.continuations import Prompt, Writer, Writing
 from prismlm.eval.judging.examination import examination_pairs, examine, order_figures
-from prismlm.eval.judging.judges import Judge, Judged, Pair
+from prismlm.eval.judging.judges import CHARACTERS_PER_TOKEN, Judge, Judged, LocalJudge, Pair
 from prismlm.eval.judging.ratings import rate
 from prismlm.files import write_json
 from prismlm.outputs import write_table
 from prismlm.progress import SILENT, Reporter
-from prismlm.run_state import check_same, read_note, writing
+from prismlm.run_state import RUN_FILE, begin, writing
 from prismlm.statistics import Interval, bootstrap
 
 FORMAT_VERSION = 1
-RUN_FILE, RESULT_FILE = "run.json", "judge.json"
+RESULT_FILE = "judge.json"
 CONTINUATIONS, VERDICTS = "continuations.jsonl", "verdicts.jsonl"
 CONTINUATIONS_TABLE, VERDICTS_TABLE = "continuations.parquet", "verdicts.parquet"
+BYTES_PER_TOKEN, BYTES_PER_VERDICT = 12, 110
 PACKAGES = ("prismlm", "torch", "transformers", "tokenizers", "sacrebleu")
 Announce = Callable[[str, int, int], object]
 
@@ -127,7 +129,12 @@ def _run(study: Study, progress: Reporter, announce: Announce) -> dict[str, Any]
         examined = {"source": judge.source, **examine(judge, prompts, seed, progress)}
     texts = {name: study.writer(name).texts(prompts, progress) for name in study.models}
     if texts:
-        write_table(study.out / CONTINUATIONS_TABLE, _continuations(prompts, texts))
+        rows = [
+            {"model": name, **asdict(prompt), "continuation": text}
+            for name, written in texts.items()
+            for prompt, text in zip(prompts, written, strict=True)
+        ]
+        write_table(study.out / CONTINUATIONS_TABLE, pa.Table.from_pylist(rows))
     ratings = None
     if judge is not None and examined is not None:
         if len(texts) > 1:
@@ -182,15 +189,6 @@ def _pair(first: str, second: str, scores: np.ndarray, seed: int) -> dict[str, A
     return {"first": first, "second": second, "games": len(scores), **count, "score": score}
 
 
-def _continuations(prompts: Sequence[Prompt], texts: Mapping[str, Sequence[str]]) -> pa.Table:
-    rows = [
-        {"model": name, **asdict(prompt), "continuation": text}
-        for name, written in texts.items()
-        for prompt, text in zip(prompts, written, strict=True)
-    ]
-    return pa.Table.from_pylist(rows)
-
-
 def _verdicts(
     prompts: Sequence[Prompt], models: Sequence[str], judged: Sequence[Judged]
 ) -> pa.Table:
@@ -208,10 +206,46 @@ def _begin(study: Study) -> None:
     """Note what is continued, or check that it is what was begun here."""
     prompts = fingerprints.of_json([asdict(one) for one in study.prompts])
     run = {"format_version": FORMAT_VERSION, "prompts": prompts, **asdict(study.how)}
-    path = study.out / RUN_FILE
-    if not path.is_file() or not _begun(study):
-        write_json(path, run)
-        return
-    way_out = "Go on with those, write elsewhere with --out, or remove it."
-    before = read_note(path, study.out, format_version=FORMAT_VERSION)
-    check_same(f"{study.out} holds a run of something else", before, run, way_out)
+    begin(study.out, run, made=_begun(study))
+
+
+def estimate_judging(study: Study) -> Cost:
+    """Return what :func:`prismlm.eval.judging.study.run_judging` would take; writes nothing.
+
+    Questions about models are counted as if none had been asked and no two texts were alike.
+
+    Raises:
+        InputError, FormatError: as it.
+    """
+    seconds, new = 0.0, 0
+    for name in study.models:
+        writer = study.writer(name)
+        left = writer.left(study.prompts)
+        new += len(left)
+        if left:
+            seconds += len(left) * seconds_of(lambda w=writer, p=left[0]: w.write(p), warm=False)
+    figures, unknown = {"continuations": new}, tuple[str, ...]()
+    disk, judge = new * study.how.tokens * BYTES_PER_TOKEN, study.open_judge()
+    if judge is not None:
+        examined = examination_pairs(study.prompts, study.how.seed)
+        pairs = [one for some in examined.values() for one in some]
+        # Of a continuation nothing is known but how long it may be.
+        texts = [letter * study.how.tokens * CHARACTERS_PER_TOKEN for letter in "xy"]
+        games = list(combinations(study.models, 2))
+        pairs += [Pair(prompt.text, *texts) for prompt in study.prompts for _ in games]
+        asked, tokens = judge.left(pairs)
+        figures |= {"questions": asked, "tokens_in": tokens}
+        disk += asked * BYTES_PER_VERDICT
+        if isinstance(judge, LocalJudge) and asked:
+            question = judge.question(pairs[0])
+            seconds += asked * seconds_of(lambda: judge.log_probabilities(question), warm=False)
+        elif asked:
+            unknown = ("how fast the endpoint is, and whether it thinks before it answers.",)
+    return Cost(
+        None if unknown else seconds,
+        peak_memory(),
+        disk,
+        figures,
+        basis="What is kept is not made again. Tokens are taken to have four characters each.",
+        unknown=unknown,
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Container
 from functools import cache
 
 from prismlm.eval.perturbations.word_lists import Change, any_of, cased, replaced, words
@@ -36,11 +37,7 @@ DATED = re.compile(
 def synonym(sentence: str, draw: random.Random) -> Change | None:
     """Put synonyms of the first sense in the place of one to three words."""
     lists = words().synonyms
-    found = [
-        word
-        for word in WORD.finditer(sentence)
-        if word[0].lower() in lists and (word[0].islower() or not word.start())
-    ]
+    found = _known(sentence, lists)
     if not found:
         return None
     # Few sentences hold two or three: those that do are mostly used for it, and come first.
@@ -60,17 +57,18 @@ def synonym(sentence: str, draw: random.Random) -> Change | None:
 def spelling(sentence: str, draw: random.Random) -> Change | None:
     """Spell one word as American English does, or as British English does."""
     lists = words().spelling
-    found = [
-        word
-        for word in WORD.finditer(sentence)
-        # Of names such as Labor Day nothing else is spelled.
-        if word[0].lower() in lists and (word[0].islower() or not word.start())
-    ]
+    found = _known(sentence, lists)
     if not found:
         return None
     word = draw.choice(found)
     text = replaced(sentence, word, cased(lists[word[0].lower()], word[0]))
     return None if text is None else Change(text, min(word[0].lower(), lists[word[0].lower()]))
+
+
+def _known(sentence: str, lists: Container[str]) -> list[re.Match[str]]:
+    """Return the words that are listed; of names such as Labor Day nothing else is said."""
+    words = (word for word in WORD.finditer(sentence) if word[0].lower() in lists)
+    return [word for word in words if word[0].islower() or not word.start()]
 
 
 def morphology(sentence: str, draw: random.Random) -> Change | None:

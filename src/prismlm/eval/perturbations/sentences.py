@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from prismlm.errors import FormatError, InputError
-from prismlm.hub import left_alone, silence
+from prismlm.hub import fetching
 
 SHORTEST, LONGEST = 5, 20
 # Texts of DailyDialog are made of turns.
@@ -121,16 +120,9 @@ def _from_hub(source: str) -> Iterator[str]:
     import datasets
 
     load: Any = datasets.load_dataset
-    silent = silence()
     for split in ("test",) if source == "ag_news" else ("validation", "test"):
-        try:
-            with nullcontext() if silent is None else left_alone():
-                rows = load(**HUB[source], split=split)
-        except Exception as error:  # the client raises what it likes
-            raise InputError(
-                f"{source} cannot be had from the hub ({silent or error}). With a network it is "
-                "fetched once; without, name a directory that holds it by --data."
-            ) from error
+        with fetching(source, "a directory that holds it"):
+            rows = load(**HUB[source], split=split)
         columns = {name: list(rows[name]) for name in rows.column_names}
         if source == "wikitext2":
             yield from columns["text"]
