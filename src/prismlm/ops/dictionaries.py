@@ -153,31 +153,6 @@ def content_term(
     return (torch.einsum("gnj,fnl->gfjl", first, second) / first.shape[1]).square()
 
 
-def cross_term(
-    first: Float[Tensor, "G N half"],
-    second: Float[Tensor, "F N half"],
-    position: Float[Tensor, "half half"],
-) -> Float[Tensor, "G F"]:
-    """Return K(u, v) = Σ_jl E[C_uj C_vl] · E_τ[cos ω_j τ cos ω_l τ] for each pair of heads.
-
-    Source: Prism, Eq. 10.
-
-    Args:
-        first, second: amplitudes of both groups' heads at the same N positions.
-        position: of :func:`position_term`.
-
-    Raises:
-        InputError: other positions or sizes.
-    """
-    half = position.shape[0]
-    if first.shape[1:] != second.shape[1:] or first.shape[2] != half or half != position.shape[1]:
-        raise InputError(
-            f"amplitudes are {list(first.shape)} and {list(second.shape)}, positions "
-            f"{list(position.shape)}: expected [G, N, p/2], [F, N, p/2] and [p/2, p/2]."
-        )
-    return (content_term(first, second) * position).sum((2, 3))
-
-
 def smallest_denominator(
     signal: Float[Tensor, " m"], noise: Float[Tensor, " n"], order: int
 ) -> tuple[float, int, int]:

@@ -11,7 +11,7 @@ import torch
 from prismlm.edits.channels.interventions import MaskRead, MaskWrite, Reinitialise
 from prismlm.edits.channels.scope import intervene
 from prismlm.errors import InputError
-from prismlm.instruments.channels import effects_on, intervention_table
+from prismlm.instruments.channels import effects_on
 from prismlm.instruments.channels.case_files import Case, Probe
 from prismlm.instruments.channels.concepts import concept_in_model
 from prismlm.instruments.channels.effects import (
@@ -220,9 +220,10 @@ def test_cases_become_tokens(tmp_path):
     ids = corpus.tokenizer(context + " in")["input_ids"]
     assert len(ids) == len(corpus.tokenizer(context)["input_ids"]) + 1
     cases = [Case("c", context, "in")]
-    found = intervention_table(
-        model, corpus.tokenizer, cases, [(2, 0)], controls=1, minimum_probability=1e-9
-    )
+    options = TableOptions(controls=1, minimum_probability=1e-9)
+    found = concept_in_model(
+        model, corpus.tokenizer, cases, channels=[(2, 0)], options=options
+    ).table
     assert (*found.probes[0].ids, found.probes[0].target_id) == tuple(ids)
     with pytest.raises(InputError, match="tokens"):
-        intervention_table(model, corpus.tokenizer, [Case("c", context, "zzz")], [(2, 0)])
+        concept_in_model(model, corpus.tokenizer, [Case("c", context, "zzz")], channels=[(2, 0)])

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from prismlm.errors import InputError
-from prismlm.instruments.channels.lags import LagTally, read_write_lags
+from prismlm.instruments.channels.lags import LagTally
+from tests.helpers.lags import read_write_lags
 from tests.helpers.mixer_models import CHANNELS
 
 

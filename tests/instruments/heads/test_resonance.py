@@ -11,10 +11,10 @@ from prismlm.instruments.heads.resonance import ORDER, RATIOS, cross_terms, deno
 from prismlm.instruments.heads.states import read_states
 from prismlm.ops.dictionaries import (
     content_amplitudes,
-    cross_term,
     position_term,
     smallest_denominator,
 )
+from tests.helpers.cross_terms import cross_term
 from tests.helpers.head_models import make_batch, make_signal_noise, random_rows
 
 ONE = torch.ones(1, dtype=torch.float64)

@@ -297,7 +297,7 @@ def concept_in_model(
 
     Raises:
         InputError: neither channels nor a corpus, a corpus of another tokenizer, or as
-            :func:`find_channels` and :func:`intervention_table`.
+            :func:`find_channels`, :func:`probe_of` and :func:`effects_on`.
     """
     if not channels and corpus is None:
         raise InputError("give channels, or a corpus to find one in.")

@@ -18,14 +18,14 @@ from torch import Tensor
 from prismlm.edits.channels.interventions import Intervention, MaskRead, MaskWrite, Reinitialise
 from prismlm.edits.channels.scope import intervene
 from prismlm.errors import InputError, suggest
-from prismlm.instruments.channels.case_files import Case, Probe, probe_of
+from prismlm.instruments.channels.case_files import Probe
 from prismlm.instruments.channels.effect_table import Channel, EffectTable, Measured
 from prismlm.models.decoders.mixers import check_channel, check_layer, mixers_of
 from prismlm.models.seam import base_model_of
 from prismlm.progress import SILENT, Reporter
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
 
 ControlFrom = Literal["layer", "model"]
 RANDOM = "reinitialise"
@@ -83,7 +83,7 @@ class TableOptions:
         """Check what a table is measured by before the channel is known that it is of.
 
         Raises:
-            InputError: as :func:`intervention_table`, but for targets, channels and probabilities.
+            InputError: as :func:`effects_on`, but for channels and probabilities.
         """
         self.check()
         _check_control_from(self.control_from)
@@ -92,11 +92,11 @@ class TableOptions:
         _check_controls(self.controls, others, "one channel", self.control_from)
 
 
-def intervention_table(
+def effects_on(
     model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    cases: Sequence[Case],
+    probes: Sequence[Probe],
     channels: Sequence[Channel],
+    options: TableOptions | None = None,
     *,
     progress: Reporter = SILENT,
     **settings: Any,
@@ -110,34 +110,14 @@ def intervention_table(
 
     Args:
         model: with prototype mixers, in evaluation mode.
-        tokenizer: its tokenizer.
-        cases: contexts and targets.
+        probes: contexts and targets, as tokens.
         channels: (layer, channel) of each.
+        options: how to measure; None for ``settings``, of :class:`TableOptions`.
         progress: is shown every channel.
-        settings: of :class:`TableOptions`.
 
     Raises:
-        InputError: a target that is not one token, an unknown channel or intervention, too few
-            channels to draw controls from, or no case that is probable enough.
-    """
-    options = TableOptions(**settings)
-    probes = [probe_of(tokenizer, case, first_token=options.first_token) for case in cases]
-    return effects_on(model, probes, channels, options, progress=progress)
-
-
-def effects_on(
-    model: PreTrainedModel,
-    probes: Sequence[Probe],
-    channels: Sequence[Channel],
-    options: TableOptions | None = None,
-    *,
-    progress: Reporter = SILENT,
-    **settings: Any,
-) -> EffectTable:
-    """Measure as :func:`intervention_table`, on cases that are tokens already.
-
-    Raises:
-        InputError: as :func:`intervention_table`, but for targets.
+        InputError: an unknown channel or intervention, too few channels to draw controls from, or
+            no case that is probable enough.
     """
     by = TableOptions(**settings) if options is None else options
     by.check()
