@@ -225,7 +225,7 @@ def test_values_refuse(make, words):
         ((Group(1.0, document="d"),), None, "no document 'd'"),
         (("Ablate",), None, "not an edit"),
         ((Ablate(0),), "residual", "nothing to edit"),
-        ((), "prototype", "not a part"),
+        ((), "prototype", "only is 'prototype'"),
     ],
 )
 def test_a_plan_refuses(edits, only, words):

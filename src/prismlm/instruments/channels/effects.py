@@ -17,7 +17,7 @@ from torch import Tensor
 
 from prismlm.edits.channels.interventions import Intervention, MaskRead, MaskWrite, Reinitialise
 from prismlm.edits.channels.scope import intervene
-from prismlm.errors import InputError, suggest
+from prismlm.errors import InputError, check_choice, check_number, check_whole
 from prismlm.instruments.channels.case_files import Probe
 from prismlm.instruments.channels.effect_table import Channel, EffectTable, Measured
 from prismlm.models.decoders.mixers import check_channel, check_layer, mixers_of
@@ -64,20 +64,13 @@ class TableOptions:
     def check(self) -> None:
         """Raise InputError for settings that no table can be measured by."""
         for name in self.interventions:
-            if name not in BUILD:
-                raise InputError(
-                    f"there is no intervention {name!r}: expected {', '.join(INTERVENTIONS)}."
-                    f"{suggest(name, list(INTERVENTIONS))}"
-                )
-        if not self.interventions or self.reinitialisations < 1 or self.seed < 0:
-            raise InputError(
-                f"{len(self.interventions)} interventions, {self.reinitialisations} random "
-                f"prototypes and the seed {self.seed}: expected at least 1, 1 and 0."
-            )
-        if not 0 < self.minimum_probability < 1:
-            raise InputError(
-                f"minimum_probability is {self.minimum_probability}: expected between 0 and 1."
-            )
+            check_choice("an intervention", name, INTERVENTIONS)
+        check_whole("the number of interventions", len(self.interventions), 1)
+        check_whole("the number of random prototypes", self.reinitialisations, 1)
+        check_whole("the seed", self.seed)
+        check_choice("control_from", self.control_from, ("layer", "model"))
+        least, expected = self.minimum_probability, "a number between 0 and 1"
+        check_number("minimum_probability", least, expected, lambda share: 0 < share < 1)
 
     def check_for(self, model: PreTrainedModel) -> None:
         """Check what a table is measured by before the channel is known that it is of.
@@ -86,7 +79,6 @@ class TableOptions:
             InputError: as :func:`effects_on`, but for channels and probabilities.
         """
         self.check()
-        _check_control_from(self.control_from)
         sizes = [mixer.channels for mixer in mixers_of(model)]
         others = (max(sizes) if self.control_from == "layer" else sum(sizes)) - 1
         _check_controls(self.controls, others, "one channel", self.control_from)
@@ -181,7 +173,7 @@ def draw_controls(
     layer, channel = place
     check_layer(len(mixers), layer)
     check_channel(mixers[layer].channels, layer, channel)
-    _check_control_from(control_from)
+    check_choice("control_from", control_from, ("layer", "model"))
     layers = (layer,) if control_from == "layer" else range(len(mixers))
     barred = {place, *exclude}
     places = [(i, k) for i in layers for k in range(mixers[i].channels)]
@@ -201,13 +193,6 @@ def _measured(
             runs.append(target_probabilities(model, probes))
     stacked = torch.stack(runs)
     return Measured(stacked.mean(0), stacked.std(0) if len(runs) > 1 else None)
-
-
-def _check_control_from(control_from: str) -> None:
-    if control_from not in ("layer", "model"):
-        raise InputError(
-            f"controls are drawn from the same 'layer' or the whole 'model', not {control_from!r}."
-        )
 
 
 def _check_controls(count: int, free: int, of: str, control_from: str) -> None:

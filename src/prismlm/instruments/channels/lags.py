@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from prismlm.errors import InputError
+from prismlm.errors import check_whole
 
 STILL = 1e-28
 """The variance below which a gate counts as one that never varies."""
@@ -62,10 +62,8 @@ class LagTally:
     """
 
     def __init__(self, channels: int, max_lag: int = 4, shuffles: int = 99, seed: int = 0) -> None:
-        if max_lag < 1 or shuffles < 2:
-            raise InputError(
-                f"lags up to {max_lag} and {shuffles} shuffles: expected at least 1 and 2."
-            )
+        check_whole("the largest lag", max_lag, 1)
+        check_whole("the number of shuffles", shuffles, 2)
         self.max_lag = max_lag
         self._generator = torch.Generator().manual_seed(seed)
         # The first is the order as it is.
