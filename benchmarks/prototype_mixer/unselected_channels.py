@@ -14,8 +14,8 @@ from benchmarks.prototype_mixer.proposed_concepts import concept_tokens
 from prismlm.corpus import Corpus
 from prismlm.corpus.sequences import Sequences
 from prismlm.errors import InputError
+from prismlm.instruments.channels import ReportOptions, channel_report
 from prismlm.instruments.channels.concepts import EMERGES
-from prismlm.instruments.channels.lags import read_write_lags
 from prismlm.instruments.channels.locality import quartiles, repetition
 from prismlm.instruments.channels.token_gates import TokenGates
 from prismlm.instruments.channels.top_sequences import TopSequences, sequences_of
@@ -95,12 +95,15 @@ def lags(loaded: Loaded, corpus: Corpus, settings: Settings) -> list[dict[str, A
     """Return at which lag reading and writing hang together, by layer, beside shuffled reading."""
     text = Sequences(corpus, "heldout", max_tokens=settings.lag_tokens)
     rows: list[dict[str, Any]] = []
-    for layer, found in read_write_lags(loaded.model, text, seed=settings.seed).items():
+    options = ReportOptions(seed=settings.seed)
+    for layer in channel_report(loaded.model, loaded.tokenizer, text, options=options).layers:
+        found = layer.lags
+        assert found is not None
         known = torch.isfinite(found.p)
         peaks = found.peak[known].tolist()
         rows.append(
             {
-                "layer": layer,
+                "layer": layer.layer,
                 "channels": len(peaks),
                 "peaks": {str(lag): peaks.count(lag) for lag in found.lags.tolist()},
                 "beyond_chance": int((found.p[known] < EMERGES).sum()),

@@ -142,6 +142,15 @@ def check_number(
     return number
 
 
+def check_finite(what: str, *tensors: Any) -> None:
+    """Raise NotFiniteError where a tensor holds NaN or infinity; ``what`` is a plural."""
+    if not all(bool(tensor.isfinite().all()) for tensor in tensors):
+        raise NotFiniteError(
+            f"{what} are not finite: the model's weights hold NaN or infinity. Take a checkpoint "
+            "from before its training went wrong."
+        )
+
+
 def shown(value: object) -> str:
     """Return a value as messages quote it: cut, where it is long."""
     text = repr(value)

@@ -7,7 +7,6 @@ from prismlm import Ablate, Clamp, Group, Scale
 from prismlm.edits.scope import applied
 from prismlm.errors import InputError
 from prismlm.models.seam import LogitMap, capture
-from prismlm.ops.edits import edit_naive
 from tests.helpers.edit_models import (
     PROTOTYPES,
     Flat,
@@ -16,6 +15,7 @@ from tests.helpers.edit_models import (
     make_model,
     plan,
 )
+from tests.helpers.naive_edits import edit_naive
 
 IDS = torch.tensor([[5, 9, 2, 40, 33, 17, 8], [1, 1, 60, 7, 12, 21, 3]])
 WEIGHT = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [2.0, -3.0]])
@@ -225,7 +225,7 @@ def test_values_refuse(make, words):
         ((Group(1.0, document="d"),), None, "no document 'd'"),
         (("Ablate",), None, "not an edit"),
         ((Ablate(0),), "residual", "nothing to edit"),
-        ((), "prototype", "not a part"),
+        ((), "prototype", "only is 'prototype'"),
     ],
 )
 def test_a_plan_refuses(edits, only, words):

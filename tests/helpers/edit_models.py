@@ -16,8 +16,8 @@ from transformers import (
 from prismlm.edits.plan import plan_edits
 from prismlm.layers import PrototypeHead
 from prismlm.models.seam import LogitMap, capture
-from prismlm.ops.edits import edit_naive
 from prismlm.ops.prototype_head import naive
+from tests.helpers.naive_edits import edit_naive
 
 VOCABULARY, WIDTH, PROTOTYPES, PER_TOKEN = 61, 24, 40, 20
 PAD = 0

@@ -24,7 +24,6 @@ from prismlm.errors import InputError
 from prismlm.layers import PrototypeHead
 from prismlm.models.seam import LogitMap, capture
 from prismlm.models.sidecar import Sidecar, base_of, save_sidecar
-from prismlm.ops.edits import edit_naive
 from prismlm.ops.prototype_head import naive
 from prismlm.training import PrismForCausalLM
 from tests.helpers.families import (
@@ -35,6 +34,7 @@ from tests.helpers.families import (
     QUANTISED,
     WIDTH,
 )
+from tests.helpers.naive_edits import edit_naive
 
 NEW = 5
 TEXT = "The patient was given the drug twice a day."

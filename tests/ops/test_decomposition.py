@@ -1,8 +1,31 @@
 import pytest
 import torch
 
-from prismlm.ops.decomposition import decompose, decompose_naive
+from prismlm.ops.decomposition import Parts, decompose
 from prismlm.ops.prototype_head import route
+
+
+def decompose_naive(z, indices, activations, prototypes, weight, targets, *, scale, bias):
+    """Split the same logits through whole vocabulary vectors W p_i and W r, one state at a time."""
+    rows = []
+    for state, index, activation, target in zip(z, indices, activations, targets, strict=True):
+        signatures = [
+            scale * a * (weight @ prototypes[i]) for a, i in zip(activation, index, strict=True)
+        ]
+        mixture = torch.einsum("k,kd->d", activation, prototypes[index])
+        rest = scale * (weight @ (state - mixture))
+        offset = torch.zeros_like(rest) if bias is None else bias
+        rows.append(
+            [
+                torch.stack([s[target] for s in signatures]),
+                torch.stack([s[target] - s.mean() for s in signatures]),
+                rest[target],
+                rest[target] - rest.mean(),
+                offset[target],
+                offset[target] - offset.mean(),
+            ]
+        )
+    return Parts(*(torch.stack(column) for column in zip(*rows, strict=True)))
 
 
 def test_hand_computed():

@@ -8,10 +8,10 @@ import torch
 from prismlm.errors import InputError
 from prismlm.ops.dictionaries import (
     content_amplitudes,
-    cross_term,
     position_term,
     smallest_denominator,
 )
+from tests.helpers.cross_terms import cross_term
 
 
 @pytest.mark.parametrize("length", [1, 2, 17, 512])

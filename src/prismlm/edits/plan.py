@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from prismlm.edits.values import GROUP_REACH, Ablate, Clamp, Edit, Group, Only, Scale, members_of
-from prismlm.errors import InputError
+from prismlm.errors import InputError, check_choice
 from prismlm.index.lens import Lens
 from prismlm.index.opened_model import OpenedModel
 from prismlm.layers import PrototypeHead
@@ -69,11 +69,8 @@ class Plan:
     only: Only | None = None
 
     def __post_init__(self) -> None:
-        if self.only not in (None, "prototypes", "residual"):
-            raise InputError(
-                f"only={self.only!r} is not a part of a state: expected 'prototypes', 'residual' "
-                "or None."
-            )
+        if self.only is not None:
+            check_choice("only", self.only, ("prototypes", "residual"))
         if self.only == "residual" and self.edits:
             raise InputError(
                 "only='residual' leaves no prototypes, so there is nothing to edit: drop the other "

@@ -29,7 +29,7 @@ from torch import Tensor
 from prismlm.edits.plan import Changes, Plan, plan_for
 from prismlm.edits.scope import applied
 from prismlm.edits.values import Clamp, Edit, Only
-from prismlm.errors import InputError
+from prismlm.errors import InputError, check_whole
 from prismlm.index.lens import Lens
 from prismlm.index.opened_model import OpenedModel
 from prismlm.models.seam import capture
@@ -300,8 +300,7 @@ def check_something(plan: Plan, draws: int) -> Plan:
     """
     if not (plan.edits or plan.only):
         raise InputError("there is no edit: give at least one, such as prismlm.Ablate(412).")
-    if draws < 0:
-        raise InputError(f"{draws} draws of the control: expected 0 or more.")
+    check_whole("the number of draws of the control", draws)
     return plan
 
 

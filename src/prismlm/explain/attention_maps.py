@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from prismlm.errors import InputError, check_whole, shown, suggest
+from prismlm.errors import InputError, check_finite, check_whole, shown, suggest
 from prismlm.models.attention import (
     Group,
     attention_layers,
-    check_finite,
     head_groups,
     reading_attention,
 )
@@ -245,7 +244,7 @@ def read_weights(model: PreTrainedModel, ids: Tensor, heads: Sequence[Head]) -> 
     with evaluating(model), reading_attention(model, keep, layers=sorted(numbers)):
         model(input_ids=ids.to(model.device), use_cache=False)
     read = torch.stack([kept[one.layer, one.head] for one in heads])
-    check_finite(read)
+    check_finite("attention weights", read)
     return read
 
 

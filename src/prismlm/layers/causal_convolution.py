@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
-from prismlm.errors import InputError
+from prismlm.errors import InputError, check_whole
 
 
 class CausalConvolution(nn.Module):
@@ -24,8 +24,7 @@ class CausalConvolution(nn.Module):
 
     def __init__(self, channels: int, width: int) -> None:
         super().__init__()
-        if width < 1:
-            raise InputError(f"a convolution of width {width}: expected at least 1.")
+        check_whole("the width of a convolution", width, 1)
         self.width = width
         self.weight = nn.Parameter(torch.empty(width, channels))
         self.reset_parameters()

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from prismlm.errors import InputError
+from prismlm.errors import check_whole
 from prismlm.ops.experts import MLPWeights, check_numbers, choose, mix, mix_mlps
 from prismlm.ops.sparse_coding import check_settings, sparse_code
 
@@ -208,8 +208,8 @@ class SparseCoding(nn.Module):
     ) -> None:
         super().__init__()
         check_settings(step_size, threshold, steps)
-        if atoms is not None and atoms < 1:
-            raise InputError(f"a dictionary of {atoms} atoms: expected at least 1.")
+        if atoms is not None:
+            check_whole("the number of atoms of a dictionary", atoms, 1)
         self.complete = atoms is None
         self.steps = steps
         self.step_size = step_size

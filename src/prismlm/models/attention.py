@@ -71,15 +71,6 @@ def head_groups(model: nn.Module) -> tuple[HeadGroup, ...]:
     return (HeadGroup("attention", 0, int(config.num_attention_heads)),)
 
 
-def check_finite(weights: Tensor) -> None:
-    """Raise InputError for attention weights, or sums of them, that are not finite."""
-    if not bool(torch.isfinite(weights).all()):
-        raise InputError(
-            "attention weights are not finite: the model's weights hold NaN or infinity. Take a "
-            "checkpoint from before its training went wrong."
-        )
-
-
 @contextmanager
 def reading_attention(
     model: PreTrainedModel, read: Read, *, layers: Sequence[int] | None = None

@@ -81,36 +81,3 @@ def decompose(
         none if bias is None else bias[targets],
         none if bias is None else bias[targets] - bias.mean(),
     )
-
-
-def decompose_naive(
-    z: Float[Tensor, "N d"],
-    indices: Int64[Tensor, "N k"],
-    activations: Float[Tensor, "N k"],
-    prototypes: Float[Tensor, "K d"],
-    weight: Float[Tensor, "V d"],
-    targets: Int64[Tensor, " N"],
-    *,
-    scale: float = 1.0,
-    bias: Float[Tensor, " V"] | None = None,
-) -> Parts:
-    """Split the same logits through whole vocabulary vectors W p_i and W r, one state at a time."""
-    rows: list[list[Tensor]] = []
-    for state, index, activation, target in zip(z, indices, activations, targets, strict=True):
-        signatures = [
-            scale * a * (weight @ prototypes[i]) for a, i in zip(activation, index, strict=True)
-        ]
-        mixture = torch.einsum("k,kd->d", activation, prototypes[index])
-        rest = scale * (weight @ (state - mixture))
-        offset = torch.zeros_like(rest) if bias is None else bias
-        rows.append(
-            [
-                torch.stack([s[target] for s in signatures]),
-                torch.stack([s[target] - s.mean() for s in signatures]),
-                rest[target],
-                rest[target] - rest.mean(),
-                offset[target],
-                offset[target] - offset.mean(),
-            ]
-        )
-    return Parts(*(torch.stack(column) for column in zip(*rows, strict=True)))

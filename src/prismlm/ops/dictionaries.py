@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from prismlm.errors import InputError
+from prismlm.errors import InputError, check_finite, check_number, check_whole
 
 EXACT = 1e-12
 """|n ω_S − m ω_N| / (n ω_S) at and below which both are one frequency, rounded in float64."""
@@ -33,11 +33,9 @@ def coding_rate(
     count, width = points.shape[-2:] if points.ndim > 1 else (0, 0)
     if not count or not width:
         raise InputError(f"points are {list(points.shape)}: expected [..., N, d], none of them 0.")
-    if not 0 < distortion < float("inf"):
-        raise InputError(f"the distortion ε is {distortion}: expected a positive number.")
+    check_number("the distortion ε", distortion, "a positive number", lambda number: number > 0)
     z = points.double()
-    if not bool(torch.isfinite(z).all()):
-        raise InputError("a point is not finite: the model's weights hold NaN or infinity.")
+    check_finite("points", z)
     gram = z.mT @ z if width <= count else z @ z.mT
     scaled = gram * (width / (count * distortion**2))
     identity = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
@@ -104,8 +102,7 @@ def position_term(
     Raises:
         InputError: T below 1.
     """
-    if length < 1:
-        raise InputError(f"a mean over {length} positions: expected at least 1.")
+    check_whole("the number of positions of a mean", length, 1)
     u, v = first.double()[:, None], second.double()[None]
     return (_mean_cosine(u + v, length) + _mean_cosine(u - v, length)) / 2
 
@@ -153,31 +150,6 @@ def content_term(
     return (torch.einsum("gnj,fnl->gfjl", first, second) / first.shape[1]).square()
 
 
-def cross_term(
-    first: Float[Tensor, "G N half"],
-    second: Float[Tensor, "F N half"],
-    position: Float[Tensor, "half half"],
-) -> Float[Tensor, "G F"]:
-    """Return K(u, v) = Σ_jl E[C_uj C_vl] · E_τ[cos ω_j τ cos ω_l τ] for each pair of heads.
-
-    Source: Prism, Eq. 10.
-
-    Args:
-        first, second: amplitudes of both groups' heads at the same N positions.
-        position: of :func:`position_term`.
-
-    Raises:
-        InputError: other positions or sizes.
-    """
-    half = position.shape[0]
-    if first.shape[1:] != second.shape[1:] or first.shape[2] != half or half != position.shape[1]:
-        raise InputError(
-            f"amplitudes are {list(first.shape)} and {list(second.shape)}, positions "
-            f"{list(position.shape)}: expected [G, N, p/2], [F, N, p/2] and [p/2, p/2]."
-        )
-    return (content_term(first, second) * position).sum((2, 3))
-
-
 def smallest_denominator(
     signal: Float[Tensor, " m"], noise: Float[Tensor, " n"], order: int
 ) -> tuple[float, int, int]:
@@ -192,8 +164,7 @@ def smallest_denominator(
     Raises:
         InputError: an order below 1.
     """
-    if order < 1:
-        raise InputError(f"denominators up to order {order}: expected at least 1.")
+    check_whole("the order of denominators", order, 1)
     factor = torch.arange(1, order + 1, dtype=torch.float64)
     own = factor[:, None, None, None] * signal.double()[None, None, :, None]
     other = factor[None, :, None, None] * noise.double()[None, None, None]

@@ -38,18 +38,3 @@ def move(
     """
     moved = z.to(rows.dtype) + change @ rows
     return torch.where((change != 0).any(1, keepdim=True), moved.to(z.dtype), z)
-
-
-def edit_naive(
-    z: Float[Tensor, "N d"],
-    prototypes: Float[Tensor, "K d"],
-    before: Float[Tensor, "N K"],
-    after: Float[Tensor, "N K"],
-) -> Float[Tensor, "N d"]:
-    """Return z with every activation replaced: the residual r = z − Σ α p is kept, ẑ is rebuilt."""
-    edited: list[Tensor] = []
-    for state, old, new in zip(z, before, after, strict=True):
-        residual = state - torch.stack([a * p for a, p in zip(old, prototypes, strict=True)]).sum(0)
-        mixture = torch.stack([a * p for a, p in zip(new, prototypes, strict=True)]).sum(0)
-        edited.append(residual + mixture)
-    return torch.stack(edited)

@@ -201,9 +201,9 @@ def test_what_cannot_be_read_is_refused(refused, directory, gpt2, corpus, tmp_pa
         ),
         ((*SPECTRA, directory, "--seed", -1), ["the seed is -1", "from 0 on"]),
         ((*SPECTRA, gpt2, *there, "--loss-only", "--seed", -1), ["the seed is -1"]),
-        ((*SPECTRA, directory, "--context", 0), ["a context of 0 tokens", "at least 2"]),
-        ((*SPECTRA, gpt2, *there, "--loss-only", "--context", 1), ["a context of 1 tokens"]),
-        ((*SPECTRA, directory, "--documents", 0), ["0 documents", "at least 1"]),
+        ((*SPECTRA, directory, "--context", 0), ["tokens of a window is 0", "from 2 on"]),
+        ((*SPECTRA, gpt2, *there, "--loss-only", "--context", 1), ["tokens of a window is 1"]),
+        ((*SPECTRA, directory, "--documents", 0), ["documents of the loss is 0", "from 1 on"]),
     ):
         message = refused(*arguments)
         assert all(word in message for word in words), message

@@ -145,17 +145,19 @@ def test_what_cannot_be_read_is_refused(refused, gpt2, corpus, place, tmp_path):
     assert "at least 4 texts" in one
     assert "has 1" in one
     assert "text of one token" in refused(*COMMAND, gpt2, "--text", "a", "--check", "ablation")
-    assert "at least 2" in refused(*COMMAND, gpt2, "--tokens", 1)
-    assert "at least 1" in refused(*COMMAND, gpt2, "--texts", 0)
+    assert "from 2 on" in refused(*COMMAND, gpt2, "--tokens", 1)
+    assert "texts is 0" in refused(*COMMAND, gpt2, "--texts", 0)
     assert "learned an embedding of 64" in refused(
         *COMMAND, gpt2, "--text", "The river carries stones. " * 40, "--tokens", 200
     )
     assert "give one of them" in refused(*COMMAND, gpt2, "--text", "a", "--corpus", corpus.path)
     assert "expected passes or recursion" in refused(*COMMAND, gpt2, "--signal", "magic")
-    assert "0 passes" in refused(*COMMAND, gpt2, "--passes", 0)
-    assert "a seed of -1: expected 0 or more" in refused(*COMMAND, gpt2, "--seed", -1)
+    assert "passes is 0" in refused(*COMMAND, gpt2, "--passes", 0)
+    assert "the seed is -1: expected a whole number from 0 on" in refused(
+        *COMMAND, gpt2, "--seed", -1
+    )
     for temperature in ("nan", "inf", -0.1):
-        assert f"a temperature of {temperature}: expected 0 or more" in refused(
+        assert f"the temperature is {temperature}: expected 0 or more" in refused(
             *COMMAND, gpt2, "--temperature", temperature
         )
     assert "--split is 'some'" in refused(*COMMAND, gpt2, "--split", "some")

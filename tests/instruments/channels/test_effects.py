@@ -11,7 +11,7 @@ import torch
 from prismlm.edits.channels.interventions import MaskRead, MaskWrite, Reinitialise
 from prismlm.edits.channels.scope import intervene
 from prismlm.errors import InputError
-from prismlm.instruments.channels import effects_on, intervention_table
+from prismlm.instruments.channels import effects_on
 from prismlm.instruments.channels.case_files import Case, Probe
 from prismlm.instruments.channels.concepts import concept_in_model
 from prismlm.instruments.channels.effects import (
@@ -167,7 +167,7 @@ def test_controls_are_drawn_by_seed_and_place(model):
         draw_controls(model, PLACE, 6)
     with pytest.raises(InputError, match="no channel 6 in layer 1"):
         draw_controls(model, (1, 6), 1)
-    with pytest.raises(InputError, match="not 'all'"):
+    with pytest.raises(InputError, match="control_from is 'all'"):
         draw_controls(model, PLACE, 1, "all")  # pyright: ignore[reportArgumentType]
 
 
@@ -178,7 +178,7 @@ def test_what_cannot_be_measured_is_refused(model):
         effects_on(model, probes(), [PLACE], interventions=["mask_writes"])
     with pytest.raises(InputError, match="0 cases and 1 channels"):
         effects_on(model, [], [PLACE])
-    with pytest.raises(InputError, match="0 random prototypes"):
+    with pytest.raises(InputError, match="the number of random prototypes is 0"):
         effects_on(model, probes(), [PLACE], reinitialisations=0)
     with pytest.raises(InputError, match="between 0 and 1"):
         effects_on(model, probes(), [PLACE], minimum_probability=1)
@@ -200,10 +200,10 @@ def test_a_corpus_is_not_read_for_what_cannot_be_asked(tmp_path):
         ("zzz", TableOptions(), "'zzz' after 'Old maps forgets letters' is"),
         ("in", TableOptions(controls=6), "6 control channels for one channel: expected 1 to 5"),
         ("in", TableOptions(controls=18, control_from="model"), "expected 1 to 17"),
-        ("in", TableOptions(control_from="all"), "not 'all'"),
+        ("in", TableOptions(control_from="all"), "control_from is 'all'"),
         ("in", TableOptions(minimum_probability=1.0), "between 0 and 1"),
-        ("in", TableOptions(seed=-1), "the seed -1"),
-        ("in", TableOptions(interventions=("mask",)), "no intervention 'mask'"),
+        ("in", TableOptions(seed=-1), "the seed is -1"),
+        ("in", TableOptions(interventions=("mask",)), "an intervention is 'mask'"),
     ):
         cases = [Case("c", "Old maps forgets letters", target)]
         asked = {"corpus": corpus, "options": options, "progress": Unread()}
@@ -220,9 +220,10 @@ def test_cases_become_tokens(tmp_path):
     ids = corpus.tokenizer(context + " in")["input_ids"]
     assert len(ids) == len(corpus.tokenizer(context)["input_ids"]) + 1
     cases = [Case("c", context, "in")]
-    found = intervention_table(
-        model, corpus.tokenizer, cases, [(2, 0)], controls=1, minimum_probability=1e-9
-    )
+    options = TableOptions(controls=1, minimum_probability=1e-9)
+    found = concept_in_model(
+        model, corpus.tokenizer, cases, channels=[(2, 0)], options=options
+    ).table
     assert (*found.probes[0].ids, found.probes[0].target_id) == tuple(ids)
     with pytest.raises(InputError, match="tokens"):
-        intervention_table(model, corpus.tokenizer, [Case("c", context, "zzz")], [(2, 0)])
+        concept_in_model(model, corpus.tokenizer, [Case("c", context, "zzz")], channels=[(2, 0)])

@@ -60,7 +60,7 @@ def test_what_cannot_be_read_is_refused(corpus, model, sequences):
         measure_layers(model, sequences, "value")  # pyright: ignore[reportArgumentType]
     with pytest.raises(InputError, match="no layer 9"):
         rank_sequences(model, sequences, layers=[9])
-    with pytest.raises(InputError, match="at least 1 of both"):
+    with pytest.raises(InputError, match="the number of sequences kept is 0"):
         rank_sequences(model, sequences, kept=0)
     with pytest.raises(InputError, match="length of a sequence is 0"):
         dataclasses.replace(sequences, length=0)

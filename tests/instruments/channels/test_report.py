@@ -14,7 +14,6 @@ from prismlm.files import finite
 from prismlm.index.training_corpus import training_corpus
 from prismlm.instruments.channels import read_channels
 from prismlm.instruments.channels.build_report import ReportOptions, channel_report
-from prismlm.instruments.channels.lags import read_write_lags
 from prismlm.instruments.channels.layer_metrics import measure_layers
 from prismlm.instruments.channels.locality import quartiles, repetition
 from prismlm.instruments.channels.top_sequences import rank_sequences, sequences_of
@@ -22,6 +21,7 @@ from prismlm.instruments.channels.wording import lag_words, locality_words, medi
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.models.decoders.mixers import half_lives
 from prismlm.statistics import spearman
+from tests.helpers.lags import read_write_lags
 from tests.helpers.mixer_models import (
     CHANNELS,
     LAYERS,

@@ -153,7 +153,7 @@ def test_what_cannot_be_read_is_refused():
     model, batch = make_signal_noise(), make_batch(*random_rows(20))
     with pytest.raises(InputError, match="no layer 2: the model's layers are 0 to 1"):
         head_uses(model, [batch], layers=[2])
-    with pytest.raises(InputError, match="at least 2"):
+    with pytest.raises(InputError, match="least_visible is 1"):
         head_uses(model, [batch], least_visible=1)
     with pytest.raises(InputError, match="none of 1 tokens sees 16"):
         head_uses(model, [make_batch([5])])

@@ -103,7 +103,7 @@ def test_what_cannot_be_read_is_refused(corpus, tmp_path):
     model = make_signal_noise(len(corpus.tokenizer))
     with pytest.raises(InputError, match="text of one token"):
         token_losses(model, IDS[:, :1])
-    with pytest.raises(InputError, match="at least 2 tokens and 1 document"):
+    with pytest.raises(InputError, match="the number of tokens of a window is 1"):
         loss_against_length(model, corpus, length=1)
     with pytest.raises(InputError, match="the seed is -1: expected a whole number from 0 on"):
         loss_against_length(model, corpus, length=8, seed=-1)
@@ -125,5 +125,5 @@ def test_what_cannot_be_read_is_refused(corpus, tmp_path):
         with pytest.raises(InputError, match=f"no documents in '{empty}'"):
             report(model, Sequences(alone, empty))
     model.lm_head.weight[0, 0] = math.nan
-    with pytest.raises(InputError, match="loss is not finite"):
+    with pytest.raises(InputError, match="losses are not finite"):
         loss_against_length(model, corpus, length=16, documents=1, split="all")

@@ -202,11 +202,11 @@ def test_over_a_corpus(tiny_corpus):
     inner = model.model.register_forward_pre_hook(lambda *_: calls.append(1))
     for options, words in (
         ({"distortion": 0.0}, "distortion"),
-        ({"order": 0}, "order 0"),
+        ({"order": 0}, "the order of denominators is 0"),
         ({"seed": -1}, "the seed is -1"),
-        ({"context": 0}, "a context of 0 tokens"),
-        ({"context": 1}, "a context of 1 tokens"),
-        ({"documents": 0}, "0 documents"),
+        ({"context": 0}, "the number of tokens of a window is 0"),
+        ({"context": 1}, "the number of tokens of a window is 1"),
+        ({"documents": 0}, "the number of documents of the loss is 0"),
     ):
         for loss_only in (False, True):
             with pytest.raises(InputError, match=words):
@@ -230,7 +230,7 @@ def test_what_cannot_be_read_is_refused():
         read_states(model, [batch], layers=[2])
     with pytest.raises(InputError, match="fewer than two tokens"):
         read_states(model, [make_batch([5])])
-    with pytest.raises(InputError, match="expected at least 2"):
+    with pytest.raises(InputError, match="the number of positions is 1"):
         read_states(model, [batch], positions=1)
     with pytest.raises(InputError, match="distortion"):
         layer_rates(states_of(model), distortion=0.0)

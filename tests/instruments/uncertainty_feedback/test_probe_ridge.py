@@ -23,7 +23,7 @@ def test_a_planted_linear_code_is_read_and_a_shuffled_one_is_not():
     assert apart[1] > 0.9
     # The equation, with the penalty that was chosen: the least of those on offer.
     np.testing.assert_allclose(probe.weight[:, 0].tolist(), [1, -0.2, 3, 0, 0], atol=1e-2)
-    with pytest.raises(InputError, match="at least 2"):
+    with pytest.raises(InputError, match="the number of positions to fit a probe on is 0"):
         Moments(5, 2).fit()
 
 

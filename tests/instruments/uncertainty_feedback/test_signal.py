@@ -112,10 +112,10 @@ def test_what_cannot_be_read_is_refused():
     plain = GPT2LMHeadModel(config).eval()
     with pytest.raises(InputError, match=r"no uncertainty feedback.*recipe"):
         replay(plain, TEXTS, own_codes(plain, TEXTS, Signal()))
-    with pytest.raises(InputError, match="expected passes or recursion"):
+    with pytest.raises(InputError, match="the signal is 'magic'"):
         Signal("magic")
-    with pytest.raises(InputError, match="0 passes"):
+    with pytest.raises(InputError, match="the number of passes is 0"):
         Signal("passes", 0)
     model, _ = make_fed_gpt2()
-    with pytest.raises(InputError, match="0 permutations"):
+    with pytest.raises(InputError, match="the number of permutations is 0"):
         ablation(model, TEXTS, own_codes(model, TEXTS, Signal()), permutations=0)

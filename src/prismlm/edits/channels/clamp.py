@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor, nn
 
-from prismlm.errors import InputError, suggest
+from prismlm.errors import InputError, check_choice
 from prismlm.layers import MixerEvidence, PrototypeMixer
 from prismlm.models.decoders.mixers import gates_of
 
@@ -100,11 +100,7 @@ class ClampGates:
     alignment: Sequence[int] | Tensor | None = None
 
     def __post_init__(self) -> None:
-        if self.gates not in GATE_NAMES:
-            raise InputError(
-                f"there is no gate {self.gates!r} to clamp: expected {', '.join(GATE_NAMES)}."
-                f"{suggest(str(self.gates), list(GATE_NAMES))}"
-            )
+        check_choice("the gates of a clamp", self.gates, GATE_NAMES)
         recorded = len(self.record.input_ids)
         sources = self.sources()
         if sources.ndim != 1 or not sources.numel():

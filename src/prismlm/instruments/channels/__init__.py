@@ -3,7 +3,7 @@
 from prismlm.instruments.channels.build_report import ReportOptions, channel_report
 from prismlm.instruments.channels.concepts import find_channels
 from prismlm.instruments.channels.curves import read_channels
-from prismlm.instruments.channels.effects import effects_on, intervention_table
+from prismlm.instruments.channels.effects import effects_on
 from prismlm.instruments.channels.gate_use import GateUse, gate_uses
 from prismlm.instruments.channels.report import ChannelReport
 
@@ -15,6 +15,5 @@ __all__ = [
     "effects_on",
     "find_channels",
     "gate_uses",
-    "intervention_table",
     "read_channels",
 ]

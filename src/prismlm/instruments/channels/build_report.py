@@ -277,7 +277,7 @@ def _survey(
 ) -> dict[int, _Survey]:
     """Read a corpus once for the figures, sequences and lags of each layer.
 
-    They are those of :func:`measure_layers`, :func:`rank_sequences` and :func:`read_write_lags`.
+    They are those of :func:`measure_layers`, :func:`rank_sequences` and :class:`LagTally`.
     """
     mixers = mixers_of(model)
     found = {

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from prismlm.corpus.sequences import Sequences
 from prismlm.corpus.tokenizer import check_tokenizer_of
-from prismlm.errors import InputError
+from prismlm.errors import InputError, check_whole
 from prismlm.instruments.channels.case_files import Case, probe_of, words_of
 from prismlm.instruments.channels.effect_table import Channel, EffectTable
 from prismlm.instruments.channels.effects import TableOptions, effects_on
@@ -182,11 +182,9 @@ def rank_channels(
 def _check_counts(
     counts: dict[str, int], positions: int, least: int, kept: int, shuffles: int
 ) -> None:
-    if min(least, kept, shuffles) < 1:
-        raise InputError(
-            f"{kept} channels of words that occur {least} times, with {shuffles} shuffles: "
-            "expected at least 1 each."
-        )
+    check_whole("the number of channels kept", kept, 1)
+    check_whole("the number of occurrences of words", least, 1)
+    check_whole("the number of shuffles", shuffles, 1)
     if (count := sum(counts.values())) < least:
         raise InputError(
             f"{', '.join(counts)} occur {count} times in {positions:,} tokens: expected at "
@@ -297,7 +295,7 @@ def concept_in_model(
 
     Raises:
         InputError: neither channels nor a corpus, a corpus of another tokenizer, or as
-            :func:`find_channels` and :func:`intervention_table`.
+            :func:`find_channels`, :func:`probe_of` and :func:`effects_on`.
     """
     if not channels and corpus is None:
         raise InputError("give channels, or a corpus to find one in.")

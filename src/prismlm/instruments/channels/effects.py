@@ -17,15 +17,15 @@ from torch import Tensor
 
 from prismlm.edits.channels.interventions import Intervention, MaskRead, MaskWrite, Reinitialise
 from prismlm.edits.channels.scope import intervene
-from prismlm.errors import InputError, suggest
-from prismlm.instruments.channels.case_files import Case, Probe, probe_of
+from prismlm.errors import InputError, check_choice, check_number, check_whole
+from prismlm.instruments.channels.case_files import Probe
 from prismlm.instruments.channels.effect_table import Channel, EffectTable, Measured
 from prismlm.models.decoders.mixers import check_channel, check_layer, mixers_of
 from prismlm.models.seam import base_model_of
 from prismlm.progress import SILENT, Reporter
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
 
 ControlFrom = Literal["layer", "model"]
 RANDOM = "reinitialise"
@@ -64,39 +64,31 @@ class TableOptions:
     def check(self) -> None:
         """Raise InputError for settings that no table can be measured by."""
         for name in self.interventions:
-            if name not in BUILD:
-                raise InputError(
-                    f"there is no intervention {name!r}: expected {', '.join(INTERVENTIONS)}."
-                    f"{suggest(name, list(INTERVENTIONS))}"
-                )
-        if not self.interventions or self.reinitialisations < 1 or self.seed < 0:
-            raise InputError(
-                f"{len(self.interventions)} interventions, {self.reinitialisations} random "
-                f"prototypes and the seed {self.seed}: expected at least 1, 1 and 0."
-            )
-        if not 0 < self.minimum_probability < 1:
-            raise InputError(
-                f"minimum_probability is {self.minimum_probability}: expected between 0 and 1."
-            )
+            check_choice("an intervention", name, INTERVENTIONS)
+        check_whole("the number of interventions", len(self.interventions), 1)
+        check_whole("the number of random prototypes", self.reinitialisations, 1)
+        check_whole("the seed", self.seed)
+        check_choice("control_from", self.control_from, ("layer", "model"))
+        least, expected = self.minimum_probability, "a number between 0 and 1"
+        check_number("minimum_probability", least, expected, lambda share: 0 < share < 1)
 
     def check_for(self, model: PreTrainedModel) -> None:
         """Check what a table is measured by before the channel is known that it is of.
 
         Raises:
-            InputError: as :func:`intervention_table`, but for targets, channels and probabilities.
+            InputError: as :func:`effects_on`, but for channels and probabilities.
         """
         self.check()
-        _check_control_from(self.control_from)
         sizes = [mixer.channels for mixer in mixers_of(model)]
         others = (max(sizes) if self.control_from == "layer" else sum(sizes)) - 1
         _check_controls(self.controls, others, "one channel", self.control_from)
 
 
-def intervention_table(
+def effects_on(
     model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    cases: Sequence[Case],
+    probes: Sequence[Probe],
     channels: Sequence[Channel],
+    options: TableOptions | None = None,
     *,
     progress: Reporter = SILENT,
     **settings: Any,
@@ -110,34 +102,14 @@ def intervention_table(
 
     Args:
         model: with prototype mixers, in evaluation mode.
-        tokenizer: its tokenizer.
-        cases: contexts and targets.
+        probes: contexts and targets, as tokens.
         channels: (layer, channel) of each.
+        options: how to measure; None for ``settings``, of :class:`TableOptions`.
         progress: is shown every channel.
-        settings: of :class:`TableOptions`.
 
     Raises:
-        InputError: a target that is not one token, an unknown channel or intervention, too few
-            channels to draw controls from, or no case that is probable enough.
-    """
-    options = TableOptions(**settings)
-    probes = [probe_of(tokenizer, case, first_token=options.first_token) for case in cases]
-    return effects_on(model, probes, channels, options, progress=progress)
-
-
-def effects_on(
-    model: PreTrainedModel,
-    probes: Sequence[Probe],
-    channels: Sequence[Channel],
-    options: TableOptions | None = None,
-    *,
-    progress: Reporter = SILENT,
-    **settings: Any,
-) -> EffectTable:
-    """Measure as :func:`intervention_table`, on cases that are tokens already.
-
-    Raises:
-        InputError: as :func:`intervention_table`, but for targets.
+        InputError: an unknown channel or intervention, too few channels to draw controls from, or
+            no case that is probable enough.
     """
     by = TableOptions(**settings) if options is None else options
     by.check()
@@ -201,7 +173,7 @@ def draw_controls(
     layer, channel = place
     check_layer(len(mixers), layer)
     check_channel(mixers[layer].channels, layer, channel)
-    _check_control_from(control_from)
+    check_choice("control_from", control_from, ("layer", "model"))
     layers = (layer,) if control_from == "layer" else range(len(mixers))
     barred = {place, *exclude}
     places = [(i, k) for i in layers for k in range(mixers[i].channels)]
@@ -221,13 +193,6 @@ def _measured(
             runs.append(target_probabilities(model, probes))
     stacked = torch.stack(runs)
     return Measured(stacked.mean(0), stacked.std(0) if len(runs) > 1 else None)
-
-
-def _check_control_from(control_from: str) -> None:
-    if control_from not in ("layer", "model"):
-        raise InputError(
-            f"controls are drawn from the same 'layer' or the whole 'model', not {control_from!r}."
-        )
 
 
 def _check_controls(count: int, free: int, of: str, control_from: str) -> None:

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from prismlm.errors import InputError, NotFiniteError
+from prismlm.errors import InputError, check_finite
 from prismlm.models.decoders.mixers import gates_of, mixers_of
 from prismlm.models.evaluating import evaluating
 
@@ -161,10 +161,7 @@ def entropy(activations: Float[Tensor, "... P"]) -> Float[Tensor, "..."]:
 
 def _magnitudes(activations: Tensor) -> Tensor:
     magnitudes = activations.detach().double().abs()
-    if not bool(torch.isfinite(magnitudes).all()):
-        raise NotFiniteError(
-            "an activation is not finite: the model's weights hold NaN or infinity."
-        )
+    check_finite("activations", magnitudes)
     if magnitudes.shape[-1] == 0 or not bool((magnitudes.sum(-1) > 0).all()):
         raise InputError(
             "a position has no activation at all, so it has no distribution over channels: leave "

@@ -12,21 +12,13 @@ Source: ProtoT, §5.1, which shows the pattern by example and has no figure for 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from prismlm.corpus.sequences import Sequences
-from prismlm.errors import InputError
-from prismlm.models.decoders.mixers import chosen_layers, gates_of, mixers_of
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
+from prismlm.errors import check_whole
 
 STILL = 1e-28
 """The variance below which a gate counts as one that never varies."""
@@ -57,6 +49,8 @@ class LagCorrelation:
 class LagTally:
     """Sums of the cross-correlation, sequence by sequence.
 
+    With shared gates, which are read by the write gate, the correlation is 1 at lag 0.
+
     Args:
         channels: R.
         max_lag: L.
@@ -68,10 +62,8 @@ class LagTally:
     """
 
     def __init__(self, channels: int, max_lag: int = 4, shuffles: int = 99, seed: int = 0) -> None:
-        if max_lag < 1 or shuffles < 2:
-            raise InputError(
-                f"lags up to {max_lag} and {shuffles} shuffles: expected at least 1 and 2."
-            )
+        check_whole("the largest lag", max_lag, 1)
+        check_whole("the number of shuffles", shuffles, 2)
         self.max_lag = max_lag
         self._generator = torch.Generator().manual_seed(seed)
         # The first is the order as it is.
@@ -110,33 +102,3 @@ class LagTally:
             lags[observed.argmax(1)],
             torch.where(varies, (at_least.double() + 1) / len(found), torch.nan),
         )
-
-
-def read_write_lags(
-    model: PreTrainedModel,
-    sequences: Sequences,
-    *,
-    max_lag: int = 4,
-    shuffles: int = 99,
-    seed: int = 0,
-    layers: Iterable[int] | None = None,
-) -> dict[int, LagCorrelation]:
-    """Return the cross-correlation of read and write of every channel, by layer.
-
-    A layer with shared gates reads by its write gate: its correlation is 1 at lag 0.
-
-    Raises:
-        InputError: no prototype mixer, an unknown layer, no text, or as :class:`LagTally`.
-    """
-    mixers = mixers_of(model)
-    tallies = {
-        layer: LagTally(mixers[layer].channels, max_lag, shuffles, seed)
-        for layer in chosen_layers(len(mixers), layers)
-    }
-    for batch in sequences.batches():
-        by_layer = gates_of(model, batch.input_ids, batch.attention_mask)
-        for layer, tally in tallies.items():
-            write, read = (gate.float().cpu() for gate in by_layer[layer])
-            for row, owned in enumerate(batch.owned):
-                tally.add(write[row, owned], read[row, owned])
-    return {layer: tally.result() for layer, tally in tallies.items()}

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from prismlm.corpus.sequences import Sequences
-from prismlm.errors import InputError, suggest
+from prismlm.errors import InputError, check_choice, check_whole
 from prismlm.instruments.channels.gate_use import entropy, gini, sparsity_ratio
 from prismlm.models.decoders.mixers import gates_of, mixers_of
 from prismlm.models.seam import base_model_of
@@ -77,15 +77,11 @@ def activations(
         InputError: an unknown kind, or one that the model does not have.
     """
     ids, mask = batch.input_ids.to(model.device), batch.attention_mask.to(model.device)
+    check_choice("the kind of activations", kind, KINDS)
     if kind == "values":
         layers = value_norms(model, ids, mask)
-    elif kind in KINDS:
-        layers = tuple(getattr(evidence, kind) for evidence in gates_of(model, ids, mask))
     else:
-        raise InputError(
-            f"there are no activations {kind!r}: expected {', '.join(KINDS)}."
-            f"{suggest(kind, list(KINDS))}"
-        )
+        layers = tuple(getattr(evidence, kind) for evidence in gates_of(model, ids, mask))
     owned = batch.owned.to(model.device)
     return BatchActivations(
         batch.input_ids[batch.owned], tuple(a[owned].float().cpu() for a in layers)
@@ -158,10 +154,8 @@ class LayerTally:
     """
 
     def __init__(self, vocabulary: int, bins: int = 8, sample: int = 8192, groups: int = 1) -> None:
-        if bins < 2 or sample < 1:
-            raise InputError(
-                f"{bins} bins laid by {sample} positions: expected at least 2 bins and 1 position."
-            )
+        check_whole("the number of bins", bins, 2)
+        check_whole("the number of positions that bins are laid by", sample, 1)
         self.vocabulary, self.bins, self.sample, self.groups = vocabulary, bins, sample, groups
         self.positions = 0
         self.width = 0
@@ -261,8 +255,7 @@ def equal_bins(sample: Float[Tensor, "N P"], bins: int) -> Float[Tensor, "P bins
     Raises:
         InputError: fewer than two bins, or no activations.
     """
-    if bins < 2:
-        raise InputError(f"{bins} bins: expected at least 2, or there is nothing to tell apart.")
+    check_whole("the number of bins", bins, 2)
     if sample.ndim != 2 or 0 in sample.shape:
         raise InputError(f"the sample is {list(sample.shape)}: expected [N, P], N and P above 0.")
     ordered = sample.double().sort(0).values

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from prismlm.corpus.sequences import Sequences
 from prismlm.corpus.windows import split_counts
-from prismlm.errors import InputError
+from prismlm.errors import InputError, check_finite
 from prismlm.models.decoders.mixers import gates_of, mixers_of
 from prismlm.progress import SILENT, Reporter
 
@@ -126,8 +126,7 @@ def _write_gates(model: PreTrainedModel, batch: WindowBatch) -> list[Tensor]:
     """Return each layer's write gates at the owned positions, float64 [N, R] on the CPU."""
     found, owned = gates_of(model, batch.input_ids, batch.attention_mask), batch.owned
     layers = [gates.write[owned.to(gates.write.device)].double().cpu() for gates in found]
-    if not all(bool(torch.isfinite(write).all()) for write in layers):
-        raise InputError("a gate is not finite: the model's weights hold NaN or infinity.")
+    check_finite("gates", *layers)
     return layers
 
 

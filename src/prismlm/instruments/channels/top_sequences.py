@@ -19,7 +19,7 @@ from torch import Tensor
 
 from prismlm.corpus.sequences import Sequences
 from prismlm.corpus.words import WordedText, worded
-from prismlm.errors import InputError
+from prismlm.errors import InputError, check_finite, check_whole
 from prismlm.models.decoders.mixers import check_channel, chosen_layers, gates_of, mixers_of
 
 if TYPE_CHECKING:
@@ -87,10 +87,8 @@ def empty_ranking(channels: int, sequences: int, tokens: int) -> TopSequences:
     Raises:
         InputError: no sequence or no token is to be kept.
     """
-    if min(sequences, tokens) < 1:
-        raise InputError(
-            f"{sequences} sequences kept with {tokens} tokens each: expected at least 1 of both."
-        )
+    check_whole("the number of sequences kept", sequences, 1)
+    check_whole("the number of tokens kept of a sequence", tokens, 1)
     places, inner = (channels, sequences), (channels, sequences, tokens)
     return TopSequences(
         total=torch.full(places, -torch.inf),
@@ -126,8 +124,7 @@ def candidates(write: Float32[Tensor, "B T R"], batch: WindowBatch, tokens: int)
         InputError: a gate is not finite.
     """
     owned = batch.owned[:, :, None]
-    if not bool(torch.isfinite(write).all()):
-        raise InputError("a gate is not finite: the model's weights hold NaN or infinity.")
+    check_finite("gates", write)
     total = torch.where(owned, write, 0.0).sum(1).T
     # Sorted, not topk: among equal gates the earlier token comes first.
     masked = torch.where(owned, write, -torch.inf)

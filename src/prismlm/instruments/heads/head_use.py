@@ -12,12 +12,11 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
-from prismlm.errors import InputError
+from prismlm.errors import InputError, check_finite, check_whole
 from prismlm.instruments.forward import collect
 from prismlm.models.attention import (
     Group,
     attention_layers,
-    check_finite,
     head_groups,
     reading_attention,
 )
@@ -184,8 +183,7 @@ class HeadUseCollector:
         layers: Sequence[int] | None = None,
         least_visible: int = LEAST_VISIBLE,
     ) -> None:
-        if least_visible < 2:
-            raise InputError(f"least_visible is {least_visible}: expected at least 2.")
+        check_whole("least_visible", least_visible, 2)
         self._model = model
         self._groups = head_groups(model)
         chosen = chosen_layers(len(attention_layers(model)), layers)
@@ -343,7 +341,7 @@ class AttentionTally:
             start = int(own[0] - seen[0] + 1)
             self.first[head] += attention[:, start].sum(dtype=torch.float64).cpu()
         profile = _diagonals(summed).cpu()
-        check_finite(profile)
+        check_finite("attention weights", profile)
         self.profile[head, : len(profile)] += profile
 
 

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from prismlm.errors import InputError, check_whole
+from prismlm.errors import InputError, check_finite, check_whole
 from prismlm.instruments.forward import documents_of, target_losses
 from prismlm.models.evaluating import evaluating
 from prismlm.models.positions import check_window
@@ -108,7 +108,11 @@ def loss_against_length(
             trained length below 2, a number of documents below 1, a seed below 0, or losses that
             are not finite.
     """
-    _check_numbers(length, trained_length, documents, seed)
+    check_whole("the number of tokens of a window", length, 2)
+    check_whole("the number of documents of the loss", documents, 1)
+    check_whole("the seed", seed)
+    if trained_length is not None:
+        check_whole("the trained length", trained_length, 2)
     check_window(model, length)
     drawn = np.random.default_rng(seed).permutation(long_documents(corpus, split, length))
     starts = corpus.starts[drawn[:documents]].tolist()
@@ -133,15 +137,6 @@ def loss_against_length(
     return LossAgainstLength(length, trained_length, len(rows), buckets)
 
 
-def _check_numbers(length: int, trained_length: int | None, documents: int, seed: int) -> None:
-    if length < 2 or documents < 1 or (trained_length is not None and trained_length < 2):
-        raise InputError(
-            f"windows of {length} tokens, trained on {trained_length}, {documents} documents: "
-            "expected at least 2 tokens and 1 document."
-        )
-    check_whole("the seed", seed)
-
-
 @torch.no_grad()
 def token_losses(
     model: PreTrainedModel, input_ids: Int64[Tensor, "B T"]
@@ -162,8 +157,7 @@ def token_losses(
     for z, target in zip(states.split(LOGIT_ROWS), targets.split(LOGIT_ROWS), strict=True):
         parts.append(target_losses(logit_map(embedding(z)), target))
     losses = torch.cat(parts).view(len(ids), -1)
-    if not bool(torch.isfinite(losses).all()):
-        raise InputError("the loss is not finite: the model's weights hold NaN or infinity.")
+    check_finite("losses", losses)
     return losses
 
 

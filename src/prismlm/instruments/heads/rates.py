@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from prismlm.errors import InputError
+from prismlm.errors import check_finite
 from prismlm.instruments.heads.states import AttentionStates
 from prismlm.ops.dictionaries import coding_rate, incoherence, subspace_rate
 
@@ -149,11 +149,7 @@ def rates_of(
 
 def _rates(one: AttentionStates, distortion: float, seed: int) -> LayerRates:
     dictionary = one.dictionary.double()
-    if not bool(torch.isfinite(dictionary).all()):
-        raise InputError(
-            f"the dictionaries of layer {one.layer} are not finite: the model's weights hold NaN "
-            "or infinity."
-        )
+    check_finite(f"the dictionaries of layer {one.layer}", dictionary)
     inputs, steps = one.inputs.double(), one.steps.double()
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(steps), generator=generator)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prismlm.corpus.sequences import CorpusPart, Sequences
-from prismlm.errors import InputError, check_whole
+from prismlm.errors import InputError, check_number, check_whole
 from prismlm.files import finite
 from prismlm.instruments.forward import documents_of
 from prismlm.instruments.heads.comparison import Comparison, compare_groups
@@ -208,18 +208,12 @@ def spectra_report(
 
 
 def _check(options: SpectraOptions) -> None:
-    if not 0 < options.distortion < float("inf"):
-        raise InputError(f"the distortion ε is {options.distortion}: expected a positive number.")
-    if options.order < 1:
-        raise InputError(f"denominators up to order {options.order}: expected at least 1.")
+    check_number("the distortion ε", options.distortion, "a positive number", lambda x: x > 0)
+    check_whole("the order of denominators", options.order, 1)
     check_whole("the seed", options.seed)
-    if options.context is not None and options.context < 2:
-        raise InputError(
-            f"a context of {options.context} tokens: expected at least 2, or none given for twice "
-            "a training row."
-        )
-    if options.documents < 1:
-        raise InputError(f"the loss of {options.documents} documents: expected at least 1.")
+    if options.context is not None:
+        check_whole("the number of tokens of a window", options.context, 2)
+    check_whole("the number of documents of the loss", options.documents, 1)
 
 
 def _loss(

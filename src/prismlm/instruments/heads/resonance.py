@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from prismlm.errors import InputError
+from prismlm.errors import InputError, check_finite
 from prismlm.instruments.heads.states import AttentionStates
 from prismlm.ops.dictionaries import (
     content_amplitudes,
@@ -200,11 +200,7 @@ def _contents(states: Sequence[AttentionStates]) -> list[Content]:
 def _content(one: AttentionStates) -> Content:
     """Return E[C_uj C_vl] of SN, SS and NN, [half, half]: means over pairs of heads."""
     amplitudes = content_amplitudes(one.projections())
-    if not bool(torch.isfinite(amplitudes).all()):
-        raise InputError(
-            f"the projections of layer {one.layer} are not finite: the model's weights hold NaN "
-            "or infinity."
-        )
+    check_finite(f"the projections of layer {one.layer}", amplitudes)
     signal, noise = amplitudes.chunk(2)
     pairs = ((signal, noise), (signal, signal), (noise, noise))
     sn, ss, nn = (content_term(own, other).mean((0, 1)) for own, other in pairs)

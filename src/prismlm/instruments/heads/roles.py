@@ -34,7 +34,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from prismlm.errors import InputError
+from prismlm.errors import InputError, check_finite
 from prismlm.explain.attention_maps import Head, heads_of, read_weights
 from prismlm.instruments.heads.role_cases import (
     ROLES,
@@ -46,7 +46,6 @@ from prismlm.instruments.heads.role_cases import (
     role_text,
     word_sums,
 )
-from prismlm.models.attention import check_finite
 from prismlm.models.decoders.signal_noise import SignalNoiseForCausalLM
 from prismlm.progress import SILENT, Reporter
 
@@ -242,8 +241,7 @@ def score_roles(
     if not texts or not heads:
         raise InputError(f"{len(texts)} sentences and {len(heads)} heads: expected at least 1.")
     draws = check_draws(draws, len(heads), level)
-    for one in weights:
-        check_finite(one)
+    check_finite("attention weights", *weights)
     own = [one.double() for one in weights]
     usual = expected(own)
     generator = torch.Generator().manual_seed(seed)

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from prismlm.errors import InputError
+from prismlm.errors import InputError, check_whole
 from prismlm.instruments.forward import collect
 from prismlm.instruments.heads.head_use import LEAST_VISIBLE, HeadUseCollector, HeadUses
 from prismlm.layers.signal_noise_attention import SignalNoiseAttention, SignalNoiseOutput
@@ -124,8 +124,7 @@ class StateCollector:
     ) -> None:
         self._found = signal_noise_layers(model)
         self._chosen = tuple(sorted(set(chosen_layers(len(self._found), layers))))
-        if positions < 2:
-            raise InputError(f"{positions} positions: expected at least 2.")
+        check_whole("the number of positions", positions, 2)
         self._device = model.device
         self._seed = seed
         self._samples = {layer: _Sample(positions) for layer in self._chosen}

@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import Tensor
 
-from prismlm.errors import InputError
+from prismlm.errors import InputError, check_whole
 from prismlm.instruments.uncertainty_feedback.signal import (
     Codes,
-    Replay,
     different,
     feedback_of,
     neutral_codes,
     no_codes,
     permuted,
+    predictions_of,
     replay,
+    summed,
 )
 from prismlm.instruments.uncertainty_feedback.verdict_words import CONSTANT, of_texts, with_interval
 from prismlm.progress import SILENT, Reporter
@@ -142,10 +143,9 @@ def ablation(
     Raises:
         InputError: a model without feedback, or no permutation.
     """
-    if permutations < 1:
-        raise InputError(f"{permutations} permutations: expected at least 1.")
+    check_whole("the number of permutations", permutations, 1)
     levels = feedback_of(model).embedding.levels
-    own = _sums(replay(model, texts, codes, progress=progress, title="Own signal"))
+    own = summed(replay(model, texts, codes, progress=progress, title="Own signal"))
 
     def ablated(signal: str, draws: Sequence[Codes]) -> Ablated:
         return _ablated(model, texts, own, signal, draws, seed, progress)
@@ -155,7 +155,7 @@ def ablation(
         ablated("neutral", [neutral_codes(texts, levels)]),
         ablated("shuffled", [permuted(codes, seed + draw) for draw in range(permutations)]),
     )
-    tokens = sum(len(text) - 1 for text in texts)
+    tokens = int(predictions_of(texts).sum())
     loss = float(own.sum() / tokens)
     return Ablation(len(texts), tokens, different(codes), loss, math.exp(loss), conditions)
 
@@ -173,8 +173,8 @@ def _ablated(
     for number, codes in enumerate(draws):
         of = f" {number + 1} of {len(draws)}" if len(draws) > 1 else ""
         title = f"{signal.capitalize()} signal{of}"
-        found.append(_sums(replay(model, texts, codes, progress=progress, title=title)))
-    counts = np.array([len(text) - 1 for text in texts], dtype=np.float64)
+        found.append(summed(replay(model, texts, codes, progress=progress, title=title)))
+    counts = predictions_of(texts)
     apart = [sums - own for sums in found]
     change = bootstrap(np.mean(apart, 0), counts, seed=seed)
     ratio = (math.expm1(x) for x in (change.value, change.low, change.high))
@@ -188,7 +188,3 @@ def _ablated(
         Interval(*ratio),
         by_permutation if signal == "shuffled" else (),
     )
-
-
-def _sums(found: Sequence[Replay]) -> np.ndarray:
-    return np.array([float(one.losses.sum()) for one in found])

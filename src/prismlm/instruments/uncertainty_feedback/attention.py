@@ -12,7 +12,7 @@ from jaxtyping import Float
 from scipy import stats
 from torch import Tensor
 
-from prismlm.errors import InputError
+from prismlm.errors import InputError, check_finite
 from prismlm.instruments.channels.wording import signed
 from prismlm.instruments.uncertainty_feedback.sample import longer_than
 from prismlm.instruments.uncertainty_feedback.signal import (
@@ -304,8 +304,7 @@ def received(
         for numbers in text_batches(model, texts):
             run(model, stacked(texts, numbers), stacked(codes, numbers))
             task.advance(length * len(numbers))
-    if not np.isfinite(found).all():
-        raise InputError("attention weights are not finite: the model holds NaN or infinity.")
+    check_finite("attention weights", torch.from_numpy(found))
     return found
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -11,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from prismlm.cost import Cost, peak_memory, seconds_of
-from prismlm.errors import InputError, suggest
+from prismlm.errors import InputError, check_choice, check_number, check_whole
 from prismlm.instruments.uncertainty_feedback.ablation import PERMUTATIONS
 from prismlm.instruments.uncertainty_feedback.attention import LEAST_LATER
 from prismlm.instruments.uncertainty_feedback.hedging import (
@@ -89,17 +87,13 @@ class InspectOptions:
 
     def __post_init__(self) -> None:
         # Said before the first check, not in the middle of the last.
-        least = min(self.permutations, self.passes, self.window, self.steps, self.mistakes)
-        if least < 1:
-            raise InputError(
-                f"{self.permutations} permutations, {self.passes} passes, {self.window} tokens "
-                f"after a step, {self.steps} after a mistake, {self.mistakes} mistakes: expected "
-                "at least 1 of each."
-            )
-        if not 0 <= self.temperature < math.inf:
-            raise InputError(f"a temperature of {self.temperature}: expected 0 or more.")
-        if self.seed < 0:
-            raise InputError(f"a seed of {self.seed}: expected 0 or more.")
+        check_whole("the number of permutations", self.permutations, 1)
+        check_whole("the number of passes", self.passes, 1)
+        check_whole("the number of tokens after a step", self.window, 1)
+        check_whole("the number of tokens after a mistake", self.steps, 1)
+        check_whole("the number of mistakes of a text", self.mistakes, 1)
+        check_number("the temperature", self.temperature, "0 or more", lambda t: t >= 0)
+        check_whole("the seed", self.seed)
 
 
 DEFAULTS = InspectOptions()
@@ -117,11 +111,7 @@ def checks_for(
         InputError: as :func:`inspect_uncertainty_feedback`.
     """
     for check in checks:
-        if check not in CHECKS:
-            raise InputError(
-                f"there is no check {check!r}: expected {', '.join(CHECKS)}."
-                f"{suggest(check, list(CHECKS))}"
-            )
+        check_choice("a check", check, tuple(CHECKS))
     feedback_of(model)
     check_sample(model, sample)
     asked = tuple(dict.fromkeys(checks or CHECKS))
@@ -191,7 +181,6 @@ def _no_attention(model: PreTrainedModel) -> str | None:
 STEPS_MEASURED = 4
 # Of a pass that holds attention weights or hidden states, against one that does not.
 HELD = 2
-RSS_UNIT = 1 if sys.platform == "darwin" else 1024
 
 
 def estimate_inspection(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from prismlm.errors import InputError
+from prismlm.errors import check_number, check_whole
 from prismlm.instruments.uncertainty_feedback.signal import (
     Codes,
     cache_of,
@@ -74,11 +73,8 @@ def continuations(
         InputError: a model without feedback, a temperature that is no number from 0 on, no token
             to write, or more than the model has positions for.
     """
-    if not 0 <= temperature < math.inf or tokens < 1:
-        raise InputError(
-            f"temperature {temperature} and {tokens} tokens to write: expected 0 or more, and at "
-            "least 1."
-        )
+    check_number("the temperature", temperature, "0 or more", lambda t: t >= 0)
+    check_whole("the number of tokens to write", tokens, 1)
     check_window(model, max(map(len, prompts)) + tokens)
     draws = np.random.default_rng(seed).random((len(prompts), tokens))
     found: dict[int, Continuation] = {}

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from prismlm.errors import InputError
+from prismlm.errors import InputError, check_whole
 from prismlm.instruments.uncertainty_feedback.sample import longer_than
 from prismlm.instruments.uncertainty_feedback.signal import (
     Codes,
@@ -169,8 +169,8 @@ def mistakes(
 
 
 def _long_enough(texts: Sequence[Tensor], steps: int, draws: int) -> list[int]:
-    if steps < 1 or draws < 1:
-        raise InputError(f"{steps} steps and {draws} draws: expected at least 1 of each.")
+    check_whole("the number of steps", steps, 1)
+    check_whole("the number of draws", draws, 1)
     kept = longer_than(texts, steps + 2)
     if not kept:
         raise InputError(

@@ -10,13 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from prismlm.errors import InputError
+from prismlm.errors import check_whole
 from prismlm.instruments.uncertainty_feedback.signal import (
     Codes,
     feedback_of,
     pass_codes,
+    predictions_of,
     recursion,
     replay,
+    summed,
 )
 from prismlm.instruments.uncertainty_feedback.verdict_words import of_texts, with_interval
 from prismlm.progress import SILENT, Reporter
@@ -106,16 +108,15 @@ def prefill_gap(
     Raises:
         InputError: a model without feedback, or no pass.
     """
-    if passes < 1:
-        raise InputError(f"{passes} passes: expected at least 1.")
+    check_whole("the number of passes", passes, 1)
     levels = feedback_of(model).embedding.levels
     true, cached = recursion(model, texts, progress=progress)
     at_once = replay(model, texts, true, progress=progress)
-    counts = np.array([len(text) - 1 for text in texts], dtype=np.float64)
-    expected = np.array([float(one.losses.sum()) for one in at_once])
+    counts = predictions_of(texts)
+    expected = summed(at_once)
     gaps: list[PassGap] = []
     for codes, found in pass_codes(model, texts, passes, progress=progress):
-        sums = np.array([float(one.losses.sum()) for one in found])
+        sums = summed(found)
         apart = _apart(codes, true) / (levels - 1)
         gaps.append(
             PassGap(

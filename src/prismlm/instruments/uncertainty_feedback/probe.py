@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from prismlm.errors import InputError
+from prismlm.errors import InputError, check_finite, check_whole
 from prismlm.instruments.channels.wording import signed
 from prismlm.instruments.uncertainty_feedback.signal import (
     Codes,
@@ -291,10 +291,8 @@ class Moments:
         Raises:
             InputError: fewer than two rows, or rows that are not finite.
         """
-        if self.count < 2:
-            raise InputError(f"{self.count} positions to fit a probe on: expected at least 2.")
-        if not bool(torch.isfinite(self.second).all()):
-            raise InputError("hidden states are not finite: the model holds NaN or infinity.")
+        check_whole("the number of positions to fit a probe on", self.count, 2)
+        check_finite("hidden states", self.second)
         mean = self.total / self.count
         covariance = self.second / self.count - mean[:, None] * mean
         d = self.inputs

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from prismlm.errors import InputError
+from prismlm.errors import InputError, check_whole
 from prismlm.instruments.forward import documents_of
 from prismlm.models.positions import check_window
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus, Split
 
 LEAST_TOKENS = 2
+TOKENS = "the number of tokens of a text, of which the first is not predicted,"
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,8 @@ def corpus_sample(
     Raises:
         InputError: a split without documents, or none of two tokens.
     """
-    _check(texts, tokens)
+    check_whole("the number of texts", texts, 1)
+    check_whole(TOKENS, tokens, LEAST_TOKENS)
     numbers = documents_of(corpus, split)
     drawn = np.random.default_rng(seed).permutation(numbers)[:texts]
     lengths = np.minimum(corpus.lengths[drawn], tokens).tolist()
@@ -81,7 +83,8 @@ def document_sample(
     """
     from prismlm.corpus.words import encode
 
-    _check(texts, tokens)
+    check_whole("the number of texts", texts, 1)
+    check_whole(TOKENS, tokens, LEAST_TOKENS)
     rng = np.random.default_rng(seed)
     kept: list[str] = []
     for number, document in enumerate(documents):
@@ -134,13 +137,3 @@ def _sample(name: str, rows: list[Tensor]) -> Sample:
             "in a text of one token. Give longer ones."
         )
     return Sample(name, kept, len(rows) - len(kept))
-
-
-def _check(texts: int, tokens: int) -> None:
-    if texts < 1:
-        raise InputError(f"{texts} texts: expected at least 1.")
-    if tokens < LEAST_TOKENS:
-        raise InputError(
-            f"{tokens} tokens of a text: expected at least {LEAST_TOKENS}, since nothing is "
-            "predicted in a text of one token."
-        )

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from prismlm.errors import InputError
+from prismlm.errors import InputError, check_choice, check_whole
 from prismlm.instruments.forward import target_losses
 from prismlm.instruments.uncertainty_feedback.sample import of_one_length
 from prismlm.models.evaluating import evaluating
@@ -45,10 +45,8 @@ class Signal:
     passes: int = 2
 
     def __post_init__(self) -> None:
-        if self.kind not in ("passes", "recursion"):
-            raise InputError(f"there is no signal {self.kind!r}: expected passes or recursion.")
-        if self.passes < 1:
-            raise InputError(f"{self.passes} passes: expected at least 1.")
+        check_choice("the signal", self.kind, ("passes", "recursion"))
+        check_whole("the number of passes", self.passes, 1)
 
     @property
     def words(self) -> str:
@@ -133,6 +131,16 @@ def replay(
                 found[number] = Replay(losses[row], shares[row])
             task.advance(ids.numel())
     return tuple(found[number] for number in range(len(texts)))
+
+
+def summed(found: Sequence[Replay]) -> Float[np.ndarray, " texts"]:
+    """Return the loss of each text, nats."""
+    return np.array([float(one.losses.sum()) for one in found])
+
+
+def predictions_of(texts: Sequence[Tensor]) -> Float[np.ndarray, " texts"]:
+    """Return how many tokens of each text are predicted: all but its first."""
+    return np.array([len(text) - 1 for text in texts], dtype=np.float64)
 
 
 def run(model: PreTrainedModel, ids: Tensor, codes: Tensor, **more: Any) -> Any:
