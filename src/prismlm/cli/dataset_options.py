@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import typer
-
 from prismlm.cli.options import option
 
 
 def _column(role: str, otherwise: str) -> Any:
-    return typer.Option(
-        f"--{role}-column", metavar="NAME", help=f"Column of the {role}; {otherwise}."
-    )
+    return option("NAME", f"Column of the {role}; {otherwise}.", f"--{role}-column")
 
 
 Dataset = Annotated[

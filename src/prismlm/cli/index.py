@@ -47,10 +47,8 @@ PositionShare = Annotated[
 ]
 CodesOfStates = Annotated[
     str,
-    typer.Option(
-        "--codes",
-        metavar="NAME",
-        help="int8; pq, pq8 or pq12: a fourth to a twelfth of the size, less exact.",
+    option(
+        "NAME", "int8; pq, pq8 or pq12: a fourth to a twelfth of the size, less exact.", "--codes"
     ),
 ]
 Overwrite = Annotated[bool, flag("--overwrite", "Replace a lens, or one that was begun otherwise.")]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prismlm.cli.options import Json, Model, Overwrite
+from prismlm.cli.options import Json, Model, Overwrite, flag, option
 from prismlm.cli.output import print_json
 from prismlm.errors import InputError
 from prismlm.outputs import check_outputs
@@ -19,27 +19,23 @@ if TYPE_CHECKING:
 
 Roles = Annotated[
     bool,
-    typer.Option(
-        "--roles",
-        help="In place of a text: which heads look for subject, object, determiners or verbs.",
+    flag(
+        "--roles", "In place of a text: which heads look for subject, object, determiners or verbs."
     ),
 ]
 CasesFile = Annotated[
     Path | None,
-    typer.Option(
-        metavar="FILE", help="Sentences for --roles, JSON lines with marked words; else bundled."
-    ),
+    option("FILE", "Sentences for --roles, JSON lines with marked words; else bundled."),
 ]
 Draws = Annotated[
     int | None,
-    typer.Option(metavar="N", help="Of random words, for --roles; else as many as p needs."),
+    option("N", "Of random words, for --roles; else as many as p needs."),
 ]
 
 Untrained = Annotated[
     bool,
-    typer.Option(
-        "--untrained/--no-untrained",
-        help="With --roles, search the same model with random weights too.",
+    flag(
+        "--untrained/--no-untrained", "With --roles, search the same model with random weights too."
     ),
 ]
 
@@ -49,22 +45,16 @@ def attention(
     text: Annotated[
         str | None, typer.Argument(metavar="TEXT", help="Of at least two tokens.")
     ] = None,
-    layer: Annotated[int | None, typer.Option(metavar="N", help="Only this layer.")] = None,
-    head: Annotated[
-        int | None, typer.Option(metavar="H", help="Only this head of a layer, or of --group.")
-    ] = None,
-    group: Annotated[
-        str | None, typer.Option(metavar="GROUP", help="Only signal or only noise heads.")
-    ] = None,
-    top: Annotated[int, typer.Option(metavar="K", help="Strongest weights shown of a head.")] = 3,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a PNG; needs the extra plot.")
-    ] = None,
+    layer: Annotated[int | None, option("N", "Only this layer.")] = None,
+    head: Annotated[int | None, option("H", "Only this head of a layer, or of --group.")] = None,
+    group: Annotated[str | None, option("GROUP", "Only signal or only noise heads.")] = None,
+    top: Annotated[int, option("K", "Strongest weights shown of a head.")] = 3,
+    out: Annotated[Path | None, option("FILE", "Write a PNG; needs the extra plot.")] = None,
     overwrite: Overwrite = False,
     roles: Roles = False,
     cases: CasesFile = None,
     draws: Draws = None,
-    seed: Annotated[int, typer.Option(metavar="S", help="Of the draws.")] = 0,
+    seed: Annotated[int, option("S", "Of the draws.")] = 0,
     beside_untrained: Untrained = True,
     as_json: Json = False,
 ) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from prismlm.cli.options import Json, Model, Overwrite, Page, Split
+from prismlm.cli.options import Json, Model, Overwrite, Page, Split, option
 from prismlm.cli.output import print_json
 from prismlm.errors import InputError, suggest
 from prismlm.outputs import check_outputs, output_file
@@ -23,14 +23,11 @@ FORMATS = ["svg", "png"]
 DOTS_PER_INCH = 160
 CorpusToRead = Annotated[
     Path | None,
-    typer.Option(
-        metavar="DIR",
-        help="The corpus to read; else what the model was trained on, or none with --text.",
-    ),
+    option("DIR", "The corpus to read; else what the model was trained on, or none with --text."),
 ]
 SecondModel = Annotated[
     Path | None,
-    typer.Option(metavar="MODEL", help="Metrics of a second model on the same text."),
+    option("MODEL", "Metrics of a second model on the same text."),
 ]
 
 
@@ -39,23 +36,15 @@ def channels(
     corpus: CorpusToRead = None,
     split: Split = "heldout",
     max_tokens: Annotated[
-        int, typer.Option(metavar="N", help="Tokens to read, from all over the corpus; 0 for all.")
+        int, option("N", "Tokens to read, from all over the corpus; 0 for all.")
     ] = 100_000,
-    layer: Annotated[int | None, typer.Option(metavar="N", help="Only this layer.")] = None,
-    channel: Annotated[
-        int | None, typer.Option(metavar="K", help="Only this channel of --layer, in full.")
-    ] = None,
-    text: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Show what this text writes and reads.")
-    ] = None,
-    top: Annotated[int, typer.Option(metavar="N", help="Sequences kept of each channel.")] = 10,
+    layer: Annotated[int | None, option("N", "Only this layer.")] = None,
+    channel: Annotated[int | None, option("K", "Only this channel of --layer, in full.")] = None,
+    text: Annotated[str | None, option("TEXT", "Show what this text writes and reads.")] = None,
+    top: Annotated[int, option("N", "Sequences kept of each channel.")] = 10,
     beside: SecondModel = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write plots; needs the extra plot.")
-    ] = None,
-    image: Annotated[
-        str, typer.Option("--format", metavar="FORMAT", help="Of the plots: svg or png.")
-    ] = "svg",
+    out: Annotated[Path | None, option("DIR", "Write plots; needs the extra plot.")] = None,
+    image: Annotated[str, option("FORMAT", "Of the plots: svg or png.", "--format")] = "svg",
     html: Page = None,
     overwrite: Overwrite = False,
     as_json: Json = False,

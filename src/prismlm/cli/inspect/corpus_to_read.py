@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from prismlm.cli.options import option
 from prismlm.errors import InputError
 
 if TYPE_CHECKING:
@@ -19,11 +18,11 @@ if TYPE_CHECKING:
 LENGTH = 256
 CorpusToRead = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="The corpus to read; else what the model was trained on."),
+    option("DIR", "The corpus to read; else what the model was trained on."),
 ]
 Length = Annotated[
     int | None,
-    typer.Option(metavar="T", help="Tokens of a window; else of a training row, or 256."),
+    option("T", "Tokens of a window; else of a training row, or 256."),
 ]
 
 

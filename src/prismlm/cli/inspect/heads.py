@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from prismlm.cli.inspect.corpus_to_read import CorpusToRead, Length, open_both
-from prismlm.cli.options import Json, Overwrite, Split
+from prismlm.cli.options import Json, Overwrite, Split, option
 from prismlm.cli.output import print_json
 from prismlm.errors import InputError
 from prismlm.outputs import check_outputs
@@ -23,16 +23,14 @@ def heads(
     corpus: CorpusToRead = None,
     split: Split = "heldout",
     tokens: Annotated[
-        int, typer.Option(metavar="N", help="Tokens to read, from all over the corpus; 0 for all.")
+        int, option("N", "Tokens to read, from all over the corpus; 0 for all.")
     ] = 20_000,
     length: Length = None,
-    layer: Annotated[int | None, typer.Option(metavar="N", help="Only this layer.")] = None,
+    layer: Annotated[int | None, option("N", "Only this layer.")] = None,
     least_visible: Annotated[
-        int, typer.Option(metavar="N", help="Only queries that see so many tokens of their window.")
+        int, option("N", "Only queries that see so many tokens of their window.")
     ] = 16,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE.csv", help="Write a row a head.")
-    ] = None,
+    out: Annotated[Path | None, option("FILE.csv", "Write a row a head.")] = None,
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:

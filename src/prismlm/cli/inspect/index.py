@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prismlm.cli.options import Json, Lens, Model, load_with_lens
+from prismlm.cli.options import Json, Lens, Model, flag, load_with_lens
 from prismlm.cli.output import print_json
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def index(
     lens: Lens = None,
     verify: Annotated[
         bool,
-        typer.Option("--verify", help="Compare the model's weights with what was written too."),
+        flag("--verify", "Compare the model's weights with what was written too."),
     ] = False,
     as_json: Json = False,
 ) -> None:

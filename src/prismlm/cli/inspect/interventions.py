@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prismlm.cli.options import Json, Overwrite, parse_places
+from prismlm.cli.options import Json, Overwrite, flag, option, parse_places
 from prismlm.cli.output import print_json
 from prismlm.errors import InputError, suggest
 from prismlm.files import json_text
@@ -25,30 +25,18 @@ Models = Annotated[
 ]
 CasesFile = Annotated[
     str,
-    typer.Option(
+    option(
+        "NAME|FILE",
+        "covid, men, mental_health, new_zealand or women; or JSON lines of one's own.",
         "--cases",
-        metavar="NAME|FILE",
-        help="covid, men, mental_health, new_zealand or women; or JSON lines of one's own.",
     ),
 ]
-Places = Annotated[
-    list[str] | None, typer.Option(metavar="L:K", help="Channel K of layer L; may be repeated.")
-]
-Find = Annotated[
-    bool, typer.Option("--find", help="Find it, by what writes at the cases' targets.")
-]
-Controls = Annotated[
-    int, typer.Option(metavar="N", help="Control channels drawn beside each channel.")
-]
-ControlFromWhere = Annotated[
-    str, typer.Option(metavar="WHERE", help="Drawn from the same layer, or the whole model.")
-]
-Reinitialisations = Annotated[
-    int, typer.Option(metavar="N", help="Random prototypes drawn for each channel.")
-]
-FirstToken = Annotated[
-    bool, typer.Option("--first-token", help="Of a target of several tokens, the first.")
-]
+Places = Annotated[list[str] | None, option("L:K", "Channel K of layer L; may be repeated.")]
+Find = Annotated[bool, flag("--find", "Find it, by what writes at the cases' targets.")]
+Controls = Annotated[int, option("N", "Control channels drawn beside each channel.")]
+ControlFromWhere = Annotated[str, option("WHERE", "Drawn from the same layer, or the whole model.")]
+Reinitialisations = Annotated[int, option("N", "Random prototypes drawn for each channel.")]
+FirstToken = Annotated[bool, flag("--first-token", "Of a target of several tokens, the first.")]
 
 
 def interventions(
@@ -56,26 +44,18 @@ def interventions(
     cases: CasesFile,
     channel: Places = None,
     find: Find = False,
-    corpus: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The corpus that --find reads.")
-    ] = None,
+    corpus: Annotated[Path | None, option("DIR", "The corpus that --find reads.")] = None,
     max_tokens: Annotated[
-        int, typer.Option(metavar="N", help="Tokens that --find reads of a split; 0 for all.")
+        int, option("N", "Tokens that --find reads of a split; 0 for all.")
     ] = 500_000,
     controls: Controls = 5,
     control_from: ControlFromWhere = "layer",
-    by: Annotated[
-        str, typer.Option(metavar="UNIT", help="Changes: relative, in %, or points.")
-    ] = "relative",
-    minimum: Annotated[
-        float, typer.Option(metavar="P", help="Leave out cases whose target is less probable.")
-    ] = 0.01,
+    by: Annotated[str, option("UNIT", "Changes: relative, in %, or points.")] = "relative",
+    minimum: Annotated[float, option("P", "Leave out cases whose target is less probable.")] = 0.01,
     reinitialisations: Reinitialisations = 3,
     first_token: FirstToken = False,
-    seed: Annotated[int, typer.Option(metavar="S", help="Of controls and random prototypes.")] = 0,
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write JSON, Markdown and Parquet.")
-    ] = None,
+    seed: Annotated[int, option("S", "Of controls and random prototypes.")] = 0,
+    out: Annotated[Path | None, option("DIR", "Write JSON, Markdown and Parquet.")] = None,
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from prismlm.cli.options import Json, Lens, Model, choice, load_with_lens, number
+from prismlm.cli.options import Json, Lens, Model, choice, load_with_lens, number, option
 from prismlm.cli.output import console_for_reading, plain, print_json
 from prismlm.errors import InputError, suggest
 
@@ -16,10 +16,8 @@ if TYPE_CHECKING:
 SORTS = ("usage", "score", "name", "id")
 CONTEXTS, BEFORE, AFTER = 5, 100, 50
 
-Query = Annotated[
-    str, typer.Option("--search", metavar="WORDS", help="In names, tokens and contexts.")
-]
-Category = Annotated[str | None, typer.Option(metavar="NAME", help="Only those of a category.")]
+Query = Annotated[str, option("WORDS", "In names, tokens and contexts.", "--search")]
+Category = Annotated[str | None, option("NAME", "Only those of a category.")]
 SortedBy = Annotated[str, choice("BY", "usage, score (of the name), name or id.", SORTS)]
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from prismlm.cli.inspect.corpus_to_read import CorpusToRead, Length, open_both
-from prismlm.cli.options import Json, Model, Split
+from prismlm.cli.options import Json, Model, Split, flag, option
 from prismlm.cli.output import print_json
 
 
@@ -16,30 +14,22 @@ def spectra(
     corpus: CorpusToRead = None,
     split: Split = "heldout",
     tokens: Annotated[
-        int, typer.Option(metavar="N", help="Tokens that positions are drawn from; 0 for all.")
+        int, option("N", "Tokens that positions are drawn from; 0 for all.")
     ] = 50_000,
     length: Length = None,
-    positions: Annotated[
-        int, typer.Option(metavar="N", help="Positions of coding rates and of content.")
-    ] = 2048,
+    positions: Annotated[int, option("N", "Positions of coding rates and of content.")] = 2048,
     distortion: Annotated[
-        float, typer.Option(metavar="EPSILON", help="Of coding rates; the source leaves it open.")
+        float, option("EPSILON", "Of coding rates; the source leaves it open.")
     ] = 0.5,
-    order: Annotated[
-        int, typer.Option(metavar="N", help="Of small denominators: n and m from 1 to this.")
-    ] = 22,
+    order: Annotated[int, option("N", "Of small denominators: n and m from 1 to this.")] = 22,
     context: Annotated[
         int | None,
-        typer.Option(metavar="T", help="Tokens of a window of the loss; else twice a row's."),
+        option("T", "Tokens of a window of the loss; else twice a row's."),
     ] = None,
-    documents: Annotated[
-        int, typer.Option(metavar="N", help="Documents that the loss is read of.")
-    ] = 32,
-    seed: Annotated[
-        int, typer.Option(metavar="N", help="Of positions, documents and controls.")
-    ] = 0,
+    documents: Annotated[int, option("N", "Documents that the loss is read of.")] = 32,
+    seed: Annotated[int, option("N", "Of positions, documents and controls.")] = 0,
     loss_only: Annotated[
-        bool, typer.Option("--loss-only", help="Only the loss by length; of any decoder.")
+        bool, flag("--loss-only", "Only the loss by length; of any decoder.")
     ] = False,
     as_json: Json = False,
 ) -> None:

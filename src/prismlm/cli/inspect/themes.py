@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from prismlm.cli.inspect.corpus_to_read import CorpusToRead, open_both
-from prismlm.cli.options import Json, Lens, Model, Split, choice, load_with_lens, number
+from prismlm.cli.options import Json, Lens, Model, Split, choice, load_with_lens, number, option
 from prismlm.cli.output import print_json
 from prismlm.errors import InputError
 
@@ -37,11 +37,9 @@ def themes(
     seed: Annotated[int, number("S", "Of the units and of random sequences.")] = 0,
     endpoint: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Ask a language model at any OpenAI-compatible endpoint."),
+        option("URL", "Ask a language model at any OpenAI-compatible endpoint."),
     ] = None,
-    endpoint_model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="What the model is called there.")
-    ] = None,
+    endpoint_model: Annotated[str | None, option("NAME", "What the model is called there.")] = None,
     as_json: Json = False,
 ) -> None:
     """Show the themes of a model's units, from the ten sequences that activate each most.

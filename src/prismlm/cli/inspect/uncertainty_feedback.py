@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from prismlm.cli.inspect.corpus_to_read import LENGTH, CorpusToRead
-from prismlm.cli.options import TEXT_KINDS, DryRun, Json, Model, Split
+from prismlm.cli.options import TEXT_KINDS, DryRun, Json, Model, Split, option
 from prismlm.cli.output import print_cost, print_json
 from prismlm.errors import InputError
 
@@ -25,46 +25,34 @@ Files = Annotated[
     list[Path] | None,
     typer.Argument(metavar="FILE...", help=f"Texts in place of a corpus: {TEXT_KINDS}."),
 ]
-Texts = Annotated[
-    list[str] | None, typer.Option(metavar="TEXT", help="A text to read; may be repeated.")
-]
-TextColumn = Annotated[str, typer.Option(metavar="NAME", help="Of texts in files.")]
+Texts = Annotated[list[str] | None, option("TEXT", "A text to read; may be repeated.")]
+TextColumn = Annotated[str, option("NAME", "Of texts in files.")]
 Checks = Annotated[
     list[str] | None,
-    typer.Option(
-        metavar="CHECK",
-        help="ablation, prefill, attention, hedging, mistakes or probe; may be repeated. Else "
+    option(
+        "CHECK",
+        "ablation, prefill, attention, hedging, mistakes or probe; may be repeated. Else "
         "all that model and texts allow.",
     ),
 ]
-TextsToRead = Annotated[int, typer.Option(metavar="N", help="Texts to read.")]
+TextsToRead = Annotated[int, option("N", "Texts to read.")]
 Tokens = Annotated[
     int | None,
-    typer.Option(metavar="T", help="Tokens of each; else of a training row, or 256."),
+    option("T", "Tokens of each; else of a training row, or 256."),
 ]
 SignalFrom = Annotated[
     str,
-    typer.Option(
-        metavar="HOW", help="The model's own codes: by passes, or by recursion, the true ones."
-    ),
+    option("HOW", "The model's own codes: by passes, or by recursion, the true ones."),
 ]
 Passes = Annotated[
     int | None,
-    typer.Option(metavar="N", help="Of --signal passes; else the model's, at least 2."),
+    option("N", "Of --signal passes; else the model's, at least 2."),
 ]
-Permutations = Annotated[
-    int, typer.Option(metavar="N", help="Of the shuffled signal, for ablation.")
-]
-Written = Annotated[
-    int, typer.Option(metavar="N", help="Tokens to write after each text, for hedging.")
-]
-Temperature = Annotated[
-    float, typer.Option(metavar="T", help="Of what is written; 0 for the likeliest token.")
-]
-Steps = Annotated[
-    int, typer.Option(metavar="K", help="Tokens looked at after a step or a mistake.")
-]
-Seed = Annotated[int, typer.Option(metavar="S", help="Of all that is drawn.")]
+Permutations = Annotated[int, option("N", "Of the shuffled signal, for ablation.")]
+Written = Annotated[int, option("N", "Tokens to write after each text, for hedging.")]
+Temperature = Annotated[float, option("T", "Of what is written; 0 for the likeliest token.")]
+Steps = Annotated[int, option("K", "Tokens looked at after a step or a mistake.")]
+Seed = Annotated[int, option("S", "Of all that is drawn.")]
 
 
 def uncertainty_feedback(
