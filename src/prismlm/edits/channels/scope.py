@@ -43,19 +43,23 @@ class _LayerIntervention:
         channels: R.
         groups: G.
         prototypes: those drawn anew, by channel.
-        write_excluded, read_excluded: channels with the score −∞.
-        write_zero, read_zero: channels whose gate is set to zero.
+        masked: the gate, whether its score is −∞ or else the gate zero, and the channel.
         clamps: recorded gates, in the order in which they take the place of the model's own.
     """
 
     channels: int
     groups: int
     prototypes: Mapping[int, Tensor] = field(default_factory=dict[int, Tensor])
-    write_excluded: frozenset[int] = frozenset()
-    read_excluded: frozenset[int] = frozenset()
-    write_zero: frozenset[int] = frozenset()
-    read_zero: frozenset[int] = frozenset()
+    masked: frozenset[tuple[str, bool, int]] = frozenset()
     clamps: tuple[LayerClamp, ...] = ()
+
+    def excluded(self, gate: str) -> list[int]:
+        """The channels with the score −∞ in a gate, ascending."""
+        return sorted(k for name, excluded, k in self.masked if name == gate and excluded)
+
+    def zero(self, gate: str) -> list[int]:
+        """The channels of a gate that are set to zero, ascending."""
+        return sorted(k for name, excluded, k in self.masked if name == gate and not excluded)
 
     def then(self, inner: _LayerIntervention) -> _LayerIntervention:
         """Return both, with ``inner``'s draw where both draw one channel anew."""
@@ -63,10 +67,7 @@ class _LayerIntervention:
             self.channels,
             self.groups,
             {**self.prototypes, **inner.prototypes},
-            self.write_excluded | inner.write_excluded,
-            self.read_excluded | inner.read_excluded,
-            self.write_zero | inner.write_zero,
-            self.read_zero | inner.read_zero,
+            self.masked | inner.masked,
             self.clamps + inner.clamps,
         )
 
@@ -147,10 +148,8 @@ def _by_layer(
             )
         for layer in chosen_layers(len(mixers), intervention.layers):
             clamp = layer_clamp(intervention, layer, mixers[layer])
-            yield (
-                layer,
-                _LayerIntervention(mixers[layer].channels, mixers[layer].groups, clamps=(clamp,)),
-            )
+            size = mixers[layer].channels, mixers[layer].groups
+            yield layer, _LayerIntervention(*size, clamps=(clamp,))
         return
     if not isinstance(intervention, (Reinitialise, MaskWrite, MaskRead)):
         raise InputError(
@@ -166,23 +165,12 @@ def _by_layer(
 def _on_channel(
     intervention: Reinitialise | MaskWrite | MaskRead, mixer: PrototypeMixer
 ) -> _LayerIntervention:
-    members, none = frozenset([intervention.channel]), frozenset[int]()
     if isinstance(intervention, Reinitialise):
         drawn = {intervention.channel: _drawn(intervention, mixer)}
         return _LayerIntervention(mixer.channels, mixer.groups, drawn)
-    # In the order of the fields: −∞ in the write and the read gate, then zero in both.
-    place = 2 * (not intervention.renormalise) + isinstance(intervention, MaskRead)
-    excluded_write, excluded_read, zero_write, zero_read = (
-        members if i == place else none for i in range(4)
-    )
-    return _LayerIntervention(
-        mixer.channels,
-        mixer.groups,
-        write_excluded=excluded_write,
-        read_excluded=excluded_read,
-        write_zero=zero_write,
-        read_zero=zero_read,
-    )
+    gate = "read" if isinstance(intervention, MaskRead) else "write"
+    masked = frozenset([(gate, intervention.renormalise, intervention.channel)])
+    return _LayerIntervention(mixer.channels, mixer.groups, masked=masked)
 
 
 def _decoders(model: nn.Module, layers: Iterable[_LayerIntervention]) -> tuple[nn.Module, ...]:
@@ -207,7 +195,8 @@ def _drawn(intervention: Reinitialise, mixer: PrototypeMixer) -> Tensor:
 
 def _check(wanted: _LayerIntervention) -> None:
     size = wanted.channels // wanted.groups
-    for name, excluded in (("write", wanted.write_excluded), ("read", wanted.read_excluded)):
+    for name in ("write", "read"):
+        excluded = set(wanted.excluded(name))
         for first in range(0, wanted.channels, size):
             if excluded.issuperset(range(first, first + size)):
                 of = "" if wanted.groups == 1 else f" of group {first // size}"
@@ -232,10 +221,10 @@ def _before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         places = torch.tensor(list(wanted.prototypes), device=device)
         rows = torch.stack(list(wanted.prototypes.values())).to(inputs.prototypes)
         inputs = inputs._replace(prototypes=inputs.prototypes.index_copy(0, places, rows))
-    write = _flags(wanted.write_excluded, wanted.channels, device)
+    excluded = wanted.excluded("write"), wanted.excluded("read")
+    write = _flags(excluded[0], wanted.channels, device)
     # One tensor for both keeps shared gates shared.
-    same = wanted.read_excluded == wanted.write_excluded
-    read = write if same else _flags(wanted.read_excluded, wanted.channels, device)
+    read = write if excluded[0] == excluded[1] else _flags(excluded[1], wanted.channels, device)
     return (inputs._replace(write_excluded=write, read_excluded=read),), kwargs
 
 
@@ -243,23 +232,23 @@ def _after(
     module: nn.Module, args: Any, kwargs: Any, evidence: MixerEvidence
 ) -> MixerEvidence | None:
     wanted = _in_force.get().get(module)
-    if wanted is None or not (wanted.write_zero or wanted.read_zero or wanted.clamps):
+    zeros = [] if wanted is None else [wanted.zero("write"), wanted.zero("read")]
+    if wanted is None or not (any(zeros) or wanted.clamps):
         return None
     for clamp in wanted.clamps:
         evidence = clamped(evidence, clamp)
-    if not (wanted.write_zero or wanted.read_zero):
+    if not any(zeros):
         return evidence
-    zeros = (wanted.write_zero, wanted.read_zero)
     gates = [
-        gate if not zero else gate.index_fill(-1, torch.tensor(sorted(zero), device=gate.device), 0)
+        gate if not zero else gate.index_fill(-1, torch.tensor(zero, device=gate.device), 0)
         for gate, zero in zip(evidence, zeros, strict=True)
     ]
     return MixerEvidence(*gates)
 
 
-def _flags(channels: frozenset[int], count: int, device: torch.device) -> Tensor | None:
+def _flags(channels: list[int], count: int, device: torch.device) -> Tensor | None:
     if not channels:
         return None
     flags = torch.zeros(count, dtype=torch.bool, device=device)
-    flags[list(channels)] = True
+    flags[channels] = True
     return flags
