@@ -71,21 +71,25 @@ def _judges(results: list[dict[str, Any]]) -> list[str]:
         "## The judge, judged first",
         "",
         "A judge is asked which of two continuations of a held-out text is better, in both orders: "
-        "what really follows, or the same words shuffled; and what really follows, or what follows "
-        "another text. A share is the mean of both orders, a tie being a half, with Wilson's 95 % "
-        "interval over texts; who does not look at the texts gets 50 %. The source reports no such "
-        "examination.",
+        "what really follows, or the same words shuffled; or what follows another text; or the "
+        "text's last six words again and again. Who judges *by likelihood* is not asked: it "
+        "prefers what it finds more probable, a token. A share is the mean of both orders, a tie "
+        "being a half, with Wilson's 95 % interval over texts; who does not look at the texts "
+        "gets 50 %. The source reports no such examination.",
         "",
         *table_head(
-            "| judge | texts | prefers real to shuffled, % | to that of another text, % | changes "
-            "with the order, % | same place in both orders, % | says A, % | ties, % | usable |"
+            "| judge | texts | prefers real to shuffled, % | to that of another text, % | to "
+            "repetition, % | changes with the order, % | same place in both orders, % | says A, "
+            "% | ties, % | usable |"
         ),
     ]
     for one in results:
         judge = one["judge"]
         order, real = judge["order"], judge["preferred"]
-        shares = (real["shuffled"], real["elsewhere"], order["changed"], order["by_position"])
-        cells = [_percent(share) for share in (*shares, order["first"])]
+        controls = ("shuffled", "elsewhere", "repeated")
+        shares = [real[name] for name in controls]
+        shares += [order[name] for name in ("changed", "by_position", "first")]
+        cells = [_percent(share) for share in shares]
         lines.append(
             f"| `{one['called']}` | {one['prompts']} of {escaped(one['text'])} | "
             f"{' | '.join(cells)} | {100 * order['ties']:.0f} | "

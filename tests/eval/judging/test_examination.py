@@ -5,7 +5,7 @@ import pytest
 
 from prismlm.eval.judging.continuations import Prompt
 from prismlm.eval.judging.examination import examination_pairs, examine, wilson
-from prismlm.eval.judging.judges import Judge
+from prismlm.eval.judging.judges import Judge, Pair
 from prismlm.labels.answers import Answers
 
 PROMPTS = [
@@ -62,14 +62,17 @@ def test_wilson_by_hand():
 
 def test_pairs_are_the_same_words_and_those_of_another_prompt():
     pairs = examination_pairs([*PROMPTS, Prompt("short", "no more", "")])
-    for prompt, shuffled, other in zip(PROMPTS, *pairs.values(), strict=True):
-        assert shuffled.a == other.a == prompt.reference
+    for prompt, shuffled, other, again in zip(PROMPTS, *pairs.values(), strict=True):
+        assert shuffled.a == other.a == again.a == prompt.reference
+        assert again.b.split() == prompt.text.split() * 6
         assert sorted(shuffled.b.split()) == sorted(prompt.reference.split())
         assert shuffled.b != prompt.reference
         assert other.b in {one.reference for one in PROMPTS} - {prompt.reference}
     assert examination_pairs(PROMPTS) == examination_pairs(PROMPTS)
     # Nothing can be told where all words are alike.
-    assert examination_pairs([Prompt("1", "a", "x x x x")] * 2) == {"shuffled": [], "elsewhere": []}
+    alike = examination_pairs([Prompt("1", "b c d e f g h", "x x x x x x x x")] * 2)
+    again = Pair("b c d e f g h", "x x x x x x x x", "c d e f g h c d")
+    assert alike == {"shuffled": [], "elsewhere": [], "repeated": [again] * 2}
 
 
 def test_a_judge_that_reads_is_usable(tmp_path):
@@ -77,7 +80,7 @@ def test_a_judge_that_reads_is_usable(tmp_path):
     assert found["usable"]
     assert found["reasons"] == []
     shares = found["preferred"]
-    assert [shares[name]["value"] for name in ("shuffled", "elsewhere")] == [1, 1]
+    assert [shares[name]["value"] for name in ("shuffled", "elsewhere", "repeated")] == [1, 1, 1]
     # z² / (n + z²) is missing of 1.
     assert shares["shuffled"]["low"] == pytest.approx(30 / (30 + 1.96**2), abs=1e-4)
     assert found["order"]["changed"]["value"] == 0
@@ -91,7 +94,18 @@ def test_a_judge_that_follows_positions_is_unusable(tmp_path, place):
     assert found["preferred"]["shuffled"]["value"] == 0.5
     assert found["order"]["by_position"]["value"] == found["order"]["changed"]["value"] == 1
     assert found["order"]["first"]["value"] == (place == "A")
-    assert ["real text" in found["reasons"][0], "position" in found["reasons"][1]] == [True, True]
+    words = ("words shuffled", "again and again", "position")
+    assert all(word in said for word, said in zip(words, found["reasons"], strict=True))
+
+
+def test_a_judge_that_likes_repetition_is_unusable(tmp_path):
+    def rule(text, a, b):
+        first, second = (len(set(response.split())) for response in (a, b))
+        return "A" if first < second else "B" if second < first else reads(text, a, b)
+
+    found = examined(rule, tmp_path)
+    assert [found["preferred"][name]["value"] for name in ("shuffled", "repeated")] == [1, 0]
+    assert ["again and again" in reason for reason in found["reasons"]] == [True]
 
 
 def test_a_judge_by_length_or_by_chance_is_unusable_for_what_it_prefers(tmp_path):
@@ -118,7 +132,7 @@ def test_pairs_without_an_answer_count_for_nothing(tmp_path):
 
     found = examined(sometimes, tmp_path)
     assert found["preferred"]["shuffled"]["count"] == 29
-    assert (found["order"]["pairs"], found["order"]["failed"]) == (58, 2)
+    assert (found["order"]["pairs"], found["order"]["failed"]) == (87, 3)
 
 
 def test_without_references_nothing_is_judged_and_the_judge_is_unusable(tmp_path):

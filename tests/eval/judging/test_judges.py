@@ -6,7 +6,13 @@ import pytest
 import torch
 
 from prismlm.errors import FormatError, InputError
-from prismlm.eval.judging.judges import EndpointJudge, Judged, LocalJudge, Pair
+from prismlm.eval.judging.judges import (
+    EndpointJudge,
+    Judged,
+    LikelihoodJudge,
+    LocalJudge,
+    Pair,
+)
 from prismlm.labels.endpoint import Endpoint
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.progress import SILENT
@@ -125,6 +131,31 @@ def test_a_local_judge_says_what_is_most_probable(ordinary, tmp_path, chat):
         assert value == pytest.approx(float(log), abs=1e-4)
     assert judge.asked()["passes"] == 1
     assert judge.verdicts([question], "", SILENT)[0] == max(found, key=found.get)
+
+
+def test_likelihood_is_the_mean_over_a_responses_tokens_whatever_the_order(ordinary, tmp_path):
+    judge = LikelihoodJudge(ordinary[0], tmp_path / "kept")
+    model, tokenizer = read_checkpoint(ordinary[0])
+    means = []
+    for response in ("a good end", "bad"):
+        text, own = (
+            tokenizer(part, add_special_tokens=False)["input_ids"]
+            for part in ("Text begins", f" {response}")
+        )
+        logits = model(torch.tensor([[*text, *own]])).logits[0, len(text) - 1 : -1]
+        log = logits.detach().log_softmax(-1)[range(len(own)), own]
+        means.append(float(log.sum()) / len(own))
+    pair = Pair("Text begins", "a good end", "bad")
+    found = judge.log_probabilities(judge.question(pair))
+    assert [found["A"], found["B"]] == pytest.approx(means, abs=1e-4)
+    expected = Judged("A", "B") if means[0] > means[1] else Judged("B", "A")
+    assert judge.judge([pair]) == [expected]
+    # Each response is read once, and kept verdicts are not those of a judge that is asked.
+    assert judge.asked()["passes"] == 2
+    assert LikelihoodJudge(ordinary[0], tmp_path / "kept").left([pair]) == (0, 0)
+    assert LocalJudge(ordinary[0], tmp_path / "kept").left([pair])[0] == 2
+    with pytest.raises(InputError, match="and it reads 1024: give shorter prompts"):
+        judge.judge([Pair("word " * 1000, "a", "b")])
 
 
 def test_answers_of_several_tokens_each_are_read_too(ordinary, tmp_path):

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from prismlm.cli.label import ModelThere, Url
-from prismlm.cli.options import DryRun, Json, Temperature, number, option
+from prismlm.cli.options import DryRun, Json, Temperature, flag, number, option
 from prismlm.cli.output import console_for_reading, plain, print_cost, print_json, table_of
 from prismlm.errors import InputError
 from prismlm.outputs import check_outputs
@@ -26,6 +26,9 @@ Count = Annotated[int, number("N", "Texts, of a corpus drawn by the seed.", 2)]
 Words = Annotated[int, number("N", "Words of a text that are given.", 1)]
 NewTokens = Annotated[int, number("N", "Tokens that each model writes, at most.", 1)]
 LocalJudge = Annotated[Path | None, option("DIR", "A model directory that judges.")]
+Likelihood = Annotated[
+    bool, flag("--likelihood", "The judge is not asked: it prefers what it finds more probable.")
+]
 Seed = Annotated[int, number("S", "Of all that is drawn.")]
 Out = Annotated[
     Path | None, option("DIR", "Where all is kept; else eval/judge of the first model.")
@@ -42,6 +45,7 @@ def judge(
     new_tokens: NewTokens = 50,
     temperature: Temperature = 0.0,
     judge: LocalJudge = None,
+    likelihood: Likelihood = False,
     endpoint: Url = None,
     endpoint_model: ModelThere = None,
     seed: Seed = 0,
@@ -52,7 +56,7 @@ def judge(
     """Have models continue the same texts; compare them by BLEU, and by a judge that is examined.
 
     The judge says of each pair of continuations, in both orders, which is better; that makes Elo
-    and Bradley-Terry ratings. First it is asked about real text and the same words shuffled: the
+    and Bradley-Terry ratings. First it is asked about real text and words shuffled or repeated: the
     ratings by one that fails are not to be read. What is made is kept: the same command goes on
     where it was stopped, and models may be added.
     """
@@ -63,7 +67,7 @@ def judge(
     from prismlm.run_state import orderly_end
 
     given = models or []
-    opened = judge_opener(judge, endpoint, endpoint_model)
+    opened = judge_opener(judge, endpoint, endpoint_model, likelihood=likelihood)
     if not given and (opened is None or out is None):
         raise InputError("give a MODEL or more; without one, a judge to examine and --out DIR.")
     if (corpus is None) == (prompts is None):
@@ -125,6 +129,7 @@ def _print_judge(console: Console, judge: dict[str, Any]) -> None:
     rows = (
         ("prefers real text to its words shuffled", judge["preferred"]["shuffled"]),
         ("prefers real text to that of another prompt", judge["preferred"]["elsewhere"]),
+        ("prefers real text to the prompt's last words repeated", judge["preferred"]["repeated"]),
         ("changes its mind with the order", order["changed"]),
         ("prefers the same place in both orders", order["by_position"]),
         ("says A, of A and B", order["first"]),

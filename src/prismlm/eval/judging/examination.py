@@ -1,4 +1,4 @@
-"""The judge judged first: does it tell text from the same words shuffled, whatever the order?
+"""The judge judged first: does it tell text from words shuffled or repeated, whatever the order?
 
 A judge that does not look at the texts prefers the real one half of the time. Its share is the mean
 score of both orders, so that one who follows positions alone gets exactly a half.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import cycle, islice
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,9 @@ from prismlm.statistics import Interval
 # What the interval of text against shuffled text must lie above, and the most pairs by position.
 BAR, MOST_BY_POSITION = 0.75, 0.5
 DEVIATIONS = 1.959963984540054
-CONTROLS = ("shuffled", "elsewhere")
+CONTROLS = ("shuffled", "elsewhere", "repeated")
+# Words at the end of a prompt that are said again and again.
+WORDS_REPEATED = 6
 
 
 def wilson(successes: float, count: int) -> Interval:
@@ -38,7 +41,8 @@ def examination_pairs(prompts: Sequence[Prompt], seed: int = 0) -> dict[str, lis
     """Return what a judge is examined with, the real continuation first.
 
     ``shuffled`` has the same words in another order, ``elsewhere`` the continuation of another
-    prompt. Prompts without a reference, or whose words are all alike, give none.
+    prompt, ``repeated`` as many words: the prompt's last six again and again. Prompts without a
+    reference give none, nor do words that cannot be told from the real ones.
     """
     whole = [one for one in prompts if one.reference]
     real = [" ".join(one.reference.split()) for one in whole]
@@ -46,7 +50,9 @@ def examination_pairs(prompts: Sequence[Prompt], seed: int = 0) -> dict[str, lis
     for number, one in enumerate(whole):
         words = np.array(real[number].split(), dtype=object)
         mixed = " ".join(np.random.default_rng([seed, number]).permutation(words))
-        for name, other in zip(CONTROLS, (mixed, real[number - 1]), strict=True):
+        last = one.text.split()[-WORDS_REPEATED:]
+        again = " ".join(islice(cycle(last), len(words)))
+        for name, other in zip(CONTROLS, (mixed, real[number - 1], again), strict=True):
             found[name] += [Pair(one.text, real[number], other)] if other != real[number] else []
     return found
 
@@ -71,6 +77,12 @@ def examine(
         said = "nothing was judged" if np.isnan(low) else f"its 95 % interval begins at {low:.0%}"
         reasons.append(
             f"it must prefer real text to the same words shuffled in more than {BAR:.0%}: {said}"
+        )
+    if not (low := shares["repeated"]["low"]) > 0.5:
+        said = "nothing was judged" if np.isnan(low) else f"its 95 % interval begins at {low:.0%}"
+        reasons.append(
+            "it must prefer real text to the prompt's last words again and again more often than "
+            f"not: {said}"
         )
     if (followed := order["by_position"]["value"]) > MOST_BY_POSITION:
         reasons.append(f"it follows the position, not the text, in {followed:.0%} of the pairs")

@@ -7,6 +7,7 @@ orders, and a verdict that was given is kept.
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ import torch
 
 from prismlm import fingerprints
 from prismlm.errors import FormatError, InputError
+from prismlm.files import json_text
 from prismlm.labels.answers import Answers, Question, fenced, one_line, prompt
 from prismlm.labels.endpoint import Endpoint, Session
 from prismlm.models.checkpoint import read_checkpoint
@@ -201,6 +203,14 @@ class LocalJudge(Judge):
             ) from error
         return self._ids(str(said))
 
+    def _check_length(self, tokens: int) -> None:
+        longest = getattr(self._model.config, "max_position_embeddings", None)
+        if longest is not None and tokens > longest:
+            raise InputError(
+                f"a question to the judge {self.source} has {tokens} tokens, and it reads "
+                f"{longest}: give shorter prompts with --prompt-words, or another judge."
+            )
+
     @torch.no_grad()
     def log_probabilities(self, question: Question) -> dict[str, float]:
         """Return log P of each answer.
@@ -209,13 +219,7 @@ class LocalJudge(Judge):
             InputError: the question is longer than what the model reads.
         """
         start, found = self._prompt(question), dict[str, float]()
-        longest = getattr(self._model.config, "max_position_embeddings", None)
-        most = len(start) + max(map(len, self._spelled.values())) - 1
-        if longest is not None and most > longest:
-            raise InputError(
-                f"a question to the judge {self.source} has {most} tokens, and it reads {longest}: "
-                "give shorter prompts with --prompt-words, or another judge."
-            )
+        self._check_length(len(start) + max(map(len, self._spelled.values())) - 1)
         for path in sorted({ids[:-1] for ids in self._spelled.values()}, key=len, reverse=True):
             ids = torch.tensor([[*start, *path]], device=self._model.device)
             spelled = {n: s for n, s in self._spelled.items() if s[:-1] == path[: len(s) - 1]}
@@ -249,18 +253,67 @@ class LocalJudge(Judge):
         return {**self._tally, "failures": {}}
 
 
+class LikelihoodJudge(LocalJudge):
+    """A model directory that is asked nothing: it prefers what it finds more probable, a token.
+
+        l(r) = 1/|r| Σ_t ln p(r_t | text, r_<t)
+
+    of a response r of |r| tokens. It has no position to follow; text that says again what it has
+    said is probable too, which its examination shows.
+
+    Args:
+        directory, kept: as of :class:`LocalJudge`.
+    """
+
+    def __init__(self, directory: Path, kept: Path) -> None:
+        super().__init__(directory, kept)
+        self.source = f"{self.source}, by likelihood"
+        self._means: dict[tuple[str, str], float] = {}
+
+    def question(self, pair: Pair) -> Question:
+        """Return what verdicts of a pair in one order are kept by."""
+        said = {"role": "user", "content": json_text(["likelihood", *pair])}
+        return Question((said,), {"verdict": str}, {"verdict": tuple(WORTH)})
+
+    def log_probabilities(self, question: Question) -> dict[str, float]:
+        """Return l of both responses; a tie is what lies between.
+
+        Raises:
+            InputError: text and response are longer than what the model reads.
+        """
+        _, text, *responses = json.loads(question.messages[0]["content"])
+        a, b = (self._mean(text, response) for response in responses)
+        return {"Tie": (a + b) / 2, "A": a, "B": b}
+
+    @torch.no_grad()
+    def _mean(self, text: str, response: str) -> float:
+        if (text, response) not in self._means:
+            start, own = self._ids(text.rstrip()), self._ids(f" {response.strip()}")
+            self._check_length(len(start) + len(own))
+            ids = torch.tensor([[*start, *own]], device=self._model.device)
+            logits = self._model(input_ids=ids).logits[0, len(start) - 1 : -1].float()
+            self._tally.update(passes=1, tokens_in=ids.shape[1])
+            log = logits.log_softmax(-1).gather(1, ids[0, len(start) :, None])
+            self._means[text, response] = float(log.mean())
+        return self._means[text, response]
+
+
 def judge_opener(
-    directory: Path | None, url: str | None, name: str | None
+    directory: Path | None, url: str | None, name: str | None, *, likelihood: bool = False
 ) -> Callable[[Path], Judge] | None:
     """Return what opens a judge, given the file of its verdicts; None where none is named.
 
     Raises:
-        InputError: two judges, a URL without a model's name, or no URL.
+        InputError: two judges, a URL without a model's name, no URL, or likelihood without a model.
     """
+    if likelihood and directory is None:
+        raise InputError("--likelihood is of a model directory: name it by --judge DIR.")
     if (url is None) != (name is None):
         raise InputError("--endpoint URL and --endpoint-model NAME go together: give both.")
     if directory is not None and url is not None:
         raise InputError("--judge and --endpoint are two judges: give one.")
     if url is not None and name is not None:
         return partial(EndpointJudge, Endpoint(url, name))
-    return None if directory is None else partial(LocalJudge, directory)
+    if directory is None:
+        return None
+    return partial(LikelihoodJudge if likelihood else LocalJudge, directory)
