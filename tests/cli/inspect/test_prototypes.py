@@ -32,8 +32,8 @@ def test_every_word_of_a_search_is_in_what_is_found(tiny_model):
     catalogue = Catalogue(prismlm.load(tiny_model).lens)
     context = next(one for one in catalogue.card(3)["contexts"] if len(one["before"].split()) > 3)
     words = " ".join(context["before"].split()[-3:-1])
-    found = catalogue.search(words.upper(), "id")
+    found = catalogue.search(words.upper(), "id").tolist()
     assert 3 in found
     assert found == sorted(found)
-    texts = [catalogue.texts[number].decode() for number in found]
-    assert all(word in text for word in words.lower().split() for text in texts)
+    texts = catalogue.texts()
+    assert all(word in texts[number] for word in words.lower().split() for number in found)
