@@ -67,5 +67,5 @@ def test_wrong_input_says_what_is_wrong():
     one = torch.ones(1)
     with pytest.raises(InputError, match="of a mean is 0: expected a whole number from 1 on"):
         position_term(one, one, 0)
-    with pytest.raises(InputError, match="order of denominators is 0: expected .* from 1 on"):
+    with pytest.raises(InputError, match="order of denominators is 0: expected a whole number"):
         smallest_denominator(one, one, 0)
