@@ -40,15 +40,15 @@ def test_an_unusable_judge_is_said_first_and_its_ratings_are_not_to_be_read(
         tried = prism(*command, "--dry-run", "--json")
         assert tried.returncode == 0, tried.stderr
         estimate = json.loads(tried.stdout)
-        assert (estimate["continuations"], estimate["questions"]) == (8, 24)
+        assert (estimate["continuations"], estimate["questions"]) == (8, 32)
         assert (server.requests, out.exists()) == ([], False)
         made = prism(*command)
         assert made.returncode == 0, made.stderr
         asked_then = len(server.requests)
         again = prism(*command, "--json")
-        assert len(server.requests) == asked_then <= 24
+        assert len(server.requests) == asked_then <= 32
     assert made.stdout.startswith("The judge endpoint:m is unusable: it must prefer real text")
-    assert "16 questions about the judge's examination" in made.stderr
+    assert "24 questions about the judge's examination" in made.stderr
     lines = made.stdout.splitlines()
     place = lines.index("Not to be read, since the judge is unusable:")
     assert lines[place + 1].split()[:2] == ["model", "Elo"]

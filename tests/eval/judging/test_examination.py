@@ -43,8 +43,9 @@ def reads(text, a, b):
     return "A" if good(a) else "B" if good(b) else "Tie"
 
 
-def by_length(text, a, b):
-    return "A" if len(a) > len(b) else "B" if len(b) > len(a) else "Tie"
+def by_words(text, a, b):
+    first, second = (len(response.split()) for response in (a, b))
+    return "A" if first > second else "B" if second > first else "Tie"
 
 
 def examined(rule, tmp_path, prompts=PROMPTS):
@@ -109,7 +110,7 @@ def test_a_judge_that_likes_repetition_is_unusable(tmp_path):
 
 
 def test_a_judge_by_length_or_by_chance_is_unusable_for_what_it_prefers(tmp_path):
-    tied = examined(by_length, tmp_path)
+    tied = examined(by_words, tmp_path)
     assert tied["order"]["ties"] == 1
     draw = np.random.default_rng(0).choice
     by_chance = examined(lambda text, a, b: str(draw(["A", "B"])), tmp_path)

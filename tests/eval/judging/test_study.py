@@ -53,10 +53,10 @@ def test_a_study_that_was_stopped_goes_on_and_takes_another_model(ordinary, tiny
         judge = by_endpoint(server.url)
         study = Study(named(ordinary), PROMPTS, HOW, out, judge)
         found = run_judging(study, announce=lambda *asked: told.append(asked[:2]))
-        # Of 48 questions of the examination and 24 about the models 40 were answered before.
-        assert len(server.requests) == 32
+        # Of 72 questions of the examination and 24 about the models 40 were answered before.
+        assert len(server.requests) == 56
         assert [name for name, _ in told] == ["the judge's examination", "models"]
-        assert sum(count for _, count in told) == 32
+        assert sum(count for _, count in told) == 56
         assert found == read_json(out / RESULT_FILE)
         first = (out / VERDICTS_TABLE).read_bytes()
         server.requests.clear()
@@ -124,7 +124,7 @@ def test_an_estimate_counts_what_is_left_and_writes_nothing(ordinary, tmp_path):
         named(ordinary), PROMPTS, HOW, tmp_path / "out", lambda kept: LocalJudge(ordinary[0], kept)
     )
     found = estimate_judging(study)
-    assert (found.continuations, found.questions) == (24, 48 + 24)
+    assert (found.continuations, found.questions) == (24, 72 + 24)
     assert found.seconds > 0
     assert not study.out.exists()
     run_judging(study)
