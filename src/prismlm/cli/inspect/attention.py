@@ -10,7 +10,7 @@ import typer
 from prismlm.cli.options import Json, Model, Overwrite, flag, number, option
 from prismlm.cli.output import print_json
 from prismlm.errors import InputError
-from prismlm.outputs import check_outputs
+from prismlm.outputs import check_ending, check_outputs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -70,8 +70,7 @@ def attention(
         raise InputError("--out is a picture of one text: give a text in place of --roles.")
     if not roles and (cases is not None or draws is not None):
         raise InputError("--cases and --draws are for --roles: add it, in place of a text.")
-    if out is not None and out.suffix.lower() != ".png":
-        raise InputError(f"--out is {str(out)!r}: expected the name of a file that ends in .png.")
+    check_ending(out, ".png")
     check_outputs(out, inputs=(model, cases), overwrite=overwrite)
     if out is not None:
         # Said before the model is read, not after.
