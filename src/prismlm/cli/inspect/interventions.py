@@ -79,9 +79,9 @@ def interventions(
         first_token=first_token,
         seed=seed,
     )
+    read = load_cases(cases)
     asked: dict[str, Any] = {"channels": chosen, "options": options, "progress": ConsoleReporter()}
     asked |= {"corpus": Corpus.open(corpus) if corpus else None, "max_tokens": max_tokens or None}
-    read = load_cases(cases)
     found = [concept_in_model(*read_checkpoint(m), read, name=str(m), **asked) for m in models]
     value = {"cases": cases, "models": [item.to_dict() for item in found]}
     if out is not None:
