@@ -45,15 +45,15 @@ def number(
     return typer.Option(metavar=metavar, help=help, callback=checked, **options)
 
 
-def choice(metavar: str, help: str, names: Sequence[str], **options: Any) -> Any:
-    """Return an option that takes one of some names."""
+def choice(metavar: str, help: str, choices: Sequence[str], *names: str) -> Any:
+    """Return an option that takes one of some words."""
 
     def checked(parameter: typer.CallbackParam, value: str | None) -> str | None:
         if value is not None:
-            check_choice(parameter.opts[0], value, tuple(names))
+            check_choice(parameter.opts[0], value, choices)
         return value
 
-    return typer.Option(metavar=metavar, help=help, callback=checked, **options)
+    return typer.Option(*names, metavar=metavar, help=help, callback=checked)
 
 
 SHARES_BY = "Shares by document, source, domain or license."
@@ -63,6 +63,9 @@ SPLITS = ("train", "heldout", "all")
 Json = Annotated[bool, flag("--json", "Print one JSON document and nothing else.")]
 DryRun = Annotated[bool, flag("--dry-run", "Only estimate time, memory and disk.")]
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A model directory.")]
+Models = Annotated[
+    list[Path], typer.Argument(metavar="MODEL...", help="Model directories, such as seeds.")
+]
 Lens = Annotated[str | None, option("NAME|DIR", "The lens, where there are several.")]
 TEXT_KINDS = "txt, md, json, jsonl, csv, parquet"
 TextFiles = Annotated[

@@ -15,10 +15,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullFormatter, ScalarFormatter
 
 from prismlm.errors import InputError
+from prismlm.instruments.channels.curves import WordedCurves
 from prismlm.instruments.channels.lags import LagCorrelation
 from prismlm.instruments.channels.layer_metrics import Kind, LayerMetrics
 from prismlm.instruments.channels.locality import Quartiles
-from prismlm.instruments.channels.report import ChannelReport, LayerReport, WordedCurves
+from prismlm.instruments.channels.report import ChannelReport, LayerReport
 from prismlm.instruments.channels.wording import locality_words
 from prismlm.pages.trace_data import visible
 

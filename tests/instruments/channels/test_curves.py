@@ -168,8 +168,8 @@ def test_what_cannot_be_read_is_refused(model):
 def test_a_text_is_read_with_its_tokens(corpus, model):
     text = "Old maps forgets letters in a box."
     found = read_text(model, corpus.tokenizer, text, [1])
-    assert "".join(found.tokens) == text
-    assert found.token_ids.tolist() == corpus.tokenizer(text)["input_ids"]
-    assert found.layers[0].write.shape == (len(found.tokens), CHANNELS)
+    assert "".join(found.text.words) == text
+    assert list(found.token_ids) == corpus.tokenizer(text)["input_ids"]
+    assert found.curves[0].write.shape == (len(found.text.tokens), CHANNELS)
     with pytest.raises(InputError, match="the text is empty"):
         read_text(model, corpus.tokenizer, "")

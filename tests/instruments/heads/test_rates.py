@@ -62,7 +62,6 @@ def test_a_draw_depends_on_the_seed_and_not_on_batches():
     other = states_of(model, 20, seed=1)
     assert not torch.equal(other[0].positions, found[0].positions)
     assert len(states_of(model)[0].positions) == 73
-    assert [one.layer for one in states_of(model, layers=[1])] == [1]
 
 
 def test_the_draw_lies_evenly():
@@ -226,8 +225,6 @@ def test_what_cannot_be_read_is_refused():
     model, batch = make_signal_noise(), make_batch(*ROWS)
     with pytest.raises(InputError, match="'gpt2' has no signal and noise dictionaries"):
         read_states(make_gpt2(), [batch])
-    with pytest.raises(InputError, match="no layer 2"):
-        read_states(model, [batch], layers=[2])
     with pytest.raises(InputError, match="fewer than two tokens"):
         read_states(model, [make_batch([5])])
     with pytest.raises(InputError, match="the number of positions is 1"):

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prismlm.cli.options import Json, Model, Overwrite, flag, option
+from prismlm.cli.options import Json, Model, Overwrite, flag, number, option
 from prismlm.cli.output import print_json
 from prismlm.errors import InputError
-from prismlm.outputs import check_outputs
+from prismlm.outputs import check_ending, check_outputs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -29,9 +29,8 @@ CasesFile = Annotated[
 ]
 Draws = Annotated[
     int | None,
-    option("N", "Of random words, for --roles; else as many as p needs."),
+    number("N", "Of random words, for --roles; else as many as p needs.", 1),
 ]
-
 Untrained = Annotated[
     bool,
     flag(
@@ -48,7 +47,7 @@ def attention(
     layer: Annotated[int | None, option("N", "Only this layer.")] = None,
     head: Annotated[int | None, option("H", "Only this head of a layer, or of --group.")] = None,
     group: Annotated[str | None, option("GROUP", "Only signal or only noise heads.")] = None,
-    top: Annotated[int, option("K", "Strongest weights shown of a head.")] = 3,
+    top: Annotated[int, number("K", "Strongest weights shown of a head.")] = 3,
     out: Annotated[Path | None, option("FILE", "Write a PNG; needs the extra plot.")] = None,
     overwrite: Overwrite = False,
     roles: Roles = False,
@@ -62,7 +61,16 @@ def attention(
 
     Heads may be those of signal/noise attention or of any Hugging Face decoder.
     """
-    _check(text, top, out, roles, cases, draws)
+    if (text is None) != roles:
+        raise InputError(
+            f"expected either a text or --roles, got {'both' if roles else 'neither'}: prismlm "
+            'inspect attention MODEL "text", or prismlm inspect attention MODEL --roles.'
+        )
+    if roles and out is not None:
+        raise InputError("--out is a picture of one text: give a text in place of --roles.")
+    if not roles and (cases is not None or draws is not None):
+        raise InputError("--cases and --draws are for --roles: add it, in place of a text.")
+    check_ending(out, ".png")
     check_outputs(out, inputs=(model, cases), overwrite=overwrite)
     if out is not None:
         # Said before the model is read, not after.
@@ -77,33 +85,7 @@ def attention(
     else:
         value = _maps(opened, tokenizer, text, heads, top, out, as_json=as_json)
     if as_json:
-        value = {"model": str(model), **value}
-        print_json(value)
-
-
-def _check(
-    text: str | None,
-    top: int,
-    out: Path | None,
-    roles: bool,
-    cases: Path | None,
-    draws: int | None,
-) -> None:
-    if (text is None) != roles:
-        raise InputError(
-            f"expected either a text or --roles, got {'both' if roles else 'neither'}: prismlm "
-            'inspect attention MODEL "text", or prismlm inspect attention MODEL --roles.'
-        )
-    if roles and out is not None:
-        raise InputError("--out is a picture of one text: give a text in place of --roles.")
-    if not roles and (cases is not None or draws is not None):
-        raise InputError("--cases and --draws are for --roles: add it, in place of a text.")
-    if top < 0:
-        raise InputError(f"--top is {top}: expected 0 or more.")
-    if draws is not None and draws < 1:
-        raise InputError(f"--draws is {draws}: expected at least 1.")
-    if out is not None and out.suffix.lower() != ".png":
-        raise InputError(f"--out is {str(out)!r}: expected the name of a file that ends in .png.")
+        print_json({"model": str(model), **value})
 
 
 def _maps(

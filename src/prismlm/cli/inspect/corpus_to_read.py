@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from prismlm.cli.options import option
-from prismlm.errors import InputError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -39,11 +38,8 @@ def open_both(
     from prismlm.index.training_corpus import trained_length, training_corpus
     from prismlm.models.checkpoint import read_checkpoint
 
-    if tokens < 0:
-        raise InputError(f"--tokens is {tokens}: expected at least 1, or 0 for all.")
     model, tokenizer = read_checkpoint(path)
     opened = training_corpus(path) if corpus is None else Corpus.open(corpus)
     check_tokenizer_of(opened, tokenizer, path.resolve().name)
     row = trained_length(path) or LENGTH if length is None else length
-    sequences = Sequences(opened, cast("Split", split), row, tokens or None)
-    return model, sequences
+    return model, Sequences(opened, cast("Split", split), row, tokens or None)

@@ -8,14 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from prismlm.cli.inspect.corpus_to_read import CorpusToRead, Length, open_both
-from prismlm.cli.options import Json, Overwrite, Split, option
+from prismlm.cli.options import Json, Models, Overwrite, Split, number, option
 from prismlm.cli.output import print_json
-from prismlm.errors import InputError
-from prismlm.outputs import check_outputs
-
-Models = Annotated[
-    list[Path], typer.Argument(metavar="MODEL...", help="Model directories, such as seeds.")
-]
+from prismlm.outputs import check_ending, check_outputs
 
 
 def heads(
@@ -23,7 +18,7 @@ def heads(
     corpus: CorpusToRead = None,
     split: Split = "heldout",
     tokens: Annotated[
-        int, option("N", "Tokens to read, from all over the corpus; 0 for all.")
+        int, number("N", "Tokens to read, from all over the corpus; 0 for all.")
     ] = 20_000,
     length: Length = None,
     layer: Annotated[int | None, option("N", "Only this layer.")] = None,
@@ -38,8 +33,7 @@ def heads(
 
     Of several models, such as seeds, it shows each one's comparison and whether they agree.
     """
-    if out is not None and out.suffix != ".csv":
-        raise InputError(f"--out is {out}: expected a file that ends in .csv.")
+    check_ending(out, ".csv")
     check_outputs(out, inputs=(*models, corpus), overwrite=overwrite)
     from prismlm.cli.progress import ConsoleReporter
     from prismlm.instruments.heads import HeadReport, across_models, head_report, write_heads

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from prismlm.cli.inspect.corpus_to_read import CorpusToRead, Length, open_both
-from prismlm.cli.options import Json, Model, Split, flag, option
+from prismlm.cli.options import Json, Model, Split, flag, number, option
 from prismlm.cli.output import print_json
 
 
@@ -14,7 +14,7 @@ def spectra(
     corpus: CorpusToRead = None,
     split: Split = "heldout",
     tokens: Annotated[
-        int, option("N", "Tokens that positions are drawn from; 0 for all.")
+        int, number("N", "Tokens that positions are drawn from; 0 for all.")
     ] = 50_000,
     length: Length = None,
     positions: Annotated[int, option("N", "Positions of coding rates and of content.")] = 2048,
@@ -50,8 +50,7 @@ def spectra(
         progress=ConsoleReporter(),
     )
     if as_json:
-        value = report.to_dict()
-        print_json(value)
+        print_json(report.to_dict())
         return
     from prismlm.cli.printing.spectra import print_spectra
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from prismlm.cli.inspect.corpus_to_read import LENGTH, CorpusToRead
-from prismlm.cli.options import TEXT_KINDS, DryRun, Json, Model, Split, option
+from prismlm.cli.options import TEXT_KINDS, DryRun, Json, Model, Split, choice, option
 from prismlm.cli.output import print_cost, print_json
 from prismlm.errors import InputError
 
@@ -16,11 +16,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from prismlm.corpus.store import Split as SplitName
-    from prismlm.instruments.uncertainty_feedback import Sample
+    from prismlm.instruments.uncertainty_feedback import Sample, Signal
 
 TEXTS = 64
-
-
+SIGNALS = ("passes", "recursion")
 Files = Annotated[
     list[Path] | None,
     typer.Argument(metavar="FILE...", help=f"Texts in place of a corpus: {TEXT_KINDS}."),
@@ -42,7 +41,7 @@ Tokens = Annotated[
 ]
 SignalFrom = Annotated[
     str,
-    option("HOW", "The model's own codes: by passes, or by recursion, the true ones."),
+    choice("HOW", "The model's own codes: by passes, or by recursion, the true ones.", SIGNALS),
 ]
 Passes = Annotated[
     int | None,
@@ -123,8 +122,6 @@ def _sample(
     **drawn: int,
 ) -> Sample:
     """Return texts of a corpus and split, of files, or given, as tokens of the model."""
-    from typing import cast
-
     from prismlm.corpus import Corpus
     from prismlm.corpus.documents import Columns, Document
     from prismlm.corpus.read import DocumentReader
@@ -154,13 +151,10 @@ def _length(path: Path, model: PreTrainedModel) -> int:
     return min(row, learned_positions(model) or row)
 
 
-def _signal(model: PreTrainedModel, kind: str, passes: int | None) -> Any:
+def _signal(model: PreTrainedModel, kind: str, passes: int | None) -> Signal:
     from prismlm.instruments.uncertainty_feedback import Signal
     from prismlm.instruments.uncertainty_feedback.signal import feedback_of
 
-    own = feedback_of(model).passes
-    if kind not in ("passes", "recursion"):
-        raise InputError(f"--signal is {kind!r}: expected passes or recursion.")
     # One pass has the same code everywhere, which says nothing.
-    wanted = max(2, own) if passes is None else passes
-    return Signal("recursion" if kind == "recursion" else "passes", wanted)
+    own = max(2, feedback_of(model).passes)
+    return Signal(cast("Any", kind), own if passes is None else passes)

@@ -11,8 +11,8 @@ from rich.text import Text
 from prismlm.cli.format import count
 from prismlm.cli.output import bar, console_for_reading, fit, plain, table_of
 from prismlm.corpus.words import DITTO
-from prismlm.instruments.channels.curves import LayerCurves
-from prismlm.instruments.channels.report import Channel, ChannelReport, LayerReport, WordedCurves
+from prismlm.instruments.channels.curves import LayerCurves, WordedCurves
+from prismlm.instruments.channels.report import Channel, ChannelReport, LayerReport
 from prismlm.instruments.channels.top_sequences import ChannelSequence, Passage
 from prismlm.instruments.channels.wording import (
     lag_words,

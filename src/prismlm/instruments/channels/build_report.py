@@ -9,9 +9,8 @@ import torch
 
 from prismlm.corpus.sequences import Sequences
 from prismlm.corpus.tokenizer import check_tokenizer_of
-from prismlm.corpus.words import encode, worded
 from prismlm.errors import InputError
-from prismlm.instruments.channels.curves import read_channels
+from prismlm.instruments.channels.curves import read_text
 from prismlm.instruments.channels.lags import LagTally
 from prismlm.instruments.channels.layer_metrics import (
     Kind,
@@ -26,7 +25,6 @@ from prismlm.instruments.channels.report import (
     LayerReport,
     Locality,
     TopToken,
-    WordedCurves,
 )
 from prismlm.instruments.channels.top_sequences import (
     ChannelSequence,
@@ -49,13 +47,10 @@ from prismlm.progress import SILENT, Reporter
 from prismlm.statistics import spearman
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from prismlm.corpus.windows import WindowBatch
-    from prismlm.layers import PrototypeMixer
 
 
 class ReportOptions(NamedTuple):
@@ -121,7 +116,7 @@ def channel_report(
         return _of_heads(model, sequences, text, name, options, progress)
     mixers = mixers_of(model)
     chosen = chosen_layers(len(mixers), options.layers)
-    worded_curves = None if text is None else _read(model, tokenizer, text, chosen)
+    worded_curves = None if text is None else read_text(model, tokenizer, text, chosen)
     found = {} if sequences is None else _survey(model, sequences, options, progress)
     ranked = {
         layer: [sequences_of(own.best, k, layer) for k in range(mixers[layer].channels)]
@@ -197,14 +192,6 @@ def _of_heads(
     layers = tuple(LayerReport(m.layer, False, {"values": m}, None, ()) for m in chosen)
     part = sequences.part(chosen[0].positions if chosen else 0)
     return ChannelReport(name, "heads", part, layers, None, {}, None)
-
-
-def _read(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str, layers: Iterable[int]
-) -> WordedCurves:
-    ids, spans = encode(tokenizer, text)
-    curves = read_channels(model, torch.tensor(ids, device=model.device), layers)
-    return WordedCurves(worded(text, spans), tuple(ids), curves)
 
 
 def _layer(

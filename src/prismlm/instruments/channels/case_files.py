@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -86,23 +86,33 @@ def load_cases(source: str | os.PathLike[str]) -> tuple[Case, ...]:
     bundled = _directory() / f"{source}.jsonl"
     path = bundled if str(source) in case_sets() else Path(source)
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        rows = read_rows(path, KEYS)
     except (OSError, UnicodeDecodeError) as error:
         names = list(case_sets())
         raise InputError(
             f"{str(source)!r} is neither a file of cases nor one of the bundled sets "
             f"{', '.join(names)} ({error}).{suggest(str(source), names)}"
         ) from error
-    cases = tuple(
-        _case(line, f"{path}, line {number}")
-        for number, line in enumerate(lines, 1)
-        if line.strip()
-    )
-    if not cases:
+    return tuple(Case(**row) for row in rows.values())
+
+
+def read_rows(path: Path, keys: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Return the texts of each line of a file of cases, by the line's place for messages.
+
+    Raises:
+        InputError: no lines, or one that is no JSON object of these keys, each with some text.
+        OSError, UnicodeDecodeError: the file cannot be read.
+    """
+    rows: dict[str, dict[str, str]] = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if line.strip():
+            place = f"{path}, line {number}"
+            rows[place] = _row(line, place, keys)
+    if not rows:
         raise InputError(
-            f"{path} holds no cases: expected a JSON object in each line, with {', '.join(KEYS)}."
+            f"{path} holds no cases: expected a JSON object in each line, with {', '.join(keys)}."
         )
-    return cases
+    return rows
 
 
 def probe_of(tokenizer: PreTrainedTokenizerBase, case: Case, *, first_token: bool = False) -> Probe:
@@ -141,25 +151,25 @@ def words_of(cases: Iterable[Case]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(case.target.strip() for case in cases))
 
 
-def _case(line: str, place: str) -> Case:
+def _row(line: str, place: str, keys: Sequence[str]) -> dict[str, str]:
     try:
         value: Any = json.loads(line)
     except json.JSONDecodeError as error:
         raise InputError(f"{place}: not a JSON object ({error}).") from error
     if not isinstance(value, dict):
         raise InputError(f"{place}: a {type(value).__name__}, expected a JSON object.")
-    for key in KEYS:
+    for key in keys:
         if key not in value:
             raise InputError(
-                f"{place}: there is no {key!r}; expected {', '.join(KEYS)}, found "
-                f"{', '.join(value) or 'nothing'}."
+                f"{place}: there is no {key!r}; expected {', '.join(keys)} and nothing else, "
+                f"found {', '.join(value) or 'nothing'}."
             )
         if not isinstance(value[key], str) or not value[key].strip():
             raise InputError(f"{place}: {key!r} is {value[key]!r}, expected some text.")
     for key in value:
-        if key not in KEYS:
-            raise InputError(f"{place}: {key!r} is not one of {', '.join(KEYS)}.")
-    return Case(*(value[key] for key in KEYS))
+        if key not in keys:
+            raise InputError(f"{place}: {key!r} is not one of {', '.join(keys)}.")
+    return value
 
 
 def _encoded(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:

@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from prismlm.corpus.words import WordedText, encode, worded
 from prismlm.errors import InputError
-from prismlm.explain.steps import decode_tokens
 from prismlm.layers import PrototypeMixer
 from prismlm.models.decoders.mixers import (
     check_channel,
@@ -80,19 +80,19 @@ class LayerCurves:
         return torch.where(past, left * self.write[:, channel].double() / mass, 0.0)
 
 
-@dataclass(frozen=True, eq=False)
-class TextCurves:
-    """Curves of a text.
+@dataclass(frozen=True)
+class WordedCurves:
+    """A text with what its positions write and read.
 
     Attributes:
-        tokens: its tokens, decoded one by one.
-        token_ids: int64 [T].
-        layers: those asked for.
+        text: its words and tokens.
+        token_ids: of its tokens.
+        curves: of the layers asked for.
     """
 
-    tokens: tuple[str, ...]
-    token_ids: Int64[Tensor, " T"]
-    layers: tuple[LayerCurves, ...]
+    text: WordedText
+    token_ids: tuple[int, ...]
+    curves: tuple[LayerCurves, ...]
 
 
 def discounted_mass(
@@ -154,14 +154,12 @@ def read_text(
     tokenizer: PreTrainedTokenizerBase,
     text: str,
     layers: Iterable[int] | None = None,
-) -> TextCurves:
-    """Return the curves of a text, as :func:`read_channels`, with its tokens.
+) -> WordedCurves:
+    """Return the curves of a text, as :func:`read_channels`, with its words and tokens.
 
     Raises:
-        InputError: the text is empty, or as :func:`read_channels`.
+        InputError: as :func:`encode` and :func:`read_channels`.
     """
-    ids = torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=torch.int64)
-    if not ids.numel():
-        raise InputError("the text is empty: give at least one token to read.")
-    curves = read_channels(model, ids.to(model.device), layers)
-    return TextCurves(decode_tokens(tokenizer, ids.tolist()), ids, curves)
+    ids, spans = encode(tokenizer, text)
+    curves = read_channels(model, torch.tensor(ids, device=model.device), layers)
+    return WordedCurves(worded(text, spans), tuple(ids), curves)

@@ -10,9 +10,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from prismlm.corpus.sequences import CorpusPart
-from prismlm.corpus.words import WordedText
 from prismlm.files import finite
-from prismlm.instruments.channels.curves import LayerCurves
+from prismlm.instruments.channels.curves import WordedCurves
 from prismlm.instruments.channels.lags import LagCorrelation
 from prismlm.instruments.channels.layer_metrics import Kind, LayerMetrics
 from prismlm.instruments.channels.locality import Quartiles
@@ -93,21 +92,6 @@ class Locality:
     no_correlation: str | None
     quartiles: Quartiles | None
     no_quartiles: str | None
-
-
-@dataclass(frozen=True)
-class WordedCurves:
-    """A text with what its positions write and read.
-
-    Attributes:
-        text: its words and tokens.
-        token_ids: of its tokens.
-        curves: of each layer of the report.
-    """
-
-    text: WordedText
-    token_ids: tuple[int, ...]
-    curves: tuple[LayerCurves, ...]
 
 
 @dataclass(frozen=True)

@@ -195,14 +195,10 @@ def continuing(tokenizer: PreTrainedTokenizerBase) -> Bool[Tensor, " V"]:
     return torch.tensor([text[:1].isalnum() for text in token_texts(tokenizer)])
 
 
-def whole_words(tokenizer: PreTrainedTokenizerBase, letters: int = 3) -> Bool[Tensor, " V"]:
-    """Return which tokens are a space and then letters alone, at least so many."""
-    return torch.tensor(
-        [
-            text[:1] == " " and len(text) > letters and text[1:].isalpha()
-            for text in token_texts(tokenizer)
-        ]
-    )
+def whole_words(tokenizer: PreTrainedTokenizerBase) -> Bool[Tensor, " V"]:
+    """Return which tokens are a space and then letters alone, at least three."""
+    texts = token_texts(tokenizer)
+    return torch.tensor([t[:1] == " " and len(t) > 3 and t[1:].isalpha() for t in texts])
 
 
 def token_texts(tokenizer: PreTrainedTokenizerBase) -> list[str]:

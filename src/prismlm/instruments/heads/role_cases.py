@@ -9,7 +9,6 @@ ellipsis, and its middle and the other sentences are ours.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Sequence
@@ -22,6 +21,7 @@ import torch
 from torch import Tensor
 
 from prismlm.errors import InputError, suggest
+from prismlm.instruments.channels.case_files import read_rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -94,20 +94,13 @@ def load_role_cases(path: str | os.PathLike[str] | None = None) -> tuple[RoleCas
     """
     source = bundled_cases() if path is None else Path(path)
     try:
-        lines = source.read_text(encoding="utf-8").splitlines()
+        rows = read_rows(source, ["text"])
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(
             f"{source} cannot be read ({error}): expected JSON lines, each with a text whose words "
             "are marked, such as {subject:frog}."
         ) from error
-    cases = tuple(
-        parse_case(_text_of(line, f"{source}, line {number}"), f"{source}, line {number}")
-        for number, line in enumerate(lines, 1)
-        if line.strip()
-    )
-    if not cases:
-        raise InputError(f'{source} holds no cases: expected {{"text": "…"}} in each line.')
-    return cases
+    return tuple(parse_case(row["text"], place) for place, row in rows.items())
 
 
 def bundled_cases() -> Path:
@@ -219,16 +212,6 @@ def _words_of(case: RoleCase, spans: Any, word_of: tuple[int, ...], mark: Mark) 
         marked = case.text[mark.start : mark.stop]
         raise InputError(f"the tokenizer gives no token for {marked!r} of {case.text!r}.")
     return list(dict.fromkeys(found))
-
-
-def _text_of(line: str, place: str) -> str:
-    try:
-        value: Any = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise InputError(f"{place}: not a JSON object ({error}).") from error
-    if not isinstance(value, dict) or set(value) != {"text"} or not isinstance(value["text"], str):
-        raise InputError(f'{place}: expected {{"text": "…"}} and nothing else.')
-    return value["text"]
 
 
 FITTING_STEPS = 200

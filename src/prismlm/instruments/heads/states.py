@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,6 @@ from prismlm.errors import InputError, check_whole
 from prismlm.instruments.forward import collect
 from prismlm.instruments.heads.head_use import LEAST_VISIBLE, HeadUseCollector, HeadUses
 from prismlm.layers.signal_noise_attention import SignalNoiseAttention, SignalNoiseOutput
-from prismlm.models.decoders.mixers import chosen_layers
 from prismlm.models.watch import Hook, watch
 from prismlm.progress import SILENT, Reporter
 
@@ -79,7 +78,6 @@ def read_states(
     *,
     positions: int = POSITIONS,
     seed: int = 0,
-    layers: Sequence[int] | None = None,
     progress: Reporter = SILENT,
 ) -> tuple[AttentionStates, ...]:
     """Return what each layer's attention reads and adds at positions drawn from the text.
@@ -92,14 +90,12 @@ def read_states(
         batches: text; tokens count that their window owns.
         positions: N, or all there are if that is fewer.
         seed: of the draw.
-        layers: which, from 0; None for all.
         progress: shows the reading.
 
     Raises:
-        InputError: a model without signal/noise heads or without that layer, fewer than two
-            tokens, or N below 2.
+        InputError: a model without signal/noise heads, fewer than two tokens, or N below 2.
     """
-    collector = StateCollector(model, positions=positions, seed=seed, layers=layers)
+    collector = StateCollector(model, positions=positions, seed=seed)
     collect(model, batches, collector, title="Reading states", progress=progress)
     return collector.result()
 
@@ -108,31 +104,24 @@ class StateCollector:
     """Collects the states of :func:`read_states` while the caller runs the forward passes.
 
     Args:
-        model, positions, seed, layers: as of :func:`read_states`.
+        model, positions, seed: as of :func:`read_states`.
 
     Raises:
-        InputError: a model without signal/noise heads or without that layer, or N below 2.
+        InputError: a model without signal/noise heads, or N below 2.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        *,
-        positions: int = POSITIONS,
-        seed: int = 0,
-        layers: Sequence[int] | None = None,
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, *, positions: int, seed: int) -> None:
         self._found = signal_noise_layers(model)
-        self._chosen = tuple(sorted(set(chosen_layers(len(self._found), layers))))
         check_whole("the number of positions", positions, 2)
         self._device = model.device
         self._seed = seed
-        self._samples = {layer: _Sample(positions) for layer in self._chosen}
+        self._samples = [_Sample(positions) for _ in self._found]
         self._places = self._keys = self._owned = torch.empty(0)
 
     def listening(self) -> AbstractContextManager[None]:
         """Take in what the layers read and add during the block."""
-        return watch(Hook(self._found[layer], after=self._hook(layer)) for layer in self._chosen)
+        pairs = zip(self._found, self._samples, strict=True)
+        return watch(Hook(layer, after=self._hook(sample)) for layer, sample in pairs)
 
     def begin(self, batch: WindowBatch) -> None:
         """Say which batch the next forward pass is of."""
@@ -146,13 +135,10 @@ class StateCollector:
         Raises:
             InputError: fewer than two tokens were read.
         """
-        return tuple(
-            self._samples[layer].states(layer, self._found[layer]) for layer in self._chosen
-        )
+        found = enumerate(zip(self._samples, self._found, strict=True))
+        return tuple(sample.states(layer, attention) for layer, (sample, attention) in found)
 
-    def _hook(self, layer: int) -> Any:
-        sample = self._samples[layer]
-
+    def _hook(self, sample: _Sample) -> Any:
         def after(module: nn.Module, args: Any, kwargs: Any, output: SignalNoiseOutput) -> None:
             assert isinstance(module, SignalNoiseAttention)
             owned = self._owned

@@ -267,10 +267,7 @@ they follow one kind of step and another, and other uses follow both.
 
 
 def hedge_starts(
-    tokenizer: PreTrainedTokenizerBase,
-    prompt: Sequence[int],
-    added: Sequence[int],
-    words: Sequence[str] = HEDGES,
+    tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], added: Sequence[int]
 ) -> list[bool]:
     """Say of each added token whether a hedging word begins in it.
 
@@ -280,7 +277,7 @@ def hedge_starts(
     # Where the text of each prefix ends; a part of a character may come and go at its end.
     lengths = [len(_decoded(tokenizer, ids[: end + 1])) for end in range(len(ids))]
     ends = list(accumulate(lengths, max))
-    pattern = re.compile(rf"\b(?:{'|'.join(map(re.escape, words))})\b", re.IGNORECASE)
+    pattern = re.compile(rf"\b(?:{'|'.join(map(re.escape, HEDGES))})\b", re.IGNORECASE)
     found = [False] * len(ids)
     for match in pattern.finditer(_decoded(tokenizer, ids)):
         token = bisect_right(ends, match.start())

@@ -12,7 +12,6 @@ from torch import nn
 from prismlm.corpus.sequences import Sequences
 from prismlm.files import atomic_file, json_text
 from prismlm.instruments.heads import (
-    CrossTerms,
     HeadUses,
     LayerRates,
     SpectraOptions,
@@ -38,25 +37,26 @@ if TYPE_CHECKING:
 HEADS_FILE = "heads.csv"
 REPORT_FILE = "heads.json"
 HEAD_FIGURES = ("distance", "entropy", "self_share", "first_share")
+GROUPS = ("signal", "noise")
+RATES: dict[str, Callable[[LayerRates], float]] = {
+    "noise_weight": lambda layer: layer.noise_weight,
+    "rate": lambda layer: layer.before.whole,
+    "signal_rate": lambda layer: layer.before.signal,
+    "noise_rate": lambda layer: layer.before.noise,
+    "difference": lambda layer: layer.before.difference,
+    "gain": lambda layer: layer.gain,
+    "gain_over_scaled": lambda layer: layer.gain_over_scaled,
+    "gain_over_shuffled": lambda layer: layer.gain_over_shuffled,
+    "gradient_cosine": lambda layer: layer.gradient_cosine,
+    "step_size": lambda layer: layer.step_size,
+    "incoherence": lambda layer: layer.incoherence.own,
+    "random_incoherence": lambda layer: layer.incoherence.random,
+}
+CROSS_TERMS = ("signal_noise", "signal_signal", "noise_noise", "normalised")
 COLUMNS = (
-    "noise_weight",
-    "rate",
-    "signal_rate",
-    "noise_rate",
-    "difference",
-    "gain",
-    "gain_over_scaled",
-    "gain_over_shuffled",
-    "gradient_cosine",
-    "step_size",
-    "incoherence",
-    "random_incoherence",
-    "cross_signal_noise",
-    "cross_signal_signal",
-    "cross_noise_noise",
-    "cross_normalised",
-    *(f"signal_{name}" for name in HEAD_FIGURES),
-    *(f"noise_{name}" for name in HEAD_FIGURES),
+    *RATES,
+    *(f"cross_{name}" for name in CROSS_TERMS),
+    *(f"{group}_{name}" for group in GROUPS for name in HEAD_FIGURES),
     "gradient_norm",
     "positions",
     "attention_tokens",
@@ -154,7 +154,10 @@ def heads_figures(
             )
         terms = own_cross_terms(states, length=length).layers
         return [
-            _rates(rates) | _terms(own) | _heads(uses, rates.layer) | {"gradient_norm": norm}
+            {name: figure(rates) for name, figure in RATES.items()}
+            | {f"cross_{name}": getattr(own, name) for name in CROSS_TERMS}
+            | _heads(uses, rates.layer)
+            | {"gradient_norm": norm, "positions": rates.positions}
             for rates, own, norm in zip(layer_rates(states), terms, gradients.norms, strict=True)
         ]
 
@@ -167,41 +170,12 @@ def _tokens(prepared: Prepared) -> int:
     return prepared.recipe.evaluation.attention_head_tokens if has_heads else 0
 
 
-def _terms(own: CrossTerms) -> Row:
-    return {
-        "cross_signal_noise": own.signal_noise,
-        "cross_signal_signal": own.signal_signal,
-        "cross_noise_noise": own.noise_noise,
-        "cross_normalised": own.normalised,
-    }
-
-
-def _rates(layer: LayerRates) -> Row:
-    return {
-        "noise_weight": layer.noise_weight,
-        "rate": layer.before.whole,
-        "signal_rate": layer.before.signal,
-        "noise_rate": layer.before.noise,
-        "difference": layer.before.difference,
-        "gain": layer.gain,
-        "gain_over_scaled": layer.gain_over_scaled,
-        "gain_over_shuffled": layer.gain_over_shuffled,
-        "gradient_cosine": layer.gradient_cosine,
-        "step_size": layer.step_size,
-        "incoherence": layer.incoherence.own,
-        "random_incoherence": layer.incoherence.random,
-        "positions": layer.positions,
-    }
-
-
 def _heads(uses: HeadUses | None, layer: int) -> Row:
-    groups = ("signal", "noise")
-    if uses is None:
-        nothing = {f"{group}_{name}": math.nan for group in groups for name in HEAD_FIGURES}
-        return nothing | {"attention_tokens": 0}
-    row: Row = {"attention_tokens": uses.tokens}
-    for group in groups:
-        heads = [use for use in uses.heads if (use.layer, use.group) == (layer, group)]
+    row: Row = {"attention_tokens": 0 if uses is None else uses.tokens}
+    for group in GROUPS:
+        of = () if uses is None else uses.heads
+        heads = [use for use in of if (use.layer, use.group) == (layer, group)]
         for name in HEAD_FIGURES:
-            row[f"{group}_{name}"] = statistics.fmean(getattr(use, name) for use in heads)
+            values = [getattr(use, name) for use in heads]
+            row[f"{group}_{name}"] = statistics.fmean(values) if values else math.nan
     return row
