@@ -14,6 +14,7 @@ from prismlm.progress import SILENT, Reporter
 from prismlm.run_state import writing
 from prismlm.training import distributed
 from prismlm.training.device import resolved, versions
+from prismlm.training.dimensions import ends_of
 from prismlm.training.recipe import Recipe
 from prismlm.training.run_directory import SEARCH, differences
 from prismlm.training.search.result import (
@@ -187,5 +188,5 @@ def _largest(recipe: Recipe) -> Recipe:
     values: dict[str, Any] = {}
     for key, dimension in recipe.search.dimensions().items():
         if key in ("batch_size", "gradient_accumulation"):
-            values[key] = max(dimension.ends)
+            values[key] = max(ends_of(dimension))
     return recipe_of(recipe, values)
