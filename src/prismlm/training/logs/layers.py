@@ -13,6 +13,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from prismlm.errors import DivergenceError, FormatError
 from prismlm.files import atomic_file
+from prismlm.outputs import put_csv
 from prismlm.training import checkpoints, distributed
 from prismlm.training.evaluation import perplexity
 from prismlm.training.setup import CHECKPOINTS
@@ -104,22 +105,14 @@ class LayerLog:
         self.rows = [row for row in self.rows if row["step"] != step] + found
         if distributed.is_main():
             with checkpoints.guard_writing(str(self._file), self._checkpoints):
-                self._write()
+                with atomic_file(self._file) as temporary:
+                    put_csv(temporary, self.columns, self.rows)
                 self._draw(found)
 
     def close(self) -> None:
         """Write out what TensorBoard is to draw."""
         if self._writer is not None:
             self._writer.close()
-
-    def _write(self) -> None:
-        with (
-            atomic_file(self._file) as temporary,
-            temporary.open("w", encoding="utf-8", newline="") as file,
-        ):
-            writer = csv.DictWriter(file, self.columns)
-            writer.writeheader()
-            writer.writerows(self.rows)
 
     def _draw(self, rows: list[Row]) -> None:
         if self._drawn is None:
