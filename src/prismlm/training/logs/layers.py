@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -156,29 +157,29 @@ class LayerLog:
                 ) from error
 
 
+@dataclass(eq=False)
 class LogLayers(TrainerCallback):
     """Adds to a :class:`LayerLog` at every evaluation.
 
-    Args:
+    Attributes:
         log: what is added to.
         decoder: the model that is measured.
         tokens: returns the tokens trained on so far.
     """
 
-    def __init__(self, log: LayerLog, decoder: nn.Module, tokens: Callable[[], int]) -> None:
-        self._log = log
-        self._decoder = decoder
-        self._tokens = tokens
+    log: LayerLog
+    decoder: nn.Module
+    tokens: Callable[[], int]
 
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Measure the model that was evaluated."""
         figures: dict[str, float] = kwargs["metrics"]
-        self._log.add(
-            self._decoder,
+        self.log.add(
+            self.decoder,
             step=state.global_step,
-            tokens=self._tokens(),
+            tokens=self.tokens(),
             ce=figures["eval_ce"],
             ce_tokens=int(figures["eval_tokens"]),
         )
