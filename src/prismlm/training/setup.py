@@ -119,11 +119,6 @@ def with_steps(recipe: Recipe, rows: PackedDataset) -> Recipe:
     return found
 
 
-def _rows_of(recipe: Recipe) -> int:
-    """Return how many rows one step takes in all processes."""
-    return recipe.batch_size * recipe.gradient_accumulation * distributed.world_size()
-
-
 def training_rows(recipe: Recipe, corpus: Corpus, *, share_rows: bool) -> PackedDataset:
     """Return the training rows of a recipe.
 
@@ -133,7 +128,7 @@ def training_rows(recipe: Recipe, corpus: Corpus, *, share_rows: bool) -> Packed
     data = recipe.data
     documents = chosen_documents(corpus, data.documents)
     rows = pack(corpus, documents, data.length, recipe.seed, share_rows=share_rows)
-    needed = _rows_of(recipe)
+    needed = recipe.batch_size * recipe.gradient_accumulation * distributed.world_size()
     if len(rows) < needed:
         raise InputError(
             f"the corpus {corpus.name!r} fills {len(rows)} rows of {data.length} tokens, "
