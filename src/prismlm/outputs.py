@@ -124,7 +124,13 @@ def write_csv(
     path: str | os.PathLike[str], columns: Sequence[str], rows: Iterable[Mapping[str, Any]]
 ) -> None:
     """Write rows as CSV, as :func:`output_files`; a column that a row lacks is empty there."""
-    with output_file(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+    with output_file(path) as temporary:
+        put_csv(temporary, columns, rows)
+
+
+def put_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write rows as CSV to a place that the caller opened; as :func:`write_csv` otherwise."""
+    with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, columns)
         writer.writeheader()
         writer.writerows(rows)

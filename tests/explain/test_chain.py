@@ -10,6 +10,7 @@ import prismlm
 from prismlm.edits.channels.interventions import MaskRead, MaskWrite
 from prismlm.edits.channels.scope import intervene
 from prismlm.errors import DecompositionError, InputError
+from prismlm.explain import chain as chain_module
 from prismlm.explain.chain import Used, chains
 from prismlm.explain.residual_stream import mixer_decoder_of, read_direct_path
 from prismlm.instruments.channels import read_channels
@@ -114,12 +115,14 @@ def test_a_tokens_part_is_what_its_value_gives_through_convolution_and_channel(l
         )
 
 
-def test_the_chain_names_the_largest_channels_and_tokens():
+def test_the_chain_names_the_largest_channels_and_tokens(monkeypatch):
+    monkeypatch.setattr(chain_module, "CHANNELS_KEPT", 5)
+    monkeypatch.setattr(chain_module, "TOKENS_KEPT", 19)
     model, head, ids = make_model(), make_head(), tokens(20)
     path = read_direct_path(model, head, ids)
     own = used(head, path, 19)
     words = [f"word {i}" for i in range(20)]
-    (chain, *_) = chains(path, 19, own, words, channels_kept=5, tokens_kept=19)
+    (chain, *_) = chains(path, 19, own, words)
     every = path.parts(19, own.prototypes).channels[0].flatten()
     assert [abs(use.activation_part) for use in chain.channels] == pytest.approx(
         every.abs().sort(descending=True).values[:5].tolist()

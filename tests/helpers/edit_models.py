@@ -1,6 +1,7 @@
 """Small random models for edits, and edits done densely, without anything of prismlm.edits."""
 
 import copy
+from types import SimpleNamespace
 
 import torch
 from torch import nn
@@ -13,7 +14,7 @@ from transformers import (
     LogitsProcessorList,
 )
 
-from prismlm.edits.plan import plan_edits
+from prismlm.edits.plan import plan_for
 from prismlm.layers import PrototypeHead
 from prismlm.models.seam import LogitMap, capture
 from prismlm.ops.prototype_head import naive
@@ -69,7 +70,11 @@ def make_model(family="llama"):
 
 def plan(model, head, *edits, only=None, logit_map=None, lens=None):
     found = LogitMap(scale=model.scale) if isinstance(model, Flat) else LogitMap.of(model)
-    return plan_edits(model, head, logit_map or found, str, edits, only=only, lens=lens)
+    tokenizer = SimpleNamespace(decode=lambda ids: ids[0])
+    opened = SimpleNamespace(
+        model=model, head=head, logit_map=logit_map or found, tokenizer=tokenizer, lens=lens
+    )
+    return plan_for(opened, edits, only)
 
 
 def dense_activations(head, z):

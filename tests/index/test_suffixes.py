@@ -166,27 +166,6 @@ def test_the_lens_needs_the_corpus_no_more(sorter, built, tmp_path, split):
     suffixes = Suffixes.open(tmp_path / "lens")
     for number, (start, text) in enumerate(texts):
         assert (start in suffixes.find(text, 99).tolist()) == (number in chosen)
-        if number in chosen and len(text) > 9:
-            assert suffixes.around(start + 3, 4, 2) == (text[1:3], text[7:9])
-
-
-def test_what_stands_around_a_place(written):
-    suffixes = Suffixes.open(written)
-    assert suffixes.around(1, 2, 9) == ([5], [5, 6])
-    assert suffixes.around(3, 2, 1) == ([7], [])
-    assert suffixes.around(11, 6, 9) == ([], [])
-    for position, length in ((-1, 1), (3, 3), (16, 2), (0, -1), (17, 1), (99, 1)):
-        with pytest.raises(InputError, match="within one document"):
-            suffixes.around(position, length, 2)
-
-
-def test_a_place_of_another_split_is_refused(sorter, tmp_path):
-    write_suffixes(tmp_path, TokenCorpus(DOCUMENTS, END, held_out=[0, 3]), "train")
-    suffixes = Suffixes.open(tmp_path)
-    assert suffixes.around(6, 2, 5) == ([], [8])
-    for position in (0, 5, 11):
-        with pytest.raises(InputError, match="within one document"):
-            suffixes.around(position, 1, 2)
 
 
 def test_without_the_package_a_lens_has_none_and_says_how_to_add_it(tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from prismlm.errors import InputError
-from prismlm.labels.themes import LEAST_RANDOM, Passage, WordJudge, rarities
+from prismlm.labels.themes import LEAST_RANDOM, Passage, WordJudge, clusters, rarities
 
 
 def passage(text, *marked):
@@ -73,7 +73,7 @@ def test_what_is_marked_alone_and_what_surrounds_it_alone_are_themes(judge):
     about = [passage(f"harbour ships{i} mark{i}", f"mark{i}") for i in range(5)]
     (found,) = judge.judge([[*marked, *about]])
     assert (found.themes, found.coverage) == (2, 5)
-    assert judge.clusters([*marked, *about]).tolist() == [0] * 5 + [1] * 5
+    assert clusters(judge.similarities([*marked, *about])).tolist() == [0] * 5 + [1] * 5
     (signs,) = judge.judge([[*marked, *marked]])
     assert signs.theme == "“,”"
 
@@ -87,9 +87,8 @@ def test_what_is_marked_in_one_of_two_is_no_theme(judge):
 def test_one_pair_that_is_far_beyond_chance_does_not_draw_others_in(judge):
     # a is like b and b like c, a and c share nothing: average linkage keeps c out of no theme.
     chain = [passage(f"l{i} r{i} x{i} x{i + 1} m{i}", f"m{i}") for i in range(10)]
-    clusters = judge.clusters(chain)
-    assert np.bincount(clusters).max() <= 4
-    assert np.bincount(clusters)[0] == np.bincount(clusters).max()
+    sizes = np.bincount(clusters(judge.similarities(chain)))
+    assert sizes.max() == sizes[0] <= 4
 
 
 @pytest.mark.parametrize("themes", [1, 2, 4, 7, 10])

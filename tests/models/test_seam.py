@@ -1,6 +1,7 @@
 """The seam on real decoders of several families, tiny and randomly initialised."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
 from prismlm.errors import FormatError, InputError
+from prismlm.files import from_json
 from prismlm.models.presets import build_config, build_model
 from prismlm.models.seam import LogitMap, capture, output_embedding, verify_logit_map
 
@@ -48,7 +50,7 @@ def test_logit_map_is_found_and_reproduces_the_logits(family):
     logit_map = LogitMap.of(model)
     assert logit_map == EXPECTED.get(family, LogitMap())
     assert verify_logit_map(model, logit_map) < 1e-5
-    assert LogitMap.from_json(logit_map.to_json()) == logit_map
+    assert from_json(LogitMap, asdict(logit_map), "logit_map") == logit_map
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -100,7 +102,7 @@ def test_a_map_that_is_not_the_models_is_refused(wrong):
 
 def test_a_logit_map_with_unknown_fields():
     with pytest.raises(FormatError, match="logit_map"):
-        LogitMap.from_json({"scale": 1.0, "temperature": 2.0})
+        from_json(LogitMap, {"scale": 1.0, "temperature": 2.0}, "logit_map")
 
 
 def test_a_model_without_an_output_embedding():

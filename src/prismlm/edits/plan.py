@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from prismlm.edits.values import GROUP_REACH, Ablate, Clamp, Edit, Group, Only, Scale, members_of
 from prismlm.errors import InputError, check_choice
-from prismlm.index.lens import Lens
 from prismlm.index.opened_model import OpenedModel
 from prismlm.layers import PrototypeHead
 from prismlm.models.seam import LogitMap, output_embedding
@@ -227,41 +226,26 @@ class Plan:
         return rows.to(torch.promote_types(like.dtype, rows.dtype))
 
 
-def plan_edits(
-    model: nn.Module,
-    head: PrototypeHead,
-    logit_map: LogitMap,
-    decode: Callable[[int], str],
-    edits: Iterable[Edit],
-    *,
-    only: Only | None = None,
-    lens: Lens | None = None,
-) -> Plan:
-    """Check edits against a model, its head and its lens.
+def plan_for(lm: OpenedModel, edits: Iterable[Edit], only: Only | None = None) -> Plan:
+    """Check edits against an opened model, its head and its lens.
 
     Raises:
         InputError: what is not an edit, an unknown prototype, category or document, or edits that
             exclude one another.
     """
+    head, tokenizer = lm.head, lm.tokenizer
     members: list[tuple[Edit, tuple[int, ...]]] = []
     for edit in edits:
         if not isinstance(edit, (Scale, Ablate, Clamp, Group)):
             raise InputError(
                 f"{edit!r} is not an edit: expected prismlm.Scale, Ablate, Clamp or Group."
             )
-        members.append((edit, tuple(members_of(edit, head.num_prototypes, lens))))
-    return Plan(output_embedding(model), head, logit_map, decode, tuple(members), only)
-
-
-def plan_for(lm: OpenedModel, edits: Iterable[Edit], only: Only | None = None) -> Plan:
-    """Check edits against an opened model; raises as :func:`plan_edits`."""
-    tokenizer = lm.tokenizer
-    return plan_edits(
-        lm.model,
-        lm.head,
+        members.append((edit, tuple(members_of(edit, head.num_prototypes, lm.lens))))
+    return Plan(
+        output_embedding(lm.model),
+        head,
         lm.logit_map,
         lambda token: str(tokenizer.decode([token])),
-        edits,
-        only=only,
-        lens=lm.lens,
+        tuple(members),
+        only,
     )

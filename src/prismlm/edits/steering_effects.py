@@ -159,13 +159,13 @@ def signature_tokens(lm: OpenedModel, plan: Plan, count: int = SIGNATURE_TOKENS)
     return (weight.float() @ total).topk(min(count, len(weight))).indices
 
 
-def summarise(pairs: Sequence[tuple[float, float | None]], seed: int = 0) -> SteeringEffect:
+def summarise(pairs: Sequence[tuple[float, float | None]]) -> SteeringEffect:
     """Return means, bootstrap intervals and d of (edit, control) values, one pair per prompt."""
     edit = np.array([pair[0] for pair in pairs])
     control = [pair[1] for pair in pairs if pair[1] is not None]
     if not control:
         return SteeringEffect(
-            len(edit), float(edit.mean()), _interval(edit, seed), None, None, None, None
+            len(edit), float(edit.mean()), _interval(edit), None, None, None, None
         )
     difference = edit - np.array(control)
     spread = float(difference.std(ddof=1)) if len(edit) > 1 else 0.0
@@ -173,18 +173,18 @@ def summarise(pairs: Sequence[tuple[float, float | None]], seed: int = 0) -> Ste
     return SteeringEffect(
         prompts=len(edit),
         edit=float(edit.mean()),
-        edit_interval=_interval(edit, seed),
+        edit_interval=_interval(edit),
         control=float(np.mean(control)),
         difference=mean,
-        difference_interval=_interval(difference, seed),
+        difference_interval=_interval(difference),
         d=mean / spread if spread > 0 else None,
     )
 
 
-def _interval(values: np.ndarray, seed: int) -> tuple[float, float] | None:
+def _interval(values: np.ndarray) -> tuple[float, float] | None:
     if len(values) < 2:
         return None
-    found = bootstrap(values, seed=seed)
+    found = bootstrap(values, seed=0)
     return found.low, found.high
 
 

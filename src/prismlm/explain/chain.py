@@ -22,6 +22,7 @@ from prismlm.explain.direct_path import ActivationParts, DirectPath
 from prismlm.explain.residual_stream import read_direct_path
 from prismlm.layers import PrototypeHead
 
+# Of all layers' channels, for each prototype; and of each of those the tokens that are named.
 CHANNELS_KEPT = 3
 TOKENS_KEPT = 3
 TOLERANCE = 1e-3
@@ -116,13 +117,7 @@ class Used(NamedTuple):
 
 
 def chains(
-    path: DirectPath,
-    position: int,
-    used: Used,
-    tokens: Sequence[str],
-    *,
-    channels_kept: int = CHANNELS_KEPT,
-    tokens_kept: int = TOKENS_KEPT,
+    path: DirectPath, position: int, used: Used, tokens: Sequence[str]
 ) -> tuple[PrototypeChain, ...]:
     """Split the activations of some prototypes at one position, and check the sums.
 
@@ -134,8 +129,6 @@ def chains(
         position: of the token after which the prediction is made.
         used: the prototypes, with the model's own figures.
         tokens: the text's, decoded one by one.
-        channels_kept: how many of all layers' channels are split over tokens for each prototype.
-        tokens_kept: how many tokens are named for each channel.
 
     Raises:
         InputError: there is no such position.
@@ -146,7 +139,7 @@ def chains(
     own = torch.tensor(used.activations, dtype=torch.float64)
     _check(path, position, parts.total, own)
     flat = parts.channels.flatten(1)
-    kept = flat.abs().topk(min(channels_kept, flat.shape[1])).indices
+    kept = flat.abs().topk(min(CHANNELS_KEPT, flat.shape[1])).indices
     sources = _sources(path, position, used.prototypes, kept, parts)
     count = parts.channels.shape[2]
     found: list[PrototypeChain] = []
@@ -160,7 +153,7 @@ def chains(
             if not part:
                 continue
             share = part / activation
-            largest = given.abs().topk(min(tokens_kept, len(given))).indices
+            largest = given.abs().topk(min(TOKENS_KEPT, len(given))).indices
             named = tuple(
                 ChannelSource(s, tokens[s], float(given[s]))
                 for s in (int(place) for place in largest)

@@ -8,21 +8,18 @@ text stands, not whether the model took it from there.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from functools import cache
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
-from prismlm.errors import InputError, check_whole
+from prismlm.errors import check_whole
 from prismlm.index.lens import Lens
 from prismlm.index.suffixes import Suffixes
 
 MINIMUM = 5
-LIMIT = 10
 PLACES = 5
 
 
@@ -50,10 +47,6 @@ class VerbatimSpan:
         """The token after its last one."""
         return self.start + self.length
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON values."""
-        return asdict(self) | {"positions": list(self.positions)}
-
 
 @dataclass(frozen=True)
 class Quote:
@@ -71,7 +64,7 @@ class Quote:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the entry of ``prismlm explain --json``."""
-        span = self.span.to_dict()
+        span = asdict(self.span)
         del span["positions"]
         return {"text": self.text, **span, "places": list(self.places)}
 
@@ -91,7 +84,7 @@ def quotes(
     """
     assert lens.suffixes is not None
     found: dict[str, VerbatimSpan] = {}
-    for span in verbatim_spans(ids, lens.suffixes, start, limit=None):
+    for span in verbatim_spans(ids, lens.suffixes, start):
         found.setdefault("".join(tokens[span.start : span.end]), span)
     return [
         Quote(text, span, tuple(_place(lens, position) for position in span.positions))
@@ -114,14 +107,7 @@ def _place(lens: Lens, position: int) -> dict[str, Any]:
 
 
 def verbatim_spans(
-    ids: Sequence[int],
-    suffixes: Suffixes,
-    start: int = 0,
-    *,
-    minimum: int = MINIMUM,
-    limit: int | None = LIMIT,
-    places: int = PLACES,
-    words: Sequence[int] | None = None,
+    ids: Sequence[int], suffixes: Suffixes, start: int = 0, *, minimum: int = MINIMUM
 ) -> list[VerbatimSpan]:
     """Return the longest spans of a text that stand in the corpus, long ones first.
 
@@ -134,23 +120,13 @@ def verbatim_spans(
         suffixes: of the lens.
         start: the first token to be searched: that of the answer, where the prompt is known.
         minimum: tokens of the shortest span.
-        limit: the most spans; None for all.
-        places: the most positions of each.
-        words: how many tokens each word of the text has, as :attr:`WordedText.counts`. Spans then
-            begin and end between words; only at ``start`` may one begin within. Without, any token
-            is a word.
 
     Raises:
-        InputError: ``start`` lies outside of the text, ``minimum`` is below 1, a limit is negative,
-            or the words do not add up to the text.
+        InputError: ``start`` lies outside of the text, or ``minimum`` is below 1.
         FormatError: the files of the lens are damaged.
     """
     check_whole("start", start, 0, len(ids))
     check_whole("the length of a span", minimum, 1)
-    for name, number in (("spans", limit), ("places", places)):
-        check_whole(f"the number of {name}", 0 if number is None else number)
-    if words is not None and (sum(words) != len(ids) or min(words, default=0) < 0):
-        raise InputError(f"the words have {sum(words)} tokens and the text has {len(ids)}.")
     tokens = np.asarray(ids, dtype=np.int64)
 
     @cache
@@ -158,32 +134,16 @@ def verbatim_spans(
         return -math.log2(suffixes.count([token]) / len(suffixes))
 
     spans: list[VerbatimSpan] = []
-    # Where spans may begin and end, ascending.
-    ends = range(1, len(ids) + 1) if words is None else accumulate(words)
-    bounds = [start, *sorted({end for end in ends if end > start})]
-    for first, end, count in _longest(tokens, suffixes, bounds):
-        if end - first >= minimum:
-            rarity = math.fsum(surprise(token) for token in tokens[first:end].tolist())
-            spans.append(VerbatimSpan(first, end - first, count, rarity, ()))
-    spans.sort(key=lambda span: (-span.length, -span.rarity, span.start))
-    return [
-        replace(
-            span, positions=tuple(suffixes.find(tokens[span.start : span.end], places).tolist())
-        )
-        for span in spans[:limit]
-    ]
-
-
-def _longest(
-    tokens: np.ndarray, suffixes: Suffixes, bounds: list[int]
-) -> Iterator[tuple[int, int, int]]:
-    """Yield start, end and count of the spans between bounds that no other one holds."""
-    reached = bounds[0]
-    for first in bounds[:-1]:
+    reached = start
+    for first in range(start, len(tokens)):
         length, count = suffixes.longest_prefix(tokens[first:])
-        end = bounds[bisect_right(bounds, first + length) - 1]
         # Ends never go back, so only what reaches beyond the spans before lies in none of them.
-        if end > reached:
-            reached = end
-            whole = end == first + length
-            yield first, end, count if whole else suffixes.count(tokens[first:end])
+        if first + length <= reached:
+            continue
+        reached = first + length
+        if length >= minimum:
+            span = tokens[first:reached]
+            rarity = math.fsum(map(surprise, span.tolist()))
+            places = tuple(suffixes.find(span, PLACES).tolist())
+            spans.append(VerbatimSpan(first, length, count, rarity, places))
+    return sorted(spans, key=lambda span: (-span.length, -span.rarity, span.start))

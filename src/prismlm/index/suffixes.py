@@ -252,29 +252,6 @@ class Suffixes:
             found.append(range(low, bisect_right(self._order, wanted, low, end, key=read)))
         return found
 
-    def around(self, position: int, length: int, margin: int) -> tuple[list[int], list[int]]:
-        """Return up to ``margin`` tokens of the document before a place and as many after it.
-
-        Args:
-            position: where the place begins, as :meth:`find` returns it.
-            length: its tokens.
-            margin: the most tokens on either side; an end of text is none of them.
-
-        Raises:
-            InputError: the place is not within one document of the lens.
-        """
-        document = int(np.searchsorted(self._starts, position, side="right")) - 1
-        first, end = [*self._firsts[max(0, document) :][:2].tolist(), len(self._tokens)][:2]
-        at = position - int(self._starts[document]) + first
-        if document < 0 or length < 0 or at + length > end - 1:
-            raise InputError(
-                f"tokens {position} to {position + length} do not lie within one document of the "
-                f"lens {self.path}."
-            )
-        before = self._tokens[max(first, at - margin) : at]
-        after = self._tokens[at + length : min(end - 1, at + length + margin)]
-        return before.tolist(), after.tolist()
-
     def _standing(self, wanted: bytes) -> int:
         """Return how many of the first tokens stand somewhere: beside the place to insert them."""
         size, dtype = len(wanted), self._tokens.dtype

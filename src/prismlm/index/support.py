@@ -128,7 +128,6 @@ def measure_support(
     corpus: Corpus,
     split: Split,
     suffixes: Suffixes | None = None,
-    seed: int = 0,
 ) -> SupportScale | None:
     """Measure the scale on stretches of 32 predictions of 160 documents that the cells lack.
 
@@ -139,12 +138,11 @@ def measure_support(
         corpus: that the cells are of.
         split: which documents of it.
         suffixes: of the lens; None where it has none.
-        seed: of the choice of documents and positions.
 
     Returns:
         The scale, or None where there is too little text to measure it.
     """
-    stretches = calibration_stretches(corpus, split, seed)
+    stretches = calibration_stretches(corpus, split)
     found: list[np.ndarray] = []
     for first in range(0, len(stretches), READ_TOGETHER):
         part = stretches[first : first + READ_TOGETHER]
@@ -183,9 +181,9 @@ def unseen_documents(corpus: Corpus, split: Split) -> np.ndarray:
     return others if len(others) >= FEWEST_DOCUMENTS else corpus.split(split)
 
 
-def calibration_stretches(corpus: Corpus, split: Split, seed: int = 0) -> list[tuple[int, int]]:
+def calibration_stretches(corpus: Corpus, split: Split) -> list[tuple[int, int]]:
     """Return where stretches of unseen documents start, and their tokens; one a document."""
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     known = unseen_documents(corpus, split)
     lengths = corpus.lengths[known] - 1
     usable = np.flatnonzero(lengths > 1)

@@ -151,13 +151,9 @@ class WordJudge:
         """Return s of each pair of passages, float64 [n, n]."""
         return self._alike(*self._cosines(unit))
 
-    def clusters(self, unit: Sequence[Passage]) -> np.ndarray:
-        """Return the number of each passage's theme, from 0, largest first, int64 [n]."""
-        return _clusters(self.similarities(unit))
-
     def _judged(self, unit: Sequence[Passage]) -> Judgement:
         alike = self.similarities(unit)
-        cluster = _clusters(alike)
+        cluster = clusters(alike)
         main = cluster == 0
         coverage, themes = int(main.sum()), int(cluster.max()) + 1
         if coverage == 1:
@@ -229,7 +225,8 @@ def rarities(random: Sequence[Passage]) -> dict[str, float]:
     return {word: float(np.log(rows / (times + 0.5))) for word, times in seen.items()}
 
 
-def _clusters(alike: np.ndarray) -> np.ndarray:
+def clusters(alike: np.ndarray) -> np.ndarray:
+    """Return the number of each passage's theme, from 0, largest first, int64 [n]."""
     apart = MOST_ALIKE - (alike + alike.T) / 2
     np.fill_diagonal(apart, 0.0)
     tree = linkage(squareform(apart, checks=False), "average")

@@ -6,7 +6,6 @@ import importlib.util
 import io
 import os
 import shutil
-import uuid
 from contextlib import redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +17,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from prismlm.errors import FormatError, InputError
-from prismlm.files import atomic_directory, read_json, room_to_write, share
+from prismlm.errors import FormatError, InputError, first_line
+from prismlm.files import atomic_directory, read_json, room_to_write, share, temporary_sibling
 from prismlm.hub import silence
 from prismlm.models.checkpoint import read_checkpoint, refuse_pickles
 from prismlm.models.quiet import quiet_transformers
@@ -215,7 +214,7 @@ def _files_of(directory: Path) -> list[Path]:
 
 def _place(files: list[Path], out: Path) -> None:
     for file in files:
-        hidden = out / f".{file.name}.{uuid.uuid4().hex[:8]}.tmp"
+        hidden = temporary_sibling(out / file.name)
         try:
             try:
                 # The hub's cache holds links to the files themselves.
@@ -238,10 +237,9 @@ def _convert(path: Path, out: Path) -> None:
             )
             tokenizer = AutoTokenizer.from_pretrained(path.parent, **where)
     except Exception as error:  # the readers raise a dozen unrelated types here
-        first = str(error).strip().splitlines() or [type(error).__name__]
         raise FormatError(
-            f"the GGUF file {path} cannot be read ({first[0]}). Is it whole, and of a causal "
-            "language model that transformers knows?"
+            f"the GGUF file {path} cannot be read ({first_line(error)}). Is it whole, and of a "
+            "causal language model that transformers knows?"
         ) from error
     # The weights are plain numbers now; as a quantised model it would refuse to be saved.
     model.hf_quantizer = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,7 +12,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from prismlm.errors import FormatError, InputError
-from prismlm.files import from_json
 from prismlm.models.evaluating import evaluating
 from prismlm.models.watch import Hook, watch
 
@@ -44,19 +43,6 @@ class LogitMap:
         softcap = getattr(config, "final_logit_softcapping", None)
         has_bias = getattr(output_embedding(model), "bias", None) is not None
         return cls(scale, has_bias, None if softcap is None else float(softcap))
-
-    @classmethod
-    def from_json(cls, value: Any) -> LogitMap:
-        """Rebuild a map from ``prismlm.json``.
-
-        Raises:
-            FormatError: fields that are unknown, or of another type.
-        """
-        return from_json(cls, value, "logit_map in prismlm.json")
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as they stand in ``prismlm.json``."""
-        return asdict(self)
 
     def before_softcap(self, embedded: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """Apply what follows the output embedding, up to the soft-cap; its argument is W z + b."""

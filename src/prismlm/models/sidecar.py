@@ -91,7 +91,7 @@ def save_sidecar(directory: Path | str, sidecar: Sidecar) -> None:
             "format_version": FORMAT_VERSION,
             "base": asdict(sidecar.base),
             "prototypes_per_token": head.prototypes_per_token,
-            "logit_map": sidecar.logit_map.to_json(),
+            "logit_map": asdict(sidecar.logit_map),
             "provenance": sidecar.provenance,
             "files": _fingerprints(directory),
         },
@@ -158,7 +158,8 @@ def load_sidecar(directory: Path | str, model: nn.Module | None = None) -> Sidec
     except (KeyError, RuntimeError, SafetensorError) as error:
         raise FormatError(f"the head in {directory} cannot be read: {error}.") from error
     base = from_json(Base, meta["base"], f"{where}: base")
-    sidecar = Sidecar(head, LogitMap.from_json(meta["logit_map"]), base, meta["provenance"])
+    logit_map = from_json(LogitMap, meta["logit_map"], f"{where}: logit_map")
+    sidecar = Sidecar(head, logit_map, base, meta["provenance"])
     if model is not None:
         _check_belongs(sidecar, model, directory)
     return sidecar

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import platform
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-import transformers
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from prismlm import __version__
 from prismlm.corpus import build_corpus
 from prismlm.corpus.store import Corpus
 from prismlm.corpus.tokenizer import tokenizer_fingerprint
@@ -42,7 +38,7 @@ from prismlm.models.sidecar import (
 from prismlm.progress import SILENT, Reporter
 from prismlm.run_state import check_same, read_note
 from prismlm.training.attach_options import AttachOptions, index_options, model_device, window_of
-from prismlm.training.device import uses_bf16
+from prismlm.training.device import uses_bf16, versions
 from prismlm.training.evaluation import HeldOut, cross_entropy
 from prismlm.training.fit import fit
 from prismlm.training.lora import NOTE_FILE, adapt, check_lora
@@ -246,9 +242,7 @@ class _Work:
     def _ce(self, corpus: Corpus) -> float:
         tokens = self.options.heldout_tokens
         with self.progress.task("Measuring the model", tokens, "tokens") as task:
-            return cross_entropy(
-                self.model, HeldOut(corpus, self.window, 0).batches(tokens), task.advance
-            )
+            return cross_entropy(self.model, HeldOut(corpus, self.window, 0).counted(tokens, task))
 
     def states(self, corpus: Corpus) -> HiddenStates:
         """Return the hidden states, read where they are not there."""
@@ -287,14 +281,8 @@ class _Work:
     def _measure(self, corpus: Corpus, head: PrototypeHead) -> HeadQuality:
         tokens = self.options.heldout_tokens
         with self.progress.task("Measuring the head", tokens, "tokens") as task:
-
-            def counted() -> Iterator[Any]:
-                for batch in HeldOut(corpus, self.window, 0).batches(tokens):
-                    yield batch
-                    task.advance(int(batch.owned.sum()))
-
-            on_device = head.to(self.device)
-            quality = measure_quality(self.model, on_device, self.logit_map, counted())
+            text = HeldOut(corpus, self.window, 0).counted(tokens, task)
+            quality = measure_quality(self.model, head.to(self.device), self.logit_map, text)
         head.cpu()
         return quality
 
@@ -312,12 +300,7 @@ class _Work:
             },
             **self._tuning(),
             "quality": quality.to_dict(),
-            "versions": {
-                "prismlm": __version__,
-                "torch": torch.__version__,
-                "transformers": transformers.__version__,
-                "python": platform.python_version(),
-            },
+            "versions": versions("torch", "transformers"),
         }
 
     def _tuning(self) -> dict[str, Any]:

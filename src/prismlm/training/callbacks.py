@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,13 +16,14 @@ from prismlm.training.initialise import TrainingRows, place_prototypes
 from prismlm.training.model import PrismForCausalLM
 
 
+@dataclass(eq=False)
 class HeadSchedule(TrainerCallback):
     """Places the prototypes before a step, raises the weights of their losses and anneals k.
 
         s(t) = min(1, (t − placed) / (full − placed)),          full = warmup · steps
         k(t) = max(k, round(k₀ − (k₀ − k) (t − placed) / (last − placed))),   last = anneal_until
 
-    Args:
+    Attributes:
         rows: training rows, whose hidden states the prototypes are placed on.
         initialise_at_step: how many steps the model trains alone.
         warmup: share of all steps after which the weights are full.
@@ -31,39 +33,28 @@ class HeadSchedule(TrainerCallback):
         anneal_until: share of all steps after which it is k.
     """
 
-    def __init__(
-        self,
-        rows: TrainingRows,
-        *,
-        initialise_at_step: int,
-        warmup: float,
-        seed: int,
-        initialise: Literal["states", "kmeans", "random"] = "states",
-        anneal_from: int | None = None,
-        anneal_until: float = 0.5,
-    ) -> None:
-        self._rows = rows
-        self._start = initialise_at_step
-        self._warmup = warmup
-        self._seed = seed
-        self._initialise: Literal["states", "kmeans", "random"] = initialise
-        self._anneal_from = anneal_from
-        self._anneal_until = anneal_until
+    rows: TrainingRows
+    initialise_at_step: int
+    warmup: float
+    seed: int
+    initialise: Literal["states", "kmeans", "random"] = "states"
+    anneal_from: int | None = None
+    anneal_until: float = 0.5
 
     def loss_scale(self, step: int, steps: int) -> float:
         """Return the factor of the head's losses in the step after ``step`` steps."""
-        return min(1.0, self._progress(step, self._warmup * steps))
+        return min(1.0, self._progress(step, self.warmup * steps))
 
     def prototypes_per_token(self, step: int, steps: int, final: int) -> int:
         """Return k in the step after ``step`` steps."""
-        if self._anneal_from is None:
+        if self.anneal_from is None:
             return final
-        progress = min(1.0, self._progress(step, self._anneal_until * steps))
-        return round(self._anneal_from + (final - self._anneal_from) * progress)
+        progress = min(1.0, self._progress(step, self.anneal_until * steps))
+        return round(self.anneal_from + (final - self.anneal_from) * progress)
 
     def _progress(self, step: int, end: float) -> float:
-        rise = end - self._start
-        return 1.0 if rise <= 0 else max(0.0, (step - self._start) / rise)
+        rise = end - self.initialise_at_step
+        return 1.0 if rise <= 0 else max(0.0, (step - self.initialise_at_step) / rise)
 
     def on_step_begin(
         self,
@@ -75,9 +66,9 @@ class HeadSchedule(TrainerCallback):
         """Place the prototypes when it is time; set the factor, k and the step."""
         model: PrismForCausalLM = kwargs["model"]
         step, steps = state.global_step, state.max_steps
-        if step >= self._start and not model.placed:
-            generator = torch.Generator().manual_seed(self._seed)
-            place_prototypes(model, self._rows, generator, self._initialise)
+        if step >= self.initialise_at_step and not model.placed:
+            generator = torch.Generator().manual_seed(self.seed)
+            place_prototypes(model, self.rows, generator, self.initialise)
             distributed.broadcast_parameters(model.prototype_head)
         model.loss_scale = self.loss_scale(step, steps)
         final = model.prototype_head.prototypes_per_token

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import platform
+from importlib.metadata import PackageNotFoundError, version
+
 import torch
 
+from prismlm import __version__
 from prismlm.errors import InputError
 from prismlm.training.recipe import Recipe
 
@@ -56,3 +60,14 @@ def resolved(recipe: Recipe) -> dict[str, str]:
     device = device_of(recipe) if recipe.device == "auto" else recipe.device
     precision = "bf16" if uses_bf16(recipe.precision, device) else "float32"
     return {"device": device, "precision": precision}
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """Return the versions of Python, of prismlm and of those packages that are installed."""
+    found = {"prismlm": __version__, "python": platform.python_version()}
+    for package in packages:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from prismlm.corpus.store import Corpus
 from prismlm.corpus.windows import WindowBatch, WindowGrid, document_windows, window_batches
 from prismlm.errors import InputError
 from prismlm.models.evaluating import evaluating
+from prismlm.progress import Task
 
 TOKENS_PER_BATCH = 4096
 
@@ -60,11 +61,15 @@ class HeldOut:
         )
         return window_batches(chosen, corpus, TOKENS_PER_BATCH, corpus.eos_token_id)
 
+    def counted(self, tokens: int, task: Task) -> Iterator[WindowBatch]:
+        """Yield :meth:`batches`; a task is told how many tokens were read."""
+        for batch in self.batches(tokens):
+            yield batch
+            task.advance(int(batch.owned.sum()))
+
 
 @torch.no_grad()
-def cross_entropy(
-    model: Any, batches: Iterable[WindowBatch], counted: Callable[[int], None]
-) -> float:
+def cross_entropy(model: Any, batches: Iterable[WindowBatch]) -> float:
     """Return the cross-entropy of a model in nats per token, over the predictions that count.
 
     They are those of :func:`prismlm.explain.quality.measure_quality`.
@@ -72,7 +77,6 @@ def cross_entropy(
     Args:
         model: a causal language model.
         batches: of held-out text.
-        counted: told how many tokens were read.
     """
     total, number = 0.0, 0
     with evaluating(model):
@@ -83,7 +87,6 @@ def cross_entropy(
             chosen, targets = logits[:, :-1][scored].float(), ids[:, 1:][scored]
             total += F.cross_entropy(chosen, targets, reduction="sum").item()
             number += len(targets)
-            counted(int(batch.owned.sum()))
     return total / max(1, number)
 
 

@@ -293,7 +293,7 @@ class SearchRecipe(Section):
         """Return what is searched over, by dotted recipe key.
 
         Raises:
-            ValueError: an entry that is neither choices nor a range.
+            InputError: an entry that is neither choices nor a range.
         """
         return {key: dimension_of(key, entry) for key, entry in self.space.items()}
 

@@ -46,7 +46,7 @@ def _explain(item: Any, source: str, origin: dict[str, str]) -> str:
     if item["type"] == "missing":
         return f"{where}: {key} is missing{meaning}. Add it."
     if item["type"] == "value_error":
-        return f"{where}: {key + ': ' if key else ''}{item['ctx']['error']}."
+        return f"{where}: {key + ': ' if key else ''}{str(item['ctx']['error']).rstrip('.')}."
     wanted = item["msg"].replace("Input should be", "expected")
     return f"{where}: {key} is {describe(item['input'])}; {wanted}{meaning}."
 

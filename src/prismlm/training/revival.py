@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -94,21 +95,21 @@ def revive(
     return len(unused)
 
 
+@dataclass(eq=False, kw_only=True)
 class ReviveUnused(TrainerCallback):
     """Revives, every ``every`` steps, the prototypes that none of the steps before used.
 
-    Args:
+    Attributes:
         every: steps over which a prototype must not have been used.
         first: the step before which the prototypes are placed.
         until: the last step; later prototypes would not have time to learn.
         seed: decides which states; the generator is the head's own.
     """
 
-    def __init__(self, *, every: int, first: int, until: int, seed: int) -> None:
-        self._every = every
-        self._first = first
-        self._until = until
-        self._seed = seed
+    every: int
+    first: int
+    until: int
+    seed: int
 
     def on_step_end(
         self,
@@ -119,10 +120,10 @@ class ReviveUnused(TrainerCallback):
     ) -> None:
         """Revive if it is time."""
         model, step = kwargs["model"], state.global_step
-        since = step - self._first
-        if since <= 0 or since % self._every or step > self._until:
+        since = step - self.first
+        if since <= 0 or since % self.every or step > self.until:
             return
-        generator = torch.Generator().manual_seed(self._seed + step)
+        generator = torch.Generator().manual_seed(self.seed + step)
         optimizer = kwargs["optimizer"]
         optimizer = getattr(optimizer, "optimizer", optimizer)
         model.usage.merge()

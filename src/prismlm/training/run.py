@@ -204,15 +204,9 @@ def _final_quality(prepared: Prepared, progress: Reporter) -> HeadQuality:
     tokens = prepared.recipe.evaluation.final_tokens
     model = prepared.model.model
     with progress.task("measuring quality", None, "tokens") as task:
-
-        def counted() -> Iterator[Any]:
-            for batch in prepared.heldout.batches(tokens):
-                yield batch
-                task.advance(int(batch.owned.sum()))
-
-        head = prepared.model.prototype_head
+        head, text = prepared.model.prototype_head, prepared.heldout.counted(tokens, task)
         with parallel.whole(model):
-            return measure_quality(model, head, LogitMap.of(model), counted())
+            return measure_quality(model, head, LogitMap.of(model), text)
 
 
 def _finish(prepared: Prepared, trainer: PrismTrainer, quality: HeadQuality) -> None:

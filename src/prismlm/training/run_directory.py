@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from prismlm.errors import InputError
-from prismlm.files import json_text, read_json, write_json
+from prismlm.errors import InputError, changes
+from prismlm.files import read_json, write_json
 from prismlm.models.sidecar import META_FILE
 from prismlm.run_state import LOCK_FILE, writing
 from prismlm.training import checkpoints, distributed
@@ -103,11 +103,11 @@ def differences(before: dict[str, Any], recipe: Recipe) -> list[str]:
     if not recipe.steps:
         # They follow from the epochs, which are compared.
         now["steps"] = then["steps"]
-    return [
-        f"{key}: {_shown(then, key)} → {_shown(now, key)}"
-        for key in sorted(then | now)
-        if key not in FREE_TO_CHANGE and then.get(key) != now.get(key)
-    ]
+    return changes(_compared(then), _compared(now))
+
+
+def _compared(flat: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in flat.items() if k not in FREE_TO_CHANGE and v is not None}
 
 
 def flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -119,10 +119,6 @@ def flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             found[prefix + key] = item
     return found
-
-
-def _shown(flat: dict[str, Any], key: str) -> str:
-    return json_text(flat[key]) if key in flat else "not set"
 
 
 def begin(prepared: Prepared) -> None:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-import platform
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
-import transformers
 from transformers import TrainerCallback, TrainingArguments
 
-from prismlm import __version__
 from prismlm.allocator import keep_freed_memory
 from prismlm.corpus.packing import PackedDataset, pack
 from prismlm.corpus.store import Corpus
@@ -25,7 +22,7 @@ from prismlm.models.uncertainty_feedback import attach_uncertainty
 from prismlm.training import distributed, parallel
 from prismlm.training.block_dropout import add_dropout
 from prismlm.training.callbacks import EvaluateEvery, HeadSchedule
-from prismlm.training.device import device_of, resolved, uses_bf16
+from prismlm.training.device import device_of, resolved, uses_bf16, versions
 from prismlm.training.evaluation import HeldOut
 from prismlm.training.isolation import check_isolation, keeps_documents_apart
 from prismlm.training.model import PrismForCausalLM
@@ -76,12 +73,7 @@ class Prepared:
             "steps": steps,
             "tokens": tokens,
             "head_placed": self.model.placed,
-            "versions": {
-                "prismlm": __version__,
-                "torch": torch.__version__,
-                "transformers": transformers.__version__,
-                "python": platform.python_version(),
-            },
+            "versions": versions("torch", "transformers"),
         }
 
 
@@ -127,11 +119,6 @@ def with_steps(recipe: Recipe, rows: PackedDataset) -> Recipe:
     return found
 
 
-def _rows_of(recipe: Recipe) -> int:
-    """Return how many rows one step takes in all processes."""
-    return recipe.batch_size * recipe.gradient_accumulation * distributed.world_size()
-
-
 def training_rows(recipe: Recipe, corpus: Corpus, *, share_rows: bool) -> PackedDataset:
     """Return the training rows of a recipe.
 
@@ -141,7 +128,7 @@ def training_rows(recipe: Recipe, corpus: Corpus, *, share_rows: bool) -> Packed
     data = recipe.data
     documents = chosen_documents(corpus, data.documents)
     rows = pack(corpus, documents, data.length, recipe.seed, share_rows=share_rows)
-    needed = _rows_of(recipe)
+    needed = recipe.batch_size * recipe.gradient_accumulation * distributed.world_size()
     if len(rows) < needed:
         raise InputError(
             f"the corpus {corpus.name!r} fills {len(rows)} rows of {data.length} tokens, "

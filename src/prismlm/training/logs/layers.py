@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from prismlm.errors import DivergenceError, FormatError
 from prismlm.files import atomic_file
+from prismlm.outputs import put_csv
 from prismlm.training import checkpoints, distributed
 from prismlm.training.evaluation import perplexity
 from prismlm.training.setup import CHECKPOINTS
@@ -104,22 +106,14 @@ class LayerLog:
         self.rows = [row for row in self.rows if row["step"] != step] + found
         if distributed.is_main():
             with checkpoints.guard_writing(str(self._file), self._checkpoints):
-                self._write()
+                with atomic_file(self._file) as temporary:
+                    put_csv(temporary, self.columns, self.rows)
                 self._draw(found)
 
     def close(self) -> None:
         """Write out what TensorBoard is to draw."""
         if self._writer is not None:
             self._writer.close()
-
-    def _write(self) -> None:
-        with (
-            atomic_file(self._file) as temporary,
-            temporary.open("w", encoding="utf-8", newline="") as file,
-        ):
-            writer = csv.DictWriter(file, self.columns)
-            writer.writeheader()
-            writer.writerows(self.rows)
 
     def _draw(self, rows: list[Row]) -> None:
         if self._drawn is None:
@@ -163,29 +157,29 @@ class LayerLog:
                 ) from error
 
 
+@dataclass(eq=False)
 class LogLayers(TrainerCallback):
     """Adds to a :class:`LayerLog` at every evaluation.
 
-    Args:
+    Attributes:
         log: what is added to.
         decoder: the model that is measured.
         tokens: returns the tokens trained on so far.
     """
 
-    def __init__(self, log: LayerLog, decoder: nn.Module, tokens: Callable[[], int]) -> None:
-        self._log = log
-        self._decoder = decoder
-        self._tokens = tokens
+    log: LayerLog
+    decoder: nn.Module
+    tokens: Callable[[], int]
 
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Measure the model that was evaluated."""
         figures: dict[str, float] = kwargs["metrics"]
-        self._log.add(
-            self._decoder,
+        self.log.add(
+            self.decoder,
             step=state.global_step,
-            tokens=self._tokens(),
+            tokens=self.tokens(),
             ce=figures["eval_ce"],
             ce_tokens=int(figures["eval_tokens"]),
         )

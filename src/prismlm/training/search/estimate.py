@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from prismlm.cost import Cost
-from prismlm.training.dimensions import Dimension, Scalar
+from prismlm.training.dimensions import Dimension, Scalar, ends_of
 from prismlm.training.estimate import estimate
 from prismlm.training.recipe import Recipe
 from prismlm.training.run_directory import SEARCH
@@ -63,7 +63,7 @@ def estimate_search(recipe: Recipe, *, resume: bool = False) -> Cost:
 
 def _extremes(dimension: Dimension) -> tuple[Scalar, Scalar]:
     """Return the least and the greatest number; of other choices the first and the last."""
-    values = dimension.ends
+    values = ends_of(dimension)
     numbers = [v for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)]
     if len(numbers) < len(values):
         return values[0], values[-1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 import statistics
 from collections.abc import Iterable
@@ -13,6 +12,7 @@ from typing import Any, Literal
 import yaml
 
 from prismlm.files import atomic_file, write_json
+from prismlm.outputs import put_csv
 from prismlm.training.dimensions import Scalar
 from prismlm.training.evaluation import perplexity
 from prismlm.training.recipe import Recipe
@@ -183,12 +183,11 @@ def _write_best(result: SearchResult, trial: TrialResult, recipe: Recipe) -> Non
 
 def _write_table(path: Path, trials: Iterable[TrialResult], keys: list[str]) -> None:
     columns = ["trial", "state", "ce", "deviation", "perplexity", *keys, "seeds", "failed"]
-    with atomic_file(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(columns)
-        for trial in trials:
-            row = trial.to_dict()
-            figures = [row[name] for name in columns[:5]]
-            seeds = " ".join("failed" if seed.ce is None else repr(seed.ce) for seed in trial.seeds)
-            values = [trial.values[key] for key in keys]
-            writer.writerow([*figures, *values, seeds, row["failed"]])
+    with atomic_file(path) as temporary:
+        put_csv(temporary, columns, (_row(trial, columns) for trial in trials))
+
+
+def _row(trial: TrialResult, columns: list[str]) -> dict[str, Any]:
+    seeds = " ".join("failed" if seed.ce is None else repr(seed.ce) for seed in trial.seeds)
+    row = trial.to_dict() | trial.values | {"seeds": seeds}
+    return {name: row[name] for name in columns}

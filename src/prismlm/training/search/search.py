@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from prismlm import __version__
 from prismlm.corpus.store import Corpus
-from prismlm.errors import InputError, PrismError
+from prismlm.errors import InputError, PrismError, changes
 from prismlm.files import read_json
 from prismlm.progress import SILENT, Reporter
 from prismlm.run_state import writing
 from prismlm.training import distributed
-from prismlm.training.device import resolved
+from prismlm.training.device import resolved, versions
+from prismlm.training.dimensions import ends_of
 from prismlm.training.recipe import Recipe
 from prismlm.training.run_directory import SEARCH, differences
 from prismlm.training.search.result import (
@@ -161,18 +160,8 @@ def _noted(recipe: Recipe) -> dict[str, Any]:
         "resolved": resolved(recipe),
         "search": recipe.search.model_dump(mode="json"),
         "corpus": {"name": corpus.name, "fingerprint": corpus.fingerprint},
-        "versions": {"prismlm": __version__} | _versions("optuna", "optuna-integration", "botorch"),
+        "versions": versions("optuna", "optuna-integration", "botorch"),
     }
-
-
-def _versions(*packages: str) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for package in packages:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def _check_same(directory: Path, recipe: Recipe, noted: dict[str, Any]) -> None:
@@ -180,11 +169,11 @@ def _check_same(directory: Path, recipe: Recipe, noted: dict[str, Any]) -> None:
     if not file.is_file():
         return
     before = read_json(file)
-    changed = differences(before, recipe)
-    for key, now in noted["search"].items():
-        then = before["search"].get(key)
-        if key not in FREE_TO_CHANGE and then != now:
-            changed.append(f"search.{key}: {then} → {now}")
+    then, now = (
+        {f"search.{k}": v for k, v in one["search"].items() if k not in FREE_TO_CHANGE}
+        for one in (before, noted)
+    )
+    changed = differences(before, recipe) + changes(then, now)
     if before["corpus"]["fingerprint"] != noted["corpus"]["fingerprint"]:
         changed.append(f"corpus: {before['corpus']['name']} → {noted['corpus']['name']}")
     if changed:
@@ -199,5 +188,5 @@ def _largest(recipe: Recipe) -> Recipe:
     values: dict[str, Any] = {}
     for key, dimension in recipe.search.dimensions().items():
         if key in ("batch_size", "gradient_accumulation"):
-            values[key] = max(dimension.ends)
+            values[key] = max(ends_of(dimension))
     return recipe_of(recipe, values)

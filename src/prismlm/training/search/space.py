@@ -9,7 +9,7 @@ from typing import Any, get_args
 from pydantic import BaseModel
 
 from prismlm.errors import InputError, suggest
-from prismlm.training.dimensions import Range, Scalar
+from prismlm.training.dimensions import Range, Scalar, ends_of
 from prismlm.training.recipe import Recipe
 from prismlm.training.recipe_values import recipe_from
 
@@ -47,7 +47,7 @@ def check_space(recipe: Recipe, source: str = "recipe") -> None:
     for key, dimension in recipe.search.dimensions().items():
         where = f"{source}: search.space"
         _check_key(recipe, key, where)
-        for value in dimension.ends:
+        for value in ends_of(dimension):
             recipe_of(recipe, {key: value}, source=where)
 
 

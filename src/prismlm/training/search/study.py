@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from prismlm.errors import FormatError, InputError
-from prismlm.training.dimensions import Choices, Dimension, Scalar
+from prismlm.training.dimensions import Dimension, Range, Scalar
 from prismlm.training.recipe import Recipe, SearchRecipe
 from prismlm.training.search.space import takes_whole_numbers
 
@@ -152,8 +152,8 @@ def _distribution(recipe: Recipe, key: str, dimension: Dimension) -> Any:
         IntDistribution,
     )
 
-    if isinstance(dimension, Choices):
-        return CategoricalDistribution(dimension.values)
+    if not isinstance(dimension, Range):
+        return CategoricalDistribution(dimension)
     if takes_whole_numbers(recipe, key, dimension):
         return IntDistribution(int(dimension.low), int(dimension.high), log=dimension.log)
     return FloatDistribution(float(dimension.low), float(dimension.high), log=dimension.log)
