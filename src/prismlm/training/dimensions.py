@@ -73,7 +73,8 @@ def _range(where: str, entry: dict[Any, Any]) -> Range:
             raise InputError(
                 f"{where} has no {name!r}.{suggest(str(name), known)} Known: {', '.join(known)}."
             )
-    low, high, log = entry.get("low"), entry.get("high"), entry.get("log", False)
+    given: dict[str, Any] = {"low": None, "high": None, "log": False} | entry
+    low, high, log = given["low"], given["high"], given["log"]
     check_number(f"{where}.low", low, "a finite number")
     check_number(f"{where}.high", high, "a finite number")
     check_kind(f"{where}.log", log, bool, "true or false")
