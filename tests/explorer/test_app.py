@@ -78,7 +78,7 @@ def test_a_long_generation_is_stopped_by_its_button(browser, served, view):
         view,
     )
     page.wait_for_selector(f".x-{view} .x-exports" if view == "ask" else ".x-steered")
-    assert shown.locator(".x-stop").is_hidden()
+    shown.locator(".x-stop").wait_for(state="hidden")
     written = shown.locator(".x-columns > *" if view == "ask" else ".x-table tbody tr").count()
     assert 0 < written < (400 if view == "ask" else 250)
     context.close()
