@@ -5,9 +5,9 @@
         --judge DIR --called NAME --work DIR
     python -m benchmarks.prototype_mixer.render_judge
 
-Without models, the judge alone is examined; ``--likelihood`` has it prefer what it finds more
-probable. Without a judge, BLEU alone is measured. ``--endpoint
-URL --endpoint-model MODEL`` asks a language model in place of ``--judge DIR``. Each run writes
+Without models, the judge alone is examined; ``--by likelihood`` and ``--by typical`` do not ask it.
+Without a judge, BLEU alone is measured. ``--endpoint URL --endpoint-model MODEL`` asks a language
+model in place of ``--judge DIR``. Each run writes
 ``NAME.json`` into ``judge/``; what it made is kept in the work directory, from which one that was
 stopped goes on.
 """
@@ -20,7 +20,7 @@ from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
 from prismlm.corpus import Corpus
 from prismlm.eval.judging.continuations import Writing, corpus_prompts
-from prismlm.eval.judging.judges import judge_opener
+from prismlm.eval.judging.judges import WAYS, judge_opener
 from prismlm.eval.judging.study import Study, named, run_judging
 from prismlm.files import write_json
 
@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("models", type=Path, nargs="*")
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--judge", type=Path)
-    parser.add_argument("--likelihood", action="store_true", help="of --judge: do not ask it")
+    parser.add_argument("--by", choices=WAYS, default="asked", help="how --judge judges")
     parser.add_argument("--endpoint")
     parser.add_argument("--endpoint-model")
     parser.add_argument("--called", required=True, help="the judge's name, and the result's")
@@ -41,9 +41,7 @@ def main() -> None:
     parser.add_argument("--words", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    open_judge = judge_opener(
-        given.judge, given.endpoint, given.endpoint_model, likelihood=given.likelihood
-    )
+    open_judge = judge_opener(given.judge, given.endpoint, given.endpoint_model, by=given.by)
     corpus, how = Corpus.open(given.corpus), Writing(words=given.words, seed=given.seed)
     prompts = corpus_prompts(corpus, given.prompts, how)
     found = run_judging(Study(named(given.models), prompts, how, given.work, open_judge))

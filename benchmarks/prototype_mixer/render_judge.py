@@ -73,8 +73,9 @@ def _judges(results: list[dict[str, Any]]) -> list[str]:
         "A judge is asked which of two continuations of a held-out text is better, in both orders: "
         "what really follows, or the same words shuffled; or what follows another text; or the "
         "text's last six words again and again. Who judges *by likelihood* is not asked: it "
-        "prefers what it finds more probable, a token. A share is the mean of both orders, a tie "
-        "being a half, with Wilson's 95 % interval over texts; who does not look at the texts "
+        "prefers what it finds more probable, a token; *by typicality*, what is as probable as the "
+        "second half of the text itself is after the first. A share is the mean of both orders, a "
+        "tie being a half, with Wilson's 95 % interval over texts; who does not look at the texts "
         "gets 50 %. The source reports no such examination.",
         "",
         *table_head(

@@ -90,7 +90,7 @@ def test_lines_of_a_file_are_continued_without_a_judge(prism, tiny_model, tmp_pa
             ["m", "--prompts", "f", "--judge", "j", "--endpoint", "http://h/v1", *NAMED],
             "are two judges: give one",
         ),
-        (["m", "--prompts", "f", "--likelihood"], "name it by --judge DIR"),
+        (["m", "--prompts", "f", "--by", "typical"], "name it by --judge DIR"),
         (["m", "--prompts", "f", "--prompts-count", "1"], "expected at least 2"),
         (["m", "m", "--prompts", __file__], "is given twice"),
     ],

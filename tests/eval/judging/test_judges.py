@@ -158,6 +158,25 @@ def test_likelihood_is_the_mean_over_a_responses_tokens_whatever_the_order(ordin
         judge.judge([Pair("word " * 1000, "a", "b")])
 
 
+def test_what_is_typical_is_as_probable_as_the_text_before_it(ordinary, tmp_path):
+    text = "Once there was a cat"
+    likely = LikelihoodJudge(ordinary[0], tmp_path / "likely")
+
+    def mean(text: str, response: str) -> float:
+        return likely.log_probabilities(likely.question(Pair(text, response, "x")))["A"]
+
+    usual = mean("Once there", "was a cat")
+    expected = [-abs(mean(text, response) - usual) for response in ("a good end", "bad")]
+    judge = LikelihoodJudge(ordinary[0], tmp_path / "typical", by="typical")
+    pair = Pair(text, "a good end", "bad")
+    found = judge.log_probabilities(judge.question(pair))
+    assert [found["A"], found["B"]] == pytest.approx(expected, abs=1e-5)
+    assert judge.judge([pair]) == [Judged(*("AB" if expected[0] > expected[1] else "BA"))]
+    assert likely.left([pair])[0] == 2
+    with pytest.raises(InputError, match="'Once' has no two words"):
+        judge.judge([Pair("Once", "a", "b")])
+
+
 def test_answers_of_several_tokens_each_are_read_too(ordinary, tmp_path):
     judge = LocalJudge(ordinary[0], tmp_path / "kept")
     question = judge.question(PAIRS[0])

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from prismlm.cli.label import ModelThere, Url
-from prismlm.cli.options import DryRun, Json, Temperature, flag, number, option
+from prismlm.cli.options import DryRun, Json, Temperature, choice, number, option
 from prismlm.cli.output import console_for_reading, plain, print_cost, print_json, table_of
 from prismlm.errors import InputError
 from prismlm.outputs import check_outputs
@@ -26,8 +26,14 @@ Count = Annotated[int, number("N", "Texts, of a corpus drawn by the seed.", 2)]
 Words = Annotated[int, number("N", "Words of a text that are given.", 1)]
 NewTokens = Annotated[int, number("N", "Tokens that each model writes, at most.", 1)]
 LocalJudge = Annotated[Path | None, option("DIR", "A model directory that judges.")]
-Likelihood = Annotated[
-    bool, flag("--likelihood", "The judge is not asked: it prefers what it finds more probable.")
+By = Annotated[
+    str,
+    choice(
+        "HOW",
+        "How --judge judges: asked; or not asked, by what it finds probable: the more the better "
+        "(likelihood), or the nearer to the text that is continued (typical).",
+        ("asked", "likelihood", "typical"),
+    ),
 ]
 Seed = Annotated[int, number("S", "Of all that is drawn.")]
 Out = Annotated[
@@ -45,7 +51,7 @@ def judge(
     new_tokens: NewTokens = 50,
     temperature: Temperature = 0.0,
     judge: LocalJudge = None,
-    likelihood: Likelihood = False,
+    by: By = "asked",
     endpoint: Url = None,
     endpoint_model: ModelThere = None,
     seed: Seed = 0,
@@ -67,7 +73,7 @@ def judge(
     from prismlm.run_state import orderly_end
 
     given = models or []
-    opened = judge_opener(judge, endpoint, endpoint_model, likelihood=likelihood)
+    opened = judge_opener(judge, endpoint, endpoint_model, by=by)
     if not given and (opened is None or out is None):
         raise InputError("give a MODEL or more; without one, a judge to examine and --out DIR.")
     if (corpus is None) == (prompts is None):

@@ -29,6 +29,9 @@ from prismlm.progress import SILENT, Reporter
 WORTH = {"A": 1.0, "B": 0.0, "Tie": 0.5}
 AS_JSON = 'Answer as {"verdict": "..."}, with "A", "B" or "Tie".'
 AS_TOKEN = "Reply with a single token: A, B or Tie."
+# How a judge that runs here comes to a verdict, and what is said of one that is not asked.
+WAYS = ("asked", "likelihood", "typical")
+SAID_OF = {"likelihood": "by likelihood", "typical": "by typicality"}
 NAME_LENGTH, CHARACTERS_PER_TOKEN = 48, 4
 
 
@@ -254,35 +257,47 @@ class LocalJudge(Judge):
 
 
 class LikelihoodJudge(LocalJudge):
-    """A model directory that is asked nothing: it prefers what it finds more probable, a token.
+    """A model directory that is asked nothing: it prefers by what it finds probable, a token.
 
-        l(r) = 1/|r| Σ_t ln p(r_t | text, r_<t)
+        l(r | x) = 1/|r| Σ_t ln p(r_t | x, r_<t)
 
-    of a response r of |r| tokens. It has no position to follow; text that says again what it has
-    said is probable too, which its examination shows.
+    of a response r of |r| tokens to a text x. By ``likelihood``, the larger l is preferred; text
+    that says again what it has said is very probable too, which its examination shows. By
+    ``typical``, the response that is as probable as the text itself has been, the smaller
+
+        |l(r | x) − l(x₂ | x₁)|
+
+    where x₁ and x₂ are the halves of the text's words: people's text is neither the most nor the
+    least probable (Holtzman et al. 2020). Neither has a position to follow.
 
     Args:
         directory, kept: as of :class:`LocalJudge`.
+        by: ``likelihood`` or ``typical``.
     """
 
-    def __init__(self, directory: Path, kept: Path) -> None:
+    def __init__(self, directory: Path, kept: Path, by: str = "likelihood") -> None:
         super().__init__(directory, kept)
-        self.source = f"{self.source}, by likelihood"
+        self._by = by
+        self.source = f"{self.source}, {SAID_OF[by]}"
         self._means: dict[tuple[str, str], float] = {}
 
     def question(self, pair: Pair) -> Question:
         """Return what verdicts of a pair in one order are kept by."""
-        said = {"role": "user", "content": json_text(["likelihood", *pair])}
+        said = {"role": "user", "content": json_text([self._by, *pair])}
         return Question((said,), {"verdict": str}, {"verdict": tuple(WORTH)})
 
     def log_probabilities(self, question: Question) -> dict[str, float]:
-        """Return l of both responses; a tie is what lies between.
+        """Return what each response is preferred by; a tie is what lies between.
 
         Raises:
-            InputError: text and response are longer than what the model reads.
+            InputError: text and response are longer than what the model reads, or the text has no
+                two words.
         """
         _, text, *responses = json.loads(question.messages[0]["content"])
         a, b = (self._mean(text, response) for response in responses)
+        if self._by == "typical":
+            usual = self._mean(*_halves(text))
+            a, b = -abs(a - usual), -abs(b - usual)
         return {"Tie": (a + b) / 2, "A": a, "B": b}
 
     @torch.no_grad()
@@ -298,16 +313,34 @@ class LikelihoodJudge(LocalJudge):
         return self._means[text, response]
 
 
+def _halves(text: str) -> tuple[str, str]:
+    """Return the first half of a text's words and the second."""
+    words = text.split()
+    if len(words) < 2:
+        raise InputError(
+            f"the text {text!r} has no two words, and --by typical compares what is written after "
+            "it with its own second half: give longer prompts."
+        )
+    half = len(words) // 2
+    return " ".join(words[:half]), " ".join(words[half:])
+
+
 def judge_opener(
-    directory: Path | None, url: str | None, name: str | None, *, likelihood: bool = False
+    directory: Path | None, url: str | None, name: str | None, *, by: str = "asked"
 ) -> Callable[[Path], Judge] | None:
     """Return what opens a judge, given the file of its verdicts; None where none is named.
 
+    Args:
+        directory: of a model that judges in this process.
+        url, name: an endpoint and its model.
+        by: one of ``WAYS``.
+
     Raises:
-        InputError: two judges, a URL without a model's name, no URL, or likelihood without a model.
+        InputError: two judges, a URL without a model's name, no URL, or a way other than
+            ``asked`` without a directory.
     """
-    if likelihood and directory is None:
-        raise InputError("--likelihood is of a model directory: name it by --judge DIR.")
+    if by != "asked" and directory is None:
+        raise InputError(f"--by {by} is of a model directory: name it by --judge DIR.")
     if (url is None) != (name is None):
         raise InputError("--endpoint URL and --endpoint-model NAME go together: give both.")
     if directory is not None and url is not None:
@@ -316,4 +349,6 @@ def judge_opener(
         return partial(EndpointJudge, Endpoint(url, name))
     if directory is None:
         return None
-    return partial(LikelihoodJudge if likelihood else LocalJudge, directory)
+    if by == "asked":
+        return partial(LocalJudge, directory)
+    return partial(LikelihoodJudge, directory, by=by)
