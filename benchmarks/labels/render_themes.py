@@ -59,18 +59,8 @@ def _units(units: list[dict[str, Any]]) -> list[str]:
         "Means; in brackets those of random sequences, then the difference with 95 % of a "
         "bootstrap over units.",
         "",
-        *table_head(
-            "| units | judged | disentanglement | coverage | number of themes | by a mark "
-            "| documents |"
-        ),
+        *means(units),
     ]
-    for one in units:
-        cells = [_beside(one["figures"][figure]) for figure in FIGURES]
-        share = one["of_marked_words"] / one["units"]
-        lines.append(
-            f"| {one['of']} of {one['called']} | {one['units']:,} | {' | '.join(cells)} | "
-            f"{share:.0%} | {one['documents']:.1f} |"
-        )
     said = [f"{one['called']}: {one['said']}" for one in units if one["said"]]
     lines += [
         "",
@@ -86,13 +76,29 @@ def _units(units: list[dict[str, Any]]) -> list[str]:
         "no control has sequences of as few documents as the units have. "
         + " ".join(f"{s[0].upper()}{s[1:]}." for s in dict.fromkeys(said)),
         "",
-        *_histograms(units),
-        *_drawn(units),
+        *histograms(units),
+        *drawn_units(units),
     ]
     return [*lines, ""]
 
 
-def _histograms(units: list[dict[str, Any]]) -> list[str]:
+def means(units: list[dict[str, Any]]) -> list[str]:
+    """Return a table of mean figures beside those of random sequences."""
+    lines = table_head(
+        "| units | judged | disentanglement | coverage | number of themes | by a mark | documents |"
+    )
+    for one in units:
+        cells = [beside(one["figures"][figure]) for figure in FIGURES]
+        share = one["of_marked_words"] / one["units"]
+        lines.append(
+            f"| {one['of']} of {one['called']} | {one['units']:,} | {' | '.join(cells)} | "
+            f"{share:.0%} | {one['documents']:.1f} |"
+        )
+    return lines
+
+
+def histograms(units: list[dict[str, Any]]) -> list[str]:
+    """Return a table of how many units have each value."""
     lines = [
         "How many units have each value, 1 to 10, and of random sequences in brackets:",
         "",
@@ -107,7 +113,8 @@ def _histograms(units: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def _drawn(units: list[dict[str, Any]]) -> list[str]:
+def drawn_units(units: list[dict[str, Any]]) -> list[str]:
+    """Return tables of the units that were drawn."""
     lines: list[str] = []
     for one in units:
         lines += [
@@ -129,7 +136,8 @@ def _drawn(units: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def _beside(found: dict[str, Any]) -> str:
+def beside(found: dict[str, Any]) -> str:
+    """Return a mean beside that of random sequences, and their difference."""
     return (
         f"{found['mean']:.1f} ({found['random_mean']:.1f}), {found['difference']:+.1f} "
         f"({found['low']:+.1f} to {found['high']:+.1f})"

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from benchmarks.prototype_mixer.four_models import LENGTH, MODELS, RATES, ROWS, SHORT, STEPS
+from benchmarks.prototype_mixer.four_models import LENGTH, MODELS, RATES, ROWS, SHORT
 from benchmarks.shared.curves import Curve, draw
 from benchmarks.shared.pages import measured_on, page_options, publish, read_results, table_head
 from prismlm.files import read_json
@@ -16,6 +16,8 @@ NAMES = {"protot": "ProtoT", "llama": "LLaMA", "mamba2": "Mamba 2", "deltanet": 
 COLOURS = {"protot": "#2563eb", "llama": "#6b7280", "mamba2": "#059669", "deltanet": "#d97706"}
 # Of the source's large models: Table 1, perplexity at context 256 on FineWeb-Edu.
 SOURCE = {"protot": 90.5, "llama": 78.7, "mamba2": 86.0, "deltanet": 90.4}
+# Its training text (§4), which its models read ten times.
+SOURCE_TOKENS, SOURCE_TIMES = 234.9e6, 10
 Row = dict[str, Any]
 
 
@@ -24,28 +26,31 @@ def main() -> int:
     given = page_options(__doc__).parse_args()
     folder = given.results / "prototype_mixer" / "four_models"
     short = read_results(folder, "prototype_mixer.four_models", "*-*.json")
-    long = {name: run for name in MODELS if (run := _long_run(folder, name)) is not None}
-    pages = {"prototype_mixer_four_models.md": render(short, long)}
-    if long:
-        pages["prototype_mixer_four_models.svg"] = plot(long)
+    ended, stopped = (_long_runs(part) for part in (folder, folder / "so_far"))
+    pages = {"prototype_mixer_four_models.md": render(short, ended, stopped)}
+    if ended or stopped:
+        pages["prototype_mixer_four_models.svg"] = plot(ended, stopped)
     return publish({given.results / name: page for name, page in pages.items()}, check=given.check)
 
 
-def _long_run(folder: Path, name: str) -> Row | None:
-    places = (folder / f"{name}.json", folder / "so_far" / f"{name}.json")
-    return next((read_json(path) for path in places if path.is_file()), None)
+def _long_runs(folder: Path) -> dict[str, Row]:
+    return {name: read_json(p) for name in MODELS if (p := folder / f"{name}.json").is_file()}
 
 
-def plot(long: dict[str, Row]) -> str:
-    """Return the curves of the long runs."""
-    curves = [
-        Curve(NAMES[name], COLOURS[name], [(p["tokens"], p["ce"]) for p in run["curve"]])
-        for name, run in long.items()
-    ]
-    return draw({"tokens": curves}, top=6.0)
+def plot(ended: dict[str, Row], stopped: dict[str, Row]) -> str:
+    """Return the curves of the long runs, those that were stopped in a panel of their own."""
+    panels: dict[str, list[Curve]] = {}
+    for runs, said in ((ended, "whole runs"), (stopped, "runs that were stopped")):
+        if runs:
+            steps = next(iter(runs.values()))["steps"]
+            panels[f"tokens: {said} of {steps:,} steps"] = [
+                Curve(NAMES[name], COLOURS[name], [(p["tokens"], p["ce"]) for p in run["curve"]])
+                for name, run in runs.items()
+            ]
+    return draw(panels, top=6.5)
 
 
-def render(short: list[Row], long: dict[str, Row]) -> str:
+def render(short: list[Row], ended: dict[str, Row], stopped: dict[str, Row]) -> str:
     """Return the page."""
     lines = [
         "# Four models of one size: which learns the most from as many tokens?",
@@ -65,8 +70,11 @@ def render(short: list[Row], long: dict[str, Row]) -> str:
         "One seed.",
         "",
         *_rates(short),
-        *_curves(long),
-        measured_on(max((r["environment"] for r in [*short, *long.values()]), key=_date)),
+        *_ended(ended),
+        *_stopped(stopped),
+        measured_on(
+            max((r["environment"] for r in [*short, *ended.values(), *stopped.values()]), key=_date)
+        ),
     ]
     return "\n".join(lines) + "\n"
 
@@ -79,45 +87,78 @@ def _rates(short: list[Row]) -> list[str]:
     lines = [
         "## Rates",
         "",
-        f"Perplexity after {SHORT} steps at three rates of each, the middle one twice the first "
-        "and half the last; the best is taken for the long run. A best at the edge of its three "
-        "is marked: a rate beyond it might be better still, and what is best in a short run need "
-        "not be in a long one.",
+        f"Perplexity after {SHORT} steps at rates each twice the one before; the best, in bold, is "
+        "taken for the long run. What is best in a short run need not be in a long one.",
         "",
-        *table_head("| | parameters | lowest rate | middle | highest | taken |"),
+        *table_head("| | parameters | rate: perplexity |"),
     ]
     for name, rates in RATES.items():
         found = {run["rate"]: run for run in short if run["model"] == name}
-        cells = [f"{found[rate]['perplexity']:.1f}" if rate in found else "–" for rate in rates]
-        taken, size = "not run yet", "–"
-        if found:
-            best = min(found, key=lambda rate: found[rate]["perplexity"])
-            edge = ", **at the edge**" if best != rates[1] else ""
-            taken = f"{best:g}{edge}" if len(found) == len(rates) else "not run yet"
-            size = f"{found[best]['parameters']:,}"
-        lines.append(f"| {NAMES[name]} | {size} | {' | '.join(cells)} | {taken} |")
+        if not found:
+            lines.append(f"| {NAMES[name]} | – | not run yet |")
+            continue
+        best = min(found, key=lambda rate: found[rate]["perplexity"])
+        cells = [
+            f"{rate:g}: {found[rate]['perplexity']:.1f}" if rate in found else f"{rate:g}: –"
+            for rate in rates
+        ]
+        cells[rates.index(best)] = f"**{cells[rates.index(best)]}**"
+        edge = "; at the edge" * (best in (rates[0], rates[-1]))
+        size = f"{found[best]['parameters']:,}"
+        lines.append(f"| {NAMES[name]} | {size} | {', '.join(cells)}{edge} |")
     return [*lines, ""]
 
 
-def _curves(long: dict[str, Row]) -> list[str]:
+def _ended(runs: dict[str, Row]) -> list[str]:
     lines = ["## Loss against tokens", ""]
-    missing = [NAMES[name] for name in NAMES if name not in long]
+    missing = [NAMES[name] for name in NAMES if name not in runs]
     if missing:
         lines += [f"Not trained yet: {', '.join(missing)}.", ""]
-    if not long:
+    if not runs:
         return lines
-    source = [f"{NAMES[name]} {p / SOURCE['llama']:.2f}" for name, p in SOURCE.items()]
-    ended = [f"{NAMES[name]} {run['curve'][-1]['step']:,}" for name, run in long.items()]
+    first = next(iter(runs.values()))
     lines += [
         "![held-out cross-entropy against tokens](prototype_mixer_four_models.svg)",
         "",
-        f"Steps so far, of {STEPS:,}: {', '.join(ended)}. Cross-entropy in nats per token of "
-        "held-out text, the same 20,000 tokens for all, while the rate still falls; in brackets "
-        "perplexity over LLaMA's. The source's large models end at "
-        f"{', '.join(source)}.",
+        f"{first['steps']:,} steps, {first['tokens'] / 1e6:.1f} M tokens, each once, at rates that "
+        "fall to a tenth. The source's large models read "
+        f"{SOURCE_TOKENS / 1e6:.1f} M tokens {SOURCE_TIMES} times over, "
+        f"{SOURCE_TOKENS * SOURCE_TIMES / first['tokens']:,.0f} times as many: these are models at "
+        "the beginning of their training, and the ones that the other studies are made on.",
         "",
-        *table_head(f"| steps | tokens, M | {' | '.join(NAMES[name] for name in long)} |"),
+        *table_head("| | perplexity | × LLaMA's | × LLaMA's in the source |"),
     ]
+    for name, run in runs.items():
+        theirs = SOURCE[name] / SOURCE["llama"]
+        ratio = f"{run['perplexity'] / runs['llama']['perplexity']:.3f}" if "llama" in runs else "–"
+        lines.append(f"| {NAMES[name]} | {run['perplexity']:.1f} | {ratio} | {theirs:.2f} |")
+    return [
+        *lines,
+        "",
+        "Of 200,000 tokens of held-out text. On the way, cross-entropy in nats per token on 20,000 "
+        "of them; in brackets perplexity over LLaMA's.",
+        "",
+        *_curves(runs),
+    ]
+
+
+def _stopped(runs: dict[str, Row]) -> list[str]:
+    if not runs:
+        return []
+    at = [f"{NAMES[name]} {run['curve'][-1]['step']:,}" for name, run in runs.items()]
+    steps = next(iter(runs.values()))["steps"]
+    return [
+        f"## Towards {steps:,} steps",
+        "",
+        f"Runs whose rate falls over {steps:,} steps, 20 million tokens, and which were stopped: "
+        f"{', '.join(at)}.",
+        "",
+        *_curves(runs),
+    ]
+
+
+def _curves(long: dict[str, Row]) -> list[str]:
+    lines = table_head(f"| steps | tokens, M | {' | '.join(NAMES[name] for name in long)} |")
     at = {name: {point["step"]: point for point in run["curve"]} for name, run in long.items()}
     for step in sorted({step for points in at.values() for step in points}):
         tokens = next(points[step]["tokens"] for points in at.values() if step in points)

@@ -29,10 +29,10 @@ def test_a_run_that_goes_on_is_noted_and_one_that_has_ended_no_more(tmp_path):
     (out / "llama-0.2.json").write_text('{"rate": 0.2, "perplexity": 8.0}')
     rows = [{"step": 10, "tokens": 160}, {"step": 10, "eval_ce": 2.5}, {"step": 20, "tokens": 320}]
     (run / "training.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    note_so_far(out, tmp_path / "work", "llama")
+    note_so_far(out, tmp_path / "work", "llama", 40)
     noted = json.loads((out / "so_far" / "llama.json").read_text())
-    assert noted["rate"] == 0.2
+    assert (noted["rate"], noted["steps"]) == (0.2, 40)
     assert noted["curve"] == [{"step": 10, "tokens": 160, "ce": 2.5}]
     (out / "llama.json").write_text("{}")
-    note_so_far(out, tmp_path / "work", "llama")
+    note_so_far(out, tmp_path / "work", "llama", 40)
     assert not (out / "so_far" / "llama.json").exists()
