@@ -26,6 +26,8 @@ from prismlm.cli.output import print_cost, print_json, print_rows
 from prismlm.errors import InputError
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from prismlm.cli.index_source import DatasetSource
     from prismlm.corpus import Columns, Corpus, HubDataset
     from prismlm.index.build import Shard
@@ -160,16 +162,13 @@ def _run(
     )
     from prismlm.index.estimate import estimate_index
     from prismlm.index.layout import lens_summary
-    from prismlm.index.training_corpus import trained_length
     from prismlm.models.checkpoint import load_checkpoint
     from prismlm.progress import SILENT
 
     check_lens(job.out, overwrite=job.overwrite)
     checkpoint = load_checkpoint(job.model)
     model, head = checkpoint.model, checkpoint.sidecar.head
-    longest = getattr(model.config, "max_position_embeddings", None) or LONGEST_DEFAULT_WINDOW
-    trained = trained_length(job.model) or min(longest, LONGEST_DEFAULT_WINDOW)
-    width: int = trained if window is None else window
+    width = _default_window(job.model, model) if window is None else window
     stride = max(1, width * 3 // 4) if stride is None else stride
     options = IndexOptions(window=width, stride=stride, **asked)
     check_window_and_batches(model, options)
@@ -204,6 +203,14 @@ def _run(
         print_json(summary) if as_json else _print_summary(summary)
     elif is_first_process():
         _report_part(job.out, job.part, as_json=as_json)
+
+
+def _default_window(path: Path, model: PreTrainedModel) -> int:
+    """Return the rows' length that a model was trained on, or what it reads at most."""
+    from prismlm.index.training_corpus import trained_length
+
+    longest = getattr(model.config, "max_position_embeddings", None) or LONGEST_DEFAULT_WINDOW
+    return trained_length(path) or min(longest, LONGEST_DEFAULT_WINDOW)
 
 
 def _shard(shard: str | None) -> Shard:

@@ -77,11 +77,7 @@ def channels(
         # Of another depth it has other layers.
         other = _report(beside, *read_checkpoint(beside), sequences, kept=top)
     if html is not None:
-        from prismlm.pages.channels import channel_page
-        from prismlm.pages.frame import write_page
-
-        write_page(channel_page(report, opened, sequences.corpus if sequences else None), html)
-        typer.echo(f"wrote {html}", err=True)
+        _write_page(report, opened, sequences, html)
     if out is not None:
         curve = None if layer is None or channel is None else (layer, channel)
         _draw(report, other, curve, out, image)
@@ -133,6 +129,16 @@ def _report(
         options=ReportOptions(**options),
         progress=ConsoleReporter(),
     )
+
+
+def _write_page(
+    report: ChannelReport, model: PreTrainedModel, sequences: Sequences | None, html: Path
+) -> None:
+    from prismlm.pages.channels import channel_page
+    from prismlm.pages.frame import write_page
+
+    write_page(channel_page(report, model, sequences.corpus if sequences else None), html)
+    typer.echo(f"wrote {html}", err=True)
 
 
 def _draw(
