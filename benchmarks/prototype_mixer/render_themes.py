@@ -1,4 +1,4 @@
-"""Write docs/results/prototype_mixer_themes.md from prototype_mixer/themes.json."""
+"""Write docs/results/prototype_mixer_themes.md and .svg; ``--check`` only compares."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.labels.render_themes import FIGURES, drawn_units, histograms, means
+from benchmarks.shared.bars import Bars, draw_bars
 from benchmarks.shared.pages import page_options, publish, read_result, table_head
 from prismlm.statistics import Interval, bootstrap
 
@@ -16,6 +17,7 @@ CLAIMS = {
     "coverage": ("higher coverage", 1),
     "themes": ("fewer themes", -1),
 }
+COLOURS = {"channels": "#2563eb", "heads": "#9ca3af"}
 Row = dict[str, Any]
 
 
@@ -24,7 +26,25 @@ def main() -> int:
     given = page_options(__doc__).parse_args()
     result = read_result(given.results / "prototype_mixer" / "themes.json", "labels.themes")
     page = given.results / "prototype_mixer_themes.md"
-    return publish({page: render(result["units"])}, check=given.check)
+    pages = {page: render(result["units"]), page.with_suffix(".svg"): plot(result["units"])}
+    return publish(pages, check=given.check)
+
+
+def plot(units: list[Row]) -> str:
+    """Return the histograms of channels and heads side by side, with their random sequences."""
+    names = {"themes": "number of themes"}
+    compared = [
+        Bars(
+            f"{one['of']} of {one['called']}",
+            COLOURS[one["of"]],
+            *(
+                {names.get(figure, figure): one["figures"][figure][kind] for figure in FIGURES}
+                for kind in ("histogram", "random_histogram")
+            ),
+        )
+        for one in units
+    ]
+    return draw_bars([names.get(figure, figure) for figure in FIGURES], compared, "at random")
 
 
 def render(units: list[Row]) -> str:
@@ -74,7 +94,14 @@ def _claims(units: list[Row]) -> list[str]:
         sides = {_side(one, sign) for one in (plain, beyond)}
         verdict = sides.pop() if len(sides) == 1 else "not shown"
         lines.append(f"| {said} | {_ranged(plain)} | {_ranged(beyond)} | **{verdict}** |")
-    return [*lines, "", "## How many units have each value", ""]
+    return [
+        *lines,
+        "",
+        "## How many units have each value",
+        "",
+        "![shares of units by value](prototype_mixer_themes.svg)",
+        "",
+    ]
 
 
 def _side(one: Interval, sign: int) -> str:
