@@ -4,13 +4,15 @@
     python -m benchmarks.prototype_mixer.four_models corpus-mixed rates --only llama
     python -m benchmarks.prototype_mixer.four_models corpus-mixed train --only llama
     python -m benchmarks.prototype_mixer.four_models corpus-mixed curves
+    python -m benchmarks.prototype_mixer.four_models corpus-mixed keep
     python -m benchmarks.prototype_mixer.render_four_models
 
 Texts are Parquet files with ``text`` and ``domain``; each gives documents drawn by a seed up to
 ``MOST`` characters, so that no set outweighs the others. Every model sees the same rows in the
 same order, once, and has the same number of parameters beside its embeddings within 2 %. Each is
 trained at the rate of least perplexity among short runs. A part that was stopped goes on;
-``curves`` notes how far the long runs have come, in ``so_far``.
+``curves`` notes how far the long runs have come, in ``so_far``; ``keep`` writes the models of
+those that have ended in bf16, the ones that the studies are made on.
 """
 
 from __future__ import annotations
@@ -29,8 +31,10 @@ from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, training_options
 from prismlm.corpus import build_corpus
 from prismlm.files import atomic_file, read_json, write_json
+from prismlm.models.checkpoint import read_checkpoint
 
-PARTS = ["corpus", "rates", "train", "curves"]
+PARTS = ["corpus", "rates", "train", "curves", "keep"]
+KEPT = Path("benchmarks/prototype_mixer/models")
 MOST, VOCABULARY, HELD_OUT = 9_000_000, 8192, 0.02
 LENGTH, ROWS = 256, 8
 SHORT, STEPS = 300, 11_000
@@ -71,6 +75,8 @@ def main() -> None:
     )
     parser.add_argument("--texts", type=Path, help="for `corpus`: a directory of Parquet files")
     parser.add_argument("--steps", type=int, default=STEPS, help="of a long run")
+    parser.add_argument("--warmup", type=float, default=0.02, help="share of a long run's steps")
+    parser.add_argument("--models", type=Path, default=KEPT, help="where `keep` writes")
     parser.add_argument("--only", nargs="*", choices=list(MODELS), default=list(MODELS))
     given = parser.parse_args()
     if given.part == "corpus":
@@ -79,6 +85,10 @@ def main() -> None:
     if given.part == "curves":
         for model in given.only:
             note_so_far(given.out, given.work, model, given.steps)
+        return
+    if given.part == "keep":
+        for model in given.only:
+            keep(given.work / model, given.models / model)
         return
     torch.set_num_threads(given.threads)
     for model in given.only:
@@ -89,7 +99,8 @@ def main() -> None:
             if result.is_file():
                 print(f"{result.name} is there")
                 continue
-            settings = recipe_of(model, rate, SHORT if short else given.steps, given.corpus)
+            lasting = (SHORT, 0.1) if short else (given.steps, given.warmup)
+            settings = recipe_of(model, rate, *lasting, given.corpus)
             run = {"model": model, "rate": rate, "steps": settings["steps"]}
             measure(run, settings | {"seed": given.seed}, work, result)
             if short:
@@ -107,6 +118,13 @@ def note_so_far(out: Path, work: Path, model: str, steps: int) -> None:
         note.parent.mkdir(exist_ok=True)
         run = {"model": model, "rate": best_rate(out, model), "steps": steps}
         write_json(note, run | {"curve": curve(work / model), "environment": environment()})
+
+
+def keep(run: Path, out: Path) -> None:
+    """Write the model of a run that has ended, its weights rounded to bf16, and its tokenizer."""
+    model, tokenizer = read_checkpoint(run)
+    model.to(torch.bfloat16).save_pretrained(out)  # pyright: ignore[reportArgumentType]
+    tokenizer.save_pretrained(out)
 
 
 def curve(work: Path) -> list[dict[str, float]]:
@@ -145,7 +163,7 @@ def best_rate(results: Path, model: str) -> float:
     return min(runs, key=lambda run: run["perplexity"])["rate"]
 
 
-def recipe_of(model: str, rate: float, steps: int, corpus: Path) -> Settings:
+def recipe_of(model: str, rate: float, steps: int, warmup: float, corpus: Path) -> Settings:
     """Return the recipe of a run, but for its seed and where it is written."""
     return {
         "corpus": str(corpus),
@@ -154,7 +172,7 @@ def recipe_of(model: str, rate: float, steps: int, corpus: Path) -> Settings:
         "data": {"length": LENGTH, "packing": "padded"},
         "optimizer": {
             "learning_rate": rate,
-            "warmup": 0.1 if steps == SHORT else 0.02,
+            "warmup": warmup,
             "final_learning_rate_share": 0.1,
         },
         "steps": steps,

@@ -30,7 +30,7 @@ def ends(path, monkeypatch, *words):
 
 
 def test_every_folder_of_benchmarks_that_writes_a_page_is_found():
-    assert len(RENDERERS) == 34
+    assert len(RENDERERS) == 35
     assert set(AWAITED) < set(RENDERERS)
     assert not any((ROOT / "docs" / "results" / figures).exists() for figures in AWAITED.values())
 
