@@ -110,10 +110,14 @@ def main() -> None:
 
 
 def note_so_far(out: Path, work: Path, model: str, steps: int) -> None:
-    """Write the curve of a long run that has not ended; of one that has, its result tells it."""
-    note = out / "so_far" / f"{model}.json"
-    if (out / f"{model}.json").is_file():
-        note.unlink(missing_ok=True)
+    """Write the curve of a long run that has not ended; of one that has, its result tells it.
+
+    What is noted of a run that was to be longer than the one that has ended is left.
+    """
+    note, result = out / "so_far" / f"{model}.json", out / f"{model}.json"
+    if result.is_file():
+        if note.is_file() and read_json(note)["steps"] <= read_json(result)["steps"]:
+            note.unlink()
     elif (work / model / "training.jsonl").is_file():
         note.parent.mkdir(exist_ok=True)
         run = {"model": model, "rate": best_rate(out, model), "steps": steps}

@@ -33,6 +33,9 @@ def test_a_run_that_goes_on_is_noted_and_one_that_has_ended_no_more(tmp_path):
     noted = json.loads((out / "so_far" / "llama.json").read_text())
     assert (noted["rate"], noted["steps"]) == (0.2, 40)
     assert noted["curve"] == [{"step": 10, "tokens": 160, "ce": 2.5}]
-    (out / "llama.json").write_text("{}")
+    (out / "llama.json").write_text('{"steps": 30}')
+    note_so_far(out, tmp_path / "work", "llama", 40)
+    assert (out / "so_far" / "llama.json").exists()
+    (out / "llama.json").write_text('{"steps": 40}')
     note_so_far(out, tmp_path / "work", "llama", 40)
     assert not (out / "so_far" / "llama.json").exists()
