@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from benchmarks.prototype_mixer.four_models import LENGTH, MODELS, RATES, ROWS, SHORT
+from benchmarks.prototype_mixer.four_models import KEPT, LENGTH, MODELS, RATES, ROWS, SHORT
 from benchmarks.shared.curves import Curve, draw
 from benchmarks.shared.pages import measured_on, page_options, publish, read_results, table_head
 from prismlm.files import read_json
@@ -27,7 +27,8 @@ def main() -> int:
     folder = given.results / "prototype_mixer" / "four_models"
     short = read_results(folder, "prototype_mixer.four_models", "*-*.json")
     ended, stopped = (_long_runs(part) for part in (folder, folder / "so_far"))
-    pages = {"prototype_mixer_four_models.md": render(short, ended, stopped)}
+    slower = [read_json(path) for path in sorted(folder.glob("slower_*.json"))]
+    pages = {"prototype_mixer_four_models.md": render(short, ended, stopped, slower)}
     if ended or stopped:
         pages["prototype_mixer_four_models.svg"] = plot(ended, stopped)
     return publish({given.results / name: page for name, page in pages.items()}, check=given.check)
@@ -50,8 +51,17 @@ def plot(ended: dict[str, Row], stopped: dict[str, Row]) -> str:
     return draw(panels, top=6.5)
 
 
-def render(short: list[Row], ended: dict[str, Row], stopped: dict[str, Row]) -> str:
-    """Return the page."""
+def render(
+    short: list[Row], ended: dict[str, Row], stopped: dict[str, Row], slower: list[Row]
+) -> str:
+    """Return the page.
+
+    Args:
+        short: runs of several rates.
+        ended: whole runs, by model.
+        stopped: runs that were to be longer, by model.
+        slower: whole runs with a longer warm-up.
+    """
     lines = [
         "# Four models of one size: which learns the most from as many tokens?",
         "",
@@ -71,6 +81,7 @@ def render(short: list[Row], ended: dict[str, Row], stopped: dict[str, Row]) -> 
         "",
         *_rates(short),
         *_ended(ended),
+        *(_slower(run, ended) for run in slower),
         *_stopped(stopped),
         measured_on(
             max((r["environment"] for r in [*short, *ended.values(), *stopped.values()]), key=_date)
@@ -124,7 +135,8 @@ def _ended(runs: dict[str, Row]) -> list[str]:
         "fall to a tenth. The source's large models read "
         f"{SOURCE_TOKENS / 1e6:.1f} M tokens {SOURCE_TIMES} times over, "
         f"{SOURCE_TOKENS * SOURCE_TIMES / first['tokens']:,.0f} times as many: these are models at "
-        "the beginning of their training, and the ones that the other studies are made on.",
+        "the beginning of their training, and the ones that the other studies are made on, as "
+        f"`{KEPT}/` has them, in bf16.",
         "",
         *table_head("| | perplexity | × LLaMA's | × LLaMA's in the source |"),
     ]
@@ -140,6 +152,21 @@ def _ended(runs: dict[str, Row]) -> list[str]:
         "",
         *_curves(runs),
     ]
+
+
+def _slower(run: Row, ended: dict[str, Row]) -> str:
+    name, own = NAMES[run["model"]], ended[run["model"]]["settings"]["optimizer"]["warmup"]
+    share = run["settings"]["optimizer"]["warmup"]
+    others = [
+        f"{NAMES[other]} {one['perplexity'] / run['perplexity']:.3f}"
+        for other, one in ended.items()
+        if other != run["model"]
+    ]
+    return (
+        f"All are warmed up over {own:.0%} of their steps, as the source's. {name} warmed up over "
+        f"{share:.0%} ends at {run['perplexity']:.1f}; of that the others have "
+        f"{', '.join(others)}.\n"
+    )
 
 
 def _stopped(runs: dict[str, Row]) -> list[str]:

@@ -1,12 +1,31 @@
-"""Where two curves cross, by hand, and what is noted of a run that has not ended."""
+"""Where curves cross, by hand; what is noted of a run that goes on, and kept of one that ended."""
 
 import json
 import math
 
 import pytest
+import torch
 
-from benchmarks.prototype_mixer.four_models import note_so_far
+from benchmarks.prototype_mixer.four_models import KEPT, MODELS, note_so_far
 from benchmarks.prototype_mixer.render_four_models import crossings
+from benchmarks.shared.options import RESULTS
+from prismlm.models.checkpoint import read_checkpoint
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_kept_model_is_the_one_that_was_trained(name):
+    model, tokenizer = read_checkpoint(KEPT / name)
+    assert model.dtype == torch.bfloat16
+    assert sum(p.numel() for p in model.parameters()) == trained(name)["parameters"]
+    assert sum(path.stat().st_size for path in (KEPT / name).iterdir()) < 20e6
+    # A sentence costs fewer nats a token than a model that knows nothing but the vocabulary.
+    ids = tokenizer("The court held that the law is not to be applied.", return_tensors="pt")
+    loss = model.float()(**ids, labels=ids["input_ids"]).loss.item()
+    assert loss < math.log(model.config.vocab_size) - 2
+
+
+def trained(name):
+    return json.loads((RESULTS / "prototype_mixer" / "four_models" / f"{name}.json").read_text())
 
 
 def points(*rows):
