@@ -12,7 +12,8 @@ Texts are Parquet files with ``text`` and ``domain``; each gives documents drawn
 same order, once, and has the same number of parameters beside its embeddings within 2 %. Each is
 trained at the rate of least perplexity among short runs. A part that was stopped goes on;
 ``curves`` notes how far the long runs have come, in ``so_far``; ``keep`` writes the models of
-those that have ended in bf16, the ones that the studies are made on.
+those that have ended in bf16, the ones that the studies are made on. A run with another
+``--warmup`` goes to an ``--out`` of its own, and beside the others as ``slower_NAME.json``.
 """
 
 from __future__ import annotations
