@@ -24,7 +24,7 @@ Row = dict[str, Any]
 def main() -> int:
     """Render, or say whether the page is up to date."""
     given = page_options(__doc__).parse_args()
-    result = read_result(given.results / "prototype_mixer" / "themes.json", "labels.themes")
+    result = read_result(given.results / "prototype_mixer_themes.json", "labels.themes")
     page = given.results / "prototype_mixer_themes.md"
     pages = {page: render(result["units"]), page.with_suffix(".svg"): plot(result["units"])}
     return publish(pages, check=given.check)
@@ -52,7 +52,7 @@ def render(units: list[Row]) -> str:
     lines = [
         "# Are a ProtoT's channels about fewer things than a LLaMA's heads?",
         "",
-        "Generated from `prototype_mixer/themes.json` by `python -m "
+        "Generated from `prototype_mixer_themes.json` by `python -m "
         "benchmarks.prototype_mixer.render_themes`; the JSON by, with `--out` naming it,",
         "",
         "    python -m benchmarks.labels.themes units PROTOT --of channels --corpus DIR "
