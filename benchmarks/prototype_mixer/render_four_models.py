@@ -41,10 +41,10 @@ def _long_runs(folder: Path) -> dict[str, Row]:
 def plot(ended: dict[str, Row], stopped: dict[str, Row]) -> str:
     """Return the curves of the long runs, those that were stopped in a panel of their own."""
     panels: dict[str, list[Curve]] = {}
-    for runs, said in ((ended, "whole runs"), (stopped, "runs that were stopped")):
+    for runs, said in ((ended, "runs of {:,} steps"), (stopped, "runs of {:,} steps, stopped")):
         if runs:
             steps = next(iter(runs.values()))["steps"]
-            panels[f"tokens: {said} of {steps:,} steps"] = [
+            panels[f"tokens: {said.format(steps)}"] = [
                 Curve(NAMES[name], COLOURS[name], [(p["tokens"], p["ce"]) for p in run["curve"]])
                 for name, run in runs.items()
             ]
