@@ -161,7 +161,6 @@ def _run(
         check_window_and_batches,
     )
     from prismlm.index.estimate import estimate_index
-    from prismlm.index.layout import lens_summary
     from prismlm.models.checkpoint import load_checkpoint
     from prismlm.progress import SILENT
 
@@ -197,9 +196,15 @@ def _run(
         save_seconds=job.save_every,
         progress=reporter,
     )
-    if written is not None:
-        seconds = round(time.monotonic() - began, 1)
-        summary = {"lens": str(job.out), **lens_summary(job.out), "seconds": seconds}
+    _say(job, written is not None, time.monotonic() - began, as_json=as_json)
+
+
+def _say(job: _Job, written: bool, seconds: float, *, as_json: bool) -> None:
+    """Tell what lens was written, or which part of one."""
+    from prismlm.index.layout import lens_summary
+
+    if written:
+        summary = {"lens": str(job.out), **lens_summary(job.out), "seconds": round(seconds, 1)}
         print_json(summary) if as_json else _print_summary(summary)
     elif is_first_process():
         _report_part(job.out, job.part, as_json=as_json)

@@ -12,6 +12,7 @@ from prismlm.eval.judging.judges import (
     LikelihoodJudge,
     LocalJudge,
     Pair,
+    judge_opener,
 )
 from prismlm.labels.endpoint import Endpoint
 from prismlm.models.checkpoint import read_checkpoint
@@ -175,6 +176,11 @@ def test_what_is_typical_is_as_probable_as_the_text_before_it(ordinary, tmp_path
     assert likely.left([pair])[0] == 2
     with pytest.raises(InputError, match="'Once' has no two words"):
         judge.judge([Pair("Once", "a", "b")])
+
+
+def test_a_way_to_judge_that_there_is_not_is_refused(ordinary):
+    with pytest.raises(InputError, match="--by is 'typicl': expected 'asked', 'likelihood' or"):
+        judge_opener(ordinary[0], None, None, by="typicl")
 
 
 def test_answers_of_several_tokens_each_are_read_too(ordinary, tmp_path):

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from prismlm import fingerprints
-from prismlm.errors import FormatError, InputError
+from prismlm.errors import FormatError, InputError, check_choice
 from prismlm.files import json_text
 from prismlm.labels.answers import Answers, Question, fenced, one_line, prompt
 from prismlm.labels.endpoint import Endpoint, Session
@@ -336,9 +336,10 @@ def judge_opener(
         by: one of ``WAYS``.
 
     Raises:
-        InputError: two judges, a URL without a model's name, no URL, or a way other than
-            ``asked`` without a directory.
+        InputError: two judges, a URL without a model's name, no URL, an unknown way, or one other
+            than ``asked`` without a directory.
     """
+    check_choice("--by", by, WAYS)
     if by != "asked" and directory is None:
         raise InputError(f"--by {by} is of a model directory: name it by --judge DIR.")
     if (url is None) != (name is None):

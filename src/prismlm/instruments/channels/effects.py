@@ -123,13 +123,7 @@ def effects_on(
         for place in chosen
     }
     baseline = target_probabilities(model, probes)
-    kept = (baseline >= by.minimum_probability).nonzero()[:, 0].tolist()
-    if not kept:
-        raise InputError(
-            f"none of {len(probes)} cases has a target of probability {by.minimum_probability:g} "
-            f"or more (the highest is {float(baseline.max()):.2g}): the model does not expect "
-            "these words, so their change says nothing. Give other cases or a lower minimum."
-        )
+    kept = _probable(baseline, by.minimum_probability)
     used = [probes[i] for i in kept]
     measured: dict[tuple[Channel, str], Measured] = {}
     places = list(dict.fromkeys([*chosen, *(c for row in drawn.values() for c in row)]))
@@ -154,6 +148,18 @@ def effects_on(
         by.reinitialisations,
         by.seed,
     )
+
+
+def _probable(baseline: Tensor, minimum: float) -> list[int]:
+    """Return which targets are probable enough for a change of theirs to say something."""
+    kept = (baseline >= minimum).nonzero()[:, 0].tolist()
+    if not kept:
+        raise InputError(
+            f"none of {len(baseline)} cases has a target of probability {minimum:g} or more (the "
+            f"highest is {float(baseline.max()):.2g}): the model does not expect these words, so "
+            "their change says nothing. Give other cases or a lower minimum."
+        )
+    return kept
 
 
 def draw_controls(
