@@ -5,8 +5,10 @@
 
 MODEL is the demo's. Texts are the first tokens of documents of the bundled sample that its corpus
 does not have, as many of each domain. Asked is what a user asks: the shares by domain of the text
-as it stands. Beside it, what needs no model: which domains have the text's tokens, and the
-documents that BM25 finds.
+as it stands. Beside it, the same with every prediction alone, as if no text stood before it, and
+what needs no model: which domains have the text's tokens, and the documents that BM25 finds.
+Where a text turns to another matter, what stands before misleads: texts are also joined in pairs of
+two domains, read as one, and asked for the second of the two.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from benchmarks.attribution.retrieval import BM25
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
 from prismlm.corpus import Corpus, sample_path
+from prismlm.explain.attribution import attribute, merge_attributions
+from prismlm.explain.trace import Trace
 from prismlm.files import write_json
 
 NEAREST, DIGITS = 10, 5
@@ -40,18 +44,26 @@ def main() -> None:
     corpus = lm.lens.corpus
     names = sorted({name for name in corpus.column("domain") if name is not None})
     texts = beginnings(corpus, names, given.texts, given.tokens, given.seed)
-    found: dict[str, list[np.ndarray]] = {"explain": [], "tokens": [], "BM25": []}
+    found: dict[str, list[np.ndarray]] = {"explain": [], "alone": [], "tokens": [], "BM25": []}
     unattributed: list[float] = []
     of_token, words = domains_of_tokens(corpus, names), Words(corpus, names)
     for _, text in texts:
-        sources = lm.explain(text).sources(by="domain")
-        of = {one.key: one.share for one in sources.items}
-        found["explain"].append(np.array([of.get(name, 0.0) for name in names]))
-        unattributed.append(sources.unattributed)
+        trace = lm.explain(text)
+        found["explain"].append(shares_of(trace, names))
+        found["alone"].append(shares_alone(trace, names))
+        unattributed.append(trace.sources(by="domain").unattributed)
         targets = lm.encode(text)[0, 1:].numpy()
         found["tokens"].append(of_token[targets].mean(0))
         found["BM25"].append(words.domains(text))
         print(f"{len(unattributed)} of {len(texts)} texts", flush=True)
+    turned: dict[str, list[np.ndarray]] = {"explain": [], "alone": []}
+    pairs = pairs_of([domain for domain, _ in texts], given.seed)
+    for first, second in pairs:
+        before = texts[first][1] + "\n\n"
+        trace = lm.explain(before + texts[second][1])[lm.encode(before).shape[1] :]
+        turned["explain"].append(shares_of(trace, names))
+        turned["alone"].append(shares_alone(trace, names))
+        print(f"{len(turned['alone'])} of {len(pairs)} pairs", flush=True)
     result = {
         "environment": environment(),
         "model": {"parameters": sum(one.numel() for one in lm.model.parameters())},
@@ -61,6 +73,10 @@ def main() -> None:
         "own": [domain for domain, _ in texts],
         "unattributed": np.round(unattributed, DIGITS).tolist(),
         "shares": {name: np.round(rows, DIGITS).tolist() for name, rows in found.items()},
+        "turned": {
+            "own": [texts[second][0] for _, second in pairs],
+            "shares": {name: np.round(rows, DIGITS).tolist() for name, rows in turned.items()},
+        },
     }
     write_json(given.out, result)
 
@@ -80,6 +96,31 @@ def beginnings(
             read = tokenizer(whole, add_special_tokens=False)["input_ids"][:tokens]
             found.append((name, str(tokenizer.decode(read))))
     return found
+
+
+def shares_of(trace: Trace, names: list[str]) -> np.ndarray:
+    """Return the share of each domain, as ``explain`` gives it."""
+    of = {one.key: one.share for one in trace.sources(by="domain").items}
+    return np.array([of.get(name, 0.0) for name in names])
+
+
+def shares_alone(trace: Trace, names: list[str]) -> np.ndarray:
+    """Return the same, with each prediction as if no text stood before it."""
+    assert trace.lens is not None
+    table, lens = trace.table, trace.lens
+    parts = [attribute(table.apart(slice(t, t + 1)), lens) for t in range(len(trace))]
+    of = {one.key: one.share for one in merge_attributions(parts).sources("domain").items}
+    return np.array([of.get(name, 0.0) for name in names])
+
+
+def pairs_of(domains: list[str], seed: int) -> list[tuple[int, int]]:
+    """Draw another text, of another domain, to stand before each text: (before, text)."""
+    generator = np.random.default_rng(seed)
+    every = np.array(domains)
+    return [
+        (int(generator.choice(np.flatnonzero(every != domain))), row)
+        for row, domain in enumerate(domains)
+    ]
 
 
 def domains_of_tokens(corpus: Corpus, names: list[str]) -> np.ndarray:

@@ -20,6 +20,7 @@ from prismlm.statistics import bootstrap
 
 METHODS = {
     "explain": "**`explain`**: shares by domain, as it gives them",
+    "alone": "the same, with each prediction as if no text stood before it",
     "tokens": "control: the domains that have the text's tokens, wherever they stand",
     "BM25": "BM25: the ten best documents, by their scores",
 }
@@ -73,6 +74,7 @@ def render(result: dict[str, Any]) -> str:
         "",
         "Brackets are 95 % of a bootstrap over documents.",
         "",
+        *_turned(result),
         "## By domain",
         "",
         *table_head("| domain | documents | own share | found | most often taken for |"),
@@ -106,6 +108,30 @@ def _signed(found: dict[str, float]) -> str:
 
 def _verdict(met: bool) -> str:
     return "met" if met else "**missed**"
+
+
+def _turned(result: dict[str, Any]) -> list[str]:
+    turned, names = result["turned"], result["domains"]
+    own = turned["own"]
+    found = {
+        name: passage_domain_share(np.array(rows), names, own)
+        for name, rows in turned["shares"].items()
+    }
+    share = paired_difference(found["explain"].own_shares, found["alone"].own_shares)
+    return [
+        "## Where a text turns to another matter",
+        "",
+        "What stood before may mislead then. Each text is read behind another, of another domain, "
+        "as one text; the shares are of the second alone. With the text before, less without it: "
+        f"own share {_signed(share)}.",
+        "",
+        *table_head("| method | own share | accuracy |"),
+        *[
+            f"| {METHODS[name]} | {_interval(one.own_shares)} | {_interval(one.hits)} |"
+            for name, one in found.items()
+        ],
+        "",
+    ]
 
 
 def _by_domain(result: dict[str, Any], said: DomainShare) -> list[str]:

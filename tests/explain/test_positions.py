@@ -11,7 +11,14 @@ import prismlm
 from prismlm.explain import positions
 from prismlm.explain.attribution import attribute, merge_attributions
 from prismlm.explain.passages import GAP
-from prismlm.explain.positions import TEMPERATURE, supports
+from prismlm.explain.positions import (
+    CONCENTRATION,
+    HALF_LIFE,
+    TEMPERATURE,
+    DocumentsSoFar,
+    supports,
+    supports_of,
+)
 from prismlm.index import neighbours
 
 TEXTS = ["The cell is the smallest unit", "Once upon a time there was a", "the court of the"]
@@ -38,9 +45,11 @@ def everything(lm):
 def naive(lm, table, everything):
     """Return evidence by place, and what finds none, straight from the equation."""
     cell, token, place, states = everything
-    found, unplaced = {}, 0.0
+    document_at, rates = lm.lens.cells.document_of, lm.lens.cells.document_rates
+    found, unplaced, before = {}, 0.0, []
     for t, target in enumerate(table.targets.tolist()):
-        spread, amount = {}, 0.0
+        spread, amount, owner = {}, 0.0, {}
+        ages = [2 ** (-(t - 1 - s) / HALF_LIFE) for s, _ in before]
         for i, e in zip(table.indices[t].tolist(), table.evidence[t].tolist(), strict=True):
             if e <= 0:
                 continue
@@ -50,10 +59,18 @@ def naive(lm, table, everything):
                 continue
             amount += e
             cosines = states[rows] @ table.states[t].double().numpy()
-            for row, cosine in zip(rows.tolist(), cosines.tolist(), strict=True):
-                spread[int(place[row])] = math.exp((cosine - 1) / TEMPERATURE)
-        for where, weight in spread.items():
-            found[where] = found.get(where, 0.0) + amount * weight / sum(spread.values())
+            for where, cosine in zip(place[rows].tolist(), cosines.tolist(), strict=True):
+                d = owner[where] = int(document_at(np.array([where]))[0])
+                carried = sum(a * q.get(d, 0.0) for a, (_, q) in zip(ages, before, strict=True))
+                pi = (CONCENTRATION * rates[d] + carried) / (CONCENTRATION + sum(ages))
+                spread[where] = math.exp((cosine - 1) / TEMPERATURE) * pi / rates[d]
+        if spread:
+            of_documents = {}
+            for where, weight in spread.items():
+                part = weight / sum(spread.values())
+                found[where] = found.get(where, 0.0) + amount * part
+                of_documents[owner[where]] = of_documents.get(owner[where], 0.0) + part
+            before.append((t, of_documents))
     return found, unplaced
 
 
@@ -70,19 +87,18 @@ def test_evidence_falls_where_the_equation_says(lm, everything, text, monkeypatc
 
 
 def test_what_weighs_next_to_nothing_is_left_out(lm, monkeypatch):
-    table = lm.explain(TEXTS[0], generate=4).table
+    # A single prediction, which no text before it weighs.
+    table = lm.explain(TEXTS[0]).table.apart(slice(3, 4))
     monkeypatch.setattr(neighbours, "MOST_OF_A_RANGE", 10**9)
     monkeypatch.setattr(positions, "LEAST", 0.0)
     every = supports(table, lm.lens.cells)
-    monkeypatch.setattr(positions, "LEAST", 0.01)
+    monkeypatch.setattr(positions, "LEAST", 0.5)
     some = supports(table, lm.lens.cells)
-    # A hundredth of the weight is so much less of cosine.
-    far = every.cosine < every.nearest[every.prediction] + TEMPERATURE * math.log(0.01)
+    # A half of the weight is so much less of cosine.
+    far = every.cosine < every.nearest[every.prediction] + TEMPERATURE * math.log(0.5)
     assert 0 < far.sum() < len(far)
     assert some.place.tolist() == every.place[~far].tolist()
-    for prediction in range(len(table.states)):
-        kept, whole = (one.weight[one.prediction == prediction].sum() for one in (some, every))
-        assert kept == pytest.approx(whole, rel=1e-12)
+    assert some.weight.sum() == pytest.approx(every.weight.sum(), rel=1e-12)
 
 
 def test_documents_and_groups_are_sums_over_the_same_positions(lm):
@@ -185,3 +201,53 @@ def test_places_near_one_another_are_one_passage(lm):
     passages = found.passages(10**6)
     assert {(ids[p.doc_id], p.position): p.share for p in passages} == pytest.approx(expected)
     assert any(p.length > 1 for p in passages)
+
+
+def test_the_text_before_decides_between_equal_places(lm):
+    cells = lm.lens.cells
+    rates, so_far = cells.document_rates, DocumentsSoFar(lm.lens.cells)
+    two = np.array([0, 1])
+    assert so_far.ratios(two).tolist() == [1, 1]
+    so_far.add(two[:1], np.ones(1))
+    so_far.add(two[:0], np.ones(0))
+    # The first of two predictions is all of document 0, the second of none: the first has aged.
+    age = 2 ** (-1 / HALF_LIFE)
+    expected = [(CONCENTRATION + age / rates[0]) / (CONCENTRATION + age)]
+    expected.append(CONCENTRATION / (CONCENTRATION + age))
+    assert so_far.ratios(two).tolist() == pytest.approx(expected)
+    # π is a distribution over documents, and nothing is left of what is long past.
+    every = np.arange(len(rates))
+    assert (so_far.ratios(every) * rates).sum() == pytest.approx(1)
+    for _ in range(10_000):
+        so_far.add(two[1:], np.ones(1))
+    assert so_far.ratios(two)[0] < 1 < so_far.ratios(two)[1] < math.inf
+
+
+def test_some_steps_have_what_they_have_in_their_text(lm):
+    table = lm.explain(TEXTS[1], generate=8).table
+    whole, some = (supports_of(one, lm.lens.cells) for one in (table, table[2:6][1:3]))
+    for number, row in enumerate((3, 4)):
+        for name in ("place", "cosine", "weight"):
+            left = getattr(some, name)[some.prediction == number]
+            assert left.tolist() == getattr(whole, name)[whole.prediction == row].tolist()
+    assert some.nearest.tolist() == whole.nearest[3:5].tolist()
+    assert some.unplaced.tolist() == whole.unplaced[3:5].tolist()
+    # By itself a step knows nothing of the text before.
+    alone = supports_of(table.apart(slice(3, 4)), lm.lens.cells)
+    assert alone.weight.tolist() != some.weight[some.prediction == 0].tolist()
+
+
+def test_what_comes_after_changes_nothing(lm):
+    short = lm.explain(TEXTS[1], generate=2).table
+    long = lm.explain(TEXTS[1], generate=8).table
+    found = [supports(one, lm.lens.cells) for one in (short, long[: len(short.states)])]
+    assert found[0].place.tolist() == found[1].place.tolist()
+    np.testing.assert_allclose(found[0].weight, found[1].weight, rtol=1e-4)
+
+
+def test_a_text_read_in_two_parts_is_one_text(lm):
+    table = lm.explain(TEXTS[1], generate=8).table
+    whole, so_far = supports(table, lm.lens.cells), DocumentsSoFar(lm.lens.cells)
+    parts = [supports(table.apart(s), lm.lens.cells, so_far) for s in (slice(4), slice(4, None))]
+    weight = np.concatenate([part.weight for part in parts])
+    np.testing.assert_allclose(weight, whole.weight, rtol=1e-9)

@@ -7,13 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 
-from benchmarks.attribution.judges.passages import Prediction
-from benchmarks.attribution.methods.setting import ROWS_AT_ONCE, Setting
+from benchmarks.attribution.judges.passages import Prediction, answer_predictions
+from benchmarks.attribution.methods.setting import ROWS_AT_ONCE, Setting, runs_of
 from prismlm.explain.evidence import EvidenceTable
 from prismlm.explain.positions import TEMPERATURE, supports
 from prismlm.index.cells import Cells
+from prismlm.index.layout import CELL_DOCUMENTS_FILE
 from prismlm.index.sort_cells import write_cells
 from prismlm.index.spool import Spool, quantise
 from prismlm.layers import PrototypeHead
@@ -21,13 +24,14 @@ from prismlm.progress import SILENT
 
 
 class Explained:
-    """Evidence by position as the product spreads it.
+    """Evidence by position as the product spreads it, each prediction within its text.
 
     Args:
         setting: whose model is asked, and whose passages are scored.
         cells: of a lens of the same model and documents.
         temperature: T.
         shuffled: a seed makes it a control: every prototype is given another one's cell.
+        alone: every prediction as if no text stood before it.
     """
 
     def __init__(
@@ -37,8 +41,10 @@ class Explained:
         temperature: float = TEMPERATURE,
         *,
         shuffled: int | None = None,
+        alone: bool = False,
     ) -> None:
         self.setting, self.cells, self.temperature = setting, cells, temperature
+        self.alone = alone
         self.order = torch.arange(setting.head.num_prototypes)
         if shuffled is not None:
             generator = torch.Generator().manual_seed(shuffled)
@@ -46,9 +52,31 @@ class Explained:
 
     def __call__(self, predictions: Sequence[Prediction]) -> np.ndarray:
         """Return the scores, float32 [predictions, passages]."""
-        asked, bank = self.setting.ask(predictions), self.setting.bank
-        nothing = torch.zeros(len(predictions))
-        table = EvidenceTable(
+        runs = runs_of(predictions, self.setting.window)
+        return np.concatenate([self._scores(run) for run in runs])
+
+    def _scores(self, run: Sequence[Prediction]) -> np.ndarray:
+        """Return the scores of successive predictions of one text."""
+        bank, count, asked = self.setting.bank, len(run), list(run)
+        if not self.alone:
+            ids = run[-1].ids[-self.setting.window :]
+            asked = answer_predictions(ids[:1].tolist(), [*ids[1:].tolist(), run[-1].target])
+        table = self._table(asked)
+        if self.alone:
+            tables = [table.apart(slice(row, row + 1)) for row in range(count)]
+        else:
+            tables = [table]
+        found = [supports(one, self.cells, temperature=self.temperature) for one in tables]
+        scores = np.zeros((len(asked), len(bank)), dtype=np.float32)
+        for first, one in enumerate(found):
+            passage = bank.passage_at(one.place)
+            inside = passage >= 0
+            np.add.at(scores, (first + one.prediction[inside], passage[inside]), one.weight[inside])
+        return scores[-count:]
+
+    def _table(self, predictions: Sequence[Prediction]) -> EvidenceTable:
+        asked, nothing = self.setting.ask(predictions), torch.zeros(len(predictions))
+        return EvidenceTable(
             self.order[torch.from_numpy(asked.prototypes)],
             torch.from_numpy(asked.evidence),
             nothing,
@@ -56,12 +84,6 @@ class Explained:
             torch.from_numpy(asked.states),
             torch.from_numpy(asked.targets),
         )
-        found = supports(table, self.cells, self.temperature)
-        passage = bank.passage_at(found.place)
-        inside = passage >= 0
-        flat = found.prediction[inside] * len(bank) + passage[inside]
-        total = np.bincount(flat, found.weight[inside], minlength=len(predictions) * len(bank))
-        return total.reshape(len(predictions), len(bank)).astype(np.float32)
 
 
 def written_cells(setting: Setting, directory: Path) -> Cells:
@@ -77,6 +99,14 @@ def written_cells(setting: Setting, directory: Path) -> Cells:
         records["scale"], records["code"] = quantise(positions.state[rows].astype(np.float32))
         spool.add(records)
         spool.flush()
+    bank = setting.bank
+    ends = np.append(np.flatnonzero(np.diff(bank.document)), len(bank) - 1)
+    starts = bank.corpus.starts[bank.documents]
+    documents = bank.corpus.documents.take(bank.documents)
+    # Of a document whose beginning alone is kept, no more is there.
+    lengths = pa.array((bank.first + bank.length)[ends] - starts)
+    documents = documents.set_column(documents.schema.get_field_index("length"), "length", lengths)
+    pq.write_table(documents, directory / CELL_DOCUMENTS_FILE)
     vocabulary = setting.model.config.vocab_size
     kept = write_cells(directory, [spool], setting.head.num_prototypes, vocabulary, 1.0, SILENT)
     return Cells(directory, kept)

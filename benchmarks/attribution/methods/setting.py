@@ -131,7 +131,7 @@ class Setting:
 
         Those of one text after another are read in one pass.
         """
-        found = [self._read(run) for run in _runs(predictions, self.window)]
+        found = [self._read(run) for run in runs_of(predictions, self.window)]
         return Asked(*(np.concatenate(column) for column in zip(*found, strict=True)))
 
     @torch.no_grad()
@@ -157,7 +157,7 @@ class Setting:
         return weight_of(self.model).detach().float() * self.logit_map.scale
 
 
-def _runs(predictions: Sequence[Prediction], window: int) -> list[list[Prediction]]:
+def runs_of(predictions: Sequence[Prediction], window: int) -> list[list[Prediction]]:
     """Group predictions of which each was made one token after the one before."""
     runs: list[list[Prediction]] = []
     for prediction in predictions:

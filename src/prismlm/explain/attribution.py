@@ -32,12 +32,18 @@ from prismlm.explain.passages import (
     by_position,
     merge_positions,
 )
+from prismlm.explain.positions import DocumentsSoFar
 from prismlm.explain.shares import Attribution, Method, check_method
 from prismlm.index.lens import Lens
 
 
 def attribute(
-    table: EvidenceTable, lens: Lens, method: Method = "evidence", *, contexts: bool = True
+    table: EvidenceTable,
+    lens: Lens,
+    method: Method = "evidence",
+    *,
+    contexts: bool = True,
+    so_far: DocumentsSoFar | None = None,
 ) -> Attribution:
     """Gather what the predictions rely on.
 
@@ -46,13 +52,15 @@ def attribute(
         lens: the lens; without cells, ``evidence`` is ``contexts``.
         method: ``evidence``, ``contexts`` or ``source``.
         contexts: gather single contexts too, where the method uses them.
+        so_far: of ``evidence``, what carried the predictions of the text before these, which are
+            added to it; left out where the table knows its whole text.
 
     Raises:
         InputError: no such method, or the table lacks the activations it needs.
     """
     check_method(method)
     if method == "evidence" and lens.cells is not None:
-        return by_position(table, lens, lens.cells)
+        return by_position(table, lens, lens.cells, so_far)
     return by_contexts(table, lens, method, contexts=contexts)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -44,6 +44,9 @@ class EvidenceTable:
         targets: the predicted tokens, int64 [T].
         activations: α, float32 [T, k]; only ``method="source"`` and what speaks against the
             predictions need them.
+        within: the table of the whole text that these are of, and their rows in it; None where
+            this is all that is known of it.
+        kept: what was found of the whole table, by what it was looked for in.
     """
 
     indices: Tensor
@@ -53,6 +56,8 @@ class EvidenceTable:
     states: Tensor
     targets: Tensor
     activations: Tensor | None = None
+    within: tuple[EvidenceTable, np.ndarray] | None = field(default=None, repr=False, compare=False)
+    kept: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     _uses: dict[Method, Uses] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
@@ -65,8 +70,14 @@ class EvidenceTable:
         return cls(*(column.cpu() for column in columns))
 
     def __getitem__(self, positions: slice) -> EvidenceTable:
-        """Return some of the positions."""
-        columns: list[Any] = [getattr(self, one.name) for one in fields(self) if one.init]
+        """Return some of the positions, which keep what stands before them in their text."""
+        whole, rows = self.within or (self, np.arange(len(self.states)))
+        return replace(self.apart(positions), within=(whole, rows[positions]))
+
+    def apart(self, positions: slice) -> EvidenceTable:
+        """Return some of the positions as a text of their own."""
+        names = [one.name for one in fields(self) if one.init and one.name != "within"]
+        columns: list[Any] = [getattr(self, name) for name in names]
         some: list[Any] = [None if one is None else one[positions] for one in columns]
         return EvidenceTable(*some)
 

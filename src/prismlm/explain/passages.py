@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from prismlm.explain.evidence import EvidenceTable
-from prismlm.explain.positions import supports
+from prismlm.explain.positions import DocumentsSoFar, supports, supports_of
 from prismlm.explain.shares import (
     Attribution,
     DocumentShare,
@@ -254,9 +254,11 @@ def by_document(number: np.ndarray, places: Places) -> Documents:
     return Documents(number[first], sums, weightiest[np.searchsorted(weightiest, first)])
 
 
-def by_position(table: EvidenceTable, lens: Lens, cells: Cells) -> PositionAttribution:
-    """Gather what predictions rely on."""
-    found = supports(table, cells)
+def by_position(
+    table: EvidenceTable, lens: Lens, cells: Cells, so_far: DocumentsSoFar | None = None
+) -> PositionAttribution:
+    """Gather what predictions rely on; ``so_far`` is what carried the text before the table's."""
+    found = supports_of(table, cells) if so_far is None else supports(table, cells, so_far)
     return PositionAttribution(
         lens,
         cells,

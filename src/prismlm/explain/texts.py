@@ -14,6 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 from prismlm.errors import InputError
 from prismlm.explain.attribution import attribute, merge_attributions
 from prismlm.explain.evidence import EvidenceTable
+from prismlm.explain.positions import DocumentsSoFar
 from prismlm.explain.shares import Attribution, Method
 from prismlm.explain.split import OutputLayer, split_states
 from prismlm.models.seam import capture
@@ -102,6 +103,7 @@ class _Text:
     losses: list[Tensor] = field(default_factory=list[Tensor])
     explained: list[Tensor] = field(default_factory=list[Tensor])
     parts: list[Attribution] = field(default_factory=list[Attribution])
+    so_far: DocumentsSoFar | None = None
 
     def finish(self) -> TextFigures:
         nothing = torch.empty(0)
@@ -219,6 +221,15 @@ def _read_batch(lm: PrismLM, batch: list[_Window], options: TextOptions) -> None
         window.text.losses.append(losses[part])
         window.text.explained.append(explained[part])
         if lm.lens is not None:
-            window.text.parts.append(
-                attribute(table[part], lm.lens, options.method, contexts=options.contexts)
+            text = window.text
+            if text.so_far is None and lm.lens.cells is not None:
+                text.so_far = DocumentsSoFar(lm.lens.cells)
+            text.parts.append(
+                attribute(
+                    table.apart(part),
+                    lm.lens,
+                    options.method,
+                    contexts=options.contexts,
+                    so_far=text.so_far,
+                )
             )

@@ -5,6 +5,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import prismlm
 from benchmarks.attribution import domains
 from prismlm.corpus import build_corpus
 from prismlm.corpus.tokenizer import train_tokenizer
@@ -54,3 +55,22 @@ def test_texts_are_those_that_the_corpus_does_not_have(corpus, tmp_path, monkeyp
     assert found[1][1] == "the sea"
     assert more[3][2].startswith(found[0][1])
     assert len(corpus.tokenizer(found[0][1])["input_ids"]) == 8
+
+
+def test_a_text_is_read_behind_one_of_another_domain():
+    kinds = ["law", "sea", "law", "law"]
+    found = domains.pairs_of(kinds, 0)
+    assert [second for _, second in found] == [0, 1, 2, 3]
+    assert all(kinds[first] != kinds[second] for first, second in found)
+    assert found == domains.pairs_of(kinds, 0)
+
+
+def test_shares_alone_know_no_text_before(tiny_model):
+    trace = prismlm.load(tiny_model).explain("Once upon a time there was a", generate=6)
+    names = [one.key for one in trace.sources("domain").items]
+    told, alone = (way(trace, names) for way in (domains.shares_of, domains.shares_alone))
+    assert told.sum() == pytest.approx(alone.sum())
+    assert np.abs(told - alone).max() > 1e-3
+    # The first prediction has nothing before it.
+    told, alone = (way(trace[:1], names) for way in (domains.shares_of, domains.shares_alone))
+    assert told == pytest.approx(alone)
