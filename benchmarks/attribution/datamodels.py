@@ -12,7 +12,6 @@ A figure's ``resampled`` are what it is for predictions and models drawn again, 
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -26,7 +25,7 @@ from benchmarks.attribution.judges.passages import PASSAGE_TOKENS, Method, Predi
 from benchmarks.attribution.judges.retraining import linear_datamodeling
 from benchmarks.attribution.methods.at_random import AtRandom, SameToken
 from benchmarks.attribution.methods.evidence import Choices, EvidenceByPosition
-from benchmarks.attribution.methods.explain import Explained, with_random_states, written_cells
+from benchmarks.attribution.methods.explain import Explained, temporary_cells, with_random_states
 from benchmarks.attribution.methods.gradients import Gradients
 from benchmarks.attribution.methods.last_layer_kfac import LastLayerKFAC
 from benchmarks.attribution.methods.nearest import NearestStates
@@ -36,6 +35,7 @@ from benchmarks.attribution.model_bank import open_bank, read_predictions
 from benchmarks.attribution.search_choices import halves, mean_with_error
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
+from prismlm.explain.positions import TEMPERATURE
 from prismlm.files import read_json, write_json
 from prismlm.layers import PrototypeHead
 from prismlm.models.checkpoint import read_checkpoint
@@ -44,8 +44,8 @@ from prismlm.ops.spherical_kmeans import spherical_kmeans
 
 PROTOTYPES, PER_TOKEN, ITERATIONS = 256, 16, 10
 TEMPERATURES = (0.02, 0.05, 0.1, 0.2, 0.5)
-# Of the product itself: its own, and the one that foretells retraining best.
-EXPLAINED = (0.05, 0.2)
+# Of the product itself: its own, and others beside it.
+EXPLAINED = (TEMPERATURE, 0.05, 0.2)
 DRAWS = 200
 
 
@@ -170,19 +170,15 @@ def methods(setting: Setting) -> dict[str, Callable[[], Method]]:
     }
     for temperature in EXPLAINED:
         name = f"explain T={temperature:g}"
-        found[name] = lambda t=temperature: from_disk(setting, t)
+        found[name] = lambda t=temperature: Explained(setting, temporary_cells(setting), t)
+    name = f"alone T={TEMPERATURE:g}"
+    found[name] = lambda: Explained(setting, temporary_cells(setting), alone=True)
     for choices in tried_choices():
         found[named(choices)] = lambda c=choices: EvidenceByPosition(setting, c)
     for choices in map(Choices, TEMPERATURES):
         name = f"random states T={choices.temperature:g}"
         found[name] = lambda c=choices: EvidenceByPosition(random, c)
     return found
-
-
-def from_disk(setting: Setting, temperature: float) -> Method:
-    """Return what ``explain`` does, from cells in a folder of their own; mapped, so kept open."""
-    with tempfile.TemporaryDirectory() as directory:
-        return Explained(setting, written_cells(setting, Path(directory)), temperature)
 
 
 def tried_choices() -> list[Choices]:

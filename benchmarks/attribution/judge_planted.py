@@ -3,9 +3,6 @@
     python -m benchmarks.attribution.planted_model planted --facts 32 --epochs 1 --seed 1
     python -m benchmarks.attribution.search_choices planted
     python -m benchmarks.attribution.judge_planted planted --choices choices.json
-    prismlm index planted/model --corpus planted/corpus --lens planted-pq --codes pq
-    python -m benchmarks.attribution.judge_planted planted --choices choices.json \
-        --lens planted-pq --methods "explain, pq"
 
 Planted facts by recall of their documents, held-out predictions by tail-patch, held-out documents
 by the share that falls on their own domain. Evidence by position has the choices that were best on
@@ -17,7 +14,7 @@ The temperature of ``explain`` is chosen the same way: by ``search`` of every ju
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +26,11 @@ from benchmarks.attribution.judges.passages import Method, Prediction, answer_sc
 from benchmarks.attribution.judges.tail_patch import PatchGains
 from benchmarks.attribution.methods.at_random import AtRandom, SameToken
 from benchmarks.attribution.methods.evidence import Choices, EvidenceByPosition
-from benchmarks.attribution.methods.explain import Explained, with_random_states
+from benchmarks.attribution.methods.explain import (
+    Explained,
+    temporary_cells,
+    with_random_states,
+)
 from benchmarks.attribution.methods.nearest import NearestStates
 from benchmarks.attribution.methods.setting import Setting
 from benchmarks.attribution.methods.words import ByWords
@@ -49,13 +50,12 @@ from benchmarks.attribution.search_choices import (
 )
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
-from prismlm.explain.positions import TEMPERATURE
 from prismlm.files import read_json, write_json
 from prismlm.index.cells import Cells
 from prismlm.index.layout import find_lens, read_meta
 
 # Beside the one that explain has.
-TEMPERATURES = (0.005, 0.01, 0.02, 0.1, 0.2)
+TEMPERATURES = (0.02, 0.05, 0.2)
 JUDGES = ("recall", "domains", "patch")
 
 
@@ -64,7 +64,6 @@ def main() -> None:
     parser = script_options(__doc__, RESULTS / "attribution")
     parser.add_argument("planted", type=Path, help="the directory that planted_model.py built")
     parser.add_argument("--choices", type=Path, required=True, help="what search_choices.py wrote")
-    parser.add_argument("--lens", type=Path, help="of the model; else the one it has")
     parser.add_argument("--judges", nargs="+", choices=JUDGES, default=JUDGES)
     parser.add_argument("--methods", nargs="+", help="some of them; all if left out")
     parser.add_argument("--documents", type=int, default=220, help="held out, for their domains")
@@ -74,18 +73,21 @@ def main() -> None:
     facts = read_json(arguments.planted / "facts.json")["facts"]
     choices = Choices(**read_json(arguments.choices)["tail_patch"]["best"])
     arguments.out.mkdir(exist_ok=True)
-    lens = arguments.lens or find_lens(arguments.planted / "model", None)
+    lens = find_lens(arguments.planted / "model", None)
     assert lens is not None, "the model has no lens"
     meta = read_meta(lens)
     assert meta.cells is not None, "the lens has no cells"
-    every = methods(setting, choices, arguments.seed)
+    every = {n: (lambda m=m: m) for n, m in methods(setting, choices, arguments.seed).items()}
     every |= explained(setting, Cells(lens, meta.cells), arguments.seed)
-    for name, method in every.items():
+    for name, make in every.items():
         if arguments.methods and name not in arguments.methods:
             continue
+        method = make()
         path = arguments.out / f"{re.sub('[^a-z0-9.]+', '_', name.lower())}.json"
         found = read_json(path) if path.is_file() else {}
         found |= {"name": name, "environment": environment()}
+        if isinstance(method, Explained):
+            found["text before"] = not method.alone
         if "recall" in arguments.judges:
             found["recall"] = recalled(setting, method, facts, arguments.seed)
         if "patch" in arguments.judges:
@@ -111,20 +113,23 @@ def methods(setting: Setting, choices: Choices, seed: int) -> dict[str, Method]:
     }
 
 
-def explained(setting: Setting, cells: Cells, seed: int) -> dict[str, Method]:
-    """Return what ``explain`` does, at its temperature and at others, and its controls.
+def explained(setting: Setting, cells: Cells, seed: int) -> dict[str, Callable[[], Method]]:
+    """Return what makes ``explain``, at its temperature and at others, and its controls.
 
-    With a lens in pq, ``explain`` has another name, and there is nothing else.
+    What has cells of its own, of random states or in another code, has them written first.
     """
-    if cells.meta.codes != "int8":
-        return {f"explain, {cells.meta.codes}": Explained(setting, cells)}
-    others = {f"explain, T = {t:g}": Explained(setting, cells, t) for t in TEMPERATURES}
-    random = with_random_states(setting, seed)
+
+    def of_random_states() -> Method:
+        random = with_random_states(setting, seed)
+        return Explained(random, temporary_cells(random))
+
+    others = {f"explain, T = {t:g}": lambda t=t: Explained(setting, cells, t) for t in TEMPERATURES}
     return {
-        "explain": Explained(setting, cells),
-        "shuffled cells": Explained(setting, cells, shuffled=seed),
-        "whole ranges": EvidenceByPosition(setting, Choices(temperature=TEMPERATURE)),
-        "random states": EvidenceByPosition(random, Choices(temperature=TEMPERATURE)),
+        "explain": lambda: Explained(setting, cells),
+        "alone": lambda: Explained(setting, cells, alone=True),
+        "shuffled cells": lambda: Explained(setting, cells, shuffled=seed),
+        "random states": of_random_states,
+        "explain, pq": lambda: Explained(setting, temporary_cells(setting, "pq")),
         **others,
     }
 

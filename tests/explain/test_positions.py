@@ -1,6 +1,7 @@
 """Evidence by position against a loop over every position of the corpus."""
 
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from prismlm.explain import positions
 from prismlm.explain.attribution import attribute, merge_attributions
 from prismlm.explain.passages import GAP
 from prismlm.explain.positions import (
-    CONCENTRATION,
+    CONCENTRATIONS,
     HALF_LIFE,
     TEMPERATURE,
     DocumentsSoFar,
@@ -45,8 +46,8 @@ def everything(lm):
 def naive(lm, table, everything):
     """Return evidence by place, and what finds none, straight from the equation."""
     cell, token, place, states = everything
-    document_at, rates = lm.lens.cells.document_of, lm.lens.cells.document_rates
-    found, unplaced, before = {}, 0.0, []
+    cells, found, unplaced, before = lm.lens.cells, {}, 0.0, []
+    domains, of_domain = cells.keys("domain").codes, cells.base_rates("domain")
     for t, target in enumerate(table.targets.tolist()):
         spread, amount, owner = {}, 0.0, {}
         ages = [2 ** (-(t - 1 - s) / HALF_LIFE) for s, _ in before]
@@ -60,17 +61,25 @@ def naive(lm, table, everything):
             amount += e
             cosines = states[rows] @ table.states[t].double().numpy()
             for where, cosine in zip(place[rows].tolist(), cosines.tolist(), strict=True):
-                d = owner[where] = int(document_at(np.array([where]))[0])
-                carried = sum(a * q.get(d, 0.0) for a, (_, q) in zip(ages, before, strict=True))
-                pi = (CONCENTRATION * rates[d] + carried) / (CONCENTRATION + sum(ages))
-                spread[where] = math.exp((cosine - 1) / TEMPERATURE) * pi / rates[d]
+                d = owner[where] = int(cells.document_of(np.array([where]))[0])
+                ratio = 1.0
+                for key, rate, concentration in zip(
+                    (("domain", domains[d]), ("document", d)),
+                    (of_domain[domains[d]], cells.document_rates[d]),
+                    CONCENTRATIONS,
+                    strict=True,
+                ):
+                    carried = sum(a * q[key] for a, (_, q) in zip(ages, before, strict=True))
+                    ratio = (concentration * ratio + carried / rate) / (concentration + sum(ages))
+                spread[where] = math.exp((cosine - 1) / TEMPERATURE) * ratio
         if spread:
-            of_documents = {}
+            parts = Counter()
             for where, weight in spread.items():
                 part = weight / sum(spread.values())
                 found[where] = found.get(where, 0.0) + amount * part
-                of_documents[owner[where]] = of_documents.get(owner[where], 0.0) + part
-            before.append((t, of_documents))
+                parts["document", owner[where]] += part
+                parts["domain", domains[owner[where]]] += part
+            before.append((t, parts))
     return found, unplaced
 
 
@@ -205,22 +214,27 @@ def test_places_near_one_another_are_one_passage(lm):
 
 def test_the_text_before_decides_between_equal_places(lm):
     cells = lm.lens.cells
-    rates, so_far = cells.document_rates, DocumentsSoFar(lm.lens.cells)
-    two = np.array([0, 1])
-    assert so_far.ratios(two).tolist() == [1, 1]
-    so_far.add(two[:1], np.ones(1))
-    so_far.add(two[:0], np.ones(0))
+    domains, of_domain = cells.keys("domain").codes, cells.base_rates("domain")
+    rates, so_far, every = cells.document_rates, DocumentsSoFar(cells), np.arange(len(domains))
+    assert so_far.ratios(every).tolist() == [1] * len(every)
+    so_far.add(every[:1], np.ones(1))
+    so_far.add(every[:0], np.ones(0))
     # The first of two predictions is all of document 0, the second of none: the first has aged.
-    age = 2 ** (-1 / HALF_LIFE)
-    expected = [(CONCENTRATION + age / rates[0]) / (CONCENTRATION + age)]
-    expected.append(CONCENTRATION / (CONCENTRATION + age))
-    assert so_far.ratios(two).tolist() == pytest.approx(expected)
-    # π is a distribution over documents, and nothing is left of what is long past.
-    every = np.arange(len(rates))
-    assert (so_far.ratios(every) * rates).sum() == pytest.approx(1)
-    for _ in range(10_000):
-        so_far.add(two[1:], np.ones(1))
-    assert so_far.ratios(two)[0] < 1 < so_far.ratios(two)[1] < math.inf
+    age, (broad, narrow) = 2 ** (-1 / HALF_LIFE), CONCENTRATIONS
+    own = (broad + age / of_domain[domains[0]]) / (broad + age)
+    other = broad / (broad + age)
+    found = so_far.ratios(every)
+    beside = int(np.flatnonzero(domains == domains[0])[1])
+    apart = int(np.flatnonzero(domains != domains[0])[0])
+    assert found[0] == pytest.approx((narrow * own + age / rates[0]) / (narrow + age))
+    assert found[beside] == pytest.approx(narrow * own / (narrow + age))
+    assert found[apart] == pytest.approx(narrow * other / (narrow + age))
+    # It is a distribution over documents, and nothing is left of what is long past.
+    assert (found * rates).sum() == pytest.approx(1)
+    for _ in range(20_000):
+        so_far.add(every[apart:][:1], np.ones(1))
+    last = so_far.ratios(every)
+    assert last[0] == last[beside] < 1 < last[apart] < math.inf
 
 
 def test_some_steps_have_what_they_have_in_their_text(lm):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from benchmarks.attribution.methods.setting import ROWS_AT_ONCE, Setting, runs_o
 from prismlm.explain.evidence import EvidenceTable
 from prismlm.explain.positions import TEMPERATURE, supports
 from prismlm.index.cells import Cells
+from prismlm.index.codes import CodeName
 from prismlm.index.layout import CELL_DOCUMENTS_FILE
 from prismlm.index.sort_cells import write_cells
 from prismlm.index.spool import Spool, quantise
@@ -86,7 +88,16 @@ class Explained:
         )
 
 
-def written_cells(setting: Setting, directory: Path) -> Cells:
+def temporary_cells(setting: Setting, codes: CodeName = "int8") -> Cells:
+    """Return cells in a folder of their own that is gone; they are mapped, so they stay."""
+    with tempfile.TemporaryDirectory() as directory:
+        cells = written_cells(setting, Path(directory), codes)
+        # What is opened when it is first asked for.
+        assert cells.documents.num_rows
+        return cells
+
+
+def written_cells(setting: Setting, directory: Path, codes: CodeName = "int8") -> Cells:
     """Write the positions of a setting as a lens has them; the place is their passage's first."""
     positions = setting.positions
     spool = Spool(directory / "positions", setting.head.width)
@@ -108,7 +119,8 @@ def written_cells(setting: Setting, directory: Path) -> Cells:
     documents = documents.set_column(documents.schema.get_field_index("length"), "length", lengths)
     pq.write_table(documents, directory / CELL_DOCUMENTS_FILE)
     vocabulary = setting.model.config.vocab_size
-    kept = write_cells(directory, [spool], setting.head.num_prototypes, vocabulary, 1.0, SILENT)
+    cells = setting.head.num_prototypes
+    kept = write_cells(directory, [spool], cells, vocabulary, 1.0, SILENT, codes=codes)
     return Cells(directory, kept)
 
 

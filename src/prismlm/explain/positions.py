@@ -9,21 +9,24 @@ So the text that speaks for y at a state z is where y came next and the state wa
 say where to look: cell i holds the positions whose nearest prototype is i. Of the cells of the
 prototypes with positive evidence e⁺_i for y, each position n with y_n = y has the weight
 
-    w_n = exp((cos(z, z_n) − 1) / T) · π_t(d_n) / π_0(d_n)
+    w_n = exp((cos(z, z_n) − 1) / T) · r_t(d_n)
 
 and the evidence of the prototypes that have such positions is spread over all of them together in
 proportion: by prototype, a cell with one poor position would give it everything. The evidence of
 the other prototypes, of residual and of bias is unattributed.
 
-The second factor is the text before. A text keeps to its matter, so a document d that carried the
-predictions before is likelier to carry this one than its length alone would make it. With q_s(d)
-the part of prediction s that fell on d, C a number of predictions and h a half-life,
+The factor r is the text before. A text keeps to its matter: a domain, and in it a document, that
+carried the predictions before is likelier to carry this one than its size alone would make it.
+With q_s(d) the part of an earlier prediction s that fell on document d, q_s(g) on its domain g,
+π(d) and π(g) their shares of all positions, and a half-life of h predictions,
 
-    π_t(d) = (C π_0(d) + Σ_{s<t} 2^{−(t−1−s)/h} q_s(d)) / (C + Σ_{s<t} 2^{−(t−1−s)/h})
+    A(·) = Σ_{s<t} 2^{−(t−1−s)/h} q_s(·)            A = Σ_d A(d)
+    r_t(g) = (C_g + A(g) / π(g)) / (C_g + A)
+    r_t(d) = (C_d r_t(g) + A(d) / π(d)) / (C_d + A)
 
-with π_0(d) the share of d in all positions: the mean of a Dirichlet posterior of concentration C
-over documents, each prediction counted by its responsibilities, the older the less. The first
-prediction of a text has π = π_0. Nothing looks ahead: what carries a prediction is the same
+which is the mean of a hierarchical Dirichlet posterior (Teh et al. 2006) over domains and documents
+divided by their shares, each prediction counted by its responsibilities, the older the less. The
+first prediction of a text has r = 1. Nothing looks ahead: what carries a prediction is the same
 however the text goes on.
 """
 
@@ -39,9 +42,9 @@ from prismlm.index.cells import Cells
 from prismlm.index.neighbours import nearest_of, neighbours
 
 TEMPERATURE = 0.1
-# C and h, in predictions.
-CONCENTRATION = 3.0
-HALF_LIFE = 16.0
+# C_g, C_d and h, in predictions.
+CONCENTRATIONS = (10.0, 1000.0)
+HALF_LIFE = 32.0
 # Positions with less than this part of the weight of a prediction's heaviest are left out.
 LEAST = 1e-6
 LARGEST_UNIT = 1e100
@@ -68,32 +71,51 @@ class Supports(NamedTuple):
 
 
 class DocumentsSoFar:
-    """How much of the predictions of a text so far each document carried; the older the less.
+    """Which domains and documents carried the predictions of a text so far; see the module.
+
+    Where documents have no domains, or all the same, their sources stand for them.
 
     Args:
         cells: whose documents.
+        concentrations: C_g and C_d; the smaller, the more a few predictions decide.
+        half_life: h.
     """
 
-    def __init__(self, cells: Cells) -> None:
-        self._rates = cells.document_rates
-        self._carried = np.zeros(len(self._rates))
+    def __init__(
+        self,
+        cells: Cells,
+        concentrations: tuple[float, float] = CONCENTRATIONS,
+        half_life: float = HALF_LIFE,
+    ) -> None:
+        column = "domain" if len(cells.keys("domain").names) > 1 else "source"
+        self._groups = cells.keys(column).codes
+        self._rates = cells.base_rates(column), cells.document_rates
+        self._carried = tuple(np.zeros(len(rates)) for rates in self._rates)
+        self._concentrations, self._growth = concentrations, 2 ** (1 / half_life)
         # All amounts are in units of the latest prediction: the unit grows, so that the amounts of
-        # documents that are not met stay as they are.
+        # what is not met stay as they are.
         self._unit, self._total = 1.0, 0.0
 
     def ratios(self, documents: np.ndarray) -> np.ndarray:
-        """Return π(d) / π_0(d) of some documents, float64 [n]."""
-        carried = self._carried[documents] / self._rates[documents]
-        base = CONCENTRATION * self._unit
-        return (base + carried) / (base + self._total)
+        """Return r(d) of some documents, float64 [n]."""
+        found = np.ones(len(documents))
+        levels = (self._groups[documents], documents)
+        columns = zip(levels, self._rates, self._carried, self._concentrations, strict=True)
+        for members, rates, carried, concentration in columns:
+            base = concentration * self._unit
+            found = (base * found + carried[members] / rates[members]) / (base + self._total)
+        return found
 
     def add(self, documents: np.ndarray, parts: np.ndarray) -> None:
         """Add a prediction: the parts of it that fell on documents, which may repeat."""
-        self._unit *= 2 ** (1 / HALF_LIFE)
-        np.add.at(self._carried, documents, parts * self._unit)
+        self._unit *= self._growth
+        levels = (self._groups[documents], documents)
+        for members, carried in zip(levels, self._carried, strict=True):
+            np.add.at(carried, members, parts * self._unit)
         self._total += float(parts.sum()) * self._unit
         if self._unit > LARGEST_UNIT:
-            self._carried /= self._unit
+            for carried in self._carried:
+                carried /= self._unit
             self._total /= self._unit
             self._unit = 1.0
 
