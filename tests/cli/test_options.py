@@ -51,6 +51,8 @@ FILES_WRITTEN = {
     ("inspect heads", "--out"): ([MODEL], "heads.csv"),
     ("map", "--html"): ([MODEL], "page.html"),
 }
+# Figures in JSON, whatever their file is called.
+STUDIES = {"eval robustness", "eval clamping"}
 CASES = ["--cases", "women", "--channel", "0:0"]
 DIRECTORIES_WRITTEN = {
     ("inspect channels", "--out"): [MODEL],
@@ -124,6 +126,17 @@ def test_an_output_replaces_nothing_unasked(refused, tmp_path, command, option):
     assert f"{there} exists: give another name, or replace it with --overwrite" in message
     assert there.read_text() == "mine"
     assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize(
+    ("command", "option"), [one for one in FILES_WRITTEN if one[0] not in STUDIES]
+)
+def test_an_output_has_the_ending_of_what_it_is(refused, tmp_path, command, option):
+    arguments, name = FILES_WRITTEN[command, option]
+    other = tmp_path / "other.txt"
+    message = refused(*command.split(), *arguments, option, other)
+    assert f"{other}: expected a name that ends with {Path(name).suffix}" in message
+    assert not other.exists()
 
 
 @pytest.mark.parametrize("spelled", ["itself", "dots", "link", "linked directory", "hard link"])
