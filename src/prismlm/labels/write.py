@@ -13,7 +13,14 @@ from torch import nn
 
 from prismlm.cost import Cost
 from prismlm.errors import FormatError, InputError
-from prismlm.files import atomic_file, check_json, read_json, write_json
+from prismlm.files import (
+    WAY_OUT,
+    atomic_file,
+    check_json,
+    read_json,
+    room_to_write,
+    write_json,
+)
 from prismlm.index import layout
 from prismlm.index.lens import Lens
 from prismlm.labels.categories import CATEGORIES, subject_words
@@ -109,7 +116,8 @@ def label_lens(
         InputError: as :func:`check_lens`, or by the labeller.
     """
     check_lens(lens, overwrite=overwrite)
-    with writing(lens.path):
+    room = room_to_write(f"the names in {lens.path}", lens.path, WAY_OUT)
+    with room, writing(lens.path):
         made = make_labels(lens, model, progress, keep=True)
         better = {} if labeller is None else labeller.labels(lens, made, progress)
         labels = [better.get(cell, label) for cell, label in enumerate(made.labels)]
