@@ -63,6 +63,11 @@ WRITES = {"out", "html", "parquet", "jsonl", "csv", "write", "keep_states"}
 # What would compute for minutes is estimated; the rest of its checks come first.
 STUDIES = {"suite", "glue", "judge", "robustness", "clamping"}
 ONLY_ESTIMATED = {"train", "attach", "index"} | STUDIES
+# What reads much by default reads little here.
+LITTLE = {
+    "themes": ("--units", "2"),
+    "attach": ("--prototypes", "32", "--prototypes-per-token", "4", "--window", "64"),
+}
 # An estimate that trains to measure how fast that is, one that compiles for long, and a server.
 LEFT_OUT = {"demo", "map", "explore"}
 # Written into the model's lens by the command that names its prototypes.
@@ -70,6 +75,7 @@ LABELS = tuple(f"model/lens/sample/{name}" for name in (META_FILE, PROTOTYPES_FI
 # Drawn twice as often: most of what a user does.
 OFTEN = {"explain", "audit", "sources", "steer", "generate", "build"}
 USUAL = 3
+ODD_TEXTS = st.text(st.characters(exclude_characters="\x00/.~", exclude_categories=()), max_size=8)
 DAMAGED = "damaged"
 
 
@@ -102,6 +108,7 @@ def command() -> Any:
     return typer.main.get_command(app)
 
 
+@cache
 def _commands() -> list[tuple[tuple[str, ...], Any]]:
     def walk(one: Any, names: tuple[str, ...]) -> list[tuple[tuple[str, ...], Any]]:
         below = getattr(one, "commands", None)
@@ -128,7 +135,7 @@ def command_lines(draw: Any, model_files: list[str], corpus_files: list[str]) ->
     if trees and draw(st.integers(0, 3)) == 0:
         of = draw(st.sampled_from(trees))
         damage = draw(damages(model_files if of == "model" else corpus_files))
-    argv, outputs = list(names), []
+    argv, outputs = [*names, *LITTLE.get(names[-1], ())], []
     arguments = [one for one in chosen.params if one.param_type_name == "argument"]
     options = [one for one in chosen.params if one.param_type_name == "option"]
     for one in arguments:
@@ -158,8 +165,7 @@ def _value(draw: Any, name: str, damage: Damage | None, of: str) -> str:
     if pool is None:
         pool = WORDS if draw(st.booleans()) else NUMBERS
     if draw(st.integers(0, 19)) == 0:
-        alphabet = st.characters(exclude_characters="\x00/.~", exclude_categories=())
-        return draw(st.text(alphabet, max_size=8))
+        return draw(ODD_TEXTS)
     # The first ones are what a user means.
     return draw(st.sampled_from(pool[:USUAL] if draw(st.booleans()) else pool))
 

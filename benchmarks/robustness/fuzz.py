@@ -34,7 +34,6 @@ def tally(
     run: Callable[[Any], str | Finding],
     count: int,
     start: int = 0,
-    until: float = float("inf"),
 ) -> Tally:
     """Draw cases and run them; the same for the same count and start.
 
@@ -43,7 +42,6 @@ def tally(
         run: runs one and says how it ended.
         count: how many.
         start: of the random numbers.
-        until: of time.monotonic(); what is drawn after it is not run.
     """
     found = Tally()
 
@@ -63,26 +61,25 @@ def tally(
     )
     @given(cases)
     def each(case: Any) -> None:
-        if time.monotonic() < until:
-            found.note(run(case))
+        found.note(run(case))
 
     each()
     return found
 
 
-def fuzz(part: str, world: World, count: int, start: int = 0, until: float = float("inf")) -> Tally:
+def fuzz(part: str, world: World, count: int, start: int = 0) -> Tally:
     """Run cases of a part: command line, api or readers."""
     held = Path.cwd()
     os.chdir(world.root)
     try:
         if part == "api":
             known = api.calls()
-            return tally(api.api_calls(known), lambda c: api.run(world, c), count, start, until)
+            return tally(api.api_calls(known), lambda c: api.run(world, c), count, start)
         if part == "readers":
-            return tally(readers.readings(world), readers.Readers(world).run, count, start, until)
+            return tally(readers.readings(world), readers.Readers(world).run, count, start)
         files = [command_line.files_below(world.root / tree) for tree in ("model", "corpus")]
         lines = command_line.command_lines(*files)
-        return tally(lines, lambda line: command_line.run(world, line), count, start, until)
+        return tally(lines, lambda line: command_line.run(world, line), count, start)
     finally:
         os.chdir(held)
 

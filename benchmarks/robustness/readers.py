@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from hypothesis import reject
 from hypothesis import strategies as st
 
 import prismlm
@@ -89,7 +90,7 @@ class Readers:
                 write_rows(damaged / reading.damage.file, list(reading.rows))
             except (pa.ArrowException, ValueError, TypeError, OverflowError):
                 shutil.rmtree(damaged)
-                return "error"  # Arrow cannot even write it
+                reject()  # Arrow cannot even write it: nothing is there to read
         outcome = judged(str(reading), lambda: self._wrong(reading, damaged))
         gc.collect(0)
         changed = self.world.changes([DAMAGED])

@@ -8,8 +8,6 @@ import os
 import resource
 import shutil
 import signal
-import subprocess
-import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,7 +21,12 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from prismlm.corpus import build_corpus, sample_path
+from prismlm.corpus.read import DocumentReader
 from prismlm.errors import PrismError
+from prismlm.explain.audit import Audit
+from prismlm.explain.audit_files import audit_files
+from prismlm.explain.language_model import load
+from prismlm.explain.texts import text_options
 from prismlm.index.build import IndexOptions, build_index
 from prismlm.layers import PrototypeHead
 from prismlm.models.seam import LogitMap
@@ -37,7 +40,15 @@ CHARACTERS = 400
 VOCABULARY = 320
 WIDTH = 32
 PROTOTYPES = 48
-RECIPE = "corpus: corpus\nout: trained\nmodel: {preset: llama-tiny}\nsteps: 2\n"
+# Its estimate trains for a few steps, so that they are small ones.
+RECIPE = """corpus: corpus
+out: trained
+model: {preset: llama-tiny}
+head: {prototypes: 32, prototypes_per_token: 4}
+data: {length: 64}
+steps: 2
+batch_size: 2
+"""
 
 
 class TooLong(BaseException):
@@ -115,14 +126,17 @@ class World:
 
     def _look(self) -> dict[str, tuple[int, int, int]]:
         found: dict[str, tuple[int, int, int]] = {}
-        for directory, names, files in os.walk(self.root):
-            for name in (*names, *files):
-                path = os.path.join(directory, name)
-                at = os.lstat(path)
-                is_file = name in files
-                found[os.path.relpath(path, self.root)] = (
-                    (at.st_mode, at.st_size, at.st_mtime_ns) if is_file else (at.st_mode, 0, 0)
-                )
+        directories = [str(self.root)]
+        cut = len(directories[0]) + 1
+        while directories:
+            with os.scandir(directories.pop()) as entries:
+                for entry in entries:
+                    at = entry.stat(follow_symlinks=False)
+                    is_directory = entry.is_dir(follow_symlinks=False)
+                    size, written = (0, 0) if is_directory else (at.st_size, at.st_mtime_ns)
+                    found[entry.path[cut:]] = (at.st_mode, size, written)
+                    if is_directory:
+                        directories.append(entry.path)
         return found
 
     def changes(self, allowed: Sequence[str] = (), overwrite: bool = False) -> list[str]:
@@ -221,8 +235,11 @@ def _fill(root: Path) -> None:
 
 
 def _audit(model: Path, texts: Path, to: Path) -> None:
-    command = [sys.executable, "-m", "prismlm", "audit", str(model), str(texts), "--parquet"]
-    subprocess.run([*command, str(to)], check=True, capture_output=True)
+    lm = load(model)
+    found = Audit(lm, text_options([lm]))
+    with audit_files([to], [], found.identity) as (rows, _):
+        for row in found.read(DocumentReader(texts)):
+            rows.add(row.to_dict())
 
 
 def write_texts(root: Path) -> None:

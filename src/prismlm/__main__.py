@@ -1,5 +1,37 @@
-"""``python -m prismlm`` is the ``prismlm`` command."""
+"""The ``prismlm`` command, ``python -m prismlm`` too: Ctrl-C ends it from its first import on."""
 
-from prismlm.cli.app import main
+import signal
+import sys
+import threading
+from typing import Any
 
-main()
+INTERRUPTED = 130
+AGAIN_SECONDS = 0.1
+
+
+def main() -> None:
+    """Run the command line; exits with 2 on bad input and 130 on Ctrl-C."""
+    sys.unraisablehook = _interrupt_again
+    try:
+        from prismlm.cli.app import main as run
+
+        run()
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        # CPython notes an interrupt that left the exec of a string, as in cli.app.
+        exec("")
+        raise SystemExit(INTERRUPTED) from None
+
+
+def _interrupt_again(ignored: Any) -> None:
+    """Interrupt once more where CPython ignored it: in a finaliser, or as a module was imported."""
+    if issubclass(ignored.exc_type, KeyboardInterrupt):
+        # Later, by another thread: what is raised in here is ignored as well.
+        again = (threading.main_thread().ident, signal.SIGINT)
+        threading.Timer(AGAIN_SECONDS, signal.pthread_kill, again).start()
+    else:
+        sys.__unraisablehook__(ignored)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,5 +1,6 @@
 """Options that several commands share: what they are given is looked at before anything is read."""
 
+import gzip
 import os
 import shutil
 from pathlib import Path
@@ -51,6 +52,8 @@ FILES_WRITTEN = {
     ("inspect heads", "--out"): ([MODEL], "heads.csv"),
     ("map", "--html"): ([MODEL], "page.html"),
 }
+# Figures in JSON, whatever their file is called.
+STUDIES = {"eval robustness", "eval clamping"}
 CASES = ["--cases", "women", "--channel", "0:0"]
 DIRECTORIES_WRITTEN = {
     ("inspect channels", "--out"): [MODEL],
@@ -124,6 +127,17 @@ def test_an_output_replaces_nothing_unasked(refused, tmp_path, command, option):
     assert f"{there} exists: give another name, or replace it with --overwrite" in message
     assert there.read_text() == "mine"
     assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize(
+    ("command", "option"), [one for one in FILES_WRITTEN if one[0] not in STUDIES]
+)
+def test_an_output_has_the_ending_of_what_it_is(refused, tmp_path, command, option):
+    arguments, name = FILES_WRITTEN[command, option]
+    other = tmp_path / "other.txt"
+    message = refused(*command.split(), *arguments, option, other)
+    assert f"{other}: expected a name that ends with {Path(name).suffix}" in message
+    assert not other.exists()
 
 
 @pytest.mark.parametrize("spelled", ["itself", "dots", "link", "linked directory", "hard link"])
@@ -213,6 +227,41 @@ def test_a_full_disk_is_told_and_leaves_nothing(tiny_model, tmp_path, command, o
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
     assert f"error: {disk / name} could not be written" in done.stderr
+    assert "No space left on device" in done.stderr
+    assert list(left.iterdir()) == []
+
+
+@pytest.mark.skipif(not can_mount(), reason="no mount")
+@pytest.mark.parametrize("command", ["corpus", "index"])
+def test_a_full_disk_is_told_before_the_reading(tiny_model, tiny_corpus, tmp_path, command):
+    disk, left, texts = tmp_path / "disk", tmp_path / "left", tmp_path / "texts.txt"
+    disk.mkdir()
+    texts.write_text("A line of text.\n" * 100_000)
+    arguments = {
+        "corpus": ["corpus", "build", texts, "--out", disk / "made"],
+        "index": ["index", tiny_model, "--corpus", tiny_corpus, "--lens", disk / "made"],
+    }[command]
+    code = on_small_disk(disk, "64k", left) + forked.COMMAND
+    done = forked.run(*arguments, code=code, timeout=120)
+    assert done.returncode == 2, done.stderr
+    assert "the disk is full" in done.stderr
+    assert "MB are free" in done.stderr
+    # What was read says how much it was.
+    assert "done in" not in done.stderr
+    assert list(left.iterdir()) == []
+
+
+@pytest.mark.skipif(not can_mount(), reason="no mount")
+def test_a_disk_that_a_corpus_fills_is_told_and_nothing_is_left(tiny_corpus, tmp_path):
+    """Packed text does not say how long it is."""
+    disk, left, texts = tmp_path / "disk", tmp_path / "left", tmp_path / "texts.jsonl.gz"
+    disk.mkdir()
+    texts.write_bytes(gzip.compress(b'{"text": "A line of text."}\n' * 50_000))
+    build = ["corpus", "build", texts, "--tokenizer", tiny_corpus / "tokenizer"]
+    code = on_small_disk(disk, "64k", left) + forked.COMMAND
+    done = forked.run(*build, "--out", disk / "made", code=code, timeout=120)
+    assert done.returncode == 2, done.stderr
+    assert f"error: the corpus {disk / 'made'} could not be written" in done.stderr
     assert "No space left on device" in done.stderr
     assert list(left.iterdir()) == []
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from prismlm.corpus import Corpus, Document, build_corpus, estimate_build
+from prismlm.corpus import Corpus, Document, build_corpus, estimate_build, sample_path
 from prismlm.corpus.build import training_texts
 from prismlm.errors import InputError
 from prismlm.run_state import writing
@@ -184,6 +185,18 @@ def test_what_a_killed_build_left_is_cleaned_up(build: Callable[..., Corpus]) ->
     assert not left.exists()
     assert other.exists()
     assert mine.read_text() == "mine"
+
+
+@pytest.mark.slow
+def test_the_time_of_the_sample_is_within_one_and_a_half_of_its_estimate(tmp_path: Path) -> None:
+    began = time.perf_counter()
+    estimated = estimate_build(sample_path(), tmp_path / "out").seconds
+    middle = time.perf_counter()
+    build_corpus(sample_path(), tmp_path / "out")
+    taken = time.perf_counter() - middle
+    assert middle - began < taken / 2
+    assert estimated is not None
+    assert taken / 1.5 < estimated < 1.5 * taken
 
 
 @pytest.mark.parametrize(

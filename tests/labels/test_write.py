@@ -1,6 +1,7 @@
 """A lens gets names, and keeps everything else."""
 
 import json
+import resource
 import shutil
 import signal
 import subprocess
@@ -10,8 +11,9 @@ import time
 import pytest
 
 import prismlm
-from prismlm.errors import FormatError, InputError
+from prismlm.errors import FormatError, InputError, PrismError
 from prismlm.index import layout
+from prismlm.labels.map import map_lens
 from prismlm.labels.write import MADE_FILE, label_lens, make_labels
 
 FILLED = ("description", "category", "role", "tags", "label_score")
@@ -46,6 +48,26 @@ def test_the_names_tell_more_than_shuffled_ones(labelled):
     assert found.fuzzing.mean > found.fuzzing.shuffled + 0.05
     assert found.fuzzing.low > 0
     assert prismlm.load(directory).lens.meta.labels == json.loads(json.dumps(found.to_dict()))
+
+
+@pytest.mark.parametrize(
+    ("what", "write"),
+    [
+        ("the names", lambda lm: label_lens(lm.lens, lm.model, overwrite=True)),
+        ("the map", lambda lm: map_lens(lm.lens, lm.head)),
+    ],
+)
+def test_a_full_disk_is_told_and_leaves_the_lens_as_it_was(labelled, what, write):
+    lm = prismlm.load(labelled[0])
+    before = {p.name: p.read_bytes() for p in lm.lens.path.iterdir()}
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (500, limits[1]))
+    try:
+        with pytest.raises(PrismError, match=f"{what} in .* could not be written .* MB are free"):
+            write(lm)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert {p.name: p.read_bytes() for p in lm.lens.path.iterdir()} == before
 
 
 def test_labels_are_replaced_only_if_asked(labelled):

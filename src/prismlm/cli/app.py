@@ -53,6 +53,14 @@ class ErrorsAsMessages(TyperGroup):
         ctx.obj = list(args)
         return super().parse_args(ctx, args)
 
+    def make_context(self, *args: Any, **extra: Any) -> Any:
+        """Read the arguments; Ctrl-C says here too that it ended the command."""
+        try:
+            return super().make_context(*args, **extra)
+        except KeyboardInterrupt:
+            typer.echo("interrupted", err=True)
+            raise typer.Exit(INTERRUPTED) from None
+
     def invoke(self, ctx: Any) -> Any:
         """Run a command; turn errors on purpose, missing extras and Ctrl-C into exit codes."""
         try:
@@ -150,7 +158,3 @@ def main() -> None:
         from prismlm.training.distributed import end
 
         end(stop.code)
-
-
-if __name__ == "__main__":
-    main()

@@ -29,7 +29,7 @@ from prismlm.cli.options import (
 from prismlm.cli.output import print_json
 from prismlm.errors import InputError
 from prismlm.files import decoded
-from prismlm.outputs import check_outputs
+from prismlm.outputs import check_ending, check_outputs
 
 if TYPE_CHECKING:
     from prismlm.explain.language_model import PrismLM
@@ -77,6 +77,8 @@ def explain(
     """Show what each prediction along a text relies on, and where that comes from."""
     read = (model, lens, None if file == STDIN else file)
     check_outputs(html, parquet, inputs=read, overwrite=overwrite)
+    check_ending(html, ".html")
+    check_ending(parquet, ".parquet")
     texts = _texts(text, file, lines)
     column = by or "domain"
     _span(tokens)

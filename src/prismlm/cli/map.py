@@ -9,7 +9,7 @@ import typer
 
 from prismlm.cli.options import Json, Lens, Model, flag, load_with_lens, option
 from prismlm.cli.output import print_json
-from prismlm.outputs import check_outputs
+from prismlm.outputs import check_ending, check_outputs
 
 
 def map_prototypes(
@@ -28,6 +28,7 @@ def map_prototypes(
     from prismlm.pages.prototype_map import prototype_map_page
 
     check_outputs(html, inputs=[model], overwrite=overwrite)
+    check_ending(html, ".html")
     lm, opened = load_with_lens(model, lens)
     if opened.meta.map is None or overwrite:
         map_lens(opened, lm.head, progress=ConsoleReporter())

@@ -27,7 +27,7 @@ from prismlm.corpus.tokenizer import (
 )
 from prismlm.corpus.writer import CorpusWriter
 from prismlm.errors import InputError, check_kind, check_number, check_path, check_whole
-from prismlm.files import atomic_directory, check_room, write_json
+from prismlm.files import WAY_OUT, atomic_directory, check_room, room_to_write, write_json
 from prismlm.outputs import check_outputs
 from prismlm.progress import SILENT, Reporter, Task
 from prismlm.run_state import answering, writing
@@ -80,8 +80,10 @@ def build_corpus(
     else:
         reader = DocumentReader(inputs, columns)
         check_not_within(target, [file.path for file in reader.files])
-    check_room(f"the corpus {target}", target, reader.total_bytes * OUTPUT_OF_INPUT)
-    with writing(target), atomic_directory(target) as directory:
+    what = f"the corpus {target}"
+    check_room(what, target, reader.total_bytes * OUTPUT_OF_INPUT)
+    room = room_to_write(what, target.parent, WAY_OUT)
+    with room, writing(target), atomic_directory(target) as directory:
         # Another build may have ended between the first look and the lock.
         check_build(target, tokenizer, vocab_size, heldout_fraction, shard_tokens, overwrite)
         if tokenizer is None:

@@ -31,7 +31,7 @@ from prismlm.corpus.read import SeenIds
 from prismlm.corpus.store import Corpus
 from prismlm.corpus.writer import CorpusWriter
 from prismlm.errors import InputError, Interrupted
-from prismlm.files import write_json
+from prismlm.files import WAY_OUT, room_to_write, write_json
 from prismlm.progress import SILENT, Reporter
 from prismlm.run_state import check_same, read_note, writing
 
@@ -85,7 +85,8 @@ def stream_corpus(
         check_build(target, "", 0, heldout_fraction, shard_tokens, overwrite=False)
         partial = target.with_name(f".{target.name}.partial")
         saved = _begin(partial, origin)
-        with _keeping(partial):
+        room = room_to_write(f"the corpus {target}", target.parent, WAY_OUT)
+        with room, _keeping(partial):
             _stream(partial, DatasetReader(dataset, columns), settings, origin, saved, progress)
         # In this order, so that a kill in between leaves the whole corpus.
         os.rename(partial, target)

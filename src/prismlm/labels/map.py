@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from scipy.spatial import KDTree
 
 from prismlm.errors import FormatError
-from prismlm.files import atomic_file
+from prismlm.files import WAY_OUT, atomic_file, room_to_write
 from prismlm.index.lens import Lens
 from prismlm.labels.write import write_columns
 from prismlm.layers import PrototypeHead
@@ -57,7 +57,8 @@ def map_lens(lens: Lens, head: PrototypeHead, *, progress: Reporter = SILENT) ->
         ModuleNotFoundError: umap-learn is not installed, of the extra ``map``.
     """
     prototypes, kept = head.prototypes.detach().float(), lens.path / NEIGHBOURS_FILE
-    with writing(lens.path):
+    room = room_to_write(f"the map in {lens.path}", lens.path, WAY_OUT)
+    with room, writing(lens.path):
         nearest = _kept(kept, prototypes)
         if nearest is None:
             nearest = nearest_prototypes(prototypes, progress)

@@ -13,7 +13,14 @@ from torch import nn
 
 from prismlm.cost import Cost
 from prismlm.errors import FormatError, InputError
-from prismlm.files import atomic_file, check_json, read_json, write_json
+from prismlm.files import (
+    WAY_OUT,
+    atomic_file,
+    check_json,
+    read_json,
+    room_to_write,
+    write_json,
+)
 from prismlm.index import layout
 from prismlm.index.lens import Lens
 from prismlm.labels.categories import CATEGORIES, subject_words
@@ -24,6 +31,7 @@ from prismlm.labels.vocabulary import Vocabulary
 from prismlm.models.sidecar import weight_of
 from prismlm.progress import SILENT, Reporter
 from prismlm.run_state import writing
+from prismlm.statistics import mean_intervals
 
 if TYPE_CHECKING:
     from prismlm.labels.by_endpoint import EndpointLabeller
@@ -31,7 +39,6 @@ if TYPE_CHECKING:
 EMBEDDED, SIGNATURE = "embedded", "signature"
 # Places of a cell that are looked at; documents whose places name nothing, but score the names.
 PLACES, HELD_OUT, SEED = 256, 0.2, 0
-RESAMPLES = 1000
 # The dearer half of labelling, kept in the lens until its names are written.
 MADE_FILE = "made-labels.json"
 
@@ -109,7 +116,8 @@ def label_lens(
         InputError: as :func:`check_lens`, or by the labeller.
     """
     check_lens(lens, overwrite=overwrite)
-    with writing(lens.path):
+    room = room_to_write(f"the names in {lens.path}", lens.path, WAY_OUT)
+    with room, writing(lens.path):
         made = make_labels(lens, model, progress, keep=True)
         better = {} if labeller is None else labeller.labels(lens, made, progress)
         labels = [better.get(cell, label) for cell, label in enumerate(made.labels)]
@@ -295,10 +303,8 @@ def _beside(made: Made, better: Mapping[int, Label]) -> dict[str, Any]:
 
 def accuracy(own: np.ndarray, shuffled: np.ndarray) -> Accuracy:
     """Return the mean of scores beside that of the control, pair by pair."""
-    generator = np.random.default_rng(SEED)
-    drawn = generator.integers(len(own), size=(RESAMPLES, len(own)))
-    low, high = np.percentile((own - shuffled)[drawn].mean(1), (2.5, 97.5))
-    return Accuracy(float(own.mean()), float(shuffled.mean()), float(low), float(high))
+    (difference,) = mean_intervals((own - shuffled)[:, None], seed=SEED)
+    return Accuracy(float(own.mean()), float(shuffled.mean()), difference.low, difference.high)
 
 
 def _write(

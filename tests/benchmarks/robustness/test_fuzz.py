@@ -1,7 +1,6 @@
 """Random command lines, calls and damaged files end in a right answer or in an error of ours."""
 
 import json
-import time
 
 import pytest
 
@@ -12,41 +11,35 @@ from benchmarks.robustness.readers import Readers, Reading
 from benchmarks.robustness.world import World, judged
 from prismlm.errors import InputError
 
-CASES = 2000
-# Most of the time goes to right answers; a slow machine runs fewer cases.
-SECONDS = 20
-LEAST = 50
-
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
     return World(tmp_path_factory.mktemp("fuzz") / "world")
 
 
-def _fuzzed(world, part, count, start, seconds):
-    found = fuzz(part, world, count, start, time.monotonic() + seconds)
+def _fuzzed(world, part, count, start):
+    found = fuzz(part, world, count, start)
     assert not found.findings, "\n".join(f"{one.kind}: {one.example}" for one in found.findings)
+    assert found.cases == count
     # A test in which all is refused, or nothing, looks at nothing.
-    assert found.cases > LEAST
-    assert found.right > found.cases / 100
-    assert found.errors > found.cases / 4
-    return found
+    assert found.right > count / 100
+    assert found.errors > count / 4
 
 
+# Readers open whole models and corpora, which takes longest.
 @pytest.mark.parametrize(
-    ("part", "count", "seconds"),
-    [("command line", CASES, SECONDS), ("api", 800, 6), ("readers", 600, 8)],
+    ("part", "count"), [("command line", 2000), ("api", 1000), ("readers", 600)]
 )
 @pytest.mark.usefixtures("unchecked")
-def test_random_inputs_end_in_an_answer_or_an_error_of_ours(world, part, count, seconds):
-    _fuzzed(world, part, count, 0, seconds)
+def test_random_inputs_end_in_an_answer_or_an_error_of_ours(world, part, count):
+    _fuzzed(world, part, count, 0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", ["command line", "api", "readers"])
 @pytest.mark.usefixtures("unchecked")
 def test_twenty_thousand_random_inputs(world, part):
-    assert _fuzzed(world, part, 20_000, 1, 3600).cases == 20_000
+    _fuzzed(world, part, 20_000, 1)
 
 
 def test_what_a_case_changes_is_noticed_and_put_back(world):

@@ -10,7 +10,7 @@ import typer
 from prismlm.cli.options import Json, Model, Overwrite, Page, Split, choice, number, option
 from prismlm.cli.output import print_json
 from prismlm.errors import InputError
-from prismlm.outputs import check_outputs, output_file
+from prismlm.outputs import check_ending, check_outputs, output_file
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -59,6 +59,7 @@ def channels(
     if channel is not None and layer is None:
         raise InputError("--channel needs the --layer that it is in.")
     check_outputs(html, directory=out, inputs=(model, corpus, beside), overwrite=overwrite)
+    check_ending(html, ".html")
     if out is not None:
         # Said before minutes of reading, not after.
         import prismlm.pages.channel_plots  # noqa: F401

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -27,32 +28,37 @@ class MiniLM:
     """
 
     def __init__(self) -> None:
+        spec = find_spec(PACKAGE)
+        if spec is None or spec.origin is None:
+            raise ModuleNotFoundError(f"No module named {PACKAGE!r}", name=PACKAGE)
+        self._place = Path(spec.origin).parent / "model"
+
+    @cached_property
+    def _opened(self) -> tuple[Any, Any]:
+        """Tokenizer and model, opened when they are first needed: a refusal needs neither."""
         from transformers import AutoModel, AutoTokenizer
 
         from prismlm.models.quiet import quiet_transformers
 
-        spec = find_spec(PACKAGE)
-        if spec is None or spec.origin is None:
-            raise ModuleNotFoundError(f"No module named {PACKAGE!r}", name=PACKAGE)
-        # Opened here, since the package's own way needs sentence-transformers as well.
-        place = Path(spec.origin).parent / "model"
+        # The package's own way needs sentence-transformers as well.
         with quiet_transformers():
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(place)
-            self._model: Any = AutoModel.from_pretrained(place, dtype=torch.float32).eval()
+            tokenizer = AutoTokenizer.from_pretrained(self._place)
+            return tokenizer, AutoModel.from_pretrained(self._place, dtype=torch.float32).eval()
 
     def similarity(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
         """Return the cosine of each pair's embeddings, rounded to four digits."""
         texts = sorted(
             {text for pair in pairs for text in pair}, key=lambda text: (len(text), text)
         )
+        tokenizer, model = self._opened
         found: dict[str, torch.Tensor] = {}
         for first in range(0, len(texts), BATCH):
             batch = texts[first : first + BATCH]
-            inputs = self._tokenizer(
+            inputs = tokenizer(
                 batch, padding=True, truncation=True, max_length=256, return_tensors="pt"
             )
             with torch.no_grad():
-                states = self._model(**inputs).last_hidden_state
+                states = model(**inputs).last_hidden_state
             mask = inputs["attention_mask"][..., None]
             mean = (states * mask).sum(1) / mask.sum(1)
             found |= zip(batch, torch.nn.functional.normalize(mean, dim=-1), strict=True)
