@@ -27,8 +27,8 @@ RIVALS = (
 MEANING = {
     "explain": "**`explain`**: the product, from its lens on disk",
     "random": "control: passages at random",
-    "whole ranges": "the same, with all positions of a range in place of 512",
-    "random states": "control: random training states as prototypes, whole ranges too",
+    "alone": "the same, with each prediction as if no text stood before it",
+    "random states": "control: random training states as prototypes",
     "shuffled cells": "control: every prototype is given another one's cell",
     "BM25": "BM25 (the text and the predicted token)",
     "BM25, last 16 tokens": "BM25, with the last 16 tokens alone",

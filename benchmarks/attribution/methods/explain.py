@@ -15,7 +15,13 @@ import torch
 from benchmarks.attribution.judges.passages import Prediction, answer_predictions
 from benchmarks.attribution.methods.setting import ROWS_AT_ONCE, Setting, runs_of
 from prismlm.explain.evidence import EvidenceTable
-from prismlm.explain.positions import TEMPERATURE, supports
+from prismlm.explain.positions import (
+    CONCENTRATIONS,
+    HALF_LIFE,
+    TEMPERATURE,
+    DocumentsSoFar,
+    supports,
+)
 from prismlm.index.cells import Cells
 from prismlm.index.codes import CodeName
 from prismlm.index.layout import CELL_DOCUMENTS_FILE
@@ -34,6 +40,7 @@ class Explained:
         temperature: T.
         shuffled: a seed makes it a control: every prototype is given another one's cell.
         alone: every prediction as if no text stood before it.
+        concentrations, half_life: how the text before counts.
     """
 
     def __init__(
@@ -44,9 +51,11 @@ class Explained:
         *,
         shuffled: int | None = None,
         alone: bool = False,
+        concentrations: tuple[float, float] = CONCENTRATIONS,
+        half_life: float = HALF_LIFE,
     ) -> None:
         self.setting, self.cells, self.temperature = setting, cells, temperature
-        self.alone = alone
+        self.alone, self.concentrations, self.half_life = alone, concentrations, half_life
         self.order = torch.arange(setting.head.num_prototypes)
         if shuffled is not None:
             generator = torch.Generator().manual_seed(shuffled)
@@ -68,7 +77,15 @@ class Explained:
             tables = [table.apart(slice(row, row + 1)) for row in range(count)]
         else:
             tables = [table]
-        found = [supports(one, self.cells, temperature=self.temperature) for one in tables]
+        found = [
+            supports(
+                one,
+                self.cells,
+                DocumentsSoFar(self.cells, self.concentrations, self.half_life),
+                temperature=self.temperature,
+            )
+            for one in tables
+        ]
         scores = np.zeros((len(asked), len(bank)), dtype=np.float32)
         for first, one in enumerate(found):
             passage = bank.passage_at(one.place)

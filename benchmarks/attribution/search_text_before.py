@@ -1,0 +1,116 @@
+"""Search what the text before leaves open: T, how much of it decides, and how long it counts.
+
+    python -m benchmarks.attribution.planted_model planted --facts 32 --epochs 1 --seed 1
+    python -m benchmarks.attribution.search_text_before planted
+
+Every choice is judged by recall of planted facts, tail-patch (the gain alone) and the share of a
+held-out document's own domain, on the half of the questions that choices are made on and on the
+other. The best choice has the largest least share of the best figure of any choice, over the three.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.attribution.judge_planted import domains, recalled
+from benchmarks.attribution.judges.passages import best
+from benchmarks.attribution.judges.tail_patch import tail_patch
+from benchmarks.attribution.methods.explain import Explained
+from benchmarks.attribution.methods.setting import Setting
+from benchmarks.attribution.search_choices import (
+    NAMED,
+    halves,
+    mean_with_error,
+    patch_predictions,
+    planted_setting,
+)
+from benchmarks.shared.environment import environment
+from benchmarks.shared.options import RESULTS, script_options
+from prismlm.files import read_json, write_json
+from prismlm.index.cells import Cells
+from prismlm.index.layout import find_lens, read_meta
+
+# T, C of domains, C of documents, h; a C without end, or nearly, takes a level out.
+NONE = 1e12
+TRIED = (
+    (0.05, NONE, NONE, 32.0),
+    (0.1, NONE, NONE, 32.0),
+    (0.1, 10.0, 1000.0, 32.0),
+    (0.05, 10.0, 1000.0, 32.0),
+    (0.2, 10.0, 1000.0, 32.0),
+    (0.1, 10.0, NONE, 32.0),
+    (0.1, NONE, 100.0, 32.0),
+    (0.1, 10.0, 100.0, 32.0),
+    (0.1, 30.0, 1000.0, 32.0),
+    (0.1, 10.0, 1000.0, 8.0),
+    (0.1, 10.0, 1000.0, 128.0),
+)
+
+
+def main() -> None:
+    """Judge every choice that is not judged yet."""
+    parser = script_options(__doc__, RESULTS / "attribution_text_before.json")
+    parser.add_argument("planted", type=Path, help="the directory that planted_model.py built")
+    parser.add_argument("--documents", type=int, default=220, help="held out, for their domains")
+    parser.add_argument("--seed", type=int, default=0, help="of halves and predictions")
+    given = parser.parse_args()
+    setting = planted_setting(given.planted)
+    facts = read_json(given.planted / "facts.json")["facts"]
+    lens = find_lens(given.planted / "model", None)
+    assert lens is not None, "the model has no lens"
+    cells = Cells(lens, read_meta(lens).cells or {})
+    result: dict[str, Any] = {"tried": []}
+    if given.out.is_file():
+        result = read_json(given.out)
+    known = [one["choice"] for one in result["tried"]]
+    for temperature, *before in TRIED:
+        choice = [temperature, *(None if value == NONE else value for value in before)]
+        if choice in known:
+            continue
+        broad, narrow, half_life = before
+        method = Explained(
+            setting, cells, temperature, concentrations=(broad, narrow), half_life=half_life
+        )
+        found = {
+            "recall": recalled(setting, method, facts, given.seed),
+            "gain": gains(setting, method, given.seed),
+            "domains": domains(setting, method, given.documents, given.seed),
+        }
+        halved = {
+            half: {
+                "recall": found["recall"][half]["mean"],
+                "gain": found["gain"][half]["mean"],
+                "own share": found["domains"][half]["alike"]["own_share"],
+                "accuracy": found["domains"][half]["alike"]["accuracy"],
+            }
+            for half in ("search", "report")
+        }
+        result["tried"].append({"choice": choice, **halved})
+        result["environment"] = environment()
+        write_json(given.out, result)
+        print(choice, halved, flush=True)
+
+
+def gains(setting: Setting, method: Explained, seed: int) -> dict[str, dict[str, float]]:
+    """Return the mean gain of tail-patch on either half."""
+    predictions, _ = patch_predictions(setting, seed)
+    named = best(method(predictions), NAMED)
+    passages = [[setting.bank.tokens(passage) for passage in row] for row in named.tolist()]
+    gain = tail_patch(setting.model, predictions, passages).gain
+    searched = halves(len(predictions), seed)
+    return {"search": mean_with_error(gain[searched]), "report": mean_with_error(gain[~searched])}
+
+
+def least(tried: list[dict[str, Any]], half: str = "search") -> np.ndarray:
+    """Return, of each choice, its least share of the best figure of any, over the judges."""
+    figures = np.array(
+        [[one[half][key] for key in ("recall", "gain", "own share")] for one in tried]
+    )
+    return (figures / figures.max(0)).min(1)
+
+
+if __name__ == "__main__":
+    main()
