@@ -43,6 +43,8 @@ def test_a_phone_scrolls_in_one_direction(browser, served):
     context = browser.new_context(viewport={"width": 390, "height": 844})
     page = context.new_page()
     page.goto(served.address)
+    last = page.locator(".x-nav a").last.bounding_box()
+    assert last["x"] + last["width"] <= 390
     page.fill(".x-prompt", TEXT)
     page.fill("label:has-text('tokens') input", "8")
     page.click(".x-go")

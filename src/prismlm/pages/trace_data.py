@@ -140,7 +140,12 @@ class Pool:
 
 
 def trace_data(
-    trace: Trace, pool: Pool | None = None, against: int = 0, *, each: bool = True
+    trace: Trace,
+    pool: Pool | None = None,
+    against: int = 0,
+    *,
+    each: bool = True,
+    quotes: int = QUOTES_OF_TEXT,
 ) -> dict[str, Any]:
     """Return steps and shares as the page's script reads them, six digits of each figure.
 
@@ -149,6 +154,7 @@ def trace_data(
         pool: where what it shares with other traces is put.
         against: how many passages that speak against its predictions.
         each: say what stands behind each step, not behind all alone.
+        quotes: how many verbatim spans, the longest.
     """
     pool = Pool(trace.lens) if pool is None else pool
     value = {
@@ -159,7 +165,7 @@ def trace_data(
         ],
         # Of a model with feedback the first token has none; of others, no token.
         "feedback": has_feedback(trace),
-        "whole": _whole(trace, pool, against),
+        "whole": _whole(trace, pool, against, quotes),
         "places": "Documents" if trace.lens is None or trace.lens.cells is None else "Passages",
     }
     return rounded(value)
@@ -224,7 +230,7 @@ def behind(trace: Trace, pool: Pool, places: int) -> dict[str, Any]:
     }
 
 
-def _whole(trace: Trace, pool: Pool, against: int) -> dict[str, Any] | None:
+def _whole(trace: Trace, pool: Pool, against: int, quotes: int) -> dict[str, Any] | None:
     if trace.lens is None:
         return None
     value: dict[str, Any] = {
@@ -235,9 +241,14 @@ def _whole(trace: Trace, pool: Pool, against: int) -> dict[str, Any] | None:
         value["against"] = [pool.document(p) for p in trace.against(against)]
     if trace.lens.suffixes is not None:
         value["verbatim"] = [
-            {"text": one.text, "length": one.span.length, "count": one.span.count}
-            | {"place": one.places[0]}
-            for one in trace.verbatim(QUOTES_OF_TEXT)
+            {
+                "text": one.text,
+                "start": trace.steps[0].position + one.span.start,
+                "length": one.span.length,
+                "count": one.span.count,
+                "place": one.places[0],
+            }
+            for one in trace.verbatim(quotes)
         ]
     return value
 
