@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
+from prismlm.corpus.spans import byte_alphabet
+
 # What stands for bytes that are no character; and the most tokens that share characters.
 BROKEN, MOST_JOINED = "\ufffd", 12
 # A byte as SentencePiece spells it where it knows no token for a character.
@@ -76,11 +78,7 @@ def token_alone(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
 
 def _bytes(token: str) -> bytes:
     """Return the bytes that a vocabulary spells as a token; none where it spells no bytes."""
-    # A table, which all byte-level tokenizers share.
-    from transformers.convert_slow_tokenizer import bytes_to_unicode
-
-    byte = BYTE.fullmatch(token)
-    if byte:
+    if byte := BYTE.fullmatch(token):
         return bytes([int(byte[1], 16)])
-    table = {letter: number for number, letter in bytes_to_unicode().items()}
-    return bytes(table[letter] for letter in token) if set(token) <= set(table) else b""
+    byte_of = byte_alphabet()
+    return bytes(map(byte_of.__getitem__, token)) if byte_of.keys() >= set(token) else b""
