@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -33,10 +34,13 @@ CATEGORY_ANGLE = 39.71
 
 def hue(category: str | None, prototype: int = 0) -> int:
     """Return a hue in degrees that a category, or else a prototype, has on every page."""
-    if category:
-        number = sum(ord(letter) * (place + 1) for place, letter in enumerate(category))
-        return round(number * CATEGORY_ANGLE) % 360
-    return round(prototype * GOLDEN_ANGLE) % 360
+    return _category_hue(category) if category else round(prototype * GOLDEN_ANGLE) % 360
+
+
+@lru_cache
+def _category_hue(category: str) -> int:
+    number = sum(ord(letter) * (place + 1) for place, letter in enumerate(category))
+    return round(number * CATEGORY_ANGLE) % 360
 
 
 def safe_link(url: str | None) -> str | None:
