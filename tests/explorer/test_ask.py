@@ -148,6 +148,9 @@ def test_a_person_asks_looks_and_reads_on(page):
     card = page.locator(".x-hover").bounding_box()
     assert card["y"] >= 0
     assert card["y"] + card["height"] <= page.viewport_size["height"]
+    part = page.locator(".x-column:nth-child(2) .x-slice[data-prototype]").first.bounding_box()
+    middle = part["y"] + part["height"] / 2
+    assert min(abs(card["y"] - middle), abs(card["y"] + card["height"] - middle)) < 2
     page.click(".x-column:nth-child(1)")
     assert "→" in page.inner_text(".p-title h2")
     page.keyboard.press("Home")

@@ -25,7 +25,8 @@ export const pointed = (near, host) => {
   const left = Math.max(EDGE, Math.min(room.width - wide - EDGE, at.left - room.left + at.width + EDGE));
   // Above or below the pointer, wherever the window has more room: what lies outside of it cannot be scrolled to.
   const middle = at.top + at.height / 2, below = middle < innerHeight / 2;
-  const side = below ? `top: ${middle - room.top}px` : `bottom: ${room.bottom - middle}px`;
+  // From the host's top in either case: its end moves when what stands behind a token comes.
+  const side = `top: ${middle - room.top}px${below ? "" : "; transform: translateY(-100%)"}`;
   const high = (below ? innerHeight - middle : middle) - EDGE;
   return { id: near.dataset.prototype ?? "", label: near.dataset.label ?? "", place: `left: ${left}px; ${side}; max-height: ${high}px`, one: null };
 };
