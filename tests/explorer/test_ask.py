@@ -143,6 +143,14 @@ def test_a_person_asks_looks_and_reads_on(page):
     for height, label in heights:
         said = float(label.split("logit ")[1].split(",")[0].replace("−", "-"))
         assert height == pytest.approx(said, abs=0.02)
+    # The residual has the same stripes in the columns and in what explains them.
+    stripes = "(node) => getComputedStyle(node).backgroundImage"
+    drawn, told = (
+        page.locator(f"{place} .x-residual").first.evaluate(stripes)
+        for place in (".x-columns", ".x-legend")
+    )
+    assert drawn == told
+    assert drawn.startswith("repeating-linear-gradient")
     page.hover(".x-column:nth-child(2) .x-slice[data-prototype]")
     page.wait_for_selector(".x-hover mark")
     card = page.locator(".x-hover").bounding_box()
