@@ -8,10 +8,11 @@ import pytest
 import torch
 
 import prismlm
+from prismlm.corpus.pieces import pieces_of
 from prismlm.errors import DecompositionError, InputError
 from prismlm.explain import language_model
 from prismlm.explain.split import check_sums
-from prismlm.explain.steps import pieces_of, steps_of
+from prismlm.explain.steps import steps_of
 from prismlm.models.sidecar import weight_of
 
 TEXT = "The patient was given a dose of the drug, and the court ruled that"

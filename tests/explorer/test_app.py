@@ -39,10 +39,20 @@ def test_views_have_nothing_that_axe_objects_to(browser, named, view):
     context.close()
 
 
+def test_what_a_model_lacks_is_told_with_the_command_that_makes_it(page, tiny_model):
+    told = page.inner_text(".x-missing")
+    for command in ("label", "map"):
+        assert f"prismlm {command} {tiny_model}" in told
+    page.evaluate("location.hash = '#/prototypes'")
+    page.wait_for_selector(".x-card[data-chosen] h2")
+
+
 def test_a_phone_scrolls_in_one_direction(browser, served):
     context = browser.new_context(viewport={"width": 390, "height": 844})
     page = context.new_page()
     page.goto(served.address)
+    last = page.locator(".x-nav a").last.bounding_box()
+    assert last["x"] + last["width"] <= 390
     page.fill(".x-prompt", TEXT)
     page.fill("label:has-text('tokens') input", "8")
     page.click(".x-go")

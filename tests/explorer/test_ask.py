@@ -143,8 +143,22 @@ def test_a_person_asks_looks_and_reads_on(page):
     for height, label in heights:
         said = float(label.split("logit ")[1].split(",")[0].replace("−", "-"))
         assert height == pytest.approx(said, abs=0.02)
+    # The residual has the same stripes in the columns and in what explains them.
+    stripes = "(node) => getComputedStyle(node).backgroundImage"
+    drawn, told = (
+        page.locator(f"{place} .x-residual").first.evaluate(stripes)
+        for place in (".x-columns", ".x-legend")
+    )
+    assert drawn == told
+    assert drawn.startswith("repeating-linear-gradient")
     page.hover(".x-column:nth-child(2) .x-slice[data-prototype]")
     page.wait_for_selector(".x-hover mark")
+    card = page.locator(".x-hover").bounding_box()
+    assert card["y"] >= 0
+    assert card["y"] + card["height"] <= page.viewport_size["height"]
+    part = page.locator(".x-column:nth-child(2) .x-slice[data-prototype]").first.bounding_box()
+    middle = part["y"] + part["height"] / 2
+    assert min(abs(card["y"] - middle), abs(card["y"] + card["height"] - middle)) < 2
     page.click(".x-column:nth-child(1)")
     assert "→" in page.inner_text(".p-title h2")
     page.keyboard.press("Home")
@@ -166,3 +180,20 @@ def test_a_person_asks_looks_and_reads_on(page):
     with page.expect_download() as download:
         page.click("text=PARQUET")
     assert download.value.suggested_filename == "answer.parquet"
+
+
+def test_words_of_the_corpus_stand_beside_the_passages_of_their_token(page, lm):
+    corpus = lm.lens.corpus
+    text = corpus.excerpt(int(corpus.starts[3]), 16)
+    page.fill(".x-prompt", text)
+    page.fill("label:has-text('tokens') input", "0")
+    page.press(".x-prompt", "Enter")
+    page.wait_for_selector(".x-exports")
+    page.click(".x-column:nth-child(4)")
+    span = page.locator(".p-aside .p-verbatim li")
+    span.first.wait_for()
+    assert span.locator("q").first.inner_text().split()[0] in text
+    where = span.locator("a").first
+    assert where.get_attribute("href").startswith("#/document/")
+    where.click()
+    page.wait_for_selector(".x-document mark")

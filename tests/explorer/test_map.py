@@ -98,6 +98,8 @@ def test_a_person_looks_around(page, lm):
     count = lm.lens.num_prototypes
     opened(page)
     side = page.locator(".x-side")
+    shares = side.locator(".p-bars .p-number").all_inner_texts()
+    assert sum(float(share.removesuffix(" %")) for share in shares) == 100
     page.mouse.click(*spot(page, 37, count))
     side.locator("h2", has_text="word37 → next37").wait_for()
     assert "prototype=37" in page.url

@@ -110,7 +110,11 @@ def test_the_page_shows_what_its_command_gives(page):
         "kind": "clamp", "prototype": 117, "fraction": 0.8, "target": "signature",
         "measure": "logit",
     }  # fmt: skip
-    assert page.locator(".x-written").first.inner_text().endswith(value["text"])
+    texts = page.locator(".x-written")
+    assert texts.first.inner_text().endswith(value["text"])
+    left, right = (text.bounding_box() for text in texts.all())
+    assert left["y"] == right["y"]
+    assert left["x"] + left["width"] < right["x"]
     assert rows.count() == len(value["tokens"]) == 3
     for row, token in zip(rows.all(), value["tokens"], strict=True):
         shown = re.search(r"→ (<?)([\d.]+) %", row.inner_text())

@@ -14,6 +14,7 @@ from prismlm.errors import InputError, StaleLensError
 from prismlm.index import layout
 from prismlm.index.build import IndexOptions, build_index
 from prismlm.index.lens import Lens
+from prismlm.index.write import top_signatures
 from prismlm.models.sidecar import load_sidecar, save_sidecar
 
 WINDOW, STRIDE, CONTEXTS = 128, 96, 6
@@ -190,6 +191,15 @@ def test_usage_and_names(lm, lens):
     best = signature.topk(3)
     assert row["top_values"][:3] == pytest.approx(best.values.tolist(), rel=1e-4)
     assert row["top_tokens"][0] == lm.tokenizer.decode([best.indices[0]])
+
+
+def test_bytes_that_are_no_character_are_named(lm):
+    vocabulary = len(lm.tokenizer)
+    (token,) = (n for n in range(vocabulary) if lm.tokenizer.convert_ids_to_tokens(n) == "Ģ")
+    raised = torch.nn.functional.one_hot(torch.tensor([token, 0]), vocabulary).float()
+    found = top_signatures(raised, torch.eye(vocabulary), 1.0, lm.tokenizer, 3)
+    assert found.tokens[0][0] == "‹80›"
+    assert found.names[0].startswith("‹80›")
 
 
 def test_an_existing_lens_is_kept(lm, lens, sample_corpus):

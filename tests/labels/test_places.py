@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import prismlm
+from prismlm.corpus import build_corpus
 from prismlm.labels.places import Places, Text, around, sample_places
 from prismlm.labels.vocabulary import Vocabulary
 from prismlm.models.sidecar import weight_of
@@ -70,6 +71,23 @@ def test_a_word_is_put_together_from_its_pieces(text):
     assert text.beginning(position) == head + texts[text.tokens[position]]
     assert text.end(position).startswith("-" + texts[text.tokens[position]])
     assert text.end(position - 1) == head + text.end(position)[1:]
+
+
+def test_a_part_of_a_character_is_named_by_all_of_it(tiny_model, tmp_path):
+    (tmp_path / "text.txt").write_text("a 東京 b ’c’ d", encoding="utf-8")
+    corpus = build_corpus(
+        tmp_path / "text.txt", tmp_path / "corpus", tokenizer=tiny_model, heldout_fraction=0
+    )
+    text = Text(corpus, Vocabulary(corpus.tokenizer, len(corpus.tokenizer)))
+    parts = [p for p, t in enumerate(text.tokens) if "\ufffd" in text.vocabulary.texts[t]]
+    assert len(parts) >= 6
+    written = corpus.text(0)
+    for position in parts:
+        left, right = corpus.spans(0)[position].tolist()
+        for word in (text.beginning(position), text.end(position)):
+            character, number = word.rsplit(" ", 1)
+            assert character == written[left:right]
+            assert number[1] == "/"
 
 
 def test_words_around_are_counted_once_a_place(lens, text):

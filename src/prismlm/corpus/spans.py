@@ -31,7 +31,7 @@ class TokenBytes:
 
         if not isinstance(tokenizer.decoder, decoders.ByteLevel):
             return None
-        byte_of = _alphabet()
+        byte_of = byte_alphabet()
         vocabulary = tokenizer.get_vocab()
         values = [b""] * (max(vocabulary.values(), default=-1) + 1)
         added = tokenizer.get_added_tokens_decoder()
@@ -57,7 +57,7 @@ class TokenBytes:
         return np.stack([characters[ends - self._lengths[tokens]] - 1, characters[ends - 1]], 1)
 
 
-def _alphabet() -> dict[str, int]:
+def byte_alphabet() -> dict[str, int]:
     """Return the byte of each character that byte-level tokenizers write bytes with.
 
     Bytes that can be seen are written as themselves, the others in order with the characters from

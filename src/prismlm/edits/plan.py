@@ -10,6 +10,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from prismlm.corpus.pieces import token_alone
 from prismlm.edits.values import GROUP_REACH, Ablate, Clamp, Edit, Group, Only, Scale, members_of
 from prismlm.errors import InputError, check_choice
 from prismlm.index.opened_model import OpenedModel
@@ -245,7 +246,7 @@ def plan_for(lm: OpenedModel, edits: Iterable[Edit], only: Only | None = None) -
         output_embedding(lm.model),
         head,
         lm.logit_map,
-        lambda token: str(tokenizer.decode([token])),
+        lambda token: token_alone(tokenizer, token),
         tuple(members),
         only,
     )

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from prismlm.corpus.pieces import pieces_of
 from prismlm.edits.plan import Changes, Plan, plan_for
 from prismlm.edits.scope import applied
 from prismlm.edits.values import Clamp, Edit, Only
@@ -138,7 +139,7 @@ class SteeredToken:
 
     Attributes:
         position: of the token, from 0.
-        token, token_id: the token.
+        token, token_id: the token, of a character of several as ``東 2/3``.
         before, after: its probability without and with the edit.
         control: its probability under the control, the mean over draws; None without a control.
         leading_before, leading_after: what leads it; None where no prototype is in use.
@@ -269,14 +270,15 @@ def steer(
     mean = weight_of(lm.model).mean(0, dtype=torch.float32)
     orders = control_orders(lm.head.num_prototypes, 0 if only else draws, seed)
     predictions = steered_predictions(lm, plan, ids, orders, first)
-    written = ids[0, first + 1 :].tolist()
+    written = ids[0].tolist()
+    labels = [piece.label for piece in pieces_of(lm.tokenizer, written)]
     return Steering(
         prompt=prompt,
         text=_decode(lm, ids),
         unedited=_decode(lm, unedited),
         tokens=tuple(
-            _token(lm, plan, predictions, t, first + t + 1, token, mean)
-            for t, token in enumerate(written)
+            _token(lm, plan, predictions, t, position, labels[position], written[position], mean)
+            for t, position in enumerate(range(first + 1, len(written)))
         ),
         draws=len(orders),
     )
@@ -339,6 +341,7 @@ def _token(
     predictions: SteeredPredictions,
     t: int,
     position: int,
+    label: str,
     token: int,
     mean: Tensor,
 ) -> SteeredToken:
@@ -351,7 +354,7 @@ def _token(
     controls = [float(draw[t, token].exp()) for draw in predictions.control]
     return SteeredToken(
         position=position,
-        token=str(lm.tokenizer.decode([token], clean_up_tokenization_spaces=False)),
+        token=label,
         token_id=token,
         before=float(predictions.before[t, token].exp()),
         after=float(predictions.after[t, token].exp()),

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from prismlm.corpus.pieces import token_alone
 from prismlm.edits.plan import Plan, plan_for
 from prismlm.edits.steering import (
     SteeredPredictions,
@@ -140,7 +141,7 @@ def measure_effects(
             "the clamp is undefined at every prediction of these prompts: its signature there is "
             "zero or negative. Take the signature's top token as the target, or another prototype."
         )
-    decoded = tuple(str(lm.tokenizer.decode([t])) for t in tokens.tolist())
+    decoded = tuple(token_alone(lm.tokenizer, token) for token in tokens.tolist())
     return SteeringEffects(
         {name: summarise(pairs) for name, pairs in values.items() if pairs},
         decoded if plan.edits else (),

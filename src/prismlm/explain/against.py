@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
+from prismlm.corpus.pieces import token_alone
 from prismlm.corpus.windows import WindowGrid, batch_of, document_windows
 from prismlm.errors import InputError
 from prismlm.explain.evidence import EvidenceTable
 from prismlm.explain.passages import Places, PositionAttribution
 from prismlm.explain.positions import TEMPERATURE
-from prismlm.explain.steps import decode_token
 from prismlm.index.cells import Cells
 from prismlm.index.lens import Lens
 from prismlm.index.neighbours import STRETCH, compared
@@ -78,7 +78,7 @@ class OppositionAttribution(PositionAttribution):
 
     def marked(self, index: int) -> dict[str, Any]:
         """Return what a passage says of its weightiest place."""
-        token = decode_token(self.lm.tokenizer, int(self.predicted[index]))
+        token = token_alone(self.lm.tokenizer, int(self.predicted[index]))
         return {
             "for_or_against": "against",
             "predicted": token,

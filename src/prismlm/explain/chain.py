@@ -128,7 +128,7 @@ def chains(
         path: of the text.
         position: of the token after which the prediction is made.
         used: the prototypes, with the model's own figures.
-        tokens: the text's, decoded one by one.
+        tokens: the text's, as readers are shown them.
 
     Raises:
         InputError: there is no such position.

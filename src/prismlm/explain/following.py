@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from prismlm.corpus.pieces import BROKEN, MOST_JOINED, Piece, pieces_of
 from prismlm.explain.prediction import Recorded, fed_back, split_seen
 from prismlm.explain.split import OutputLayer
-from prismlm.explain.steps import BROKEN, MOST_JOINED, Piece, Step, pieces_of, steps_of
+from prismlm.explain.steps import Step, steps_of
 from prismlm.ops.prototype_head.routing import inverse_norms
 
 if TYPE_CHECKING:

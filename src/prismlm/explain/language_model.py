@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from prismlm.corpus.pieces import pieces_of
 from prismlm.corpus.tokenizer import tokenizer_fingerprint
 from prismlm.edits.plan import plan_for
 from prismlm.edits.scope import applied
@@ -19,7 +20,7 @@ from prismlm.explain.deferred import Deferred
 from prismlm.explain.following import Following, OnStep
 from prismlm.explain.prediction import record, split_predictions
 from prismlm.explain.residual_stream import mixer_decoder_of
-from prismlm.explain.steps import decode_tokens, steps_of
+from prismlm.explain.steps import steps_of
 from prismlm.explain.trace import Trace
 from prismlm.index.layout import find_lens
 from prismlm.index.lens import Lens
@@ -82,7 +83,7 @@ class PrismLM(OpenedModel):
         maps = None
         if heads:
             read = ids[:, :count]
-            tokens = decode_tokens(self.tokenizer, read[0].tolist())
+            tokens = [one.label for one in pieces_of(self.tokenizer, read[0].tolist())]
             maps = maps_of(self.model, read, tokens, heads)
         evidence = split.evidence()
         return Trace(str(self.path), steps, evidence, self.lens, split.rounding, maps, self)

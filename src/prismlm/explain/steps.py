@@ -10,37 +10,13 @@ from typing import Any, Literal, NamedTuple
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from prismlm.corpus.pieces import Piece, decode_token, pieces_of
 from prismlm.explain.chain import ChainsOfText, PrototypeChain, Used
 from prismlm.explain.prediction import SplitPredictions
 from prismlm.index.lens import Lens
 
 PROTOTYPES_CHAINED = 3
-# What stands for bytes that are no character; and the most tokens that share characters.
-BROKEN, MOST_JOINED = "\ufffd", 12
 TargetFrom = Literal["text", "generated", "argmax"]
-
-
-class Piece(NamedTuple):
-    """What a token is to a reader: a text of its own, or a part of what several tokens spell.
-
-    Attributes:
-        text: whole characters, however many tokens they take.
-        number, of: which of these tokens it is, from 1.
-    """
-
-    text: str
-    number: int = 1
-    of: int = 1
-
-    @property
-    def label(self) -> str:
-        """The text, and which part of it this is if there are several: ``東 2/3``."""
-        return self.text if self.of == 1 else f"{self.text} {self.number}/{self.of}"
-
-    @property
-    def shown(self) -> str:
-        """The text at its first token and nothing at the others, so that pieces join to a text."""
-        return self.text if self.number == 1 else ""
 
 
 class PrototypeUse(NamedTuple):
@@ -162,6 +138,7 @@ def steps_of(
     first = 0 if pieces is None else len(pieces) - 1 - len(targets)
     # Beyond the text there is a target at most.
     read = pieces or pieces_of(tokenizer, ids + targets[len(ids) - 1 :])
+    labels = [piece.label for piece in read]
     fed_back = split.uncertainty or [(None, None)] * len(uses)
     return tuple(
         Step(
@@ -174,7 +151,7 @@ def steps_of(
             *row,
             uncertainty=fed_back[t][0],
             uncertainty_code=fed_back[t][1],
-            chains=None if chains is None else chains.of(t, _leading(uses[t]), tokens),
+            chains=None if chains is None else chains.of(t, _leading(uses[t]), labels),
             pieces=(read[first + t], read[first + t + 1]),
         )
         for t, (target, row) in enumerate(zip(targets, figures, strict=True))
@@ -223,33 +200,3 @@ def _target_from(position: int, prompt_length: int, length: int) -> TargetFrom:
     if position + 1 >= length:
         return "argmax"
     return "text" if position + 1 < prompt_length else "generated"
-
-
-def pieces_of(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[Piece]:
-    """Return each token as readers are shown it: those that share a character go together."""
-    found: list[Piece] = []
-    while len(found) < len(ids):
-        first, count = len(found), 1
-        alone = text = decode_token(tokenizer, ids[first])
-        most = min(MOST_JOINED, len(ids) - first)
-        while BROKEN in text and count < most:
-            count += 1
-            text = decode_token(tokenizer, *ids[first : first + count])
-        if BROKEN in text:
-            text, count = alone, 1
-        found += [Piece(text, number, count) for number in range(1, count + 1)]
-    return found
-
-
-def decode_tokens(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> tuple[str, ...]:
-    """Return each token as steps show it."""
-    return tuple(decode_token(tokenizer, token) for token in ids)
-
-
-def decode_token(tokenizer: PreTrainedTokenizerBase, *tokens: int) -> str:
-    """Return tokens in words: special tokens as they are spelt, nothing cleaned up."""
-    if tokenizer.is_fast:
-        # What the line below comes down to, at a third of the time.
-        backend: Any = getattr(tokenizer, "backend_tokenizer")  # noqa: B009
-        return str(backend.decode(list(tokens), skip_special_tokens=False))
-    return str(tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False))

@@ -11,9 +11,10 @@ from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
+from prismlm.corpus.pieces import Piece, pieces_of
 from prismlm.corpus.words import DITTO
 from prismlm.errors import InputError
-from prismlm.explain.steps import Piece, Step, pieces_of
+from prismlm.explain.steps import Step
 from prismlm.explain.trace import Trace
 from prismlm.explorer.session import Answer, Session
 from prismlm.explorer.streams import Tell, streamed
@@ -143,7 +144,8 @@ def _step(step: Step, known: set[int]) -> dict[str, Any]:
 def _finished(trace: Trace) -> dict[str, Any]:
     """Return a trace as the static page shows it."""
     pool = Pool(trace.lens)
-    data = trace_data(trace, pool, each=False)
+    # All that a token may be in: the page shows those of the chosen one.
+    data = trace_data(trace, pool, each=False, quotes=len(trace))
     support = trace.support
     return {
         "trace": data,

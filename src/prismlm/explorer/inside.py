@@ -8,11 +8,11 @@ import torch
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
+from prismlm.corpus.pieces import pieces_of
 from prismlm.errors import InputError
 from prismlm.explain.attention_maps import AttentionMap, Head, heads_of, read_maps
 from prismlm.explain.language_model import PrismLM
 from prismlm.explain.prediction import fed_back
-from prismlm.explain.steps import pieces_of
 from prismlm.explorer.session import Session
 from prismlm.instruments.channels.build_report import channel_report
 from prismlm.instruments.uncertainty_feedback.signal import recursion

@@ -36,7 +36,8 @@ def routes(session: Session) -> APIRouter:
     ) -> dict[str, Any]:
         # The first search would wait for all contexts to be read: they are, once a list is shown.
         catalogue = known()
-        later.add_task(lambda: catalogue.words)
+        if not catalogue.read:
+            later.add_task(lambda: catalogue.words)
         matching = catalogue.search(query, sort)
         found = catalogue.of_category(matching, category)
         rows = [_row(catalogue.row(number)) for number in found[first : first + limit].tolist()]

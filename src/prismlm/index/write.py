@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from prismlm.corpus.pieces import token_alone
 from prismlm.files import share
 from prismlm.index import layout
 from prismlm.index.cells import Cells
@@ -270,7 +271,7 @@ def top_signatures(
 
 
 def _decode(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[str]:
-    return [str(tokenizer.decode([i], clean_up_tokenization_spaces=False)) for i in ids]
+    return [token_alone(tokenizer, token) for token in ids]
 
 
 def _name(tokens: list[str]) -> str:

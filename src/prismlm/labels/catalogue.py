@@ -97,6 +97,11 @@ class Catalogue:
         """The words of all texts."""
         return WordIndex(self.texts())
 
+    @property
+    def read(self) -> bool:
+        """Whether all texts have been read, and a search waits for nothing."""
+        return "words" in vars(self)
+
     @cached_property
     def named(self) -> WordIndex:
         """The words of all names."""

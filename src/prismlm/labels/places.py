@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import sparse
 
+from prismlm.corpus.pieces import BROKEN, pieces_of, token_alone
 from prismlm.corpus.store import Corpus
 from prismlm.index.cells import Cells
 from prismlm.labels.vocabulary import Vocabulary
@@ -15,6 +16,8 @@ ROWS_AT_ONCE = 2**16
 # Tokens before the one that was read last, and after the next, that say what a text is about.
 BEFORE, AFTER = 24, 8
 MAX_PIECES = 6
+# Of a character, at most; and so the most tokens.
+MOST_BYTES = 4
 
 
 class Places(NamedTuple):
@@ -99,6 +102,8 @@ class Text:
 
     def beginning(self, position: int) -> str:
         """Return a word up to and with the token at a position, as it is written."""
+        if self._part(position):
+            return self._of_character(position)
         first = position
         while position - first < MAX_PIECES and first > 0 and self._joined(first - 1):
             first -= 1
@@ -106,6 +111,8 @@ class Text:
 
     def end(self, position: int) -> str:
         """Return a word from the token at a position on; "-" where it begins before."""
+        if self._part(position):
+            return self._of_character(position)
         last = position
         while last - position < MAX_PIECES and self._joined(last):
             last += 1
@@ -125,6 +132,17 @@ class Text:
     def _written(self, first: int, last: int) -> str:
         texts = self.vocabulary.texts
         return "".join(texts[token] for token in self.tokens[first : last + 1].tolist())
+
+    def _part(self, position: int) -> bool:
+        """Say whether a token holds only some bytes of a character."""
+        return BROKEN in self.vocabulary.texts[self.tokens[position]]
+
+    def _of_character(self, position: int) -> str:
+        """Return the character that a token is a part of, and which: ``’ 1/2``."""
+        first, tokenizer = max(0, position - MOST_BYTES), self.corpus.tokenizer
+        ids = self.tokens[first : position + MOST_BYTES].tolist()
+        label = pieces_of(tokenizer, ids)[position - first].label
+        return token_alone(tokenizer, ids[position - first]) if BROKEN in label else label
 
     def _joined(self, position: int) -> bool:
         kinds = self.vocabulary

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -33,10 +34,13 @@ CATEGORY_ANGLE = 39.71
 
 def hue(category: str | None, prototype: int = 0) -> int:
     """Return a hue in degrees that a category, or else a prototype, has on every page."""
-    if category:
-        number = sum(ord(letter) * (place + 1) for place, letter in enumerate(category))
-        return round(number * CATEGORY_ANGLE) % 360
-    return round(prototype * GOLDEN_ANGLE) % 360
+    return _category_hue(category) if category else round(prototype * GOLDEN_ANGLE) % 360
+
+
+@lru_cache
+def _category_hue(category: str) -> int:
+    number = sum(ord(letter) * (place + 1) for place, letter in enumerate(category))
+    return round(number * CATEGORY_ANGLE) % 360
 
 
 def safe_link(url: str | None) -> str | None:
@@ -140,7 +144,12 @@ class Pool:
 
 
 def trace_data(
-    trace: Trace, pool: Pool | None = None, against: int = 0, *, each: bool = True
+    trace: Trace,
+    pool: Pool | None = None,
+    against: int = 0,
+    *,
+    each: bool = True,
+    quotes: int = QUOTES_OF_TEXT,
 ) -> dict[str, Any]:
     """Return steps and shares as the page's script reads them, six digits of each figure.
 
@@ -149,6 +158,7 @@ def trace_data(
         pool: where what it shares with other traces is put.
         against: how many passages that speak against its predictions.
         each: say what stands behind each step, not behind all alone.
+        quotes: how many verbatim spans, the longest.
     """
     pool = Pool(trace.lens) if pool is None else pool
     value = {
@@ -159,7 +169,7 @@ def trace_data(
         ],
         # Of a model with feedback the first token has none; of others, no token.
         "feedback": has_feedback(trace),
-        "whole": _whole(trace, pool, against),
+        "whole": _whole(trace, pool, against, quotes),
         "places": "Documents" if trace.lens is None or trace.lens.cells is None else "Passages",
     }
     return rounded(value)
@@ -224,7 +234,7 @@ def behind(trace: Trace, pool: Pool, places: int) -> dict[str, Any]:
     }
 
 
-def _whole(trace: Trace, pool: Pool, against: int) -> dict[str, Any] | None:
+def _whole(trace: Trace, pool: Pool, against: int, quotes: int) -> dict[str, Any] | None:
     if trace.lens is None:
         return None
     value: dict[str, Any] = {
@@ -235,9 +245,14 @@ def _whole(trace: Trace, pool: Pool, against: int) -> dict[str, Any] | None:
         value["against"] = [pool.document(p) for p in trace.against(against)]
     if trace.lens.suffixes is not None:
         value["verbatim"] = [
-            {"text": one.text, "length": one.span.length, "count": one.span.count}
-            | {"place": one.places[0]}
-            for one in trace.verbatim(QUOTES_OF_TEXT)
+            {
+                "text": one.text,
+                "start": trace.steps[0].position + one.span.start,
+                "length": one.span.length,
+                "count": one.span.count,
+                "place": one.places[0],
+            }
+            for one in trace.verbatim(quotes)
         ]
     return value
 

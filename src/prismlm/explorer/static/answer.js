@@ -53,7 +53,7 @@ const page = (answer, now) => {
 <div class="x-key">${guard([data], () => (data ? legend(bars.map(flat), data.prototypes) : nothing))}</div>
 <div class="p-panel" aria-live="polite">${guard([data, chosen], () => (chosen < 0 ? nothing : panel(data, data.steps[chosen])))}${guard([now.asides[chosen]],
     () => (chosen < 0 ? nothing : aside(answer, now)))}</div>
-<div class="p-whole">${guard([data], () => (data ? [...(data.whole ? wholeText(data) : []), html`<p class="p-note">${CAVEAT}</p>`] : nothing))}</div>
+<div class="p-whole">${guard([data], () => (data ? [...(data.whole ? wholeText(data) : []), html`<p class="p-note x-caveat">${CAVEAT}</p>`] : nothing))}</div>
 ${hovering(now.hover)}${now.failed ? problem(now.failed) : nothing}`;
 };
 
@@ -142,7 +142,7 @@ const aside = ({ state, shared: { model: { lens } } }, { id, data, chosen, aside
   };
   const button = html`<button type="button" class="x-more" ?disabled=${asked} @click=${opposing}>What speaks against it</button>`;
   return html`<div class="p-aside">${failed ? problem(failed) : !found ? html`<p class="p-note">Looking through the training text…</p>`
-    : [...behind(filled(found), found).childNodes]}${refused ? problem(refused) : opposed ? against(filled(opposed), opposed.against)
+    : [...behind(filled(found), { ...data.steps[chosen], ...found }).childNodes]}${refused ? problem(refused) : opposed ? against(filled(opposed), opposed.against)
     : found && lens?.cells && lens.corpus ? button : nothing}</div>`;
 };
 

@@ -3,6 +3,8 @@ import { html } from "./vendor/lit-html/lit-html.js";
 import { percent, plain, signed } from "./parts.js";
 import { dot } from "./controls.js";
 
+const NONE = "no category";
+
 // Slices of one category stand together, the weightiest category first: bands that can be seen.
 const banded = (uses, prototypes) => {
   const weights = new Map();
@@ -43,12 +45,14 @@ export const legend = (steps, prototypes) => {
   const sums = new Map();
   for (const one of steps) for (const [id, value] of one.uses) {
     const { category, hue } = prototypes[id];
-    const name = category || "no category";
+    const name = category || NONE;
     const known = sums.get(name) ?? { hue, value: 0 };
     sums.set(name, { hue: known.hue, value: known.value + Math.max(0, value) });
   }
   const all = [...sums.values()].reduce((sum, one) => sum + one.value, 0) || 1;
+  // What has no category has a hue of its own each.
+  const mark = (name, hue) => (name === NONE ? html`<i class="x-dot x-any"></i>` : dot(hue));
   return html`<ul class="x-legend">${[...sums].sort((a, b) => b[1].value - a[1].value).map(([name, { hue, value }]) =>
-    html`<li>${dot(hue)}${name}<span class="p-number">${percent(value / all)}</span></li>`)}
+    html`<li>${mark(name, hue)}${name}<span class="p-number">${percent(value / all)}</span></li>`)}
     <li><i class="x-dot x-residual"></i>residual: what no prototype says</li></ul>`;
 };

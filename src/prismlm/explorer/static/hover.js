@@ -16,19 +16,24 @@ export const card = (id) => {
 };
 
 /** What is pointed at: a prototype, what is said of it, where the card stands, and, once known, what is on it.
- * @typedef {{ id: string, label: string, left: number, top: number, one: any }} Hover */
+ * @typedef {{ id: string, label: string, place: string, one: any }} Hover */
 
 /** What is pointed at by a part of a host that its card stands over. @param {HTMLElement} near @param {HTMLElement} host @returns {Hover} */
 export const pointed = (near, host) => {
   const [at, room] = [near.getBoundingClientRect(), host.getBoundingClientRect()];
   const wide = Math.min(WIDE, room.width - 2 * EDGE);
   const left = Math.max(EDGE, Math.min(room.width - wide - EDGE, at.left - room.left + at.width + EDGE));
-  return { id: near.dataset.prototype ?? "", label: near.dataset.label ?? "", left, top: at.top - room.top + at.height / 2, one: null };
+  // Above or below the pointer, wherever the window has more room: what lies outside of it cannot be scrolled to.
+  const middle = at.top + at.height / 2, below = middle < innerHeight / 2;
+  // From the host's top in either case: its end moves when what stands behind a token comes.
+  const side = `top: ${middle - room.top}px${below ? "" : "; transform: translateY(-100%)"}`;
+  const high = (below ? innerHeight - middle : middle) - EDGE;
+  return { id: near.dataset.prototype ?? "", label: near.dataset.label ?? "", place: `left: ${left}px; ${side}; max-height: ${high}px`, one: null };
 };
 
 /** @param {Hover | null} now */
 export const hovering = (now) => html`<div class="x-hover prismlm" role="status" ?hidden=${!now}
-  .style=${now ? `left: ${now.left}px; top: ${now.top}px` : ""}>${now ? html`<b>${now.label}</b>${now.one ? known(now.one) : nothing}` : nothing}</div>`;
+  .style=${now?.place ?? ""}>${now ? html`<b>${now.label}</b>${now.one ? known(now.one) : nothing}` : nothing}</div>`;
 
 const known = ({ category, role, tokens, contexts }) => html`<p class="p-note">${[category, role].filter(Boolean).join(" · ")}</p>
   <p class="x-tokens">${tokens.slice(0, 8).map(([token]) => html`<bdi class="x-token-chip">${token}</bdi>`)}</p>

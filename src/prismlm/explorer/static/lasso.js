@@ -31,7 +31,7 @@ export const surrounded = ({ line, data, visible }) => {
 };
 
 /** How those found spread over categories beside all. @param {import("./map.js").Ui} ui @param {number[]} found */
-const spread = ({ data: { categories, names }, kinds }, found) => {
+export const spread = ({ data: { categories, names }, kinds }, found) => {
   const counted = (those) => {
     const counts = Array(categories.length + 1).fill(0);
     for (const i of those) counts[kinds[i]] += 1;
@@ -40,7 +40,7 @@ const spread = ({ data: { categories, names }, kinds }, found) => {
   const totals = counted(names.keys());
   const present = counted(found).map((number, kind) => [number, kind]).filter(([number]) => number).sort((a, b) => b[0] - a[0]);
   return present.map(([number, kind]) => {
-    const [share, base] = [number / found.length, totals[kind] / names.length];
+    const share = number / found.length, base = found.length < names.length ? totals[kind] / names.length : null;
     const name = categories[kind]?.name ?? "no category", item = bar(name, share, null, /** @type {any} */ (base));
     item.title = `${name}: ${number} of ${found.length}; of all prototypes ${totals[kind]} of ${names.length}`;
     return item;

@@ -8,7 +8,7 @@ import { address, change, count, dot, draw, pressable, problem } from "./control
 import { card } from "./hover.js";
 import { whole } from "./card.js";
 import { dots } from "./dots.js";
-import { drawing, summary, surrounded } from "./lasso.js";
+import { drawing, spread, summary, surrounded } from "./lasso.js";
 import { overlaid } from "./overlay.js";
 
 const CLOSER = 4;
@@ -73,8 +73,9 @@ const beside = (ui, { found, one, failed }) => {
   if (found) return summary(ui, found, (i) => choose(ui, i));
   if (failed) return problem(failed);
   if (one) return html`${ui.line ? html`<button type="button" @click=${() => lassoed(ui)}>‹ Back to the lasso</button>` : nothing}${whole(one, "map")}`;
-  return html`<p class="p-note">${count(ui.kinds.length)} prototypes; near are those that point the same way.
-    Point at one for its name, click for its card. To see what an area has, press Lasso (or hold Shift) and draw around it.</p>`;
+  return html`<h2>${count(ui.kinds.length)} prototypes</h2><p class="p-note">Near are those that point the same way.
+    Point at one for its name, click for its card. To see what an area has, press Lasso (or hold Shift) and draw around it.</p>
+    <h3>By category</h3><ul class="p-bars">${spread(ui, ui.kinds.map((_, i) => i))}</ul>`;
 };
 
 /** @returns {Ui} */

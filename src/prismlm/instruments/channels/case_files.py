@@ -16,6 +16,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from prismlm.corpus.pieces import pieces_of
 from prismlm.errors import InputError, suggest
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ def probe_of(tokenizer: PreTrainedTokenizerBase, case: Case, *, first_token: boo
             f"expected one.{_in_lower_case(tokenizer, context, target, before)} Choose another "
             "target, or measure the first of them alone (first_token, --first-token)."
         )
-    first = _tokens(tokenizer, ids[:1])[0].strip() or "␣" if len(ids) > 1 else None
+    first = _tokens(tokenizer, ids)[0].strip() or "␣" if len(ids) > 1 else None
     return Probe(case.concept, context, target, tuple(before), ids[0], first=first)
 
 
@@ -177,7 +178,7 @@ def _encoded(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
 
 
 def _tokens(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[str]:
-    return [str(tokenizer.decode([i], clean_up_tokenization_spaces=False)) for i in ids]
+    return [piece.label for piece in pieces_of(tokenizer, ids)]
 
 
 def _in_lower_case(

@@ -84,14 +84,20 @@ export const against = (data, list) => {
     make("p", "p-note", "Text near to this where another token came next. Shares are of this kind alone."),
     items.length ? make("ol", null, ...items) : make("p", "p-note", "None was found."));
 };
+// Of the whole text that many, the longest; of one prediction those that hold its token.
+const QUOTES = 6;
+const quoted = (data, { position }) => (data.whole?.verbatim ?? []).filter(({ start, length }) => start <= position + 1 && position + 1 < start + length);
 export const verbatim = (list) => {
-  const items = list.map(({ text, length, count, place }) => {
+  const items = list.slice(0, QUOTES).map(({ text, length, count, place }) => {
     const name = place.title || place.doc_id || `position ${place.position.toLocaleString("en")}`;
+    const own = place.doc_id && links.document?.(place);
+    const link = make(own ? "a" : "b", null, name);
+    if (own) link.href = own;
     const facts = [place.title ? place.doc_id : null, place.source, place.license].filter(Boolean);
     if (count > 1) facts.push(`and ${(count - 1).toLocaleString("en")} more`);
     return make("li", null, make("span", "p-number", `${length} tokens`),
       make("div", null, make("p", "p-passage", make("q", null, flat(text).trim())),
-        make("cite", "p-origin", make("b", null, name), make("span", null, facts.join(" · ")))));
+        make("cite", "p-origin", link, make("span", null, facts.join(" · ")))));
   });
   return make("section", "p-documents p-verbatim", make("h3", null, "Verbatim"),
     make("p", "p-note", "Word for word in the corpus: where the words stand, not that the model has them from there."),
@@ -230,7 +236,7 @@ export const panel = (data, step) => {
 };
 export const behind = (data, step) => step.shares.length
   ? make("div", "p-aside", make("h2", null, "Where this prediction comes from"), ...step.shares.map(shares),
-      documents(data, step.documents, data.places))
+      documents(data, step.documents, data.places), ...[quoted(data, step)].filter((list) => list.length).map(verbatim))
   : make("div", "p-aside", make("p", "p-note", "No lens, so no training text: build one with “prismlm index”."));
 // What traces of one lens share, as it travels, made handy.
 export const unpacked = ({ prototypes, places, documents }) => ({
