@@ -44,8 +44,6 @@ from prismlm.ops.spherical_kmeans import spherical_kmeans
 
 PROTOTYPES, PER_TOKEN, ITERATIONS = 256, 16, 10
 TEMPERATURES = (0.02, 0.05, 0.1, 0.2, 0.5)
-# Of the product itself: its own, and others beside it.
-EXPLAINED = (TEMPERATURE, 0.05, 0.2)
 DRAWS = 200
 
 
@@ -168,11 +166,10 @@ def methods(setting: Setting) -> dict[str, Callable[[], Method]]:
             model, bank, cosine=False, preconditioned=True
         ),
     }
-    for temperature in EXPLAINED:
-        name = f"explain T={temperature:g}"
-        found[name] = lambda t=temperature: Explained(setting, temporary_cells(setting), t)
-    name = f"alone T={TEMPERATURE:g}"
-    found[name] = lambda: Explained(setting, temporary_cells(setting), alone=True)
+    for kind in ("explain", "alone"):
+        found[f"{kind} T={TEMPERATURE:g}"] = lambda alone=kind == "alone": Explained(
+            setting, temporary_cells(setting), alone=alone
+        )
     for choices in tried_choices():
         found[named(choices)] = lambda c=choices: EvidenceByPosition(setting, c)
     for choices in map(Choices, TEMPERATURES):

@@ -8,7 +8,7 @@ Planted facts by recall of their documents, held-out predictions by tail-patch, 
 by the share that falls on their own domain. Evidence by position has the choices that were best on
 one half of the questions; figures are of the other half, and of all for methods without choices.
 Each method has a file of its own, which keeps what judges said of it that are not asked again.
-The temperature of ``explain`` is chosen the same way: by ``search`` of every judge.
+What is free in ``explain`` is chosen the same way, by ``search_text_before.py``.
 """
 
 from __future__ import annotations
@@ -54,8 +54,6 @@ from prismlm.files import read_json, write_json
 from prismlm.index.cells import Cells
 from prismlm.index.layout import find_lens, read_meta
 
-# Beside the one that explain has.
-TEMPERATURES = (0.02, 0.05, 0.2)
 JUDGES = ("recall", "domains", "patch")
 
 
@@ -114,7 +112,7 @@ def methods(setting: Setting, choices: Choices, seed: int) -> dict[str, Method]:
 
 
 def explained(setting: Setting, cells: Cells, seed: int) -> dict[str, Callable[[], Method]]:
-    """Return what makes ``explain``, at its temperature and at others, and its controls.
+    """Return what makes ``explain``, and its controls.
 
     What has cells of its own, of random states or in another code, has them written first.
     """
@@ -123,14 +121,12 @@ def explained(setting: Setting, cells: Cells, seed: int) -> dict[str, Callable[[
         random = with_random_states(setting, seed)
         return Explained(random, temporary_cells(random))
 
-    others = {f"explain, T = {t:g}": lambda t=t: Explained(setting, cells, t) for t in TEMPERATURES}
     return {
         "explain": lambda: Explained(setting, cells),
         "alone": lambda: Explained(setting, cells, alone=True),
         "shuffled cells": lambda: Explained(setting, cells, shuffled=seed),
         "random states": of_random_states,
         "explain, pq": lambda: Explained(setting, temporary_cells(setting, "pq")),
-        **others,
     }
 
 

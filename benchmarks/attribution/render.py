@@ -9,6 +9,7 @@ import numpy as np
 
 from benchmarks.attribution.methods.evidence import Choices
 from benchmarks.attribution.planted_facts import COPIES
+from benchmarks.attribution.search_text_before import least
 from benchmarks.shared.pages import (
     page_options,
     publish,
@@ -17,7 +18,7 @@ from benchmarks.shared.pages import (
     runs_made,
     table_head,
 )
-from prismlm.explain.positions import TEMPERATURE
+from prismlm.explain.positions import CONCENTRATIONS, HALF_LIFE, TEMPERATURE
 
 CONTROLS = ("random", "random states", "shuffled cells")
 RIVALS = (
@@ -68,8 +69,10 @@ def main() -> int:
         for name in ("attribution", "attribution_wordings")
     )
     choices = read_result(given.results / "attribution_choices.json", "attribution.search_choices")
-    retrained = read_result(given.results / "attribution_datamodels.json", "attribution.datamodels")
-    page = render(found, worded, choices, retrained)
+    before = read_result(
+        given.results / "attribution_text_before.json", "attribution.search_text_before"
+    )
+    page = render(found, worded, choices, before)
     return publish({given.results / "attribution.md": page}, check=given.check)
 
 
@@ -77,7 +80,7 @@ def render(
     found: list[dict[str, Any]],
     worded: list[dict[str, Any]],
     choices: dict[str, Any],
-    retrained: dict[str, Any],
+    before: dict[str, Any],
 ) -> str:
     """Return the page."""
     methods = {one["name"]: one for one in found}
@@ -110,7 +113,7 @@ def render(
         "",
         *_domains(methods),
         "",
-        *_temperatures(methods, retrained["methods"]),
+        *_text_before(before["tried"]),
         "",
         *_open(choices),
         "",
@@ -129,15 +132,15 @@ def _head(runs: list[dict[str, Any]]) -> list[str]:
     return [
         "# What attribution is worth",
         "",
-        "Generated from `attribution/`, `attribution_wordings/` and `attribution_choices.json` by "
+        "Generated from `attribution/`, `attribution_wordings/`, `attribution_choices.json` and "
+        "`attribution_text_before.json` by "
         "`python -m benchmarks.attribution.render`; the JSON by, with CHOICES for the latter,",
         "",
         "    python -m benchmarks.attribution.planted_model planted --facts 32 --epochs 1 --seed 1",
         "    python -m benchmarks.attribution.search_choices planted",
         "    python -m benchmarks.attribution.search_choices planted --patch",
+        "    python -m benchmarks.attribution.search_text_before planted",
         judge,
-        "    prismlm index planted/model --corpus planted/corpus --lens planted-pq --codes pq",
-        f'{judge} --lens planted-pq --methods "explain, pq"',
         "",
         runs_made(runs),
         "",
@@ -152,7 +155,6 @@ def _head(runs: list[dict[str, Any]]) -> list[str]:
 
 def _short(methods: dict[str, Any]) -> list[str]:
     own = methods["explain"]
-    # The temperature was chosen on the other half of the questions.
     recall, twins = own["recall"]["report"], own["recall"]["report"]["same answer at random"]
     gains = {n: methods[n]["patch"]["report"]["gain"] for n in _rows(methods, "patch")}
     patch, error = gains["explain"]["mean"], gains["explain"]["error"]
@@ -162,8 +164,8 @@ def _short(methods: dict[str, Any]) -> list[str]:
     domains = own["domains"]["report"]["alike"]
     shown = recall["mean"] - twins > 2 * recall["error"]
     return [
-        "The temperature of `explain` was chosen on one half of all questions; these figures are "
-        "of the other, those of the tables below of both.",
+        "What is free in `explain` was chosen on one half of all questions; these figures are of "
+        "the other, those of the tables below of both.",
         "",
         f"- Planted facts: recall@10 **{recall['mean']:.3f}** ± {recall['error']:.3f}, goal "
         f"{GOALS['recall']}: {_verdict(recall['mean'] >= GOALS['recall'])}. Documents that give "
@@ -184,7 +186,24 @@ def _short(methods: dict[str, Any]) -> list[str]:
         f"{_verdict(domains['own_share'] >= GOALS['own_share'])}; accuracy "
         f"**{domains['accuracy']:.3f}** (chance {domains['chance_accuracy']:.3f}), goal "
         f"{GOALS['accuracy']}: {_verdict(domains['accuracy'] >= GOALS['accuracy'])}.",
+        _alone(own, methods["alone"]),
     ]
+
+
+def _alone(own: dict[str, Any], alone: dict[str, Any]) -> str:
+    """Return what knowing the text before changes."""
+    recall, domains = (
+        [one["recall"]["report"]["mean"] for one in (alone, own)],
+        [one["domains"]["report"]["alike"] for one in (alone, own)],
+    )
+    gain = _difference(own["patch"]["gains"], alone["patch"]["gains"])
+    return (
+        "- With each prediction alone, as if no text stood before it, the same equation has "
+        f"recall {recall[0]:.3f} in place of {recall[1]:.3f}, own share "
+        f"{domains[0]['own_share']:.3f} in place of {domains[1]['own_share']:.3f}, accuracy "
+        f"{domains[0]['accuracy']:.3f} in place of {domains[1]['accuracy']:.3f}. In tail-patch the "
+        f"text before changes {gain} nats, of all questions."
+    )
 
 
 def _verdict(reached: bool) -> str:
@@ -228,7 +247,10 @@ def _worded(methods: dict[str, Any]) -> list[str]:
     for name in _rows(methods, "recall"):
         found = [methods[name]["recall"][f"told {told}"] for told in TOLD]
         columns = [f"{one['mean']:.3f} ± {one['error']:.3f}" for one in found]
-        lines.append(f"| {MEANING[name]} | {' | '.join(columns)} |")
+        meaning = MEANING[name]
+        if name == "explain" and not methods[name].get("text before"):
+            meaning = "`explain`, before it knew the text before; **not measured since**"
+        lines.append(f"| {meaning} | {' | '.join(columns)} |")
     twins = [f"{known[f'told {told}']['same answer at random']:.3f}" for told in TOLD]
     return [*lines, f"| control: the same answer at random | {' | '.join(twins)} |"]
 
@@ -278,38 +300,32 @@ def _domains(methods: dict[str, Any]) -> list[str]:
     return [*lines, f"| chance | {' | '.join(columns)} |"]
 
 
-def _temperatures(methods: dict[str, Any], retrained: dict[str, Any]) -> list[str]:
+def _text_before(tried: list[dict[str, Any]]) -> list[str]:
+    chosen = [TEMPERATURE, *CONCENTRATIONS, HALF_LIFE]
     lines = [
-        "## The temperature",
+        "## What is free: the temperature and the text before",
         "",
-        "What is free in the equation is T. Small ones keep to the nearest position, which finds "
-        "the domain; large ones count all that has the token, which teaches it and foretells "
-        "[retraining](retraining.md) (LDS). *Choice* is the least, over recall, gain, own share "
-        "and LDS, of what a temperature has there of the best one's figure; it is of one half of "
-        "the questions, and the figures beside it are of the other. The largest is `explain`'s. "
-        "The smallest two have no LDS and are not to choose from.",
+        "Small T keep to the nearest position, which finds the domain; large ones count all that "
+        "has the token, which teaches it. The text before counts the more, the smaller C is (in "
+        "predictions, of domains and of documents; – takes the level out) and the longer it counts "
+        "(h, in predictions). *Choice* is the least, over recall, gain and own share, of what a "
+        "row has there of the best row's figure; it is of one half of the questions, and the "
+        "figures beside it are of the other. **Bold** is `explain`'s.",
         "",
-        *table_head(f"| T | choice | {JUDGED} | LDS |"),
+        *table_head(
+            "| T | C of domains | C of documents | h | choice | recall@10 | tail-patch | own "
+            "share | accuracy |"
+        ),
     ]
-    found = {TEMPERATURE: methods["explain"]}
-    for name in methods:
-        if name.startswith("explain, T = "):
-            found[float(name.removeprefix("explain, T = "))] = methods[name]
-    names = {t: f"evidence T={t:g} cells=16" for t in found}
-    of_models = {t: retrained[name] for t, name in names.items() if name in retrained}
-    searched = {
-        t: np.append(_judged(found[t], "search")[[0, 1, 3]], one["search"]["mean"])
-        for t, one in of_models.items()
-    }
-    best = np.array(list(searched.values())).max(0)
-    for t in sorted(found):
-        foretold, least = "–", "–"
-        if t in searched:
-            foretold = f"{of_models[t]['report']['mean']:.3f}"
-            least = f"{(searched[t] / best).min():.2f}"
-        said = f"**{t:g}**" if t == TEMPERATURE else f"{t:g}"
-        columns = _columns(_judged(found[t], "report"))
-        lines.append(f"| {said} | {least} | {columns} | {foretold} |")
+    for one, worst in zip(tried, least(tried).tolist(), strict=True):
+        said = ["–" if value is None else f"{value:g}" for value in one["choice"]]
+        if one["choice"][1:3] == [None, None]:
+            said[3] = "–"
+        if one["choice"] == chosen:
+            said = [f"**{value}**" for value in said]
+        found = one["report"]
+        figures = f"{found['recall']:.3f} | {found['gain']:+.3f} | {found['own share']:.3f}"
+        lines.append(f"| {' | '.join(said)} | {worst:.2f} | {figures} | {found['accuracy']:.3f} |")
     return lines
 
 

@@ -226,15 +226,30 @@ def _controls(lds: dict[str, Any], chosen: str) -> list[str]:
         for said, name in names.items()
         if name in methods and name != chosen
     ]
-    own, rivals = methods[PRODUCT], ("count of the token", "last-layer K-FAC")
+    product = _product(methods)
+    own, rivals = methods[product], ("count of the token", "last-layer K-FAC")
     more = [name for name in rivals if methods[name]["all"]["mean"] > own["all"]["mean"]]
     kept = paired(methods[chosen]["each"], own["each"])
     return [
-        f"- `explain` itself has T {TEMPERATURE:g}, chosen for four judges, LDS among them: "
+        f"- `explain` {_as_measured(product)}: "
         f"LDS **{own['all']['mean']:.3f}** on all, less than the best choice by {_signed(kept)}"
         + (f"; **below** {' and '.join(MEANING[name] for name in more)}." if more else "."),
         f"- Controls, on all predictions: {'; '.join(parts)}.",
     ]
+
+
+def _product(methods: dict[str, Any]) -> str:
+    """Return the row of ``explain``, or of what it was when it was last measured."""
+    return PRODUCT if PRODUCT in methods else next(n for n in methods if n.startswith("explain"))
+
+
+def _as_measured(product: str) -> str:
+    if product == PRODUCT:
+        return f"itself has T {TEMPERATURE:g}, and knows the text before"
+    return (
+        f"was measured here before it knew the text before (T {product.partition('=')[2]}), "
+        "**not since**"
+    )
 
 
 def _tool_short(lds: dict[str, Any], tool: dict[str, Any]) -> list[str]:
@@ -252,7 +267,7 @@ def _tool_short(lds: dict[str, Any], tool: dict[str, Any]) -> list[str]:
             f"{_above(paired(judge[key]['each'], words[key]['each']))}. Its EK-FAC has "
             f"{theirs:.3f}: ours less it {_signed(paired(judge[key]['each'], rival[key]['each']))}."
         )
-    seconds = lds["methods"][PRODUCT]["seconds"]["a prediction"]
+    seconds = lds["methods"][_product(lds["methods"])]["seconds"]["a prediction"]
     fraction = seconds / rival["seconds"]["a prediction"]
     return [
         *lines,
@@ -265,8 +280,8 @@ def _tool_short(lds: dict[str, Any], tool: dict[str, Any]) -> list[str]:
 def _datamodels(lds: dict[str, Any], chosen: str) -> list[str]:
     methods, temperature = lds["methods"], chosen.split()[1]
     lines = table_head("| method | LDS | other half | the first − it | s a prediction | s once |")
-    explained = [name for name in methods if name.startswith("explain")]
-    names = [chosen, f"evidence {temperature} cells=all", PRODUCT, *explained]
+    explained = [name for name in methods if name.startswith(("explain", "alone"))]
+    names = [chosen, f"evidence {temperature} cells=all", _product(methods), *explained]
     names.append(f"random states {temperature}")
     shown = [*dict.fromkeys(names), *(name for name in MEANING if name in methods)]
     for name in (name for name in shown if name in methods):
@@ -289,8 +304,8 @@ def _named(name: str) -> str:
     if name in MEANING:
         return MEANING[name]
     kind, temperature, *rest = name.replace("random states", "random").split()
-    if kind == "explain":
-        chosen = "as it comes" if name == PRODUCT else "with another temperature"
+    if kind in ("explain", "alone"):
+        chosen = "as it comes" if name == PRODUCT else "each prediction alone"
         return f"**`explain`** from cells on disk, {temperature.replace('=', ' ')}, {chosen}"
     if kind == "random":
         return f"control: random states as prototypes, {temperature.replace('=', ' ')}"

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmarks.attribution.datamodels import EXPLAINED, TEMPERATURES, named, tried_choices
+from benchmarks.attribution.datamodels import TEMPERATURE, TEMPERATURES, named, tried_choices
 from benchmarks.attribution.render_retraining import GRADIENTS, best_choice, paired, render
 from benchmarks.attribution.search_choices import mean_with_error
 
@@ -39,7 +39,7 @@ def described(mean, seed):
 def results(own=0.3, rival=0.1, qld=True):
     names = ["random", "count of the token", "bm25", *GRADIENTS, *map(named, tried_choices())]
     names += [f"random states T={t:g}" for t in TEMPERATURES]
-    names += [f"explain T={t:g}" for t in EXPLAINED]
+    names += [f"{kind} T={TEMPERATURE:g}" for kind in ("explain", "alone")]
     means = dict.fromkeys(names, 0.05) | {CHOSEN: own, "gradient cosine": rival}
     lds = {
         "environment": ENVIRONMENT,
