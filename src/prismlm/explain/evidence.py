@@ -56,7 +56,9 @@ class EvidenceTable:
     states: Tensor
     targets: Tensor
     activations: Tensor | None = None
-    within: tuple[EvidenceTable, np.ndarray] | None = field(default=None, repr=False, compare=False)
+    within: tuple[EvidenceTable, np.ndarray] | None = field(
+        default=None, repr=False, compare=False, kw_only=True
+    )
     kept: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     _uses: dict[Method, Uses] = field(default_factory=dict, init=False, repr=False, compare=False)
 

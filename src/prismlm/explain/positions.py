@@ -185,5 +185,11 @@ def supports_of(table: EvidenceTable, cells: Cells) -> Supports:
     prediction = number[found.prediction]
     kept = np.flatnonzero(prediction >= 0)
     kept = kept[np.argsort(prediction[kept], kind="stable")]
-    columns = (column[kept] for column in (found.place, found.cosine, found.weight))
-    return Supports(prediction[kept], *columns, found.unplaced[rows], found.nearest[rows])
+    return Supports(
+        prediction[kept],
+        found.place[kept],
+        found.cosine[kept],
+        found.weight[kept],
+        found.unplaced[rows],
+        found.nearest[rows],
+    )
