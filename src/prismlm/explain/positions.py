@@ -24,10 +24,10 @@ With q_s(d) the part of an earlier prediction s that fell on document d, q_s(g) 
     r_t(g) = (C_g + A(g) / π(g)) / (C_g + A)
     r_t(d) = (C_d r_t(g) + A(d) / π(d)) / (C_d + A)
 
-which is the mean of a hierarchical Dirichlet posterior (Teh et al. 2006) over domains and documents
-divided by their shares, each prediction counted by its responsibilities, the older the less. The
-first prediction of a text has r = 1. Nothing looks ahead: what carries a prediction is the same
-however the text goes on.
+which is the mean of a two-level Dirichlet posterior (as in Teh et al. 2006) over domains and their
+documents, divided by their shares, each prediction counted by its responsibilities, the older the
+less. The first prediction of a text has r = 1. Nothing looks ahead: what carries a prediction is
+the same however the text goes on.
 """
 
 from __future__ import annotations
