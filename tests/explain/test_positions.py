@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import prismlm
 from prismlm.explain import positions
 from prismlm.explain.attribution import attribute, merge_attributions
-from prismlm.explain.passages import GAP
+from prismlm.explain.passages import GAP, LONGEST
 from prismlm.explain.positions import (
     CONCENTRATIONS,
     HALF_LIFE,
@@ -201,6 +201,9 @@ def test_places_near_one_another_are_one_passage(lm):
     for place, value in zip(found.places.place.tolist(), found.places.value.tolist(), strict=True):
         document = lm.lens.corpus.document_at(place)
         if before is None or document != before[0] or place - before[1] > GAP:
+            begin = place
+            stretches.append([document, 0.0, (-1.0, -1), place])
+        elif (place - begin) // LONGEST != (before[1] - begin) // LONGEST:
             stretches.append([document, 0.0, (-1.0, -1), place])
         stretches[-1][1] += value / found.total
         stretches[-1][2] = max(stretches[-1][2], (value, -place))
@@ -210,6 +213,9 @@ def test_places_near_one_another_are_one_passage(lm):
     passages = found.passages(10**6)
     assert {(ids[p.doc_id], p.position): p.share for p in passages} == pytest.approx(expected)
     assert any(p.length > 1 for p in passages)
+    assert max(p.length for p in passages) <= LONGEST
+    # Some are only as short as that because they were cut.
+    assert max(p.length for p in passages) > LONGEST - GAP
 
 
 def test_the_text_before_decides_between_equal_places(lm):

@@ -25,8 +25,10 @@ from prismlm.index.suffixes import Suffixes
 from prismlm.index.support import matched_words
 from prismlm.index.where import Conditions, Where, normalised
 
-# Places of one document that are no further apart than this, in tokens, are one passage.
+# Places of one document that are no further apart than this, in tokens, are one passage; one that
+# would be longer than LONGEST is cut.
 GAP = 24
+LONGEST = 128
 
 
 @dataclass(frozen=True)
@@ -181,8 +183,7 @@ class PositionAttribution(Attribution):
         if not len(place):
             return []
         number = self._numbers
-        apart = (np.diff(place) > GAP) | (np.diff(number) > 0)
-        first = np.concatenate([[0], np.flatnonzero(apart) + 1])
+        first = _beginnings(place, number)
         sums = np.add.reduceat(value, first)
         last = np.append(first[1:], len(place))
         wanted = self._matching(number[first], where)
@@ -230,6 +231,15 @@ class PositionAttribution(Attribution):
     @cached_property
     def _numbers(self) -> np.ndarray:
         return self.cells.document_of(self.places.place)
+
+
+def _beginnings(place: np.ndarray, number: np.ndarray) -> np.ndarray:
+    """Return which of some places, in documents of these numbers, are the first of a passage."""
+    apart = (np.diff(place, prepend=place[0]) > GAP) | (np.diff(number, prepend=number[0]) > 0)
+    run = np.cumsum(apart)
+    begin = place[np.searchsorted(run, run)]
+    cut = np.diff((place - begin) // LONGEST, prepend=0) != 0
+    return np.concatenate([[0], np.flatnonzero(apart | cut)])
 
 
 def largest(values: np.ndarray, limit: int) -> np.ndarray:
