@@ -9,7 +9,11 @@ import numpy as np
 from benchmarks.attribution.render import MEANING
 from benchmarks.shared.pages import page_options, publish, read_result, runs_made, table_head
 
-STEP_MEANING = {**MEANING, "random": "control: documents at random"}
+STEP_MEANING = {
+    **MEANING,
+    "random": "control: documents at random",
+    "whole ranges": "the same, with all positions of a range in place of 512",
+}
 
 
 def main() -> int:
@@ -199,6 +203,13 @@ def _heads(result: dict[str, Any]) -> list[str]:
     ]
 
 
+def _meaning(name: str, result: dict[str, Any]) -> str:
+    # What was judged since explain knows the text before has the same without it, too.
+    if name == "explain" and "alone" not in result["recall"]["methods"]:
+        return "**`explain`**, before it knew the text before; not measured since"
+    return STEP_MEANING[name]
+
+
 def _recall(result: dict[str, Any]) -> list[str]:
     """Return the section on the documents that are named."""
     copies, before = result["corpus"]["copies"], result.get("before", {}).get("methods")
@@ -223,7 +234,7 @@ def _recall(result: dict[str, Any]) -> list[str]:
         cells += [f"{found['ten'][f'copies {level}']['mean']:.3f}" for level in copies]
         cells += [_figure(found["first"]["all"])]
         cells += [_figure(before[name][key]["all"]) for key in ("ten", "first")] if before else []
-        lines.append(f"| {STEP_MEANING[name]} | {' | '.join(cells)} |")
+        lines.append(f"| {_meaning(name, result)} | {' | '.join(cells)} |")
     twin, same = methods["explain"], "same answer at random"
     cells = [f"{twin['ten']['all'][same]:.3f}"]
     cells += [f"{twin['ten'][f'copies {level}'][same]:.3f}" for level in copies]
@@ -250,7 +261,7 @@ def _patch(result: dict[str, Any]) -> list[str]:
         cells = [_figure(found[key], "+") for key in ("gain", "specific")]
         behind = [_figure(found[f"{key} behind"], "+") for key in ("gain", "specific")]
         cells += ["–", "–"] if name == "explain" else behind
-        lines.append(f"| {STEP_MEANING[name]} | {' | '.join(cells)} |")
+        lines.append(f"| {_meaning(name, result)} | {' | '.join(cells)} |")
     return [*lines, ""]
 
 
@@ -273,7 +284,7 @@ def _forgetting(result: dict[str, Any]) -> list[str]:
     for name, method in found["methods"].items():
         behind = "–" if name == "explain" else _figure(method["behind"], "+")
         lines.append(
-            f"| {STEP_MEANING[name]} | {_figure(method['lost'], '+')} | {behind} | "
+            f"| {_meaning(name, result)} | {_figure(method['lost'], '+')} | {behind} | "
             f"{method['removed']} of {result['corpus']['documents']} | "
             f"{method['own planted removed']:.0%} |"
         )
