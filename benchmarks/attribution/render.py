@@ -287,7 +287,8 @@ def _domains(methods: dict[str, Any]) -> list[str]:
         "document's domain. *Accuracy*: its lift over the mean of all documents is the largest. "
         "Tokens count alike; by their *evidence*, as `explain` sums a whole text; or as much as "
         "their context *raised* their log-probability. Other methods say how alike passages are, "
-        "which is no share.",
+        "which is no share. `explain` counts the text before by the domains that the corpus names "
+        "for its documents, the same that are asked for.",
         "",
         *table_head(f"| method | {heads} |"),
     ]

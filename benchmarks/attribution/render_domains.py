@@ -56,7 +56,8 @@ def render(result: dict[str, Any]) -> str:
         f"{len(own)} other documents of the bundled sample, as many of each of {len(names)} "
         f"domains, are explained from their first {result['tokens']} tokens. *Own share*: of the "
         "document's domain, among what is attributed. *Accuracy*: its lift over the mean of all "
-        "documents is the largest.",
+        "documents is the largest. The text before counts by the domains that the corpus names for "
+        "its documents, the same that are asked for; of the text's own nothing is known.",
         "",
         f"- Own share **{_interval(said.own_shares)}**, chance {said.chance:.3f}, goal "
         f"{OWN_SHARE}: {_verdict(said.own_share >= OWN_SHARE)}. Accuracy "
