@@ -235,11 +235,12 @@ class PositionAttribution(Attribution):
 
 def _beginnings(place: np.ndarray, number: np.ndarray) -> np.ndarray:
     """Return which of some places, in documents of these numbers, are the first of a passage."""
-    apart = (np.diff(place, prepend=place[0]) > GAP) | (np.diff(number, prepend=number[0]) > 0)
-    run = np.cumsum(apart)
-    begin = place[np.searchsorted(run, run)]
-    cut = np.diff((place - begin) // LONGEST, prepend=0) != 0
-    return np.concatenate([[0], np.flatnonzero(apart | cut)])
+    apart = np.zeros(len(place), dtype=bool)
+    apart[1:] = (np.diff(place) > GAP) | (np.diff(number) > 0)
+    runs = np.append(0, np.flatnonzero(apart))
+    piece = (place - place[runs[np.cumsum(apart)]]) // LONGEST
+    apart[1:] |= np.diff(piece) != 0
+    return np.append(0, np.flatnonzero(apart))
 
 
 def largest(values: np.ndarray, limit: int) -> np.ndarray:
