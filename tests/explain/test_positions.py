@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from prismlm.explain.positions import (
     supports_of,
 )
 from prismlm.index import neighbours
+from prismlm.index.where import Keys
 
 TEXTS = ["The cell is the smallest unit", "Once upon a time there was a", "the court of the"]
 
@@ -271,3 +273,15 @@ def test_a_text_read_in_two_parts_is_one_text(lm):
     parts = [supports(table.apart(s), lm.lens.cells, so_far) for s in (slice(4), slice(4, None))]
     weight = np.concatenate([part.weight for part in parts])
     np.testing.assert_allclose(weight, whole.weight, rtol=1e-9)
+
+
+def test_where_domains_are_all_one_sources_stand_for_them():
+    keys = {"domain": Keys(["all"], np.zeros(2, int)), "source": Keys(["a", "b"], np.arange(2))}
+    rates = {"domain": np.ones(1), "source": np.array([0.25, 0.75])}
+    cells = SimpleNamespace(
+        keys=keys.get, base_rates=rates.get, document_rates=np.array([0.25, 0.75])
+    )
+    so_far = DocumentsSoFar(cells, concentrations=(1.0, 1e12))
+    so_far.add(np.array([0]), np.ones(1))
+    # (C + A(g) / π(g)) / (C + A) of the sources: 5 / 2 and 1 / 2.
+    assert so_far.ratios(np.arange(2)).tolist() == pytest.approx([2.5, 0.5])
