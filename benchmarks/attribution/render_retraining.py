@@ -100,8 +100,9 @@ def render(lds: dict[str, Any], tool: dict[str, Any], lost: dict[str, Any]) -> s
         "",
         f"The ten documents that a method names for each of {lost['predictions']} predictions are "
         f"taken away, {lost['together']} predictions to a training, which starts from scratch with "
-        f"{_counted(len(lost['seeds']), 'seed')}: what the predictions lose in log-probability, in "
-        "nats. What is taken away for the others is lost by each, whatever the method. ± over "
+        f"{len(lost['seeds'])} seed{'s' if len(lost['seeds']) != 1 else ''}: what the "
+        "predictions lose in log-probability, in nats. What is taken away for the "
+        "others is lost by each, whatever the method. ± over "
         "predictions.",
         "",
         *_forgetting(lost),
@@ -246,10 +247,8 @@ def _product(methods: dict[str, Any]) -> str:
 def _as_measured(product: str) -> str:
     if product == PRODUCT:
         return f"itself has T {TEMPERATURE:g}, and knows the text before"
-    return (
-        f"was measured here before it knew the text before (T {product.partition('=')[2]}), "
-        "**not since**"
-    )
+    was = product.partition("=")[2]
+    return f"was measured here before it knew the text before (T {was}), **not since**"
 
 
 def _tool_short(lds: dict[str, Any], tool: dict[str, Any]) -> list[str]:
@@ -379,10 +378,6 @@ def paired(left: Any, right: Any) -> tuple[float, float]:
     """Return the mean of the differences, and its standard error."""
     apart = np.array(left) - np.array(right)
     return float(apart.mean()), float(apart.std(ddof=1) / len(apart) ** 0.5)
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'s' if count != 1 else ''}"
 
 
 def _signed(difference: tuple[float, float]) -> str:

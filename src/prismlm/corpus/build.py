@@ -82,14 +82,12 @@ def build_corpus(
         check_not_within(target, [file.path for file in reader.files])
     what = f"the corpus {target}"
     check_room(what, target, reader.total_bytes * OUTPUT_OF_INPUT)
-    room = room_to_write(what, target.parent, WAY_OUT)
-    with room, writing(target), atomic_directory(target) as directory:
+    enough = room_to_write(what, target.parent, WAY_OUT)
+    with enough, writing(target), atomic_directory(target) as directory:
         # Another build may have ended between the first look and the lock.
         check_build(target, tokenizer, vocab_size, heldout_fraction, shard_tokens, overwrite)
-        if tokenizer is None:
-            chosen = _train(reader, vocab_size, progress)
-        else:
-            chosen = load_tokenizer(tokenizer)
+        trained = tokenizer is None
+        chosen = _train(reader, vocab_size, progress) if trained else load_tokenizer(tokenizer)
         settings = BuildSettings.of(chosen, heldout_fraction, shard_tokens)
         origin = read = None
         if isinstance(inputs, HubDataset):
