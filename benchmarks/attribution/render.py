@@ -18,7 +18,7 @@ from benchmarks.shared.pages import (
     runs_made,
     table_head,
 )
-from prismlm.explain.positions import CONCENTRATIONS, HALF_LIFE, TEMPERATURE
+from prismlm.explain.positions import CONCENTRATION, SPAN, STRAY, TEMPERATURE
 
 CONTROLS = ("random", "random states", "shuffled cells")
 RIVALS = (
@@ -302,25 +302,23 @@ def _domains(methods: dict[str, Any]) -> list[str]:
 
 
 def _text_before(tried: list[dict[str, Any]]) -> list[str]:
-    chosen = [TEMPERATURE, *CONCENTRATIONS, HALF_LIFE]
+    chosen = [TEMPERATURE, STRAY, CONCENTRATION, SPAN]
     lines = [
         "## What is free: the temperature and the text before",
         "",
         "Small T keep to the nearest position, which finds the domain; large ones count all that "
-        "has the token, which teaches it. The text before counts the more, the smaller C is (in "
-        "predictions, of domains and of documents; – takes the level out) and the longer it counts "
-        "(h, in predictions). *Choice* is the least, over recall, gain and own share, of what a "
-        "row has there of the best row's figure; it is of one half of the questions, and the "
-        "figures beside it are of the other. **Bold** is `explain`'s.",
+        "has the token, which teaches it. The text before counts the more, the smaller ρ is (the "
+        "probability that a prediction is of any domain; 1 takes domains out), the smaller C (in "
+        "predictions, of documents; – takes them out) and the longer it counts (h, in "
+        "predictions). *Choice* is the least, over recall, gain and own share, of what a row has "
+        "there of the best row's figure; it is of one half of the questions, and the figures "
+        "beside it are of the other. **Bold** is `explain`'s.",
         "",
-        *table_head(
-            "| T | C of domains | C of documents | h | choice | recall@10 | tail-patch | own "
-            "share | accuracy |"
-        ),
+        *table_head("| T | ρ | C | h | choice | recall@10 | tail-patch | own share | accuracy |"),
     ]
     for one, worst in zip(tried, least(tried).tolist(), strict=True):
         said = ["–" if value is None else f"{value:g}" for value in one["choice"]]
-        if one["choice"][1:3] == [None, None]:
+        if one["choice"][1:3] == [1, None]:
             said[3] = "–"
         if one["choice"] == chosen:
             said = [f"**{value}**" for value in said]

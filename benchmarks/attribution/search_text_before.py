@@ -33,20 +33,20 @@ from prismlm.files import read_json, write_json
 from prismlm.index.cells import Cells
 from prismlm.index.layout import find_lens, read_meta
 
-# T, C of domains, C of documents, h; a C without end, or nearly, takes a level out.
+# T, ρ, C, h; ρ = 1 takes domains out, a C without end documents.
 NONE = 1e12
 TRIED = (
-    (0.05, NONE, NONE, 32.0),
-    (0.1, NONE, NONE, 32.0),
-    (0.1, 10.0, 1000.0, 32.0),
-    (0.05, 10.0, 1000.0, 32.0),
-    (0.2, 10.0, 1000.0, 32.0),
-    (0.1, 10.0, NONE, 32.0),
-    (0.1, NONE, 100.0, 32.0),
-    (0.1, 10.0, 100.0, 32.0),
-    (0.1, 30.0, 1000.0, 32.0),
-    (0.1, 10.0, 1000.0, 8.0),
-    (0.1, 10.0, 1000.0, 128.0),
+    (0.2, 0.75, 300.0, 32.0),
+    (0.2, 1.0, NONE, 32.0),
+    (0.2, 0.75, 1000.0, 32.0),
+    (0.2, 0.5, 300.0, 32.0),
+    (0.2, 0.9, 300.0, 32.0),
+    (0.1, 0.75, 300.0, 32.0),
+    (0.3, 0.75, 300.0, 32.0),
+    (0.2, 1.0, 300.0, 32.0),
+    (0.2, 0.75, 300.0, 8.0),
+    (0.2, 0.75, 300.0, 128.0),
+    (0.1, 1.0, NONE, 32.0),
 )
 
 
@@ -70,10 +70,8 @@ def main() -> None:
         choice = [temperature, *(None if value == NONE else value for value in before)]
         if choice in known:
             continue
-        broad, narrow, half_life = before
-        method = Explained(
-            setting, cells, temperature, concentrations=(broad, narrow), half_life=half_life
-        )
+        stray, concentration, span = before
+        method = Explained(setting, cells, temperature, before=(stray, concentration, span))
         found = {
             "recall": recalled(setting, method, facts, given.seed),
             "gain": gains(setting, method, given.seed),

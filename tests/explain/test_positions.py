@@ -14,8 +14,9 @@ from prismlm.explain import positions
 from prismlm.explain.attribution import attribute, merge_attributions
 from prismlm.explain.passages import GAP, LONGEST
 from prismlm.explain.positions import (
-    CONCENTRATIONS,
-    HALF_LIFE,
+    CONCENTRATION,
+    SPAN,
+    STRAY,
     TEMPERATURE,
     DocumentsSoFar,
     supports,
@@ -49,10 +50,10 @@ def naive(lm, table, everything):
     """Return evidence by place, and what finds none, straight from the equation."""
     cell, token, place, states = everything
     cells, found, unplaced, before = lm.lens.cells, {}, 0.0, []
-    domains, of_domain = cells.keys("domain").codes, cells.base_rates("domain")
+    groups, rates = cells.keys("domain").codes, cells.base_rates("domain")
+    believed = list(rates)
     for t, target in enumerate(table.targets.tolist()):
-        spread, amount, owner = {}, 0.0, {}
-        ages = [2 ** (-(t - 1 - s) / HALF_LIFE) for s, _ in before]
+        near, amount = {}, 0.0
         for i, e in zip(table.indices[t].tolist(), table.evidence[t].tolist(), strict=True):
             if e <= 0:
                 continue
@@ -63,25 +64,30 @@ def naive(lm, table, everything):
             amount += e
             cosines = states[rows] @ table.states[t].double().numpy()
             for where, cosine in zip(place[rows].tolist(), cosines.tolist(), strict=True):
-                d = owner[where] = int(cells.document_of(np.array([where]))[0])
-                ratio = 1.0
-                for key, rate, concentration in zip(
-                    (("domain", domains[d]), ("document", d)),
-                    (of_domain[domains[d]], cells.document_rates[d]),
-                    CONCENTRATIONS,
-                    strict=True,
-                ):
-                    carried = sum(a * q[key] for a, (_, q) in zip(ages, before, strict=True))
-                    ratio = (concentration * ratio + carried / rate) / (concentration + sum(ages))
-                spread[where] = math.exp((cosine - 1) / TEMPERATURE) * ratio
-        if spread:
-            parts = Counter()
-            for where, weight in spread.items():
-                part = weight / sum(spread.values())
-                found[where] = found.get(where, 0.0) + amount * part
-                parts["document", owner[where]] += part
-                parts["domain", domains[owner[where]]] += part
-            before.append((t, parts))
+                near[where] = math.exp((cosine - 1) / TEMPERATURE)
+        owner = {n: int(cells.document_of(np.array([n]))[0]) for n in near}
+        aged = [(2 ** (-(t - 1 - s) / SPAN), parts) for s, parts in before]
+        spread = {}
+        for n, k in near.items():
+            d = owner[n]
+            carried = sum(age * parts[d] for age, parts in aged)
+            total = sum(age * sum(parts.values()) for age, parts in aged)
+            ratio = CONCENTRATION * believed[groups[d]] / rates[groups[d]]
+            ratio = (ratio + carried / cells.document_rates[d]) / (CONCENTRATION + total)
+            spread[n] = k * ratio
+        parts = Counter()
+        for n, weight in spread.items():
+            found[n] = found.get(n, 0.0) + amount * weight / sum(spread.values())
+            parts[owner[n]] += weight / sum(spread.values())
+        before.append((t, parts))
+        for g in range(len(rates)) if near else ():
+            inside = sum(k for n, k in near.items() if groups[owner[n]] == g)
+            believed[g] *= STRAY + (1 - STRAY) * inside / sum(near.values()) / rates[g]
+        whole = sum(believed)
+        believed = [
+            (1 - 1 / SPAN) * p / whole + rate / SPAN
+            for p, rate in zip(believed, rates, strict=True)
+        ]
     return found, unplaced
 
 
@@ -224,23 +230,26 @@ def test_the_text_before_decides_between_equal_places(lm):
     cells = lm.lens.cells
     domains, of_domain = cells.keys("domain").codes, cells.base_rates("domain")
     rates, so_far, every = cells.document_rates, DocumentsSoFar(cells), np.arange(len(domains))
-    assert so_far.ratios(every).tolist() == [1] * len(every)
-    so_far.add(every[:1], np.ones(1))
-    so_far.add(every[:0], np.ones(0))
-    # The first of two predictions is all of document 0, the second of none: the first has aged.
-    age, (broad, narrow) = 2 ** (-1 / HALF_LIFE), CONCENTRATIONS
-    own = (broad + age / of_domain[domains[0]]) / (broad + age)
-    other = broad / (broad + age)
+    np.testing.assert_allclose(so_far.ratios(every), 1, rtol=1e-12)
+    so_far.add(every[:1], np.full(1, 0.3), np.ones(1))
+    so_far.add(every[:0], np.ones(0), np.ones(0))
+    # The first of two predictions is all of document 0, the second of none: the first has aged,
+    # and the text may have turned twice.
+    rate, age = of_domain[domains[0]], 2 ** (-1 / SPAN)
+    own, others = rate * (STRAY + (1 - STRAY) / rate), (1 - rate) * STRAY
+    own, others = own / (own + others) / rate, others / (own + others) / (1 - rate)
+    own, others = (1 + (1 - 1 / SPAN) ** 2 * (ratio - 1) for ratio in (own, others))
     found = so_far.ratios(every)
     beside = int(np.flatnonzero(domains == domains[0])[1])
     apart = int(np.flatnonzero(domains != domains[0])[0])
-    assert found[0] == pytest.approx((narrow * own + age / rates[0]) / (narrow + age))
-    assert found[beside] == pytest.approx(narrow * own / (narrow + age))
-    assert found[apart] == pytest.approx(narrow * other / (narrow + age))
+    whole = CONCENTRATION + age
+    assert found[0] == pytest.approx((CONCENTRATION * own + age / rates[0]) / whole)
+    assert found[beside] == pytest.approx(CONCENTRATION * own / whole)
+    assert found[apart] == pytest.approx(CONCENTRATION * others / whole)
     # It is a distribution over documents, and nothing is left of what is long past.
     assert (found * rates).sum() == pytest.approx(1)
     for _ in range(20_000):
-        so_far.add(every[apart:][:1], np.ones(1))
+        so_far.add(every[apart:][:1], np.ones(1), np.ones(1))
     last = so_far.ratios(every)
     assert last[0] == last[beside] < 1 < last[apart] < math.inf
 
@@ -281,7 +290,7 @@ def test_where_domains_are_all_one_sources_stand_for_them():
     cells = SimpleNamespace(
         keys=keys.get, base_rates=rates.get, document_rates=np.array([0.25, 0.75])
     )
-    so_far = DocumentsSoFar(cells, concentrations=(1.0, 1e12))
-    so_far.add(np.array([0]), np.ones(1))
-    # (C + A(g) / π(g)) / (C + A) of the sources: 5 / 2 and 1 / 2.
-    assert so_far.ratios(np.arange(2)).tolist() == pytest.approx([2.5, 0.5])
+    so_far = DocumentsSoFar(cells, stray=0.5, concentration=1e12, span=4.0)
+    so_far.add(np.array([0]), np.ones(1), np.ones(1))
+    # Of the sources: ½ + ½ · 4 and ½ times ¼ and ¾ are ⅝ and ⅜ and, sum 1; a quarter turns.
+    assert so_far.ratios(np.arange(2)).tolist() == pytest.approx([2.125, 0.625])

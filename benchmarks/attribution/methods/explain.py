@@ -16,8 +16,9 @@ from benchmarks.attribution.judges.passages import Prediction, answer_prediction
 from benchmarks.attribution.methods.setting import ROWS_AT_ONCE, Setting, runs_of
 from prismlm.explain.evidence import EvidenceTable
 from prismlm.explain.positions import (
-    CONCENTRATIONS,
-    HALF_LIFE,
+    CONCENTRATION,
+    SPAN,
+    STRAY,
     TEMPERATURE,
     DocumentsSoFar,
     supports,
@@ -40,7 +41,7 @@ class Explained:
         temperature: T.
         shuffled: a seed makes it a control: every prototype is given another one's cell.
         alone: every prediction as if no text stood before it.
-        concentrations, half_life: how the text before counts.
+        before: how the text before counts, ρ, C and h.
     """
 
     def __init__(
@@ -51,11 +52,10 @@ class Explained:
         *,
         shuffled: int | None = None,
         alone: bool = False,
-        concentrations: tuple[float, float] = CONCENTRATIONS,
-        half_life: float = HALF_LIFE,
+        before: tuple[float, float, float] = (STRAY, CONCENTRATION, SPAN),
     ) -> None:
         self.setting, self.cells, self.temperature = setting, cells, temperature
-        self.alone, self.concentrations, self.half_life = alone, concentrations, half_life
+        self.alone, self.before = alone, before
         self.order = torch.arange(setting.head.num_prototypes)
         if shuffled is not None:
             generator = torch.Generator().manual_seed(shuffled)
@@ -81,7 +81,7 @@ class Explained:
             supports(
                 one,
                 self.cells,
-                DocumentsSoFar(self.cells, self.concentrations, self.half_life),
+                DocumentsSoFar(self.cells, *self.before),
                 temperature=self.temperature,
             )
             for one in tables

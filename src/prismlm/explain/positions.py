@@ -17,17 +17,24 @@ the other prototypes, of residual and of bias is unattributed.
 
 The factor r is the text before. A text keeps to its matter: a domain, and in it a document, that
 carried the predictions before is likelier to carry this one than its size alone would make it.
-With q_s(d) the part of an earlier prediction s that fell on document d, q_s(g) on its domain g,
-π(d) and π(g) their shares of all positions, and a half-life of h predictions,
 
-    A(·) = Σ_{s<t} 2^{−(t−1−s)/h} q_s(·)            A = Σ_d A(d)
-    r_t(g) = (C_g + A(g) / π(g)) / (C_g + A)
-    r_t(d) = (C_d r_t(g) + A(d) / π(d)) / (C_d + A)
+Domains are the states of a hidden Markov model. With π(g) a domain's share of all positions, a text
+is of domain g with probability p_t(g), at first π(g). A prediction is of the text's domain or, with
+probability ρ, of any; the positions of domain g in it say how likely it is there, and the text
+turns to a domain drawn from π once in h predictions:
 
-which is the mean of a two-level Dirichlet posterior (as in Teh et al. 2006) over domains and their
-documents, divided by their shares, each prediction counted by its responsibilities, the older the
-less. The first prediction of a text has r = 1. Nothing looks ahead: what carries a prediction is
-the same however the text goes on.
+    L_t(g) = Σ_{n of g} k_n / (π(g) Σ_n k_n)        k_n = exp((cos(z, z_n) − 1) / T)
+    p_{t+1}(g) = (1 − 1/h) p_t(g) (ρ + (1 − ρ) L_t(g)) / Z_t + π(g) / h
+
+(Rabiner 1989, the forward pass.) Documents are too many and too small for that: with q_s(d) the
+part of an earlier prediction s that fell on document d, π(d) its share of all positions,
+
+    A(d) = Σ_{s<t} 2^{−(t−1−s)/h} q_s(d)            A = Σ_d A(d)
+    r_t(d) = (C p_t(g) / π(g) + A(d) / π(d)) / (C + A)        d a document of domain g
+
+which is the mean of a Dirichlet posterior about the domains, divided by the document's share. The
+first prediction of a text has r = 1. Nothing looks ahead: what carries a prediction is the same
+however the text goes on.
 """
 
 from __future__ import annotations
@@ -41,10 +48,11 @@ from prismlm.explain.evidence import EvidenceTable
 from prismlm.index.cells import Cells
 from prismlm.index.neighbours import nearest_of, neighbours
 
-TEMPERATURE = 0.1
-# C_g, C_d and h, in predictions.
-CONCENTRATIONS = (10.0, 1000.0)
-HALF_LIFE = 32.0
+TEMPERATURE = 0.2
+# C and h are in predictions, ρ is a probability.
+CONCENTRATION = 300.0
+STRAY = 0.75
+SPAN = 32.0
 # Positions with less than this part of the weight of a prediction's heaviest are left out.
 LEAST = 1e-6
 LARGEST_UNIT = 1e100
@@ -77,45 +85,50 @@ class DocumentsSoFar:
 
     Args:
         cells: whose documents.
-        concentrations: C_g and C_d; the smaller, the more a few predictions decide.
-        half_life: h.
+        stray: ρ, the probability that a prediction is of any domain; 1 takes domains out.
+        concentration: C; the smaller, the more a few predictions decide on a document.
+        span: h, how many predictions a text keeps to a domain, and after how many half is left of
+            what a document carried.
     """
 
     def __init__(
         self,
         cells: Cells,
-        concentrations: tuple[float, float] = CONCENTRATIONS,
-        half_life: float = HALF_LIFE,
+        stray: float = STRAY,
+        concentration: float = CONCENTRATION,
+        span: float = SPAN,
     ) -> None:
         column = "domain" if len(cells.keys("domain").names) > 1 else "source"
-        self._groups = cells.keys(column).codes
-        self._rates = cells.base_rates(column), cells.document_rates
-        self._carried = tuple(np.zeros(len(rates)) for rates in self._rates)
-        self._concentrations, self._growth = concentrations, 2 ** (1 / half_life)
-        # All amounts are in units of the latest prediction: the unit grows, so that the amounts of
-        # what is not met stay as they are.
+        self._domain, self._domain_rates = cells.keys(column).codes, cells.base_rates(column)
+        self._document_rates = cells.document_rates
+        self._stray, self._concentration, self._span = stray, concentration, span
+        self._domains = self._domain_rates.copy()
+        # Amounts of documents are in units of the latest prediction: the unit grows, so that what
+        # is not met stays as it is.
+        self._carried = np.zeros(len(self._document_rates))
         self._unit, self._total = 1.0, 0.0
 
     def ratios(self, documents: np.ndarray) -> np.ndarray:
         """Return r(d) of some documents, float64 [n]."""
-        found = np.ones(len(documents))
-        levels = (self._groups[documents], documents)
-        columns = zip(levels, self._rates, self._carried, self._concentrations, strict=True)
-        for members, rates, carried, concentration in columns:
-            base = concentration * self._unit
-            found = (base * found + carried[members] / rates[members]) / (base + self._total)
-        return found
+        domain, base = self._domain[documents], self._concentration * self._unit
+        of_domain = self._domains[domain] / self._domain_rates[domain]
+        of_document = self._carried[documents] / self._document_rates[documents]
+        return (base * of_domain + of_document) / (base + self._total)
 
-    def add(self, documents: np.ndarray, parts: np.ndarray) -> None:
-        """Add a prediction: the parts of it that fell on documents, which may repeat."""
-        self._unit *= self._growth
-        levels = (self._groups[documents], documents)
-        for members, carried in zip(levels, self._carried, strict=True):
-            np.add.at(carried, members, parts * self._unit)
+    def add(self, documents: np.ndarray, near: np.ndarray, parts: np.ndarray) -> None:
+        """Add a prediction: of each of its positions the document, which may repeat, k_n and q."""
+        rates = self._domain_rates
+        if len(documents):
+            share = np.bincount(self._domain[documents], near, minlength=len(rates)) / near.sum()
+            likelihood = np.divide(share, rates, out=np.zeros_like(rates), where=rates > 0)
+            self._domains *= self._stray + (1 - self._stray) * likelihood
+            self._domains /= self._domains.sum()
+        self._domains += (rates - self._domains) / self._span
+        self._unit *= 2 ** (1 / self._span)
+        np.add.at(self._carried, documents, parts * self._unit)
         self._total += float(parts.sum()) * self._unit
         if self._unit > LARGEST_UNIT:
-            for carried in self._carried:
-                carried /= self._unit
+            self._carried /= self._unit
             self._total /= self._unit
             self._unit = 1.0
 
@@ -165,10 +178,13 @@ def _with_text_before(
     weight: np.ndarray, document: np.ndarray, so_far: DocumentsSoFar
 ) -> np.ndarray:
     """Turn one prediction's weights into its parts, in place, and return which of them count."""
+    near = weight.copy()
     weight *= so_far.ratios(document)
     kept = weight > LEAST * weight.max(initial=0)
-    weight /= weight[kept].sum()
-    so_far.add(document[kept], weight[kept])
+    weight[~kept] = 0
+    if len(weight):
+        weight /= weight.sum()
+    so_far.add(document, near, weight)
     return kept
 
 
