@@ -120,7 +120,7 @@ def read_report(
 
     from prismlm.cli.progress import ConsoleReporter
     from prismlm.instruments.themes.report import Kind, theme_report
-    from prismlm.instruments.themes.units import channels, heads, prototypes
+    from prismlm.instruments.themes.units import channels_or_heads, prototypes
 
     given: dict[str, Any] = {
         "name": path.resolve().name,
@@ -137,6 +137,6 @@ def read_report(
             found, opened.corpus, split=cast("SplitName", opened.meta.split), **given
         )
     model, sequences = open_both(path, corpus, split, tokens, None)
-    collect = channels if of == "channels" else heads
-    found = collect(model, sequences, layer, units, seed)
+    kind = "channel" if of == "channels" else "head"
+    found = channels_or_heads(model, sequences, kind, layer, units, seed)
     return theme_report(found, sequences.corpus, split=sequences.split, **given)
