@@ -18,7 +18,7 @@ from prismlm.errors import FormatError, InputError, Interrupted, check_whole
 from prismlm.eval.accuracy import BAND, HEADLINE, Answers, mean_figures, task_figures
 from prismlm.eval.benchmarks import Benchmark, benchmarks_of, load_tasks
 from prismlm.eval.predictors import PredictorLM
-from prismlm.files import read_json, write_json
+from prismlm.files import keep_json, read_json
 from prismlm.models.checkpoint import load_checkpoint, read_checkpoint
 from prismlm.models.seam import LogitMap, verify_logit_map
 from prismlm.models.sidecar import has_sidecar
@@ -212,14 +212,14 @@ def run_suite(
                 questions, of = ready.pop() if ready else questions_of(benchmark, options)
                 total = sum(len(question.pairs) for question in questions)
                 with progress.task(benchmark.title, total, "answers") as task:
-                    write_json(path, ask(lm, benchmark.name, questions, of, task.advance))
+                    keep_json(path, ask(lm, benchmark.name, questions, of, task.advance))
         except KeyboardInterrupt as stop:
             done = sum(1 for _ in kept.glob("*.json"))
             raise Interrupted(
                 f"{done} finished tasks are kept in {out}. The same command goes on from there."
             ) from stop
         result = _result(name, out, options, lm)
-        write_json(out / RESULT_FILE, result)
+        keep_json(out / RESULT_FILE, result)
     return result
 
 

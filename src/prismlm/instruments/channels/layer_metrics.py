@@ -14,7 +14,7 @@ from prismlm.corpus.sequences import Sequences
 from prismlm.errors import InputError, check_choice, check_whole
 from prismlm.instruments.channels.gate_use import entropy, gini, sparsity_ratio
 from prismlm.models.decoders.mixers import gates_of, mixers_of
-from prismlm.models.seam import base_model_of
+from prismlm.models.seam import run_decoder
 from prismlm.models.watch import Hook, watch
 from prismlm.progress import SILENT, Reporter
 
@@ -48,11 +48,7 @@ def value_norms(
         found[module] = heads.norm(dim=-1)
 
     with watch(Hook(module, after=note) for module in projections):
-        base_model_of(model)(
-            input_ids=input_ids,
-            attention_mask=None if mask is None else mask.long(),
-            use_cache=False,
-        )
+        run_decoder(model, input_ids, mask)
     return tuple(found[module] for module in projections)
 
 
