@@ -21,14 +21,21 @@ import prismlm
 from prismlm import fingerprints
 from prismlm.corpus import Corpus, build_corpus, sample_path
 from prismlm.demo.fetch import NAME, fetch
-from prismlm.demo.prompts import DemoResult, check_claim, claim, documents, explain_prompts
+from prismlm.demo.prompts import (
+    DemoResult,
+    check_claim,
+    claim,
+    documents,
+    explain_prompts,
+    parts_there,
+)
 from prismlm.errors import FormatError, InputError
 from prismlm.files import WAY_OUT, atomic_directory, read_json, room_to_write, share, write_json
 from prismlm.index import layout
 from prismlm.index.cells import Cells
 from prismlm.labels.map import made_map
 from prismlm.models.base import find_base, put_adapted, put_base
-from prismlm.models.sidecar import HEAD_FILE, META_FILE, has_sidecar
+from prismlm.models.sidecar import HEAD_FILE, META_FILE
 from prismlm.progress import SILENT, Reporter
 
 SHIPPED = "smollm2.zip"
@@ -63,15 +70,6 @@ def run_fetched(out: Path, *, progress: Reporter = SILENT) -> DemoResult:
     return explain_prompts(
         out, out / MODEL, out / CORPUS, generated=GENERATED, cached=cached, progress=progress
     )
-
-
-def parts_there(out: Path) -> dict[str, bool]:
-    """Say of corpus, model and lens whether each is there; what is there is whole."""
-    return {
-        "corpus": (out / CORPUS / "corpus.json").is_file(),
-        "model": has_sidecar(out / MODEL),
-        "lens": (out / MODEL / "lens" / "sample").exists(),
-    }
 
 
 def identity() -> dict[str, Any]:

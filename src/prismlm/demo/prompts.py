@@ -12,7 +12,7 @@ import prismlm
 from prismlm.errors import InputError
 from prismlm.files import WAY_OUT, atomic_file, keep_json, read_json, room_to_write
 from prismlm.labels.write import label_lens
-from prismlm.models.sidecar import HEAD_FILE, META_FILE
+from prismlm.models.sidecar import HEAD_FILE, META_FILE, has_sidecar
 from prismlm.pages.frame import write_page
 from prismlm.pages.trace import page
 from prismlm.progress import Reporter
@@ -156,6 +156,16 @@ def check_claim(out: Path, identity: dict[str, Any]) -> bool:
             "Choose another --out, or remove it."
         )
     return False
+
+
+def parts_there(out: Path) -> dict[str, bool]:
+    """Say of corpus, model and lens whether each is there; what is there is whole."""
+    model = out / "model"
+    return {
+        "corpus": (out / "corpus" / "corpus.json").is_file(),
+        "model": has_sidecar(model),
+        "lens": (model / "lens" / "sample").exists(),
+    }
 
 
 def documents(path: Path, every: int) -> Path:

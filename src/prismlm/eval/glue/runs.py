@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from prismlm.errors import DivergenceError, Interrupted, check_number, check_whole
+from prismlm.eval.benchmarks import drawn
 from prismlm.eval.glue.classifier import GlueModel, encode
-from prismlm.eval.glue.data import Rows, drawn, read_split
+from prismlm.eval.glue.data import Rows, read_split
 from prismlm.eval.glue.fine_tune import Examples, Settings, fine_tune
 from prismlm.eval.glue.metrics import answers, measure
 from prismlm.eval.glue.report import RUNS
