@@ -1,21 +1,24 @@
 """Files are whole or not there, and as open to others as any file."""
 
+import errno
 import json
 import os
 import stat
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from prismlm.errors import InputError
+from prismlm.errors import InputError, PrismError
 from prismlm.explain.rows import Rows
 from prismlm.files import (
     atomic_directory,
     atomic_file,
     decoded,
     json_text,
+    keep_json,
     remove_left_behind,
     share,
     write_json,
@@ -140,3 +143,18 @@ def test_utf8_is_text_without_its_mark():
     assert decoded(TEXT.encode("utf-8-sig"), "x") == decoded(TEXT.encode(), "x") == TEXT
     assert decoded(b"", "x") == ""
     assert decoded("\x1b[0m日本語\n".encode(), "x") == "\x1b[0m日本語\n"
+
+
+def test_a_small_file_that_a_full_disk_refuses_is_told_and_the_former_stays(tmp_path, monkeypatch):
+    file = tmp_path / "run.json"
+    keep_json(file, {"before": 1})
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(PrismError, match=r"run.json could not be written .*No space left"):
+        keep_json(file, {"now": 2})
+    monkeypatch.undo()
+    assert json.loads(file.read_text()) == {"before": 1}
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]

@@ -12,7 +12,7 @@ from prismlm.corpus.sequences import Sequences
 from prismlm.errors import InputError
 from prismlm.instruments.channels.case_files import Probe
 from prismlm.instruments.channels.effects import probabilities_at
-from prismlm.models.seam import base_model_of
+from prismlm.models.seam import run_decoder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -62,11 +62,7 @@ def heldout_cases(
         rows = {name: _again(batch, flags) for name, flags in members.items()}
         if not any(bool(hits.any()) for hits in rows.values()):
             continue
-        hidden = base_model_of(model)(
-            input_ids=batch.input_ids.to(model.device),
-            attention_mask=batch.attention_mask.long().to(model.device),
-            use_cache=False,
-        ).last_hidden_state
+        hidden = run_decoder(model, batch.input_ids, batch.attention_mask).last_hidden_state
         for name, hits in rows.items():
             documents = {probe.document for _, probe in found[name]}
             if len(documents) < most:

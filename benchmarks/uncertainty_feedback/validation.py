@@ -164,7 +164,7 @@ def by_signal(
     settled = torch.zeros_like(codes, dtype=torch.bool)
     for name in (OWN, THIRD):
         predicted = quantise(normalised_entropy(output.logits), feedback.embedding.levels)
-        codes = codes_fed_back(codes, predicted, settled, NO_CODE)
+        codes = codes_fed_back(codes, predicted, settled)
         output = run(codes)
         fed[name] = Fed(_losses(output.logits, ids), codes)
     own = fed[OWN].codes

@@ -212,6 +212,16 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
         temporary.write_text(json_text(value, indent=2) + "\n", encoding="utf-8")
 
 
+def keep_json(path: str | os.PathLike[str], value: Any) -> None:
+    """Write JSON as :func:`write_json`, where no block around it says that the disk is full.
+
+    Raises:
+        PrismError: the disk is full or failing.
+    """
+    with room_to_write(str(path), Path(path).parent, WAY_OUT):
+        write_json(path, value)
+
+
 def read_json(path: str | os.PathLike[str]) -> Any:
     """Read a JSON file.
 

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from prismlm.errors import FormatError, InputError, Interrupted, changes
-from prismlm.files import read_json, remove_left_behind, write_json
+from prismlm.files import keep_json, read_json, remove_left_behind
 
 LOCK_FILE = ".lock"
 RUN_FILE = "run.json"
@@ -151,7 +151,7 @@ def begin(directory: Path, run: Mapping[str, Any], *, made: bool) -> None:
     """
     path = directory / RUN_FILE
     if not made or not path.is_file():
-        write_json(path, run)
+        keep_json(path, run)
         return
     way_out = "Go on with that one, write elsewhere with --out, or remove it."
     before = read_note(path, directory)

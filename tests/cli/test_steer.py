@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import asdict
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -97,7 +98,7 @@ def test_a_part_alone(prism, tiny_model, tiny_corpus, lm, only):
         "lens": "sample",
         "edit": None,
         "only": only,
-        "cost": cost.to_dict(),
+        "cost": asdict(cost),
         "cost_note": "",
     }
     # What it wrote is what the model writes inside the block, and not what it writes outside.

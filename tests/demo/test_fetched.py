@@ -13,8 +13,8 @@ import prismlm
 from benchmarks.attach.demo_model import pack
 from prismlm.demo import prompts
 from prismlm.demo.estimate import estimate_fetched
-from prismlm.demo.fetch import Unreachable
-from prismlm.demo.fetched import SMOLLM2, run_fetched
+from prismlm.demo.fetch import NAME, Unreachable
+from prismlm.demo.fetched import run_fetched
 from prismlm.demo.prompts import PROMPTS, documents
 from prismlm.errors import FormatError, InputError
 from prismlm.training import AttachOptions, FitOptions, LoraOptions, attach
@@ -154,5 +154,5 @@ def test_the_dry_run_says_what_is_fetched(tmp_path):
     shown = forked.run("demo", "--dry-run", cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
     assert "89 MB are fetched" in shown.stdout
-    assert SMOLLM2 in forked.run("demo", "--help", cwd=tmp_path).stdout
+    assert NAME in forked.run("demo", "--help", cwd=tmp_path).stdout
     assert list(tmp_path.iterdir()) == []

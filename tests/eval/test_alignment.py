@@ -1,6 +1,6 @@
 """Counterparts of tokens, by hand."""
 
-from prismlm.eval.alignment import align
+from prismlm.eval.clamping import align
 
 
 def test_texts_of_one_length_go_position_by_position():

@@ -103,5 +103,5 @@ def test_what_does_not_fit_is_refused():
             form(flow, LENGTH, directions)
         with pytest.raises(InputError, match=r"expected \[C, 6\]"):
             form(flow, 3, directions[:, 1:])
-        with pytest.raises(InputError, match="5 groups do not divide 4 channels"):
+        with pytest.raises(InputError, match="5 groups of 4 channels"):
             form(flow._replace(groups=5), 3, directions)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
+import typer
 from typer.core import TyperGroup
 
 
-class ModelFirst(TyperGroup):
-    """Takes a first argument that is no command for the MODEL of its default command."""
+def model_first(default: str, help: str) -> typer.Typer:
+    """Return a group that takes a first argument that is no command for ``default``'s MODEL."""
 
-    default: ClassVar[str]
+    class ModelFirst(TyperGroup):
+        def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+            if args and args[0] not in self.commands and args[0] != "--help":
+                args = [default, *args]
+            return super().parse_args(ctx, args)
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put the default command before a model."""
-        if args and args[0] not in self.commands and args[0] != "--help":
-            args = [self.default, *args]
-        return super().parse_args(ctx, args)
+    return typer.Typer(cls=ModelFirst, no_args_is_help=True, help=help)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
@@ -77,17 +77,16 @@ def console_for_reading() -> Console:
 
 
 def plain(text: str) -> str:
-    """Return text that cannot drive the terminal."""
-    return "".join(_printable(text))
+    """Return text that cannot drive the terminal: no escape sequences, bells, direction marks."""
+    letters = (letter for letter in marks_shown(text) if letter != "\r")
+    return "".join(one if one in KEPT or one.isprintable() else "�" for one in letters)
 
 
-def _printable(text: str) -> Iterator[str]:
-    # Text from outside must not drive the terminal: escape sequences, bells, direction marks.
-    for letter in marks_shown(text):
-        if letter in KEPT:
-            yield letter
-        elif letter != "\r":
-            yield letter if letter.isprintable() else "�"
+def print_head(console: Console, name: str, *facts: str | Text) -> None:
+    """Print a name and what is said of it in one line, and a blank one."""
+    parts = [Text(plain(name), style="bold")]
+    parts += [Text(fact) if isinstance(fact, str) else fact for fact in facts]
+    console.print(Text(" · ", style="dim").join(parts), end="\n\n")
 
 
 def fit(text: str, width: int = TOKEN_WIDTH) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -50,7 +51,7 @@ def sources(
         texts = texts_that_rely(lm, doc, DocumentReader(list(file)), text_options([lm]))
     if as_json:
         listed = None if texts is None else [text._asdict() for text in texts]
-        value = {"model": str(model), "lens": str(opened.path), **found.to_dict(), "texts": listed}
+        value = {"model": str(model), "lens": str(opened.path), **asdict(found), "texts": listed}
         print_json(value | ({} if least is None else {"least_share": least}))
         return
 

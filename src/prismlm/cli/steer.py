@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -87,7 +88,7 @@ def steer(
     if as_json:
         head = {"model": str(model), "lens": None if lm.lens is None else lm.lens.name}
         asked = {"edit": _describe(edits), "only": only}
-        spent = {"cost": None if cost is None else cost.to_dict(), "cost_note": note}
+        spent = {"cost": None if cost is None else asdict(cost), "cost_note": note}
         value = head | asked | result.to_dict() | spent
         print_json(value)
     else:

@@ -42,7 +42,10 @@ def train(
     if dry_run:
         if os.environ.get("WORLD_SIZE", "1") != "1":
             raise InputError("--dry-run measures one process. Run it without torchrun.")
-        _estimate(loaded, search=search, resume=resume, as_json=as_json)
+        from prismlm.training import estimate, estimate_search
+
+        measured = estimate_search if search else estimate
+        print_cost(measured(loaded, resume=resume), as_json=as_json)
         return
     try:
         if search:
@@ -82,13 +85,6 @@ def _search(recipe: Recipe, *, resume: bool, as_json: bool) -> None:
         on_trial=lambda trial: typer.echo(trial_line(trial, recipe.search.trials), err=True),
     )
     print_json(result.to_dict()) if as_json else print_search(result)
-
-
-def _estimate(recipe: Recipe, *, search: bool, resume: bool, as_json: bool) -> None:
-    from prismlm.training import estimate, estimate_search
-
-    measured = estimate_search if search else estimate
-    print_cost(measured(recipe, resume=resume), as_json=as_json)
 
 
 def _print_result(result: TrainingResult) -> None:

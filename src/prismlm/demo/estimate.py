@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from prismlm.cost import Cost
 from prismlm.demo import fetched, trained
-from prismlm.demo.prompts import REPORT_FILE, check_claim, documents
+from prismlm.demo.prompts import REPORT_FILE, check_claim, documents, parts_there
 from prismlm.demo.trained import FULL, DemoSize
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def estimate_fetched(out: Path) -> Cost:
     """
     out = Path(out)
     check_claim(out, fetched.identity())
-    there = fetched.parts_there(out)
+    there = parts_there(out)
     parts = [
         _part(name, Cost(*amounts, basis=FETCHED_NOTE if name == "model" else ""), there[name])
         for name, amounts in FETCHED.items()
@@ -60,7 +60,7 @@ def estimate_demo(out: Path, size: DemoSize = FULL) -> Cost:
     """
     out = Path(out)
     check_claim(out, trained.identity(size))
-    there = trained.parts_there(out)
+    there = parts_there(out)
     parts = [_part(name, None, True) for name in there]
     if not all(there.values()):
         with tempfile.TemporaryDirectory() as name:

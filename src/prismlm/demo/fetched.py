@@ -21,17 +21,23 @@ import prismlm
 from prismlm import fingerprints
 from prismlm.corpus import Corpus, build_corpus, sample_path
 from prismlm.demo.fetch import NAME, fetch
-from prismlm.demo.prompts import DemoResult, check_claim, claim, documents, explain_prompts
+from prismlm.demo.prompts import (
+    DemoResult,
+    check_claim,
+    claim,
+    documents,
+    explain_prompts,
+    parts_there,
+)
 from prismlm.errors import FormatError, InputError
-from prismlm.files import atomic_directory, read_json, share, write_json
+from prismlm.files import WAY_OUT, atomic_directory, read_json, room_to_write, share, write_json
 from prismlm.index import layout
 from prismlm.index.cells import Cells
 from prismlm.labels.map import made_map
 from prismlm.models.base import find_base, put_adapted, put_base
-from prismlm.models.sidecar import HEAD_FILE, META_FILE, has_sidecar
+from prismlm.models.sidecar import HEAD_FILE, META_FILE
 from prismlm.progress import SILENT, Reporter
 
-SMOLLM2 = NAME
 SHIPPED = "smollm2.zip"
 MAP = "smollm2_map.npy"
 # One document in so many of the sample was fine-tuned on, and is in the lens.
@@ -64,15 +70,6 @@ def run_fetched(out: Path, *, progress: Reporter = SILENT) -> DemoResult:
     return explain_prompts(
         out, out / MODEL, out / CORPUS, generated=GENERATED, cached=cached, progress=progress
     )
-
-
-def parts_there(out: Path) -> dict[str, bool]:
-    """Say of corpus, model and lens whether each is there; what is there is whole."""
-    return {
-        "corpus": (out / CORPUS / "corpus.json").is_file(),
-        "model": has_sidecar(out / MODEL),
-        "lens": (out / MODEL / "lens" / "sample").exists(),
-    }
 
 
 def identity() -> dict[str, Any]:
@@ -111,15 +108,17 @@ def _build(out: Path, progress: Reporter) -> None:
     if not there["lens"]:
         _put_lens(shipped / LENS, model / "lens" / "sample", corpus)
     if not there["model"]:
-        shutil.copytree(shipped / ADAPTER, model / ADAPTER, dirs_exist_ok=True)
-        for name in (HEAD_FILE, META_FILE):
-            (shipped / name).replace(model / name)
+        with room_to_write(f"the model {model}", model, WAY_OUT):
+            shutil.copytree(shipped / ADAPTER, model / ADAPTER, dirs_exist_ok=True)
+            for name in (HEAD_FILE, META_FILE):
+                (shipped / name).replace(model / name)
     shutil.rmtree(fetched)
 
 
 def _unpack(into: Path) -> None:
     shutil.rmtree(into, ignore_errors=True)
-    with as_file(_shipped(SHIPPED)) as path, zipfile.ZipFile(path) as archive:
+    room = room_to_write(f"the head and lens of {NAME}", into.parent, WAY_OUT)
+    with room, as_file(_shipped(SHIPPED)) as path, zipfile.ZipFile(path) as archive:
         archive.extractall(into)
 
 
@@ -137,7 +136,7 @@ def _put_lens(shipped: Path, lens: Path, corpus: Path) -> None:
             "made of: tokenizers or transformers has changed how it reads them. Use --train, or "
             "the versions in constraints/tested.txt."
         )
-    with atomic_directory(lens) as made:
+    with room_to_write(f"the lens {lens}", lens.parent, WAY_OUT), atomic_directory(lens) as made:
         shutil.copytree(shipped, made, dirs_exist_ok=True)
         contexts = made / layout.CONTEXTS_FILE
         save_file({"states": _context_states(made, meta["cells"])}, str(contexts))

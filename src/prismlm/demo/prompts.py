@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 
 import prismlm
 from prismlm.errors import InputError
-from prismlm.files import atomic_file, read_json, write_json
+from prismlm.files import WAY_OUT, atomic_file, keep_json, read_json, room_to_write
 from prismlm.labels.write import label_lens
-from prismlm.models.sidecar import HEAD_FILE, META_FILE
+from prismlm.models.sidecar import HEAD_FILE, META_FILE, has_sidecar
 from prismlm.pages.frame import write_page
 from prismlm.pages.trace import page
 from prismlm.progress import Reporter
@@ -136,7 +136,7 @@ def claim(out: Path, identity: dict[str, Any]) -> None:
         InputError: it holds something else, or another demo.
     """
     if check_claim(out, identity):
-        write_json(out / STATE_FILE, identity)
+        keep_json(out / STATE_FILE, identity)
 
 
 def check_claim(out: Path, identity: dict[str, Any]) -> bool:
@@ -158,6 +158,16 @@ def check_claim(out: Path, identity: dict[str, Any]) -> bool:
     return False
 
 
+def parts_there(out: Path) -> dict[str, bool]:
+    """Say of corpus, model and lens whether each is there; what is there is whole."""
+    model = out / "model"
+    return {
+        "corpus": (out / "corpus" / "corpus.json").is_file(),
+        "model": has_sidecar(model),
+        "lens": (model / "lens" / "sample").exists(),
+    }
+
+
 def documents(path: Path, every: int) -> Path:
     """Return the bundled sample, or write one in ``every`` of its documents to ``path``."""
     from prismlm.corpus import sample_path
@@ -165,7 +175,7 @@ def documents(path: Path, every: int) -> Path:
     if every == 1:
         return sample_path()
     table = pq.read_table(sample_path())
-    with atomic_file(path) as temporary:
+    with room_to_write(str(path), path.parent, WAY_OUT), atomic_file(path) as temporary:
         pq.write_table(table.take(list(range(0, len(table), every))), temporary)
     return path
 
@@ -198,7 +208,7 @@ def explain_prompts(
             task.advance()
     write_page(page(list(traces.values()), title="prismlm demo"), report)
     answers = [Answer.of(domain, trace) for domain, trace in traces.items()]
-    write_json(summary, {"of": _state(model), "answers": [asdict(one) for one in answers]})
+    keep_json(summary, {"of": _state(model), "answers": [asdict(one) for one in answers]})
     return DemoResult(model, corpus, report, answers, cached)
 
 

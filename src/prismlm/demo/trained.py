@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import prismlm
 from prismlm import fingerprints
-from prismlm.demo.prompts import GENERATED, DemoResult, claim, documents, explain_prompts
+from prismlm.demo.prompts import (
+    GENERATED,
+    DemoResult,
+    claim,
+    documents,
+    explain_prompts,
+    parts_there,
+)
 from prismlm.files import json_text
 from prismlm.progress import SILENT, Reporter
 
@@ -75,18 +82,6 @@ def run_demo(out: Path, size: DemoSize = FULL, *, progress: Reporter = SILENT) -
         cached=all(there.values()),
         progress=progress,
     )
-
-
-def parts_there(out: Path) -> dict[str, bool]:
-    """Say of corpus, model and lens whether each is there; what is there is whole."""
-    from prismlm.models.sidecar import has_sidecar
-
-    model = out / "model"
-    return {
-        "corpus": (out / "corpus" / "corpus.json").exists(),
-        "model": has_sidecar(model),
-        "lens": (model / "lens" / "sample").exists(),
-    }
 
 
 def identity(size: DemoSize) -> dict[str, Any]:

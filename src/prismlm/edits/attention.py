@@ -24,6 +24,7 @@ from prismlm.errors import InputError
 from prismlm.layers.signal_noise_attention import SignalNoiseAttention
 from prismlm.models.attention import attention_form, attention_layers, reading_attention
 from prismlm.models.evaluating import evaluating
+from prismlm.models.positions import check_sequence
 
 CLAMPED = "prismlm_clamped"
 EAGER_FUNCTION = "eager_attention_forward"
@@ -57,11 +58,7 @@ def record_attention(model: PreTrainedModel, input_ids: Int64[Tensor, " T"]) -> 
     Raises:
         InputError: no Hugging Face attention whose weights can be clamped, or not one sequence.
     """
-    if input_ids.ndim != 1 or not input_ids.numel():
-        raise InputError(
-            f"input_ids are {list(input_ids.shape)}: expected [T], one sequence of at least one "
-            "token."
-        )
+    check_sequence(input_ids)
     layers = _clampable_layers(model)
     found: dict[int, Tensor] = {}
 

@@ -236,10 +236,6 @@ class Cost:
     changed: float
     left: float
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields of ``cost`` in ``prismlm steer --json``."""
-        return asdict(self)
-
 
 @torch.no_grad()
 def perplexity_cost(
@@ -287,13 +283,10 @@ def held_out_batches(lm: OpenedModel, corpus: Corpus, tokens: int, seed: int) ->
     Raises:
         InputError: no held-out documents, or another tokenizer.
     """
-    from prismlm.corpus import document_windows, fingerprint, window_batches
+    from prismlm.corpus import document_windows, window_batches
+    from prismlm.corpus.tokenizer import check_tokenizer_of
 
-    if fingerprint(lm.tokenizer) != corpus.meta["tokenizer"]["fingerprint"]:  # pyright: ignore[reportArgumentType]
-        raise InputError(
-            f"the corpus {corpus.name} was tokenised with another tokenizer than the model's: "
-            "build it with --tokenizer MODEL."
-        )
+    check_tokenizer_of(corpus, lm.tokenizer, lm.path.name)
     documents = np.random.default_rng(seed).permutation(corpus.split("heldout"))
     if not len(documents):
         raise InputError(

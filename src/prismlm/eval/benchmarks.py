@@ -10,9 +10,11 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -26,18 +28,10 @@ LETTERS = "ABCDEFGHIJ"
 BEGUN_SENTENCE = re.compile(r"(.*[.!?]['\")]* |[^:]*: )([^.!?]*)", re.DOTALL)
 
 
-def _lettered(row: Row, question: str) -> Row:
+def _lettered(row: Row, question: str = "question") -> Row:
     letters = list(LETTERS[: len(row["choices"])])
     choices = {"text": row["choices"], "label": letters}
     return {question: row["question"], "choices": choices, "answerKey": LETTERS[row["label"]]}
-
-
-def _arc(row: Row) -> Row:
-    return _lettered(row, "question")
-
-
-def _openbookqa(row: Row) -> Row:
-    return _lettered(row, "question_stem")
 
 
 def _boolq(row: Row) -> Row:
@@ -109,8 +103,8 @@ def _benchmark(
 
 WINOGRANDE = ("sentence", "option1", "option2", "label")
 SEED = (
-    _benchmark("arc_challenge", "ARC-Challenge", "arc", "test", "test", QUESTION, _arc),
-    _benchmark("arc_easy", "ARC-Easy", "arc", "test", "test", QUESTION, _arc),
+    _benchmark("arc_challenge", "ARC-Challenge", "arc", "test", "test", QUESTION, _lettered),
+    _benchmark("arc_easy", "ARC-Easy", "arc", "test", "test", QUESTION, _lettered),
     _benchmark(
         "boolq", "BoolQ", "super_glue/boolq", "validation", "dev",
         ("title", "passage", "question", "label"), _boolq,
@@ -123,7 +117,10 @@ SEED = (
         "mmlu", "MMLU", "mmlu/default", ("test", "mmlu_test"), ("dev", "mmlu_dev"),
         ("subject", *QUESTION), _mmlu, subjects=True,
     ),
-    _benchmark("openbookqa", "OpenBookQA", "openbookqa", "test", "test", QUESTION, _openbookqa),
+    _benchmark(
+        "openbookqa", "OpenBookQA", "openbookqa", "test", "test", QUESTION,
+        partial(_lettered, question="question_stem"),
+    ),
     _benchmark("piqa", "PIQA", "piqa", "validation", "valid", QUESTION, _piqa),
     _benchmark(
         "winogrande", "WinoGrande", "winogrande", "validation", "dev", WINOGRANDE, _winogrande
@@ -224,6 +221,11 @@ def _read_splits(benchmark: Benchmark, data: Path, shots: int) -> dict[str, list
     if shots:
         splits[split] = list(_rows(data / f"{stem}.parquet", benchmark))
     return splits
+
+
+def drawn(count: int, limit: int | None, seed: int) -> list[int]:
+    """Return so many of ``count`` rows in their order; all without a limit."""
+    return np.sort(np.random.default_rng(seed).permutation(count)[:limit]).tolist()
 
 
 def read_columns(path: Path, columns: Sequence[str], of: str) -> pa.Table:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
+from difflib import SequenceMatcher
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,9 +23,9 @@ from transformers import PreTrainedModel
 
 from prismlm.edits.attention import clamp_attention, record_attention
 from prismlm.edits.channels import ClampGates, intervene, record_gates
+from prismlm.edits.channels.clamp import OWN
 from prismlm.errors import InputError
 from prismlm.eval import next_token
-from prismlm.eval.alignment import LEAST_SHARE, align
 from prismlm.eval.pairs import INTERVENTIONS, SLICES
 from prismlm.eval.robustness import OpenedModel, Pair, texts_of
 from prismlm.models.attention import attention_layers
@@ -36,6 +37,8 @@ FLOOR = 1e-4
 """JS_base in bits below which a pair has no PMR: there is nothing to mediate."""
 ROUNDING = 1e-5
 """|PMR| up to which clamping moved nothing: routing before the first change is the same."""
+LEAST_SHARE = 0.5
+"""Of the longer text's positions, those that must have a counterpart."""
 Clamp = Callable[[Sequence[int], list[int]], AbstractContextManager[None]]
 
 
@@ -220,6 +223,30 @@ def measure_clamping(
         if any(pair.slice == part for pair in pairs)
     )
     return Clamping(name, routing.kind, seed, slices)
+
+
+def align(original: Sequence[int], changed: Sequence[int]) -> list[int] | None:
+    """Return for each token of ``changed`` its position in ``original``, or −1 for none.
+
+    Texts of equal length go position by position. Otherwise tokens that difflib finds unchanged
+    are their own counterparts, and what was replaced between them goes token by token from its
+    end: a word that falls into more pieces is whole at its last.
+
+    Returns:
+        None where nothing is the same in both, or less than ``LEAST_SHARE`` has a counterpart.
+    """
+    if len(original) == len(changed):
+        return list(range(len(changed)))
+    found = [OWN] * len(changed)
+    blocks = SequenceMatcher(None, original, changed, autojunk=False).get_opcodes()
+    for kind, start, end, first, last in blocks:
+        if kind in ("equal", "replace"):
+            count = min(end - start, last - first)
+            found[last - count : last] = range(end - count, end)
+    aligned = sum(place != OWN for place in found)
+    anchored = any(kind == "equal" for kind, *_ in blocks)
+    longest = max(len(original), len(changed))
+    return found if anchored and aligned >= LEAST_SHARE * longest else None
 
 
 def random_text(

@@ -22,6 +22,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from prismlm.cost import Cost, peak_memory, rate_of
 from prismlm.errors import InputError, NotFiniteError
 from prismlm.files import check_room
+from prismlm.instruments.uncertainty_feedback.sample import of_one_length
 from prismlm.models.evaluating import evaluating
 from prismlm.models.positions import learned_positions
 from prismlm.models.seam import output_embedding
@@ -106,14 +107,9 @@ def kept_logits(
 
 def batches(model: PreTrainedModel, rows: Sequence[Sequence[int]]) -> Iterator[list[int]]:
     """Yield the numbers of readable texts of one length, the longest first."""
-    by_length: dict[int, list[int]] = {}
-    for number, row in enumerate(rows):
-        if readable(model, row):
-            by_length.setdefault(len(row), []).append(number)
-    for length, numbers in sorted(by_length.items(), reverse=True):
-        size = max(1, TOKENS_AT_ONCE // length)
-        for first in range(0, len(numbers), size):
-            yield numbers[first : first + size]
+    kept = [number for number, row in enumerate(rows) if readable(model, row)]
+    for some in of_one_length([rows[number] for number in kept], TOKENS_AT_ONCE):
+        yield [kept[place] for place in some]
 
 
 def reading_cost(

@@ -23,6 +23,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from prismlm import fingerprints
 from prismlm.errors import InputError, check_number, check_whole
 from prismlm.eval import next_token
+from prismlm.eval.benchmarks import drawn
 from prismlm.eval.pairs import INTERVENTIONS, SLICES
 from prismlm.progress import SILENT, Reporter
 from prismlm.statistics import Interval, mean_intervals
@@ -135,8 +136,7 @@ def drawn_pairs(table: pa.Table, limit: int | None = None, seed: int = 0) -> lis
     found: list[Pair] = []
     for name in SLICES + INTERVENTIONS:
         own = [row for row in rows if row.slice == name]
-        chosen = np.random.default_rng(seed).permutation(len(own))[:limit]
-        found += [own[number] for number in np.sort(chosen)]
+        found += [own[number] for number in drawn(len(own), limit, seed)]
     return found
 
 

@@ -8,7 +8,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -16,9 +15,9 @@ from prismlm import fingerprints
 from prismlm.cost import Cost, peak_memory, rate_of
 from prismlm.errors import FormatError, InputError, Interrupted, check_whole
 from prismlm.eval.accuracy import BAND, HEADLINE, Answers, mean_figures, task_figures
-from prismlm.eval.benchmarks import Benchmark, benchmarks_of, load_tasks
+from prismlm.eval.benchmarks import Benchmark, benchmarks_of, drawn, load_tasks
 from prismlm.eval.predictors import PredictorLM
-from prismlm.files import read_json, write_json
+from prismlm.files import keep_json, read_json
 from prismlm.models.checkpoint import load_checkpoint, read_checkpoint
 from prismlm.models.seam import LogitMap, verify_logit_map
 from prismlm.models.sidecar import has_sidecar
@@ -112,10 +111,7 @@ def questions_of(benchmark: Benchmark, options: SuiteOptions) -> tuple[list[Ques
     """
     tasks = load_tasks(benchmark, options.data, shots=options.shots, seed=options.seed)
     places = [(task, row) for task in tasks for row in range(len(task.task_docs))]
-    chosen = range(len(places))
-    if options.limit is not None:
-        drawn = np.random.default_rng(options.seed).permutation(len(places))[: options.limit]
-        chosen = sorted(drawn.tolist())
+    chosen = drawn(len(places), options.limit, options.seed)
     return [_question(number, *places[number], options.shots) for number in chosen], len(places)
 
 
@@ -212,14 +208,14 @@ def run_suite(
                 questions, of = ready.pop() if ready else questions_of(benchmark, options)
                 total = sum(len(question.pairs) for question in questions)
                 with progress.task(benchmark.title, total, "answers") as task:
-                    write_json(path, ask(lm, benchmark.name, questions, of, task.advance))
+                    keep_json(path, ask(lm, benchmark.name, questions, of, task.advance))
         except KeyboardInterrupt as stop:
             done = sum(1 for _ in kept.glob("*.json"))
             raise Interrupted(
                 f"{done} finished tasks are kept in {out}. The same command goes on from there."
             ) from stop
         result = _result(name, out, options, lm)
-        write_json(out / RESULT_FILE, result)
+        keep_json(out / RESULT_FILE, result)
     return result
 
 

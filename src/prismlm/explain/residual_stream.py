@@ -14,6 +14,7 @@ from prismlm.errors import InputError
 from prismlm.explain.direct_path import DirectPath
 from prismlm.layers import PrototypeHead, PrototypeMixer
 from prismlm.models.decoders.recurrent_decoder import RecurrentBlock, RecurrentModel
+from prismlm.models.positions import check_sequence
 from prismlm.models.seam import capture
 from prismlm.models.watch import Hook, watch
 from prismlm.ops.channel_parts import ChannelFlow
@@ -62,8 +63,7 @@ def read_direct_path(
             f"{type(model).__name__} is no decoder of prototype mixers, so there are no channels "
             "to split its states over."
         )
-    if input_ids.ndim != 1 or not input_ids.numel():
-        raise InputError(f"input_ids are {list(input_ids.shape)}: expected [T], one sequence.")
+    check_sequence(input_ids)
     with _watching(decoder) as seen, capture(model, logits=False) as captured:
         model(input_ids=input_ids[None], use_cache=False)
     return DirectPath(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -97,10 +97,6 @@ class DocumentSources:
     uses: list[DocumentUse]
     neighbourhood: float
     expected: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields of ``prismlm sources --json``."""
-        return asdict(self)
 
 
 def document_sources(lens: Lens, doc_id: str) -> DocumentSources:

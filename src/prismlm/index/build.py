@@ -105,24 +105,42 @@ def build_index(
         PrismError: the disk is full or failing.
         Interrupted: SIGINT or SIGTERM came; what was found is saved.
     """
-    options, shard, out = options or IndexOptions(), shard or Shard(), Path(out)
+    options, shard = options or IndexOptions(), shard or Shard()
     check_index(model, corpus, options, tokenizer)
-    partial = Partial(out)
-    given = ScanInput(model, head, corpus, options, states)
+    given, partial = ScanInput(model, head, corpus, options, states), Partial(Path(out))
     run = _run(given, shard)
-    if states is not None:
-        states.check(run)
-        run["states"] = states.fingerprint
-    if partial.finished():
-        with partial.finishing():
-            same = partial.matches(run)
-            partial.publish()
-        if same:
-            return out
-    check_lens(out, overwrite=overwrite)
+    if _is_published(partial, run):
+        return partial.out
+    how = {"overwrite": overwrite, "save_seconds": save_seconds}
+    return _made(partial, given, shard, run, trained_on, progress, **how)
+
+
+def _is_published(partial: Partial, run: dict[str, Any]) -> bool:
+    """Put a lens in its place that has only to be put there; say whether it is of this run."""
+    if not partial.finished():
+        return False
+    with partial.finishing():
+        same = partial.matches(run)
+        partial.publish()
+    return same
+
+
+def _made(
+    partial: Partial,
+    given: ScanInput,
+    shard: Shard,
+    run: dict[str, Any],
+    trained_on: layout.TrainedOn,
+    progress: Reporter,
+    *,
+    overwrite: bool,
+    save_seconds: float,
+) -> Path | None:
+    model, corpus, options = given.model, given.corpus, given.options
+    check_lens(partial.out, overwrite=overwrite)
     documents, tokens = split_counts(corpus, options.split)
-    expected = lens_bytes(head, options, documents, tokens - documents)
-    check_room(f"the lens {out}", out, expected, partial.path)
+    expected = lens_bytes(given.head, options, documents, tokens - documents)
+    check_room(f"the lens {partial.out}", partial.out, expected, partial.path)
     if model.device.type == "cpu":
         keep_freed_memory()
     with (
@@ -142,7 +160,7 @@ def build_index(
 def _run(given: ScanInput, shard: Shard) -> dict[str, Any]:
     """Return everything that what is found depends on."""
     corpus, options = given.corpus, given.options
-    return {
+    run = {
         "model": fingerprints.of_weights(given.model),
         "weight": fingerprints.of_tensor(weight_of(given.model)),
         "prototypes": layout.prototypes_fingerprint(given.head),
@@ -156,6 +174,10 @@ def _run(given: ScanInput, shard: Shard) -> dict[str, Any]:
         "codes": options.codes,
         "shards": shard.count,
     }
+    if given.states is not None:
+        given.states.check(run)
+        run["states"] = given.states.fingerprint
+    return run
 
 
 def _meta(given: ScanInput, run: dict[str, Any], trained_on: layout.TrainedOn) -> dict[str, Any]:

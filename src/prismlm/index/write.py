@@ -33,7 +33,6 @@ from prismlm.progress import Reporter
 
 if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus
-    from prismlm.corpus.windows import BlockOrder
     from prismlm.index.scan import IndexOptions, Scan, ScanInput
     from prismlm.index.spool import Spool
 
@@ -79,7 +78,7 @@ def write_lens(
     if options.verbatim and options.with_text:
         write_suffixes(directory, given.corpus, options.split)
     written = _write_cells(directory, spools, given, progress)
-    curve = convergence(scan, given.order)
+    curve = convergence(scan)
     files = layout.describe_files(directory)
     layout.write_meta(
         directory,
@@ -128,7 +127,7 @@ def lens_bytes(
     return whole + int(positions)
 
 
-def convergence(scan: Scan, order: BlockOrder) -> list[dict[str, float]]:
+def convergence(scan: Scan) -> list[dict[str, float]]:
     """Return the mean nearest cosine of the prototypes after growing shares of the corpus."""
     points: list[dict[str, float]] = []
     for tokens, nearest in zip(scan.curve_tokens.tolist(), scan.curve_nearest, strict=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, ExitStack
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from jaxtyping import Float, Float64, Int64
@@ -13,7 +13,7 @@ from torch import Tensor
 from prismlm.errors import InputError
 from prismlm.models.evaluating import evaluating
 from prismlm.models.positions import check_window
-from prismlm.models.seam import base_model_of, capture
+from prismlm.models.seam import capture, run_decoder
 from prismlm.models.uncertainty_feedback import uncertainty_of
 from prismlm.progress import SILENT, Reporter
 
@@ -68,16 +68,12 @@ def forward(model: PreTrainedModel, batch: WindowBatch) -> None:
         InputError: the windows are longer than the model's positions.
     """
     check_window(model, batch.input_ids.shape[1])
-    given: dict[str, Any] = {
-        "input_ids": batch.input_ids.to(model.device),
-        "attention_mask": batch.attention_mask.to(model.device).long(),
-        "use_cache": False,
-    }
     if uncertainty_of(model) is None:
-        base_model_of(model)(**given)
+        run_decoder(model, batch.input_ids, batch.attention_mask)
         return
+    ids, mask = batch.input_ids.to(model.device), batch.attention_mask.to(model.device).long()
     with capture(model, logits=False):
-        model(**given)
+        model(input_ids=ids, attention_mask=mask, use_cache=False)
 
 
 def documents_of(corpus: Corpus, split: Split) -> np.ndarray:

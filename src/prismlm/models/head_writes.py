@@ -13,7 +13,7 @@ from prismlm.errors import InputError
 from prismlm.layers.signal_noise_attention import SignalNoiseAttention
 from prismlm.models.attention import attention_layers, head_groups
 from prismlm.models.evaluating import evaluating
-from prismlm.models.seam import base_model_of
+from prismlm.models.seam import run_decoder
 from prismlm.models.watch import Hook, watch
 
 if TYPE_CHECKING:
@@ -52,11 +52,7 @@ def head_writes(
         found[module] = squares.clamp(min=0).sqrt()
 
     with evaluating(model), watch(Hook(module, before=note) for module in merging):
-        base_model_of(model)(
-            input_ids=input_ids.to(model.device),
-            attention_mask=mask.to(model.device).long(),
-            use_cache=False,
-        )
+        run_decoder(model, input_ids, mask)
     return tuple(found[module] for module in merging)
 
 

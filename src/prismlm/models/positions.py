@@ -1,10 +1,10 @@
-"""How many positions a model can read."""
+"""Which sequences a model can read."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from prismlm.errors import InputError
 
@@ -33,4 +33,13 @@ def check_window(model: nn.Module, length: int) -> None:
             f"a window of {length:,} tokens, but the model has learned an embedding of {bound:,} "
             f"positions and has none for more: take windows of at most {bound:,} tokens. Only "
             "models that rotate positions, or have none, read on."
+        )
+
+
+def check_sequence(input_ids: Tensor) -> None:
+    """Raise InputError for anything but the tokens [T] of one sequence, at least one."""
+    if input_ids.ndim != 1 or not input_ids.numel():
+        raise InputError(
+            f"input_ids are {list(input_ids.shape)}: expected [T], one sequence of at least one "
+            "token."
         )

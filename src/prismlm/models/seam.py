@@ -160,6 +160,15 @@ def verify_logit_map(model: nn.Module, logit_map: LogitMap) -> float:
     return error
 
 
-def base_model_of(model: nn.Module) -> nn.Module:
-    """Return the part of a language model that comes before its output embedding."""
-    return getattr(model, "base_model", model)
+def run_decoder(model: nn.Module, input_ids: Tensor, mask: Tensor | None, **more: bool) -> Any:
+    """Run what comes before a language model's output embedding, without a cache.
+
+    Ids and mask are moved to the model's device.
+    """
+    device = next(model.parameters()).device
+    return getattr(model, "base_model", model)(
+        input_ids=input_ids.to(device),
+        attention_mask=None if mask is None else mask.long().to(device),
+        use_cache=False,
+        **more,
+    )

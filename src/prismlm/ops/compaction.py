@@ -76,14 +76,18 @@ def compacted(
             f"the input of the mixer is {list(x.shape)}: expected [B, T, {width}], with at least "
             "one row and one position."
         )
-    rows = x.shape[:2]
-    for name, flags in (("mask", mask), ("starts", starts)):
+    check_flags(x.shape[:2], mask=mask, starts=starts)
+    if mask is None:
+        return x, starts, None
+    places = Compaction.of(mask)
+    return places.compact(x), None if starts is None else places.compact_starts(starts), places
+
+
+def check_flags(rows: tuple[int, ...], **given: Tensor | None) -> None:
+    """Raise InputError for flags that are not bool, one for each position of ``rows`` [B, T]."""
+    for name, flags in given.items():
         if flags is not None and (flags.shape != rows or flags.dtype != torch.bool):
             raise InputError(
                 f"{name} is {flags.dtype} {list(flags.shape)}: expected torch.bool {list(rows)}, "
                 f"one flag for each position. {name}.bool() makes one of zeros and ones."
             )
-    if mask is None:
-        return x, starts, None
-    places = Compaction.of(mask)
-    return places.compact(x), None if starts is None else places.compact_starts(starts), places

@@ -71,7 +71,8 @@ def maps_figure(maps: Sequence[AttentionMap]) -> Figure:
     bar = 0.75
     figure = Figure(figsize=(wide * columns + 0.2, high * rows + bar))
     # The first token has only itself: its 1 would stretch the scale of all others.
-    top = max((float(one.weights[_after_the_first(one)].max()) for one in maps), default=1.0)
+    own = (one.weights[int(one.positions[0] == 0 and len(one.positions) > 1) :] for one in maps)
+    top = max(float(weights.max()) for weights in own)
     norm = PowerNorm(0.5, vmin=0, vmax=top)
     size = figure.get_size_inches()
     shown = None
@@ -102,10 +103,6 @@ def save_maps(maps: Sequence[AttentionMap], path: Path | str) -> None:
     figure = maps_figure(maps)
     with output_file(path) as temporary:
         figure.savefig(temporary, format="png", dpi=DOTS_PER_INCH)
-
-
-def _after_the_first(one: AttentionMap) -> slice:
-    return slice(1 if one.positions[0] == 0 and len(one.positions) > 1 else 0, None)
 
 
 def _panel(axes: Axes, one: AttentionMap, labels: list[str], norm: PowerNorm) -> AxesImage:

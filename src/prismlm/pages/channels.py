@@ -27,7 +27,6 @@ CAVEAT = (
     "Sequences are those that write most into a channel; they show what it holds, and are no proof "
     "of what the model uses it for. Masking a channel is the test of that."
 )
-NAMES: dict[Kind, str] = {"write": "write", "read": "read", "values": "values"}
 HEADINGS = (
     ("layer", "from 0, the first"),
     ("gate", "which one"),
@@ -121,7 +120,7 @@ def _row(layer: int, kind: Kind, found: LayerMetrics) -> str:
         f"{found.mutual_information_corrected:.3f}".replace("-", "−"),
     )
     cells = "".join(f'<td class="p-number">{figure}</td>' for figure in figures)
-    return f'<tr><td class="p-number">{layer}</td><td>{NAMES[kind]}</td>{cells}</tr>'
+    return f'<tr><td class="p-number">{layer}</td><td>{kind}</td>{cells}</tr>'
 
 
 def _locality(found: Locality | None) -> str:

@@ -16,7 +16,7 @@ from prismlm.corpus.tokenizer import tokenizer_fingerprint
 from prismlm.corpus.windows import split_counts
 from prismlm.errors import InputError
 from prismlm.explain.quality import HeadQuality, measure_quality
-from prismlm.files import check_room, read_json, room_to_write, write_json
+from prismlm.files import check_room, keep_json, read_json, room_to_write
 from prismlm.index.build import build_index, check_index
 from prismlm.index.layout import read_meta
 from prismlm.index.lens import Lens
@@ -163,7 +163,7 @@ def _begin(
             check_same(f"{out} was begun with other settings", before, now, way_out)
         if before.get("corpus") != now["corpus"]:
             shutil.rmtree(out / CORPORA, ignore_errors=True)
-    write_json(out / ATTACH_FILE, now)
+    keep_json(out / ATTACH_FILE, now)
 
 
 class _Work:
@@ -222,7 +222,7 @@ class _Work:
         work, adapter = self.out / WORK, self.out / ADAPTER
         if not adapter.exists():
             if not (work / BEFORE_FILE).is_file():
-                write_json(work / BEFORE_FILE, {"ce_before": self._ce(corpus)})
+                keep_json(work / BEFORE_FILE, {"ce_before": self._ce(corpus)})
             history = adapt(
                 self.model,
                 corpus,

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from prismlm.errors import InputError
+from prismlm.errors import InputError, check_number
 from prismlm.index.states import HiddenStates
 from prismlm.layers import PrototypeHead
 from prismlm.models.seam import LogitMap, output_embedding
@@ -25,6 +25,7 @@ from prismlm.training.loop import SAVE_SECONDS, Loop, batches
 # What k-means clusters: so many states for each prototype.
 STATES_PER_CLUSTER = 4
 KMEANS_ITERATIONS = 5
+MAY_BE_ZERO = ("frequent", "drawn", "residual", "pull", "seed")
 
 
 @dataclass(frozen=True)
@@ -59,11 +60,9 @@ class FitOptions:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            value = getattr(self, field.name)
-            least = 0 if field.name in ("frequent", "drawn", "residual", "pull", "seed") else 1e-12
-            if not least <= value < math.inf:
-                wanted = "0 or more" if least == 0 else "a positive number"
-                raise InputError(f"{field.name} is {value}: expected {wanted}.")
+            value, free = getattr(self, field.name), field.name in MAY_BE_ZERO
+            wanted = "0 or more" if free else "a positive number"
+            check_number(field.name, value, wanted, lambda x, free=free: x > 0 or (free and x == 0))
         if self.prototypes_per_token > self.prototypes:
             raise InputError(
                 f"prototypes_per_token is {self.prototypes_per_token}, more than the "

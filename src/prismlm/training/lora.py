@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import math
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -18,7 +17,7 @@ from transformers import PreTrainedModel
 from prismlm import fingerprints
 from prismlm.corpus.packing import IGNORED, PackedDataset, pack
 from prismlm.corpus.store import Corpus
-from prismlm.errors import InputError
+from prismlm.errors import InputError, check_number
 from prismlm.files import WAY_OUT, atomic_directory, room_to_write, share, write_json
 from prismlm.progress import SILENT, Reporter
 from prismlm.training.isolation import keeps_documents_apart
@@ -54,11 +53,10 @@ class LoraOptions:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name != "seed" and not 0 < value < math.inf:
-                raise InputError(f"lora {field.name} is {value}: expected a positive number.")
-        if self.blocks > 1:
-            raise InputError(f"lora blocks is {self.blocks}: expected a share of at most 1.")
+            if field.name != "seed":
+                value, wanted = getattr(self, field.name), "a positive number"
+                check_number(f"lora {field.name}", value, wanted, lambda x: x > 0)
+        check_number("lora blocks", self.blocks, "a share of at most 1", lambda x: x <= 1)
 
 
 def check_lora() -> None:

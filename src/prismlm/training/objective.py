@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from prismlm.errors import InputError
+from prismlm.errors import InputError, check_number
 from prismlm.layers import PrototypeHead
 from prismlm.layers.prototype_head import HeadOutput
 from prismlm.models.seam import LogitMap
@@ -41,11 +41,8 @@ class LossWeights:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            if not getattr(self, field.name) >= 0:
-                raise InputError(
-                    f"the weight of {field.name} is {getattr(self, field.name)}; "
-                    "expected 0 or a positive number."
-                )
+            weight, wanted = getattr(self, field.name), "0 or a positive number"
+            check_number(f"the weight of {field.name}", weight, wanted, lambda x: x >= 0)
 
 
 class States(NamedTuple):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from prismlm.errors import InputError, changes
-from prismlm.files import read_json, write_json
+from prismlm.files import keep_json, read_json
 from prismlm.models.sidecar import META_FILE
 from prismlm.run_state import LOCK_FILE, writing
 from prismlm.training import checkpoints, distributed
@@ -145,7 +145,7 @@ def begin(prepared: Prepared) -> None:
             )
     else:
         run = {"recipe": prepared.recipe.to_dict(), "resolved": resolved(prepared.recipe)}
-        write_json(out / RUN_FILE, run | {"corpus": corpus, "processes": processes})
+        keep_json(out / RUN_FILE, run | {"corpus": corpus, "processes": processes})
 
 
 def checkpoint_to_resume(prepared: Prepared) -> Path | None:

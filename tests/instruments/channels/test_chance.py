@@ -33,4 +33,3 @@ def test_the_median_has_an_interval_from_six_values_on():
     assert median_interval([6, 1, 2, 5, 4, 3]) == (1, 6)
     # The textbook's: 20 values, the 6th and the 15th.
     assert median_interval(range(1, 21)) == (6, 15)
-    assert median_interval(range(1, 21), 0.99) == (4, 17)

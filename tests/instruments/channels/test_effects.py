@@ -11,7 +11,7 @@ import torch
 from prismlm.edits.channels.interventions import MaskRead, MaskWrite, Reinitialise
 from prismlm.edits.channels.scope import intervene
 from prismlm.errors import InputError
-from prismlm.instruments.channels import effects_on
+from prismlm.instruments.channels import effects, effects_on
 from prismlm.instruments.channels.case_files import Case, Probe
 from prismlm.instruments.channels.concepts import concept_in_model
 from prismlm.instruments.channels.effects import (
@@ -57,8 +57,9 @@ def alone(model, probe):
 
 
 @pytest.mark.parametrize("tokens_per_batch", [1, 24, 4096])
-def test_probabilities_are_those_of_each_context_alone(model, tokens_per_batch):
-    found = target_probabilities(model, probes(), tokens_per_batch)
+def test_probabilities_are_those_of_each_context_alone(model, tokens_per_batch, monkeypatch):
+    monkeypatch.setattr(effects, "TOKENS_PER_BATCH", tokens_per_batch)
+    found = target_probabilities(model, probes())
     expected = [alone(model, probe) for probe in probes()]
     assert found.tolist() == pytest.approx(expected, rel=1e-4)
     with pytest.raises(InputError, match="training mode"):

@@ -40,7 +40,7 @@ def test_measures_are_those_of_all_positions(model, sequences, alone, kind):
 def test_heads_of_llama_are_measured_alike(corpus, sequences):
     llama = make_llama(len(corpus.tokenizer), kv_heads=4)
     found = measure_layers(llama, sequences, "values", sample=300)
-    norms = [activations(llama, batch, "values").layers[1] for batch in sequences.batches()]
+    norms = [activations(llama, batch, "values")[1] for batch in sequences.batches()]
     assert len(found) == 2
     assert found[1].gini == pytest.approx(gini(torch.cat(norms)).mean().item())
     assert found[1].positions == corpus.num_tokens

@@ -131,11 +131,11 @@ def test_states_and_heads_come_from_the_same_passes():
     model, batches = make_signal_noise(), [make_batch(row) for row in ROWS]
     calls = []
     handle = model.model.register_forward_pre_hook(lambda *_: calls.append(1))
-    states, uses = read_states_and_heads(model, batches, positions=40)
+    states, uses = read_states_and_heads(model, batches)
     handle.remove()
     assert len(calls) == 3
     assert uses == head_uses(model, batches)
-    for one, alone in zip(states, read_states(model, batches, positions=40), strict=True):
+    for one, alone in zip(states, read_states(model, batches), strict=True):
         assert torch.equal(one.positions, alone.positions)
         assert torch.equal(one.inputs, alone.inputs)
         assert torch.equal(one.steps, alone.steps)

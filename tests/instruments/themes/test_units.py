@@ -12,8 +12,7 @@ from prismlm.errors import InputError
 from prismlm.instruments.themes.units import (
     MARKED,
     SIDE,
-    channels,
-    heads,
+    channels_or_heads,
     prototypes,
     random_spans,
     read_spans,
@@ -85,18 +84,20 @@ def test_a_lens_without_its_corpus_is_refused(lm, monkeypatch):
 
 def test_channels_have_what_writes_most(corpus, sequences):
     model = make_model(len(corpus.tokenizer))
-    found, left_out = channels(model, sequences)
+    found, left_out = channels_or_heads(model, sequences, "channel")
     assert (len(found), left_out) == (LAYERS * CHANNELS, 0)
-    assert channels(model, sequences, 1, 2)[0][0].name.startswith("layer 1 · channel")
+    assert channels_or_heads(model, sequences, "channel", 1, 2)[0][0].name.startswith(
+        "layer 1 · channel"
+    )
     assert all(len(unit.spans) == 10 for unit in found)
     assert all(len(span.marked) <= MARKED for unit in found for span in unit.spans)
     with pytest.raises(InputError, match="there is no layer 3"):
-        channels(model, sequences, 3)
+        channels_or_heads(model, sequences, "channel", 3)
 
 
 def test_heads_rank_by_the_norm_of_what_they_write(corpus, sequences):
     model = make_llama(len(corpus.tokenizer))
-    found, left_out = heads(model, sequences, layer=1)
+    found, left_out = channels_or_heads(model, sequences, "head", layer=1)
     assert [unit.name for unit in found] == [f"layer 1 · head {h}" for h in range(4)]
     assert not left_out
     totals = {}
@@ -115,7 +116,7 @@ def test_heads_rank_by_the_norm_of_what_they_write(corpus, sequences):
 
 
 def test_random_sequences_have_the_shapes_of_the_units(corpus, sequences):
-    found, _ = channels(make_model(len(corpus.tokenizer)), sequences, 0)
+    found, _ = channels_or_heads(make_model(len(corpus.tokenizer)), sequences, "channel", 0)
     drawn = random_spans(found, corpus, "all", 30, 0)
     shapes = [(s.length, len(s.marked)) for unit in found for s in unit.spans][:30]
     assert [(span.length, len(span.marked)) for span in drawn] == shapes

@@ -116,7 +116,7 @@ def untrained(settings, corpus, directory):
         0,
         columns=COLUMNS,
         counts=("gate_tokens",),
-        measure=channels_figures(lambda: heldout.batches(100)),
+        measure=lambda decoder: channels_figures(decoder, heldout.batches(100)),
         corpus_tokens=200,
     )
     log.add(model, step=1, tokens=50, ce=math.log(7), ce_tokens=11)

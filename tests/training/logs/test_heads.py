@@ -185,7 +185,7 @@ def test_reading_takes_one_forward_pass_without_logits(signal_noise, tiny_corpus
     model.model.register_forward_pre_hook(lambda *_: calls.append(1))
     model.lm_head.register_forward_pre_hook(lambda *_: logits.append(1))
     gradients = LayerGradients(model.model.layers, build_recipe(signal_noise))
-    rows = heads_figures(lambda: heldout.batches(9000), 32, gradients)(model)
+    rows = heads_figures(model, heldout.batches(9000), 32, gradients)
     assert len(calls) == len(list(heldout.batches(9000))) > 1
     assert not logits
     assert all(math.isnan(row["gradient_norm"]) for row in rows)
@@ -240,7 +240,7 @@ def test_where_no_query_sees_enough_the_rest_of_the_row_is_there(signal_noise):
     batches = [make_batch(*random_rows(9, 12))]
     gradients = LayerGradients(model.model.layers, build_recipe(signal_noise))
     for length, nothing in ((12, False), (13, True), (32, True)):
-        for row in heads_figures(lambda: batches, length, gradients)(model):
+        for row in heads_figures(model, batches, length, gradients):
             assert row["positions"] == 21
             assert math.isfinite(row["rate"])
             assert row["attention_tokens"] == (0 if nothing else 21)

@@ -2,35 +2,17 @@
 
 from __future__ import annotations
 
-import typer
-
-from prismlm.cli.default_command import ModelFirst
+from prismlm.cli.default_command import model_first
 from prismlm.cli.eval.glue import glue
 from prismlm.cli.eval.judge import judge
 from prismlm.cli.eval.pairs import pairs
 from prismlm.cli.eval.robustness import clamping, robustness
 from prismlm.cli.eval.suite import evaluate
 
-
-class Eval(ModelFirst):
-    """``prismlm eval MODEL`` is ``prismlm eval suite MODEL``."""
-
-    default = "suite"
-
-
-app = typer.Typer(
-    cls=Eval,
-    no_args_is_help=True,
-    help="Ask benchmarks of a model: `prismlm eval MODEL`; or make a study of models.",
+app = model_first(
+    "suite", "Ask benchmarks of a model: `prismlm eval MODEL`; or make a study of models."
 )
-
-
-@app.callback()
-def _group() -> None:
-    pass
-
-
-app.command(name=Eval.default)(evaluate)
+app.command(name="suite")(evaluate)
 app.command()(judge)
 app.command()(glue)
 app.command()(robustness)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -68,10 +68,7 @@ def robustness(
         found = measure_robustness(
             _opened(models), drawn, entropy=entropy, seed=seed, progress=ConsoleReporter()
         )
-    if _kept({"pairs": str(pairs), "limit": limit, **found.to_dict()}, out, as_json):
-        return
-
-    print_robustness(found)
+    _show(found, print_robustness, {"pairs": str(pairs), "limit": limit}, out, as_json)
 
 
 def clamping(
@@ -99,10 +96,7 @@ def clamping(
             print_cost(_cost(opened, drawn, times=3), as_json=as_json)
             return
         found = measure_clamping(opened, drawn, seed=seed, progress=ConsoleReporter())
-    if _kept({"pairs": str(pairs), "limit": limit, **found.to_dict()}, out, as_json):
-        return
-
-    print_clamping(found)
+    _show(found, print_clamping, {"pairs": str(pairs), "limit": limit}, out, as_json)
 
 
 def _drawn(path: Path, limit: int | None, seed: int) -> list[Pair]:
@@ -132,14 +126,15 @@ def _cost(opened: OpenedModel, drawn: Sequence[Pair], times: float = 1) -> Any:
     return reading_cost(opened.model, rows, opened.name, times)
 
 
-def _kept(value: dict[str, Any], out: Path | None, as_json: bool) -> bool:
-    """Write and print figures as JSON where that is asked for; say whether they were printed."""
+def _show(
+    found: Any, print_it: Callable[[Any], None], head: Any, out: Path | None, as_json: bool
+) -> None:
+    """Write figures as JSON where that is asked for, and print them."""
+    value = head | found.to_dict()
     if out is not None:
         write_text(out, json_text(value, indent=2) + "\n")
         typer.echo(f"wrote {out}", err=True)
-    if as_json:
-        print_json(value)
-    return as_json
+    print_json(value) if as_json else print_it(found)
 
 
 def print_robustness(found: Robustness) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from prismlm.cli.inspect.corpus_to_read import corpus_of
 from prismlm.cli.options import Json, Model, Overwrite, Page, Split, choice, number, option
 from prismlm.cli.output import print_json
 from prismlm.errors import InputError
@@ -70,7 +71,10 @@ def channels(
         _check_mixers(opened, layer, channel)
     sequences = None
     if corpus is not None or text is None or beside is not None:
-        sequences = _sequences(model, corpus, cast("SplitName", split), max_tokens or None)
+        from prismlm.corpus.sequences import Sequences
+
+        read, part = corpus_of(model, corpus), cast("SplitName", split)
+        sequences = Sequences(read, part, max_tokens=max_tokens or None)
     layers = None if layer is None else (layer,)
     report = _report(model, opened, tokenizer, sequences, text, layers=layers, kept=top)
     other = None
@@ -97,17 +101,6 @@ def _check_mixers(model: PreTrainedModel, layer: int | None, channel: int | None
     if layer is not None and channel is not None:
         check_layer(len(mixers), layer)
         check_channel(mixers[layer].channels, layer, channel)
-
-
-def _sequences(
-    model: Path, corpus: Path | None, split: SplitName, max_tokens: int | None
-) -> Sequences:
-    from prismlm.corpus import Corpus
-    from prismlm.corpus.sequences import Sequences
-    from prismlm.index.training_corpus import training_corpus
-
-    read = training_corpus(model) if corpus is None else Corpus.open(corpus)
-    return Sequences(read, split, max_tokens=max_tokens)
 
 
 def _report(

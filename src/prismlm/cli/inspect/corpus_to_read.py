@@ -10,6 +10,7 @@ from prismlm.cli.options import option
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from prismlm.corpus import Corpus
     from prismlm.corpus.sequences import Sequences
 
 
@@ -25,21 +26,28 @@ Length = Annotated[
 ]
 
 
+def corpus_of(model: Path, corpus: Path | None) -> Corpus:
+    """Open a corpus, or the one that a model was trained on."""
+    from prismlm.corpus import Corpus
+    from prismlm.index.training_corpus import training_corpus
+
+    return training_corpus(model) if corpus is None else Corpus.open(corpus)
+
+
 def open_both(
     path: Path, corpus: Path | None, split: str, tokens: int, length: int | None
 ) -> tuple[PreTrainedModel, Sequences]:
     """Open a model and say what is to be read of which corpus."""
     from typing import cast
 
-    from prismlm.corpus import Corpus
     from prismlm.corpus.sequences import Sequences
     from prismlm.corpus.store import Split
     from prismlm.corpus.tokenizer import check_tokenizer_of
-    from prismlm.index.training_corpus import trained_length, training_corpus
+    from prismlm.index.training_corpus import trained_length
     from prismlm.models.checkpoint import read_checkpoint
 
     model, tokenizer = read_checkpoint(path)
-    opened = training_corpus(path) if corpus is None else Corpus.open(corpus)
+    opened = corpus_of(path, corpus)
     check_tokenizer_of(opened, tokenizer, path.resolve().name)
     row = trained_length(path) or LENGTH if length is None else length
     return model, Sequences(opened, cast("Split", split), row, tokens or None)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import typer
-
-from prismlm.cli.default_command import ModelFirst
+from prismlm.cli.default_command import model_first
 from prismlm.cli.inspect.attention import attention
 from prismlm.cli.inspect.channels import channels
 from prismlm.cli.inspect.heads import heads
@@ -15,25 +13,9 @@ from prismlm.cli.inspect.spectra import spectra
 from prismlm.cli.inspect.themes import themes
 from prismlm.cli.inspect.uncertainty_feedback import uncertainty_feedback
 
-
-class Inspect(ModelFirst):
-    """``prismlm inspect MODEL`` is ``prismlm inspect index MODEL``."""
-
-    default = "index"
-
-
-app = typer.Typer(
-    cls=Inspect,
-    no_args_is_help=True,
-    help="Measure what a lens holds: `prismlm inspect MODEL`; or what channels and heads do.",
+app = model_first(
+    "index", "Measure what a lens holds: `prismlm inspect MODEL`; or what channels and heads do."
 )
-
-
-@app.callback()
-def _group() -> None:
-    pass
-
-
 app.command()(attention)
 app.command()(prototypes)
 app.command()(channels)
@@ -42,4 +24,4 @@ app.command()(heads)
 app.command()(spectra)
 app.command()(themes)
 app.command()(uncertainty_feedback)
-app.command(name=Inspect.default)(index)
+app.command()(index)

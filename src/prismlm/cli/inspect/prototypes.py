@@ -98,13 +98,10 @@ def _print_card(console: Console, card: dict[str, Any]) -> None:
     console.print(Text(f"\nraises  {raised}"))
     console.print("\nWhere it fires", style="bold")
     for place in card["contexts"][:CONTEXTS]:
-        before, token, after = (_flat(place[name] or "") for name in ("before", "token", "after"))
+        flat = ((place[name] or "").replace("\n", "↵ ") for name in ("before", "token", "after"))
+        before, token, after = map(plain, flat)
         text = Text(f"  …{before[-BEFORE:]}{' ' if token[:1] == ' ' else ''}")
         text.append(f"[{token.strip()}]", style="bold").append(f"{after[:AFTER]}…")
         console.print(text)
         origin = " · ".join(filter(None, (place["doc_id"], place["source"], place["license"])))
         console.print(Text(f"    {plain(origin)}", style="dim"))
-
-
-def _flat(text: str) -> str:
-    return plain(text.replace("\n", "↵ "))

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from prismlm.cli.inspect.corpus_to_read import CorpusToRead, open_both
-from prismlm.cli.options import Json, Lens, Model, Split, choice, load_with_lens, number, option
+from prismlm.cli.label import ModelThere, Url
+from prismlm.cli.options import Json, Lens, Model, Split, choice, load_with_lens, number
 from prismlm.cli.output import print_json
 from prismlm.errors import InputError
 
@@ -35,11 +36,8 @@ def themes(
     layer: Annotated[int | None, number("N", "Only this layer's channels or heads.")] = None,
     units: Annotated[int, number("N", "Units, drawn by seed.", 1)] = 100,
     seed: Annotated[int, number("S", "Of the units and of random sequences.")] = 0,
-    endpoint: Annotated[
-        str | None,
-        option("URL", "Ask a language model at any OpenAI-compatible endpoint."),
-    ] = None,
-    endpoint_model: Annotated[str | None, option("NAME", "What the model is called there.")] = None,
+    endpoint: Url = None,
+    endpoint_model: ModelThere = None,
     as_json: Json = False,
 ) -> None:
     """Show the themes of a model's units, from the ten sequences that activate each most.
@@ -120,7 +118,7 @@ def read_report(
 
     from prismlm.cli.progress import ConsoleReporter
     from prismlm.instruments.themes.report import Kind, theme_report
-    from prismlm.instruments.themes.units import channels, heads, prototypes
+    from prismlm.instruments.themes.units import channels_or_heads, prototypes
 
     given: dict[str, Any] = {
         "name": path.resolve().name,
@@ -137,6 +135,6 @@ def read_report(
             found, opened.corpus, split=cast("SplitName", opened.meta.split), **given
         )
     model, sequences = open_both(path, corpus, split, tokens, None)
-    collect = channels if of == "channels" else heads
-    found = collect(model, sequences, layer, units, seed)
+    kind = "channel" if of == "channels" else "head"
+    found = channels_or_heads(model, sequences, kind, layer, units, seed)
     return theme_report(found, sequences.corpus, split=sequences.split, **given)

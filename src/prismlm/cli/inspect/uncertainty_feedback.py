@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from prismlm.cli.inspect.corpus_to_read import LENGTH, CorpusToRead
+from prismlm.cli.inspect.corpus_to_read import LENGTH, CorpusToRead, corpus_of
 from prismlm.cli.options import TEXT_KINDS, DryRun, Json, Model, Split, choice, option
 from prismlm.cli.output import print_cost, print_json
 from prismlm.errors import InputError
@@ -122,11 +122,9 @@ def _sample(
     **drawn: int,
 ) -> Sample:
     """Return texts of a corpus and split, of files, or given, as tokens of the model."""
-    from prismlm.corpus import Corpus
     from prismlm.corpus.documents import Columns, Document
     from prismlm.corpus.read import DocumentReader
     from prismlm.corpus.tokenizer import check_tokenizer_of
-    from prismlm.index.training_corpus import training_corpus
     from prismlm.instruments.uncertainty_feedback import corpus_sample, document_sample
 
     corpus, split, files, texts, column = where
@@ -137,7 +135,7 @@ def _sample(
     if texts:
         given = [Document(str(number), text) for number, text in enumerate(texts)]
         return document_sample(given, tokenizer, name="--text", **drawn)
-    found = training_corpus(model) if corpus is None else Corpus.open(corpus)
+    found = corpus_of(model, corpus)
     check_tokenizer_of(found, tokenizer, model.resolve().name)
     return corpus_sample(found, cast("SplitName", split), **drawn)
 

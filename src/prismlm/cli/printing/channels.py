@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from prismlm.cli.format import count
-from prismlm.cli.output import bar, console_for_reading, fit, plain, table_of
+from prismlm.cli.output import bar, console_for_reading, fit, plain, print_head, table_of
 from prismlm.corpus.words import DITTO
 from prismlm.instruments.channels.curves import LayerCurves, WordedCurves
 from prismlm.instruments.channels.report import Channel, ChannelReport, LayerReport
@@ -61,18 +61,15 @@ def print_report(
 
 
 def _print_header(console: Console, report: ChannelReport) -> None:
-    parts = [Text(plain(report.model), style="bold")]
+    facts: list[str] = []
     if report.of == "channels":
         numbers = sorted({len(layer.channels) for layer in report.layers})
         layers = "layer" if len(report.layers) == 1 else "layers"
-        parts.append(
-            Text(f"{len(report.layers)} {layers} of {'–'.join(map(str, numbers))} channels")
-        )
+        facts.append(f"{len(report.layers)} {layers} of {'–'.join(map(str, numbers))} channels")
     if report.corpus is not None:
         read = report.corpus
-        parts.append(Text(f"{count(read.positions)} tokens of {plain(read.name)}, {read.split}"))
-    console.print(Text(" · ", style="dim").join(parts))
-    console.print()
+        facts.append(f"{count(read.positions)} tokens of {plain(read.name)}, {read.split}")
+    print_head(console, report.model, *facts)
 
 
 def _print_metrics(console: Console, reports: Sequence[ChannelReport]) -> None:

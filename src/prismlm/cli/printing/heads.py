@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from prismlm.cli.format import count
-from prismlm.cli.output import console_for_reading, plain, table_of
+from prismlm.cli.output import console_for_reading, plain, print_head, table_of
 from prismlm.corpus.sequences import CorpusPart
 from prismlm.instruments.channels.wording import signed
 from prismlm.instruments.heads import AcrossModels, Comparison, HeadFigures, HeadReport
@@ -72,14 +72,9 @@ def print_across(found: Sequence[AcrossModels]) -> None:
 
 def print_header(console: Console, model: str, corpus: CorpusPart) -> None:
     """Print the model's name and what was read."""
-    parts = [Text(plain(model), style="bold")]
-    if corpus.positions:
-        parts.append(Text(f"{count(corpus.positions)} tokens of {plain(corpus.name)}"))
-    else:
-        parts.append(Text(plain(corpus.name)))
-    parts.append(Text(f"{corpus.split}, windows of {corpus.length:,}"))
-    console.print(Text(" · ", style="dim").join(parts))
-    console.print()
+    tokens = f"{count(corpus.positions)} tokens of " if corpus.positions else ""
+    windows = f"{corpus.split}, windows of {corpus.length:,}"
+    print_head(console, model, f"{tokens}{plain(corpus.name)}", windows)
 
 
 def _print_heads(console: Console, report: HeadReport) -> None:

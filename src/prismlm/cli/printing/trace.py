@@ -20,6 +20,7 @@ from prismlm.cli.output import (
     console_for_reading,
     fit_ends,
     plain,
+    print_head,
     table_of,
 )
 from prismlm.cli.printing.chains import print_chains
@@ -89,19 +90,18 @@ def print_trace(
 
 
 def _print_header(console: Console, trace: Trace) -> None:
-    parts = [Text(trace.model, style="bold")]
+    facts: list[str | Text] = []
     if trace.lens is not None:
         meta = trace.lens.meta
-        parts.append(Text(f"lens {trace.lens.name}"))
-        parts.append(Text(f"{count(meta.tokens)} tokens of {count(meta.documents)} documents"))
+        facts.append(f"lens {trace.lens.name}")
+        facts.append(f"{count(meta.tokens)} tokens of {count(meta.documents)} documents")
         if meta.trained_on is False:
-            parts.append(Text("not what it was trained on", style="yellow"))
+            facts.append(Text("not what it was trained on", style="yellow"))
         elif meta.trained_on == "fine-tuned" and meta.split != "heldout":
-            parts.append(Text("fine-tuned on it; its first training text is not here"))
+            facts.append("fine-tuned on it; its first training text is not here")
         elif meta.trained_on and meta.split == "heldout":
-            parts.append(Text("held out when it was trained", style="yellow"))
-    console.print(Text(" · ", style="dim").join(parts))
-    console.print()
+            facts.append(Text("held out when it was trained", style="yellow"))
+    print_head(console, trace.model, *facts)
 
 
 def _print_support(console: Console, trace: Trace) -> None:
@@ -168,15 +168,11 @@ def _print_predictions(console: Console, steps: Sequence[Step], top: int) -> Non
             Text(target, style="bold"),
             _percent(step.probability),
             share,
-            *([_fed_back(step)] if fed_back else []),
+            *(["–" if (one := step.uncertainty) is None else f"{one:.0%}"] if fed_back else []),
             _prototypes(step, top, room),
             f"{step.residual:+.2f}",
         )
     console.print(table)
-
-
-def _fed_back(step: Step) -> str:
-    return "–" if step.uncertainty is None else f"{step.uncertainty:.0%}"
 
 
 def _prototypes(step: Step, top: int, room: int) -> Text:

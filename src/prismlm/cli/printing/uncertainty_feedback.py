@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from prismlm.cli.format import count
-from prismlm.cli.output import console_for_reading, plain, table_of
+from prismlm.cli.output import console_for_reading, plain, print_head, table_of
 from prismlm.instruments.channels.wording import signed
 from prismlm.instruments.uncertainty_feedback import (
     CAVEAT,
@@ -31,13 +31,8 @@ Shown = tuple[str, Table, str]
 def print_uncertainty_feedback(report: UncertaintyReport) -> None:
     """Print every check with its control and what it says."""
     console = console_for_reading()
-    parts = [
-        Text(plain(report.model), style="bold"),
-        Text(f"{report.texts} texts, {count(report.tokens)} tokens of {plain(report.sample)}"),
-        Text(f"own codes: {report.options.signal.words}"),
-    ]
-    console.print(Text(" · ", style="dim").join(parts))
-    console.print()
+    read = f"{report.texts} texts, {count(report.tokens)} tokens of {plain(report.sample)}"
+    print_head(console, report.model, read, f"own codes: {report.options.signal.words}")
     for check, show in _SHOW.items():
         found = getattr(report, check)
         if found is not None:

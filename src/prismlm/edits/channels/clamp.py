@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from prismlm.errors import InputError, check_choice
 from prismlm.layers import MixerEvidence, PrototypeMixer
 from prismlm.models.decoders.mixers import gates_of
+from prismlm.models.positions import check_sequence
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -59,11 +60,7 @@ def record_gates(model: PreTrainedModel, input_ids: Int64[Tensor, " T"]) -> Gate
     Raises:
         InputError: no prototype mixer, or not one sequence of tokens.
     """
-    if input_ids.ndim != 1 or not input_ids.numel():
-        raise InputError(
-            f"input_ids are {list(input_ids.shape)}: expected [T], one sequence of at least one "
-            "token."
-        )
+    check_sequence(input_ids)
     return GateRecord(input_ids, gates_of(model, input_ids[None]))
 
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 
 from prismlm.errors import FormatError, InputError, shown
-from prismlm.eval.benchmarks import read_columns
+from prismlm.eval.benchmarks import drawn, read_columns
 from prismlm.eval.glue.tasks import HIGHEST, LOWEST, Task
 from prismlm.hub import fetching
 
@@ -41,13 +40,6 @@ class Rows(NamedTuple):
         chosen = drawn(len(self.texts), limit, seed)
         labels = None if self.labels is None else [self.labels[row] for row in chosen]
         return self._replace(texts=[self.texts[row] for row in chosen], labels=labels)
-
-
-def drawn(count: int, limit: int | None, seed: int) -> list[int]:
-    """Return so many of ``count`` rows in their order; all without a limit."""
-    if limit is None or limit >= count:
-        return list(range(count))
-    return np.sort(np.random.default_rng(seed).permutation(count)[:limit]).tolist()
 
 
 def read_split(task: Task, split: str, data: Path | None) -> Rows | None:

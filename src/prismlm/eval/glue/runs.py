@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from prismlm.errors import DivergenceError, Interrupted, check_number, check_whole
+from prismlm.eval.benchmarks import drawn
 from prismlm.eval.glue.classifier import GlueModel, encode
-from prismlm.eval.glue.data import Rows, drawn, read_split
+from prismlm.eval.glue.data import Rows, read_split
 from prismlm.eval.glue.fine_tune import Examples, Settings, fine_tune
 from prismlm.eval.glue.metrics import answers, measure
 from prismlm.eval.glue.report import RUNS
 from prismlm.eval.glue.tasks import Task
-from prismlm.files import read_json, write_json
+from prismlm.files import keep_json, read_json
 from prismlm.outputs import write_text
 from prismlm.progress import Reporter
 from prismlm.run_state import begin
@@ -153,7 +154,7 @@ def make_runs(
                 run, predicted = {"dev_history": [], "diverged": str(error)}, {}
             for title, text in predicted.items():
                 write_text(place / "predictions" / str(work.seed) / f"{title}.tsv", text)
-            write_json(kept / f"{work.name}.json", run)
+            keep_json(kept / f"{work.name}.json", run)
     except KeyboardInterrupt as stop:
         done = sum(1 for _ in kept.glob("*.json"))
         raise Interrupted(

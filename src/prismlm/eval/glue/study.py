@@ -19,7 +19,7 @@ from prismlm.eval.glue.fine_tune import EVALUATIONS, Examples, trainer
 from prismlm.eval.glue.report import RUNS, figures
 from prismlm.eval.glue.runs import GlueOptions, Work, make_runs, read_task
 from prismlm.eval.glue.tasks import tasks_of
-from prismlm.files import check_json, write_json
+from prismlm.files import check_json, keep_json
 from prismlm.progress import SILENT, Reporter
 from prismlm.run_state import read_note, writing
 
@@ -76,7 +76,7 @@ def run_glue(
         make_runs(lm, out, options, wanted, progress)
         result = {"name": lm.name, **options.note(lm), "rate_from": rate_from}
         result["tasks"] = figures(out)
-        write_json(out / RESULT_FILE, result)
+        keep_json(out / RESULT_FILE, result)
     return result
 
 
@@ -130,7 +130,7 @@ def search(
             found[work.task.name] = max(run["dev_history"], default=0.0)
         best = max(tried.values(), key=lambda one: one["sst2"] + one["mnli"])
         result = options.note(lm) | {"seed": seed} | best | {"tried": list(tried.values())}
-        write_json(place / SEARCH_FILE, result)
+        keep_json(place / SEARCH_FILE, result)
     return result
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from prismlm import fingerprints
 from prismlm.errors import FormatError, InputError, check_choice
@@ -214,6 +215,11 @@ class LocalJudge(Judge):
                 f"{longest}: give shorter prompts with --prompt-words, or another judge."
             )
 
+    def _read(self, ids: Tensor, first: int) -> Tensor:
+        """Return ln p of every token after each from the ``first`` on, and count the pass."""
+        self._tally.update(passes=1, tokens_in=ids.shape[1])
+        return self._model(input_ids=ids).logits[0, first:].float().log_softmax(-1)
+
     @torch.no_grad()
     def log_probabilities(self, question: Question) -> dict[str, float]:
         """Return log P of each answer.
@@ -228,9 +234,7 @@ class LocalJudge(Judge):
             spelled = {n: s for n, s in self._spelled.items() if s[:-1] == path[: len(s) - 1]}
             if spelled.keys() <= found.keys():
                 continue
-            logits = self._model(input_ids=ids).logits[0, len(start) - 1 :].float()
-            self._tally.update(passes=1, tokens_in=ids.shape[1])
-            log = logits.log_softmax(-1)
+            log = self._read(ids, len(start) - 1)
             for name, answer in spelled.items():
                 found[name] = sum(float(log[i, token]) for i, token in enumerate(answer))
         return {name: found[name] for name in WORTH}
@@ -306,10 +310,8 @@ class LikelihoodJudge(LocalJudge):
             start, own = self._ids(text.rstrip()), self._ids(f" {response.strip()}")
             self._check_length(len(start) + len(own))
             ids = torch.tensor([[*start, *own]], device=self._model.device)
-            logits = self._model(input_ids=ids).logits[0, len(start) - 1 : -1].float()
-            self._tally.update(passes=1, tokens_in=ids.shape[1])
-            log = logits.log_softmax(-1).gather(1, ids[0, len(start) :, None])
-            self._means[text, response] = float(log.mean())
+            log = self._read(ids, len(start) - 1)[:-1]
+            self._means[text, response] = float(log.gather(1, ids[0, len(start) :, None]).mean())
         return self._means[text, response]
 
 

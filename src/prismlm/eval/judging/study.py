@@ -25,7 +25,7 @@ from prismlm.eval.judging.continuations import Prompt, Writer, Writing
 from prismlm.eval.judging.examination import examination_pairs, examine, order_figures
 from prismlm.eval.judging.judges import CHARACTERS_PER_TOKEN, Judge, Judged, LocalJudge, Pair
 from prismlm.eval.judging.ratings import rate
-from prismlm.files import write_json
+from prismlm.files import keep_json
 from prismlm.outputs import write_table
 from prismlm.progress import SILENT, Reporter
 from prismlm.run_state import RUN_FILE, begin, writing
@@ -116,7 +116,7 @@ def run_judging(
             # What ended before its first answer binds nobody, and leaves nothing behind.
             if not _begun(study):
                 (study.out / RUN_FILE).unlink()
-        write_json(study.out / RESULT_FILE, result)
+        keep_json(study.out / RESULT_FILE, result)
     return result
 
 

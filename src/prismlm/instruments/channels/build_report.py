@@ -41,6 +41,7 @@ from prismlm.models.decoders.mixers import (
     chosen_layers,
     gates_of,
     half_life,
+    has_mixers,
     mixers_of,
 )
 from prismlm.progress import SILENT, Reporter
@@ -112,7 +113,7 @@ def channel_report(
     """
     if sequences is not None:
         check_tokenizer_of(sequences.corpus, tokenizer, name)
-    if not any(isinstance(module, PrototypeMixer) for module in model.modules()):
+    if not has_mixers(model):
         return _of_heads(model, sequences, text, name, options, progress)
     mixers = mixers_of(model)
     chosen = chosen_layers(len(mixers), options.layers)
@@ -122,29 +123,15 @@ def channel_report(
         layer: [sequences_of(own.best, k, layer) for k in range(mixers[layer].channels)]
         for layer, own in found.items()
     }
-    passages = _passages(sequences, ranked)
+    kept = [s for channels in ranked.values() for channel in channels for s in channel]
+    passages = {} if sequences is None else read_passages(sequences.corpus, kept)
     layers = tuple(
         _layer(layer, mixers[layer], found.get(layer), ranked.get(layer), passages)
         for layer in chosen
     )
-    return ChannelReport(
-        model=name,
-        of="channels",
-        corpus=sequences and sequences.part(found[chosen[0]].write.positions if chosen else 0),
-        layers=layers,
-        locality=locality_of(layers) if found else None,
-        passages=passages,
-        text=worded_curves,
-    )
-
-
-def _passages(
-    sequences: Sequences | None, ranked: Mapping[int, list[tuple[ChannelSequence, ...]]]
-) -> dict[int, Passage]:
-    if sequences is None:
-        return {}
-    kept = (s for channels in ranked.values() for channel in channels for s in channel)
-    return read_passages(sequences.corpus, kept)
+    part = sequences and sequences.part(found[chosen[0]].write.positions if chosen else 0)
+    locality = locality_of(layers) if found else None
+    return ChannelReport(name, "channels", part, layers, locality, passages, worded_curves)
 
 
 def locality_of(layers: Iterable[LayerReport]) -> Locality:

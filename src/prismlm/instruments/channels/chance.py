@@ -41,13 +41,11 @@ def rank_sum_p(ranks: Sequence[float], others: int) -> float:
     return float(min(1.0, total[least:].sum()))
 
 
-def median_interval(
-    values: Sequence[float], confidence: float = 0.95
-) -> tuple[float, float] | None:
-    """Return an interval that holds the median with at least this confidence, or None.
+def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """Return an interval that holds the median with at least 95 % confidence, or None.
 
     Two values of the sample, as far inside as the binomial distribution allows; fewer than 6
-    independent values have none for 0.95.
+    independent values have none.
     """
-    low, high = stats.quantile_test(values).confidence_interval(confidence)
+    low, high = stats.quantile_test(values).confidence_interval(0.95)
     return None if math.isnan(low) else (float(low), float(high))

@@ -12,7 +12,6 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from prismlm.corpus.words import WordedText, encode, worded
-from prismlm.errors import InputError
 from prismlm.layers import PrototypeMixer
 from prismlm.models.decoders.mixers import (
     check_channel,
@@ -21,6 +20,7 @@ from prismlm.models.decoders.mixers import (
     half_life,
     mixers_of,
 )
+from prismlm.models.positions import check_sequence
 from prismlm.models.watch import Hook, watch
 from prismlm.ops.prototype_mixer.state import EMPTY_BELOW
 
@@ -120,11 +120,7 @@ def read_channels(
     """
     mixers = mixers_of(model)
     chosen = chosen_layers(len(mixers), layers)
-    if input_ids.ndim != 1 or not input_ids.numel():
-        raise InputError(
-            f"input_ids are {list(input_ids.shape)}: expected [T], one sequence of at least one "
-            "token."
-        )
+    check_sequence(input_ids)
     with decays_seen(mixers) as decays:
         by_layer = gates_of(model, input_ids[None])
     curves: list[LayerCurves] = []

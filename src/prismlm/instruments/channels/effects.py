@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from jaxtyping import Float64
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from prismlm.edits.channels.interventions import Intervention, MaskRead, MaskWrite, Reinitialise
 from prismlm.edits.channels.scope import intervene
@@ -21,7 +22,7 @@ from prismlm.errors import InputError, check_choice, check_number, check_whole
 from prismlm.instruments.channels.case_files import Probe
 from prismlm.instruments.channels.effect_table import Channel, EffectTable, Measured
 from prismlm.models.decoders.mixers import check_channel, check_layer, mixers_of
-from prismlm.models.seam import base_model_of
+from prismlm.models.seam import run_decoder
 from prismlm.progress import SILENT, Reporter
 
 if TYPE_CHECKING:
@@ -124,30 +125,18 @@ def effects_on(
     }
     baseline = target_probabilities(model, probes)
     kept = _probable(baseline, by.minimum_probability)
-    used = [probes[i] for i in kept]
+    used = tuple(probes[i] for i in kept)
     measured: dict[tuple[Channel, str], Measured] = {}
     places = list(dict.fromkeys([*chosen, *(c for row in drawn.values() for c in row)]))
     with progress.task("Intervening", len(places), unit="channels") as task:
         for place in places:
             for name in by.interventions:
-                draws = by.reinitialisations if name == RANDOM else 1
-                seeds = range(by.seed, by.seed + draws)
-                measured[place, name] = _measured(model, used, place, name, seeds)
+                measured[place, name] = _measured(model, used, place, name, by)
             task.advance()
-    left = [probe for i, probe in enumerate(probes) if i not in set(kept)]
-    return EffectTable(
-        tuple(used),
-        tuple(left),
-        baseline[kept],
-        by.minimum_probability,
-        chosen,
-        drawn,
-        tuple(by.interventions),
-        measured,
-        by.control_from,
-        by.reinitialisations,
-        by.seed,
-    )
+    left = tuple(probe for i, probe in enumerate(probes) if i not in set(kept))
+    how = (by.control_from, by.reinitialisations, by.seed)
+    names, least = tuple(by.interventions), by.minimum_probability
+    return EffectTable(used, left, baseline[kept], least, chosen, drawn, names, measured, *how)
 
 
 def _probable(baseline: Tensor, minimum: float) -> list[int]:
@@ -191,10 +180,10 @@ def draw_controls(
 
 
 def _measured(
-    model: PreTrainedModel, probes: Sequence[Probe], place: Channel, name: str, seeds: Sequence[int]
+    model: PreTrainedModel, probes: Sequence[Probe], place: Channel, name: str, by: TableOptions
 ) -> Measured:
     runs: list[Tensor] = []
-    for seed in seeds:
+    for seed in range(by.seed, by.seed + (by.reinitialisations if name == RANDOM else 1)):
         with intervene(model, BUILD[name](*place, seed)):
             runs.append(target_probabilities(model, probes))
     stacked = torch.stack(runs)
@@ -215,12 +204,10 @@ LOGIT_ROWS = 64
 
 
 @torch.no_grad()
-def target_probabilities(
-    model: PreTrainedModel, probes: Sequence[Probe], tokens_per_batch: int = TOKENS_PER_BATCH
-) -> Float64[Tensor, " n"]:
+def target_probabilities(model: PreTrainedModel, probes: Sequence[Probe]) -> Float64[Tensor, " n"]:
     """Return p(target | context) of each probe, with what interventions hold; on the CPU.
 
-    Contexts of like length are read together, ``tokens_per_batch`` positions at a time with
+    Contexts of like length are read together, ``TOKENS_PER_BATCH`` positions at a time with
     padding or one context where it is longer; logits are formed at the last positions only.
 
     Raises:
@@ -229,19 +216,13 @@ def target_probabilities(
     if model.training:
         raise InputError("the model is in training mode: call model.eval() before measuring it.")
     found = torch.empty(len(probes), dtype=torch.float64)
-    for members in _batches(probes, tokens_per_batch):
+    for members in _batches(probes):
         chosen = [probes[i] for i in members]
         lengths = torch.tensor([len(probe.ids) for probe in chosen])
-        width = int(lengths.max())
-        ids = torch.zeros(len(chosen), width, dtype=torch.int64)
-        for row, probe in enumerate(chosen):
-            ids[row, : len(probe.ids)] = torch.tensor(probe.ids)
-        mask = torch.arange(width) < lengths[:, None]
-        hidden = base_model_of(model)(
-            input_ids=ids.to(model.device),
-            attention_mask=mask.long().to(model.device),
-            use_cache=False,
-        ).last_hidden_state[torch.arange(len(chosen)), (lengths - 1).to(model.device)]
+        ids = pad_sequence([torch.tensor(probe.ids) for probe in chosen], batch_first=True)
+        mask = torch.arange(ids.shape[1]) < lengths[:, None]
+        states = run_decoder(model, ids, mask).last_hidden_state
+        hidden = states[torch.arange(len(chosen)), (lengths - 1).to(model.device)]
         targets = torch.tensor([probe.target_id for probe in chosen], device=model.device)
         found[members] = probabilities_at(model, hidden, targets).cpu()
     return found
@@ -259,11 +240,11 @@ def probabilities_at(
     return torch.cat(parts)
 
 
-def _batches(probes: Sequence[Probe], tokens: int) -> Iterator[list[int]]:
+def _batches(probes: Sequence[Probe]) -> Iterator[list[int]]:
     order = sorted(range(len(probes)), key=lambda i: len(probes[i].ids))
     members: list[int] = []
     for i in order:
-        if members and (len(members) + 1) * len(probes[i].ids) > tokens:
+        if members and (len(members) + 1) * len(probes[i].ids) > TOKENS_PER_BATCH:
             yield members
             members = []
         members.append(i)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from jaxtyping import Float, Int64
@@ -14,7 +14,7 @@ from prismlm.corpus.sequences import Sequences
 from prismlm.errors import InputError, check_choice, check_whole
 from prismlm.instruments.channels.gate_use import entropy, gini, sparsity_ratio
 from prismlm.models.decoders.mixers import gates_of, mixers_of
-from prismlm.models.seam import base_model_of
+from prismlm.models.seam import run_decoder
 from prismlm.models.watch import Hook, watch
 from prismlm.progress import SILENT, Reporter
 
@@ -25,18 +25,6 @@ if TYPE_CHECKING:
 
 Kind = Literal["write", "read", "values"]
 KINDS = ("write", "read", "values")
-
-
-class BatchActivations(NamedTuple):
-    """Activations of one batch, on the CPU, padding left out: N positions.
-
-    Attributes:
-        tokens: the token of each position.
-        layers: activations of each layer, float32.
-    """
-
-    tokens: Int64[Tensor, " N"]
-    layers: tuple[Float[Tensor, "N P"], ...]
 
 
 @torch.no_grad()
@@ -60,18 +48,16 @@ def value_norms(
         found[module] = heads.norm(dim=-1)
 
     with watch(Hook(module, after=note) for module in projections):
-        base_model_of(model)(
-            input_ids=input_ids,
-            attention_mask=None if mask is None else mask.long(),
-            use_cache=False,
-        )
+        run_decoder(model, input_ids, mask)
     return tuple(found[module] for module in projections)
 
 
 def activations(
     model: PreTrainedModel, batch: WindowBatch, kind: Kind = "write"
-) -> BatchActivations:
-    """Return a batch's write gates, read gates or value norms.
+) -> tuple[Float[Tensor, "N P"], ...]:
+    """Return write gates, read gates or value norms of each layer at a batch's N owned positions.
+
+    They are float32 and on the CPU.
 
     Raises:
         InputError: an unknown kind, or one that the model does not have.
@@ -83,9 +69,7 @@ def activations(
     else:
         layers = tuple(getattr(evidence, kind) for evidence in gates_of(model, ids, mask))
     owned = batch.owned.to(model.device)
-    return BatchActivations(
-        batch.input_ids[batch.owned], tuple(a[owned].float().cpu() for a in layers)
-    )
+    return tuple(a[owned].float().cpu() for a in layers)
 
 
 def _value_projections(model: nn.Module) -> dict[nn.Module, int]:
@@ -233,20 +217,17 @@ def measure_layers(
     tallies: list[LayerTally] = []
     with progress.task("Measuring layers", sequences.tokens) as task:
         for batch in sequences.batches():
-            tokens, layers = activations(model, batch, kind)
-            tallies = tallies or [
-                LayerTally(model.config.vocab_size, bins, sample, groups)
-                for groups in _groups(model, kind, len(layers))
-            ]
+            tokens, layers = batch.input_ids[batch.owned], activations(model, batch, kind)
+            if not tallies:
+                # The heads of attention are one group.
+                groups = (
+                    [1] * len(layers) if kind == "values" else [m.groups for m in mixers_of(model)]
+                )
+                tallies = [LayerTally(model.config.vocab_size, bins, sample, g) for g in groups]
             for tally, layer in zip(tallies, layers, strict=True):
                 tally.add(tokens, layer)
             task.advance(len(tokens))
     return tuple(tally.metrics(layer) for layer, tally in enumerate(tallies))
-
-
-def _groups(model: PreTrainedModel, kind: Kind, layers: int) -> list[int]:
-    """Return into how many groups each layer's activations fall; heads of attention into one."""
-    return [1] * layers if kind == "values" else [mixer.groups for mixer in mixers_of(model)]
 
 
 def equal_bins(sample: Float[Tensor, "N P"], bins: int) -> Float[Tensor, "P bins-1"]:
@@ -313,16 +294,6 @@ class TokenCounts:
         self.counts.view(-1).index_add_(
             0, cells.flatten(), torch.ones(cells.numel(), dtype=torch.int64)
         )
-
-    def merge(self, other: TokenCounts) -> None:
-        """Add the counts of other positions.
-
-        Raises:
-            InputError: other bins or another vocabulary.
-        """
-        if self.counts.shape != other.counts.shape or not torch.equal(self.edges, other.edges):
-            raise InputError("counts over other bins or tokens cannot be added: use one set.")
-        self.counts.add_(other.counts)
 
     def information(self, *, corrected: bool = False) -> Float[Tensor, " P"]:
         """Return I(T; ã_p) of each channel, in nats; float64.

@@ -135,15 +135,12 @@ def _layer(layer: LayerReport, passages: Mapping[int, Passage]) -> dict[str, Any
         for kind, found in layer.metrics.items()
     }
     lags = layer.lags and {name: column.tolist() for name, column in vars(layer.lags).items()}
-    channels = [_channel(channel, passages) for channel in layer.channels]
+    channels = [
+        asdict(channel)
+        | {"sequences": [_sequence(s, passages[s.start]) for s in channel.sequences]}
+        for channel in layer.channels
+    ]
     return vars(layer) | {"metrics": metrics, "lags": lags, "channels": channels}
-
-
-def _channel(channel: Channel, passages: Mapping[int, Passage]) -> dict[str, Any]:
-    return vars(channel) | {
-        "tokens": [asdict(token) for token in channel.tokens],
-        "sequences": [_sequence(s, passages[s.start]) for s in channel.sequences],
-    }
 
 
 def _sequence(sequence: ChannelSequence, passage: Passage) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -116,10 +116,6 @@ class HeadUses:
                 f"layer {layer} has no head {head}: its heads are 0 to {len(found) - 1}."
             )
         return found[head]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return JSON values."""
-        return asdict(self)
 
 
 def distance_bins(length: int) -> tuple[tuple[int, int], ...]:

@@ -167,15 +167,13 @@ def denominators(
     return least, Denominator(*smallest_denominator(signal[1:], noise[1:], order))
 
 
-def own_cross_terms(
-    states: Sequence[AttentionStates], *, length: int, order: int = ORDER
-) -> RatioTerms:
+def own_cross_terms(states: Sequence[AttentionStates], *, length: int) -> RatioTerms:
     """Return the first of :func:`cross_terms`: of the model's own rotations alone.
 
     Raises:
         InputError: as :func:`cross_terms`.
     """
-    return _own(states, _contents(states), length, order)
+    return _own(states, _contents(states), length, ORDER)
 
 
 Content = tuple[Tensor, Tensor, Tensor]

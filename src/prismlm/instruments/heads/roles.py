@@ -129,11 +129,8 @@ class RoleSearch:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything, for JSON."""
-        return {
-            "heads": self.heads,
-            "draws": self.draws,
-            "seed": self.seed,
-            "level": self.level,
+        searched = {name: value for name, value in vars(self).items() if name != "findings"}
+        return searched | {
             "roles": [
                 {
                     "role": finding.role,

@@ -154,8 +154,6 @@ def read_states_and_heads(
     model: PreTrainedModel,
     batches: Iterable[WindowBatch],
     *,
-    positions: int = POSITIONS,
-    seed: int = 0,
     least_visible: int = LEAST_VISIBLE,
 ) -> tuple[tuple[AttentionStates, ...], HeadUses | None]:
     """Return what :func:`read_states` and :func:`head_uses` do, in one forward pass a batch.
@@ -166,14 +164,12 @@ def read_states_and_heads(
     Args:
         model: a decoder of signal/noise attention.
         batches: text; tokens count that their window owns.
-        positions: N of the states, or all there are if that is fewer.
-        seed: of the draw of positions.
         least_visible: a query of a head counts from so many visible positions on.
 
     Raises:
         InputError: as both, but for queries.
     """
-    states = StateCollector(model, positions=positions, seed=seed)
+    states = StateCollector(model, positions=POSITIONS, seed=0)
     heads = HeadUseCollector(model, least_visible=least_visible)
     collect(model, batches, states, heads, title="Reading states and heads")
     return states.result(), heads.result() if heads.queries else None

@@ -9,17 +9,16 @@ and lies anywhere in the documents that were read.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 
 from prismlm.corpus.sequences import Sequences
-from prismlm.corpus.words import WordedText, worded
+from prismlm.corpus.words import worded
 from prismlm.errors import InputError, check_whole
 from prismlm.instruments.channels.top_sequences import (
-    TopSequences,
     rank_activations,
     rank_sequences,
     sequences_of,
@@ -91,43 +90,41 @@ def prototypes(
     return found, len(drawn) - len(found)
 
 
-def channels(
+def channels_or_heads(
     model: PreTrainedModel,
     sequences: Sequences,
+    kind: Literal["channel", "head"],
     layer: int | None = None,
     count: int | None = None,
     seed: int = 0,
 ) -> tuple[list[Unit], int]:
-    """Return channels of prototype mixers, as :func:`prototypes`.
+    """Return channels of prototype mixers, or attention heads, as :func:`prototypes`.
 
     Raises:
-        InputError: no prototype mixer, an unknown layer, or no text.
+        InputError: no prototype mixer, no attention, heads that cannot be told apart, an unknown
+            layer, or no text.
     """
     layers = None if layer is None else (layer,)
-    best = rank_sequences(model, sequences, kept=SEQUENCES, tokens=MARKED, layers=layers)
-    return _ranked(best, "channel", count, seed)
-
-
-def heads(
-    model: PreTrainedModel,
-    sequences: Sequences,
-    layer: int | None = None,
-    count: int | None = None,
-    seed: int = 0,
-) -> tuple[list[Unit], int]:
-    """Return attention heads, as :func:`prototypes`.
-
-    Raises:
-        InputError: no attention, heads that cannot be told apart, an unknown layer, or no text.
-    """
 
     def read(batch: WindowBatch) -> dict[int, Tensor]:
         writes = head_writes(model, batch.input_ids, batch.attention_mask)
-        chosen = chosen_layers(len(writes), None if layer is None else (layer,))
-        return {number: writes[number] for number in chosen}
+        return {number: writes[number] for number in chosen_layers(len(writes), layers)}
 
-    best = rank_activations(sequences, read, kept=SEQUENCES, tokens=MARKED)
-    return _ranked(best, "head", count, seed)
+    kept = {"kept": SEQUENCES, "tokens": MARKED}
+    if kind == "channel":
+        best = rank_sequences(model, sequences, layers=layers, **kept)
+    else:
+        best = rank_activations(sequences, read, **kept)
+    every = [(layer, number) for layer, one in best.items() for number in range(len(one.total))]
+    drawn, found = _draw(every, count, seed), list[Unit]()
+    for number, unit in drawn:
+        spans = tuple(
+            Span(s.document, s.start, s.length, tuple(token.position for token in s.tokens))
+            for s in sequences_of(best[number], unit, number)
+        )
+        if len(spans) == SEQUENCES:
+            found.append(Unit(f"layer {number} · {kind} {unit}", spans))
+    return found, len(drawn) - len(found)
 
 
 def random_spans(
@@ -178,28 +175,10 @@ def read_spans(corpus: Corpus, spans: Iterable[Span]) -> dict[Span, Passage]:
         text, first = corpus.text(number), int(corpus.starts[number])
         for span in by_document[number]:
             offset = span.start - first
-            found[span] = _passage(worded(text, places[offset : offset + span.length]), span)
+            words = worded(text, places[offset : offset + span.length])
+            marked = dict.fromkeys(words.word_of[place - span.start] for place in span.marked)
+            found[span] = Passage(words.words, tuple(marked))
     return found
-
-
-def _passage(text: WordedText, span: Span) -> Passage:
-    marked = dict.fromkeys(text.word_of[position - span.start] for position in span.marked)
-    return Passage(text.words, tuple(marked))
-
-
-def _ranked(
-    best: Mapping[int, TopSequences], kind: str, count: int | None, seed: int
-) -> tuple[list[Unit], int]:
-    every = [(layer, number) for layer, one in best.items() for number in range(len(one.total))]
-    drawn, found = _draw(every, count, seed), list[Unit]()
-    for layer, number in drawn:
-        spans = tuple(
-            Span(s.document, s.start, s.length, tuple(token.position for token in s.tokens))
-            for s in sequences_of(best[layer], number, layer)
-        )
-        if len(spans) == SEQUENCES:
-            found.append(Unit(f"layer {layer} · {kind} {number}", spans))
-    return found, len(drawn) - len(found)
 
 
 def _draw(every: list[T], count: int | None, seed: int) -> list[T]:

@@ -321,16 +321,11 @@ class Moments:
         return Readout(weight, mean[d:] - mean[:d] @ weight)
 
 
-class Readout:
-    """A linear map from states to targets: y ≈ w·x + b.
+class Readout(NamedTuple):
+    """A linear map from states to targets: y ≈ w·x + b."""
 
-    Args:
-        weight: w [d, C].
-        bias: b [C].
-    """
-
-    def __init__(self, weight: Float[Tensor, "d C"], bias: Float[Tensor, " C"]) -> None:
-        self.weight, self.bias = weight, bias
+    weight: Float[Tensor, "d C"]
+    bias: Float[Tensor, " C"]
 
     def __call__(self, x: Float[Tensor, "N d"]) -> Float[Tensor, "N C"]:
         """Return what is read from states."""

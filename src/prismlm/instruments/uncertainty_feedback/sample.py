@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -116,7 +116,7 @@ def longer_than(sample: Sequence[Tensor], tokens: int) -> list[int]:
     return [number for number, text in enumerate(sample) if len(text) >= tokens]
 
 
-def of_one_length(texts: Sequence[Tensor], at_once: int) -> Iterator[list[int]]:
+def of_one_length(texts: Sequence[Sized], at_once: int) -> Iterator[list[int]]:
     """Yield numbers of texts that are equally long, at most ``at_once`` tokens together.
 
     So nothing is padded: what a text gives does not depend on the others.

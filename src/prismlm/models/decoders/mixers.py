@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from prismlm.errors import InputError
 from prismlm.layers import MixerEvidence, PrototypeMixer
 from prismlm.models.decoders.protot import ProtoTConfig
-from prismlm.models.seam import base_model_of
+from prismlm.models.seam import run_decoder
 
 MODEL_TYPES = (ProtoTConfig.model_type,)
 """The model types of this package that have prototype mixers."""
@@ -104,11 +104,4 @@ def gates_of(
         InputError: the model has no prototype mixer.
     """
     mixers_of(model)
-    device = next(model.parameters()).device
-    output = base_model_of(model)(
-        input_ids=input_ids.to(device),
-        attention_mask=None if mask is None else mask.long().to(device),
-        use_cache=False,
-        output_gates=True,
-    )
-    return output.gates
+    return run_decoder(model, input_ids, mask, output_gates=True).gates

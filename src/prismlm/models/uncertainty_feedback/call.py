@@ -219,28 +219,25 @@ def logits_of_last(logits: Tensor, call: Call) -> Tensor | None:
     return logits if logits.shape[1] == 1 else logits[:, at : at + 1 or None]
 
 
-def first_pass_codes(
-    call: Call, start: Int64[Tensor, "B 1"], neutral: int, none: int
-) -> Int64[Tensor, "B T"]:
+def first_pass_codes(call: Call, start: Int64[Tensor, "B 1"], neutral: int) -> Int64[Tensor, "B T"]:
     """Return ``start`` for the first new token, the neutral code for others, none for some.
 
     None for padding, images, the first token of a sequence, and one with no text before it in its
     row of this call; the first new token has what was before it in ``start``.
     """
     if call.ids.shape[1] == 1:
-        return start if call.plain else start.masked_fill(~call.text, none)
+        return start if call.plain else start.masked_fill(~call.text, NO_CODE)
     codes = torch.full_like(call.ids, neutral)
-    codes[:, 1:].masked_fill_(~call.text[:, :-1], none)
+    codes[:, 1:].masked_fill_(~call.text[:, :-1], NO_CODE)
     codes[:, :1] = start
     without = ~call.text if call.starts is None else ~call.text | call.starts
-    return codes.masked_fill_(without, none)
+    return codes.masked_fill_(without, NO_CODE)
 
 
 def codes_fed_back(
     codes: Int64[Tensor, "B T"],
     predicted: Int64[Tensor, "B T"],
     settled: Bool[Tensor, "B T"] | None,
-    none: int,
 ) -> Int64[Tensor, "B T"]:
     """Return codes in which every token has that of the prediction before it, where there is one.
 
@@ -248,11 +245,10 @@ def codes_fed_back(
         codes: those of the pass before.
         predicted: the code of the prediction made at each position.
         settled: which codes stay because an earlier call had them; None for none. A row's first
-            one stays anyhow.
-        none: the code for none, which stays too.
+            one and ``NO_CODE`` stay anyhow.
     """
     found = codes.clone()
-    stays = codes == none if settled is None else settled | (codes == none)
+    stays = codes == NO_CODE if settled is None else settled | (codes == NO_CODE)
     found[:, 1:] = torch.where(stays[:, 1:], codes[:, 1:], predicted[:, :-1])
     return found
 

@@ -217,7 +217,7 @@ class UncertaintyFeedback(nn.Module):
         if self.passes > 1 and call.ids.shape[1] > 1:
             for _ in range(self.passes - 1):
                 predicted = self._predicted(codes, kwargs)
-                codes = codes_fed_back(codes, predicted, settled, NO_CODE)
+                codes = codes_fed_back(codes, predicted, settled)
         if module.training and self.rearrange is not None:
             codes = self.rearrange(codes)
         state.codes = codes
@@ -237,7 +237,7 @@ class UncertaintyFeedback(nn.Module):
             start = call.ids.new_full((rows, 1), neutral_code(levels))
         else:
             start = call.ids.new_full((rows, 1), NO_CODE)
-        codes = first_pass_codes(call, start, neutral_code(levels), NO_CODE)
+        codes = first_pass_codes(call, start, neutral_code(levels))
         earlier = self._state.earlier
         if call.cache is not None or earlier is None:
             return codes, None

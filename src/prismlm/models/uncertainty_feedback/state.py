@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -75,7 +74,7 @@ def _source(row: int, likely: list[int], call: Call, earlier: Earlier) -> int | 
     """Return which of the earlier rows that have a row's tokens it goes on from."""
     new, old = call.beside, earlier.call.beside
     if new.keys() == old.keys() and _by_rows(call) and _by_rows(earlier.call):
-        alike = (other for other in likely if _same_beside(new, row, old, other))
+        alike = (i for i in likely if all(torch.equal(new[n][row], old[n][i]) for n in new))
         return next(alike, None)
     # Rows keep their places, but for beams, which change them among those of one prompt.
     if not likely or likely[0] == row:
@@ -91,12 +90,6 @@ def _source(row: int, likely: list[int], call: Call, earlier: Earlier) -> int | 
 
 def _by_rows(call: Call) -> bool:
     return all(len(value) == len(call.ids) for value in call.beside.values())
-
-
-def _same_beside(
-    new: Mapping[str, Tensor], row: int, old: Mapping[str, Tensor], other: int
-) -> bool:
-    return all(torch.equal(new[name][row], old[name][other]) for name in new)
 
 
 class State:

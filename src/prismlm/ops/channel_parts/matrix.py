@@ -11,7 +11,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from prismlm.errors import InputError
-from prismlm.ops.prototype_mixer.state import EMPTY_BELOW
+from prismlm.ops.prototype_mixer.state import EMPTY_BELOW, check_groups
 
 
 class ChannelFlow(NamedTuple):
@@ -54,11 +54,7 @@ def check_arguments(flow: ChannelFlow, position: int, directions: Tensor) -> Non
         raise InputError(f"there is no position {position}: the sequence has {length}.")
     if directions.ndim != 2 or directions.shape[1] != width:
         raise InputError(f"directions are {list(directions.shape)}: expected [C, {width}].")
-    channels = flow.write.shape[1]
-    if flow.groups < 1 or channels % flow.groups or width % flow.groups:
-        raise InputError(
-            f"{flow.groups} groups do not divide {channels} channels and values of width {width}."
-        )
+    check_groups(flow.groups, flow.write.shape[1], width)
 
 
 def channel_parts(

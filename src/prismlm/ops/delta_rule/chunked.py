@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from prismlm.errors import InputError
+from prismlm.ops.compaction import check_flags
+from prismlm.ops.prototype_mixer.state import working_dtype
 
 CHUNK = 64
 
@@ -44,11 +46,7 @@ def check_arguments(
             f"the state is {list(state.shape)} and the input needs {list(held)}: it comes from "
             "another batch or another layer."
         )
-    for name, flags in (("mask", mask), ("starts", starts)):
-        if flags is not None and (flags.shape != rows[:2] or flags.dtype != torch.bool):
-            raise InputError(
-                f"{name} must be bool [{batch}, {length}], got {flags.dtype} {list(flags.shape)}."
-            )
+    check_flags(rows[:2], mask=mask, starts=starts)
 
 
 def delta_rule(
@@ -86,8 +84,7 @@ def delta_rule(
     """
     check_arguments(queries, keys, values, rates, state, mask, starts)
     batch, length, heads, width = keys.shape
-    wide = any(t.dtype == torch.float64 for t in (queries, keys, values, rates))
-    dtype = torch.float64 if wide else torch.float32
+    dtype = working_dtype(queries, keys, values, rates)
     with torch.autocast(device_type=values.device.type, enabled=False):
         memory = keys.new_zeros(batch, heads, width, values.shape[3], dtype=dtype)
         if state is not None:

@@ -244,15 +244,16 @@ def column_maxima(scores: Float[Tensor, "R K"]) -> tuple[Float[Tensor, "G K"], F
 
 def entries_at_least(
     scores: Float[Tensor, "R K"],
-    maxima: Float[Tensor, "G K"],
+    maxima: Float[Tensor, "G _"],
     columns: Int64[Tensor, " c"],
-    threshold: Float[Tensor, " c"],
+    threshold: Float[Tensor, " c"] | Float[Tensor, "G c"],
 ) -> tuple[Int64[Tensor, " e"], Int64[Tensor, " e"]]:
     """Return the rows of the entries that reach their column's threshold, and which column.
 
-    The second result counts among ``columns``. ``maxima`` are :func:`column_maxima`: only groups
-    of rows whose maximum reaches the threshold are looked into. Comparing and listing is over
-    ten times faster on a CPU than a maximum with indices down columns.
+    The second result counts among ``columns``. ``maxima`` are those of as many rows each, as
+    :func:`column_maxima` has them: only groups of rows whose maximum reaches the threshold, which
+    may be one of their own, are looked into. Comparing and listing is over ten times faster on a
+    CPU than a maximum with indices down columns.
     """
     size = scores.shape[0] // maxima.shape[0]
     group, place = (maxima.index_select(1, columns) >= threshold).nonzero(as_tuple=True)
@@ -260,5 +261,6 @@ def entries_at_least(
     entries = rows * scores.shape[1] + columns[place, None]
     # Over one dimension, index_select gathers three times as fast as indexing does.
     values = scores.flatten().index_select(0, entries.flatten()).view_as(entries)
-    entry, step = (values >= threshold[place, None]).nonzero(as_tuple=True)
+    least = threshold[place] if threshold.ndim == 1 else threshold[group, place]
+    entry, step = (values >= least[:, None]).nonzero(as_tuple=True)
     return group[entry] * size + step, place[entry]

@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from prismlm.ops.prototype_mixer.block_means import over_mass
 from prismlm.ops.prototype_mixer.blocks import blockwise_mean
 from prismlm.ops.prototype_mixer.state import (
-    EMPTY_BELOW,
     PrefixState,
     check_arguments,
     empty_state,
@@ -112,8 +112,7 @@ def _step(
     sums, mass = empty_state(w, v, groups) if state is None else state
     w, q, beta = w[:, 0], r[:, 0], beta[:, 0] if beta.ndim == 3 else beta
     if normalise:
-        empty = mass < EMPTY_BELOW
-        q = (q / mass.masked_fill(empty, 1)).masked_fill(empty, 0)
+        q = over_mass(q, mass)
     parts = (len(w), groups, -1)
     by_group = sums.reshape(*parts, sums.shape[-1])
     out = (q.reshape(*parts)[:, :, None] @ by_group).reshape(v.shape)

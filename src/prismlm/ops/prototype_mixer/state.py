@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from prismlm.errors import InputError, NotFiniteError
+from prismlm.ops.compaction import check_flags
 
 EMPTY_BELOW = 1e-30
 """The mass below which a channel reads as empty: near there float32 runs out of exponents."""
@@ -82,11 +83,7 @@ def check_arguments(
         )
     check_groups(groups, channels, values.shape[2])
     _check_state(state, (batch, channels, values.shape[2] // groups))
-    for name, flags in (("mask", mask), ("starts", starts)):
-        if flags is not None and (flags.shape != (batch, length) or flags.dtype != torch.bool):
-            raise InputError(
-                f"{name} must be bool [{batch}, {length}], got {flags.dtype} {list(flags.shape)}."
-            )
+    check_flags((batch, length), mask=mask, starts=starts)
 
 
 def check_groups(groups: int, channels: int, value_width: int) -> None:

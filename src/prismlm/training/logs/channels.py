@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
@@ -56,29 +56,23 @@ def channels_log(prepared: Prepared, done: int) -> LayerLog | None:
         done,
         columns=COLUMNS,
         counts=("gate_tokens",),
-        measure=channels_figures(lambda: prepared.heldout.batches(tokens)),
+        measure=lambda decoder: channels_figures(decoder, prepared.heldout.batches(tokens)),
         corpus_tokens=prepared.rows.num_tokens,
         tensorboard=prepared.drawings("channels"),
     )
 
 
-def channels_figures(
-    batches: Callable[[], Iterable[WindowBatch]],
-) -> Callable[[nn.Module], list[Row]]:
-    """Return what reads the columns of each layer, on the same text each time."""
-
-    def read(decoder: nn.Module) -> list[Row]:
-        with parallel.whole(decoder):
-            uses = gate_uses(decoder, batches())
-        return [
-            _parameters(mixer)
-            | _named("write", use.write)
-            | _named("read", use.read)
-            | {"gate_tokens": use.tokens}
-            for mixer, use in zip(mixers_of(decoder), uses, strict=True)
-        ]
-
-    return read
+def channels_figures(decoder: nn.Module, batches: Iterable[WindowBatch]) -> list[Row]:
+    """Return the columns of each layer, gates read on a text."""
+    with parallel.whole(decoder):
+        uses = gate_uses(decoder, batches)
+    return [
+        _parameters(mixer)
+        | _named("write", use.write)
+        | _named("read", use.read)
+        | {"gate_tokens": use.tokens}
+        for mixer, use in zip(mixers_of(decoder), uses, strict=True)
+    ]
 
 
 @torch.no_grad()

@@ -94,8 +94,8 @@ def heads_log(prepared: Prepared, done: int, trainer: PrismTrainer) -> LayerLog 
         done,
         columns=COLUMNS,
         counts=("positions", "attention_tokens"),
-        measure=heads_figures(
-            lambda: prepared.heldout.batches(tokens), recipe.data.length, gradients
+        measure=lambda decoder: heads_figures(
+            decoder, prepared.heldout.batches(tokens), recipe.data.length, gradients
         ),
         corpus_tokens=prepared.rows.num_tokens,
         tensorboard=prepared.drawings("heads"),
@@ -136,32 +136,27 @@ def write_heads_report(prepared: Prepared) -> None:
 
 
 def heads_figures(
-    batches: Callable[[], Iterable[WindowBatch]], length: int, gradients: LayerGradients
-) -> Callable[[nn.Module], list[Row]]:
-    """Return what reads the columns of each layer, on the same text each time.
+    decoder: nn.Module, batches: Iterable[WindowBatch], length: int, gradients: LayerGradients
+) -> list[Row]:
+    """Return the columns of each layer.
 
     Args:
-        batches: the text.
+        decoder: with signal and noise heads.
+        batches: the text that they are read on.
         length: tokens of a training row, at least 2, over which cross terms are means.
         gradients: of the step before.
     """
-
-    def read(decoder: nn.Module) -> list[Row]:
-        model = cast("PreTrainedModel", decoder)
-        with parallel.whole(decoder), parallel.uncompiled(decoder):
-            states, uses = read_states_and_heads(
-                model, batches(), least_visible=min(LEAST_VISIBLE, length)
-            )
-        terms = own_cross_terms(states, length=length).layers
-        return [
-            {name: figure(rates) for name, figure in RATES.items()}
-            | {f"cross_{name}": getattr(own, name) for name in CROSS_TERMS}
-            | _heads(uses, rates.layer)
-            | {"gradient_norm": norm, "positions": rates.positions}
-            for rates, own, norm in zip(layer_rates(states), terms, gradients.norms, strict=True)
-        ]
-
-    return read
+    model, least = cast("PreTrainedModel", decoder), min(LEAST_VISIBLE, length)
+    with parallel.whole(decoder), parallel.uncompiled(decoder):
+        states, uses = read_states_and_heads(model, batches, least_visible=least)
+    terms = own_cross_terms(states, length=length).layers
+    return [
+        {name: figure(rates) for name, figure in RATES.items()}
+        | {f"cross_{name}": getattr(own, name) for name in CROSS_TERMS}
+        | _heads(uses, rates.layer)
+        | {"gradient_norm": norm, "positions": rates.positions}
+        for rates, own, norm in zip(layer_rates(states), terms, gradients.norms, strict=True)
+    ]
 
 
 def _tokens(prepared: Prepared) -> int:

@@ -46,10 +46,6 @@ class SeedOutcome:
     tokens: int = 0
     failed: str | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the outcome as JSON values."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class TrialResult:
@@ -107,7 +103,7 @@ class TrialResult:
             "perplexity": self.perplexity,
             "values": self.values,
             "failed": self.failed,
-            "seeds": [seed.to_dict() for seed in self.seeds],
+            "seeds": [asdict(seed) for seed in self.seeds],
         }
 
 

@@ -6,6 +6,7 @@ import math
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -70,7 +71,7 @@ def _run(recipe: Recipe, progress: Reporter) -> SeedOutcome:
     else:
         outcome = _outcome(recipe, progress)
         recipe.out.mkdir(parents=True, exist_ok=True)
-        write_json(file, outcome.to_dict())
+        write_json(file, asdict(outcome))
     for path in recipe.out.iterdir():
         if path.name not in KEPT:
             shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -9,7 +9,7 @@ from typing import Any
 
 from prismlm.corpus.store import Corpus
 from prismlm.errors import InputError, PrismError, changes
-from prismlm.files import read_json
+from prismlm.files import read_json, room_to_write
 from prismlm.progress import SILENT, Reporter
 from prismlm.run_state import writing
 from prismlm.training import distributed
@@ -32,6 +32,7 @@ from prismlm.training.setup import prepare
 
 # More trials are the same search, longer.
 FREE_TO_CHANGE = ("trials",)
+GO_ON = "Make room, then go on with --resume."
 
 
 def search(
@@ -75,7 +76,8 @@ def search(
     # What the largest trial needs is missed now, and not in the middle of the search.
     prepare(_largest(recipe))
     directory = recipe.out / SEARCH
-    with writing(directory, within=True):
+    room = room_to_write(f"the search in {recipe.out}", recipe.out, GO_ON)
+    with writing(directory, within=True), room:
         check_search(recipe, resume=resume)
         _check_same(directory, recipe, noted)
         return _search(recipe, directory, noted, progress, on_trial)
