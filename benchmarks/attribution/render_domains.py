@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ METHODS = {
     "BM25": "BM25: the ten best documents, by their scores",
 }
 OWN_SHARE, ACCURACY = 0.48, 0.87
+LEVELS = (0.0, 0.5, 0.7, 0.9, 1.0)
 
 
 def main() -> int:
@@ -75,6 +77,7 @@ def render(result: dict[str, Any]) -> str:
         "",
         "Brackets are 95 % of a bootstrap over documents.",
         "",
+        *_trust(result),
         *_turned(result),
         "## By domain",
         "",
@@ -109,6 +112,28 @@ def _signed(found: dict[str, float]) -> str:
 
 def _verdict(met: bool) -> str:
     return "met" if met else "**missed**"
+
+
+def _trust(result: dict[str, Any]) -> list[str]:
+    """Return how often the domain with the largest share is the text's own, by that share."""
+    own = np.array([result["domains"].index(name) for name in result["own"]])
+    lines = [
+        "## How far a large share may be trusted",
+        "",
+        "By the largest share of any domain, among what is attributed: how often it is the text's "
+        "own. Of an honest share that is at least the share.",
+        "",
+        *table_head("| largest share | texts | mean share | it is the text's own |"),
+    ]
+    shares = np.array(result["shares"]["explain"])
+    shares /= shares.sum(1, keepdims=True)
+    largest, right = shares.max(1), shares.argmax(1) == own
+    for low, high in pairwise(LEVELS):
+        rows = (largest > low) & (largest <= high)
+        if rows.any():
+            figures = f"{largest[rows].mean():.0%} | {right[rows].mean():.0%}"
+            lines.append(f"| {low:.0%} to {high:.0%} | {rows.sum()} | {figures} |")
+    return [*lines, ""]
 
 
 def _turned(result: dict[str, Any]) -> list[str]:

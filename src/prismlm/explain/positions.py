@@ -48,10 +48,10 @@ from prismlm.explain.evidence import EvidenceTable
 from prismlm.index.cells import Cells
 from prismlm.index.neighbours import nearest_of, neighbours
 
-TEMPERATURE = 0.2
+TEMPERATURE = 0.3
 # C and h are in predictions, ρ is a probability.
-CONCENTRATION = 300.0
-STRAY = 0.75
+CONCENTRATION = 1000.0
+STRAY = 0.9
 SPAN = 32.0
 # Positions with less than this part of the weight of a prediction's heaviest are left out.
 LEAST = 1e-6
