@@ -13,6 +13,12 @@ from benchmarks.shared.pages import (
     table_head,
 )
 
+KINDS = {
+    "names": "by `prismlm label`",
+    "class_tf_idf": "control: BERTopic's weights",
+    "signatures": "control: signature",
+}
+
 
 def main() -> int:
     """Render, or say whether the page is up to date."""
@@ -38,14 +44,17 @@ def render(result: dict[str, Any]) -> str:
         "of the label alone, and says that the half with the rarer words in common fire. Balanced "
         "accuracy, up to 16 passages of each kind; 50 % says nothing. In brackets the same with "
         "the label of another prototype; the difference with 95 % of a bootstrap over prototypes. "
+        "*BERTopic's weights*: the same names with words ranked by class-based TF-IDF, tf ln(1 + "
+        "A / f), a cell being a class (Grootendorst 2022), in place of p ln(p / base). "
         "*Signature*: the name of a lens that was not labelled, the tokens that its prototype "
         "raises most.",
         "",
         *table_head("| model | labels | scored | detection | difference | fuzzing | difference |"),
     ]
     for model in result["models"]:
-        for key, said in (("names", "by `prismlm label`"), ("signatures", "control: signature")):
-            lines.append(f"| {model['model']} | {said} | {_scored(model[key])} |")
+        for key, said in KINDS.items():
+            if key in model:
+                lines.append(f"| {model['model']} | {said} | {_scored(model[key])} |")
     for model in result["models"]:
         lines += ["", *_model(model)]
     return "\n".join(lines).rstrip() + "\n"
@@ -81,12 +90,15 @@ def _model(model: dict[str, Any]) -> list[str]:
         "",
         f"{len(model['drawn'])} of them, drawn by seed and not selected:",
         "",
-        *table_head("| prototype | name | signature | category | detection |"),
+        *table_head(
+            "| prototype | name | by BERTopic's weights | signature | category | detection |"
+        ),
     ]
     for row in model["drawn"]:
         score = "–" if row["detection"] is None else f"{row['detection']:.0%}"
-        name, signature = escaped(row["name"]), escaped(row["signature"])
-        lines.append(f"| {row['prototype']} | {name} | {signature} | {row['category']} | {score} |")
+        names = (escaped(row.get(key, "–")) for key in ("name", "class_tf_idf", "signature"))
+        cells = " | ".join((*names, row["category"], score))
+        lines.append(f"| {row['prototype']} | {cells} |")
     return [*lines, "", measured_on(model["environment"])]
 
 

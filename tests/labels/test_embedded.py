@@ -9,7 +9,7 @@ import prismlm
 from prismlm.labels.categories import CATEGORIES, subject_words
 from prismlm.labels.embedded import NAME_LENGTH, embedded_labels
 from prismlm.labels.places import Text, sample_places
-from prismlm.labels.vocabulary import Vocabulary
+from prismlm.labels.vocabulary import FUNCTION, Vocabulary
 from prismlm.models.sidecar import weight_of
 
 
@@ -66,6 +66,31 @@ def test_words_are_ordered_by_how_much_they_tell(named):
     description = labels[cell].description
     following = description.partition("Comes next: ")[2]
     assert best in following.partition("%")[0].lower()
+
+
+def test_a_name_of_grammar_alone_says_what_the_text_is_about(named):
+    _, _, _, labels = named
+    told = 0
+    for label in filter(None, labels):
+        sides, _, about = label.name.partition(" (")
+        if about and not sides.startswith("("):
+            words = re.findall(r"[a-z]{3,}", sides.lower())
+            assert set(words) <= FUNCTION
+            told += 1
+        elif label.topic:
+            assert re.search(r"[^\W\d_]{3,}", label.name)
+    assert told > 0
+
+
+def test_words_around_are_whole(named):
+    _, text, places, labels = named
+    for cell, label in enumerate(labels):
+        rows = np.flatnonzero(places.cell == cell)[:20]
+        if label is None or len(rows) < len(np.flatnonzero(places.cell == cell)):
+            continue
+        spans = text.window(places.of(rows), 60, 60)
+        around = " ".join(text.spelled(row[row >= 0].tolist()) for row in spans).lower()
+        assert set(label.topic) <= set(re.findall(r"[^\W\d_]+", around))
 
 
 def test_tags_are_domains_that_are_there_more_often_than_elsewhere(named):
