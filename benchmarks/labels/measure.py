@@ -64,8 +64,8 @@ def main() -> None:
         "environment": environment(),
     }
     result = read_json(given.out) if given.out.is_file() else {"models": []}
-    kept = [one for one in result["models"] if one["model"] != given.called]
-    write_json(given.out, {"models": [*kept, found]})
+    models = {one["model"]: one for one in result["models"]} | {given.called: found}
+    write_json(given.out, {"models": list(models.values())})
 
 
 def class_tf_idf(count: sparse.csr_matrix, places: np.ndarray) -> sparse.csr_matrix:

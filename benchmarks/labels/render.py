@@ -55,9 +55,33 @@ def render(result: dict[str, Any]) -> str:
         for key, said in KINDS.items():
             if key in model:
                 lines.append(f"| {model['model']} | {said} | {_scored(model[key])} |")
+    lines += ["", _weights(result["models"])]
     for model in result["models"]:
         lines += ["", *_model(model)]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _weights(models: list[dict[str, Any]]) -> str:
+    """Return why words are not ranked as BERTopic does, and which models were measured before."""
+    said = [
+        f"{model['model']}: {' and '.join(_lost(model, key) for key in ('detection', 'fuzzing'))}"
+        for model in models
+        if "class_tf_idf" in model
+    ]
+    before = [model["model"] for model in models if "class_tf_idf" not in model]
+    return (
+        f"What BERTopic's weights lose, in points: {'; '.join(said)}. A cell is a small class, "
+        "often of ten places, and there are thousands. Then A / f of all but rare words is near 0 "
+        "and the weight near tf A / f: how many times as often a word is there as elsewhere, which "
+        "is largest for words that came in by accident."
+        + f" Measured before that comparison, with brackets and commas of the names taken for "
+        f"words of theirs: {', '.join(before)}." * bool(before)
+    )
+
+
+def _lost(model: dict[str, Any], key: str) -> str:
+    lost = model["names"][key]["mean"] - model["class_tf_idf"][key]["mean"]
+    return f"{100 * lost:.1f} of {key}"
 
 
 def _scored(found: dict[str, Any]) -> str:
