@@ -3,8 +3,7 @@
     python -m benchmarks.explorer.map_layout
     python -m benchmarks.explorer.render
 
-The prototypes are drawn by seed: in groups, which a map must show, and of nearly as many directions
-as are drawn, as a trained head's. Time is that of what `prismlm map` does between reading and
+The prototypes are drawn by seed: in groups, which a map must show, each far from its group. Time is that of what `prismlm map` does between reading and
 writing: neighbours, then places.
 """
 
@@ -23,7 +22,7 @@ from prismlm.labels.map import category_neighbours, laid_out, nearest_prototypes
 
 PROTOTYPES, WIDTH, GROUPS, SEED = 16_384, 1_600, 256, 0
 # Of a prototype's length, what it has of its own beside the unit vector of its group.
-OWN = 2.0
+OWN = 4.0
 GOAL = 300
 
 

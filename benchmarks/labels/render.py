@@ -37,8 +37,9 @@ def render(result: dict[str, Any]) -> str:
         "    python -m benchmarks.labels.measure MODEL --called NAME",
         "",
         "`prismlm label` names every prototype from the places of its cell, without any model: "
-        "*words read last → words that come next*, and in brackets words of the text around. Names "
-        "are made of four fifths of the documents and scored on the others. *Detection*: of as "
+        "*words read last → words that come next*, in brackets words of the text around; a word "
+        "that goes on is shown whole, parted where the prototype is. Names are made of four fifths "
+        "of the documents and scored on the others. *Detection*: of as "
         "many passages of 25 tokens that fire as of others, which fire? *Fuzzing*: the same of one "
         "marked place, the word read last and the next one. Asked is a scorer that knows the words "
         "of the label alone, and says that the half with the rarer words in common fire. Balanced "

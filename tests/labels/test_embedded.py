@@ -28,7 +28,7 @@ def test_every_cell_with_a_place_is_named(named):
     there = np.bincount(places.cell, minlength=len(labels)) > 0
     assert [label is not None for label in labels] == there.tolist()
     for label in filter(None, labels):
-        assert " → " in label.name
+        assert " → " in label.name or "-" in label.name
         assert len(label.name) <= NAME_LENGTH
         assert label.category in CATEGORIES
 
@@ -80,6 +80,21 @@ def test_a_name_of_grammar_alone_says_what_the_text_is_about(named):
         elif label.topic:
             assert re.search(r"[^\W\d_]{3,}", label.name)
     assert told > 0
+
+
+def test_a_word_that_goes_on_is_parted_where_the_prototype_is(named):
+    _, text, places, labels = named
+    seen = 0
+    for cell, label in enumerate(labels):
+        if label is None or " → " in label.name or label.name.endswith("…"):
+            continue
+        own = places.of(places.cell == cell)
+        assert text.goes_on(own).mean() >= 0.5
+        words = {text.beginning(at).strip() + text.end(at + 1) for at in own.position.tolist()}
+        assert set(label.name.split(", ")) <= words
+        assert label.topic[0] == label.name.split(", ")[0].replace("-", "", 1).lower()
+        seen += 1
+    assert seen > 3
 
 
 def test_words_around_are_whole(named):

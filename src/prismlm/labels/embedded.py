@@ -7,12 +7,14 @@ A prototype is nearest to some positions of a corpus. Its name has the words tha
 each by how much it tells this cell from all places, p(w | cell) ln(p(w | cell) / p(w)), one term of
 a Kullback–Leibler divergence. Where what was read varies, words of the text around stand for it, in
 brackets, chosen by the same measure over the places that they are near; they come last where both
-sides have only words of grammar and signs.
+sides have only words of grammar and signs. Where mostly a word goes on, it is shown whole, parted
+where the prototype is: Li-ouville, Ha-usdorff.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -67,7 +69,7 @@ class Label:
     """What a prototype is called.
 
     Attributes:
-        name: a short one, what is read last → what comes next.
+        name: a short one, what is read last → what comes next, or where words are parted.
         description: one sentence or two, with shares.
         category: one of :data:`~prismlm.labels.categories.CATEGORIES`.
         role: what kind of word comes next.
@@ -156,7 +158,11 @@ class _Statistics:
             right = ", ".join(following.words[:2]) + ", …" if following.words else "…"
         rates = {name: float(rate[cell]) for name, rate in self.kinds.items()}
         name = f"{left} → {right}"
-        if not _says_something(name) and about not in ("…", left):
+        if rates["piece"] >= 0.5:
+            parts = self._parts(cell)
+            name = ", ".join("-".join(one) for one in parts)
+            topic = list(dict.fromkeys([*("".join(one).lower() for one in parts), *topic]))
+        elif not _says_something(name) and about not in ("…", left):
             name += f" {about}"
         return Label(
             name=_cut(name),
@@ -192,6 +198,14 @@ class _Statistics:
         written = self.text.beginning if name == "read" else self.text.end
         at = self.places.position[rows] + (name == "next")
         return _shown(most_common(written(position) for position in at.tolist()))
+
+    def _parts(self, cell: int) -> list[tuple[str, str]]:
+        """Return the most frequent words that go on after the token read, parted there."""
+        own = self.places.of(slice(self.first[cell], self.first[cell + 1]))
+        at = own.position[self.text.goes_on(own)].tolist()
+        begin, end = self.text.beginning, self.text.end
+        pairs = Counter((begin(i).strip(), end(i + 1).lstrip("-")) for i in at)
+        return [pair for pair, _ in pairs.most_common(MOST_WORDS)]
 
     def _topic(self, cell: int) -> list[str]:
         score, _ = self.sides["about"]

@@ -7,7 +7,7 @@ from prismlm.labels.map import category_neighbours, laid_out, nearest_prototypes
 
 
 def test_drawn_prototypes_are_in_groups():
-    prototypes, groups = drawn(240, 400, 4)
+    prototypes, groups = drawn(240, 1600, 4)
     nearest = nearest_prototypes(prototypes)
     assert near(nearest.indices, groups) > 0.8
     pytest.importorskip("umap")
