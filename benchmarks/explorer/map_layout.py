@@ -3,8 +3,8 @@
     python -m benchmarks.explorer.map_layout
     python -m benchmarks.explorer.render
 
-The prototypes are drawn by seed: in groups, which a map must show, each far from its group. Time is that of what `prismlm map` does between reading and
-writing: neighbours, then places.
+The prototypes are drawn by seed: in groups, which a map must show, each far from its group. Time
+is that of what `prismlm map` does between reading and writing: neighbours, then places.
 """
 
 from __future__ import annotations
