@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus
 
 # Whose passages are asked for again and again: those of one answer share documents.
-DOCUMENTS_KEPT = 32
+DOCUMENTS_KEPT = 64
 
 
 class GroupWeights(NamedTuple):
@@ -178,7 +178,11 @@ class Lens:
         """A document's text and where its tokens lie in it; the last few are kept."""
         corpus = self.corpus
         assert corpus is not None
-        return lru_cache(DOCUMENTS_KEPT)(lambda number: (corpus.text(number), corpus.spans(number)))
+
+        def read(number: int) -> tuple[str, np.ndarray]:
+            return corpus.text(number), corpus.spans(number).astype(np.int32)
+
+        return lru_cache(DOCUMENTS_KEPT)(read)
 
     @cached_property
     def first_rows(self) -> np.ndarray:
