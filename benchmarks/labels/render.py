@@ -72,9 +72,9 @@ def _weights(models: list[dict[str, Any]]) -> str:
     before = [model["model"] for model in models if "class_tf_idf" not in model]
     return (
         f"What BERTopic's weights lose, in points: {'; '.join(said)}. A cell is a small class, "
-        "often of ten places, and there are thousands. Then A / f of all but rare words is near 0 "
-        "and the weight near tf A / f: how many times as often a word is there as elsewhere, which "
-        "is largest for words that came in by accident."
+        "often of some dozen places, and there are thousands. Then A / f of all but rare words is "
+        "near 0 and the weight near tf A / f: how many times as often a word is there as "
+        "elsewhere, which is largest for words that came in by accident."
         + f" Measured before that comparison, with brackets and commas of the names taken for "
         f"words of theirs: {', '.join(before)}." * bool(before)
     )
