@@ -7,8 +7,8 @@ A prototype is nearest to some positions of a corpus. Its name has the words tha
 each by how much it tells this cell from all places, p(w | cell) ln(p(w | cell) / p(w)), one term of
 a Kullback–Leibler divergence. Where what was read varies, words of the text around stand for it, in
 brackets, chosen by the same measure over the places that they are near; they come last where both
-sides have only words of grammar and signs. Where mostly a word goes on, it is shown whole, parted
-where the prototype is: Li-ouville, Ha-usdorff.
+sides have only words of grammar and signs, or what comes next varies. Where mostly a word goes on,
+it is shown whole, parted where the prototype is: Li-ouville, Ha-usdorff.
 """
 
 from __future__ import annotations
@@ -148,22 +148,19 @@ class _Statistics:
 
     def label(self, cell: int) -> Label:
         read, following = self._side("read", cell), self._side("next", cell)
-        topic = self._topic(cell)
-        tags = self._tags(cell)
-        about = ", ".join(topic[:2] or [tag for tag, _, _ in tags])
-        about = f"({about})" if about else "…"
-        left = ", ".join(read.words) if sum(read.shares) >= LEAST_SIDE else about
-        right = ", ".join(following.words) if sum(following.shares) >= LEAST_SIDE else ""
-        if not right:
-            right = ", ".join(following.words[:2]) + ", …" if following.words else "…"
+        topic, tags = self._topic(cell), self._tags(cell)
         rates = {name: float(rate[cell]) for name, rate in self.kinds.items()}
-        name = f"{left} → {right}"
-        if rates["piece"] >= 0.5:
-            parts = self._parts(cell)
-            name = ", ".join("-".join(one) for one in parts)
-            topic = list(dict.fromkeys([*("".join(one).lower() for one in parts), *topic]))
-        elif not _says_something(name) and about not in ("…", left):
-            name += f" {about}"
+        parts = self._parts(cell) if rates["piece"] >= 0.5 else []
+        about = topic or [tag for tag, _, _ in tags]
+        names = [
+            ", ".join("-".join(one) for one in parts[:most])
+            if parts
+            else _sides(read, following, about[: min(most, 2)], most)
+            for most in range(MOST_WORDS, 0, -1)
+        ]
+        # Where all are too long, the one with the fewest words is cut.
+        name = next((one for one in names if len(one) <= NAME_LENGTH), names[-1])
+        topic = list(dict.fromkeys([*("".join(one).lower() for one in parts), *topic]))
         return Label(
             name=_cut(name),
             description=self._description(cell, read, following, topic, tags),
@@ -352,6 +349,18 @@ def _role(rates: dict[str, float]) -> str:
 
 def _data(matrix: sparse.csr_matrix) -> np.ndarray:
     return np.asarray(matrix.data)
+
+
+def _sides(read: Side, following: Side, about: list[str], most: int) -> str:
+    """Return a name of two sides, with what the text is about where these alone say little."""
+    around = f"({', '.join(about)})" if about else "…"
+    left = ", ".join(read.words[:most]) if sum(read.shares) >= LEAST_SIDE else around
+    right = ", ".join(following.words[:most])
+    if sum(following.shares) < LEAST_SIDE:
+        right = ", ".join([*following.words[: min(most, 2)], "…"])
+    name = f"{left} → {right}"
+    enough = right != "…" and _says_something(name)
+    return name if enough or around in ("…", left) else f"{name} {around}"
 
 
 def _says_something(name: str) -> bool:
