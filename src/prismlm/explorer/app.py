@@ -35,8 +35,8 @@ SHARED = {
     "channels.js": "text/javascript",
     "channels.css": "text/css",
 }
-# One for the model, one for what is read meanwhile, and one for short questions.
-THREADS = 3
+# One for the model, one for what is read at the start, and two for short questions.
+THREADS = 4
 VIEWS = (overview, ask, prototypes, map, steer, inside, audit, documents)
 
 
