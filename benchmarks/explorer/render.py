@@ -40,10 +40,11 @@ def main() -> int:
     """Render, or say whether the page is up to date."""
     given = page_options(__doc__).parse_args()
     result = read_result(given.results / "explorer.json", "explorer.latency")
-    return publish({given.results / "explorer.md": render(result)}, check=given.check)
+    made = read_result(given.results / "explorer_map.json", "explorer.map_layout")
+    return publish({given.results / "explorer.md": render(result, made)}, check=given.check)
 
 
-def render(result: dict[str, Any]) -> str:
+def render(result: dict[str, Any], made: dict[str, Any]) -> str:
     """Return the page."""
     model, where = result["model"], result["environment"]
     lines = [
@@ -84,6 +85,8 @@ def render(result: dict[str, Any]) -> str:
         _sizes(result),
         "",
         *_writing(result["writing"]),
+        "",
+        *_map(made),
     ]
     return "\n".join(lines) + "\n"
 
@@ -160,6 +163,28 @@ def _writing(rows: list[dict[str, Any]]) -> list[str]:
         *lines,
         "",
         f"Goal: a ratio of at most {MOST_ADDED}, and an interval that ends there or before.",
+    ]
+
+
+def _map(made: dict[str, Any]) -> list[str]:
+    seconds, processor, same = (made[key] for key in ("seconds", "processor_seconds", "same_group"))
+    total, goal = sum(seconds.values()), made["goal_seconds"]
+    return [
+        "## Making the map",
+        "",
+        "    python -m benchmarks.explorer.map_layout",
+        "",
+        f"{made['prototypes']:,} prototypes of width {made['width']:,} were laid out in "
+        f"{total:.0f} s ({sum(processor.values()):.0f} s of the processor); the goal is "
+        f"{goal} s: {'met' if total <= goal else '**missed**'}. Neighbours by cosine took "
+        f"{seconds['neighbours']:.0f} s, their places by UMAP {seconds['places']:.0f} s, its "
+        f"compilation among them, and the process {made['memory_mib']:,.0f} MiB at most. It is "
+        f"what `prismlm map` does, without reading and writing. The prototypes are drawn by seed "
+        f"in {made['groups']} groups. Of the ten nearest of each on the map {same['map']:.0%} are "
+        f"of its group, {same['dealt_out']:.1%} with groups dealt out anew; of the nearest by "
+        f"cosine {same['cosines']:.0%} are.",
+        "",
+        measured_on(made["environment"]),
     ]
 
 

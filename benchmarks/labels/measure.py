@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy import sparse
 
 import prismlm
 from benchmarks.shared.environment import environment
@@ -22,7 +23,7 @@ from benchmarks.shared.options import RESULTS, script_options
 from prismlm.files import read_json, write_json
 from prismlm.index.write import top_signatures
 from prismlm.labels.categories import CATEGORIES
-from prismlm.labels.embedded import Label
+from prismlm.labels.embedded import Label, shares
 from prismlm.labels.scores import Scores, score_labels
 from prismlm.labels.write import SEED, Made, accuracy, make_labels
 from prismlm.models.sidecar import weight_of
@@ -45,6 +46,8 @@ def main() -> None:
     named = time.process_time()
     scores = score_labels(made.labels, made.text, made.held_out, SEED)
     scored = time.process_time()
+    weighed = make_labels(lens, lm.model, weigh=class_tf_idf)
+    others = score_labels(weighed.labels, weighed.text, weighed.held_out, SEED)
     former = by_signature(lm, lens.corpus.tokenizer, made)
     signatures = score_labels(former, made.text, made.held_out, SEED)
     found = {
@@ -54,14 +57,28 @@ def main() -> None:
         "positions": len(lens.cells),
         "seconds": {"names": named - began, "scores": scored - named},
         "names": described(scores),
+        "class_tf_idf": described(others),
         "signatures": described(signatures),
         "categories": by_category(made.labels, scores),
-        "drawn": drawn(made.labels, scores, former, lens),
+        "drawn": drawn(made.labels, scores, weighed.labels, former, lens),
         "environment": environment(),
     }
     result = read_json(given.out) if given.out.is_file() else {"models": []}
-    kept = [one for one in result["models"] if one["model"] != given.called]
-    write_json(given.out, {"models": [*kept, found]})
+    models = {one["model"]: one for one in result["models"]} | {given.called: found}
+    write_json(given.out, {"models": list(models.values())})
+
+
+def class_tf_idf(count: sparse.csr_matrix, places: np.ndarray) -> sparse.csr_matrix:
+    """Return tf ln(1 + A / f) of each word in each cell (Grootendorst 2022, as BERTopic does).
+
+    tf is the word's share of the cell's words, f how often it is in all cells and A how many words
+    a cell has in the mean.
+    """
+    frequency = np.asarray(count.sum(0)).ravel()
+    mean = frequency.sum() / max(1, int((places > 0).sum()))
+    score = shares(count, np.asarray(count.sum(1)).ravel())
+    score.data *= np.log1p(mean / frequency[score.indices]).astype(np.float32)
+    return score
 
 
 def by_signature(lm: prismlm.PrismLM, tokenizer: Any, made: Made) -> list[Label | None]:
@@ -113,6 +130,7 @@ def by_category(labels: Sequence[Label | None], scores: Scores) -> list[dict[str
 def drawn(
     labels: Sequence[Label | None],
     scores: Scores,
+    weighed: Sequence[Label | None],
     signatures: Sequence[Label | None],
     lens: prismlm.Lens,
 ) -> list[dict[str, Any]]:
@@ -121,14 +139,16 @@ def drawn(
     chosen = np.random.default_rng(SEED).choice(there, min(DRAWN, len(there)), replace=False)
     rows: list[dict[str, Any]] = []
     for number in sorted(chosen.tolist()):
-        label, signature = labels[number], signatures[number]
+        label, other, signature = labels[number], weighed[number], signatures[number]
         assert label is not None
+        assert other is not None
         assert signature is not None
         score = float(scores.detection[number])
         rows.append(
             {
                 "prototype": number,
                 "name": label.name,
+                "class_tf_idf": other.name,
                 "signature": signature.name,
                 "category": label.category,
                 "description": label.description,

@@ -13,6 +13,12 @@ from benchmarks.shared.pages import (
     table_head,
 )
 
+KINDS = {
+    "names": "by `prismlm label`",
+    "class_tf_idf": "control: BERTopic's weights",
+    "signatures": "control: signature",
+}
+
 
 def main() -> int:
     """Render, or say whether the page is up to date."""
@@ -31,24 +37,52 @@ def render(result: dict[str, Any]) -> str:
         "    python -m benchmarks.labels.measure MODEL --called NAME",
         "",
         "`prismlm label` names every prototype from the places of its cell, without any model: "
-        "*words read last → words that come next*, and in brackets words of the text around. Names "
-        "are made of four fifths of the documents and scored on the others. *Detection*: of as "
+        "*words read last → words that come next*, in brackets words of the text around; a word "
+        "that goes on is shown whole, parted where the prototype is. Names are made of four fifths "
+        "of the documents and scored on the others. *Detection*: of as "
         "many passages of 25 tokens that fire as of others, which fire? *Fuzzing*: the same of one "
         "marked place, the word read last and the next one. Asked is a scorer that knows the words "
         "of the label alone, and says that the half with the rarer words in common fire. Balanced "
         "accuracy, up to 16 passages of each kind; 50 % says nothing. In brackets the same with "
         "the label of another prototype; the difference with 95 % of a bootstrap over prototypes. "
+        "*BERTopic's weights*: the same names with words ranked by class-based TF-IDF, tf ln(1 + "
+        "A / f), a cell being a class (Grootendorst 2022), in place of p ln(p / base). "
         "*Signature*: the name of a lens that was not labelled, the tokens that its prototype "
         "raises most.",
         "",
         *table_head("| model | labels | scored | detection | difference | fuzzing | difference |"),
     ]
     for model in result["models"]:
-        for key, said in (("names", "by `prismlm label`"), ("signatures", "control: signature")):
-            lines.append(f"| {model['model']} | {said} | {_scored(model[key])} |")
+        for key, said in KINDS.items():
+            if key in model:
+                lines.append(f"| {model['model']} | {said} | {_scored(model[key])} |")
+    lines += ["", _weights(result["models"])]
     for model in result["models"]:
         lines += ["", *_model(model)]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _weights(models: list[dict[str, Any]]) -> str:
+    """Return why words are not ranked as BERTopic does, and which models were measured before."""
+    said = [
+        f"{model['model']}: {' and '.join(_lost(model, key) for key in ('detection', 'fuzzing'))}"
+        for model in models
+        if "class_tf_idf" in model
+    ]
+    before = [model["model"] for model in models if "class_tf_idf" not in model]
+    return (
+        f"What BERTopic's weights lose, in points: {'; '.join(said)}. A cell is a small class, "
+        "often of some dozen places, and there are thousands. Then A / f of all but rare words is "
+        "near 0 and the weight near tf A / f: how many times as often a word is there as "
+        "elsewhere, which is largest for words that came in by accident."
+        + f" Measured before that comparison, with brackets and commas of the names taken for "
+        f"words of theirs: {', '.join(before)}." * bool(before)
+    )
+
+
+def _lost(model: dict[str, Any], key: str) -> str:
+    lost = model["names"][key]["mean"] - model["class_tf_idf"][key]["mean"]
+    return f"{100 * lost:.1f} of {key}"
 
 
 def _scored(found: dict[str, Any]) -> str:
@@ -81,12 +115,15 @@ def _model(model: dict[str, Any]) -> list[str]:
         "",
         f"{len(model['drawn'])} of them, drawn by seed and not selected:",
         "",
-        *table_head("| prototype | name | signature | category | detection |"),
+        *table_head(
+            "| prototype | name | by BERTopic's weights | signature | category | detection |"
+        ),
     ]
     for row in model["drawn"]:
         score = "–" if row["detection"] is None else f"{row['detection']:.0%}"
-        name, signature = escaped(row["name"]), escaped(row["signature"])
-        lines.append(f"| {row['prototype']} | {name} | {signature} | {row['category']} | {score} |")
+        names = (escaped(row.get(key, "–")) for key in ("name", "class_tf_idf", "signature"))
+        cells = " | ".join((*names, row["category"], score))
+        lines.append(f"| {row['prototype']} | {cells} |")
     return [*lines, "", measured_on(model["environment"])]
 
 

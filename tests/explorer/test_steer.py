@@ -85,6 +85,8 @@ def test_what_is_stopped_shows_what_was_written(tiny_model):
 
 
 def test_the_page_shows_what_its_command_gives(page):
+    page.evaluate("location.hash = '#/steer'")
+    page.wait_for_selector(".x-command:has-text('--prototype ID --strength 0.3')")
     page.evaluate("location.hash = '#/steer?prototype=5&strength=-40'")
     page.locator(".x-chosen", has_text="word5 → next5").wait_for()
     page.get_by_label("Prompt").fill("- the court's 'order'")

@@ -9,7 +9,7 @@ import prismlm
 from prismlm.labels.categories import CATEGORIES, subject_words
 from prismlm.labels.embedded import NAME_LENGTH, embedded_labels
 from prismlm.labels.places import Text, sample_places
-from prismlm.labels.vocabulary import Vocabulary
+from prismlm.labels.vocabulary import FUNCTION, Vocabulary
 from prismlm.models.sidecar import weight_of
 
 
@@ -28,8 +28,10 @@ def test_every_cell_with_a_place_is_named(named):
     there = np.bincount(places.cell, minlength=len(labels)) > 0
     assert [label is not None for label in labels] == there.tolist()
     for label in filter(None, labels):
-        assert " → " in label.name
+        assert " → " in label.name or "-" in label.name
         assert len(label.name) <= NAME_LENGTH
+        # Whole words, and brackets that are closed.
+        assert label.name.count("(") == label.name.count(")") or "“" in label.name
         assert label.category in CATEGORIES
 
 
@@ -66,6 +68,47 @@ def test_words_are_ordered_by_how_much_they_tell(named):
     description = labels[cell].description
     following = description.partition("Comes next: ")[2]
     assert best in following.partition("%")[0].lower()
+
+
+def test_a_name_that_says_little_says_what_the_text_is_about(named):
+    _, _, _, labels = named
+    told = 0
+    for label in filter(None, labels):
+        sides, _, about = label.name.partition(" (")
+        words = re.findall(r"[^\W\d_]{3,}", sides.lower())
+        if about:
+            assert set(words) <= FUNCTION or sides.endswith("→ …")
+            told += 1
+        elif label.topic and not sides.startswith("("):
+            assert set(words) - FUNCTION
+            assert not sides.endswith("→ …")
+    assert told > 0
+
+
+def test_a_word_that_goes_on_is_parted_where_the_prototype_is(named):
+    _, text, places, labels = named
+    seen = 0
+    for cell, label in enumerate(labels):
+        if label is None or " → " in label.name or label.name.endswith("…"):
+            continue
+        own = places.of(places.cell == cell)
+        assert text.goes_on(own).mean() >= 0.5
+        words = {text.beginning(at).strip() + text.end(at + 1) for at in own.position.tolist()}
+        assert set(label.name.split(", ")) <= words
+        assert label.topic[0] == label.name.split(", ")[0].replace("-", "", 1).lower()
+        seen += 1
+    assert seen > 3
+
+
+def test_words_around_are_whole(named):
+    _, text, places, labels = named
+    for cell, label in enumerate(labels):
+        rows = np.flatnonzero(places.cell == cell)[:20]
+        if label is None or len(rows) < len(np.flatnonzero(places.cell == cell)):
+            continue
+        spans = text.window(places.of(rows), 60, 60)
+        around = " ".join(text.spelled(row[row >= 0].tolist()) for row in spans).lower()
+        assert set(label.topic) <= set(re.findall(r"[^\W\d_]+", around))
 
 
 def test_tags_are_domains_that_are_there_more_often_than_elsewhere(named):

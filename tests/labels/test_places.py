@@ -94,7 +94,7 @@ def test_words_around_are_counted_once_a_place(lens, text):
     every = sample_places(lens.cells, lens.num_prototypes, 5)
     places = Places(every.cell[:50], every.position[:50], every.document[:50], every.size)
     found = around(text, places, lens.num_prototypes)
-    kinds, content = text.vocabulary, text.vocabulary.content()
+    kinds, content = text.vocabulary, text.vocabulary.content
     expected = np.zeros(found.shape)
     for cell, window in zip(places.cell, text.window(places, 24, 8), strict=True):
         for word in {int(kinds.word[t]) for t in window.tolist() if t >= 0 and content[t]}:

@@ -6,7 +6,7 @@ import pytest
 import prismlm
 from prismlm.labels.embedded import Label
 from prismlm.labels.places import Text, sample_places
-from prismlm.labels.scores import _accuracy, score_labels, words_of
+from prismlm.labels.scores import _accuracy, bare, score_labels, words_of
 from prismlm.labels.vocabulary import Vocabulary
 from prismlm.models.sidecar import weight_of
 
@@ -19,6 +19,13 @@ def test_words_and_signs_are_told_apart():
     assert words_of("The cat's “ear”,\n-ing") == [
         "the", "cat", "'", "s", "“", "ear", "”", ",", "↵", "-", "ing"
     ]  # fmt: skip
+
+
+def test_signs_that_part_the_words_of_a_name_are_none_of_it():
+    assert words_of(bare("“,”, and → “(”, ↵ (fur, -ic)")) == [
+        ",", "and", "(", "↵", "fur", "-", "ic"
+    ]  # fmt: skip
+    assert words_of(bare("(team, force) → “).”, …")) == ["team", "force", ")", "."]
 
 
 @pytest.mark.parametrize(

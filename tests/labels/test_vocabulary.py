@@ -46,7 +46,7 @@ def test_kinds(vocabulary, kind, those, others):
 
 
 def test_words_with_content_are_no_function_words(vocabulary):
-    words = {vocabulary.words[word] for word in vocabulary.word[vocabulary.content()]}
+    words = {vocabulary.words[word] for word in vocabulary.word[vocabulary.content]}
     assert words
     assert not words & FUNCTION
     assert "said" in words

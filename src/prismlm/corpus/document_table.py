@@ -92,10 +92,11 @@ class ShardedTable:
         key = shard, group
         with self._lock:
             table = self._groups.pop(key, None)
-            table = self._read(shard, group) if table is None else table
-            kept = sum(other.nbytes for other in self._groups.values())
-            while self._groups and kept + table.nbytes > BYTES_KEPT:
-                kept -= self._groups.pop(next(iter(self._groups))).nbytes
+            if table is None:
+                table = self._read(shard, group)
+                kept = sum(other.nbytes for other in self._groups.values())
+                while self._groups and kept + table.nbytes > BYTES_KEPT:
+                    kept -= self._groups.pop(next(iter(self._groups))).nbytes
             self._groups[key] = table
         return table
 

@@ -47,7 +47,7 @@ class TokenBytes:
         where the tokens do not spell the text.
         """
         try:
-            spelled = b"".join([self._values[token] for token in tokens.tolist()])
+            spelled = b"".join(map(self._values.__getitem__, tokens.tolist()))
         except IndexError:
             return None
         if spelled != text.encode():

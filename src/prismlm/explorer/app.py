@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from anyio import to_thread
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, Response
@@ -34,6 +35,8 @@ SHARED = {
     "channels.js": "text/javascript",
     "channels.css": "text/css",
 }
+# One for the model, one for what is read at the start, and two for short questions.
+THREADS = 4
 VIEWS = (overview, ask, prototypes, map, steer, inside, audit, documents)
 
 
@@ -85,6 +88,8 @@ def create_app(
 @asynccontextmanager
 async def _warming(lm: PrismLM) -> AsyncIterator[None]:
     """Read the tables that the first question would wait for, while the page is being opened."""
+    # One computes at a time in any case: what waits its turn is answered in the order it came.
+    to_thread.current_default_thread_limiter().total_tokens = THREADS
 
     def read() -> None:
         if lm.lens is not None:

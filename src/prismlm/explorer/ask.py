@@ -17,7 +17,7 @@ from prismlm.errors import InputError
 from prismlm.explain.steps import Step
 from prismlm.explain.trace import Trace
 from prismlm.explorer.session import Answer, Session
-from prismlm.explorer.streams import Tell, streamed
+from prismlm.explorer.streams import Tell, sent, streamed
 from prismlm.files import json_text
 from prismlm.pages.trace import page
 from prismlm.pages.trace_data import Pool, behind, hue, rounded, trace_data, visible
@@ -57,12 +57,17 @@ def routes(session: Session) -> APIRouter:
         session.answer(key).stop.set()
         return {"stopped": True}
 
-    @router.get("/answers/{key}/steps/{step}", summary="What stands behind one prediction")
-    async def step(key: str, step: int) -> dict[str, Any]:
+    @router.get(
+        "/answers/{key}/steps/{step}",
+        summary="What stands behind one prediction",
+        response_model=dict[str, Any],
+    )
+    def step(key: str, step: int) -> Response:
         one = _step_of(session.trace(key), step)
         pool = Pool(one.lens)
-        found = await run_in_threadpool(lambda: behind(one, pool, PASSAGES))
-        return rounded(found) | {"shared": pool.to_dict()}
+        found = rounded(behind(one, pool, PASSAGES)) | {"shared": pool.to_dict()}
+        # As it is sent, and in this thread: others are waiting.
+        return Response(sent(found), media_type="application/json")
 
     @router.get("/answers/{key}/steps/{step}/against", summary="What speaks against it")
     async def against(key: str, step: int) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def routes(session: Session) -> APIRouter:
         matching = catalogue.search(query, sort)
         found = catalogue.of_category(matching, category)
         rows = [_row(catalogue.row(number)) for number in found[first : first + limit].tolist()]
-        places = np.flatnonzero(found == at).tolist()
+        places = [] if at is None else np.flatnonzero(found == at).tolist()
         return {
             "total": len(found),
             "matching": len(matching),

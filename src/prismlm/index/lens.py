@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus
 
 # Whose passages are asked for again and again: those of one answer share documents.
-DOCUMENTS_KEPT = 32
+DOCUMENTS_KEPT = 64
 
 
 class GroupWeights(NamedTuple):
@@ -169,14 +169,20 @@ class Lens:
             return None
         number = self.corpus.document_at(position)
         offset = position - int(self.corpus.starts[number])
-        left, right = self._spans(number)[offset].tolist()
-        return sentence_around(self.corpus.text(number), left, right)
+        text, spans = self._text(number)
+        left, right = spans[offset].tolist()
+        return sentence_around(text, left, right)
 
     @cached_property
-    def _spans(self) -> Callable[[int], np.ndarray]:
-        """The corpus's spans of a document; those of the last few are kept, not encoded again."""
-        assert self.corpus is not None
-        return lru_cache(DOCUMENTS_KEPT)(self.corpus.spans)
+    def _text(self) -> Callable[[int], tuple[str, np.ndarray]]:
+        """A document's text and where its tokens lie in it; the last few are kept."""
+        corpus = self.corpus
+        assert corpus is not None
+
+        def read(number: int) -> tuple[str, np.ndarray]:
+            return corpus.text(number), corpus.spans(number).astype(np.int32)
+
+        return lru_cache(DOCUMENTS_KEPT)(read)
 
     @cached_property
     def first_rows(self) -> np.ndarray:

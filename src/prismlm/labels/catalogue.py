@@ -14,8 +14,9 @@ from scipy import sparse
 from prismlm.index.lens import Lens
 
 CONTEXTS = 12
-# Of all words: where more have some letters, all texts are looked through at once.
-MANY_WORDS = 0.05
+# Of the words that have some letters, how many are looked up before it is asked whether all texts
+# are found.
+FIRST_WORDS = (16, 256)
 PARTS = ("before", "token", "after")
 Sort = Literal["usage", "score", "name", "id"]
 
@@ -37,26 +38,32 @@ class WordIndex:
         shape = len(texts), len(words.dictionary)
         of_texts: Any = sparse.csr_matrix((np.ones(len(words), dtype=np.bool_), *places), shape)
         of_texts.sum_duplicates()
-        self._texts: Any = sparse.csr_matrix(of_texts.T)
-        known: list[bytes] = words.dictionary.cast(pa.large_binary()).to_pylist()
+        by_word: Any = sparse.csr_matrix(of_texts.T)
+        # The words that most texts have come first: these alone may be of all texts.
+        order = np.argsort(-np.diff(by_word.indptr), kind="stable")
+        self._texts: Any = by_word[order]
+        known: list[bytes] = words.dictionary.take(order).cast(pa.large_binary()).to_pylist()
         self._letters = np.frombuffer(b"\n".join(known), dtype=np.uint8)
         self._owners = np.repeat(np.arange(len(known)), [len(word) + 1 for word in known])
+        self._places = np.argsort(self._letters, kind="stable").astype(np.int32)
+        self._starts = np.searchsorted(self._letters[self._places], np.arange(257))
 
     def having(self, letters: str) -> np.ndarray:
         """Return which texts have ``letters``, without white space, in a word: bool [texts]."""
         sought = np.frombuffer(letters.encode(errors="replace"), dtype=np.uint8)
-        places = np.flatnonzero(self._letters == sought[0])
-        places = places[places <= len(self._letters) - len(sought)]
-        for offset, letter in enumerate(sought[1:], 1):
+        # From the letter that is there least.
+        rare = int(np.argmin(np.diff(self._starts)[sought]))
+        places = self._places[self._starts[sought[rare]] : self._starts[sought[rare] + 1]] - rare
+        places = places[(places >= 0) & (places <= len(self._letters) - len(sought))]
+        for offset, letter in enumerate(sought):
             places = places[self._letters[places + offset] == letter]
         has = np.zeros(self._texts.shape[0], dtype=np.bool_)
         has[self._owners[places]] = True
-        words = np.flatnonzero(has)
-        # Each way takes the longer where the other is quick.
-        if len(words) > MANY_WORDS * len(has):
-            return self._texts.T @ has
         found = np.zeros(self._texts.shape[1], dtype=np.bool_)
-        found[self._texts[words].indices] = True
+        for words in np.split(np.flatnonzero(has), FIRST_WORDS):
+            found[self._texts[words].indices] = True
+            if found.all():
+                break
         return found
 
 

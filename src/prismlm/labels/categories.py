@@ -36,7 +36,7 @@ def subject_words(weight: Tensor, vocabulary: Vocabulary) -> sparse.csr_matrix:
         weight: of the output embedding, [V, d].
         vocabulary: of V tokens.
     """
-    content = np.flatnonzero(vocabulary.content())
+    content = np.flatnonzero(vocabulary.content)
     shape = len(vocabulary.words), len(SUBJECTS)
     if len(content) <= LEAST_WORDS:
         return sparse.csr_matrix(shape, dtype=np.float32)

@@ -6,11 +6,16 @@ A prototype is nearest to some positions of a corpus. Its name has the words tha
 
 each by how much it tells this cell from all places, p(w | cell) ln(p(w | cell) / p(w)), one term of
 a Kullback–Leibler divergence. Where what was read varies, words of the text around stand for it, in
-brackets, chosen by the same measure over the places that they are near.
+brackets, chosen by the same measure over the places that they are near; they come last where both
+sides have only words of grammar and signs, or what comes next varies. Where mostly a word goes on,
+it is shown whole, parted where the prototype is: Li-ouville, Ha-usdorff.
 """
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,7 +24,16 @@ from scipy import sparse
 
 from prismlm.index.cells import Cells
 from prismlm.labels import categories
-from prismlm.labels.places import Places, Text, around, counts
+from prismlm.labels.places import (
+    SOME,
+    Places,
+    Text,
+    around,
+    counts,
+    most_common,
+    whole_word,
+    words_near,
+)
 from prismlm.labels.vocabulary import (
     AUXILIARIES,
     DETERMINERS,
@@ -42,7 +56,12 @@ TAG_LIFT, TAG_SHARE = 2.0, 0.3
 # A cell with fewer places has words of its own by accident.
 FEW = 5
 SUBJECT_LIFT = 3.0
+# Letters enough to be a word or a piece of one that says something.
+CONTENT = re.compile(r"[^\W\d_]{3,}")
 LINE, BLANK = "↵", "␣"
+
+# What each word of each cell weighs, of how often it is there and how many places each cell has.
+Weigh = Callable[[sparse.csr_matrix, np.ndarray], sparse.csr_matrix]
 
 
 @dataclass(frozen=True)
@@ -50,7 +69,7 @@ class Label:
     """What a prototype is called.
 
     Attributes:
-        name: a short one, what is read last → what comes next.
+        name: a short one, what is read last → what comes next, or where words are parted.
         description: one sentence or two, with shares.
         category: one of :data:`~prismlm.labels.categories.CATEGORIES`.
         role: what kind of word comes next.
@@ -74,7 +93,11 @@ class Side(NamedTuple):
 
 
 def embedded_labels(
-    text: Text, places: Places, cells: Cells, subject_words: sparse.csr_matrix
+    text: Text,
+    places: Places,
+    cells: Cells,
+    subject_words: sparse.csr_matrix,
+    weigh: Weigh | None = None,
 ) -> list[Label | None]:
     """Name every cell from its places; None for one without any.
 
@@ -83,8 +106,9 @@ def embedded_labels(
         places: of all cells.
         cells: says what domain a document is of.
         subject_words: by :func:`~prismlm.labels.categories.subject_words`.
+        weigh: says which words come first, by default :func:`telling`.
     """
-    found = _Statistics(text, places, cells, subject_words)
+    found = _Statistics(text, places, cells, subject_words, weigh or telling)
     return [found.label(cell) if found.count[cell] else None for cell in range(len(places.size))]
 
 
@@ -92,7 +116,12 @@ class _Statistics:
     """Rates of words and kinds in every cell."""
 
     def __init__(
-        self, text: Text, places: Places, cells: Cells, subject_words: sparse.csr_matrix
+        self,
+        text: Text,
+        places: Places,
+        cells: Cells,
+        subject_words: sparse.csr_matrix,
+        weigh: Weigh,
     ) -> None:
         self.text, self.places, kinds = text, places, text.vocabulary
         num_cells, words = len(places.size), len(kinds.words)
@@ -100,11 +129,13 @@ class _Statistics:
         self.count = np.diff(self.first)
         self.read, self.next = text.read(places), text.next(places)
         self.sides = {
-            name: _telling(counts(places.cell, kinds.word[token], num_cells, words), self.count)
+            name: _weighed(
+                counts(places.cell, kinds.word[token], num_cells, words), self.count, weigh
+            )
             for name, token in (("read", self.read), ("next", self.next))
         }
         near = around(text, places, num_cells)
-        self.sides["about"] = _telling(near, self.count)
+        self.sides["about"] = _weighed(near, self.count, weigh)
         self.kinds = _kind_rates(text, places, self.read, self.next, num_cells)
         self.subjects = _subject_rates(near @ subject_words, self.count)
         self.domains, codes = cells.keys("domain")
@@ -117,16 +148,21 @@ class _Statistics:
 
     def label(self, cell: int) -> Label:
         read, following = self._side("read", cell), self._side("next", cell)
-        topic = self._topic(cell)
-        left = " ".join(read.words) if sum(read.shares) >= LEAST_SIDE else ""
-        left = ", ".join(read.words) if left else f"({', '.join(topic[:2])})" if topic else "…"
-        right = ", ".join(following.words) if sum(following.shares) >= LEAST_SIDE else ""
-        if not right:
-            right = ", ".join(following.words[:2]) + ", …" if following.words else "…"
+        topic, tags = self._topic(cell), self._tags(cell)
         rates = {name: float(rate[cell]) for name, rate in self.kinds.items()}
-        tags = self._tags(cell)
+        parts = self._parts(cell) if rates["piece"] >= 0.5 else []
+        about = topic or [tag for tag, _, _ in tags]
+        names = [
+            ", ".join("-".join(one) for one in parts[:most])
+            if parts
+            else _sides(read, following, about[: min(most, 2)], most)
+            for most in range(MOST_WORDS, 0, -1)
+        ]
+        # Where all are too long, the one with the fewest words is cut.
+        name = next((one for one in names if len(one) <= NAME_LENGTH), names[-1])
+        topic = list(dict.fromkeys([*("".join(one).lower() for one in parts), *topic]))
         return Label(
-            name=_cut(f"{left} → {right}"),
+            name=_cut(name),
             description=self._description(cell, read, following, topic, tags),
             category=self._category(cell, rates),
             role=_role(rates),
@@ -155,19 +191,30 @@ class _Statistics:
         """Return the most frequent whole word that a token begins or is part of in a cell."""
         rows = np.arange(self.first[cell], self.first[cell + 1])
         token = (self.read if name == "read" else self.next)[rows]
-        rows = rows[self.text.vocabulary.word[token] == word][:8]
-        seen: dict[str, int] = {}
-        for position in self.places.position[rows].tolist():
-            whole = self.text.beginning(position) if name == "read" else self.text.end(position + 1)
-            seen[whole] = seen.get(whole, 0) + 1
-        return _shown(max(seen, key=lambda whole: seen[whole]))
+        rows = rows[self.text.vocabulary.word[token] == word][:SOME]
+        written = self.text.beginning if name == "read" else self.text.end
+        at = self.places.position[rows] + (name == "next")
+        return _shown(most_common(written(position) for position in at.tolist()))
+
+    def _parts(self, cell: int) -> list[tuple[str, str]]:
+        """Return the most frequent words that go on after the token read, parted there."""
+        own = self.places.of(slice(self.first[cell], self.first[cell + 1]))
+        at = own.position[self.text.goes_on(own)].tolist()
+        begin, end = self.text.beginning, self.text.end
+        pairs = Counter((begin(i).strip(), end(i + 1).lstrip("-")) for i in at)
+        return [pair for pair, _ in pairs.most_common(MOST_WORDS)]
 
     def _topic(self, cell: int) -> list[str]:
         score, _ = self.sides["about"]
         row = slice(score.indptr[cell], score.indptr[cell + 1])
         order = np.argsort(-_data(score)[row], kind="stable")[:TOPIC_WORDS]
         chosen = order[score.data[row][order] > 0]
-        return [self.text.vocabulary.words[word] for word in score.indices[row][chosen]]
+        own = self.places.of(slice(self.first[cell], self.first[cell + 1]))
+        near = words_near(self.text, own)
+        whole = (
+            whole_word(self.text, own, near, word) for word in score.indices[row][chosen].tolist()
+        )
+        return list(dict.fromkeys(whole))
 
     def _tags(self, cell: int) -> list[tuple[str, float, float]]:
         if self.count[cell] < FEW:
@@ -212,18 +259,28 @@ class _Statistics:
         return categories.SCAFFOLD if rates["grammar"] >= 0.5 else categories.OTHER
 
 
-def _telling(
-    count: sparse.csr_matrix, places: np.ndarray
-) -> tuple[sparse.csr_matrix, sparse.csr_matrix]:
-    """Return p ln(p / base) of each word in each cell, and p."""
-    base = np.asarray(count.sum(0)).ravel() / max(1, places.sum())
+def shares(count: sparse.csr_matrix, places: np.ndarray) -> sparse.csr_matrix:
+    """Return the share p of each cell's places that each word stands at."""
     share = count.copy()
     share.data /= np.repeat(np.maximum(places, 1), np.diff(count.indptr)).astype(np.float32)
-    score = share.copy()
-    score.data *= np.log(share.data / base[share.indices]).astype(np.float32)
+    return share
+
+
+def telling(count: sparse.csr_matrix, places: np.ndarray) -> sparse.csr_matrix:
+    """Return p ln(p / base) of each word in each cell."""
+    base = np.asarray(count.sum(0)).ravel() / max(1, places.sum())
+    score = shares(count, places)
+    score.data *= np.log(score.data / base[score.indices]).astype(np.float32)
+    return score
+
+
+def _weighed(
+    count: sparse.csr_matrix, places: np.ndarray, weigh: Weigh
+) -> tuple[sparse.csr_matrix, sparse.csr_matrix]:
+    score = weigh(count, places)
     # What stands once among many says nothing.
     score.data[(count.data < 2) & np.repeat(places >= FEW, np.diff(count.indptr))] = 0
-    return score, share
+    return score, shares(count, places)
 
 
 def _subject_rates(hits: sparse.csr_matrix, count: np.ndarray) -> np.ndarray:
@@ -292,6 +349,23 @@ def _role(rates: dict[str, float]) -> str:
 
 def _data(matrix: sparse.csr_matrix) -> np.ndarray:
     return np.asarray(matrix.data)
+
+
+def _sides(read: Side, following: Side, about: list[str], most: int) -> str:
+    """Return a name of two sides, with what the text is about where these alone say little."""
+    around = f"({', '.join(about)})" if about else "…"
+    left = ", ".join(read.words[:most]) if sum(read.shares) >= LEAST_SIDE else around
+    right = ", ".join(following.words[:most])
+    if sum(following.shares) < LEAST_SIDE:
+        right = ", ".join([*following.words[: min(most, 2)], "…"])
+    name = f"{left} → {right}"
+    enough = right != "…" and _says_something(name)
+    return name if enough or around in ("…", left) else f"{name} {around}"
+
+
+def _says_something(name: str) -> bool:
+    """Say whether a name has a word with content or a piece of a word."""
+    return any(word.lower() not in FUNCTION for word in CONTENT.findall(name))
 
 
 def _shown(word: str) -> str:

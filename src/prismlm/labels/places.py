@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +18,8 @@ ROWS_AT_ONCE = 2**16
 # Tokens before the one that was read last, and after the next, that say what a text is about.
 BEFORE, AFTER = 24, 8
 MAX_PIECES = 6
+# Places that say how a word is written.
+SOME = 8
 # Of a character, at most; and so the most tokens.
 MOST_BYTES = 4
 
@@ -184,18 +188,34 @@ def counts(cell: np.ndarray, word: np.ndarray, num_cells: int, words: int) -> sp
     return sparse.csr_matrix((ones, (cell, word)), shape=(num_cells, words))
 
 
+def words_near(text: Text, places: Places) -> np.ndarray:
+    """Return which word with content each token near places begins, −1 for none, [n, tokens]."""
+    kinds, window = text.vocabulary, text.window(places, BEFORE, AFTER)
+    return np.where((window >= 0) & kinds.content[window], kinds.word[window], -1)
+
+
+def whole_word(text: Text, places: Places, near: np.ndarray, word: int) -> str:
+    """Return how a word near places goes on most often: its first token may be half of it."""
+    row, column = (found[:SOME] for found in np.nonzero(near == word))
+    starts = places.position[row] + 1 - BEFORE + column
+    return most_common(text.end(position).strip().lower() for position in starts.tolist())
+
+
+def most_common(words: Iterable[str]) -> str:
+    """Return the most frequent of some words, of equals the first."""
+    return Counter(words).most_common(1)[0][0]
+
+
 def around(text: Text, places: Places, num_cells: int) -> sparse.csr_matrix:
     """Return at how many places of each cell each word with content is near, [K, words]."""
     kinds = text.vocabulary
-    content = np.append(kinds.content(), False)
     total = sparse.csr_matrix((num_cells, len(kinds.words)), dtype=np.float32)
     for start in range(0, len(places.cell), ROWS_AT_ONCE):
         part = places.of(slice(start, start + ROWS_AT_ONCE))
-        window = text.window(part, BEFORE, AFTER)
-        place, _ = np.nonzero(content[window])
-        word = kinds.word[window[content[window]]]
+        near = words_near(text, part)
+        place, _ = np.nonzero(near >= 0)
         # A word counts once a place.
-        once = np.unique(place * len(kinds.words) + word)
+        once = np.unique(place * len(kinds.words) + near[near >= 0])
         place, word = np.divmod(once, len(kinds.words))
         total += counts(part.cell[place], word, num_cells, len(kinds.words))
     return total

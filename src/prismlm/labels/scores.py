@@ -25,6 +25,8 @@ from prismlm.labels.places import Places, Text
 # Passages of each kind a label is asked about, at most, and below which it is not scored.
 MOST, LEAST = 16, 3
 PASSAGE = 24
+# A quoted sign is a word of a name; these are not.
+NAME_SIGNS = re.compile(r"“([^”]*)”|, |[()→…]")
 TOKEN = re.compile(r"[^\W_]+|[^\w\s]|_")
 
 
@@ -68,7 +70,7 @@ def score_labels(
     asked, owner = draw_passages(labels, places, seed)
     # Words that a label's name and description have of their own.
     words = {
-        cell: frozenset([*words_of(label.name), *label.topic])
+        cell: frozenset([*words_of(bare(label.name)), *label.topic])
         for cell, label in enumerate(labels)
         if label is not None
     }
@@ -93,6 +95,11 @@ def draw_passages(labels: Sequence[Label | None], places: Places, seed: int = 0)
     order = generator.permutation(len(scored))
     owner = dict(zip(scored[order].tolist(), scored[np.roll(order, 1)].tolist(), strict=True))
     return Drawn(asked, owner)
+
+
+def bare(name: str) -> str:
+    """Return a name without the signs that part its words: “(”, the → a (fur) says ( the a fur."""
+    return NAME_SIGNS.sub(lambda found: f" {found[1] or ''} ", name)
 
 
 def words_of(text: str) -> list[str]:

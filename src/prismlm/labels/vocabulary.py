@@ -90,8 +90,9 @@ class Vocabulary:
         """Return which tokens write one of some words, bool [V]."""
         return np.array([word in words for word in self.words])[self.word]
 
+    @cached_property
     def content(self) -> np.ndarray:
-        """Return which tokens begin a word that says what a text is about, bool [V]."""
+        """Tokens that begin a word that says what a text is about, bool [V]."""
         long = self._where(lambda t: t[:1].isspace() and len(t.strip()) > 2 and t.strip().isalpha())
         return long & ~self.among(FUNCTION)
 

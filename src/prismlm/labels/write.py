@@ -24,7 +24,7 @@ from prismlm.files import (
 from prismlm.index import layout
 from prismlm.index.lens import Lens
 from prismlm.labels.categories import CATEGORIES, subject_words
-from prismlm.labels.embedded import Label, embedded_labels
+from prismlm.labels.embedded import Label, Weigh, embedded_labels
 from prismlm.labels.places import Places, Text, sample_places
 from prismlm.labels.scores import Scores, score_labels
 from prismlm.labels.vocabulary import Vocabulary
@@ -190,7 +190,12 @@ class Made(NamedTuple):
 
 
 def make_labels(
-    lens: Lens, model: nn.Module, progress: Reporter = SILENT, *, keep: bool = False
+    lens: Lens,
+    model: nn.Module,
+    progress: Reporter = SILENT,
+    *,
+    keep: bool = False,
+    weigh: Weigh | None = None,
 ) -> Made:
     """Name every prototype from four fifths of the documents; the lens has cells and a corpus.
 
@@ -199,6 +204,7 @@ def make_labels(
         model: whose output embedding says what is near to what.
         progress: shows the steps.
         keep: the names in the lens, and take those that are kept there.
+        weigh: as of :func:`~prismlm.labels.embedded.embedded_labels`.
     """
     cells, corpus = lens.cells, lens.corpus
     assert cells is not None
@@ -218,7 +224,7 @@ def make_labels(
         labels = _kept(lens) if keep else None
         if labels is None:
             subjects = subject_words(weight, vocabulary)
-            labels = embedded_labels(text, places.of(~held), cells, subjects)
+            labels = embedded_labels(text, places.of(~held), cells, subjects, weigh)
         if keep:
             rows = [label if label is None else asdict(label) for label in labels]
             write_json(lens.path / MADE_FILE, {"lens": _of(lens), "labels": rows})

@@ -1,5 +1,5 @@
 // Asking: a prompt, and the answer that the model writes to it.
-import { html, nothing } from "./vendor/lit-html/lit-html.js";
+import { html } from "./vendor/lit-html/lit-html.js";
 import { signal } from "./vendor/signals-core/signals-core.js";
 import { api, events } from "./server.js";
 import { change, draw, examples, field, filled, numeric } from "./controls.js";
@@ -36,7 +36,8 @@ const page = ({ asked, answer, abort }, shared) => html`
     <button type="button" class="x-stop" ?hidden=${!abort} @click=${() => answer?.id() && api(`/answers/${answer.id()}/stop`, {})}>Stop</button></div>
   <div class="x-examples"><span class="p-note">Try</span>${examples(shared.model.prompts, tried)}</div>
 </form>
-<div class="x-out">${answer?.node ?? nothing}</div>`;
+<div class="x-out">${answer?.node ?? html`<p class="p-note">Each token becomes a column with a slice for every prototype; the slices add up to its logit.
+  Choose a column: what its prototypes are called, where they fire, and the passages it relies on.</p>`}</div>`;
 
 const tried = (text, form) => {
   change(state, { asked: { ...state.value.asked, text } });

@@ -16,7 +16,7 @@ const near = (cosine) => {
 };
 const used = (usage) => usage > 0 ? `used at ${percent(usage)} of tokens` : "used nowhere in the corpus";
 /** What its name is worth, in words. @param {number | null} score */
-export const worth = (score) => score === null ? null : `name tells its passages from others: ${Math.round(100 * score)} %`;
+export const worth = (score) => score === null ? null : `its name tells its passages from others in ${Math.round(100 * score)} % (50 % by chance)`;
 
 const tokens = (list) => {
   const largest = Math.max(...list.map(([, value]) => Math.abs(value)), 1e-9);

@@ -23,10 +23,10 @@ export const meaning = ({ prototype, category, strength, target }) => {
   return `Leaves ${100 + strength} % of what the prototype gives, wherever it is active (scale).`;
 };
 
-/** The options of `prismlm steer` that make the same edit. @param {Edit} edit @returns {(string | number)[]} */
+/** The options of `prismlm steer` that make the same edit; ID stands for what is still to be chosen. @param {Edit} edit @returns {(string | number)[]} */
 export const edited = ({ prototype, category, strength, target }) => {
-  if (prototype === null) return ["--category", category ?? "", "--strength", strength / 100];
-  const which = ["--prototype", prototype];
+  if (category !== null) return ["--category", category, "--strength", strength / 100];
+  const which = ["--prototype", prototype ?? "ID"];
   if (strength > 0) return [...which, "--strength", strength / 100, "--target", target];
   if (strength === -100) return [...which, "--edit", "ablate"];
   return [...which, "--edit", "scale", "--strength", (100 + strength) / 100];

@@ -75,9 +75,11 @@ const page = ({ parts, text, sections }) => html`
   html`<section class=${`x-inside-${name}`} @focusin=${() => command(name)} @pointerdown=${() => command(name)}>${
     failed ? problem(failed) : data ? KINDS[name].page(data) : html`<p class="p-note">Reading…</p>`}</section>`)}</div>`;
 
+const NAMES = { channels: "channels", attention: "attention", feedback: "uncertainty feedback" };
 const lacking = (parts) => {
-  const absent = [parts.channels ? null : "channels", parts.attention ? null : "attention", parts.feedback ? null : "uncertainty feedback"].filter(Boolean);
-  return absent.length ? `This model has no ${absent.join(" and no ")}.` : nothing;
+  const absent = Object.keys(NAMES).filter((name) => !parts[name]).map((name) => NAMES[name]);
+  const there = Object.keys(NAMES).filter((name) => parts[name]).map((name) => NAMES[name]);
+  return absent.length ? `This model has no ${absent.join(" and no ")}.${there.length ? ` Read shows its ${there.join(" and ")}.` : ""}` : nothing;
 };
 
 const read = async () => {

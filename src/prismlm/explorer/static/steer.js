@@ -64,7 +64,6 @@ const page = (now, field_, shared) => {
 /** Say the command that makes the edit. */
 const command = (shared) => {
   const edit = wanted(state.value), { text, generate, temperature, seed } = state.value.asked;
-  if (edit.prototype === null && edit.category === null) { shared.command(null); return; }
   const words = [...edited(edit), "--generate", generate];
   if (+temperature) words.push("--temperature", temperature);
   if (+seed) words.push("--seed", seed);

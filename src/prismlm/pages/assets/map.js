@@ -53,7 +53,7 @@ const choose = (i) => {
 const factsOf = (i) => {
   const p = prototypes[i];
   const facts = [`#${i}`, categories[p.category], p.role, p.tags.join(", "), `${(100 * p.usage).toPrecision(2)} % of tokens use it`];
-  if (p.score !== null) facts.push(`name tells its passages from others: ${Math.round(100 * p.score)} %`);
+  if (p.score !== null) facts.push(`its name tells its passages from others in ${Math.round(100 * p.score)} % (50 % by chance)`);
   return facts.filter(Boolean).join(" · ");
 };
 const raised = (tokens) => {

@@ -1,0 +1,16 @@
+"""What the map is timed on has groups, and a map shows them."""
+
+import pytest
+
+from benchmarks.explorer.map_layout import drawn, near
+from prismlm.labels.map import category_neighbours, laid_out, nearest_prototypes
+
+
+def test_drawn_prototypes_are_in_groups():
+    prototypes, groups = drawn(240, 1600, 4)
+    nearest = nearest_prototypes(prototypes)
+    assert near(nearest.indices, groups) > 0.8
+    pytest.importorskip("umap")
+    same, chance = category_neighbours(laid_out(prototypes, nearest), groups)
+    assert same > 0.8
+    assert chance < 0.3
