@@ -15,6 +15,7 @@ from prismlm.explain.attribution import attribute, merge_attributions
 from prismlm.explain.passages import GAP, LONGEST
 from prismlm.explain.positions import (
     CONCENTRATION,
+    LOOSE,
     SPAN,
     STRAY,
     TEMPERATURE,
@@ -72,8 +73,10 @@ def naive(lm, table, everything):
             d = owner[n]
             carried = sum(age * parts[d] for age, parts in aged)
             total = sum(age * sum(parts.values()) for age, parts in aged)
-            ratio = CONCENTRATION * believed[groups[d]] / rates[groups[d]]
-            ratio = (ratio + carried / cells.document_rates[d]) / (CONCENTRATION + total)
+            ratio = LOOSE + (1 - LOOSE) * believed[groups[d]] / rates[groups[d]]
+            ratio = (CONCENTRATION * ratio + carried / cells.document_rates[d]) / (
+                CONCENTRATION + total
+            )
             spread[n] = k * ratio
         parts = Counter()
         for n, weight in spread.items():
@@ -109,10 +112,10 @@ def test_what_weighs_next_to_nothing_is_left_out(lm, monkeypatch):
     monkeypatch.setattr(neighbours, "MOST_OF_A_RANGE", 10**9)
     monkeypatch.setattr(positions, "LEAST", 0.0)
     every = supports(table, lm.lens.cells)
-    monkeypatch.setattr(positions, "LEAST", 0.5)
+    monkeypatch.setattr(positions, "LEAST", 0.9)
     some = supports(table, lm.lens.cells)
-    # A half of the weight is so much less of cosine.
-    far = every.cosine < every.nearest[every.prediction] + TEMPERATURE * math.log(0.5)
+    # Nine tenths of the weight are so much less of cosine.
+    far = every.cosine < every.nearest[every.prediction] + TEMPERATURE * math.log(0.9)
     assert 0 < far.sum() < len(far)
     assert some.place.tolist() == every.place[~far].tolist()
     assert some.weight.sum() == pytest.approx(every.weight.sum(), rel=1e-12)
@@ -238,7 +241,7 @@ def test_the_text_before_decides_between_equal_places(lm):
     rate, age = of_domain[domains[0]], 2 ** (-1 / SPAN)
     own, others = rate * (STRAY + (1 - STRAY) / rate), (1 - rate) * STRAY
     own, others = own / (own + others) / rate, others / (own + others) / (1 - rate)
-    own, others = (1 + (1 - 1 / SPAN) ** 2 * (ratio - 1) for ratio in (own, others))
+    own, others = (1 + (1 - LOOSE) * (1 - 1 / SPAN) ** 2 * (ratio - 1) for ratio in (own, others))
     found = so_far.ratios(every)
     beside = int(np.flatnonzero(domains == domains[0])[1])
     apart = int(np.flatnonzero(domains != domains[0])[0])
@@ -290,7 +293,8 @@ def test_where_domains_are_all_one_sources_stand_for_them():
     cells = SimpleNamespace(
         keys=keys.get, base_rates=rates.get, document_rates=np.array([0.25, 0.75])
     )
-    so_far = DocumentsSoFar(cells, stray=0.5, concentration=1e12, span=4.0)
+    so_far = DocumentsSoFar(cells, stray=0.5, loose=0.2, concentration=1e12, span=4.0)
     so_far.add(np.array([0]), np.ones(1), np.ones(1))
-    # Of the sources: ½ + ½ · 4 and ½ times ¼ and ¾ are ⅝ and ⅜ and, sum 1; a quarter turns.
-    assert so_far.ratios(np.arange(2)).tolist() == pytest.approx([2.125, 0.625])
+    # Of the sources: ½ + ½ · 4 and ½ times ¼ and ¾ are ⅝ and ⅜; a quarter turns: 17/8 and 5/8 of
+    # what they were; a fifth counts as before.
+    assert so_far.ratios(np.arange(2)).tolist() == pytest.approx([1.9, 0.7])
