@@ -1,11 +1,13 @@
 """Search what the text before leaves open: T, how much of it decides, and how long it counts.
 
     python -m benchmarks.attribution.planted_model planted --facts 32 --epochs 1 --seed 1
-    python -m benchmarks.attribution.search_text_before planted
+    python -m benchmarks.attribution.model_bank planted bank
+    python -m benchmarks.attribution.search_text_before planted --bank bank
 
-Every choice is judged by recall of planted facts, tail-patch (the gain alone) and the share of a
-held-out document's own domain, on the half of the questions that choices are made on and on the
-other. The best choice has the largest least share of the best figure of any choice, over the three.
+Every choice is judged by recall of planted facts, tail-patch (the gain alone), the share of a
+held-out document's own domain and LDS of a bank of models, on the half of the questions that
+choices are made on and on the other. The best choice has the largest least share of the best figure
+of any choice, over recall, gain and own share.
 """
 
 from __future__ import annotations
@@ -15,11 +17,14 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.attribution.datamodels import base_setting, number_of, trained_on
 from benchmarks.attribution.judge_planted import domains, recalled
 from benchmarks.attribution.judges.passages import best
+from benchmarks.attribution.judges.retraining import linear_datamodeling
 from benchmarks.attribution.judges.tail_patch import tail_patch
-from benchmarks.attribution.methods.explain import Explained
+from benchmarks.attribution.methods.explain import Explained, temporary_cells
 from benchmarks.attribution.methods.setting import Setting
+from benchmarks.attribution.model_bank import read_predictions
 from benchmarks.attribution.search_choices import (
     NAMED,
     halves,
@@ -33,23 +38,26 @@ from prismlm.files import read_json, write_json
 from prismlm.index.cells import Cells
 from prismlm.index.layout import find_lens, read_meta
 
-# T, ρ, C, h; ρ = 1 takes domains out, a C without end documents.
+# T, ρ, η, C, h; ρ = 1 takes domains out, a C without end documents.
 NONE = 1e12
 TRIED = (
-    (0.05, 1.0, NONE, 32.0),
-    (0.2, 1.0, NONE, 32.0),
-    (0.2, 0.75, 300.0, 32.0),
-    (0.2, 0.5, 300.0, 32.0),
-    (0.2, 0.9, 300.0, 32.0),
-    (0.2, 0.75, 1000.0, 32.0),
-    (0.3, 0.75, 1000.0, 32.0),
-    (0.2, 0.9, 1000.0, 32.0),
-    (0.3, 0.9, 1000.0, 32.0),
-    (0.5, 0.9, 1000.0, 32.0),
-    (0.3, 1.0, 1000.0, 32.0),
-    (0.3, 0.9, NONE, 32.0),
-    (0.3, 0.9, 1000.0, 8.0),
-    (0.3, 0.9, 1000.0, 128.0),
+    (0.05, 1.0, 0.0, NONE, 32.0),
+    (0.2, 1.0, 0.0, NONE, 32.0),
+    (0.2, 0.75, 0.0, 300.0, 32.0),
+    (0.2, 0.5, 0.0, 300.0, 32.0),
+    (0.2, 0.9, 0.0, 300.0, 32.0),
+    (0.2, 0.75, 0.0, 1000.0, 32.0),
+    (0.3, 0.75, 0.0, 1000.0, 32.0),
+    (0.2, 0.9, 0.0, 1000.0, 32.0),
+    (0.3, 0.9, 0.0, 1000.0, 32.0),
+    (0.5, 0.9, 0.0, 1000.0, 32.0),
+    (0.3, 1.0, 0.0, 1000.0, 32.0),
+    (0.3, 0.9, 0.0, NONE, 32.0),
+    (0.3, 0.9, 0.0, 1000.0, 8.0),
+    (0.3, 0.9, 0.0, 1000.0, 128.0),
+    (0.3, 0.9, 0.3, 1000.0, 32.0),
+    (0.3, 0.9, 0.5, 1000.0, 32.0),
+    (0.3, 0.9, 0.7, 1000.0, 32.0),
 )
 
 
@@ -57,6 +65,7 @@ def main() -> None:
     """Judge every choice that is not judged yet."""
     parser = script_options(__doc__, RESULTS / "attribution_text_before.json")
     parser.add_argument("planted", type=Path, help="the directory that planted_model.py built")
+    parser.add_argument("--bank", type=Path, help="that model_bank.py trained, for LDS")
     parser.add_argument("--documents", type=int, default=220, help="held out, for their domains")
     parser.add_argument("--seed", type=int, default=0, help="of halves and predictions")
     given = parser.parse_args()
@@ -73,8 +82,8 @@ def main() -> None:
         choice = [temperature, *(None if value == NONE else value for value in before)]
         if choice in known:
             continue
-        stray, concentration, span = before
-        method = Explained(setting, cells, temperature, before=(stray, concentration, span))
+        stray, loose, concentration, span = before
+        method = Explained(setting, cells, temperature, before=(stray, loose, concentration, span))
         found = {
             "recall": recalled(setting, method, facts, given.seed),
             "gain": gains(setting, method, given.seed),
@@ -93,6 +102,9 @@ def main() -> None:
         result["environment"] = environment()
         write_json(given.out, result)
         print(choice, halved, flush=True)
+    if given.bank is not None:
+        foretell(given.bank, result["tried"])
+        write_json(given.out, result)
 
 
 def gains(setting: Setting, method: Explained, seed: int) -> dict[str, dict[str, float]]:
@@ -103,6 +115,25 @@ def gains(setting: Setting, method: Explained, seed: int) -> dict[str, dict[str,
     gain = tail_patch(setting.model, predictions, passages).gain
     searched = halves(len(predictions), seed)
     return {"search": mean_with_error(gain[searched]), "report": mean_with_error(gain[~searched])}
+
+
+def foretell(folder: Path, tried: list[dict[str, Any]]) -> None:
+    """Add the LDS of every choice, on either half of the predictions of a bank of models."""
+    files = sorted((folder / "outputs").glob("*.npy"), key=number_of)
+    outputs = np.stack([np.load(file) for file in files], 1)
+    setting = base_setting(folder)
+    cells = temporary_cells(setting)
+    subsets = trained_on(folder, len(files), len(setting.bank))
+    predictions = read_predictions(folder)
+    searched = halves(len(predictions), seed=0)
+    for one in tried:
+        temperature, *rest = (NONE if value is None else value for value in one["choice"])
+        stray, loose, concentration, span = rest
+        method = Explained(setting, cells, temperature, before=(stray, loose, concentration, span))
+        found = linear_datamodeling(method(predictions), subsets, outputs)
+        one["search"]["LDS"] = float(found[searched].mean())
+        one["report"]["LDS"] = float(found[~searched].mean())
+        print(one["choice"], "LDS", one["report"]["LDS"], flush=True)
 
 
 def least(tried: list[dict[str, Any]], half: str = "search") -> np.ndarray:
