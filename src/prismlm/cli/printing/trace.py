@@ -183,7 +183,11 @@ def _prototypes(step: Step, top: int, room: int) -> Text:
         item = Text("  " if number else "").append(f"{use.contribution:+.2f} ")
         # The first is always shown, so its name has what its figures leave.
         width = 24 if number else min(24, room - MORE_ROOM - item.cell_len - len(f" #{use.id}"))
-        item.append(fit_ends(" · ".join(name[: 1 if room < 60 else 2]), width), _colour(use, 0.6))
+        named = " · ".join(name[: 1 if room < 60 else 2])
+        if cell_len(named) > width:
+            # What the text around is about goes before the words themselves do.
+            named = named.partition(" (")[0]
+        item.append(fit_ends(named, width), _colour(use, 0.6))
         item.append(f" #{use.id}", "dim")
         left = len(step.prototypes) - number - 1
         if shown and shown.cell_len + item.cell_len + (MORE_ROOM if left else 0) > room:
