@@ -38,26 +38,23 @@ from prismlm.files import read_json, write_json
 from prismlm.index.cells import Cells
 from prismlm.index.layout import find_lens, read_meta
 
-# T, ρ, η, C, h; ρ = 1 takes domains out, a C without end documents.
+# T, ρ, C, h; ρ = 1 takes domains out, a C without end documents.
 NONE = 1e12
 TRIED = (
-    (0.05, 1.0, 0.0, NONE, 32.0),
-    (0.2, 1.0, 0.0, NONE, 32.0),
-    (0.2, 0.75, 0.0, 300.0, 32.0),
-    (0.2, 0.5, 0.0, 300.0, 32.0),
-    (0.2, 0.9, 0.0, 300.0, 32.0),
-    (0.2, 0.75, 0.0, 1000.0, 32.0),
-    (0.3, 0.75, 0.0, 1000.0, 32.0),
-    (0.2, 0.9, 0.0, 1000.0, 32.0),
-    (0.3, 0.9, 0.0, 1000.0, 32.0),
-    (0.5, 0.9, 0.0, 1000.0, 32.0),
-    (0.3, 1.0, 0.0, 1000.0, 32.0),
-    (0.3, 0.9, 0.0, NONE, 32.0),
-    (0.3, 0.9, 0.0, 1000.0, 8.0),
-    (0.3, 0.9, 0.0, 1000.0, 128.0),
-    (0.3, 0.9, 0.3, 1000.0, 32.0),
-    (0.3, 0.9, 0.5, 1000.0, 32.0),
-    (0.3, 0.9, 0.7, 1000.0, 32.0),
+    (0.05, 1.0, NONE, 32.0),
+    (0.2, 1.0, NONE, 32.0),
+    (0.2, 0.75, 300.0, 32.0),
+    (0.2, 0.5, 300.0, 32.0),
+    (0.2, 0.9, 300.0, 32.0),
+    (0.2, 0.75, 1000.0, 32.0),
+    (0.3, 0.75, 1000.0, 32.0),
+    (0.2, 0.9, 1000.0, 32.0),
+    (0.3, 0.9, 1000.0, 32.0),
+    (0.5, 0.9, 1000.0, 32.0),
+    (0.3, 1.0, 1000.0, 32.0),
+    (0.3, 0.9, NONE, 32.0),
+    (0.3, 0.9, 1000.0, 8.0),
+    (0.3, 0.9, 1000.0, 128.0),
 )
 
 
@@ -82,8 +79,8 @@ def main() -> None:
         choice = [temperature, *(None if value == NONE else value for value in before)]
         if choice in known:
             continue
-        stray, loose, concentration, span = before
-        method = Explained(setting, cells, temperature, before=(stray, loose, concentration, span))
+        stray, concentration, span = before
+        method = Explained(setting, cells, temperature, before=(stray, concentration, span))
         found = {
             "recall": recalled(setting, method, facts, given.seed),
             "gain": gains(setting, method, given.seed),
@@ -128,8 +125,8 @@ def foretell(folder: Path, tried: list[dict[str, Any]]) -> None:
     searched = halves(len(predictions), seed=0)
     for one in tried:
         temperature, *rest = (NONE if value is None else value for value in one["choice"])
-        stray, loose, concentration, span = rest
-        method = Explained(setting, cells, temperature, before=(stray, loose, concentration, span))
+        stray, concentration, span = rest
+        method = Explained(setting, cells, temperature, before=(stray, concentration, span))
         found = linear_datamodeling(method(predictions), subsets, outputs)
         one["search"]["LDS"] = float(found[searched].mean())
         one["report"]["LDS"] = float(found[~searched].mean())

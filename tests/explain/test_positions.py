@@ -15,7 +15,6 @@ from prismlm.explain.attribution import attribute, merge_attributions
 from prismlm.explain.passages import GAP, LONGEST
 from prismlm.explain.positions import (
     CONCENTRATION,
-    LOOSE,
     SPAN,
     STRAY,
     TEMPERATURE,
@@ -73,10 +72,8 @@ def naive(lm, table, everything):
             d = owner[n]
             carried = sum(age * parts[d] for age, parts in aged)
             total = sum(age * sum(parts.values()) for age, parts in aged)
-            ratio = LOOSE + (1 - LOOSE) * believed[groups[d]] / rates[groups[d]]
-            ratio = (CONCENTRATION * ratio + carried / cells.document_rates[d]) / (
-                CONCENTRATION + total
-            )
+            ratio = CONCENTRATION * believed[groups[d]] / rates[groups[d]]
+            ratio = (ratio + carried / cells.document_rates[d]) / (CONCENTRATION + total)
             spread[n] = k * ratio
         parts = Counter()
         for n, weight in spread.items():
@@ -241,7 +238,7 @@ def test_the_text_before_decides_between_equal_places(lm):
     rate, age = of_domain[domains[0]], 2 ** (-1 / SPAN)
     own, others = rate * (STRAY + (1 - STRAY) / rate), (1 - rate) * STRAY
     own, others = own / (own + others) / rate, others / (own + others) / (1 - rate)
-    own, others = (1 + (1 - LOOSE) * (1 - 1 / SPAN) ** 2 * (ratio - 1) for ratio in (own, others))
+    own, others = (1 + (1 - 1 / SPAN) ** 2 * (ratio - 1) for ratio in (own, others))
     found = so_far.ratios(every)
     beside = int(np.flatnonzero(domains == domains[0])[1])
     apart = int(np.flatnonzero(domains != domains[0])[0])
@@ -293,8 +290,7 @@ def test_where_domains_are_all_one_sources_stand_for_them():
     cells = SimpleNamespace(
         keys=keys.get, base_rates=rates.get, document_rates=np.array([0.25, 0.75])
     )
-    so_far = DocumentsSoFar(cells, stray=0.5, loose=0.2, concentration=1e12, span=4.0)
+    so_far = DocumentsSoFar(cells, stray=0.5, concentration=1e12, span=4.0)
     so_far.add(np.array([0]), np.ones(1), np.ones(1))
-    # Of the sources: ½ + ½ · 4 and ½ times ¼ and ¾ are ⅝ and ⅜; a quarter turns: 17/8 and 5/8 of
-    # what they were; a fifth counts as before.
-    assert so_far.ratios(np.arange(2)).tolist() == pytest.approx([1.9, 0.7])
+    # Of the sources: ½ + ½ · 4 and ½ times ¼ and ¾ are ⅝ and ⅜, sum 1; a quarter turns.
+    assert so_far.ratios(np.arange(2)).tolist() == pytest.approx([2.125, 0.625])

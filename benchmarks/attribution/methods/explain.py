@@ -17,7 +17,6 @@ from benchmarks.attribution.methods.setting import ROWS_AT_ONCE, Setting, runs_o
 from prismlm.explain.evidence import EvidenceTable
 from prismlm.explain.positions import (
     CONCENTRATION,
-    LOOSE,
     SPAN,
     STRAY,
     TEMPERATURE,
@@ -42,7 +41,7 @@ class Explained:
         temperature: T.
         shuffled: a seed makes it a control: every prototype is given another one's cell.
         alone: every prediction as if no text stood before it.
-        before: how the text before counts, ρ, η, C and h.
+        before: how the text before counts, ρ, C and h.
     """
 
     def __init__(
@@ -53,7 +52,7 @@ class Explained:
         *,
         shuffled: int | None = None,
         alone: bool = False,
-        before: tuple[float, float, float, float] = (STRAY, LOOSE, CONCENTRATION, SPAN),
+        before: tuple[float, float, float] = (STRAY, CONCENTRATION, SPAN),
     ) -> None:
         self.setting, self.cells, self.temperature = setting, cells, temperature
         self.alone, self.before = alone, before

@@ -26,14 +26,11 @@ turns to a domain drawn from π once in h predictions:
     L_t(g) = Σ_{n of g} k_n / (π(g) Σ_n k_n)        k_n = exp((cos(z, z_n) − 1) / T)
     p_{t+1}(g) = (1 − 1/h) p_t(g) (ρ + (1 − ρ) L_t(g)) / Z_t + π(g) / h
 
-(Rabiner 1989, the forward pass.) A part η of a prediction is read as if no text stood before it:
-models are moved by what they read of any domain. Documents are too many and too small for a model
-of states: with q_s(d) the part of an earlier prediction s that fell on document d, π(d) its share
-of all positions,
+(Rabiner 1989, the forward pass.) Documents are too many and too small for a model of states: with
+q_s(d) the part of an earlier prediction s that fell on document d, π(d) its share of all positions,
 
-    r_t(g) = η + (1 − η) p_t(g) / π(g)
     A(d) = Σ_{s<t} 2^{−(t−1−s)/h} q_s(d)            A = Σ_d A(d)
-    r_t(d) = (C r_t(g) + A(d) / π(d)) / (C + A)               d a document of domain g
+    r_t(d) = (C p_t(g) / π(g) + A(d) / π(d)) / (C + A)        d a document of domain g
 
 which is the mean of a Dirichlet posterior about the domains, divided by the document's share. The
 first prediction of a text has r = 1. Nothing looks ahead: what carries a prediction is the same
@@ -52,11 +49,10 @@ from prismlm.index.cells import Cells
 from prismlm.index.neighbours import nearest_of, neighbours
 
 TEMPERATURE = 0.3
-# ρ, η, and C and h in predictions.
+# ρ, and C and h in predictions.
 STRAY = 0.9
-LOOSE = 0.5
 CONCENTRATION = 1000.0
-SPAN = 32.0
+SPAN = 8.0
 # Positions with less than this part of the weight of a prediction's heaviest are left out.
 LEAST = 1e-6
 LARGEST_UNIT = 1e100
@@ -90,7 +86,6 @@ class DocumentsSoFar:
     Args:
         cells: whose documents.
         stray: ρ, the probability that a prediction is of any domain; 1 takes domains out.
-        loose: η, the part of a prediction that is read as if no text stood before it.
         concentration: C; the smaller, the more a few predictions decide on a document.
         span: h, how many predictions a text keeps to a domain, and after how many half is left of
             what a document carried.
@@ -100,15 +95,13 @@ class DocumentsSoFar:
         self,
         cells: Cells,
         stray: float = STRAY,
-        loose: float = LOOSE,
         concentration: float = CONCENTRATION,
         span: float = SPAN,
     ) -> None:
         column = "domain" if len(cells.keys("domain").names) > 1 else "source"
         self._domain, self._domain_rates = cells.keys(column).codes, cells.base_rates(column)
         self._document_rates = cells.document_rates
-        self._stray, self._loose = stray, loose
-        self._concentration, self._span = concentration, span
+        self._stray, self._concentration, self._span = stray, concentration, span
         self._domains = self._domain_rates.copy()
         # Amounts of documents are in units of the latest prediction: the unit grows, so that what
         # is not met stays as it is.
@@ -119,7 +112,6 @@ class DocumentsSoFar:
         """Return r(d) of some documents, float64 [n]."""
         domain, base = self._domain[documents], self._concentration * self._unit
         of_domain = self._domains[domain] / self._domain_rates[domain]
-        of_domain = self._loose + (1 - self._loose) * of_domain
         of_document = self._carried[documents] / self._document_rates[documents]
         return (base * of_domain + of_document) / (base + self._total)
 
