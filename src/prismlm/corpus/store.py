@@ -338,10 +338,9 @@ class Corpus:
 
         path = self.path / layout.TOKENIZER_DIRECTORY / "tokenizer.json"
         try:
-            found = Tokenizer.from_file(str(path))
+            return text_encoder(Tokenizer.from_file(str(path)), self.meta["tokenizer"]["eos_token"])
         except Exception as error:  # tokenizers raises nothing narrower
             raise FormatError(f"{path} is damaged ({error}). Build the corpus again.") from error
-        return text_encoder(found, self.meta["tokenizer"]["eos_token"])
 
     @cached_property
     def _token_bytes(self) -> TokenBytes | None:
