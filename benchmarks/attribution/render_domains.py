@@ -59,8 +59,8 @@ def render(result: dict[str, Any]) -> str:
         f"domains, are explained from their first {result['tokens']} tokens. *Own share*: of the "
         "document's domain, among what is attributed. *Accuracy*: its lift over the mean of all "
         "documents is the largest. The text before counts by the domains that the corpus names for "
-        "its documents, the same that are asked for; of the text's own nothing is known. How long it "
-        "counts was chosen with trials on these texts in view, too.",
+        "its documents, the same that are asked for; of the text's own nothing is known. How "
+        "long it counts was chosen with trials on these texts in view, too.",
         "",
         f"- Own share **{_interval(said.own_shares)}**, chance {said.chance:.3f}, goal "
         f"{OWN_SHARE}: {_verdict(said.own_share >= OWN_SHARE)}. Accuracy "
