@@ -281,7 +281,7 @@ def _lock(path: Path, *, shared: bool, wait: bool) -> int:
                     os.truncate(descriptor, 0)
                     os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
                 return descriptor
-        except FileNotFoundError:
+        except FileNotFoundError:  # removed: there is a new one to be opened
             pass
         except BlockingIOError:
             holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip()

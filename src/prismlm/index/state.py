@@ -198,7 +198,7 @@ class Partial:
                 with safe_open(str(path), framework="pt") as file:
                     if json.loads(file.metadata()["state"])["complete"]:
                         done.append(shard)
-            except FileNotFoundError:
+            except FileNotFoundError:  # not begun, so not done
                 continue
             except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
                 raise _damaged(path, error) from error

@@ -121,6 +121,7 @@ class Answers:
                 value = json.loads(line)
                 self._found[value["key"]] = value["answer"]
             except (ValueError, RecursionError, TypeError, KeyError):
+                # Cut short by a kill, or not ours: it is asked again.
                 continue
 
     def _key(self, question: Question) -> str:

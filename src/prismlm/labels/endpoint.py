@@ -261,5 +261,5 @@ def _next(done: queue.SimpleQueue[T], signals: Interrupts) -> T:
             signals.stop()
         try:
             return done.get(timeout=WAIT_SECONDS)
-        except queue.Empty:
+        except queue.Empty:  # look for Ctrl-C again
             continue

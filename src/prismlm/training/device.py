@@ -68,6 +68,6 @@ def versions(*packages: str) -> dict[str, str]:
     for package in packages:
         try:
             found[package] = version(package)
-        except PackageNotFoundError:
+        except PackageNotFoundError:  # not installed, so not said
             continue
     return found
