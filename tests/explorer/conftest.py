@@ -5,6 +5,7 @@ import http.client
 import json
 import socket
 import threading
+import time
 
 import pytest
 import uvicorn
@@ -96,6 +97,22 @@ class Stream:
             if event[0] == wanted:
                 return event[1]
         raise AssertionError(f"no event {wanted}")
+
+
+@contextlib.contextmanager
+def unhurried(lm):
+    """Let a model take its time, as larger ones do, and never end its text by itself.
+
+    So small a one is done before a browser on a busy machine can do anything about it.
+    """
+    own = lm.model.generation_config.eos_token_id
+    hook = lm.model.base_model.register_forward_pre_hook(lambda *_: time.sleep(0.05))
+    lm.model.generation_config.eos_token_id = None
+    try:
+        yield
+    finally:
+        hook.remove()
+        lm.model.generation_config.eos_token_id = own
 
 
 @pytest.fixture(scope="session")
