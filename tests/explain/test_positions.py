@@ -119,7 +119,7 @@ def test_what_weighs_next_to_nothing_is_left_out(lm, monkeypatch):
 
 
 def test_documents_and_groups_are_sums_over_the_same_positions(lm):
-    trace = lm.explain(TEXTS[0], generate=3)
+    trace = lm.explain(TEXTS[0], generate=3)[:]
     found = attribute(trace.table, lm.lens)
     corpus = lm.lens.corpus
     by_id = {}

@@ -104,7 +104,7 @@ def test_generation_is_the_models_own_and_seeded(lm):
 def test_shares_of_a_slice_use_the_slice_alone(trace):
     total = trace.table.total
     halves = [trace[:8], trace[8:]]
-    whole = {i.key: i.share * total for i in trace.sources("domain").items}
+    whole = {i.key: i.share * total for i in trace[:].sources("domain").items}
     summed = {}
     for half in halves:
         for item in half.sources("domain").items:

@@ -46,8 +46,27 @@ def test_text_of_the_corpus_is_nearer_than_noise(tiny_model):
     assert known.score > noise.score
 
 
-def test_a_generated_answer_is_asked_about_without_its_prompt(tiny_model):
+def test_a_generated_answer_is_asked_about_without_its_prompt(tiny_model, monkeypatch):
+    lm = prismlm.load(tiny_model)
+    # So small a model may end its text at once.
+    monkeypatch.setattr(lm.model.generation_config, "eos_token_id", None)
+    trace = lm.explain("The cell is", generate=5)
+    answer = trace[len(trace) - 5 :]
+    assert trace.written == answer.written == len(trace.support.tokens) == 5
+    assert trace.support == answer.support
+    for by in ("domain", "document"):
+        assert trace.sources(by).items == answer.sources(by).items
+    assert trace.passages(50) == answer.passages(50)
+    assert trace.against(5) == answer.against(5)
+    assert trace.verbatim() == answer.verbatim()
+
+
+def test_steps_that_were_chosen_and_texts_that_were_read_count_whole(tiny_model):
     lm = prismlm.load(tiny_model)
     trace = lm.explain("The cell is", generate=5)
-    assert len(trace.support.tokens) == 5
+    assert len(trace[:].support.tokens) == len(trace)
     assert len(trace[:2].support.tokens) == 2
+    assert trace[:].sources().items != trace.sources().items
+    read = lm.explain("The cell is")
+    assert read.written == 0
+    assert read.sources().items == read[:].sources().items

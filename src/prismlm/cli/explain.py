@@ -213,6 +213,8 @@ def _span(tokens: str | None) -> slice:
 
 
 def _select(trace: Trace, tokens: str | None) -> Trace:
+    if tokens is None:
+        return trace
     chosen = trace[_span(tokens)]
     if not len(chosen):
         raise InputError(

@@ -86,7 +86,9 @@ class PrismLM(OpenedModel):
             tokens = [one.label for one in pieces_of(self.tokenizer, read[0].tolist())]
             maps = maps_of(self.model, read, tokens, heads)
         evidence = split.evidence()
-        return Trace(str(self.path), steps, evidence, self.lens, split.rounding, maps, self)
+        # The last token of the prompt is the one that the first written token comes after.
+        first = prompt.shape[1] - 1 if ids.shape[1] > prompt.shape[1] else 0
+        return Trace(str(self.path), steps, evidence, self.lens, split.rounding, maps, self, first)
 
     def edit(self, *edits: Edit, only: Only | None = None) -> AbstractContextManager[None]:
         """Return a context in which the model predicts from edited states.

@@ -127,11 +127,7 @@ class PositionAttribution(Attribution):
     @property
     def support(self) -> Support | None:
         """How well the corpus supports the predictions; None without any, or without a scale."""
-        return self.support_from(0)
-
-    def support_from(self, first: int) -> Support | None:
-        """Return how well the corpus supports the predictions from one on, as one answer."""
-        scale, nearest = self.lens.support, self.nearest[first:]
+        scale, nearest = self.lens.support, self.nearest
         if scale is None or not len(nearest):
             return None
         matched = None
@@ -139,7 +135,7 @@ class PositionAttribution(Attribution):
             suffixes = self.lens.suffixes
             if suffixes is None:
                 suffixes = Suffixes.open(self.lens.path)
-            matched = matched_words(suffixes, self.tokens[first:])
+            matched = matched_words(suffixes, self.tokens)
         return support_of(nearest, scale, matched)
 
     def grouped(self, by: str, conditions: Conditions) -> Grouped:

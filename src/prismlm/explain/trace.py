@@ -41,6 +41,10 @@ class Trace:
     ``trace[t]`` is the step after token t, ``trace[2:5]`` a trace of those steps. Shares need a
     lens; without one, :meth:`sources` says how to build it.
 
+    Shares, passages, support and verbatim spans are of the answer: of what was generated, since
+    the model did not write the prompt, or of all of a text that was only read. ``trace[:]`` is of
+    all steps, as every slice is.
+
     Attributes:
         model: the model's name or directory.
         steps: one per prediction.
@@ -50,6 +54,7 @@ class Trace:
             float32 models stay under 1e-3, half-precision ones under 2e-2.
         attention: what the heads that were asked for look at, a row for each step; or None.
         lm: the model itself, which :meth:`against` reads text with.
+        first: the first step of the answer.
     """
 
     model: str
@@ -59,6 +64,7 @@ class Trace:
     rounding: float = 0.0
     attention: tuple[AttentionMap, ...] | None = field(default=None, compare=False, repr=False)
     lm: OpenedModel | None = field(default=None, compare=False, repr=False)
+    first: int = 0
     _found: dict[tuple[Method, bool], Attribution] = field(
         default_factory=dict, init=False, compare=False, repr=False
     )
@@ -73,6 +79,12 @@ class Trace:
     def __iter__(self) -> Iterator[Step]:
         return iter(self.steps)
 
+    @property
+    def written(self) -> int:
+        """How many of the answer's tokens the model wrote: all, or 0 of a text that it read."""
+        answer = self.steps[self.first :]
+        return len(answer) if answer and answer[0].target_from == "generated" else 0
+
     @overload
     def __getitem__(self, key: int) -> Step: ...
 
@@ -83,13 +95,14 @@ class Trace:
         """Return one step, or a trace of some of them."""
         if isinstance(key, slice):
             maps = self.attention and tuple(one[key] for one in self.attention)
-            return replace(self, steps=self.steps[key], table=self.table[key], attention=maps)
+            table = self.table[key]
+            return replace(self, steps=self.steps[key], table=table, attention=maps, first=0)
         return self.steps[key]
 
     def sources(
         self, by: str = "source", *, method: Method = "evidence", where: Where | None = None
     ) -> Sources:
-        """Return the share of each source, domain, license or document over all steps.
+        """Return the share of each source, domain, license or document in the answer.
 
         Args:
             by: the column.
@@ -110,7 +123,7 @@ class Trace:
         method: Method = "evidence",
         where: Where | None = None,
     ) -> Rows[DocumentShare]:
-        """Return the documents with the largest shares over all steps.
+        """Return the documents with the largest shares in the answer.
 
         Raises:
             InputError: there is no lens, or an argument names what is not there.
@@ -119,7 +132,7 @@ class Trace:
         return Rows(self._attribution(method).documents(limit, where))
 
     def passages(self, limit: int = PASSAGES_SHOWN, *, where: Where | None = None) -> Rows[Passage]:
-        """Return the passages of the corpus with the largest shares over all steps.
+        """Return the passages of the corpus with the largest shares in the answer.
 
         Raises:
             InputError: there is no lens, it has no cells, or the filter names what is not there.
@@ -130,7 +143,7 @@ class Trace:
         return Rows(found.passages(check_whole("the number of passages", limit), where))
 
     def against(self, limit: int = AGAINST_SHOWN, *, where: Where | None = None) -> Rows[Passage]:
-        """Return the passages that speak most against the steps: another token came next there.
+        """Return the passages that speak most against the answer: another token came next there.
 
         Of the positions near to a state where y did not come next, each weighs
 
@@ -152,12 +165,12 @@ class Trace:
     def _opposition(self) -> OppositionAttribution:
         if self.lm is None:
             raise InputError("a trace without its model cannot read text again.")
-        return against(self.table, self.lm, self._lens())
+        return against(self.table[self.first :], self.lm, self._lens())
 
     def places(
         self, limit: int, *, method: Method = "evidence", where: Where | None = None
     ) -> Sequence[DocumentShare]:
-        """Return what stands behind the steps: passages, or documents where there are none.
+        """Return what stands behind the answer: passages, or documents where there are none.
 
         Raises:
             InputError: there is no lens, or an argument names what is not there.
@@ -168,23 +181,20 @@ class Trace:
 
     @cached_property
     def support(self) -> Support | None:
-        """How well the corpus supports the predictions at all.
+        """How well the corpus supports the answer at all.
 
-        Where something was generated, its tokens count and not the prompt's. None without a lens,
-        or with one that has no cells.
+        None without a lens, or with one that has no cells.
         """
         if self.lens is None or self.lens.support is None:
             return None
-        written = [n for n, step in enumerate(self.steps) if step.target_from == "generated"]
         found = self._attribution("evidence")
         assert isinstance(found, PositionAttribution)
-        return found.support_from(written[0] if written else 0)
+        return found.support
 
     def verbatim(self, limit: int = PASSAGES_SHOWN) -> Rows[Quote]:
         """Return the longest spans of the answer that stand in the corpus word for word.
 
-        The answer is what was generated, or all of the text where nothing was. A span says where
-        its words stand, not that the model has them from there.
+        A span says where its words stand, not that the model has them from there.
 
         Raises:
             InputError: there is no lens, or it has no suffix array.
@@ -197,12 +207,13 @@ class Trace:
             )
         ids = [step.token_id for step in self.steps]
         tokens = [step.pieces[0].shown for step in self.steps]
-        written = [n for n, step in enumerate(self.steps) if step.target_from == "generated"]
-        if written and written[-1] == len(ids) - 1:
+        if ids and self.steps[-1].target_from == "generated":
             ids.append(self.steps[-1].target_id)
             tokens.append(self.steps[-1].pieces[1].shown)
         limit = check_whole("the number of spans", limit)
-        return Rows(quotes(ids, tokens, written[0] + 1 if written else 0, lens, limit))
+        # What stands before the first token that was written is not of the answer.
+        first = self.first + 1 if self.written else 0
+        return Rows(quotes(ids, tokens, first, lens, limit))
 
     def to_dict(
         self,
@@ -280,13 +291,14 @@ class Trace:
         return fragment(self)
 
     def _attribution(self, method: Method, *, contexts: bool = True) -> Attribution:
-        """Return what the steps rely on; it is found once for each method."""
+        """Return what the answer relies on; it is found once for each method."""
         check_method(method)
         # Cells give documents and sources at once.
         in_cells = method == "evidence" and self._lens().cells is not None
         key = method, contexts or in_cells
         if key not in self._found:
-            found = attribute(self.table, self._lens(), method, contexts=contexts)
+            table = self.table[self.first :] if self.first else self.table
+            found = attribute(table, self._lens(), method, contexts=contexts)
             self._found[key] = found
         return self._found[key]
 

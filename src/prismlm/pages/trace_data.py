@@ -240,6 +240,7 @@ def _whole(trace: Trace, pool: Pool, against: int, quotes: int) -> dict[str, Any
     value: dict[str, Any] = {
         "shares": [shown_shares(trace.sources(by), count) for by, count in KEYS_SHOWN.items()],
         "documents": [pool.document(d) for d in trace.places(DOCUMENTS_OF_TEXT)],
+        "written": trace.written,
     }
     if against:
         value["against"] = [pool.document(p) for p in trace.against(against)]

@@ -78,7 +78,8 @@ def print_trace(
     if sources is None:
         console.print("[dim]No lens, so no training text: build one with prismlm index.[/]")
         return
-    print_shares(console, sources)
+    written = f"of the {trace.written:,} tokens written" if trace.written > 1 else None
+    print_shares(console, sources, written)
     print_documents(console, documents)
     if against is not None:
         _print_against(console, against)
@@ -197,9 +198,10 @@ def _prototypes(step: Step, top: int, room: int) -> Text:
     return shown.append(f"  and {left} more", "dim") if left > 0 else shown
 
 
-def print_shares(console: Console, sources: Sources) -> None:
-    """Print shares as bars."""
-    console.print(Text("Where it comes from", style="bold").append(f"  by {sources.by}", "dim"))
+def print_shares(console: Console, sources: Sources, of: str | None = None) -> None:
+    """Print shares as bars, and what they are shares of where that is not plain."""
+    beside = f"  by {sources.by}" + (f", {of}" if of else "")
+    console.print(Text("Where it comes from", style="bold").append(beside, "dim"))
     # What would read 0.0 % is told with the rest.
     count = sum(item.share >= SMALLEST_SHOWN for item in sources.items[:SHARES_SHOWN])
     shown, others = sources.items[:count], sources.items[count:]

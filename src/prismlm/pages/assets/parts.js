@@ -244,7 +244,9 @@ export const unpacked = ({ prototypes, places, documents }) => ({
     ([id, [name, category, hue, contexts]]) => [id, { name, category, hue, contexts }])),
   contexts: places.map(([before, token, after, document, position]) => ({ before, token, after, position, ...documents[document] })),
 });
-export const wholeText = (data) => [make("h2", null, "The whole text"),
+export const wholeText = (data) => [...(data.whole.written
+  ? [make("h2", null, "The answer"), make("p", "p-note", `All ${data.whole.written.toLocaleString("en")} tokens that the model wrote; those of the prompt do not count.`)]
+  : [make("h2", null, "The whole text")]),
   make("div", "p-shares", ...data.whole.shares.map(shares)), documents(data, data.whole.documents, data.places),
   ...(data.whole.against ? [against(data, data.whole.against)] : []),
   ...(data.whole.verbatim ? [verbatim(data.whole.verbatim)] : [])];
