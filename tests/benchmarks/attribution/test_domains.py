@@ -66,7 +66,7 @@ def test_a_text_is_read_behind_one_of_another_domain():
 
 
 def test_shares_alone_know_no_text_before(tiny_model):
-    trace = prismlm.load(tiny_model).explain("Once upon a time there was a", generate=6)
+    trace = prismlm.load(tiny_model).explain("Once upon a time there was a", generate=6)[:]
     names = [one.key for one in trace.sources("domain").items]
     told, alone = (way(trace, names) for way in (domains.shares_of, domains.shares_alone))
     assert told.sum() == pytest.approx(alone.sum())
