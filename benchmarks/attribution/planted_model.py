@@ -114,7 +114,7 @@ def plant_facts(
         options: of the command line, noted for the page.
     """
     real = list(read_documents(source))
-    training = [host for host in real if not is_held_out(host.doc_id, HELDOUT_FRACTION)]
+    training = [host for host in real if not is_held_out(host.doc_id, HELDOUT_FRACTION, host.split)]
     names: list[str] = []
     planted: list[Planted] = []
     described: list[dict[str, Any]] = []

@@ -47,8 +47,10 @@ def build(
     every = list(read_documents(sample_path()))
     order = np.random.default_rng(seed).permutation(len(every)).tolist()
     shuffled = [every[number] for number in order]
-    held = [one for one in shuffled if is_held_out(one.doc_id, HELDOUT_FRACTION)][:heldout]
-    train = [one for one in shuffled if not is_held_out(one.doc_id, HELDOUT_FRACTION)]
+    parts: dict[bool, list[Document]] = {True: [], False: []}
+    for one in shuffled:
+        parts[is_held_out(one.doc_id, HELDOUT_FRACTION, one.split)].append(one)
+    held, train = parts[True][:heldout], parts[False]
     hosts = [short for one in train[real:] if (short := short_host(one)) is not None]
     texts = [one.text for one in every]
     facts = invent_facts(per_level, seed, known=texts, copies=COPIES, attributes=ATTRIBUTES)
@@ -98,7 +100,8 @@ def cut(document: Document, tokenizer: PreTrainedTokenizerBase, tokens: int) -> 
 
 def write_parquet(documents: Sequence[Document], path: Path) -> None:
     """Write documents as a corpus is built from."""
-    columns = {"id": "doc_id"} | {name: name for name in ("text", "source", "domain", "license")}
+    kept = ("text", "source", "domain", "license", "split")
+    columns = {"id": "doc_id"} | {name: name for name in kept}
     values: dict[str, list[Any]] = {
         column: [getattr(one, attribute) for one in documents]
         for column, attribute in columns.items()

@@ -3,7 +3,8 @@
     python -m benchmarks.corpus.build_sample SETS_DIRECTORY
 
 Only sets that may be passed on without share-alike terms are drawn from. Texts are whole and
-unchanged; titles and arXiv addresses are filled in from the text and the id.
+unchanged; titles and arXiv addresses are filled in from the text and the id. The set of arXiv's
+abstracts has been read as if numbers of papers were floats: what that did to ids is mended.
 """
 
 from __future__ import annotations
@@ -20,13 +21,16 @@ import pyarrow.parquet as pq
 
 from benchmarks.corpus.sample_credits import attribution
 from benchmarks.shared.options import script_options
+from prismlm.corpus.layout import is_held_out
 
 Row = dict[str, Any]
 
 SEED = "prismlm sample 1"
 CHARACTERS_PER_DOMAIN = 1_060_000
 SHORTEST, LONGEST = 300, 25_000
-COLUMNS = ("id", "text", "domain", "source", "license", "title", "url")
+COLUMNS = ("id", "text", "domain", "source", "license", "title", "url", "split")
+# What a corpus holds out unless it is told otherwise.
+HELDOUT_FRACTION = 0.05
 TARGET = Path(__file__).parents[2] / "src" / "prismlm" / "corpus" / "sample"
 
 
@@ -92,16 +96,29 @@ def choose(rows: list[Row], allowed: Callable[[Row], bool], characters: int) -> 
     return chosen
 
 
-def arxiv_address(identifier: str) -> str:
-    """Return the address of a paper whose number may have been through a float.
+def arxiv_number(number: str) -> str:
+    """Return the number of a paper as arXiv writes it, whether or not it has been through a float.
 
-    Since 2007 numbers are YYMM and four digits, since 2015 five: lost zeros can be put back.
+    Since 2007 it is YYMM and four digits, since 2015 five: zeros that were lost can be put back,
+    and 1503.0099699999998 was 1503.00997.
     """
-    if "/" in identifier:
-        return f"https://arxiv.org/abs/{identifier}"
-    number = float(identifier)
-    digits = 5 if number >= 1501 else 4
-    return f"https://arxiv.org/abs/{number:0{digits + 5}.{digits}f}"
+    if "/" in number:
+        return number
+    digits = 5 if float(number) >= 1501 else 4
+    return f"{float(number):0{digits + 5}.{digits}f}"
+
+
+def mended(row: Row) -> Row:
+    """Return a row of the arXiv set with the id that the paper has.
+
+    Ids decide what is held out, and models were trained while they were the set's own: where the
+    paper's would move it, ``split`` keeps it in its part.
+    """
+    folder, _, number = row["id"].partition("/")
+    identifier = f"{folder}/{arxiv_number(number)}"
+    before, after = (is_held_out(name, HELDOUT_FRACTION) for name in (row["id"], identifier))
+    kept = "heldout" if before else "train"
+    return {**row, "id": identifier, "split": None if before == after else kept}
 
 
 def _title(row: Row) -> str | None:
@@ -119,12 +136,12 @@ def _title(row: Row) -> str | None:
 def _finished(row: Row, domain: str) -> dict[str, str | None]:
     url = row["url"] or None
     if row["source"].startswith("arxiv/"):
-        url = arxiv_address(row["id"].partition("/")[2])
-    return {**row, "domain": domain, "title": _title(row), "url": url}
+        url = f"https://arxiv.org/abs/{arxiv_number(row['id'].partition('/')[2])}"
+    return {**row, "domain": domain, "title": _title(row), "url": url, "split": None}
 
 
 def build(sets: Path) -> list[dict[str, str | None]]:
-    """Return the sample's rows, sorted by domain and id."""
+    """Return the sample's rows, sorted by domain and by the id that they have in their set."""
     loaded: dict[str, list[Row]] = {}
     rows: list[dict[str, str | None]] = []
     for domain, parts in RECIPE.items():
@@ -133,7 +150,8 @@ def build(sets: Path) -> list[dict[str, str | None]]:
                 loaded[name] = pq.read_table(sets / f"{name}.parquet").to_pylist()
             chosen = choose(loaded[name], allowed, int(share * CHARACTERS_PER_DOMAIN))
             rows += [_finished(row, domain) for row in chosen]
-    return sorted(rows, key=lambda row: (row["domain"] or "", row["id"] or ""))
+    rows.sort(key=lambda row: (row["domain"] or "", row["id"] or ""))
+    return [mended(row) if str(row["source"]).startswith("arxiv/") else row for row in rows]
 
 
 def main() -> None:

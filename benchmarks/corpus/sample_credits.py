@@ -38,7 +38,10 @@ CREDITS = [
         "arXiv, Cornell University, and the authors of the papers",
         CC0 + ", as arXiv puts its metadata",
         "https://info.arxiv.org/help/license/index.html",
-        "`source` holds the arXiv category.",
+        "`source` holds the arXiv category, `id` and `url` the paper's number. The set that they "
+        "were taken from has had numbers read as floats (1503.0099699999998 for 1503.00997): they "
+        "are mended here. Ids decide which texts a corpus holds out; `split` keeps those in their "
+        "part, train or heldout, that the mended id would have moved.",
     ),
     Credit(
         "classic-books/",
@@ -130,9 +133,9 @@ HEADER = """\
 
 `sample.parquet` holds {documents:,} texts, {megabytes:.1f} million characters, by the people and
 institutions below. The texts are whole and unchanged: what was done is to choose them, to name
-their domains, and to fill in titles and arXiv addresses. Each row's `license` column is the one of
-the set it was taken from. Nobody below endorses this project. Written by
-`benchmarks/corpus/build_sample.py`.
+their domains, to fill in titles and arXiv addresses, and to mend arXiv numbers. Each row's
+`license` column is the one of the set it was taken from. Nobody below endorses this project.
+Written by `benchmarks/corpus/build_sample.py`.
 """
 
 MIT = """

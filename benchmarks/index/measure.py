@@ -188,7 +188,6 @@ def _cut(corpus: Corpus, out: Path, tokens: int) -> None:
     contents["counts"]["skipped"] = 0
     kept = ("format", "version", "dtype", "tokenizer")
     meta = {key: corpus.meta[key] for key in kept}
-    meta["split"] = {"rule": layout.SPLIT_RULE, "heldout_fraction": 0.0}
     write_json(out / layout.META_FILE, meta | contents)
 
 

@@ -111,7 +111,8 @@ def plant(
 def part_of_sample(target: Path, every: int) -> set[str]:
     """Write all held-out documents and one in so many others; return the ids of all others."""
     table = pq.read_table(sample_path())
-    held = np.array([is_held_out(doc_id, HELDOUT_FRACTION) for doc_id in table["id"].to_pylist()])
+    documents = zip(table["id"].to_pylist(), table["split"].to_pylist(), strict=True)
+    held = np.array([is_held_out(name, HELDOUT_FRACTION, stated) for name, stated in documents])
     training = np.flatnonzero(~held)
     with atomic_file(target) as temporary:
         pq.write_table(table.take(np.union1d(training[::every], np.flatnonzero(held))), temporary)

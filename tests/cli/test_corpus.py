@@ -93,10 +93,11 @@ def test_the_word_sample_is_the_bundled_sample(prism: Run, tmp_path: Path) -> No
 
 def test_every_column_can_be_named(prism: Run, tmp_path: Path) -> None:
     names = ["id", "text", "source", "domain", "license", "title", "url"]
+    values = {name: f"the {name}" for name in names} | {"split": "test"}
     pq.write_table(
-        pa.table({f"my_{name}": [f"the {name}"] for name in names}), tmp_path / "t.parquet"
+        pa.table({f"my_{name}": [value] for name, value in values.items()}), tmp_path / "t.parquet"
     )
-    options = [word for name in names for word in (f"--{name}-column", f"my_{name}")]
+    options = [word for name in values for word in (f"--{name}-column", f"my_{name}")]
     out = tmp_path / "out"
     result = prism("corpus", "build", tmp_path / "t.parquet", "--out", out, *options)
     assert result.returncode == 0, result.stderr
@@ -105,6 +106,8 @@ def test_every_column_can_be_named(prism: Run, tmp_path: Path) -> None:
     for name in names[2:]:
         assert corpus.column(name) == [f"the {name}"]
     assert corpus.doc_ids == ["the id"]
+    assert corpus.split("heldout").tolist() == [0]
+    assert "by their own split: 0 documents for training, 1 held out\n" in result.stdout
 
 
 BAD_FILES: dict[str, tuple[str, bytes, str]] = {

@@ -86,7 +86,8 @@ def test_dry_runs_write_nothing_and_say_what_they_cannot_know(prism, bare, folde
     assert found["corpus"]["sampled_documents"] == found["corpus"]["documents"] > 300
     assert found["unknown"] == []
     read = found["corpus"]["tokens"] - found["corpus"]["documents"]
-    assert found["tokens"] == int(0.95 * read)
+    # Not quite: a few documents of the sample say themselves whether they are held out.
+    assert found["tokens"] == pytest.approx(0.95 * read, rel=0.01)
     assert found["seconds"] == pytest.approx(found["tokens"] / found["tokens_per_second"])
     assert "speed" in prism(*index).stdout
     build = ["corpus", "build", "--dataset", folder, *columns, "--out", tmp_path / "corpus"]

@@ -11,8 +11,9 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from prismlm.corpus import Corpus, Document, build_corpus, estimate_build, sample_path
+from prismlm.corpus import Columns, Corpus, Document, build_corpus, estimate_build, sample_path
 from prismlm.corpus.build import training_texts
+from prismlm.corpus.windows import BlockOrder, read_block
 from prismlm.errors import InputError
 from prismlm.run_state import writing
 from tests.helpers.records import RECORDS, write_jsonl
@@ -71,6 +72,60 @@ def test_the_split_is_the_rule_in_the_metadata(corpus: Corpus) -> None:
     assert sorted(both) == corpus.split("all").tolist() == list(range(len(RECORDS)))
     assert corpus.meta["heldout"]["documents"] == len(held_out)
     assert corpus.meta["heldout"]["tokens"] == corpus.lengths[held_out].sum()
+
+
+STATED = {
+    0: " Train",
+    1: "training",
+    2: "test",
+    3: "validation",
+    4: "",
+    5: "held-out",
+    6: "eval",
+    7: "dev",
+}
+
+
+def stated_corpus(directory: Path, **columns: str) -> Corpus:
+    records = [
+        {**record, "split": STATED[n]} if n in STATED else record
+        for n, record in enumerate(RECORDS)
+    ]
+    path = write_jsonl(directory / "texts.jsonl", records)
+    return build_corpus(
+        path,
+        directory / "built",
+        vocab_size=300,
+        shard_tokens=900,
+        heldout_fraction=0.3,
+        columns=Columns(**columns),
+        overwrite=True,
+    )
+
+
+def test_documents_that_say_their_part_are_in_it(corpus: Corpus, tmp_path: Path) -> None:
+    stated = stated_corpus(tmp_path)
+    out = {2, 3, 5, 6, 7} | {n for n in corpus.split("heldout").tolist() if n not in {0, 1}}
+    assert stated.split("heldout").tolist() == sorted(out)
+    assert out != set(corpus.split("heldout").tolist())
+    assert stated.meta["heldout"]["documents"] == len(out)
+    assert stated.meta["heldout"]["tokens"] == stated.lengths[sorted(out)].sum()
+    assert stated.meta["split"]["stated"] == {"train": 2, "heldout": 5}
+    assert stated.fingerprint != corpus.fingerprint
+    # A part at a time, as an index reads it.
+    order = BlockOrder.of(stated.num_tokens)
+    blocks = [read_block(stated, order, n, "heldout", 64, 48) for n in range(order.count)]
+    read = {int(number) for block in blocks for number in block.grid.document}
+    assert read == {n for n in out if stated.lengths[n] > 1}
+
+
+def test_a_split_that_is_none_is_refused_unless_it_is_not_read(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(STATED, 9, "tets")
+    with pytest.raises(InputError, match=r"'long-4' has the split 'tets': .*--split-column ''"):
+        stated_corpus(tmp_path)
+    assert stated_corpus(tmp_path, split="").fingerprint == corpus.fingerprint
 
 
 def test_the_same_inputs_give_the_same_bytes(corpus: Corpus, tmp_path: Path) -> None:

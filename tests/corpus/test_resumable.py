@@ -20,7 +20,11 @@ SHARD = 4000
 COLUMNS = Columns(text="body", license="licence")
 # Every seventh is empty and skipped.
 ROWS = [
-    {"body": f"Document {i} says {i * i}. " * (i % 7), "licence": "CC0" if i % 2 else None}
+    {
+        "body": f"Document {i} says {i * i}. " * (i % 7),
+        "licence": "CC0" if i % 2 else None,
+        "split": (None, "train", "validation")[i % 3],
+    }
     for i in range(3000)
 ]
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 import pyarrow.parquet as pq
@@ -32,8 +33,17 @@ def test_the_sample_is_small_varied_and_openly_licensed() -> None:
     assert min(sizes.values()) > 0.8 * max(sizes.values())
     assert sample_path().stat().st_size <= 6_000_000
     assert pq.read_schema(sample_path()).names == [
-        *("id", "text", "domain", "source", "license", "title", "url")
+        *("id", "text", "domain", "source", "license", "title", "url", "split")
     ]
+
+
+def test_papers_have_the_numbers_that_arxiv_knows_them_by() -> None:
+    papers = [one for one in read_documents(sample_path()) if str(one.source).startswith("arxiv/")]
+    assert len(papers) == 4118
+    for paper in papers:
+        number = paper.doc_id.removeprefix("science_arxiv_abstracts/")
+        assert re.fullmatch(r"\d{4}\.\d{4,5}|[a-z-]+(\.[A-Z]{2})?/\d{7}", number), number
+        assert paper.url == f"https://arxiv.org/abs/{number}"
 
 
 def test_every_source_of_the_sample_is_credited() -> None:

@@ -52,9 +52,12 @@ def build(
     license_column: data.LicenseColumn = None,
     title_column: data.TitleColumn = None,
     url_column: data.UrlColumn = None,
+    split_column: data.SplitColumn = None,
     tokenizer: OwnTokenizer = None,
     vocab_size: Annotated[int, typer.Option(help="Tokens of a tokenizer that is trained.")] = 8192,
-    heldout: Annotated[float, typer.Option(help="Share of documents to hold out.")] = 0.05,
+    heldout: Annotated[
+        float, typer.Option(help="Share to hold out of documents without a split.")
+    ] = 0.05,
     shard_tokens: Annotated[int, typer.Option(help="Most tokens in one file.")] = 2**27,
     overwrite: Overwrite = False,
     dry_run: DryRun = False,
@@ -64,7 +67,7 @@ def build(
     from prismlm.cli.progress import ConsoleReporter
     from prismlm.corpus import Columns, build_corpus, estimate_build, sample_path
 
-    named = (source_column, domain_column, license_column, title_column, url_column)
+    named = (source_column, domain_column, license_column, title_column, url_column, split_column)
     columns = Columns(text_column, id_column, *named)
     arguments: dict[str, Any] = {
         "inputs": [sample_path() if name == "sample" else name for name in inputs or []],
@@ -142,6 +145,13 @@ def _print_corpus(corpus: Corpus) -> None:
         f"held out: {count(heldout['documents'])} documents, {count(heldout['tokens'])} tokens"
         + (f" · skipped without text: {count(counts['skipped'])}" if counts["skipped"] else "")
     )
+    stated = corpus.meta["split"].get("stated")
+    if stated:
+        console.print(
+            f"by their own split: {count(stated['train'])} documents for training, "
+            f"{count(stated['heldout'])} held out"
+            + ("" if heldout["documents"] else "; --split-column '' lets ids decide")
+        )
     read = corpus.meta.get("read")
     if read is not None:
         again, others = read["named_again"], in_words(read["not_read"])

@@ -32,3 +32,11 @@ DomainColumn = Annotated[str | None, _column("domain", "else 'domain' if there")
 LicenseColumn = Annotated[str | None, _column("license", "else 'license' if there")]
 TitleColumn = Annotated[str | None, _column("title", "else 'title' if there")]
 UrlColumn = Annotated[str | None, _column("url", "else 'url' if there")]
+SplitColumn = Annotated[
+    str | None,
+    option(
+        "NAME",
+        "Column that says train, heldout, validation or test; else 'split' if there; '' for none.",
+        "--split-column",
+    ),
+]

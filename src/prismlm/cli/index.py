@@ -81,6 +81,7 @@ def index(
     license_column: data.LicenseColumn = None,
     title_column: data.TitleColumn = None,
     url_column: data.UrlColumn = None,
+    split_column: data.SplitColumn = None,
     contexts: Contexts = 64,
     window: OwnWindow = None,
     stride: Stride = None,
@@ -103,7 +104,7 @@ def index(
     """
     from prismlm.corpus import Columns
 
-    named = (source_column, domain_column, license_column, title_column, url_column)
+    named = (source_column, domain_column, license_column, title_column, url_column, split_column)
     columns = Columns(text_column, id_column, *named)
     found = dataset_of(dataset, dataset_config, dataset_split, data_files)
     source = _source(model, corpus, found, columns)

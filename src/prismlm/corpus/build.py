@@ -64,7 +64,8 @@ def build_corpus(
             to 64 million characters of the documents, chosen by the hash of their ids.
         vocab_size: the size of a vocabulary that is trained; unused where ``tokenizer`` is given.
         columns: which columns hold the text and what is known about it.
-        heldout_fraction: the share of documents to hold out, in [0, 1).
+        heldout_fraction: the share of documents to hold out, in [0, 1), of those that do not say
+            by a ``split`` of their own whether they are.
         shard_tokens: a shard ends before the document that would take it beyond this.
         overwrite: replace ``out`` if it is a corpus.
         progress: where to show the work; its unit is bytes of input.
@@ -179,7 +180,6 @@ class BuildSettings:
             "version": layout.FORMAT_VERSION,
             "dtype": self.dtype.name,
             "tokenizer": self.meta,
-            "split": {"rule": layout.SPLIT_RULE, "heldout_fraction": self.heldout_fraction},
             **contents,
         }
         if origin is not None:

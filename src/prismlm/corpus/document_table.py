@@ -109,11 +109,21 @@ class ShardedTable:
 
 
 class DocumentTable(ShardedTable):
-    """Documents by number or by position."""
+    """Documents by number or by position.
 
-    def __init__(self, directory: Path, shards: Sequence[dict[str, int]]) -> None:
+    Args:
+        directory: of the corpus.
+        shards: as ``corpus.json`` lists them.
+        stated: whether documents say which part they belong to. Only then that column is read:
+            corpora that were built before it lack it.
+    """
+
+    def __init__(
+        self, directory: Path, shards: Sequence[dict[str, int]], *, stated: bool = False
+    ) -> None:
         documents = [shard["documents"] for shard in shards]
-        super().__init__(directory, layout.documents_file, layout.DOCUMENT_SCHEMA.names, documents)
+        self._schema = layout.STORED_SCHEMA if stated else layout.DOCUMENT_SCHEMA
+        super().__init__(directory, layout.documents_file, self._schema.names, documents)
         self._token_ends = list(accumulate(shard["tokens"] for shard in shards))
 
     def between(self, first: int, last: int) -> tuple[np.ndarray, pa.Table]:
@@ -125,7 +135,7 @@ class DocumentTable(ShardedTable):
         Raises:
             FormatError: a file is damaged.
         """
-        numbers, tables = [np.empty(0, np.int64)], [layout.DOCUMENT_SCHEMA.empty_table()]
+        numbers, tables = [np.empty(0, np.int64)], [self._schema.empty_table()]
         shard = bisect.bisect_right(self._token_ends, first)
         while shard < len(self._token_ends) and _before(self._token_ends, shard) < last:
             ends, first_starts = self._shard(shard)[1], self._first_starts(shard)
@@ -148,7 +158,7 @@ class DocumentTable(ShardedTable):
         Raises:
             FormatError: a file is damaged.
         """
-        tables = [layout.DOCUMENT_SCHEMA.empty_table()]
+        tables = [self._schema.empty_table()]
         done = 0
         while done < len(numbers):
             shard, group, offset = self._place(int(numbers[done]))

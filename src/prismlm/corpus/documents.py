@@ -6,13 +6,21 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
+from typing import Any, Literal
 
 from prismlm.errors import InputError, check_text, suggest
 
 # Above it a double does not hold every whole number.
 LARGEST_WHOLE = 2**53
-METADATA = ("source", "domain", "license", "title", "url")
+METADATA = ("source", "domain", "license", "title", "url", "split")
+Part = Literal["train", "heldout"]
+# The names of splits that the Hugging Face Hub takes for one another, and those of this package.
+_TRAIN = ("train", "training")
+_HELD_OUT = (
+    *("heldout", "held-out", "held_out"),
+    *("validation", "valid", "val", "dev"),
+    *("test", "testing", "eval", "evaluation"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +34,33 @@ class Document:
     license: str | None = None
     title: str | None = None
     url: str | None = None
+    split: str | None = None
+
+
+def stated_part(document: Document) -> Part | None:
+    """Return the part of a corpus that a document says it belongs to, or None.
+
+    Raises:
+        InputError: its ``split`` is no name of a part.
+    """
+    if document.split is None:
+        return None
+    name = document.split.strip().lower()
+    if name in _TRAIN or name in _HELD_OUT:
+        return "train" if name in _TRAIN else "heldout"
+    raise InputError(
+        f"the document {document.doc_id!r} has the split {document.split!r}: expected train, or "
+        "heldout, validation or test. Mend it, or let ids decide with --split-column '' (in "
+        'Python: Columns(split="")).'
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
     """Which columns to read. A column left at None is read under its own name where it exists.
 
-    A column that is named must exist. Without an ``id`` the id is ``file-name:row``; without a
-    ``source`` the source is the file's name without its extension.
+    A column that is named must exist; one that is named "" is not read. Without an ``id`` the id is
+    ``file-name:row``; without a ``source`` the source is the file's name without its extension.
     """
 
     text: str = "text"
@@ -43,6 +70,7 @@ class Columns:
     license: str | None = None
     title: str | None = None
     url: str | None = None
+    split: str | None = None
 
     def __post_init__(self) -> None:
         for role in ("text", "id", *METADATA):
@@ -62,6 +90,8 @@ class Columns:
         found: dict[str, str] = {}
         for role in ("text", "id", *METADATA):
             named: str | None = getattr(self, role)
+            if named == "" and role != "text":
+                continue
             if (named or role) in available:
                 found[role] = named or role
             elif named is not None:

@@ -6,6 +6,7 @@ import hashlib
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pyarrow as pa
 
 from prismlm import fingerprints
@@ -19,6 +20,7 @@ TOKENIZER_DIRECTORY = "tokenizer"
 SPLIT_RULE = (
     "held out if int(sha256(doc_id)[:8], little endian) / 2**64 < heldout_fraction, else train"
 )
+STATED_RULE = f"as the document's own split says; without one, {SPLIT_RULE}"
 
 
 def strings(*names: str) -> list[tuple[str, pa.DataType]]:
@@ -35,6 +37,8 @@ DOCUMENT_SCHEMA = pa.schema(
         ("length", pa.int64()),
     ]
 )
+# With the part that a document says it belongs to; null where its id decides.
+STORED_SCHEMA = DOCUMENT_SCHEMA.append(pa.field("split", pa.string()))
 TEXT_SCHEMA = pa.schema([("doc_id", pa.string()), ("text", pa.large_string())])
 
 
@@ -58,10 +62,34 @@ def is_corpus(path: Path) -> bool:
     return (path / META_FILE).is_file()
 
 
-def is_held_out(doc_id: str, heldout_fraction: float) -> bool:
-    """Say whether a document is held out: by its id alone, so that more documents move none."""
+def is_held_out(doc_id: str, heldout_fraction: float, stated: str | None = None) -> bool:
+    """Say whether a document is held out: as it says itself, or by its id alone.
+
+    More documents thus move none.
+
+    Args:
+        doc_id: its id.
+        heldout_fraction: the share of documents to hold out.
+        stated: ``train`` or ``heldout``, where it says so itself.
+    """
+    if stated is not None:
+        return stated == "heldout"
     key = int.from_bytes(hashlib.sha256(doc_id.encode()).digest()[:8], "little")
     return key / 2**64 < heldout_fraction
+
+
+def held_out(documents: pa.Table, split: dict[str, Any]) -> np.ndarray:
+    """Say of each document of a table whether it is held out: bool [n].
+
+    Args:
+        documents: with ``doc_id``, and with ``split`` where documents have stated their part.
+        split: what ``corpus.json`` says of it.
+    """
+    ids = documents["doc_id"].to_pylist()
+    stated = documents["split"].to_pylist() if split.get("stated") else [None] * len(ids)
+    fraction = split["heldout_fraction"]
+    found = (is_held_out(i, fraction, part) for i, part in zip(ids, stated, strict=True))
+    return np.fromiter(found, dtype=bool, count=len(ids))
 
 
 _COUNTS = {"documents": int, "tokens": int}

@@ -119,7 +119,8 @@ class Corpus:
     @cached_property
     def documents(self) -> DocumentTable:
         """The table of documents, read a part at a time, for work that must not hold all of it."""
-        return DocumentTable(self.path, self.meta["shards"])
+        stated = bool(self.meta["split"].get("stated"))
+        return DocumentTable(self.path, self.meta["shards"], stated=stated)
 
     @cached_property
     def starts(self) -> np.ndarray:
@@ -156,7 +157,7 @@ class Corpus:
                 chunks += pq.read_table(path, columns=[name])[name].chunks
             except (pa.ArrowException, OSError) as error:
                 raise damaged(path, error) from error
-        column = pa.chunked_array(chunks, layout.DOCUMENT_SCHEMA.field(name).type)
+        column = pa.chunked_array(chunks, layout.STORED_SCHEMA.field(name).type)
         if len(column) != len(self):
             raise FormatError(
                 f"{self.path} lists {len(column)} documents, but {layout.META_FILE} says "
@@ -192,11 +193,10 @@ class Corpus:
 
     @cached_property
     def _held_out(self) -> np.ndarray:
-        fraction = self.meta["split"]["heldout_fraction"]
-        ids = self._id_column.to_pylist()
-        return np.fromiter(
-            (layout.is_held_out(i, fraction) for i in ids), dtype=bool, count=len(ids)
-        )
+        columns = {"doc_id": self._id_column}
+        if self.meta["split"].get("stated"):
+            columns["split"] = self._read_column("split")
+        return layout.held_out(pa.table(columns), self.meta["split"])
 
     def document_at(self, position: int) -> int:
         """Return the number of the document that a global position lies in.

@@ -240,9 +240,7 @@ def read_block(
     first = number * order.size
     numbers, table = corpus.documents.between(first, first + order.size)
     if split != "all":
-        fraction = corpus.meta["split"]["heldout_fraction"]
-        held = [layout.is_held_out(i, fraction) for i in table["doc_id"].to_pylist()]
-        kept = np.array(held, dtype=bool) == (split == "heldout")
+        kept = layout.held_out(table, corpus.meta["split"]) == (split == "heldout")
         table, numbers = table.filter(kept), numbers[kept]
     grid = document_windows(
         np.arange(len(numbers)),

@@ -6,8 +6,10 @@ Memory does not grow with the corpus.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from prismlm.corpus import layout
-from prismlm.corpus.documents import METADATA, Document
+from prismlm.corpus.documents import METADATA, Document, stated_part
 from prismlm.errors import FormatError
 from prismlm.files import json_text
 
@@ -54,6 +56,7 @@ class CorpusWriter:
         self.shards: list[dict[str, Any]] = []
         self._documents = self._tokens = self._characters = 0
         self._heldout = {"documents": 0, "tokens": 0}
+        self._stated = Counter[str]()
         self._by: dict[str, dict[str | None, dict[str, int]]] = {"domain": {}, "license": {}}
         self._token_digest = hashlib.sha256()
         self._document_digest = hashlib.sha256()
@@ -66,7 +69,13 @@ class CorpusWriter:
             self._shard.abandon()
 
     def add(self, document: Document, ids: list[int]) -> None:
-        """Append one document; ``ids`` are its tokens without the end of text."""
+        """Append one document; ``ids`` are its tokens without the end of text.
+
+        Raises:
+            InputError: the part that it says it belongs to is none.
+        """
+        if document.split is not None:
+            document = replace(document, split=stated_part(document))
         tokens = np.array([*ids, self._eos], dtype=self._dtype).tobytes()
         length = len(ids) + 1
         if self._shard is not None and self._shard.tokens + length > self._shard_tokens:
@@ -96,6 +105,8 @@ class CorpusWriter:
         self._token_digest.update(tokens)
         metadata = [document.doc_id, document.source, document.domain]
         metadata += [document.license, document.title, document.url, len(text)]
+        # Only where there is one, so that other corpora keep the fingerprint that they had before.
+        metadata += [document.split] if document.split is not None else []
         self._document_digest.update(json_text(metadata, ensure_ascii=True).encode() + text)
         self._count(document, length)
 
@@ -103,7 +114,9 @@ class CorpusWriter:
         self._documents += 1
         self._tokens += length
         self._characters += len(document.text)
-        if layout.is_held_out(document.doc_id, self._heldout_fraction):
+        if document.split is not None:
+            self._stated[document.split] += 1
+        if layout.is_held_out(document.doc_id, self._heldout_fraction, document.split):
             self._heldout["documents"] += 1
             self._heldout["tokens"] += length
         for key, groups in self._by.items():
@@ -127,6 +140,7 @@ class CorpusWriter:
             for key, found in self._by.items()
         }
         return {
+            "split": self._split(),
             "counts": {
                 "documents": self._documents,
                 "tokens": self._tokens,
@@ -142,6 +156,13 @@ class CorpusWriter:
             },
         }
 
+    def _split(self) -> dict[str, Any]:
+        fraction = {"heldout_fraction": self._heldout_fraction}
+        if not self._stated:
+            return {"rule": layout.SPLIT_RULE, **fraction}
+        stated = {part: self._stated[part] for part in ("train", "heldout")}
+        return {"rule": layout.STATED_RULE, **fraction, "stated": stated}
+
 
 class _Shard:
     def __init__(self, directory: Path, number: int) -> None:
@@ -153,7 +174,7 @@ class _Shard:
         options: dict[str, Any] = {"compression": "zstd", "compression_level": 6}
         self._token_file = self._files.enter_context(self._paths[0].open("wb"))
         self._document_table = self._files.enter_context(
-            pq.ParquetWriter(self._paths[1], layout.DOCUMENT_SCHEMA, **options)
+            pq.ParquetWriter(self._paths[1], layout.STORED_SCHEMA, **options)
         )
         # Dictionaries and statistics of whole texts only cost space and time to read past.
         self._text_table = self._files.enter_context(
@@ -176,7 +197,7 @@ class _Shard:
         self._token_file.write(tokens)
         self.tokens += length
         self.documents += 1
-        metadata = {name: getattr(document, name) for name in layout.DOCUMENT_SCHEMA.names[:6]}
+        metadata = {name: getattr(document, name) for name in ("doc_id", *METADATA)}
         self._rows.append({**metadata, "start": start, "length": length})
         if len(self._rows) == _DOCUMENTS_PER_GROUP:
             self._flush_rows()
@@ -187,7 +208,7 @@ class _Shard:
 
     def _flush_rows(self) -> None:
         self._document_table.write_table(
-            pa.Table.from_pylist(self._rows, schema=layout.DOCUMENT_SCHEMA)
+            pa.Table.from_pylist(self._rows, schema=layout.STORED_SCHEMA)
         )
         self._rows = []
 
@@ -243,7 +264,7 @@ def _documents(
     texts = _rows(directory / layout.text_file(number))
     with (directory / layout.tokens_file(number)).open("rb") as tokens:
         for row, text in zip(rows, texts, strict=True):
-            metadata = {name: row[name] for name in METADATA}
+            metadata = {name: row.get(name) for name in METADATA}
             document = Document(row["doc_id"], text["text"], **metadata)
             yield document, tokens.read(row["length"] * dtype.itemsize)
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from prismlm.corpus.build import build_corpus
 from prismlm.corpus.datasets import HubDataset
-from prismlm.corpus.documents import Columns
+from prismlm.corpus.documents import Columns, stated_part
 from prismlm.corpus.estimate import cost_of, sample_stream
 from prismlm.corpus.windows import PASS_TOKENS, split_counts
 from prismlm.cost import Cost, peak_memory, rate_of
@@ -92,7 +93,9 @@ def estimate_dataset_index(
                 file.write(json_text(row) + "\n")
         corpus = build_corpus(first, Path(directory, "corpus"), tokenizer=own, heldout_fraction=0)
         measured = estimate_index(model, head, corpus, replace(options, split="all"))
-    read = {"train": 1 - heldout_fraction, "heldout": heldout_fraction, "all": 1.0}[options.split]
+    stated = [stated_part(one) for one in sample.documents]
+    held = fmean(heldout_fraction if part is None else part == "heldout" for part in stated)
+    read = {"train": 1 - held, "heldout": held, "all": 1.0}[options.split]
     tokens = documents = None
     if expected.tokens is not None:
         documents = int(read * expected.documents)

@@ -189,7 +189,7 @@ def write_documents(directory: Path, corpus: Corpus, split: Split) -> None:
     ) as writer:
         for first in range(0, len(numbers), DOCUMENTS_AT_ONCE):
             table = corpus.documents.take(numbers[first : first + DOCUMENTS_AT_ONCE])
-            writer.write_table(table)
+            writer.write_table(table.select(DOCUMENT_SCHEMA.names))
 
 
 @contextmanager

@@ -44,7 +44,8 @@ class HeldOut:
         if not len(documents):
             raise InputError(
                 f"the corpus {self.corpus.name!r} holds no document out, so there is nothing to "
-                "measure on: build it from more documents or with a larger --heldout share."
+                "measure on: build it from more documents, with a larger --heldout share, or, if "
+                "all of them say that they are for training, with --split-column ''."
             )
         order = np.random.default_rng(self.seed).permutation(documents)
         stride = max(1, self.window // 2)

@@ -99,7 +99,9 @@ def test_known_words_are_no_names():
 
 
 def test_the_bundled_sample_has_room():
-    documents = [d for d in read_documents(sample_path()) if not is_held_out(d.doc_id, 0.05)]
+    documents = [
+        d for d in read_documents(sample_path()) if not is_held_out(d.doc_id, 0.05, d.split)
+    ]
     facts = invent_facts(32, 0, known=(d.text for d in documents))
     found = plant_in_documents(facts, documents, 0)
     assert len(found) == 32 * 21

@@ -1,0 +1,60 @@
+"""What ships for the demo's model belongs to the texts that ship."""
+
+import json
+import zipfile
+from importlib.resources import files
+from io import BytesIO
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from prismlm.corpus.layout import is_held_out
+from prismlm.demo.fetched import EVERY, LENS, MAP, SHIPPED
+from prismlm.demo.prompts import documents
+from prismlm.index import layout
+from prismlm.models.sidecar import META_FILE
+
+FOLDER = files("prismlm.demo").joinpath("shipped")
+HELDOUT_FRACTION = 0.05
+
+
+@pytest.fixture(scope="module")
+def members():
+    """The files of the archive, by name."""
+    with zipfile.ZipFile(str(FOLDER.joinpath(SHIPPED))) as archive:
+        names = (layout.CELL_DOCUMENTS_FILE, layout.INDEX_FILE, layout.META_FILE)
+        return {name: archive.read(name) for name in (META_FILE, *(f"{LENS}/{n}" for n in names))}
+
+
+def table_of(members, name):
+    return pq.read_table(BytesIO(members[f"{LENS}/{name}"]))
+
+
+def test_the_lens_has_the_texts_that_are_not_held_out_in_their_order(members, tmp_path):
+    sample = pq.read_table(documents(tmp_path / "sample.parquet", EVERY)).to_pylist()
+    read = [row for row in sample if not is_held_out(row["id"], HELDOUT_FRACTION, row["split"])]
+    lens = table_of(members, layout.CELL_DOCUMENTS_FILE)
+    assert lens["doc_id"].to_pylist() == [row["id"] for row in read]
+    for name in ("source", "domain", "license", "title", "url"):
+        assert lens[name].to_pylist() == [row[name] for row in read]
+
+
+def test_every_context_is_in_the_document_that_it_names(members):
+    lens, index = (
+        table_of(members, name) for name in (layout.CELL_DOCUMENTS_FILE, layout.INDEX_FILE)
+    )
+    position = index["position"].to_numpy()
+    document = np.searchsorted(lens["start"].to_numpy(), position, side="right") - 1
+    ends = (lens["start"].to_numpy() + lens["length"].to_numpy())[document]
+    assert (position < ends).all()
+    assert index["doc_id"].to_pylist() == lens["doc_id"].take(document).to_pylist()
+
+
+def test_model_lens_and_map_are_of_one_making(members):
+    made = json.loads(members[META_FILE])["provenance"]["attached"]
+    lens = json.loads(members[f"{LENS}/{layout.META_FILE}"])
+    assert made["read"]["fingerprint"] == lens["corpus"]
+    assert lens["documents"] == table_of(members, layout.CELL_DOCUMENTS_FILE).num_rows
+    with FOLDER.joinpath(MAP).open("rb") as file:
+        assert np.load(file).shape == (made["fit.prototypes"], 2)
