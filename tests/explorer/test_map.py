@@ -111,6 +111,23 @@ def test_a_person_looks_around(page, lm):
     assert page.evaluate("document.documentElement.scrollWidth") == 390
 
 
+def test_names_of_categories_are_whole_beside_the_map_and_bars_in_their_colour(page, lm):
+    opened(page)
+    bars = page.locator(".x-side .p-bars li")
+    assert bars.count() == len(CATEGORIES)
+    cut = "(node) => [...node.querySelectorAll('.p-key-name span')].map((one) => one.clientWidth < one.scrollWidth)"
+    longest = "Institutions / Civic / Academic"
+    bars.first.evaluate(
+        """(node, name) => [...node.querySelectorAll('.p-key-name span')].forEach((one, i) => {
+          one.textContent = i ? name.slice(-9) : name.slice(0, -9);
+        })""",
+        longest,
+    )
+    assert bars.first.evaluate(cut) == [False, False]
+    fill = "(node) => getComputedStyle(node.querySelector('.p-fill')).backgroundColor"
+    assert bars.nth(0).evaluate(fill) != bars.nth(1).evaluate(fill)
+
+
 def test_a_lasso_shows_what_an_area_has(page, lm):
     count = lm.lens.num_prototypes
     opened(page)
