@@ -204,7 +204,8 @@ def test_a_text_that_is_only_read_has_columns_of_the_same_height_and_nothing_wri
     heights = page.evaluate(
         """() => ['.x-up', '.x-down'].map((side) =>
           Math.max(...[...document.querySelectorAll(`.x-column ${side}`)].map((part) =>
-            [...part.children].reduce((sum, slice) => sum + slice.getBoundingClientRect().height, 0))))"""
+            [...part.children].map((slice) => slice.getBoundingClientRect().height)
+              .reduce((sum, height) => sum + height, 0))))"""
     )
     assert max(heights) == pytest.approx(206, abs=1)
     assert page.locator(".x-answer dd").nth(1).inner_text() == "0"

@@ -62,7 +62,7 @@ def test_a_strength_is_the_edit_of_the_library(served, lm, wanted, edit):
         ({"prototype": 99999, "strength": 0.3}, "no prototype 99999"),
         ({"category": "Nothing", "strength": 0.3}, "no category 'Nothing'"),
         ({"prototype": 7, "strength": 1.01}, "strength"),
-        ({"prototype": 7, "strength": 0.3, "generate": 60}, "reads 60 to write on"),
+        ({"prototype": 7, "strength": 0.3, "generate": 60}, "the explorer reads 60."),
     ],
 )
 def test_what_cannot_be_done_is_said(served, wanted, said):
