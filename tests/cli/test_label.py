@@ -6,11 +6,14 @@ import signal
 import socket
 import time
 
+import numpy as np
 import pytest
 
+from prismlm.labels.map import category_neighbours
 from prismlm.labels.write import MADE_FILE
 from tests.helpers import forked
 from tests.helpers.chat_server import ChatServer, good
+from tests.helpers.named_lens import named_model
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +36,19 @@ def test_names_are_made_shown_and_used(prism, refused, copy):
     position = json.loads(explained.stdout)["positions"][-1]
     names = [one["name"] for one in position["prototypes"] if one["category"]]
     assert any("→" in name or "-" in name for name in names)
+
+
+def test_a_map_that_was_made_before_the_names_tells_what_neighbours_share(
+    prism, tiny_model, tmp_path
+):
+    lm = named_model(tiny_model, tmp_path / "model")
+    told = prism("map", lm.path)
+    assert told.returncode == 0, told.stderr
+    assert "of the ten nearest have the category of their prototype" in told.stdout
+    value = json.loads(prism("map", lm.path, "--json").stdout)
+    places = np.stack([lm.lens.prototypes[name].to_numpy() for name in ("x", "y")], axis=1)
+    expected = category_neighbours(places, lm.lens.categories)
+    assert (value["same_category"], value["by_chance"]) == pytest.approx(expected)
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,7 @@
 """The page as people have it: phones, keyboards, screen readers, and a server that goes away."""
 
+import re
+
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
@@ -131,6 +133,7 @@ def test_a_server_that_goes_away_in_the_middle_is_told(browser, tiny_model):
         server.server.force_exit = True
     page.wait_for_selector(".x-problem")
     assert "server" in page.inner_text(".x-problem")
+    assert re.fullmatch(r"Broken off after \d+ tokens", page.inner_text(".x-note"))
     # The scripts of a view that was not looked at before cannot be had any more.
     page.evaluate("location.hash = '#/map'")
     page.wait_for_selector(".x-map .x-problem >> text=server cannot be reached")

@@ -153,6 +153,20 @@ def test_a_person_asks_looks_and_reads_on(page):
     assert drawn.startswith("repeating-linear-gradient")
     page.hover(".x-column:nth-child(2) .x-slice[data-prototype]")
     page.wait_for_selector(".x-hover mark")
+    # The space before a word stands between it and what is before.
+    ends = page.evaluate(
+        """() => [...document.querySelectorAll('.x-hover .p-before bdi')].flatMap((node) => {
+          const text = node.firstChild, length = text.data.length, range = document.createRange();
+          const left = (at) => {
+            range.setStart(text, at);
+            range.setEnd(text, at + 1);
+            return range.getBoundingClientRect().left;
+          };
+          return /[a-z] $/.test(text.data) ? [left(length - 1) - left(length - 2)] : [];
+        })"""
+    )
+    assert ends
+    assert min(ends) > 0
     card = page.locator(".x-hover").bounding_box()
     assert card["y"] >= 0
     assert card["y"] + card["height"] <= page.viewport_size["height"]
@@ -180,6 +194,21 @@ def test_a_person_asks_looks_and_reads_on(page):
     with page.expect_download() as download:
         page.click("text=PARQUET")
     assert download.value.suggested_filename == "answer.parquet"
+
+
+def test_a_text_that_is_only_read_has_columns_of_the_same_height_and_nothing_written(page):
+    page.fill(".x-prompt", TEXT)
+    page.fill("label:has-text('tokens') input", "0")
+    page.press(".x-prompt", "Enter")
+    page.wait_for_selector(".x-exports")
+    heights = page.evaluate(
+        """() => ['.x-up', '.x-down'].map((side) =>
+          Math.max(...[...document.querySelectorAll(`.x-column ${side}`)].map((part) =>
+            [...part.children].map((slice) => slice.getBoundingClientRect().height)
+              .reduce((sum, height) => sum + height, 0))))"""
+    )
+    assert max(heights) == pytest.approx(206, abs=1)
+    assert page.locator(".x-answer dd").nth(1).inner_text() == "0"
 
 
 def test_words_of_the_corpus_stand_beside_the_passages_of_their_token(page, lm):

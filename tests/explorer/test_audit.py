@@ -158,6 +158,10 @@ def test_in_a_browser_files_give_the_files_of_the_command(page, files, commanded
     rows = json.loads("[" + ",".join(commanded["jsonl"].decode().splitlines()) + "]")
     shown = page.locator(".x-text-table tbody tr")
     assert shown.count() == len(rows) == 9
+    # What is only the beginning of a text says so.
+    ends = [shown.nth(i).locator("bdi").first.inner_text().endswith("…") for i in range(9)]
+    assert ends == [len(row["opening"]) == 120 for row in rows]
+    assert set(ends) == {True, False}
     page.select_option(".x-order", "support")
     scores = [float(shown.nth(i).locator("td:nth-child(4) small").inner_text()) for i in range(9)]
     assert scores == pytest.approx(sorted(row["support_score"] for row in rows), abs=0.006)

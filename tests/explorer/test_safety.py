@@ -75,6 +75,13 @@ def test_what_cannot_be_asked_is_told(served, asked, words):
     assert words in json.loads(data)["error"]
 
 
+def test_a_text_too_long_for_the_explorer_and_the_model_is_told_the_lesser_bound(served, named):
+    for server, bound in ((named, "the explorer reads 60"), (served, "tiny reads 512")):
+        status, _, data = server.ask("POST", "/api/ask", {"text": "word " * 100_000})
+        assert status == 422, data
+        assert bound in json.loads(data)["error"]
+
+
 def test_more_than_is_read_at_once(served):
     status, _, data = served.ask("POST", "/api/ask", b" " * 8_000_001)
     assert status == 413

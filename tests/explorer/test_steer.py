@@ -62,7 +62,7 @@ def test_a_strength_is_the_edit_of_the_library(served, lm, wanted, edit):
         ({"prototype": 99999, "strength": 0.3}, "no prototype 99999"),
         ({"category": "Nothing", "strength": 0.3}, "no category 'Nothing'"),
         ({"prototype": 7, "strength": 1.01}, "strength"),
-        ({"prototype": 7, "strength": 0.3, "generate": 60}, "reads 60 to write on"),
+        ({"prototype": 7, "strength": 0.3, "generate": 60}, "the explorer reads 60."),
     ],
 )
 def test_what_cannot_be_done_is_said(served, wanted, said):
@@ -123,3 +123,7 @@ def test_the_page_shows_what_its_command_gives(page):
         assert float(shown[2]) == pytest.approx(100 * token["after"], abs=0.51)
     page.set_viewport_size({"width": 390, "height": 844})
     assert page.evaluate("document.documentElement.scrollWidth") == 390
+    # Prototypes of the category may lead still: of more than sixteen the others are not touched.
+    page.evaluate("location.hash = '#/steer?category=Morphology&strength=-100'")
+    page.get_by_text("Takes out all of what the category's prototypes give").wait_for()
+    assert "weaker ones stay as they are" in page.locator(".x-steer").inner_text()

@@ -48,3 +48,12 @@ def test_what_stands_in_a_text_is_found(catalogue, texts, data):
     found = catalogue.search(query, "id").tolist()
     assert number in found
     assert found == looked_through(catalogue, texts, query, "id")
+
+
+def test_of_names_that_tell_as_much_the_most_used_come_first(tiny_model, monkeypatch):
+    catalogue = Catalogue(prismlm.load(tiny_model).lens)
+    for number, row in enumerate(catalogue.rows):
+        monkeypatch.setitem(row, "label_score", [1.0, None, 0.5][number % 3])
+    rows = [catalogue.rows[number] for number in catalogue.orders["score"]]
+    keys = [(-(row["label_score"] or -1.0), -row["usage"]) for row in rows]
+    assert keys == sorted(keys)

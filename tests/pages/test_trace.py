@@ -173,6 +173,10 @@ def test_shares_in_the_page_sum_to_one(trace):
     for group in groups:
         total = sum(share for _, share, _ in group["items"]) + group["others"][1]
         assert total + group["unattributed"] == pytest.approx(1, abs=1e-5)
+    # People know a document by its title; the id is for programs.
+    documents = data["whole"]["shares"][-1]
+    known = {row["doc_id"]: row["title"] for row in trace.lens.cells.documents.to_pylist()}
+    assert documents["titles"] == [known[key] for key, _, _ in documents["items"]]
     first = trace[0:1].sources("domain")
     key, *figures = data["steps"][0]["shares"][0]["items"][0]
     assert key == first.items[0].key

@@ -23,7 +23,7 @@ def map_prototypes(
 ) -> None:
     """Lay out the prototypes of a lens in two dimensions, and show them with their names."""
     from prismlm.cli.progress import ConsoleReporter
-    from prismlm.labels.map import map_lens
+    from prismlm.labels.map import map_lens, map_record
     from prismlm.pages.frame import write_page
     from prismlm.pages.prototype_map import prototype_map_page
 
@@ -34,8 +34,7 @@ def map_prototypes(
         map_lens(opened, lm.head, progress=ConsoleReporter())
     if html is not None:
         write_page(prototype_map_page(opened, f"Prototypes of {Path(model).name}"), html)
-    made = opened.meta.map
-    assert made is not None
+    made = map_record(opened)
     if as_json:
         print_json({"model": str(model), "lens": str(opened.path), **made})
         return

@@ -16,7 +16,7 @@ from prismlm.corpus.words import DITTO
 from prismlm.errors import InputError
 from prismlm.explain.steps import Step
 from prismlm.explain.trace import Trace
-from prismlm.explorer.session import Answer, Session
+from prismlm.explorer.session import Answer, Session, within
 from prismlm.explorer.streams import Tell, sent, streamed
 from prismlm.files import json_text
 from prismlm.pages.trace import page
@@ -84,14 +84,8 @@ def routes(session: Session) -> APIRouter:
 
 def _prompt(session: Session, question: Question) -> list[Piece]:
     """Return the prompt's tokens as they are shown; raise InputError for one that is too long."""
-    lm = session.lm
-    ids = lm.encode(question.text, question.generate)[0].tolist()
-    most = session.limits.tokens
-    if len(ids) + question.generate > most:
-        raise InputError(
-            f"the text has {len(ids):,} tokens and {question.generate:,} are asked for: the "
-            f"explorer reads {most:,}. Shorten it, or use `prismlm explain`."
-        )
+    lm, most = session.lm, session.limits.tokens
+    ids = within(lm, question.text, question.generate, most, "explain")
     return pieces_of(lm.tokenizer, ids)
 
 

@@ -13,7 +13,7 @@ from prismlm.errors import InputError
 from prismlm.explain.attention_maps import AttentionMap, Head, heads_of, read_maps
 from prismlm.explain.language_model import PrismLM
 from prismlm.explain.prediction import fed_back
-from prismlm.explorer.session import Session
+from prismlm.explorer.session import Session, within
 from prismlm.instruments.channels.build_report import channel_report
 from prismlm.instruments.uncertainty_feedback.signal import recursion
 from prismlm.models.attention import attention_layers
@@ -88,24 +88,14 @@ def _head(head: Head) -> dict[str, Any]:
     return {"head": head.head, "group": head.group, "number": head.number}
 
 
-def _check_length(lm: PrismLM, text: str, most: int, instead: str) -> list[int]:
-    ids = lm.encode(text)[0].tolist()
-    if len(ids) > most:
-        raise InputError(
-            f"the text has {len(ids):,} tokens: {most:,} are shown here. Shorten it, or use "
-            f"`prismlm inspect {instead}`."
-        )
-    return ids
-
-
 def _channels(session: Session, text: str) -> dict[str, Any]:
     lm = session.lm
-    _check_length(lm, text, session.limits.tokens, "channels")
+    within(lm, text, 0, session.limits.tokens, "inspect channels")
     return page_data(lm.model, None, channel_report(lm.model, lm.tokenizer, text=text))
 
 
 def _attention(lm: PrismLM, read: ReadLayer) -> dict[str, Any]:
-    _check_length(lm, read.text, MOST_TOKENS, "attention")
+    within(lm, read.text, 0, MOST_TOKENS, "inspect attention")
     heads = heads_of(lm.model, layer=read.layer)
     maps = read_maps(lm.model, lm.tokenizer, read.text, heads)
     tokens = [visible(token) for token in maps[0].tokens]
@@ -125,7 +115,7 @@ def _map(one: AttentionMap) -> dict[str, Any]:
 
 def _feedback(lm: PrismLM, text: str) -> dict[str, Any]:
     """Return what is fed back when the model writes the text token by token."""
-    ids = _check_length(lm, text, MOST_TOKENS, "uncertainty-feedback")
+    ids = within(lm, text, 0, MOST_TOKENS, "inspect uncertainty-feedback")
     if len(ids) < 2:
         raise InputError("the text is one token, to which nothing is fed back: give a longer one.")
     codes, _ = recursion(lm.model, [torch.tensor(ids)])

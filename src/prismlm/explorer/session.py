@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from starlette.concurrency import run_in_threadpool
 
-from prismlm.errors import InputError, PrismError
+from prismlm.errors import InputError, PrismError, check_text
 from prismlm.explain.audit import Audit
 from prismlm.explain.language_model import PrismLM
 from prismlm.explain.trace import Trace
@@ -120,6 +120,30 @@ class Answer:
     audit: Audit | None = None
     rows: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     summary: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+def within(lm: PrismLM, text: str, room: int, most: int, instead: str) -> list[int]:
+    """Return the tokens of a text; what is refused is told the bound that is met first.
+
+    Args:
+        lm: whose tokens.
+        text: of at least one.
+        room: tokens that are to be written after it.
+        most: tokens, with these.
+        instead: the command without such a bound.
+
+    Raises:
+        InputError: it has more, or none, or more than the model reads.
+    """
+    check_text("the text", text)
+    length = len(lm.tokenizer(text, add_special_tokens=False)["input_ids"])
+    if length + room > most <= (lm.context_length or most):
+        asked = f" and {room:,} are asked for" if room else ""
+        raise InputError(
+            f"the text has {length:,} tokens{asked}: the explorer reads {most:,}. Shorten it, or "
+            f"use `prismlm {instead}`."
+        )
+    return lm.encode(text, room)[0].tolist()
 
 
 class Session:

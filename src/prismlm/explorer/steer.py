@@ -15,7 +15,7 @@ from prismlm.edits.plan import plan_for
 from prismlm.edits.steering import steer
 from prismlm.edits.values import Ablate, Clamp, Edit, Group, Scale
 from prismlm.errors import InputError
-from prismlm.explorer.session import Answer, Session
+from prismlm.explorer.session import Answer, Session, within
 from prismlm.explorer.streams import Tell, streamed
 from prismlm.pages.trace_data import hue, rounded, visible
 
@@ -83,12 +83,8 @@ def _checked(session: Session, wanted: Wanted) -> Edit:
     lm, most = session.lm, session.limits.tokens
     edit = edit_of(wanted)
     plan_for(lm, [edit])
-    length = lm.encode(wanted.text, wanted.generate).shape[1]
-    if length + wanted.generate > most or (not wanted.generate and length > SHOWN):
-        raise InputError(
-            f"the text has {length:,} tokens and {wanted.generate:,} are asked for: the explorer "
-            f"reads {most:,} to write on, {SHOWN} to show. Shorten it, or use `prismlm steer`."
-        )
+    # Of a text that is only read each token gets a row.
+    within(lm, wanted.text, wanted.generate, most if wanted.generate else SHOWN, "steer")
     return edit
 
 

@@ -124,9 +124,11 @@ class Catalogue:
         """The prototypes in every order that they can be listed in."""
         rows = self.rows
         scores = [-1.0 if row["label_score"] is None else row["label_score"] for row in rows]
+        used = np.array([row["usage"] for row in rows])
         return {
-            "usage": np.argsort([-row["usage"] for row in rows], kind="stable"),
-            "score": np.argsort(-np.array(scores), kind="stable"),
+            "usage": np.argsort(-used, kind="stable"),
+            # Hundreds have all passages right, often of very few: the most used of them come first.
+            "score": np.lexsort((-used, -np.array(scores))),
             "name": np.array(
                 sorted(range(len(rows)), key=lambda n: rows[n]["name"].lower()), dtype=np.int64
             ),

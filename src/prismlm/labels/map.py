@@ -149,6 +149,17 @@ def laid_out(prototypes: torch.Tensor, nearest: Nearest) -> np.ndarray:
             torch.set_num_threads(threads)
 
 
+def map_record(lens: Lens) -> dict[str, Any]:
+    """Return what made the map of a lens, and how many neighbours share a category by now.
+
+    The lens's own record says so of the categories there were when the map was made, if any.
+    """
+    assert lens.meta.map is not None
+    places = np.stack([lens.prototypes[name].to_numpy() for name in ("x", "y")], axis=1)
+    same, chance = category_neighbours(places, lens.categories)
+    return lens.meta.map | {"same_category": same, "by_chance": chance}
+
+
 def category_neighbours(
     places: np.ndarray, categories: list[str | None]
 ) -> tuple[float | None, float | None]:

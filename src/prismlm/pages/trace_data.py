@@ -237,11 +237,18 @@ def behind(trace: Trace, pool: Pool, places: int) -> dict[str, Any]:
 def _whole(trace: Trace, pool: Pool, against: int, quotes: int) -> dict[str, Any] | None:
     if trace.lens is None:
         return None
+    shares = {by: shown_shares(trace.sources(by), count) for by, count in KEYS_SHOWN.items()}
     value: dict[str, Any] = {
-        "shares": [shown_shares(trace.sources(by), count) for by, count in KEYS_SHOWN.items()],
+        "shares": list(shares.values()),
         "documents": [pool.document(d) for d in trace.places(DOCUMENTS_OF_TEXT)],
         "written": trace.written,
     }
+    if trace.lens.cells is not None:
+        # An id is for programs: people know a document by its title.
+        cells, items = trace.lens.cells, shares["document"]["items"]
+        numbers = [cells.document_number(key) for key, _, _ in items]
+        titles = [cells.facts(number)["title"] if number >= 0 else None for number in numbers]
+        shares["document"]["titles"] = titles
     if against:
         value["against"] = [pool.document(p) for p in trace.against(against)]
     if trace.lens.suffixes is not None:

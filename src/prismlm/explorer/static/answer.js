@@ -34,13 +34,13 @@ export const live = (shared) => {
     step: (one) => step(answer, one),
     done: (data) => finish(answer, data),
   };
-  return { node, told, id: () => answer.state.value.id, fail: (failed) => change(answer.state, { failed }) };
+  return { node, told, id: () => answer.state.value.id, fail: (failed) => change(answer.state, { failed, note: broken(answer.state.value) }) };
 };
 
 /** @param {Answer} answer @param {State} now */
 const page = (answer, now) => {
   const { id, note, tokens, bars, largest, data, support, chosen } = now;
-  const facts = () => [["predictions", count(data.steps.length)], ["written", bars.length], ...(support ? [["support", support.level]] : [])];
+  const facts = () => [["predictions", count(data.steps.length)], ["written", data.steps.filter((one) => one.from === "generated").length], ...(support ? [["support", support.level]] : [])];
   return html`<header class="p-head">${data
     ? html`<dl>${facts().map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>${exports(id)}`
     : html`<p class="p-note x-note">${note}</p>`}</header>
@@ -57,8 +57,17 @@ const page = (answer, now) => {
 ${hovering(now.hover)}${now.failed ? problem(now.failed) : nothing}`;
 };
 
+// What of an answer had come when it failed.
+const broken = ({ bars }) => (bars.length ? `Broken off after ${count(bars.length)} tokens` : "Not read");
+
 const exports = (id) => html`<p class="x-exports">Save ${["html", "json", "parquet"].map((kind) =>
   html`<a href=${`/api/answers/${id}/report.${kind}`} download=${`answer.${kind}`}>${kind.toUpperCase()}</a>`)}</p>`;
+
+/** How far a column reaches from zero, upwards or downwards. */
+const reach = (one) => {
+  const parts = [one.residual, one.bias, ...one.uses.map((use) => use[1])], all = parts.reduce((sum, part) => sum + Math.abs(part), 0);
+  return (all + Math.abs(parts.reduce((sum, part) => sum + part, 0))) / 2;
+};
 
 // A step of a finished trace in the form of one that is told: id and contribution alone.
 const flat = (one) => (Array.isArray(one.bias) ? { ...one, bias: one.bias[0], residual: one.residual[0] } : one);
@@ -95,8 +104,7 @@ const step = ({ state, node, began }, one) => {
   tokens[one.position] = { ...tokens[one.position], one };
   const written = one.from === "generated" ? [...bars, one] : bars, seconds = Math.max((performance.now() - began) / 1000, 1e-3);
   if (written !== bars && tokens.length === one.position + 1) tokens.push({ words: one.text, written: true, one: null });
-  const reach = one.uses.reduce((sum, use) => sum + Math.max(0, use[1]), Math.max(0, one.residual) + Math.max(0, one.bias));
-  change(state, { tokens, bars: written, largest: written === bars ? largest : Math.max(largest, reach),
+  change(state, { tokens, bars: written, largest: written === bars ? largest : Math.max(largest, reach(one)),
     note: written.length ? `Writing… ${written.length} tokens, ${(written.length / seconds).toFixed(1)} a second` : "Reading…" });
   // Of steps that come together the last one scrolls: each would lay out the page anew.
   if (written !== bars) requestAnimationFrame(() => { columns(node).scrollLeft = columns(node).scrollWidth; });
@@ -109,9 +117,9 @@ const finish = (answer, { id, trace, shared: pool, support }) => {
   const { state, shared, node } = answer, data = { ...trace, ...unpacked(pool) }, { steps, prototypes } = data;
   shared.answer = { id, data };
   const tokens = state.value.tokens.map((token, i) => ({ ...token, one: steps[i] ? flat(steps[i]) : null }));
-  // A text that was only read comes as a whole: its steps are not told one by one.
-  const bars = state.value.bars.length ? state.value.bars : steps;
-  change(state, { id, data, support, prototypes, tokens, bars });
+  // Of a text that was only read all tokens have columns, which are there once it is at its end.
+  const bars = state.value.bars.length ? state.value.bars : steps.map(flat);
+  change(state, { id, data, support, prototypes, tokens, bars, largest: Math.max(state.value.largest, ...bars.map(reach)) });
   const text = node.querySelector(".p-text");
   answer.choose = walk(text, [...node.querySelectorAll(".p-text [role=option]")], (number) => look(answer, number));
 };

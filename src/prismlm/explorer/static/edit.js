@@ -10,10 +10,10 @@ export const meaning = ({ prototype, category, strength, target }) => {
   if (prototype === null && category === null) return "Choose a prototype or a category.";
   if (strength === 0) return "Changes nothing: both texts are the same.";
   if (prototype === null) {
-    const all = Math.abs(strength) === 100;
+    const all = Math.abs(strength) === 100, reach = "among the 16 most active of each position; weaker ones stay as they are";
     return strength > 0
-      ? `Adds ${all ? "once more" : size + " of"} what the category's prototypes give, among the 16 most active of each position.`
-      : `Takes out ${all ? "all" : size} of what the category's prototypes give, among the 16 most active of each position.`;
+      ? `Adds ${all ? "once more" : size + " of"} what the category's prototypes give, ${reach}.`
+      : `Takes out ${all ? "all" : size} of what the category's prototypes give, ${reach}.`;
   }
   if (strength > 0) {
     const where = target === "top" ? "the token that the unedited model puts first" : "the token that it raises most";

@@ -41,7 +41,9 @@ export const spread = ({ data: { categories, names }, kinds }, found) => {
   const present = counted(found).map((number, kind) => [number, kind]).filter(([number]) => number).sort((a, b) => b[0] - a[0]);
   return present.map(([number, kind]) => {
     const share = number / found.length, base = found.length < names.length ? totals[kind] / names.length : null;
-    const name = categories[kind]?.name ?? "no category", item = bar(name, share, null, /** @type {any} */ (base));
+    const { name, hue } = categories[kind] ?? { name: "no category" };
+    const item = bar(name, share, hue === undefined ? "p-grey" : "x-hued", /** @type {any} */ (base));
+    item.style.setProperty("--h", hue ?? 0);
     item.title = `${name}: ${number} of ${found.length}; of all prototypes ${totals[kind]} of ${names.length}`;
     return item;
   });

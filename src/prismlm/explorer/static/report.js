@@ -6,6 +6,7 @@ import { documents, figure, links, percent, shares, unpacked } from "./parts.js"
 import { CAVEAT, change, count, field, options, problem } from "./controls.js";
 
 const SHOWN = 100;
+const OPENING = 120; // characters that a row has of its text
 
 /** What there is to read and what was read of it; rows of texts, in which order they stand and how many of them; and, at the end, the whole.
  * @typedef {{ id: string, note: string, predictions: number, texts: number, read: number, began: number, rows: any[], order: string, shown: number,
@@ -73,7 +74,7 @@ const texted = ({ rows, order, shown }) => {
 const line = (row) => {
   const { text_id, opening, tokens, ce, explained_share, support, support_score, source } = row;
   return html`<tr>
-    <td class="x-opening" data-label="text"><bdi>${opening.replace(/\s+/g, " ")}</bdi><small><bdi>${text_id}</bdi> · ${count(tokens)} tokens</small></td>
+    <td class="x-opening" data-label="text"><bdi>${opening.replace(/\s+/g, " ")}${[...opening].length < OPENING ? "" : "…"}</bdi><small><bdi>${text_id}</bdi> · ${count(tokens)} tokens</small></td>
     <td class="p-number" data-label="cross-entropy">${ce === null ? "–" : ce.toFixed(3)}</td>
     <td class="p-number" data-label="explained">${explained_share === null ? "–" : percent(explained_share)}</td>
     <td class=${support ? `x-support x-support-${support}` : nothing} data-label="support">${

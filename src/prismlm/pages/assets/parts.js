@@ -36,19 +36,19 @@ export const shown = (token, classes) => {
   return make("span", classes, dim(before), inner, dim(after));
 };
 
-export const bar = (label, share, classes, base = null) => {
+export const bar = (label, share, classes, base = null, whole = label) => {
   const fill = make("span", "p-fill");
   fill.style.width = `${Math.max(0, Math.min(1, share)) * 100}%`;
   const end = Math.max(label.length >> 1, label.length - 9);
   const name = make("span", "p-key-name", make("span", null, label.slice(0, end)), make("span", null, label.slice(end)));
-  name.title = label;
+  name.title = whole;
   const item = make("li", classes, name, make("span", "p-track", fill),
     make("span", "p-number", percent(share)));
   if (base !== null) {
     const mark = make("span", "p-base");
     mark.style.left = `${Math.min(1, base) * 100}%`;
     fill.after(mark);
-    item.title = `${label}: ${percent(share)}; ${percent(base)} of the corpus, × ${(share / base).toFixed(1)}`;
+    item.title = `${whole}: ${percent(share)}; ${percent(base)} of the corpus, × ${(share / base).toFixed(1)}`;
     item.append(make("span", "p-lift", `× ${(share / base).toFixed(1)}`));
   }
   return item;
@@ -56,11 +56,14 @@ export const bar = (label, share, classes, base = null) => {
 export const heading = { document: "By document", domain: "By domain", source: "By source", license: "By licence" };
 export const shares = (group) => {
   const list = make("ul", "p-bars");
-  for (const [key, share, base] of group.items) list.append(bar(key, share, null, base));
+  group.items.forEach(([key, share, base], i) => {
+    const title = group.titles?.[i];
+    list.append(bar(title || key, share, null, base, title ? `${title} (${key})` : key));
+  });
   const [count, rest] = group.others;
   if (count) list.append(bar(`${count} more`, rest, "p-rest"));
   list.append(bar("unattributed", group.unattributed, "p-grey"));
-  return make("section", null, make("h3", null, heading[group.by]), list);
+  return make("section", `p-by-${group.by}`, make("h3", null, heading[group.by]), list);
 };
 export const documents = (data, list, title) => {
   const items = list.map((entry) => {

@@ -18,17 +18,20 @@ const local = (canvas, event) => {
   return [event.clientX - box.left, event.clientY - box.top];
 };
 
-// A handful far from all others would leave the rest a speck: they are reached by moving.
-const edges = (values) => {
-  const sorted = Float64Array.from(values).sort(), cut = Math.floor(sorted.length / 200);
+const edges = (values, cut) => {
+  const sorted = Float64Array.from(values).sort();
   return [sorted[cut], sorted[sorted.length - 1 - cut]];
 };
 /** @param {Plane} plane */
 const fitted = ({ canvas, xs, ys, view, on }) => {
-  const [[left, right], [top, bottom]] = [edges(xs), edges(ys)];
-  view.x = (left + right) / 2;
-  view.y = (top + bottom) / 2;
-  view.scale = 0.94 * Math.min(canvas.clientWidth / (right - left || 1), canvas.clientHeight / (bottom - top || 1));
+  const seen = (cut) => {
+    const [[left, right], [top, bottom]] = [edges(xs, cut), edges(ys, cut)];
+    const scale = 0.94 * Math.min(canvas.clientWidth / (right - left || 1), canvas.clientHeight / (bottom - top || 1));
+    return { x: (left + right) / 2, y: (top + bottom) / 2, scale };
+  };
+  // A handful so far from all others that these would be half as large or less are reached by moving.
+  const all = seen(0), most = seen(Math.floor(xs.length / 200));
+  Object.assign(view, 2 * all.scale > most.scale ? all : most);
   on.redraw();
 };
 /** Look from nearer or further; what is at a place of the canvas stays there. @param {Plane} plane */
