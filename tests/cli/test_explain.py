@@ -61,7 +61,7 @@ def test_what_was_held_out_is_not_called_trained_on(copy, prism, trained, split,
     changed = json.loads(meta.read_text()) | {"trained_on": trained, "split": split}
     meta.write_text(json.dumps(changed))
     page = copy.parent / "report.html"
-    shown = prism("explain", copy, TEXT, "--html", page).stdout.split("\n\n")[0]
+    shown = prism("explain", copy, TEXT, "--html", page).stdout.split("\n\n")[1]
     assert ("trained" in shown) == (above is not None)
     assert above is None or above in " ".join(shown.split())
     fact = f"<dt>trained on it</dt><dd>{said}</dd>"
@@ -73,7 +73,7 @@ def test_what_was_held_out_is_not_called_trained_on(copy, prism, trained, split,
 def test_json_fields(printed):
     assert set(printed) == {
         *("model", "lens", "positions", "sources", "documents"),
-        *("support", "passages", "verbatim"),
+        *("summary", "support", "passages", "verbatim"),
     }
     assert all(set(step) == POSITION for step in printed["positions"])
     uses = [use for step in printed["positions"] for use in step["prototypes"]]

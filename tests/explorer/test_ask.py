@@ -131,6 +131,10 @@ def test_a_person_asks_looks_and_reads_on(page):
     page.press(".x-prompt", "Enter")
     page.wait_for_selector(".x-exports")
     assert page.locator(".x-column").count() == 6
+    # What is written first is of what is told at the end.
+    assert page.inner_text(".x-answer .p-lead").startswith(("The answer relies", "Not in this"))
+    assert page.inner_text(".p-whole > h2") == "The answer"
+    assert page.inner_text(".p-whole > .p-note").startswith("All 6 tokens that the model wrote")
     assert page.locator(".x-answer .p-token").count() >= 12
     # Slices of a column are as high, above zero less below it, as the logit that stands below.
     heights = page.evaluate(

@@ -16,6 +16,7 @@ from prismlm.explain.passages import Passage, PositionAttribution
 from prismlm.explain.rows import Rows, frame, write_rows
 from prismlm.explain.shares import Attribution, DocumentShare, Method, Sources, check_method
 from prismlm.explain.steps import Step
+from prismlm.explain.summary import in_words
 from prismlm.explain.support import Support
 from prismlm.explain.verbatim import Quote, quotes
 from prismlm.files import json_text
@@ -191,6 +192,16 @@ class Trace:
         assert isinstance(found, PositionAttribution)
         return found.support
 
+    @property
+    def summary(self) -> str | None:
+        """What the answer relies on, in words; None without a lens."""
+        if self.lens is None or not len(self):
+            return None
+        read = "The text" if len(self) > 1 else "The prediction"
+        subject = "The answer" if self.written else read
+        by = "domain" if len(self.lens.keys("mass", "domain").names) > 1 else "source"
+        return in_words(subject, self.sources(by), self.documents(1), self.support)
+
     def verbatim(self, limit: int = PASSAGES_SHOWN) -> Rows[Quote]:
         """Return the longest spans of the answer that stand in the corpus word for word.
 
@@ -241,6 +252,8 @@ class Trace:
             "sources": shares,
             "documents": found,
         }
+        if self.summary is not None:
+            value["summary"] = self.summary
         if self.support is not None:
             value["support"] = self.support.to_dict()
         if self.lens is not None and self.lens.cells is not None and method == "evidence":

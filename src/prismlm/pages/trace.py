@@ -97,7 +97,7 @@ def _header(trace: Trace) -> str:
             facts.append(("trained on it", trained_on_words(meta.trained_on, meta.split)))
     if trace.support is not None:
         facts.append(("support", f"{trace.support.level}, {WORDS[trace.support.level]}"))
-    return header(facts)
+    return header(facts, trace.summary)
 
 
 def _tokens(trace: Trace) -> Iterator[str]:

@@ -242,6 +242,7 @@ def _whole(trace: Trace, pool: Pool, against: int, quotes: int) -> dict[str, Any
         "shares": list(shares.values()),
         "documents": [pool.document(d) for d in trace.places(DOCUMENTS_OF_TEXT)],
         "written": trace.written,
+        "summary": trace.summary,
     }
     if trace.lens.cells is not None:
         # An id is for programs: people know a document by its title.

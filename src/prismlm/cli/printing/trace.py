@@ -62,6 +62,8 @@ def print_trace(
     """
     console = console_for_reading()
     _print_support(console, trace)
+    if trace.summary is not None:
+        console.print(Text(f"{plain(trace.summary)}\n"))
     _print_header(console, trace)
     console.print(_tokens(trace))
     console.print()

@@ -42,7 +42,7 @@ const page = (answer, now) => {
   const { id, note, tokens, bars, largest, data, support, chosen } = now;
   const facts = () => [["predictions", count(data.steps.length)], ["written", data.steps.filter((one) => one.from === "generated").length], ...(support ? [["support", support.level]] : [])];
   return html`<header class="p-head">${data
-    ? html`<dl>${facts().map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>${exports(id)}`
+    ? html`${data.whole?.summary ? html`<p class="p-lead">${data.whole.summary}</p>` : nothing}<dl>${facts().map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>${exports(id)}`
     : html`<p class="p-note x-note">${note}</p>`}</header>
 <div class="p-text" role="listbox" aria-label="Tokens of the text; arrow keys move" aria-orientation="horizontal">${tokens.map((token, i) =>
     guard([token, data, i === chosen], () => tokenOf(now, token, i)))}</div>
