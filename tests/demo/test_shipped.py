@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from prismlm.corpus.layout import is_held_out
+from prismlm.corpus.pieces import BROKEN
 from prismlm.demo.fetched import EVERY, LENS, MAP, SHIPPED
 from prismlm.demo.prompts import documents
 from prismlm.index import layout
@@ -23,7 +24,10 @@ HELDOUT_FRACTION = 0.05
 def members():
     """The files of the archive, by name."""
     with zipfile.ZipFile(str(FOLDER.joinpath(SHIPPED))) as archive:
-        names = (layout.CELL_DOCUMENTS_FILE, layout.INDEX_FILE, layout.META_FILE)
+        names = (
+            *(layout.CELL_DOCUMENTS_FILE, layout.INDEX_FILE, layout.META_FILE),
+            layout.PROTOTYPES_FILE,
+        )
         return {name: archive.read(name) for name in (META_FILE, *(f"{LENS}/{n}" for n in names))}
 
 
@@ -49,6 +53,14 @@ def test_every_context_is_in_the_document_that_it_names(members):
     ends = (lens["start"].to_numpy() + lens["length"].to_numpy())[document]
     assert (position < ends).all()
     assert index["doc_id"].to_pylist() == lens["doc_id"].take(document).to_pylist()
+
+
+def test_tokens_that_are_parts_of_characters_have_their_bytes(members):
+    prototypes = table_of(members, layout.PROTOTYPES_FILE)
+    shown = "".join(prototypes["name"].to_pylist())
+    shown += "".join(token for tokens in prototypes["top_tokens"].to_pylist() for token in tokens)
+    assert "‹E7 B1›" in shown
+    assert BROKEN not in shown
 
 
 def test_model_lens_and_map_are_of_one_making(members):
