@@ -144,7 +144,8 @@ def _said(tool: dict[str, Any], lost: dict[str, Any]) -> tuple[str, str]:
         quoted = " ".join(f'"{name}"' for name in removed)
         words.append(f"--qld {len(next(iter(removed.values())))} --removed {quoted}")
     named = " ".join(f'"{name}"' for name in lost["methods"])
-    return " ".join(words), f"--together {lost['together']} --methods {named}"
+    counts = f"--predictions {lost['predictions']} --together {lost['together']}"
+    return " ".join(words), f"{counts} --methods {named}"
 
 
 def _unfinished(lds: dict[str, Any], tool: dict[str, Any], lost: dict[str, Any]) -> list[str]:
@@ -199,8 +200,7 @@ def _short(
     rivals |= {n: m["lds"]["each"] for n, m in tool["methods"].items() if n.startswith("Bergson")}
     beaten = {name: paired(each, np.array(values)[other]) for name, values in rivals.items()}
     least = min(beaten, key=lambda name: beaten[name][0])
-    forgets = next(name for name in lost["methods"] if name.startswith("evidence"))
-    against = paired(_lost(lost, forgets), _lost(lost, "bm25"))
+    against = paired(_lost(lost, PRODUCT), _lost(lost, "bm25"))
     return [
         f"- LDS **{own['report']['mean']:.3f}** ± {own['report']['error']:.3f} on the half that "
         f"nothing was chosen on ({own['all']['mean']:.3f} on all), goal {LDS_GOAL:.2f}: "
@@ -208,8 +208,8 @@ def _short(
         f"- Above every gradient method tried, on that half: the nearest is {MEANING[least]}; "
         f"{_above(beaten[least])}.",
         *_controls(lds, chosen),
-        f"- Forgetting {_lost(lost, forgets).mean():.3f} nats, at least as much as BM25's "
-        f"({_lost(lost, 'bm25').mean():.3f}): {_above(against)}.",
+        f"- Forgetting, by what `explain` names: {_lost(lost, PRODUCT).mean():.3f} nats, at least "
+        f"as much as by BM25's ({_lost(lost, 'bm25').mean():.3f}): {_above(against)}.",
         *_tool_short(lds, tool),
     ]
 
@@ -359,7 +359,7 @@ def _judged(tool: dict[str, Any]) -> list[str]:
 
 def _forgetting(lost: dict[str, Any]) -> list[str]:
     lines = table_head("| method | nats | the first − it |")
-    names = sorted(lost["methods"], key=lambda name: not name.startswith("evidence"))
+    names = sorted(lost["methods"], key=lambda name: name != PRODUCT)
     for name in names:
         found = lost["methods"][name]["lost"]
         less = paired(_lost(lost, names[0]), _lost(lost, name))

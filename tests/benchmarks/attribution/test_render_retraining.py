@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 
 from benchmarks.attribution.datamodels import TEMPERATURE, TEMPERATURES, named, tried_choices
-from benchmarks.attribution.render_retraining import GRADIENTS, best_choice, paired, render
+from benchmarks.attribution.render_retraining import (
+    GRADIENTS,
+    PRODUCT,
+    best_choice,
+    paired,
+    render,
+)
 from benchmarks.attribution.search_choices import mean_with_error
 
 PREDICTIONS = 40
@@ -64,7 +70,7 @@ def results(own=0.3, rival=0.1, qld=True):
             "lost": described(mean, 7),
             "each": np.stack([around(mean, 7)] * 3, 1).tolist(),
         }
-        for name, mean in {"random": 0.0, "bm25": 0.2, CHOSEN: own}.items()
+        for name, mean in {"random": 0.0, "bm25": 0.2, PRODUCT: own}.items()
     }
     return (
         lds,
