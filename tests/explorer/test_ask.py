@@ -230,3 +230,18 @@ def test_words_of_the_corpus_stand_beside_the_passages_of_their_token(page, lm):
     assert where.get_attribute("href").startswith("#/document/")
     where.click()
     page.wait_for_selector(".x-document mark")
+
+
+def test_a_finger_gets_the_card_of_a_slice_until_it_touches_elsewhere(browser, served):
+    context = browser.new_context(has_touch=True, viewport={"width": 390, "height": 844})
+    page = context.new_page()
+    page.goto(served.address)
+    page.fill(".x-prompt", TEXT)
+    page.fill("label:has-text('tokens') input", "3")
+    page.press(".x-prompt", "Enter")
+    page.wait_for_selector(".x-exports")
+    page.locator(".x-column:nth-child(2) .x-slice[data-prototype]").first.tap()
+    page.wait_for_selector(".x-hover mark")
+    page.locator(".x-answer dl").tap()
+    page.wait_for_selector(".x-hover", state="hidden")
+    context.close()

@@ -28,6 +28,8 @@ export const live = (shared) => {
   const answer = { shared, node, began: 0, choose: () => {}, state: signal(/** @type {State} */ ({ id: "", note: "Reading…", tokens: [], bars: [],
     prototypes: {}, largest: 1, data: null, support: null, asides: {}, chosen: -1, slice: -1, hover: null, failed: null })) };
   draw(node, () => page(answer, answer.state.value));
+  // A finger leaves what it touches: the card stays until another place is touched.
+  node.addEventListener("pointerdown", (event) => /** @type {Element} */ (event.target).closest("[data-prototype]") ?? leave(answer));
   const told = {
     waiting: ({ before }) => change(answer.state, { note: `Waiting: ${before} before you.` }),
     start: (data) => begin(answer, data),
@@ -47,7 +49,7 @@ const page = (answer, now) => {
 <div class="p-text" role="listbox" aria-label="Tokens of the text; arrow keys move" aria-orientation="horizontal">${tokens.map((token, i) =>
     guard([token, data, i === chosen], () => tokenOf(now, token, i)))}</div>
 <div class="x-columns" tabindex="0" role="group" aria-label=${COLUMNS} .style=${`--largest: ${largest}`}
-  @pointerover=${(event) => void point(answer, event.target.closest("[data-prototype]"))} @pointerleave=${() => leave(answer)}
+  @pointerover=${(event) => void point(answer, event.target.closest("[data-prototype]"))} @pointerleave=${(event) => event.pointerType === "mouse" && leave(answer)}
   @keydown=${(event) => keyed(answer, event)}>${bars.map((one) =>
     guard([one, one.position === chosen], () => column(flat(one), now.prototypes, one.position === chosen, () => focus(answer, one.position))))}</div>
 <div class="x-key">${guard([data], () => (data ? legend(bars.map(flat), data.prototypes) : nothing))}</div>
