@@ -65,3 +65,11 @@ def test_it_is_said_of_what_is_summed(tiny_model, monkeypatch):
         )
         assert one.to_dict()["summary"] == one.summary
     assert trace[:0].summary is None
+
+
+def test_it_is_not_put_beside_shares_of_another_kind(tiny_model):
+    trace = prismlm.load(tiny_model).explain("The cell is")
+    license = trace.sources("license").items[0].key
+    assert "summary" in trace.to_dict()
+    assert "summary" not in trace.to_dict(method="source")
+    assert "summary" not in trace.to_dict(where={"license": license})

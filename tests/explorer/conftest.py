@@ -115,6 +115,13 @@ def unhurried(lm):
         lm.model.generation_config.eos_token_id = own
 
 
+@pytest.fixture
+def taking_its_time(served):
+    """The served model is :func:`unhurried` during the test."""
+    with unhurried(served.lm):
+        yield
+
+
 @pytest.fixture(scope="session")
 def served(tiny_model):
     with Served(prismlm.load(tiny_model)) as server:

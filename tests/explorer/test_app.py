@@ -63,13 +63,9 @@ def test_a_phone_scrolls_in_one_direction(browser, served):
     context.close()
 
 
+@pytest.mark.usefixtures("taking_its_time")
 @pytest.mark.parametrize("view", ["ask", "steer"])
 def test_a_long_generation_is_stopped_by_its_button(browser, served, view):
-    with unhurried(served.lm):
-        _stopped(browser, served, view)
-
-
-def _stopped(browser, served, view):
     context = browser.new_context()
     page = context.new_page()
     page.goto(served.address)

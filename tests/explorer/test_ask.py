@@ -125,11 +125,16 @@ def test_a_model_without_a_lens_says_what_is_missing_and_still_answers(
         page.close()
 
 
-def test_a_person_asks_looks_and_reads_on(page):
+def asked(page, tokens=6):
+    """Ask for so many tokens, and wait until they are there."""
     page.fill(".x-prompt", TEXT)
-    page.fill("label:has-text('tokens') input", "6")
+    page.fill("label:has-text('tokens') input", str(tokens))
     page.press(".x-prompt", "Enter")
     page.wait_for_selector(".x-exports")
+
+
+def test_a_person_asks_looks_and_reads_on(page):
+    asked(page)
     assert page.locator(".x-column").count() == 6
     # What is written first is of what is told at the end.
     assert page.inner_text(".x-answer .p-lead").startswith(("The answer relies", "Not in this"))
@@ -177,6 +182,10 @@ def test_a_person_asks_looks_and_reads_on(page):
     part = page.locator(".x-column:nth-child(2) .x-slice[data-prototype]").first.bounding_box()
     middle = part["y"] + part["height"] / 2
     assert min(abs(card["y"] - middle), abs(card["y"] + card["height"] - middle)) < 2
+
+
+def test_a_person_walks_by_keyboard_and_reads_on(page):
+    asked(page)
     page.click(".x-column:nth-child(1)")
     assert "→" in page.inner_text(".p-title h2")
     page.keyboard.press("Home")
@@ -201,10 +210,7 @@ def test_a_person_asks_looks_and_reads_on(page):
 
 
 def test_a_text_that_is_only_read_has_columns_of_the_same_height_and_nothing_written(page):
-    page.fill(".x-prompt", TEXT)
-    page.fill("label:has-text('tokens') input", "0")
-    page.press(".x-prompt", "Enter")
-    page.wait_for_selector(".x-exports")
+    asked(page, 0)
     heights = page.evaluate(
         """() => ['.x-up', '.x-down'].map((side) =>
           Math.max(...[...document.querySelectorAll(`.x-column ${side}`)].map((part) =>
@@ -236,12 +242,10 @@ def test_a_finger_gets_the_card_of_a_slice_until_it_touches_elsewhere(browser, s
     context = browser.new_context(has_touch=True, viewport={"width": 390, "height": 844})
     page = context.new_page()
     page.goto(served.address)
-    page.fill(".x-prompt", TEXT)
-    page.fill("label:has-text('tokens') input", "3")
-    page.press(".x-prompt", "Enter")
-    page.wait_for_selector(".x-exports")
+    asked(page, 3)
     page.locator(".x-column:nth-child(2) .x-slice[data-prototype]").first.tap()
     page.wait_for_selector(".x-hover mark")
+    assert page.locator(".x-hover .p-contexts li").count() > 0
     page.locator(".x-answer dl").tap()
     page.wait_for_selector(".x-hover", state="hidden")
     context.close()

@@ -12,7 +12,7 @@ from prismlm.cli.app import app
 from prismlm.corpus.documents import Document
 from prismlm.explain.audit import Audit
 from prismlm.explain.texts import text_options
-from tests.explorer.conftest import TOKEN, Served, unhurried
+from tests.explorer.conftest import TOKEN, Served
 from tests.helpers.axe import problems
 
 LAW = "The court ruled that the contract was void and dismissed the appeal."
@@ -173,12 +173,8 @@ def test_in_a_browser_files_give_the_files_of_the_command(page, files, commanded
     page.wait_for_selector("#place")
 
 
-def test_in_a_browser_dropped_texts_can_be_stopped(page, served):
-    with unhurried(served.lm):
-        _dropped_and_stopped(page)
-
-
-def _dropped_and_stopped(page):
+@pytest.mark.usefixtures("taking_its_time")
+def test_in_a_browser_dropped_texts_can_be_stopped(page):
     page.evaluate("location.hash = '#/audit'")
     page.wait_for_selector(".x-drop")
     page.evaluate(

@@ -194,9 +194,9 @@ def _text(text: str | None, file: str | None) -> str:
     return words
 
 
-def _span(tokens: str | None) -> slice:
+def _span(tokens: str | None) -> slice | None:
     if tokens is None:
-        return slice(None)
+        return None
     if tokens == "last":
         return slice(-1, None)
     first, colon, last = tokens.partition(":")
@@ -213,9 +213,10 @@ def _span(tokens: str | None) -> slice:
 
 
 def _select(trace: Trace, tokens: str | None) -> Trace:
-    if tokens is None:
+    span = _span(tokens)
+    if span is None:
         return trace
-    chosen = trace[_span(tokens)]
+    chosen = trace[span]
     if not len(chosen):
         raise InputError(
             f"--tokens {tokens} holds none of the {len(trace)} predictions, 0 to {len(trace) - 1}."

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from prismlm.explain.shares import DocumentShare, Sources
 from prismlm.explain.support import Support
 
-# Of text that a model never read, a domain with more than MOST of what is attributed is the text's
-# own in 99 of 100, one with more than HALF in 91: docs/results/domains.md.
+# How often a domain with so large a part of what is attributed is the text's own, of texts of 128
+# tokens that a model never read, is in docs/results/domains.md.
 MOST, HALF = 0.7, 0.5
 # Less than this is not worth telling apart.
 LEAST = 0.005
@@ -29,19 +29,20 @@ def in_words(
     """
     attributed = 1 - shares.unattributed
     absent = support is not None and support.level == "none"
-    start = "Not in this corpus. " if absent else ""
     if attributed < LEAST or not shares.items:
-        return f"{start}None of the evidence is attributed to text of this corpus."
-    start += "What comes nearest is" if absent else f"{subject} relies"
-    on = "" if absent else " on"
+        said = "None of the evidence is attributed to text of this corpus."
+        return f"Not in this corpus. {said}" if absent else said
+    who = "Not in this corpus. What comes nearest" if absent else subject
+    rests, mostly = ("is", "is mostly") if absent else ("relies on", "relies mostly on")
     first, *others = [(item.key, item.share / attributed) for item in shares.items[:2]]
     if first[1] > MOST:
-        said = f"mostly{on} {first[0]}: {first[1]:.0%} of what is attributed"
+        said = f"{mostly} {first[0]}: {first[1]:.0%}"
     elif first[1] > HALF:
-        said = f"{on[1:]} {first[0]} before all others: {first[1]:.0%} of what is attributed"
+        said = f"{rests} {first[0]} before all others: {first[1]:.0%}"
     else:
-        shown = ", ".join(f"{key} {part:.0%}" for key, part in (first, *others))
-        said = f"{on[1:]} no one {shares.by}: {shown} of what is attributed"
+        parts = ", ".join(f"{key} {part:.0%}" for key, part in (first, *others))
+        said = f"{rests} no one {shares.by}: {parts}"
+    said += " of what is attributed"
     for one in documents[:1]:
         said += f", {one.share / attributed:.0%} one document, “{one.title or one.doc_id}”"
-    return f"{start} {said.strip()}. {attributed:.0%} of the evidence is attributed."
+    return f"{who} {said}. {attributed:.0%} of the evidence is attributed."

@@ -252,7 +252,7 @@ class Trace:
             "sources": shares,
             "documents": found,
         }
-        if self.summary is not None:
+        if self.lens is not None and method == "evidence" and not where:
             value["summary"] = self.summary
         if self.support is not None:
             value["support"] = self.support.to_dict()

@@ -62,8 +62,9 @@ def print_trace(
     """
     console = console_for_reading()
     _print_support(console, trace)
-    if trace.summary is not None:
-        console.print(Text(f"{plain(trace.summary)}\n"))
+    # It is of all text by evidence: beside shares of another kind it would not fit these.
+    if sources is not None and sources.method == "evidence" and not sources.where:
+        console.print(Text(f"{plain(trace.summary or '')}\n"))
     _print_header(console, trace)
     console.print(_tokens(trace))
     console.print()
