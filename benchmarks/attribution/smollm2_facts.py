@@ -59,6 +59,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=80, help="of every document")
     parser.add_argument("--epochs", type=int, default=9, help="over the facts' documents")
     parser.add_argument("--rate", type=float, default=4e-3)
+    parser.add_argument("--blocks", type=float, default=1 / 3, help="share that gets adapters")
+    parser.add_argument("--rank", type=int, default=8, help="of the adapters")
     parser.add_argument("--predictions", type=int, default=10, help="for tail-patch")
     parser.add_argument("--contexts", type=int, default=4, help="others for the specific gain")
     parser.add_argument("--asked", type=int, default=2, help="facts of a level, for forgetting")

@@ -38,7 +38,13 @@ def teaching_of(
 ) -> LoraTeaching:
     """Return how the model is taught."""
     planted = np.unique(np.concatenate(fact_questions(bank, facts).planted))
-    options = LoraOptions(epochs=given.epochs, learning_rate=given.rate, batch=4)
+    options = LoraOptions(
+        rank=given.rank,
+        blocks=given.blocks,
+        epochs=given.epochs,
+        learning_rate=given.rate,
+        batch=4,
+    )
     return LoraTeaching(given.model, given.work / "entering.npy", planted, options, given.device)
 
 
