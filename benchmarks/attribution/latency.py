@@ -105,6 +105,7 @@ def enlarged(lens: Lens, directory: Path, wanted: int) -> Lens:
         for name, column in (
             ("cell", owner // cells.meta.vocabulary),
             ("token", owner % cells.meta.vocabulary),
+            ("read", records["read"]),
             ("probability", records["probability"]),
             ("scale", records["scale"]),
         ):

@@ -1,4 +1,4 @@
-"""Search what the text before leaves open: T, how much of it decides, and how long it counts.
+"""Search what the text before leaves open: T, how much of it decides, how long; and the last token.
 
     python -m benchmarks.attribution.planted_model planted --facts 32 --epochs 1 --seed 1
     python -m benchmarks.attribution.model_bank planted bank
@@ -38,23 +38,30 @@ from prismlm.files import read_json, write_json
 from prismlm.index.cells import Cells
 from prismlm.index.layout import find_lens, read_meta
 
-# T, ρ, C, h; ρ = 1 takes domains out, a C without end documents.
+# T, ρ, C, h, B; ρ = 1 takes domains out, a C without end documents, B = 1 the token read last.
 NONE = 1e12
 TRIED = (
-    (0.05, 1.0, NONE, 32.0),
-    (0.2, 1.0, NONE, 32.0),
-    (0.2, 0.75, 300.0, 32.0),
-    (0.2, 0.5, 300.0, 32.0),
-    (0.2, 0.9, 300.0, 32.0),
-    (0.2, 0.75, 1000.0, 32.0),
-    (0.3, 0.75, 1000.0, 32.0),
-    (0.2, 0.9, 1000.0, 32.0),
-    (0.3, 0.9, 1000.0, 32.0),
-    (0.5, 0.9, 1000.0, 32.0),
-    (0.3, 1.0, 1000.0, 32.0),
-    (0.3, 0.9, NONE, 32.0),
-    (0.3, 0.9, 1000.0, 8.0),
-    (0.3, 0.9, 1000.0, 128.0),
+    (0.05, 1.0, NONE, 32.0, 1.0),
+    (0.2, 1.0, NONE, 32.0, 1.0),
+    (0.2, 0.75, 300.0, 32.0, 1.0),
+    (0.2, 0.5, 300.0, 32.0, 1.0),
+    (0.2, 0.9, 300.0, 32.0, 1.0),
+    (0.2, 0.75, 1000.0, 32.0, 1.0),
+    (0.3, 0.75, 1000.0, 32.0, 1.0),
+    (0.2, 0.9, 1000.0, 32.0, 1.0),
+    (0.3, 0.9, 1000.0, 32.0, 1.0),
+    (0.5, 0.9, 1000.0, 32.0, 1.0),
+    (0.3, 1.0, 1000.0, 32.0, 1.0),
+    (0.3, 0.9, NONE, 32.0, 1.0),
+    (0.3, 0.9, 1000.0, 8.0, 1.0),
+    (0.3, 0.9, 1000.0, 128.0, 1.0),
+    (0.3, 1.0, NONE, 6.0, 10.0),
+    (0.3, 0.9, 1000.0, 6.0, 1.0),
+    (0.3, 0.9, 1000.0, 6.0, 4.0),
+    (0.3, 0.9, 1000.0, 6.0, 10.0),
+    (0.3, 0.9, 1000.0, 6.0, 30.0),
+    (0.3, 0.9, 1000.0, 8.0, 10.0),
+    (0.3, 0.9, 1000.0, 32.0, 10.0),
 )
 
 
@@ -79,8 +86,7 @@ def main() -> None:
         choice = [temperature, *(None if value == NONE else value for value in before)]
         if choice in known:
             continue
-        stray, concentration, span = before
-        method = Explained(setting, cells, temperature, before=(stray, concentration, span))
+        method = explained(setting, cells, temperature, *before)
         found = {
             "recall": recalled(setting, method, facts, given.seed),
             "gain": gains(setting, method, given.seed),
@@ -104,6 +110,20 @@ def main() -> None:
         write_json(given.out, result)
 
 
+def explained(
+    setting: Setting,
+    cells: Cells,
+    temperature: float,
+    stray: float,
+    concentration: float,
+    span: float,
+    same_token: float,
+) -> Explained:
+    """Return ``explain`` with these choices."""
+    before = stray, concentration, span
+    return Explained(setting, cells, temperature, before=before, same_token=same_token)
+
+
 def gains(setting: Setting, method: Explained, seed: int) -> dict[str, dict[str, float]]:
     """Return the mean gain of tail-patch on either half."""
     predictions, _ = patch_predictions(setting, seed)
@@ -124,9 +144,7 @@ def foretell(folder: Path, tried: list[dict[str, Any]]) -> None:
     predictions = read_predictions(folder)
     searched = halves(len(predictions), seed=0)
     for one in tried:
-        temperature, *rest = (NONE if value is None else value for value in one["choice"])
-        stray, concentration, span = rest
-        method = Explained(setting, cells, temperature, before=(stray, concentration, span))
+        method = explained(setting, cells, *(NONE if v is None else v for v in one["choice"]))
         found = linear_datamodeling(method(predictions), subsets, outputs)
         one["search"]["LDS"] = float(found[searched].mean())
         one["report"]["LDS"] = float(found[~searched].mean())

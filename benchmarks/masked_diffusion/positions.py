@@ -108,7 +108,8 @@ def positions_of(
         found.append([column.numpy() for column in (cell, z.norm(dim=-1), unit)])
     token, unknown = states.tokens().int().numpy(), np.full(len(states), np.nan, dtype=np.float32)
     columns = [np.concatenate(column) for column in zip(*found, strict=True)]
-    return Positions(bank.passage_at(places).astype(np.int32), token, unknown, unknown, *columns)
+    passage, read = bank.passage_at(places).astype(np.int32), np.zeros_like(token)
+    return Positions(passage, token, read, unknown, unknown, *columns)
 
 
 @torch.no_grad()
@@ -126,7 +127,9 @@ def cells_of(
     for rows in np.array_split(np.arange(len(states)), -(-len(states) // ROWS_AT_ONCE)):
         z, token = states.states(rows), states.tokens(rows)
         cell, place = torch.from_numpy(nearest[rows]), torch.from_numpy(places[rows])
-        spool.add(position_records(1.0, model, z, cell, token, place))
+        # The last token read is not one thing here; all have the same, so that it changes nothing.
+        tokens = torch.zeros_like(token), token
+        spool.add(position_records(1.0, model, z, cell, tokens, place))
         spool.flush()
     write_documents(directory, corpus, "train")
     cells, vocabulary = int(nearest.max()) + 1, int(model.config.vocab_size)
@@ -209,6 +212,7 @@ class MaskedSetting(Setting):
             evidence.states,
             seen.z[0].norm(dim=-1),
             split.targets,
+            torch.zeros_like(split.targets),
             split.probabilities,
             evidence.indices,
             evidence.evidence,

@@ -87,6 +87,7 @@ def table(indices, evidence, residual, bias, states):
         torch.tensor(bias),
         torch.nn.functional.normalize(torch.tensor(states), dim=-1),
         torch.zeros(len(indices), dtype=torch.int64),
+        torch.zeros(len(indices), dtype=torch.int64),
     )
 
 
@@ -151,6 +152,7 @@ def test_shares_equal_a_loop_and_sum_to_one(lens, seed, positions):
         torch.randn(positions, generator=generator),
         torch.nn.functional.normalize(torch.randn(positions, 2, generator=generator), dim=-1),
         torch.zeros(positions, dtype=torch.int64),
+        torch.zeros(positions, dtype=torch.int64),
     )
     expected, total = {}, 0.0
     for t in range(positions):
@@ -202,6 +204,7 @@ def random_table(seed, positions, prototypes=3, used=2):
         torch.randn(positions, generator=generator),
         torch.nn.functional.normalize(torch.randn(positions, 2, generator=generator), dim=-1),
         torch.zeros(positions, dtype=torch.int64),
+        torch.zeros(positions, dtype=torch.int64),
         torch.rand(positions, used, generator=generator) * (evidence > -1),
     )
 
@@ -247,6 +250,7 @@ def test_the_measure_by_hand(lens):
         torch.tensor([7.0]),
         torch.tensor([0.0]),
         torch.tensor([[1.0, 0.0]]),
+        torch.tensor([3]),
         torch.tensor([0]),
         torch.tensor([[0.6, 0.2]]),
     )

@@ -1,5 +1,7 @@
 """Passages and documents by hand, on cells of six positions."""
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -35,7 +37,8 @@ def lens(tmp_path):
     angles = np.deg2rad([row[3] for row in POSITIONS])
     states = np.stack([np.cos(angles), np.sin(angles)], 1).astype(np.float32)
     records["scale"], records["code"] = quantise(states)
-    records["probability"] = 0.5
+    # Position 20 is after token 4, all others are after token 7.
+    records["probability"], records["read"] = 0.5, [7, 4, 7, 7, 7, 7]
     spool = Spool(tmp_path / "spool", 2)
     spool.add(records)
     spool.flush()
@@ -71,6 +74,7 @@ def table():
         torch.tensor([1.0]),
         torch.tensor([-1.0]),
         torch.tensor([[1.0, 0.0]]),
+        torch.tensor([3]),
         torch.tensor([5]),
     )
 
@@ -93,6 +97,13 @@ def test_shares_by_hand(lens, table):
     rates = {item.key: item.base_rate for item in by_domain.items}
     assert rates == pytest.approx({"law": 99 / 399, "(unknown)": 300 / 399})
     assert by_domain.items[0].lift == pytest.approx(by_domain.items[0].share / (99 / 399))
+
+
+def test_a_position_after_the_same_token_counts_ten_times(lens, table):
+    found = attribute(replace(table, read=torch.tensor([4])), lens)
+    far = np.exp((np.cos(np.deg2rad(8)) - 1) / TEMPERATURE)
+    shares = np.array([1, 10 * far, far, 1]) / (2 + 11 * far) * 3 / 4
+    np.testing.assert_allclose(found.places.value / found.total, shares, rtol=2e-2)
 
 
 def test_passages_by_hand(lens, table):

@@ -15,6 +15,7 @@ from prismlm.explain.attribution import attribute, merge_attributions
 from prismlm.explain.passages import GAP, LONGEST
 from prismlm.explain.positions import (
     CONCENTRATION,
+    SAME_TOKEN,
     SPAN,
     STRAY,
     TEMPERATURE,
@@ -43,12 +44,14 @@ def everything(lm):
     records = cells.records(np.arange(len(cells)))
     states = records["scale"].astype(np.float64)[:, None] * records["code"] / 127
     vocabulary = cells.meta.vocabulary
-    return owner // vocabulary, owner % vocabulary, records["position"], states
+    position = records["position"]
+    last = np.array([lm.lens.corpus.tokens(place, 1)[0] for place in position.tolist()])
+    return owner // vocabulary, owner % vocabulary, position, states, last
 
 
 def naive(lm, table, everything):
     """Return evidence by place, and what finds none, straight from the equation."""
-    cell, token, place, states = everything
+    cell, token, place, states, last = everything
     cells, found, unplaced, before = lm.lens.cells, {}, 0.0, []
     groups, rates = cells.keys("domain").codes, cells.base_rates("domain")
     believed = list(rates)
@@ -63,8 +66,9 @@ def naive(lm, table, everything):
                 continue
             amount += e
             cosines = states[rows] @ table.states[t].double().numpy()
-            for where, cosine in zip(place[rows].tolist(), cosines.tolist(), strict=True):
-                near[where] = math.exp((cosine - 1) / TEMPERATURE)
+            for where, cosine, x in zip(place[rows], cosines, last[rows], strict=True):
+                times = SAME_TOKEN if x == table.read[t] else 1
+                near[int(where)] = math.exp((cosine - 1) / TEMPERATURE) * times
         owner = {n: int(cells.document_of(np.array([n]))[0]) for n in near}
         aged = [(2 ** (-(t - 1 - s) / SPAN), parts) for s, parts in before]
         spread = {}
@@ -111,8 +115,7 @@ def test_what_weighs_next_to_nothing_is_left_out(lm, monkeypatch):
     every = supports(table, lm.lens.cells)
     monkeypatch.setattr(positions, "LEAST", 0.9)
     some = supports(table, lm.lens.cells)
-    # Nine tenths of the weight are so much less of cosine.
-    far = every.cosine < every.nearest[every.prediction] + TEMPERATURE * math.log(0.9)
+    far = every.weight < 0.9 * every.weight.max()
     assert 0 < far.sum() < len(far)
     assert some.place.tolist() == every.place[~far].tolist()
     assert some.weight.sum() == pytest.approx(every.weight.sum(), rel=1e-12)

@@ -276,6 +276,7 @@ def test_every_position_is_in_the_cell_of_its_nearest_prototype(lm, few, lens_of
         unit = torch.nn.functional.normalize(states.double(), dim=-1)
         cosines = unit @ prototypes.T
         mine = [row_of[start + place] for place in range(len(ids) - 1)]
+        assert records["read"][mine].tolist() == ids[:-1].tolist()
         assert tokens[mine].tolist() == ids[1:].tolist()
         found = cosines.gather(1, torch.from_numpy(cell[mine])[:, None])[:, 0]
         # Where two prototypes are as near as rounding, either may be the nearest.

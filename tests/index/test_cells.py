@@ -26,6 +26,7 @@ def random_records(count, seed=0, cells=CELLS):
     records["token"] = generator.integers(VOCABULARY, size=count)
     records["position"] = generator.permutation(10 * count)[:count]
     records["probability"] = generator.random(count)
+    records["read"] = generator.integers(VOCABULARY, size=count)
     states = torch.nn.functional.normalize(torch.from_numpy(generator.normal(size=(count, WIDTH))))
     records["scale"], records["code"] = quantise(states.float().numpy())
     return records

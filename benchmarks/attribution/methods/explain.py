@@ -17,6 +17,7 @@ from benchmarks.attribution.methods.setting import ROWS_AT_ONCE, Setting, runs_o
 from prismlm.explain.evidence import EvidenceTable
 from prismlm.explain.positions import (
     CONCENTRATION,
+    SAME_TOKEN,
     SPAN,
     STRAY,
     TEMPERATURE,
@@ -42,6 +43,8 @@ class Explained:
         shuffled: a seed makes it a control: every prototype is given another one's cell.
         alone: every prediction as if no text stood before it.
         before: how the text before counts, ρ, C and h.
+        same_token: B, how many times a position counts whose token is the last before the
+            prediction.
     """
 
     def __init__(
@@ -53,9 +56,10 @@ class Explained:
         shuffled: int | None = None,
         alone: bool = False,
         before: tuple[float, float, float] = (STRAY, CONCENTRATION, SPAN),
+        same_token: float = SAME_TOKEN,
     ) -> None:
         self.setting, self.cells, self.temperature = setting, cells, temperature
-        self.alone, self.before = alone, before
+        self.alone, self.before, self.same_token = alone, before, same_token
         self.order = torch.arange(setting.head.num_prototypes)
         if shuffled is not None:
             generator = torch.Generator().manual_seed(shuffled)
@@ -83,6 +87,7 @@ class Explained:
                 self.cells,
                 DocumentsSoFar(self.cells, *self.before),
                 temperature=self.temperature,
+                same_token=self.same_token,
             )
             for one in tables
         ]
@@ -100,8 +105,7 @@ class Explained:
             torch.from_numpy(asked.evidence),
             nothing,
             nothing,
-            torch.from_numpy(asked.states),
-            torch.from_numpy(asked.targets),
+            *map(torch.from_numpy, (asked.states, asked.read, asked.targets)),
         )
 
 
@@ -122,6 +126,7 @@ def written_cells(setting: Setting, directory: Path, codes: CodeName = "int8") -
         rows = slice(first, first + ROWS_AT_ONCE)
         records = np.empty(len(positions.token[rows]), spool.dtype)
         records["cell"], records["token"] = positions.cell[rows], positions.token[rows]
+        records["read"] = positions.read[rows]
         records["position"] = setting.bank.first[positions.passage[rows]]
         records["probability"] = positions.probability[rows]
         records["scale"], records["code"] = quantise(positions.state[rows].astype(np.float32))

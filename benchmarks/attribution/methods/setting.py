@@ -55,6 +55,7 @@ class Positions:
     Attributes:
         passage: that position n is in, int32 [N].
         token: y_n, the token that stands after it, int32 [N].
+        read: x_n, the token there, int32 [N].
         probability: p_n, that the model gave to y_n there, float32 [N].
         log_total: log Σ_v exp(logit_nv), in nats, float32 [N].
         cell: its nearest prototype, int32 [N].
@@ -64,6 +65,7 @@ class Positions:
 
     passage: np.ndarray
     token: np.ndarray
+    read: np.ndarray
     probability: np.ndarray
     log_total: np.ndarray
     cell: np.ndarray
@@ -101,6 +103,7 @@ class Asked:
         states: unit states, float32 [Q, d].
         size: their lengths, float32 [Q].
         targets: int64 [Q].
+        read: the token before each, int64 [Q].
         probability: of the targets, float32 [Q].
         prototypes: in use for each, int64 [Q, k].
         evidence: of each for the target, float32 [Q, k].
@@ -109,6 +112,7 @@ class Asked:
     states: np.ndarray
     size: np.ndarray
     targets: np.ndarray
+    read: np.ndarray
     probability: np.ndarray
     prototypes: np.ndarray
     evidence: np.ndarray
@@ -146,6 +150,7 @@ class Setting:
             evidence.states,
             seen.z[0, : len(read) - 1].float().norm(dim=-1),
             split.targets,
+            split.read,
             split.probabilities,
             evidence.indices,
             evidence.evidence,
@@ -211,13 +216,15 @@ def read_positions(
         own = logits.gather(1, targets[:, None])[:, 0]
         cell = head.nearest(z).indices[:, 0]
         unit = (z * inverse_norms(z)).to(torch.float16)
-        columns = (targets, (own - total).exp(), total, cell, z.norm(dim=-1), unit)
+        read = batch.input_ids[:, :-1][kept]
+        columns = (targets, read, (own - total).exp(), total, cell, z.norm(dim=-1), unit)
         parts.append([column.numpy() for column in columns])
         found.append(batch.positions[:, :-1][kept].numpy())
     position = np.concatenate(found)
     order = np.argsort(position, kind="stable")
     columns = [np.concatenate(column)[order] for column in zip(*parts, strict=True)]
-    columns[0], columns[3] = columns[0].astype(np.int32), columns[3].astype(np.int32)
+    for number in (0, 1, 4):
+        columns[number] = columns[number].astype(np.int32)
     return Positions(bank.passage_at(position[order]).astype(np.int32), *columns)
 
 

@@ -41,6 +41,7 @@ class EvidenceTable:
         residual: evidence of the residual, float32 [T].
         bias: evidence of the bias, float32 [T].
         states: unit hidden states, float32 [T, d].
+        read: the tokens at the positions, the last that each state has read, int64 [T].
         targets: the predicted tokens, int64 [T].
         activations: α, float32 [T, k]; only ``method="source"`` and what speaks against the
             predictions need them.
@@ -54,6 +55,7 @@ class EvidenceTable:
     residual: Tensor
     bias: Tensor
     states: Tensor
+    read: Tensor
     targets: Tensor
     activations: Tensor | None = None
     within: tuple[EvidenceTable, np.ndarray] | None = field(
@@ -64,11 +66,16 @@ class EvidenceTable:
 
     @classmethod
     def of(
-        cls, routing: Nearest | Routing, parts: Parts, states: Tensor, targets: Tensor
+        cls,
+        routing: Nearest | Routing,
+        parts: Parts,
+        states: Tensor,
+        read: Tensor,
+        targets: Tensor,
     ) -> EvidenceTable:
         """Return the evidence of split predictions with their unit states, on the CPU."""
         evidence = parts.evidence, parts.residual_evidence, parts.bias_evidence
-        columns = (routing.indices, *evidence, states, targets, routing.activations)
+        columns = (routing.indices, *evidence, states, read, targets, routing.activations)
         return cls(*(column.cpu() for column in columns))
 
     def __getitem__(self, positions: slice) -> EvidenceTable:

@@ -82,7 +82,7 @@ class Following:
             self._lm.head,
             torch.cat(new, 1)[0],
             torch.cat(self._recorded.embedded[self._passes :], 1)[0],
-            ids[0, -count:],
+            (ids[0, -count - 1 : -1], ids[0, -count:]),
             fed_back(self._lm.model, torch.cat(codes, 1)[0] if codes else None),
             self._inverse,
         )

@@ -9,7 +9,11 @@ So the text that speaks for y at a state z is where y came next and the state wa
 say where to look: cell i holds the positions whose nearest prototype is i. Of the cells of the
 prototypes with positive evidence e⁺_i for y, each position n with y_n = y has the weight
 
-    w_n = exp((cos(z, z_n) − 1) / T) · r_t(d_n)
+    w_n = k_n · r_t(d_n)        k_n = exp((cos(z, z_n) − 1) / T) · (B if x_n = x else 1)
+
+with the tokens x_n and x that were read last. That is of the input: what a step on position n moves
+in the embedding of x_n, predictions after another token do not read. The other weights of the
+network are in none of the two factors.
 
 and the evidence of the prototypes that have such positions is spread over all of them together in
 proportion: by prototype, a cell with one poor position would give it everything. The evidence of
@@ -23,7 +27,7 @@ is of domain g with probability p_t(g), at first π(g). A prediction is of the t
 probability ρ, of any; the positions of domain g in it say how likely it is there, and the text
 turns to a domain drawn from π once in h predictions:
 
-    L_t(g) = Σ_{n of g} k_n / (π(g) Σ_n k_n)        k_n = exp((cos(z, z_n) − 1) / T)
+    L_t(g) = Σ_{n of g} k_n / (π(g) Σ_n k_n)
     p_{t+1}(g) = (1 − 1/h) p_t(g) (ρ + (1 − ρ) L_t(g)) / Z_t + π(g) / h
 
 (Rabiner 1989, the forward pass.) Documents are too many and too small for a model of states: with
@@ -49,10 +53,12 @@ from prismlm.index.cells import Cells
 from prismlm.index.neighbours import nearest_of, neighbours
 
 TEMPERATURE = 0.3
+# B: a position after the same token counts so many times.
+SAME_TOKEN = 10.0
 # ρ, and C and h in predictions.
 STRAY = 0.9
 CONCENTRATION = 1000.0
-SPAN = 8.0
+SPAN = 6.0
 # Positions with less than this part of the weight of a prediction's heaviest are left out.
 LEAST = 1e-6
 LARGEST_UNIT = 1e100
@@ -139,6 +145,7 @@ def supports(
     so_far: DocumentsSoFar | None = None,
     *,
     temperature: float = TEMPERATURE,
+    same_token: float = SAME_TOKEN,
 ) -> Supports:
     """Return the positions behind every prediction of a table; see the module for the equation.
 
@@ -151,6 +158,7 @@ def supports(
         so_far: what carried the predictions of the text before these, which are added to it; a
             text begins with the first of the table if left out.
         temperature: T; what is smaller keeps to the nearest.
+        same_token: B; 1 takes the tokens read last out.
     """
     so_far = DocumentsSoFar(cells) if so_far is None else so_far
     uses, count = table.uses("evidence"), len(table.states)
@@ -162,6 +170,7 @@ def supports(
     evidence = np.bincount(uses.position[placed], uses.weight[placed], minlength=count)
     unplaced = np.bincount(uses.position[~placed], uses.weight[~placed], minlength=count)
     weight = found.stands_for * np.exp((found.cosine.astype(np.float64) - 1) / temperature)
+    weight[found.read == table.read.numpy()[prediction]] *= same_token
     document = cells.document_of(found.place)
     kept = np.zeros(len(weight), dtype=bool)
     bounds = np.searchsorted(prediction, np.arange(count + 1)).tolist()

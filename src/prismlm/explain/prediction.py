@@ -51,6 +51,7 @@ class SplitPredictions(NamedTuple):
         parts: of the logit of each target.
         model_logits: the model's own, before any soft-cap, [T].
         probabilities: the model's, of each target, [T].
+        read: the token at each position, the last that was read, [T].
         targets: the token that each prediction is of, [T].
         states: unit hidden states, [T, d].
         rounding: the largest |sum of parts − model's logit| / max(1, |logit|).
@@ -62,6 +63,7 @@ class SplitPredictions(NamedTuple):
     parts: Parts
     model_logits: Tensor
     probabilities: Tensor
+    read: Tensor
     targets: Tensor
     states: Tensor
     rounding: float
@@ -69,7 +71,7 @@ class SplitPredictions(NamedTuple):
 
     def evidence(self) -> EvidenceTable:
         """Return the evidence that shares are taken from, on the CPU."""
-        return EvidenceTable.of(self.routing, self.parts, self.states, self.targets)
+        return EvidenceTable.of(self.routing, self.parts, self.states, self.read, self.targets)
 
 
 @contextmanager
@@ -125,7 +127,8 @@ def split_predictions(
     states, embedded, codes = _states(model, ids, steps, recorded)
     targets = torch.cat([ids[0, 1:], logit_map(embedded[-1:].float()).argmax(-1)])[:steps]
     output = OutputLayer.of(model, logit_map)
-    return split_seen(output, head, states, embedded, targets, fed_back(model, codes))
+    tokens = ids[0, :steps], targets
+    return split_seen(output, head, states, embedded, tokens, fed_back(model, codes))
 
 
 def split_seen(
@@ -133,24 +136,26 @@ def split_seen(
     head: PrototypeHead,
     states: Tensor,
     embedded: Tensor,
-    targets: Tensor,
+    tokens: tuple[Tensor, Tensor],
     uncertainty: list[tuple[float | None, int | None]] | None,
     inverse: Tensor | None = None,
 ) -> SplitPredictions:
     """Split what was seen at the output embedding: states [N, d] and W z + b [N, V].
 
-    ``inverse`` are 1/‖p‖ of the prototypes, where they are known already.
+    ``tokens`` are those read last and those predicted, [N] each. ``inverse`` are 1/‖p‖ of the
+    prototypes, where they are known already.
 
     Raises:
         DecompositionError: the parts of a logit do not sum to the model's own.
     """
-    z = states.float()
+    z, (read, targets) = states.float(), tokens
     found = split_states(output, head, z, embedded.float(), targets, inverse)
     return SplitPredictions(
         found.routing,
         found.parts,
         found.own,
         found.log_probabilities.exp(),
+        read,
         targets,
         z * inverse_norms(z),
         found.rounding,

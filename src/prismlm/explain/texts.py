@@ -206,14 +206,16 @@ def _read_batch(lm: PrismLM, batch: list[_Window], options: TextOptions) -> None
     spans = [(row, slice(window.skip, window.stop)) for row, window in enumerate(batch)]
     z = torch.cat([seen.z[row, span] for row, span in spans]).float()
     embedded = torch.cat([seen.embedded[row, span] for row, span in spans]).float()
-    targets = torch.cat(
-        [w.text.ids[w.start + w.skip + 1 : w.start + w.stop + 1] for w in batch]
-    ).to(device)
+    read, following = (
+        torch.cat([w.text.ids[w.start + w.skip + by : w.start + w.stop + by] for w in batch])
+        for by in (0, 1)
+    )
+    targets = following.to(device)
     output = OutputLayer.of(lm.model, lm.logit_map)
     found = split_states(output, lm.head, z, embedded, targets)
     losses = -found.log_probabilities.cpu()
     explained = output.parts(lm.head, z, found.routing, found.top).explained_share.cpu()
-    table = EvidenceTable.of(found.routing, found.parts, z * inverse_norms(z), targets)
+    table = EvidenceTable.of(found.routing, found.parts, z * inverse_norms(z), read, targets)
     first = 0
     for window in batch:
         part = slice(first, first + window.stop - window.skip)

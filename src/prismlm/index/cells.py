@@ -25,19 +25,24 @@ ROWS_AT_ONCE = 2**20
 BLOCK_ROWS = 64
 
 
-# Positions are kept in as few bytes as the last of them needs.
+# Positions and tokens are kept in as few bytes as the last of them needs.
 POSITION_TYPES = {4: "<u4", 8: "<i8"}
+TOKEN_TYPES = {2: "<u2", 4: "<i4"}
 
 
-def record_type(codes: Codes, position_bytes: int = 8) -> np.dtype:
-    """Return the record of a position: offset, chance of its next token, coded hidden state."""
-    position = POSITION_TYPES[position_bytes]
-    return np.dtype([("position", position), ("probability", "<f2"), *codes.fields])
+def record_type(codes: Codes, position_bytes: int = 8, token_bytes: int = 4) -> np.dtype:
+    """Return the record of a position: offset, token there, chance of the next, coded state."""
+    position, token = POSITION_TYPES[position_bytes], TOKEN_TYPES[token_bytes]
+    first = ("position", position), ("read", token), ("probability", "<f2")
+    return np.dtype([*first, *codes.fields])
 
 
-def column_types(codes: Codes, position_bytes: int = 8) -> tuple[np.dtype, ...]:
+def column_types(
+    codes: Codes, position_bytes: int = 8, token_bytes: int = 4
+) -> tuple[np.dtype, ...]:
     """Return the types of ``layout.CELL_FILES``: records; keys and rows of ranges; checksums."""
-    return record_type(codes, position_bytes), *(np.dtype(t) for t in ("<i8", "<i8", "<u4"))
+    others = (np.dtype(t) for t in ("<i8", "<i8", "<u4"))
+    return record_type(codes, position_bytes, token_bytes), *others
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,7 @@ class CellsMeta:
         width: d.
         checksums: CRC-32 of the keys and of the first rows of all ranges, and of centres in pq.
         position_bytes: of a global position, 4 or 8.
+        token_bytes: of a token, 2 or 4.
     """
 
     codes: str
@@ -60,7 +66,8 @@ class CellsMeta:
     vocabulary: int
     width: int
     checksums: list[int]
-    position_bytes: int = 8
+    position_bytes: int
+    token_bytes: int
 
 
 class Cells:
@@ -78,11 +85,13 @@ class Cells:
         self.path = directory / layout.CELLS_FILE
         where = f"{directory / layout.META_FILE}, cells,"
         self.meta = from_json(CellsMeta, meta, where)
-        if self.meta.position_bytes not in POSITION_TYPES or self.meta.vocabulary < 1:
+        sizes = self.meta.position_bytes, self.meta.token_bytes
+        known = sizes[0] in POSITION_TYPES and sizes[1] in TOKEN_TYPES
+        if not known or self.meta.vocabulary < 1:
             raise FormatError(f"{where} cannot be read. Build the lens again.")
         meta_of_codes = self.meta.codes, self.meta.width, self.meta.checksums[2:]
         self.codes = open_codes(directory, *meta_of_codes)
-        types = column_types(self.codes, self.meta.position_bytes)
+        types = column_types(self.codes, *sizes)
         opened = [
             _opened(directory / name, kind)
             for name, kind in zip(layout.CELL_FILES, types, strict=True)
@@ -162,7 +171,7 @@ class Cells:
         return rows[:, ::2], rows[:, 1::2]
 
     def records(self, rows: np.ndarray) -> np.ndarray:
-        """Return copies of records: position, probability, scale and code.
+        """Return copies of records: position, token read there, probability, scale and code.
 
         Raises:
             FormatError: the file does not hold what was written.

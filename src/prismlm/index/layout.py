@@ -21,7 +21,7 @@ from prismlm.files import check_json, from_json, read_json, write_json
 from prismlm.layers import PrototypeHead
 from prismlm.models.sidecar import weight_of
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 META_FILE = "meta.json"
 INDEX_FILE = "index.parquet"
 CONTEXTS_FILE = "contexts.safetensors"

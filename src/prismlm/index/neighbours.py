@@ -22,6 +22,7 @@ class Neighbours(NamedTuple):
     Attributes:
         pair: the pair of cell and token, or the range, that each belongs to, int64 [u].
         place: the global position of its state, int64 [u].
+        read: the token there, the last that its state has read, int64 [u].
         cosine: of that state to the one asked for, float32 [u].
         stands_for: how many positions of its range it stands for, float64 [u]; 1 if all are there.
         probability: what the model gave to the token that came next there, float16 [u].
@@ -29,6 +30,7 @@ class Neighbours(NamedTuple):
 
     pair: np.ndarray
     place: np.ndarray
+    read: np.ndarray
     cosine: np.ndarray
     stands_for: np.ndarray
     probability: np.ndarray
@@ -81,17 +83,17 @@ def compared(
     stretch, within = np.divmod(offset, STRETCH)
     begin = (stretch * (STRETCH * step[pair])).astype(np.int64)
     rows = first[pair] + begin + within
-    place = np.empty(len(rows), dtype=np.int64)
+    place, read = np.empty((2, len(rows)), dtype=np.int64)
     cosine = np.empty(len(rows), dtype=np.float32)
     probability = np.empty(len(rows), dtype=np.float16)
     bounds = np.searchsorted(query[pair], np.arange(len(states) + 1)).tolist()
     for number, (begin, end) in enumerate(pairwise(bounds)):
         if begin < end:
             records = cells.records(rows[begin:end])
-            place[begin:end] = records["position"]
+            place[begin:end], read[begin:end] = records["position"], records["read"]
             probability[begin:end] = records["probability"]
             cosine[begin:end] = cells.cosines(records, states[number])
-    return Neighbours(pair, place, cosine, step[pair], probability)
+    return Neighbours(pair, place, read, cosine, step[pair], probability)
 
 
 def each_of(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -1,4 +1,4 @@
-"""What an index notes of a position: cell, next token, how likely that was, hidden state."""
+"""What an index notes of a position: cell, its token and the next, how likely that was, state."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def position_records(
     model: PreTrainedModel,
     z: Tensor,
     cell: Tensor,
-    tokens: Tensor,
+    tokens: tuple[Tensor, Tensor],
     positions: Tensor,
 ) -> np.ndarray:
     """Return the records of the positions that are kept.
@@ -81,18 +81,18 @@ def position_records(
         model: gives the probability of each next token.
         z: hidden states, [N, d].
         cell: the nearest prototype of each, int64 [N].
-        tokens: the next tokens, int64 [N].
+        tokens: those at the positions and those that come next, int64 [N].
         positions: global, int64 [N].
     """
     chosen = torch.from_numpy(drawn(positions.numpy(), share))
     on_device = chosen.to(z.device)
-    z, tokens = z[on_device], tokens[chosen]
+    z, read, following = z[on_device], *(of[chosen] for of in tokens)
     unit = z.float() * inverse_norms(z.float())
     records = np.empty(len(z), record_type(z.shape[1]))
     records["cell"] = cell[on_device].cpu().numpy()
-    records["token"] = tokens.numpy()
+    records["token"], records["read"] = following.numpy(), read.numpy()
     records["position"] = positions[chosen].numpy()
-    records["probability"] = probabilities(model, z, tokens.to(z.device)).cpu().numpy()
+    records["probability"] = probabilities(model, z, following.to(z.device)).cpu().numpy()
     records["scale"], records["code"] = quantise(unit.cpu().numpy())
     return records
 

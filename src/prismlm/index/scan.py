@@ -251,17 +251,10 @@ def _scan_pass(
     activations = torch.relu(head.scale * found.cosines)
     share = given.options.positions
     if share is not None and scan.spool is not None:
-        tokens = next_tokens(batch, given.corpus)
-        scan.spool.add(
-            position_records(
-                share,
-                given.model,
-                states[owned],
-                found.indices[:, 0],
-                tokens[owned.cpu()],
-                batch.positions[owned.cpu()],
-            )
-        )
+        kept = owned.cpu()
+        tokens = batch.input_ids[kept], next_tokens(batch, given.corpus)[kept]
+        cell, positions = found.indices[:, 0], batch.positions[kept]
+        scan.spool.add(position_records(share, given.model, states[owned], cell, tokens, positions))
     window = owned.nonzero()[:, 0].cpu()
     scan.mass.add(keys, key[window], found.indices.cpu(), activations.cpu())
     state = z[found.window, found.offset]

@@ -71,12 +71,12 @@ def write_cells(
     assert isinstance(total, np.ndarray)
     size, rows = spools[0].dtype.itemsize, int(total.sum())
     width = spools[0].dtype["code"].shape[0]
-    position_bytes = 4 if tokens <= 2**32 else 8
+    sizes = 4 if tokens <= 2**32 else 8, 2 if vocabulary <= 2**16 else 4
     coded: Codes = Int8Codes(width)
     if codes != "int8":
         coded = ProductCodes.learn(_sample(spools, rows, share), codes)
     of_codes = coded.write(directory)
-    types = cells.column_types(coded, position_bytes)
+    types = cells.column_types(coded, *sizes)
     with (
         _Files(directory, types, vocabulary) as files,
         progress.task("Sorting positions", rows, "positions") as task,
@@ -86,7 +86,7 @@ def write_cells(
             files.append(records, coded)
             task.advance(len(records))
     checksums = files.checksums + of_codes
-    return asdict(cells.CellsMeta(codes, share, rows, vocabulary, width, checksums, position_bytes))
+    return asdict(cells.CellsMeta(codes, share, rows, vocabulary, width, checksums, *sizes))
 
 
 class _Files:
@@ -112,7 +112,7 @@ class _Files:
     def append(self, records: np.ndarray, codes: Codes) -> None:
         """Write records of whole cells, with states in other codes."""
         kept = np.empty(len(records), self._types[0])
-        for name in ("position", "probability"):
+        for name in ("position", "read", "probability"):
             kept[name] = records[name]
         codes.put(records, kept)
         every = records["cell"].astype(np.int64) * self._vocabulary + records["token"]

@@ -30,8 +30,8 @@ def record_type(width: int) -> np.dtype:
     """Return the record of a position while the index is made.
 
     ``cell`` is the nearest prototype, ``token`` the next token, ``position`` a global offset,
-    ``probability`` what the model gave the next token, and scale · code / 127 the unit hidden
-    state. Records are sorted in this order.
+    ``read`` the token there, ``probability`` what the model gave the next one, and
+    scale · code / 127 the unit hidden state. Records are sorted in this order.
     """
     return np.dtype([("cell", "<i4"), ("token", "<i4"), *cells.record_type(Int8Codes(width)).descr])
 

@@ -36,7 +36,7 @@ RUN_LOCK = "run.lock"
 BEGIN_LOCK = "begin.lock"
 LENS = "lens"
 FINISHED = "finished"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 GO_ON = "The same command goes on from there."
 
 

@@ -38,6 +38,7 @@ def setting():
     positions = Positions(
         np.sort(generator.integers(0, PASSAGES, COUNT)).astype(np.int32),
         token,
+        generator.integers(0, TOKENS, COUNT).astype(np.int32),
         np.exp(logits[np.arange(COUNT), token] - total).astype(np.float32),
         total.astype(np.float32),
         generator.integers(0, CELLS, COUNT).astype(np.int32),
@@ -50,6 +51,7 @@ def setting():
         (states / length[:, None]).astype(np.float32),
         length.astype(np.float32),
         np.array([2]),
+        np.array([1]),
         np.array([0.3], dtype=np.float32),
         np.array([[1, 0, 2]]),
         np.array([[0.5, 2.0, -1.0]], dtype=np.float32),

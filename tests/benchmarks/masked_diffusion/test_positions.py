@@ -71,6 +71,7 @@ def test_evidence_is_of_the_same_token_whatever_stands_before_or_after(
         nothing,
         nothing,
         torch.eye(WIDTH)[:1],
+        torch.tensor([0]),
         torch.tensor([7]),
     )
     behind = supports(table, cells)
