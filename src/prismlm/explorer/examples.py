@@ -10,6 +10,7 @@ import numpy as np
 
 from prismlm.corpus.layout import held_out
 from prismlm.corpus.store import Corpus
+from prismlm.direction_marks import MARK
 from prismlm.errors import FormatError
 from prismlm.index.lens import Lens
 
@@ -19,6 +20,7 @@ PLACES, AT_EACH = 16, 256
 DOMAINS, DOCUMENTS = 12, 6
 # Characters: of a text, of a prompt and of what a text is called, at most and at least.
 TEXT, PROMPT, NAME = (800, 600), (90, 45), (60, 30)
+READ = 2_000
 WORDS = 9
 CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 
@@ -60,14 +62,16 @@ def _texts(corpus: Corpus) -> dict[str, str]:
     rows = corpus.documents.take(numbers)
     held = np.flatnonzero(held_out(rows, corpus.meta["split"]))
     found = list(zip(numbers[held].tolist(), rows.take(held).to_pylist(), strict=True))
-    domains = {row["domain"] for _, row in found} - {None}
-    most = DOMAINS if len(domains) > 1 else DOCUMENTS
+    by_domain = len({row["domain"] for _, row in found} - {None}) > 1
+    most = DOMAINS if by_domain else DOCUMENTS
+    # Neighbours are often of one kind.
+    spread = found if by_domain else found[:: max(1, len(found) // DOCUMENTS)]
     texts: dict[str, str] = {}
-    for number, row in found:
-        called = _called(row, by_domain=len(domains) > 1)
+    for number, row in spread:
+        called = _called(row, by_domain=by_domain)
         if called in texts or len(texts) == most:
             continue
-        text = CONTROLS.sub(" ", corpus.text(number)).strip()
+        text = _plain(corpus.text(number)[:READ]).strip()
         if text:
             texts[called] = _cut(text, TEXT)
     return dict(sorted(texts.items()))
@@ -82,7 +86,12 @@ def _looked_at(documents: int) -> np.ndarray:
 
 def _called(row: dict[str, Any], *, by_domain: bool) -> str:
     name = row["domain"] or "other" if by_domain else row["title"] or row["doc_id"]
-    return _cut(" ".join(CONTROLS.sub(" ", name).split()), NAME)
+    return _cut(" ".join(_plain(name).split()), NAME)
+
+
+def _plain(text: str) -> str:
+    """Return a text without what would turn its direction, or do something in a terminal."""
+    return CONTROLS.sub(" ", MARK.sub(" ", text))
 
 
 def _cut(text: str, bounds: tuple[int, int]) -> str:
