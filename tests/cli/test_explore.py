@@ -11,10 +11,8 @@ from http.cookies import SimpleCookie
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from prismlm.cli.explore import HOST, fitting, listening
+from prismlm.cli.explore import HOST, listening
 from tests.helpers import forked
-
-PROMPTS = {"medicine": "The symptoms", "astrology": "The stars"}
 
 
 def test_it_serves_until_ctrl_c(tiny_model):
@@ -69,9 +67,3 @@ def test_no_answer_waits_for_the_packet_before_it_to_be_acknowledged():
             return await found
 
     assert asyncio.run(undelayed())
-
-
-def test_prompts_are_of_the_domains_that_the_lens_has(tiny_model):
-    import prismlm
-
-    assert fitting(prismlm.load(tiny_model), PROMPTS) == {"medicine": "The symptoms"}

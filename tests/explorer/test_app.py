@@ -16,17 +16,19 @@ VIEWS = ("ask",)
 
 
 def test_an_answer_has_nothing_that_axe_objects_to(page):
-    assert problems(page) == []
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        assert problems(page) == []
     page.fill(".x-prompt", TEXT)
     page.fill("label:has-text('tokens') input", "3")
     page.click(".x-go")
     page.wait_for_selector(".x-exports")
     assert problems(page) == []
-    page.emulate_media(color_scheme="dark")
+    page.emulate_media(color_scheme="light")
     assert problems(page) == []
 
 
-@pytest.mark.parametrize("view", ["prototypes", "map", "steer"])
+@pytest.mark.parametrize("view", ["prototypes", "map", "steer", "audit"])
 def test_views_have_nothing_that_axe_objects_to(browser, named, view):
     context = browser.new_context()
     page = context.new_page()
@@ -34,6 +36,8 @@ def test_views_have_nothing_that_axe_objects_to(browser, named, view):
     page.wait_for_selector(".x-nav a")
     page.evaluate("view => { location.hash = `#/${view}` }", view)
     page.wait_for_selector(f".x-{view} .prismlm")
+    if view == "steer":
+        page.wait_for_selector(".x-lead")
     page.wait_for_timeout(300)
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)
@@ -55,6 +59,8 @@ def test_a_phone_scrolls_in_one_direction(browser, served):
     page.goto(served.address)
     last = page.locator(".x-nav a").last.bounding_box()
     assert last["x"] + last["width"] <= 390
+    assert page.locator(".x-try").count() > 0
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
     page.fill(".x-prompt", TEXT)
     page.fill("label:has-text('tokens') input", "8")
     page.click(".x-go")

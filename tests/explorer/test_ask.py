@@ -125,6 +125,28 @@ def test_a_model_without_a_lens_says_what_is_missing_and_still_answers(
         page.close()
 
 
+def test_before_anything_is_asked_there_is_what_to_ask_and_what_can_be_named(page, lm):
+    card = page.locator(".x-try")
+    assert card.all_inner_texts() == ["medicine\nThe symptoms of this disease in patients include"]
+    held = page.locator(".x-held")
+    meta = lm.lens.meta
+    facts = [f"{meta.documents:,}", f"{meta.tokens:,}", "yes"]
+    assert held.locator("dd").all_inner_texts() == facts
+    names, rates = lm.lens.cells.keys("domain").names, lm.lens.cells.base_rates("domain")
+    largest = sorted(zip(rates.tolist(), names, strict=True), reverse=True)[:12]
+    shown = [bar.split() for bar in held.locator(".p-bars li").all_inner_texts()]
+    for (rate, name), words in zip(largest, shown, strict=True):
+        assert "".join(words[:-2]) == name.replace(" ", "")
+        assert float(words[-2]) == pytest.approx(100 * rate, abs=0.51)
+    card.focus()
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".x-exports")
+    assert page.locator(".x-begin").count() == 0
+    assert page.input_value(".x-prompt").startswith("The symptoms of")
+    assert page.evaluate("document.activeElement.className") == "x-go"
+    assert page.locator(".x-examples button").all_inner_texts() == ["medicine"]
+
+
 def asked(page, tokens=6):
     """Ask for so many tokens, and wait until they are there."""
     page.fill(".x-prompt", TEXT)

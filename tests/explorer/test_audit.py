@@ -173,6 +173,19 @@ def test_in_a_browser_files_give_the_files_of_the_command(page, files, commanded
     page.wait_for_selector("#place")
 
 
+def test_in_a_browser_a_held_out_text_is_tried(page, served):
+    texts = served.json("GET", "/api/model")["texts"]
+    page.evaluate("location.hash = '#/audit'")
+    buttons = page.locator(".x-audit .x-examples button")
+    buttons.first.wait_for()
+    assert buttons.all_inner_texts() == list(texts)
+    buttons.last.click()
+    assert page.input_value(".x-audit .x-prompt") == list(texts.values())[-1]
+    page.click(".x-audit .x-go")
+    page.wait_for_selector(".x-audit-figures")
+    assert page.locator(".x-text-table tbody tr").count() == 1
+
+
 @pytest.mark.usefixtures("taking_its_time")
 def test_in_a_browser_dropped_texts_can_be_stopped(page):
     page.evaluate("location.hash = '#/audit'")

@@ -13,7 +13,7 @@ from prismlm.direction_marks import marks_shown
 from prismlm.explain.sources import document_sources
 from prismlm.explorer.documents import MOST
 from prismlm.index.build import IndexOptions, build_index
-from tests.explorer.conftest import Served
+from tests.explorer.conftest import PROMPTS, Served
 from tests.helpers.axe import problems
 
 HURT = "document.title = 'hurt'"
@@ -136,11 +136,28 @@ def test_a_lens_whose_corpus_is_gone_says_what_to_do(directory):
     try:
         with Served(prismlm.load(directory / "model")) as server:
             status, error = asked(server, "", id="plain")
+            told = server.json("GET", "/api/model")
     finally:
         hidden.rename(directory / "corpus")
     assert status == 422
     assert "prismlm index" in error["error"]
     assert "no longer" in error["error"]
+    assert (told["prompts"], told["texts"]) == (PROMPTS, {})
+
+
+def test_a_corpus_of_no_known_domain_gives_prompts_of_its_own(served, browser):
+    told = served.json("GET", "/api/model")
+    words = "Sentence 0 of a long document ends. Sentence 1"
+    assert told["prompts"] == {LONG_ID: words}
+    assert told["lens"]["shares"] is None
+    assert LONG.replace("\u202e", " ").startswith(told["texts"][LONG_ID])
+    page = browser.new_page()
+    page.goto(served.address)
+    page.click(f".x-try:has-text('{LONG_ID}')")
+    page.wait_for_selector(".x-exports")
+    assert page.inner_text(".x-answer .p-text").startswith(words)
+    assert page.locator(".x-held .p-bars").count() == 0
+    page.close()
 
 
 def open_at(page, doc_id, at):

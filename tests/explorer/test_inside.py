@@ -161,8 +161,20 @@ def test_attention_in_a_browser(of_heads, browser):
     page.on("pageerror", lambda error: errors.append(error))
     page.goto(of_heads.address)
     page.wait_for_selector(".x-nav a")
+    # The prompt that is there is read at once, and says nothing where another view is looked at.
+    reading = []
+    page.route("**/api/inside/attention", lambda route: reading.append(route))
+    with page.expect_request("**/api/inside/attention"):
+        page.evaluate("location.hash = '#/inside?head=1.2'")
+    page.evaluate("location.hash = '#/audit'")
+    page.wait_for_selector(".x-drop")
+    with page.expect_response("**/api/inside/attention"):
+        reading[0].continue_()
+    page.unroute("**/api/inside/attention")
+    page.wait_for_timeout(200)
+    assert page.inner_text(".x-command").startswith("prismlm audit")
     page.evaluate("location.hash = '#/inside?head=1.2'")
-    page.wait_for_selector(".x-inside .x-prompt")
+    page.wait_for_selector(".x-heat")
     page.fill(".x-inside .x-prompt", TEXT)
     page.click(".x-inside .x-go")
     page.wait_for_selector(".x-heat")

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 import prismlm
 from prismlm import Ablate, Clamp, Group, Scale
 from prismlm.cli.app import app
+from prismlm.direction_marks import marks_shown
 from prismlm.edits.steering import steer
 from tests.explorer.conftest import Served, Stream
 
@@ -71,6 +72,22 @@ def test_what_cannot_be_done_is_said(served, wanted, said):
     assert said in json.loads(data)["error"]
 
 
+def test_what_the_next_token_relies_on_is_that_of_explain(served, lm):
+    told = served.json("POST", "/api/steer/leading", {"text": TEXT})
+    step = lm.explain(TEXT)[-1]
+    assert told["probability"] == pytest.approx(step.probability, rel=1e-4)
+    parts = [step.residual, step.bias, *(use.contribution for use in step.prototypes)]
+    raised = sum(max(0, part) for part in parts)
+    leading = step.prototypes[:5]
+    assert [one["id"] for one in told["prototypes"]] == [use.id for use in leading]
+    assert [one["name"] for one in told["prototypes"]] == [marks_shown(u.name) for u in leading]
+    shares = [use.contribution / raised for use in leading]
+    assert [one["share"] for one in told["prototypes"]] == pytest.approx(shares, rel=1e-4)
+    status, _, data = served.ask("POST", "/api/steer/leading", {"text": "word " * 70})
+    assert status == 422
+    assert "the explorer reads 60." in json.loads(data)["error"]
+
+
 def test_what_is_stopped_shows_what_was_written(tiny_model):
     with Served(prismlm.load(tiny_model)) as server:
         wanted = {"text": TEXT, "prototype": 7, "strength": -1, "generate": 256, "draws": 1}
@@ -82,6 +99,33 @@ def test_what_is_stopped_shows_what_was_written(tiny_model):
         assert 0 < len(done["tokens"]) < 100
         assert done["text"].startswith(TEXT)
         assert len(done["unedited"]) > len(TEXT)
+
+
+def test_the_page_offers_what_the_next_token_relies_on(page, served):
+    page.evaluate("location.hash = '#/steer'")
+    offered = page.locator(".x-lead")
+    offered.first.wait_for()
+    page.get_by_label("Prompt").fill(TEXT)
+    page.get_by_label("Prompt").blur()
+    told = served.json("POST", "/api/steer/leading", {"text": TEXT})["prototypes"]
+    names = [f".x-lead:nth-of-type({i}):has-text('{one['name']}')" for i, one in enumerate(told, 1)]
+    page.wait_for_selector(":root:has({})".format("):has(".join(names)))
+    button = page.get_by_role("button", name="Steer")
+    assert button.is_disabled()
+    offered.first.click()
+    page.wait_for_url(re.compile(rf"prototype={told[0]['id']}&strength=-100"))
+    assert offered.first.get_attribute("aria-pressed") == "true"
+    assert f"--prototype {told[0]['id']} --edit ablate" in page.inner_text(".x-command")
+    button.click()
+    page.wait_for_selector(".x-steered")
+    # Where nothing changes, words say so.
+    page.evaluate("location.hash = '#/steer?prototype=5&strength=0'")
+    page.locator(".x-chosen", has_text="word5").wait_for()
+    button.click()
+    page.get_by_text("The text stays the same; on average the edit left the tokens").wait_for()
+    page.get_by_label("tokens").fill("0")
+    button.click()
+    page.get_by_text("On average the edit left the tokens below").wait_for()
 
 
 def test_the_page_shows_what_its_command_gives(page):

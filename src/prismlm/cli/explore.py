@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import secrets
 import socket
-from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from prismlm.cli.options import Lens, Model, flag, number, option
 from prismlm.errors import InputError
-
-if TYPE_CHECKING:
-    from prismlm.explain.language_model import PrismLM
 
 PORT = 8321
 HOST = "127.0.0.1"
@@ -59,7 +55,7 @@ def serve(
         lm,
         token=token,
         hosts=frozenset(f"{_bracketed(name)}:{port}" for name in names),
-        prompts=fitting(lm, PROMPTS),
+        prompts=PROMPTS,
     )
     shown = HOST if host in EVERYWHERE else _bracketed(host)
     address = f"http://{shown}:{port}/?token={token}"
@@ -73,12 +69,6 @@ def serve(
         uvicorn.Server(config).run(sockets=[listener])
     except KeyboardInterrupt:
         typer.echo("stopped", err=True)
-
-
-def fitting(lm: PrismLM, prompts: Mapping[str, str]) -> dict[str, str]:
-    """Return the prompts of domains that the lens has; all where it has none of them."""
-    domains = set() if lm.lens is None else set(lm.lens.keys("mass", "domain").names)
-    return {domain: text for domain, text in prompts.items() if domain in domains} or dict(prompts)
 
 
 def listening(host: str, port: int) -> socket.socket:

@@ -62,7 +62,7 @@ def create_app(
         lm: the model, with its head and, if it has one, its lens.
         token: every request must bring it; see :mod:`prismlm.explorer.safety`.
         hosts: values of the Host header that name this server, such as ``127.0.0.1:8080``.
-        prompts: to try, by domain.
+        prompts: to try, by domain; where the lens has none of these domains, those of its corpus.
         limits: of requests.
     """
     limits = limits or Limits()

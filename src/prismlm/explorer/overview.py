@@ -8,10 +8,14 @@ from typing import Any
 from fastapi import APIRouter
 
 from prismlm.explorer.session import Session
+from prismlm.index.cells import Cells
 from prismlm.index.layout import trained_on_words
 from prismlm.index.lens import Lens
 from prismlm.models.sidecar import load_sidecar
-from prismlm.pages.trace_data import hue
+from prismlm.pages.trace_data import hue, rounded
+
+# Domains or sources.
+SHOWN = 12
 
 
 def routes(session: Session) -> APIRouter:
@@ -44,7 +48,8 @@ def overview(session: Session) -> dict[str, Any]:
             {"name": name, "prototypes": count, "hue": hue(name)}
             for name, count in seen.most_common()
         ],
-        "prompts": dict(session.prompts),
+        "prompts": session.prompts,
+        "texts": session.texts,
         "limits": {"tokens": session.limits.tokens, "audited": session.limits.audited},
     }
 
@@ -62,7 +67,20 @@ def _lens(lens: Lens) -> dict[str, Any]:
         "map": meta.map is not None,
         "labels": meta.labels is not None,
         "corpus": lens.corpus is not None,
+        "shares": None if lens.cells is None else _shares(lens.cells),
     }
+
+
+def _shares(cells: Cells) -> dict[str, Any] | None:
+    """Return the share of each domain, or else source, in all positions; None where that is one."""
+    for by in ("domain", "source"):
+        rates = cells.base_rates(by).tolist()
+        items = sorted(zip(cells.keys(by).names, rates, strict=True), key=lambda one: -one[1])
+        if len(items) > 1:
+            others = [rate for _, rate in items[SHOWN:]]
+            shown = [list(one) for one in items[:SHOWN]]
+            return rounded({"by": by, "items": shown, "others": [len(others), sum(others)]})
+    return None
 
 
 def _missing(session: Session) -> list[dict[str, str]]:

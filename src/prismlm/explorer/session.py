@@ -17,6 +17,7 @@ from prismlm.errors import InputError, PrismError, check_text
 from prismlm.explain.audit import Audit
 from prismlm.explain.language_model import PrismLM
 from prismlm.explain.trace import Trace
+from prismlm.explorer.examples import held_out_texts, prompts_for
 from prismlm.index import layout
 from prismlm.labels.catalogue import Catalogue
 
@@ -152,13 +153,16 @@ class Session:
     Attributes:
         lm: the model.
         limits: of requests.
-        prompts: to try, by domain.
+        texts: beginnings of held-out documents, by domain or title.
+        prompts: to try, by domain or title.
         line: of those who wait for it.
         catalogue: its prototypes to be searched; None without a lens.
     """
 
     def __init__(self, lm: PrismLM, limits: Limits, prompts: Mapping[str, str]) -> None:
-        self.lm, self.limits, self.prompts = lm, limits, prompts
+        self.lm, self.limits = lm, limits
+        self.texts = held_out_texts(lm.lens)
+        self.prompts = prompts_for(lm.lens, prompts, self.texts)
         self.line = Line(limits.waiting)
         self.catalogue = None if lm.lens is None else Catalogue(lm.lens)
         self._answers: OrderedDict[str, Answer] = OrderedDict()

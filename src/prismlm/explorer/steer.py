@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import count
-from typing import Literal
+from typing import Any, Literal
 
 from fastapi import APIRouter
 from fastapi.responses import StreamingResponse
@@ -21,12 +21,18 @@ from prismlm.pages.trace_data import hue, rounded, visible
 
 # Tokens: of each, the probabilities of the whole vocabulary are held for each draw.
 SHOWN = 256
+OFFERED = 5
 
 
-class Wanted(BaseModel):
-    """An edit of a prototype or a category, and what is written under it."""
+class Prompt(BaseModel):
+    """What a model is to go on from."""
 
     text: str = Field(min_length=1)
+
+
+class Wanted(Prompt):
+    """An edit of a prototype or a category, and what is written under it."""
+
     prototype: int | None = Field(default=None, ge=0)
     category: str | None = Field(default=None, min_length=1, max_length=1000)
     strength: float = Field(ge=-1, le=1, allow_inf_nan=False)
@@ -38,7 +44,7 @@ class Wanted(BaseModel):
 
 
 def routes(session: Session) -> APIRouter:
-    """Return ``/steer``; what is being written is stopped as an answer is."""
+    """Return ``/steer`` and what to begin with; what is written is stopped as an answer is."""
     router = APIRouter(tags=["steer"])
 
     @router.post(
@@ -52,6 +58,10 @@ def routes(session: Session) -> APIRouter:
         edit = await run_in_threadpool(lambda: _checked(session, wanted))
         answer = session.keep(Answer())
         return streamed(session, answer, lambda tell: _steer(session, answer, wanted, edit, tell))
+
+    @router.post("/steer/leading", summary="The prototypes that the next token relies on most")
+    async def leading(prompt: Prompt) -> dict[str, Any]:
+        return await session.line.run(lambda: _leading(session, prompt.text))
 
     return router
 
@@ -86,6 +96,33 @@ def _checked(session: Session, wanted: Wanted) -> Edit:
     # Of a text that is only read each token gets a row.
     within(lm, wanted.text, wanted.generate, most if wanted.generate else SHOWN, "steer")
     return edit
+
+
+def _leading(session: Session, text: str) -> dict[str, Any]:
+    """Return the top token after a text, and the prototypes with the largest shares in it.
+
+    Shares are of all that raises its logit: what is above zero of prototypes, residual and bias.
+    """
+    within(session.lm, text, 0, session.limits.tokens, "explain")
+    step = session.lm.explain(text)[-1]
+    parts = [step.residual, step.bias, *(use.contribution for use in step.prototypes)]
+    raised = sum(part for part in parts if part > 0)
+    found = [use for use in step.prototypes[:OFFERED] if use.contribution > 0]
+    return rounded(
+        {
+            "token": visible(step.pieces[1].label),
+            "probability": step.probability,
+            "prototypes": [
+                {
+                    "id": use.id,
+                    "name": use.name or f"prototype {use.id}",
+                    "hue": hue(use.category, use.id),
+                    "share": use.contribution / raised,
+                }
+                for use in found
+            ],
+        }
+    )
 
 
 def _steer(session: Session, answer: Answer, wanted: Wanted, edit: Edit, tell: Tell) -> None:

@@ -1,8 +1,10 @@
 // Asking: a prompt, and the answer that the model writes to it.
-import { html } from "./vendor/lit-html/lit-html.js";
+import { html, nothing } from "./vendor/lit-html/lit-html.js";
+import { guard } from "./vendor/lit-html/directives/guard.js";
 import { signal } from "./vendor/signals-core/signals-core.js";
 import { api, events } from "./server.js";
 import { change, draw, examples, field, filled, numeric } from "./controls.js";
+import { beginning } from "./begin.js";
 import { live } from "./answer.js";
 
 /** What is asked, the answer that is shown, and the one that is being written.
@@ -27,17 +29,16 @@ const command = (shared) => {
 
 /** @param {State} now */
 const page = ({ asked, answer, abort }, shared) => html`
-<form class="prismlm x-form" @input=${(event) => { change(state, { asked: filled(event.currentTarget) }); command(shared); }}
+<form id="x-ask" class="prismlm x-form" @input=${(event) => { change(state, { asked: filled(event.currentTarget) }); command(shared); }}
   @submit=${(event) => { event.preventDefault(); void write(shared); }}>
   <textarea class="x-prompt" name="text" rows="3" required aria-label="Prompt" .value=${asked.text} @keydown=${entered}
     placeholder="Write the beginning of a text; the model goes on."></textarea>
   <div class="x-row">${field("tokens", numeric("generate", 40, 0, 1024, 1))}${field("temperature", numeric("temperature", 0.5, 0, 10, 0.1))}
     ${field("seed", numeric("seed", 0, 0, 2 ** 31, 1))}<button type="submit" class="x-go">Ask</button>
     <button type="button" class="x-stop" ?hidden=${!abort} @click=${() => answer?.id() && api(`/answers/${answer.id()}/stop`, {})}>Stop</button></div>
-  <div class="x-examples"><span class="p-note">Try</span>${examples(shared.model.prompts, tried)}</div>
+  ${answer ? html`<div class="x-examples"><span class="p-note">Try</span>${examples(shared.model.prompts, tried)}</div>` : nothing}
 </form>
-<div class="x-out">${answer?.node ?? html`<p class="p-note">Each token becomes a column with a slice for every prototype; the slices add up to its logit.
-  Choose a column: what its prototypes are called, where they fire, and the passages it relies on.</p>`}</div>`;
+<div class="x-out">${answer?.node ?? guard([shared.model], () => beginning(shared.model, "x-ask", tried))}</div>`;
 
 const tried = (text, form) => {
   change(state, { asked: { ...state.value.asked, text } });

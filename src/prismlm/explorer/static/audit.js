@@ -2,7 +2,7 @@
 import { html, nothing } from "./vendor/lit-html/lit-html.js";
 import { signal } from "./vendor/signals-core/signals-core.js";
 import { api, events } from "./server.js";
-import { change, count, draw } from "./controls.js";
+import { change, count, draw, examples } from "./controls.js";
 import { check, KINDS, textsOf } from "./texts.js";
 import { NONE, report, reported } from "./report.js";
 
@@ -17,7 +17,7 @@ let frame = null;
 export const show = (root, at, shared) => {
   if (!frame) {
     frame = { root, shared };
-    draw(root, () => page(state.value, shared.model.limits.audited));
+    draw(root, () => page(state.value, shared.model));
   }
   command();
 };
@@ -27,8 +27,8 @@ const command = () => {
   frame?.shared.command(["prismlm", "audit", frame.shared.model.path, ...(files.length ? files.map((file) => file.name) : ["FILE"]), "--html", "report.html"]);
 };
 
-/** @param {State} now @param {number} most characters */
-const page = ({ files, text, over, abort, stopping, begun }, most) => html`
+/** @param {State} now */
+const page = ({ files, text, over, abort, stopping, begun }, { texts, limits: { audited: most } }) => html`
 <form class="prismlm x-form" @submit=${(event) => { event.preventDefault(); void audited(most); }}>
   <div class="x-drop" ?data-over=${over} @dragover=${held} @dragleave=${held} @drop=${dropped}>
     <label class="x-file-pick"><span>Drop files here, or choose them</span>
@@ -38,10 +38,13 @@ const page = ({ files, text, over, abort, stopping, begun }, most) => html`
     <button type="button" class="x-example" ?hidden=${!files.length} @click=${removed}>Remove</button></div>
   <textarea class="x-prompt" rows="3" placeholder="Or paste a text." aria-label="Text to audit" .value=${text}
     @input=${(event) => change(state, { text: event.target.value })}></textarea>
+  ${Object.keys(texts).length ? html`<div class="x-examples"><span class="p-note">Or try a held-out text of the corpus:</span>${
+    examples(texts, (text) => change(state, { text }))}</div>` : nothing}
   <div class="x-row"><button type="submit" class="x-go">Audit</button>
     <button type="button" class="x-stop" ?hidden=${!abort} ?disabled=${stopping} @click=${stop}>Stop</button></div>
 </form>
-<div class="x-out">${begun ? reported() : nothing}</div>`;
+<div class="x-out">${begun ? reported() : html`<p class="p-note">Of each text, as it is read: how well the model predicts it, how much of that its prototypes explain,
+  and how well the corpus supports it. Of all together: what they rely on, by source, domain and licence, and the documents.</p>`}</div>`;
 
 const choose = (files) => { change(state, { files: [...files] }); command(); };
 const removed = () => {

@@ -26,9 +26,9 @@ export const numeric = (name, value, least, most, step) =>
 /** Choices of a select. @param {[string, string][]} list values and words @param {string} chosen */
 export const options = (list, chosen) => list.map(([value, words]) => html`<option value=${value} .selected=${value === chosen}>${words}</option>`);
 
-/** Buttons that put a prompt of a domain in. */
+/** Buttons that put a text of a domain in. */
 export const examples = (prompts, put) => Object.entries(prompts).map(([domain, words]) =>
-  html`<button type="button" class="x-example" title=${words} @click=${(event) => put(words, event.target.form)}>${domain}</button>`);
+  html`<button type="button" class="x-example" title=${words.slice(0, 200)} @click=${(event) => put(words, event.target.form)}>${domain}</button>`);
 
 /** A button that stays pressed. */
 export const pressable = (words, pressed, press, title) =>

@@ -20,7 +20,7 @@ export const show = async (root, at, shared) => {
   if (!frame) {
     const parts = await api("/inside");
     // Opened twice while it was fetched, the page is made once.
-    if (!frame) begin(root, shared, parts);
+    if (!frame) begin(root, shared, parts, at.query);
   }
   if (!frame) return;
   frame.query = at.query;
@@ -28,8 +28,8 @@ export const show = async (root, at, shared) => {
   command();
 };
 
-const begin = (root, shared, parts) => {
-  frame = { root, shared, query: new URLSearchParams(), follow: null };
+const begin = (root, shared, parts, query) => {
+  frame = { root, shared, query, follow: null };
   const section = parts.channels ? "channels" : parts.attention ? "attention" : "feedback";
   change(state, { parts, section, text: String(Object.values(shared.model.prompts)[0] ?? "") });
   draw(root, () => page(state.value), () => {
@@ -37,6 +37,7 @@ const begin = (root, shared, parts) => {
     pictured = root.querySelector(".x-thumb") ? heads.state.value.maps : null;
   });
   redrawn(root);
+  if (state.value.text) void read();
 };
 
 /** Colours of pictures are drawn, so they are drawn again where they change, and where the width does. @param {HTMLElement} root */
@@ -49,8 +50,10 @@ const redrawn = (root) => {
 
 const command = (section = state.value.section) => {
   if (section !== state.value.section) change(state, { section });
-  const { layer, head } = heads.state.value, text = state.value.text || "TEXT", path = frame?.shared.model.path;
-  frame?.shared.command({
+  // What is read while another view is looked at says nothing there.
+  if (!frame?.root.isConnected) return;
+  const { layer, head } = heads.state.value, text = state.value.text || "TEXT", path = frame.shared.model.path;
+  frame.shared.command({
     channels: ["prismlm", "inspect", "channels", path, "--text", text],
     attention: ["prismlm", "inspect", "attention", path, text, "--layer", layer, "--head", head],
     feedback: ["prismlm", "inspect", "uncertainty-feedback", path, "--text", text, "--signal", "recursion"],

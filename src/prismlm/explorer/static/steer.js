@@ -5,11 +5,15 @@ import { signal } from "./vendor/signals-core/signals-core.js";
 import { api, events } from "./server.js";
 import { address, change, dot, draw, examples, field, filled, numeric, options, problem } from "./controls.js";
 import { card } from "./hover.js";
+import { leading, read } from "./leading.js";
 import { picking } from "./pick.js";
 import { edited, meaning, signedPercent } from "./edit.js";
 import { result } from "./steered.js";
 
 const STRONG = 30, TARGETS = /** @type {[string, string][]} */ ([["signature", "the token it raises most"], ["top", "the model's top token"]]);
+
+const BESIDE = "The text with the edit will stand beside the text without it: each token with its probability before and after, " +
+  "and under the same change made to random prototypes.";
 
 /** What is asked, the edit's prototype or category with what is shown of it, and what is written: `note` while it is, then `found` or `failed`.
  * @typedef {{ asked: { text: string, strength: string, target: string, generate: string, temperature: string, seed: string },
@@ -25,13 +29,16 @@ let pick = null;
 export const show = async (root, at, shared) => {
   if (!pick) {
     const field = pick = picking((prototype) => void changed({ prototype }, shared));
-    change(state, { asked: { ...state.value.asked, text: String(Object.values(shared.model.prompts)[0] ?? "") } });
     draw(root, () => page(state.value, field, shared));
+    begin(String(Object.values(shared.model.prompts)[0] ?? ""));
   }
   if (at.query.size) await open(at.query, shared);
   else link();
   command(shared);
 };
+
+/** Put a prompt in. @param {string} text */
+const begin = (text) => { change(state, { asked: { ...state.value.asked, text } }); void read(text); };
 
 /** The edit that is chosen. @param {State} now */
 const wanted = ({ prototype, category, asked: { strength, target } }) => ({ prototype, category, strength: +strength, target });
@@ -42,13 +49,14 @@ const page = (now, field_, shared) => {
   const none = edit.prototype === null && edit.category === null;
   return html`<form class="prismlm x-form" @input=${(event) => { change(state, { asked: filled(event.currentTarget) }); command(shared); }}
   @submit=${(event) => { event.preventDefault(); void steered(); }}>
-  <textarea class="x-prompt" name="text" rows="2" required aria-label="Prompt" .value=${asked.text}
+  <textarea class="x-prompt" name="text" rows="2" required aria-label="Prompt" .value=${asked.text} @change=${(event) => void read(event.target.value)}
     placeholder="Write the beginning of a text; the model goes on."></textarea>
-  <div class="x-examples">${examples(prompts, (text) => { change(state, { asked: { ...asked, text } }); command(shared); })}</div>
+  <div class="x-examples">${examples(prompts, (text) => { begin(text); command(shared); })}</div>
   <div class="x-row">${field_()}${categories.length ? html`<span class="p-note">or</span>
     <select aria-label="Category" @change=${(event) => void changed({ category: event.target.value || null }, shared)}>
       ${options([["", "a category"], ...categories.map(({ name }) => [name, name])], edit.category ?? "")}</select>` : nothing}
     <span class="x-chosen">${chosen ? html`${dot(chosen.hue)}<a href=${chosen.href}><bdi>${chosen.name}</bdi></a>` : nothing}</span></div>
+  ${leading(edit.prototype, (prototype) => { change(state, { asked: { ...asked, strength: "-100" } }); void changed({ prototype }, shared); })}
   <div class="x-row">${field("strength", html`<input class="x-strength" type="range" name="strength" min="-100" max="100" step="1" .value=${asked.strength}
       aria-valuetext=${signedPercent(edit.strength)} @change=${link}><output class="p-number x-percentage">${signedPercent(edit.strength)}</output>`)}
     <label class="x-field" ?hidden=${edit.prototype === null || edit.strength <= 0}><span>measured at</span>
@@ -58,7 +66,7 @@ const page = (now, field_, shared) => {
     ${field("seed", numeric("seed", 0, 0, 2 ** 31, 1))}<button type="submit" class="x-go" ?disabled=${none}>Steer</button>
     <button type="button" class="x-stop" ?hidden=${!abort || !id} @click=${() => void api(`/answers/${id}/stop`, {})}>Stop</button></div>
 </form>
-<div class="x-out">${failed ? problem(failed) : found ? guard([found], () => result(found)) : note ? html`<p class="p-note">${note}</p>` : nothing}</div>`;
+<div class="x-out">${failed ? problem(failed) : found ? guard([found], () => result(found)) : html`<p class="p-note">${note || BESIDE}</p>`}</div>`;
 };
 
 /** Say the command that makes the edit. */

@@ -6,12 +6,13 @@ import { dot } from "./controls.js";
 const nats = (x) => `${x < 0 ? "−" : "+"}${Math.abs(x).toFixed(2)}`;
 
 /** What happened in a sentence, and how far to trust it. */
-const summary = ({ change, control, draws }) => {
+const summary = ({ change, control, draws, prompt, text, unedited }) => {
   if (change === null) return "Nothing was written: the text ends here.";
   const what = Math.abs(change) < 0.005 ? "left the tokens below as probable as they were"
     : `made the tokens below ${change > 0 ? "more" : "less"} probable`;
   const beside = control === null ? "" : `; the same change on random prototypes: ${nats(control)} (mean of ${draws} draws)`;
-  return `On average the edit ${what}: ${nats(change)} in log-probability${beside}.`;
+  const same = text === unedited && text !== prompt;
+  return `${same ? "The text stays the same; on" : "On"} average the edit ${what}: ${nats(change)} in log-probability${beside}.`;
 };
 
 /** What `/api/steer` gave. */

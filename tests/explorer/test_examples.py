@@ -1,0 +1,80 @@
+"""Prompts and texts to begin with, against the documents that the corpus holds out."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from prismlm.corpus import Corpus, build_corpus
+from prismlm.explorer.examples import PLACES, _looked_at, held_out_texts, opening, prompts_for
+from prismlm.files import json_text
+
+
+def of_corpus(corpus):
+    """A lens of which nothing but its corpus is asked."""
+    return SimpleNamespace(corpus=corpus)
+
+
+def test_texts_begin_held_out_documents_of_each_domain(tiny_corpus):
+    corpus = Corpus.open(tiny_corpus)
+    texts = held_out_texts(of_corpus(corpus))
+    domains, held = corpus.column("domain"), corpus.split("heldout").tolist()
+    assert list(texts) == sorted({domains[number] for number in held})
+    for domain, text in texts.items():
+        own = [corpus.text(number).strip() for number in held if domains[number] == domain]
+        (whole,) = [one for one in own if one.startswith(text)]
+        assert len(text) <= 800
+        assert text == whole or (len(text) >= 600 and whole[len(text)].isspace())
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.5])
+def test_a_corpus_without_domains_is_told_by_titles(tiny_model, tmp_path, fraction):
+    rows = [
+        {"id": f"d{n}", "title": f"The\x1b[31m {n}\nth", "text": f"Begin\x00 with {n}. " * n}
+        for n in range(1, 60)
+    ]
+    source = tmp_path / "documents.jsonl"
+    source.write_text("".join(json_text(row) + "\n" for row in rows), encoding="utf-8")
+    corpus = build_corpus(
+        source, tmp_path / "corpus", tokenizer=tiny_model, heldout_fraction=fraction
+    )
+    texts = held_out_texts(of_corpus(corpus))
+    numbers = [int(name.split()[-2]) for name in texts]
+    assert len(texts) == (6 if fraction else 0)
+    assert all(corpus.doc_ids.index(f"d{n}") in corpus.split("heldout") for n in numbers)
+    assert set("".join(texts) + "".join(texts.values())).isdisjoint("\x00\x1b\n")
+    # What the corpus says it has can be gone while it is read.
+    for file in (tmp_path / "corpus").rglob("*.parquet"):
+        file.unlink()
+    assert held_out_texts(of_corpus(Corpus(corpus.path, corpus.meta))) == {}
+
+
+def test_of_a_large_corpus_only_some_places_are_looked_at():
+    assert _looked_at(5).tolist() == [0, 1, 2, 3, 4]
+    numbers = _looked_at(10**9)
+    assert (numbers[0], numbers[-1]) == (0, 10**9 - 1)
+    assert (np.diff(numbers) > 1).sum() == PLACES - 1
+    assert len(numbers) < 5000
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("A short title\n\nOne two three four five six seven eight nine ten.",
+         "One two three four five six seven eight nine"),
+        ("A\ttitle\nand\r\nlittle  more", "A title and little more"),
+        ("日本" * 100, "日本" * 45),
+        (("long" * 10 + " ") * 9, ("long" * 10 + " ") * 2),
+    ],
+)  # fmt: skip
+def test_a_prompt_is_one_line_of_whole_words(text, words):
+    assert opening(text) == words.strip()
+
+
+def test_prompts_are_of_the_lens_or_of_its_corpus_or_those_given():
+    lens = SimpleNamespace(keys=lambda *_: SimpleNamespace(names=["medicine", "law"]))
+    given, texts = {"medicine": "The symptoms", "astrology": "The stars"}, {"law": "The court."}
+    assert prompts_for(lens, given, texts) == {"medicine": "The symptoms"}
+    assert prompts_for(lens, {"astrology": "The stars"}, texts) == {"law": "The court."}
+    assert prompts_for(lens, {"astrology": "The stars"}, {}) == {"astrology": "The stars"}
+    assert prompts_for(None, given, {}) == given
