@@ -154,8 +154,8 @@ def _short(methods: dict[str, Any]) -> list[str]:
     shown = recall["mean"] - twins > 2 * recall["error"]
     return [
         "T, ρ and C of `explain` were chosen on one half of all questions; these figures are of "
-        "the other, those of the tables below of both. How long the text before counts, h, was "
-        "chosen with both halves in view.",
+        "the other, those of the tables below of both. How long the text before counts, h, and how "
+        "often a position after the same token, B, were chosen with both halves in view.",
         "",
         f"- Planted facts: recall@10 **{recall['mean']:.3f}** ± {recall['error']:.3f}, goal "
         f"{GOALS['recall']}: {_verdict(recall['mean'] >= GOALS['recall'])}. Documents that give "

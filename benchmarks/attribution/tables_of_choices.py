@@ -8,7 +8,13 @@ from typing import Any
 from benchmarks.attribution.methods.evidence import Choices
 from benchmarks.attribution.search_text_before import least
 from benchmarks.shared.pages import table_head
-from prismlm.explain.positions import CONCENTRATION, SPAN, STRAY, TEMPERATURE
+from prismlm.explain.positions import (
+    CONCENTRATION,
+    SAME_TOKEN,
+    SPAN,
+    STRAY,
+    TEMPERATURE,
+)
 
 CHANGED = {
     "temperature": "T = {}",
@@ -22,25 +28,26 @@ CHANGED = {
 
 
 def text_before(tried: list[dict[str, Any]]) -> list[str]:
-    """Return what was tried of the temperature and the text before."""
-    chosen = [TEMPERATURE, STRAY, CONCENTRATION, SPAN]
+    """Return what was tried of the temperature, the text before and the token read last."""
+    chosen = [TEMPERATURE, STRAY, CONCENTRATION, SPAN, SAME_TOKEN]
     lines = [
-        "## What is free: the temperature and the text before",
+        "## What is free: the temperature, the text before, and the token read last",
         "",
         "Small T keep to the nearest position, which finds the domain; large ones count all that "
         "has the token, which teaches it. The text before counts the more, the smaller ρ is (the "
         "probability that a prediction is of any domain; 1 takes domains out), the smaller C (in "
         "predictions, of documents; – takes them out) and the longer it counts (h, in "
-        "predictions). *Choice* is the least, over recall, gain and own share, of what a row has "
+        "predictions). A position after the same token as the prediction counts B times. *Choice* is the least, over recall, gain and own share, of what a row has "
         "there of the best row's figure; it is of one half of the questions, and the figures "
         "beside it are of the other. [LDS](retraining.md) is of a bank of small models. **Bold** "
-        "is `explain`'s. T, ρ and C are of the best choice. h is not: it was chosen with all of "
-        "this table in view, since two judges disagree. Domains are named best with a long one, "
-        "retraining is foretold best with none. With 8 the goals of recall, tail-patch and own "
-        "share are met, and most of LDS is kept.",
+        "is `explain`'s. T, ρ and C are of the best choice among rows of B = 1. h and B are not: "
+        "they were chosen with all of this table in view, since the judges disagree. Domains are "
+        "named best with a long text before, retraining is foretold best with none; the token "
+        "read last helps both, and costs in tail-patch. With 6 and 10 the goals of recall, "
+        "tail-patch and own share are met, and that of LDS on the half that is shown here.",
         "",
         *table_head(
-            "| T | ρ | C | h | choice | recall@10 | tail-patch | own share | accuracy | LDS |"
+            "| T | ρ | C | h | B | choice | recall@10 | tail-patch | own share | accuracy | LDS |"
         ),
     ]
     for one, worst in zip(tried, least(tried).tolist(), strict=True):

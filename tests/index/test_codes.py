@@ -52,7 +52,7 @@ def test_codes_take_a_quarter_and_are_near(tmp_path):
     meta = write(tmp_path / "lens", records, [1000], codes="pq", tokens=10**6)
     cells = Cells(tmp_path / "lens", meta)
     exact = Cells(tmp_path / "int8", write(tmp_path / "int8", records, [1000]))
-    assert cells.records(np.arange(3)).itemsize == 4 + 2 + 1
+    assert cells.records(np.arange(3)).itemsize == 4 + 2 + 2 + 1
     rows = np.arange(len(cells))
     near = (cells.states(cells.records(rows)) * exact.states(exact.records(rows))).sum(1)
     # 256 centres for directions in four dimensions
