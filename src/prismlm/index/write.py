@@ -44,7 +44,7 @@ BYTES_WITH_TEXT = 230
 BYTES_WITHOUT_TEXT = 30
 BYTES_PER_PROTOTYPE = 200
 # Of a position, beside its coded state: offset, probability, scale, and its part of the ranges.
-BYTES_PER_POSITION = 14
+BYTES_PER_POSITION = 16
 
 
 def write_lens(
