@@ -35,7 +35,7 @@ from benchmarks.attribution.model_bank import open_bank, read_predictions
 from benchmarks.attribution.search_choices import halves, mean_with_error
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
-from prismlm.explain.positions import TEMPERATURE
+from prismlm.explain.positions import SAME_TOKEN, TEMPERATURE
 from prismlm.files import read_json, write_json
 from prismlm.layers import PrototypeHead
 from prismlm.models.checkpoint import read_checkpoint
@@ -191,6 +191,7 @@ def tried_choices() -> list[Choices]:
         replace(first, doubt=1.0),
         replace(first, whitening=1.0),
         replace(first, spread="by_prototype"),
+        *(replace(first, cells=cells, same_token=SAME_TOKEN) for cells in (16, None)),
     ]
 
 
@@ -201,6 +202,7 @@ def named(choices: Choices) -> str:
         f"cells={'all' if choices.cells is None else choices.cells}",
         f"doubt={choices.doubt:g}" if choices.doubt else "",
         f"whitened={choices.whitening:g}" if choices.whitening else "",
+        f"same={choices.same_token:g}" if choices.same_token != 1 else "",
         choices.spread if choices.spread != "jointly" else "",
         "signed" if choices.signed else "",
     ]

@@ -35,6 +35,7 @@ REST = {
     "doubt=1": "what the model was sure of counts less",
     "whitened=1": "states whitened",
     "by_prototype": "each prototype's evidence kept within its cell",
+    "same=10": "what is after the same token counts ten times, as in `explain`",
 }
 
 
@@ -184,9 +185,12 @@ def _same_figure(lds: dict[str, Any], tool: dict[str, Any]) -> str:
 
 
 def best_choice(lds: dict[str, Any]) -> str:
-    """Return the name of the evidence that did best on the half to choose on."""
+    """Return the name of the evidence that did best on the half to choose on.
+
+    Its controls are of the same equation, and none of those has the token read last.
+    """
     methods = lds["methods"]
-    tried = [name for name in methods if name.startswith("evidence")]
+    tried = [name for name in methods if name.startswith("evidence") and "same=" not in name]
     return max(tried, key=lambda name: methods[name]["search"]["mean"])
 
 
@@ -233,7 +237,8 @@ def _controls(lds: dict[str, Any], chosen: str) -> list[str]:
     kept = paired(methods[chosen]["each"], own["each"])
     return [
         f"- `explain` {_as_measured(product)}: "
-        f"LDS **{own['all']['mean']:.3f}** on all, less than the best choice by {_signed(kept)}"
+        f"LDS **{own['all']['mean']:.3f}** on all, {own['report']['mean']:.3f} on that half, less "
+        f"than the best choice by {_signed(kept)} on all"
         + (f"; **below** {' and '.join(MEANING[name] for name in more)}." if more else "."),
         f"- Controls, on all predictions: {'; '.join(parts)}.",
     ]
@@ -246,7 +251,10 @@ def _product(methods: dict[str, Any]) -> str:
 
 def _as_measured(product: str) -> str:
     if product == PRODUCT:
-        return f"itself has T {TEMPERATURE:g}, and knows the text before"
+        return (
+            f"itself has T {TEMPERATURE:g}, and knows the text before and the token read last, of "
+            "which each was weighed with both halves in view"
+        )
     was = product.partition("=")[2]
     return f"was measured here before it knew the text before (T {was}), **not since**"
 
@@ -336,8 +344,9 @@ def _rest(lds: dict[str, Any]) -> list[str]:
         if not name.startswith("evidence T=0.2") or last not in REST:
             continue
         found = methods[name]
+        where = ", every position" if "cells=all" in name else ""
         lines.append(
-            f"| {REST[last]} | {found['all']['mean']:.3f} ± {found['all']['error']:.3f} | "
+            f"| {REST[last]}{where} | {found['all']['mean']:.3f} ± {found['all']['error']:.3f} | "
             f"{_signed(paired(plain['each'], found['each']))} |"
         )
     return lines

@@ -9,7 +9,7 @@ A position n thus speaks for y at state z where y stands after it, the more the 
 and the less the model already knew. Taken as a kernel that can be made narrower than a product,
 and kept to the cells (positions by nearest prototype) of the prototypes with positive evidence:
 
-    weight_n = 1[y_n = y] · exp((cos(A z, A z_n) − 1) / T) · (1 − p_n)^δ
+    weight_n = 1[y_n = y] · exp((cos(A z, A z_n) − 1) / T) · (1 − p_n)^δ · (B if x_n = x else 1)
     signed:    (1[y_n = y] − p_n(y)) · exp((cos(A z, A z_n) − 1) / T)
 
 A passage's score is the sum over its positions. What is free is in :class:`Choices`.
@@ -44,6 +44,8 @@ class Choices:
         whitening: A = M^(−whitening / 2) of the second moment M of unit states; 0 for none, 1 for
             all of it.
         signed: whether positions with other next tokens count against, as the theorem has it.
+        same_token: B, how many times a position counts whose token is the last before the
+            prediction.
     """
 
     temperature: float = 0.1
@@ -53,6 +55,7 @@ class Choices:
     spread: Literal["jointly", "weighed", "by_prototype"] = "jointly"
     whitening: float = 0.0
     signed: bool = False
+    same_token: float = 1.0
 
 
 class EvidenceByPosition:
@@ -86,6 +89,7 @@ class EvidenceByPosition:
                 rows = rows[np.isin(positions.cell[rows], carriers)]
         near = np.exp((self._cosines(asked.states[row], rows) - 1) / choices.temperature)
         weight = near.astype(np.float64)
+        weight[positions.read[rows] == asked.read[row]] *= choices.same_token
         if choices.signed:
             weight *= (positions.token[rows] == target) - self._probability(rows, target)
         elif choices.doubt:
