@@ -90,6 +90,17 @@ def test_evidence_is_a_kernel_over_positions_with_the_token(setting):
     np.testing.assert_allclose(found, by_loop(setting, weigh, cells=(0, 1, 2)), rtol=1e-4)
 
 
+def test_a_position_after_the_same_token_counts_as_often_as_is_said(setting):
+    p = setting.positions
+
+    def weigh(n, cosine):
+        return (p.token[n] == 2) * math.exp((cosine - 1) / 0.3) * (5 if p.read[n] == 1 else 1)
+
+    assert 0 < (p.read[p.token == 2] == 1).sum() < (p.token == 2).sum()
+    found = scores(setting, temperature=0.3, same_token=5.0)
+    np.testing.assert_allclose(found, by_loop(setting, weigh), rtol=1e-4)
+
+
 def test_signed_evidence_takes_away_what_the_model_expected(setting):
     p, W = setting.positions, setting.W.numpy()
 
