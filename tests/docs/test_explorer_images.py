@@ -103,6 +103,14 @@ def asked(page):
 
 
 @pytest.mark.slow
+def test_before_anything_is_asked(picture):
+    with picture("begin", "#/ask") as page:
+        page.wait_for_selector(".x-held")
+        assert page.locator(".x-try").count() == 12
+        assert "841" in page.inner_text(".x-held")
+
+
+@pytest.mark.slow
 def test_ask(picture):
     with picture("ask", "#/ask", height=1180) as page:
         asked(page)
@@ -139,8 +147,8 @@ def test_map(picture):
 
 @pytest.mark.slow
 def test_steer(picture):
-    view = "#/steer?category=Medical%20%2F%20Biology&strength=60"
-    with picture("steer", view) as page:
+    with picture("steer", "#/steer", height=1180) as page:
+        page.click(".x-lead")
         page.click(".x-steer button[type=submit]")
         page.wait_for_selector(".x-steer .x-steered", timeout=120_000)
         assert page.locator(".x-steered tbody tr").count() == 20
