@@ -68,17 +68,15 @@ def collect(lm: prismlm.PrismLM, judgements: dict[Key, bool]) -> dict[str, Any]:
     found: list[dict[str, Any]] = []
     for seed, (domain, prompt) in enumerate(PROMPTS.items()):
         trace = lm.explain(prompt, generate=GENERATED, temperature=TEMPERATURE, seed=seed)
-        first = next(n for n, step in enumerate(trace) if step.target_from == "generated")
-        answer = trace[first:]
-        passages = answer.passages(PASSAGES)
+        passages = trace.passages(PASSAGES)
         generator = np.random.default_rng(seed)
         by_chance = [_drawn(lens, lens.cells, p.position, generator) for p in passages]
         found.append(
             {
                 "domain": domain,
                 "prompt": prompt,
-                "answer": "".join(step.target for step in answer),
-                "support": None if answer.support is None else answer.support.level,
+                "answer": "".join(step.target for step in trace.steps[trace.first :]),
+                "support": None if trace.support is None else trace.support.level,
                 "passages": [_entry(prompt, one, judgements) for one in passages],
                 "by_chance": [_entry(prompt, one, judgements) for one in by_chance],
             }

@@ -67,19 +67,16 @@ class Answer:
     @classmethod
     def of(cls, domain: str, trace: prismlm.Trace) -> Answer:
         """Take from a trace what is shown."""
-        generated = sum(step.target_from == "generated" for step in trace)
-        split = len(trace) - generated + 1
-        answer = trace[split - 1 :]
-        shares = answer.sources("domain")
+        shares, steps, first = trace.sources("domain"), trace.steps, trace.first
         return cls(
             domain,
-            "".join(step.pieces[0].shown for step in trace[:split]),
-            "".join(step.pieces[1].shown for step in answer),
+            "".join(step.pieces[0].shown for step in steps[: first + 1]),
+            "".join(step.pieces[1].shown for step in steps[first:]),
             [(one.key, one.share) for one in shares.items[:DOMAINS_SHOWN]],
             shares.unattributed,
-            None if answer.support is None else answer.support.level,
+            None if trace.support is None else trace.support.level,
             _strongest(trace),
-            _passage(answer),
+            _passage(trace),
         )
 
     @classmethod
