@@ -14,6 +14,7 @@ import torch
 
 from benchmarks.attribution.judges.passages import Prediction, answer_predictions
 from benchmarks.attribution.methods.setting import ROWS_AT_ONCE, Setting, runs_of
+from prismlm.corpus.layout import DOCUMENT_SCHEMA
 from prismlm.explain.evidence import EvidenceTable
 from prismlm.explain.positions import (
     CONCENTRATION,
@@ -135,7 +136,7 @@ def written_cells(setting: Setting, directory: Path, codes: CodeName = "int8") -
     bank = setting.bank
     ends = np.append(np.flatnonzero(np.diff(bank.document)), len(bank) - 1)
     starts = bank.corpus.starts[bank.documents]
-    documents = bank.corpus.documents.take(bank.documents)
+    documents = bank.corpus.documents.take(bank.documents).select(DOCUMENT_SCHEMA.names)
     # Of a document whose beginning alone is kept, no more is there.
     lengths = pa.array((bank.first + bank.length)[ends] - starts)
     documents = documents.set_column(documents.schema.get_field_index("length"), "length", lengths)
