@@ -31,7 +31,7 @@ RATE_OF_STEP = 0.05
 RECALL = (
     "explain",
     "random",
-    "whole ranges",
+    "alone",
     "random states",
     "shuffled cells",
     "BM25",
