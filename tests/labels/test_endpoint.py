@@ -76,7 +76,8 @@ def test_what_an_endpoint_does_not_know_is_left_out(session, known, message, dro
     optional = {"response_format", "temperature", "max_tokens"}
 
     def behave(request, number):
-        return GOOD if optional & request.keys() <= known else (400 + 22 * number, errors(message))
+        refusal = (400, 422)[number % 2], errors(message)
+        return GOOD if optional & request.keys() <= known else refusal
 
     with ChatServer(behave) as server:
         opened = session(server.url)
@@ -85,6 +86,20 @@ def test_what_an_endpoint_does_not_know_is_left_out(session, known, message, dro
     assert optional - server.requests[-1].keys() == dropped
     # The second question is not asked with what the first one taught.
     assert server.requests[-2]["messages"] != server.requests[-1]["messages"]
+
+
+def test_a_server_that_fails_at_a_schema_is_told_it_as_an_object(session):
+    def behave(request, number):
+        kind = request["response_format"]["type"]
+        return GOOD if kind == "json_object" else (500, errors("response_format: no such type"))
+
+    with ChatServer(behave) as server:
+        opened = session(server.url)
+        first, second = (opened.ask(question) for question in questions(2))
+    assert first == second == GOOD
+    kinds = [request["response_format"]["type"] for request in server.requests]
+    assert kinds == ["json_schema", "json_object", "json_object"]
+    assert server.requests[-1]["response_format"]["schema"]["required"]
 
 
 def test_a_server_that_is_down_is_told_at_once(session):

@@ -20,6 +20,8 @@ from prismlm.run_state import WAIT_SECONDS, Interrupts
 CONCURRENCY, TIMEOUT, RETRIES = 8, 120.0, 2
 # Servers on one's own machine want some key, and look at none.
 KEY_VARIABLE, NO_KEY = "OPENAI_API_KEY", "none"
+# How an answer's schema may be told, the first that the endpoint knows.
+FORMATS = ("json_schema", "json_object")
 # Enough for a model that thinks aloud before it answers; one that never ends is cut off.
 MOST_TOKENS = 2048
 # Once more after an answer that is none.
@@ -69,6 +71,13 @@ class Endpoint:
         check_number("the timeout", self.timeout, "seconds above 0", lambda value: value > 0)
 
 
+def response_format(kind: str, schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the option of a request that asks for a schema, as one of ``FORMATS`` has it."""
+    if kind == "json_schema":
+        return {"type": kind, kind: {"name": "answer", "strict": True, "schema": schema}}
+    return {"type": kind, "schema": schema}
+
+
 class Session:
     """Questions to an endpoint.
 
@@ -90,6 +99,7 @@ class Session:
         # Which options of a request were answered, and which the endpoint does not know.
         self._known: set[str] = set()
         self._unknown: set[str] = set()
+        self._formats = list(FORMATS)
         self._client = openai.OpenAI(
             base_url=endpoint.url,
             api_key=os.environ.get(KEY_VARIABLE) or NO_KEY,
@@ -147,23 +157,26 @@ class Session:
     def _request(self, messages: list[dict[str, str]], question: Question) -> object:
         import openai
 
-        schema = {"name": "answer", "strict": True, "schema": question.schema}
-        wanted = {
-            "response_format": {"type": "json_schema", "json_schema": schema},
-            "temperature": 0,
-            "max_tokens": MOST_TOKENS,
-        }
         create: Any = self._client.chat.completions.create
         while True:
+            wanted: dict[str, Any] = {"temperature": 0, "max_tokens": MOST_TOKENS}
+            if kind := next(iter(self._formats), None):
+                wanted["response_format"] = response_format(kind, question.schema)
             sent = {name: value for name, value in wanted.items() if name not in self._unknown}
             try:
                 reply = create(model=self.endpoint.model, messages=messages, **sent)
-            except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
-                # An error that names none of them is of the one that the fewest know.
-                named = {name for name in sent if name in str(error)} or {"response_format"}
+            except (
+                openai.BadRequestError,
+                openai.UnprocessableEntityError,
+                openai.InternalServerError,
+            ) as error:
+                named = {name for name in sent if name in str(error)}
+                if not named and not isinstance(error, openai.InternalServerError):
+                    # An error that names none of them is of the one that the fewest know.
+                    named = {"response_format"}
                 if not (named := named & sent.keys() - self._known):
                     raise self._failure(error) from error
-                self._unknown |= named
+                self._refused(named, kind)
             except openai.APIError as error:
                 raise self._failure(error) from error
             except ValueError:
@@ -171,6 +184,14 @@ class Session:
             else:
                 self._known |= sent.keys()
                 return reply
+
+    def _refused(self, options: set[str], kind: str | None) -> None:
+        """Ask without some options from now on, or for the answer's form in another way."""
+        with self._lock:
+            self._unknown |= options - {"response_format"}
+            # Another thread may have learned the same.
+            if "response_format" in options and self._formats[:1] == [kind]:
+                del self._formats[0]
 
     def _failure(self, error: Exception) -> Failed | InputError:
         """Return what a request that failed comes to: for its question, or for all of them."""
