@@ -3,7 +3,8 @@
     python -m benchmarks.labels.measure MODEL --called NAME
     python -m benchmarks.labels.render
 
-MODEL has a lens with cells whose corpus is there. Nothing of it is changed.
+With ``--asked`` nothing is measured: what ``prismlm label MODEL --endpoint URL --json`` printed is
+put beside the others. MODEL has a lens with cells whose corpus is there. Nothing of it is changed.
 """
 
 from __future__ import annotations
@@ -36,7 +37,15 @@ def main() -> None:
     parser = script_options(__doc__, RESULTS / "labels.json")
     parser.add_argument("model", type=Path)
     parser.add_argument("--called", default="the demo's model", help="the model, on the page")
+    parser.add_argument("--asked", type=Path, help="JSON of prismlm label with an endpoint")
     given = parser.parse_args()
+    result = read_json(given.out) if given.out.is_file() else {"models": []}
+    if given.asked is not None:
+        printed = read_json(given.asked)
+        asked = {"model": given.called, "by": printed["source"].removeprefix("endpoint:")}
+        result["asked"] = {**asked, **printed["asked"], "environment": environment()}
+        write_json(given.out, result)
+        return
     lm = prismlm.load(given.model)
     lens = lm.lens
     if lens is None or lens.cells is None or lens.corpus is None:
@@ -63,9 +72,8 @@ def main() -> None:
         "drawn": drawn(made.labels, scores, weighed.labels, former, lens),
         "environment": environment(),
     }
-    result = read_json(given.out) if given.out.is_file() else {"models": []}
     models = {one["model"]: one for one in result["models"]} | {given.called: found}
-    write_json(given.out, {"models": list(models.values())})
+    write_json(given.out, {**result, "models": list(models.values())})
 
 
 def class_tf_idf(count: sparse.csr_matrix, places: np.ndarray) -> sparse.csr_matrix:

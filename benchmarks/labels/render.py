@@ -57,6 +57,8 @@ def render(result: dict[str, Any]) -> str:
             if key in model:
                 lines.append(f"| {model['model']} | {said} | {_scored(model[key])} |")
     lines += ["", _weights(result["models"])]
+    if "asked" in result:
+        lines += ["", *_asked(result["asked"])]
     for model in result["models"]:
         lines += ["", *_model(model)]
     return "\n".join(lines).rstrip() + "\n"
@@ -83,6 +85,36 @@ def _weights(models: list[dict[str, Any]]) -> str:
 def _lost(model: dict[str, Any], key: str) -> str:
     lost = model["names"][key]["mean"] - model["class_tf_idf"][key]["mean"]
     return f"{100 * lost:.1f} of {key}"
+
+
+def _asked(asked: dict[str, Any]) -> list[str]:
+    """Return the section on the names that a language model made."""
+    scores, failures = asked["scores"], asked["failures"]
+    own, embedded = scores["own"], scores["embedded"]
+    # An interval from above chance tells both halves of a passage's question apart.
+    works = own["detection"]["low"] > 0 and own["fuzzing"]["low"] > 0
+    wanted = asked["named"] + sum(failures.values())
+    return [
+        "## By a language model",
+        "",
+        "    prismlm label MODEL --endpoint URL --endpoint-model NAME --prototypes N --json > ASKED",
+        "    python -m benchmarks.labels.measure MODEL --called NAME --asked ASKED",
+        "",
+        f"Of {asked['model']}, the {wanted} prototypes most used, by {asked['by']} in llama.cpp "
+        "(llama-cpp-python's server), whose grammar holds each answer to the schema. "
+        f"{asked['named']} were named, with {asked['requests']} requests, "
+        f"{asked['tokens_in']:,} tokens in and {asked['tokens_out']:,} out; what failed: "
+        f"{'; '.join(f'{why} ({count})' for why, count in failures.items())}. "
+        "Scored by words, as above, beside the names made without a model of the same prototypes:",
+        "",
+        *table_head("| labels | scored | detection | difference | fuzzing | difference |"),
+        f"| by {asked['by']} | {_scored({**own, 'scored': scores['scored']})} |",
+        f"| by `prismlm label` | {_scored({**embedded, 'scored': scores['scored']})} |",
+        "",
+        "**Names by this model "
+        + ("say where their prototypes fire.**" if works else "do not work**: chance is as good.")
+        + " It is a small one; no larger one has been asked.",
+    ]
 
 
 def _scored(found: dict[str, Any]) -> str:
