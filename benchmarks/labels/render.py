@@ -91,13 +91,12 @@ def _asked(asked: dict[str, Any]) -> list[str]:
     """Return the section on the names that a language model made."""
     scores, failures = asked["scores"], asked["failures"]
     own, embedded = scores["own"], scores["embedded"]
-    # An interval from above chance tells both halves of a passage's question apart.
     works = own["detection"]["low"] > 0 and own["fuzzing"]["low"] > 0
     wanted = asked["named"] + sum(failures.values())
     return [
         "## By a language model",
         "",
-        "    prismlm label MODEL --endpoint URL --endpoint-model NAME --prototypes N --json > ASKED",
+        "    prismlm label MODEL --endpoint URL --endpoint-model NAME --json > ASKED",
         "    python -m benchmarks.labels.measure MODEL --called NAME --asked ASKED",
         "",
         f"Of {asked['model']}, the {wanted} prototypes most used, by {asked['by']} in llama.cpp "
