@@ -117,12 +117,13 @@ def _download(work: Path, progress: Reporter) -> Path:
 
 
 def _size(directory: Path) -> int:
+    """Return the bytes of all files below a directory, in which others are moved meanwhile."""
     total = 0
-    for path in directory.rglob("*"):
-        try:
-            total += path.stat().st_size
-        except OSError:  # moved in the meantime
-            continue
+    # Unlike a glob, a walk passes over a folder that is gone before it is opened.
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            with suppress(OSError):
+                total += Path(folder, name).stat().st_size
     return total
 
 
