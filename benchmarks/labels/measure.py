@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--called", default="the demo's model", help="the model, on the page")
     parser.add_argument("--asked", type=Path, help="JSON of prismlm label with an endpoint")
     given = parser.parse_args()
-    result = read_json(given.out) if given.out.is_file() else {"models": []}
+    result: dict[str, Any] = read_json(given.out) if given.out.is_file() else {"models": []}
     if given.asked is not None:
         printed = read_json(given.asked)
         asked = {"model": given.called, "by": printed["source"].removeprefix("endpoint:")}
