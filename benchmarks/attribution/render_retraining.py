@@ -6,6 +6,17 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.attribution.tables_of_lds import (
+    MEANING,
+    PRODUCT,
+    datamodels,
+    name_of,
+    paired,
+    product_name,
+    rest_of_choices,
+    signed,
+    temperatures,
+)
 from benchmarks.shared.pages import page_options, publish, read_result, runs_made, table_head
 from prismlm.explain.positions import TEMPERATURE
 
@@ -13,30 +24,7 @@ LDS_GOAL = 0.20
 TIME_GOAL = 0.01
 FEW = 20
 PLANNED = {"models": 100, "predictions": 20, "seeds": 3}
-PRODUCT = f"explain T={TEMPERATURE:g}"
-MEANING = {
-    "random": "control: documents at random",
-    "count of the token": "control: how often the predicted token comes next",
-    "bm25": "BM25 (the text and the predicted token)",
-    "nearest states": "nearest hidden states, whatever came next",
-    "nearest with the same token": "the predicted token came next, nearest state",
-    "last-layer K-FAC": "influence by the output layer alone, K-FAC",
-    "gradient cosine": "cosine of gradients, all weights",
-    "gradient, diagonal Fisher": "product of gradients over the diagonal Fisher, all weights",
-    "Bergson EK-FAC": "Bergson's EK-FAC",
-    "Bergson TrackStar": "Bergson's TrackStar",
-    "Bergson gradient cosine": "Bergson's cosine of gradients",
-}
 GRADIENTS = ("last-layer K-FAC", "gradient cosine", "gradient, diagonal Fisher")
-REST = {
-    "cells=1": "the one cell with the most evidence",
-    "cells=4": "the four cells with the most evidence",
-    "signed": "other next tokens count against",
-    "doubt=1": "what the model was sure of counts less",
-    "whitened=1": "states whitened",
-    "by_prototype": "each prototype's evidence kept within its cell",
-    "same=10": "what is after the same token counts ten times, as in `explain`",
-}
 
 
 def main() -> int:
@@ -71,7 +59,7 @@ def render(lds: dict[str, Any], tool: dict[str, Any], lost: dict[str, Any]) -> s
         "evidence by position was chosen on one half of the predictions; *other half* is the one "
         "that it was not chosen on, ± over predictions.",
         "",
-        *_datamodels(lds, chosen),
+        *datamodels(lds, chosen),
         "",
         "`explain` reads the cells that an index writes. Evidence by position is the reference in "
         "memory: it reads every position of the documents, after "
@@ -82,9 +70,9 @@ def render(lds: dict[str, Any], tool: dict[str, Any], lost: dict[str, Any]) -> s
         "LDS of all predictions; **bold** was best on the half to choose on. *Random states*: as "
         "prototypes, in place of centres.",
         "",
-        *_temperatures(lds, chosen),
+        *temperatures(lds, chosen),
         "",
-        *_rest(lds),
+        *rest_of_choices(lds),
         "",
         "## Judged by Bergson",
         "",
@@ -227,26 +215,21 @@ def _controls(lds: dict[str, Any], chosen: str) -> list[str]:
     }
     parts = [
         f"{said} has {methods[name]['all']['mean']:.3f} (the best choice less it "
-        f"{_signed(paired(methods[chosen]['each'], methods[name]['each']))})"
+        f"{signed(paired(methods[chosen]['each'], methods[name]['each']))})"
         for said, name in names.items()
         if name in methods and name != chosen
     ]
-    product = _product(methods)
+    product = product_name(methods)
     own, rivals = methods[product], ("count of the token", "last-layer K-FAC")
     more = [name for name in rivals if methods[name]["all"]["mean"] > own["all"]["mean"]]
     kept = paired(methods[chosen]["each"], own["each"])
     return [
         f"- `explain` {_as_measured(product)}: "
         f"LDS **{own['all']['mean']:.3f}** on all, {own['report']['mean']:.3f} on that half, less "
-        f"than the best choice by {_signed(kept)} on all"
+        f"than the best choice by {signed(kept)} on all"
         + (f"; **below** {' and '.join(MEANING[name] for name in more)}." if more else "."),
         f"- Controls, on all predictions: {'; '.join(parts)}.",
     ]
-
-
-def _product(methods: dict[str, Any]) -> str:
-    """Return the row of ``explain``, or of what it was when it was last measured."""
-    return PRODUCT if PRODUCT in methods else next(n for n in methods if n.startswith("explain"))
 
 
 def _as_measured(product: str) -> str:
@@ -272,9 +255,9 @@ def _tool_short(lds: dict[str, Any], tool: dict[str, Any]) -> list[str]:
         lines.append(
             f"- {said} by Bergson **{ours:.3f}**, above BM25's {words[key]['mean']:.3f}: "
             f"{_above(paired(judge[key]['each'], words[key]['each']))}. Its EK-FAC has "
-            f"{theirs:.3f}: ours less it {_signed(paired(judge[key]['each'], rival[key]['each']))}."
+            f"{theirs:.3f}: ours less it {signed(paired(judge[key]['each'], rival[key]['each']))}."
         )
-    seconds = lds["methods"][_product(lds["methods"])]["seconds"]["a prediction"]
+    seconds = lds["methods"][product_name(lds["methods"])]["seconds"]["a prediction"]
     fraction = seconds / rival["seconds"]["a prediction"]
     return [
         *lines,
@@ -282,74 +265,6 @@ def _tool_short(lds: dict[str, Any], tool: dict[str, Any]) -> list[str]:
         f"its text, {fraction:.1%} of EK-FAC's {rival['seconds']['a prediction']:.2f} s, goal "
         f"under {TIME_GOAL:.0%}: {_verdict(fraction < TIME_GOAL)}. What is done once is left out.",
     ]
-
-
-def _datamodels(lds: dict[str, Any], chosen: str) -> list[str]:
-    methods, temperature = lds["methods"], chosen.split()[1]
-    lines = table_head("| method | LDS | other half | the first − it | s a prediction | s once |")
-    explained = [name for name in methods if name.startswith(("explain", "alone"))]
-    names = [chosen, f"evidence {temperature} cells=all", _product(methods), *explained]
-    names.append(f"random states {temperature}")
-    shown = [*dict.fromkeys(names), *(name for name in MEANING if name in methods)]
-    for name in (name for name in shown if name in methods):
-        found, again = methods[name], np.array(methods[name]["resampled"])
-        less = "–"
-        if name != chosen:
-            apart = np.array(methods[chosen]["resampled"]) - again
-            difference = methods[chosen]["all"]["mean"] - found["all"]["mean"]
-            less = _signed((difference, float(apart.std(ddof=1))))
-        report, seconds = found["report"], found["seconds"]
-        lines.append(
-            f"| {_named(name)} | {found['all']['mean']:.3f} ± {again.std(ddof=1):.3f} | "
-            f"{report['mean']:.3f} ± {report['error']:.3f} | {less} | "
-            f"{seconds['a prediction']:.3g} | {seconds['once']:.3g} |"
-        )
-    return lines
-
-
-def _named(name: str) -> str:
-    if name in MEANING:
-        return MEANING[name]
-    kind, temperature, *rest = name.replace("random states", "random").split()
-    if kind in ("explain", "alone"):
-        chosen = "as it comes" if name == PRODUCT else "each prediction alone"
-        return f"**`explain`** from cells on disk, {temperature.replace('=', ' ')}, {chosen}"
-    if kind == "random":
-        return f"control: random states as prototypes, {temperature.replace('=', ' ')}"
-    where = {"cells=16": "16 cells", "cells=all": "every position"}
-    said = [where.get(part, REST.get(part, part)) for part in rest]
-    return f"evidence by position, {temperature.replace('=', ' ')}, {', '.join(said)}"
-
-
-def _temperatures(lds: dict[str, Any], chosen: str) -> list[str]:
-    methods = lds["methods"]
-    temperatures = [n.split()[-1] for n in methods if n.startswith("random states")]
-    lines = table_head("| T | 16 cells | every position | 16 cells of random states |")
-    for temperature in temperatures:
-        names = [f"evidence {temperature} cells=16", f"evidence {temperature} cells=all"]
-        columns: list[str] = []
-        for name in (*names, f"random states {temperature}"):
-            figure = f"{methods[name]['all']['mean']:.3f} ± {methods[name]['all']['error']:.3f}"
-            columns.append(f"**{figure}**" if name == chosen else figure)
-        lines.append(f"| {temperature.removeprefix('T=')} | {' | '.join(columns)} |")
-    return lines
-
-
-def _rest(lds: dict[str, Any]) -> list[str]:
-    methods = lds["methods"]
-    lines = table_head("| at T 0.2 | LDS | 16 cells, plain − it |")
-    plain = methods["evidence T=0.2 cells=16"]
-    for name in methods:
-        last = name.split()[-1]
-        if not name.startswith("evidence T=0.2") or last not in REST:
-            continue
-        found = methods[name]
-        where = ", every position" if "cells=all" in name else ""
-        lines.append(
-            f"| {REST[last]}{where} | {found['all']['mean']:.3f} ± {found['all']['error']:.3f} | "
-            f"{_signed(paired(plain['each'], found['each']))} |"
-        )
-    return lines
 
 
 def _judged(tool: dict[str, Any]) -> list[str]:
@@ -360,7 +275,7 @@ def _judged(tool: dict[str, Any]) -> list[str]:
         if "qld" in found:
             removed = f"{found['qld']['mean']:+.3f} ± {found['qld']['error']:.3f}"
         lines.append(
-            f"| {_named(name)} | {found['lds']['mean']:.3f} ± {found['lds']['error']:.3f} | "
+            f"| {name_of(name)} | {found['lds']['mean']:.3f} ± {found['lds']['error']:.3f} | "
             f"{removed} | {seconds['a prediction']:.3g} | {seconds['once']:.3g} |"
         )
     return lines
@@ -373,8 +288,8 @@ def _forgetting(lost: dict[str, Any]) -> list[str]:
         found = lost["methods"][name]["lost"]
         less = paired(_lost(lost, names[0]), _lost(lost, name))
         lines.append(
-            f"| {_named(name)} | {found['mean']:+.3f} ± {found['error']:.3f} | "
-            f"{'–' if name == names[0] else _signed(less)} |"
+            f"| {name_of(name)} | {found['mean']:+.3f} ± {found['error']:.3f} | "
+            f"{'–' if name == names[0] else signed(less)} |"
         )
     return lines
 
@@ -383,21 +298,11 @@ def _lost(lost: dict[str, Any], name: str) -> np.ndarray:
     return np.array(lost["methods"][name]["each"]).mean(1)
 
 
-def paired(left: Any, right: Any) -> tuple[float, float]:
-    """Return the mean of the differences, and its standard error."""
-    apart = np.array(left) - np.array(right)
-    return float(apart.mean()), float(apart.std(ddof=1) / len(apart) ** 0.5)
-
-
-def _signed(difference: tuple[float, float]) -> str:
-    return f"{difference[0]:+.3f} ± {difference[1]:.3f}"
-
-
 def _above(difference: tuple[float, float]) -> str:
     """Say whether one is above the other, and whether by more than chance."""
     mean, error = difference
     doubt = ", within two errors: **not shown**" if 0 < mean <= 2 * error else ""
-    return f"{_verdict(mean > 0)}, paired {_signed(difference)}{doubt}"
+    return f"{_verdict(mean > 0)}, paired {signed(difference)}{doubt}"
 
 
 def _verdict(reached: bool) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,6 @@ from benchmarks.shared.pages import page_options, publish, read_result, runs_mad
 STEP_MEANING = {
     **MEANING,
     "random": "control: documents at random",
-    "whole ranges": "the same, with all positions of a range in place of 512",
 }
 
 
@@ -54,10 +54,20 @@ def render(result: dict[str, Any]) -> str:
 
 
 def _options(result: dict[str, Any]) -> str:
-    """Return the options that say how much of the two dear parts was measured."""
-    words = ""
+    """Return how it was taught, and how much of the two dear parts was measured."""
+    taught = result["teach"]["options"]
+    words = "".join(
+        f" --{option} {taught[key]:g}"
+        for option, key in (
+            ("blocks", "blocks"),
+            ("rank", "rank"),
+            ("rate", "learning_rate"),
+            ("epochs", "epochs"),
+        )
+    )
     if "forgetting" in result:
         words += f" --seeds {' '.join(map(str, result['forgetting']['seeds']))}"
+        words += f" --methods {' '.join(map(shlex.quote, result['forgetting']['methods']))}"
     if "patch" in result:
         words += f" --predictions {result['patch']['predictions']}"
     return words
@@ -117,9 +127,11 @@ def _recall_verdict(result: dict[str, Any]) -> list[str]:
         )
     ]
     every = {name: m["ten"]["all"]["mean"] for name, m in result["recall"]["methods"].items()}
-    equal = [name for name in every if name != "explain" and every[name] >= every["explain"]]
+    least = ten["mean"] - ten["error"]
+    equal = [name for name in every if name != "explain" and every[name] >= least]
     lines.append(
-        f"- As high a recall@10, or a higher one, have: {'; '.join(equal) or 'none'}. "
+        "- As high a recall@10 within its standard error, or a higher one, have: "
+        f"{'; '.join(equal) or 'none'}. "
         + (
             "Cells of random states find the same positions: what is shown here is evidence by "
             "position, not what fitting prototypes adds to it."
@@ -203,13 +215,6 @@ def _heads(result: dict[str, Any]) -> list[str]:
     ]
 
 
-def _meaning(name: str, result: dict[str, Any]) -> str:
-    # What was judged since explain knows the text before has the same without it, too.
-    if name == "explain" and "alone" not in result["recall"]["methods"]:
-        return "**`explain`**, before it knew the text before; not measured since"
-    return STEP_MEANING[name]
-
-
 def _recall(result: dict[str, Any]) -> list[str]:
     """Return the section on the documents that are named."""
     copies, before = result["corpus"]["copies"], result.get("before", {}).get("methods")
@@ -219,8 +224,14 @@ def _recall(result: dict[str, Any]) -> list[str]:
         "",
         "Recall@10: planted documents among the ten with the largest score for the answer, out of "
         "those that ten places can hold. *First*: the document with the largest score holds the "
-        "fact. *Before* is SmolLM2 itself, which was not taught the facts, asked for the same "
-        "answers. ± is a standard error over questions.",
+        "fact. "
+        + (
+            "*Before* is SmolLM2 itself, which was not taught the facts, asked for the same "
+            "answers. "
+            if before
+            else ""
+        )
+        + "± is a standard error over questions.",
         "",
         *table_head(
             "| method | recall@10 | "
@@ -234,7 +245,7 @@ def _recall(result: dict[str, Any]) -> list[str]:
         cells += [f"{found['ten'][f'copies {level}']['mean']:.3f}" for level in copies]
         cells += [_figure(found["first"]["all"])]
         cells += [_figure(before[name][key]["all"]) for key in ("ten", "first")] if before else []
-        lines.append(f"| {_meaning(name, result)} | {' | '.join(cells)} |")
+        lines.append(f"| {STEP_MEANING[name]} | {' | '.join(cells)} |")
     twin, same = methods["explain"], "same answer at random"
     cells = [f"{twin['ten']['all'][same]:.3f}"]
     cells += [f"{twin['ten'][f'copies {level}'][same]:.3f}" for level in copies]
@@ -261,7 +272,7 @@ def _patch(result: dict[str, Any]) -> list[str]:
         cells = [_figure(found[key], "+") for key in ("gain", "specific")]
         behind = [_figure(found[f"{key} behind"], "+") for key in ("gain", "specific")]
         cells += ["–", "–"] if name == "explain" else behind
-        lines.append(f"| {_meaning(name, result)} | {' | '.join(cells)} |")
+        lines.append(f"| {STEP_MEANING[name]} | {' | '.join(cells)} |")
     return [*lines, ""]
 
 
@@ -284,7 +295,7 @@ def _forgetting(result: dict[str, Any]) -> list[str]:
     for name, method in found["methods"].items():
         behind = "–" if name == "explain" else _figure(method["behind"], "+")
         lines.append(
-            f"| {_meaning(name, result)} | {_figure(method['lost'], '+')} | {behind} | "
+            f"| {STEP_MEANING[name]} | {_figure(method['lost'], '+')} | {behind} | "
             f"{method['removed']} of {result['corpus']['documents']} | "
             f"{method['own planted removed']:.0%} |"
         )
@@ -293,15 +304,15 @@ def _forgetting(result: dict[str, Any]) -> list[str]:
 
 def _small(result: dict[str, Any]) -> list[str]:
     """Say what is small about it."""
-    corpus = result["corpus"]
+    corpus, blocks = result["corpus"], result["teach"]["options"]["blocks"]
     return [
         "## What is small about it",
         "",
         f"One model of 135 million parameters, {corpus['facts']} facts of one attribute and "
         f"{corpus['tokens']:,} tokens: ten documents are {10 / corpus['documents']:.0%} of all. "
         "Facts are written into documents that hold little else. The adapters are in the last "
-        "third of the blocks. The head is fitted for a minute, on text that is also the lens's. "
-        "One seed of facts and of the model that is judged.",
+        f"{blocks:.0%} of the blocks. The head is fitted for a minute, on text that is also the "
+        "lens's. One seed of facts and of the model that is judged.",
     ]
 
 

@@ -38,12 +38,14 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--called", default="the demo's model", help="the model, on the page")
     parser.add_argument("--asked", type=Path, help="JSON of prismlm label with an endpoint")
+    parser.add_argument("--server", help="what answered there, on the page")
     given = parser.parse_args()
     result: dict[str, Any] = read_json(given.out) if given.out.is_file() else {"models": []}
     if given.asked is not None:
         printed = read_json(given.asked)
         asked = {"model": given.called, "by": printed["source"].removeprefix("endpoint:")}
-        result["asked"] = {**asked, **printed["asked"], "environment": environment()}
+        asked["server"] = given.server
+        result["asked"] = {**asked, **printed["asked"]}
         write_json(given.out, result)
         return
     lm = prismlm.load(given.model)

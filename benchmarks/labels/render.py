@@ -96,14 +96,14 @@ def _asked(asked: dict[str, Any]) -> list[str]:
     return [
         "## By a language model",
         "",
-        "    prismlm label MODEL --endpoint URL --endpoint-model NAME --json > ASKED",
-        "    python -m benchmarks.labels.measure MODEL --called NAME --asked ASKED",
+        "    prismlm label MODEL --endpoint URL --endpoint-model NAME "
+        f"--prototypes {wanted} --json > ASKED",
+        "    python -m benchmarks.labels.measure MODEL --called NAME --asked ASKED --server WHAT",
         "",
-        f"Of {asked['model']}, the {wanted} prototypes most used, by {asked['by']} in llama.cpp "
-        "(llama-cpp-python's server), whose grammar holds each answer to the schema. "
-        f"{asked['named']} were named, with {asked['requests']} requests, "
+        f"Of {asked['model']}, the {wanted} prototypes most used, by {asked['by']} in "
+        f"{asked['server']}. {asked['named']} were named, with {asked['requests']} requests, "
         f"{asked['tokens_in']:,} tokens in and {asked['tokens_out']:,} out; what failed: "
-        f"{'; '.join(f'{why} ({count})' for why, count in failures.items())}. "
+        f"{'; '.join(f'{why} ({count})' for why, count in failures.items()) or 'nothing'}. "
         "Scored by words, as above, beside the names made without a model of the same prototypes:",
         "",
         *table_head("| labels | scored | detection | difference | fuzzing | difference |"),
@@ -111,8 +111,7 @@ def _asked(asked: dict[str, Any]) -> list[str]:
         f"| by `prismlm label` | {_scored({**embedded, 'scored': scores['scored']})} |",
         "",
         "**Names by this model "
-        + ("say where their prototypes fire.**" if works else "do not work**: chance is as good.")
-        + " It is a small one; no larger one has been asked.",
+        + ("say where their prototypes fire.**" if works else "do not work**: chance is as good."),
     ]
 
 

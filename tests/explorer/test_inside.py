@@ -155,13 +155,11 @@ def test_channels_in_a_browser(page, mixer):
     page.wait_for_selector("text=Layer 1, channel 3")
 
 
-def test_attention_in_a_browser(of_heads, browser):
-    page = browser.new_page(viewport={"width": 1280, "height": 900})
-    errors = []
-    page.on("pageerror", lambda error: errors.append(error))
+def test_a_reading_that_comes_late_says_nothing_in_another_view(of_heads, browser):
+    page = browser.new_page()
     page.goto(of_heads.address)
     page.wait_for_selector(".x-nav a")
-    # The prompt that is there is read at once, and says nothing where another view is looked at.
+    # The prompt that is there is read at once.
     reading = []
     page.route("**/api/inside/attention", lambda route: reading.append(route))
     with page.expect_request("**/api/inside/attention"):
@@ -173,6 +171,15 @@ def test_attention_in_a_browser(of_heads, browser):
     page.unroute("**/api/inside/attention")
     page.wait_for_timeout(200)
     assert page.inner_text(".x-command").startswith("prismlm audit")
+    page.close()
+
+
+def test_attention_in_a_browser(of_heads, browser):
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    errors = []
+    page.on("pageerror", lambda error: errors.append(error))
+    page.goto(of_heads.address)
+    page.wait_for_selector(".x-nav a")
     page.evaluate("location.hash = '#/inside?head=1.2'")
     page.wait_for_selector(".x-heat")
     page.fill(".x-inside .x-prompt", TEXT)

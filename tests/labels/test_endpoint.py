@@ -102,6 +102,24 @@ def test_a_server_that_fails_at_a_schema_is_told_it_as_an_object(session):
     assert server.requests[-1]["response_format"]["schema"]["required"]
 
 
+def test_a_refusal_that_comes_after_another_question_was_answered_loses_none(session):
+    answered = threading.Event()
+
+    def behave(request, number):
+        if request["response_format"]["type"] == "json_object":
+            answered.set()
+            return GOOD
+        # Both are asked in the first way, and one is told so when the other has its answer.
+        if request["messages"][0]["content"] == "1":
+            answered.wait(5)
+        return 400, errors("response_format")
+
+    with ChatServer(behave) as server:
+        opened = session(server.url, concurrency=2)
+        assert each(opened, questions(2)) == {0: GOOD, 1: GOOD}
+    assert opened.failures == {}
+
+
 def test_a_server_that_is_down_is_told_at_once(session):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -96,7 +96,8 @@ class Session:
         self.tally: Counter[str] = Counter(requests=0, tokens_in=0, tokens_out=0)
         self.failures: Counter[str] = Counter()
         self._lock = threading.Lock()
-        # Which options of a request were answered, and which the endpoint does not know.
+        # Which options of a request were answered, with the answer's form by its kind, and which
+        # the endpoint does not know.
         self._known: set[str] = set()
         self._unknown: set[str] = set()
         self._formats = list(FORMATS)
@@ -163,6 +164,7 @@ class Session:
             if kind := next(iter(self._formats), None):
                 wanted["response_format"] = response_format(kind, question.schema)
             sent = {name: value for name, value in wanted.items() if name not in self._unknown}
+            told = {name: name for name in sent} | ({"response_format": kind} if kind else {})
             try:
                 reply = create(model=self.endpoint.model, messages=messages, **sent)
             except (
@@ -174,7 +176,8 @@ class Session:
                 if not named and not isinstance(error, openai.InternalServerError):
                     # An error that names none of them is of the one that the fewest know.
                     named = {"response_format"}
-                if not (named := named & sent.keys() - self._known):
+                named = {name for name in named & sent.keys() if told[name] not in self._known}
+                if not named:
                     raise self._failure(error) from error
                 self._refused(named, kind)
             except openai.APIError as error:
@@ -182,7 +185,7 @@ class Session:
             except ValueError:
                 return None
             else:
-                self._known |= sent.keys()
+                self._known |= set(told.values())
                 return reply
 
     def _refused(self, options: set[str], kind: str | None) -> None:
