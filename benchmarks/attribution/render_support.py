@@ -83,6 +83,7 @@ def _section(result: dict[str, Any]) -> list[str]:
         lines.append(f"| {name} | {' | '.join(cells)} |")
     compared = [*others, *NEVER_SEEN[1:]]
     lines += ["", *_alone(result, ["verbatim", *told], compared)]
+    lines += ["", *_attributed(result)]
     lines += ["", *_verdicts(auc, told, others), "", "The first text of each kind:", ""]
     lines += [
         f"- *{name}*: {escaped(' '.join(t.split()))}" for name, t in result["examples"].items()
@@ -118,6 +119,36 @@ def _alone(result: dict[str, Any], more: list[str], less: list[str]) -> list[str
         f"On average both tell {verdict} ({gain:+.3f}). Text in "
         "other words is made by replacing words, which leaves runs of the others: that favours "
         "words, and a paraphrase that shares none was not tried.",
+    ]
+
+
+def _attributed(result: dict[str, Any]) -> list[str]:
+    """Return how much of the evidence is attributed, and how well that tells texts apart."""
+    ways = result["attributed"]
+    kinds = list(result["kinds"])
+    head = " | ".join(f"{kind}" for kind in kinds)
+    lines = [
+        "How much of the evidence is attributed, of each kind of text, and in brackets how often "
+        "it is less than of verbatim text (AUC). *Cells alone*, the control: all evidence of a "
+        "prototype whose own cell has a position with the predicted token, whether or not a "
+        "position that weighs anything relies on the prototype.",
+        "",
+        *table_head(f"| | {head} |"),
+    ]
+    for way, found in ways.items():
+        cells = [
+            f"{found['mean'][kind]:.0%}"
+            + (f" ({found['auc']['verbatim'][kind]:.2f})" if kind != "verbatim" else "")
+            for kind in kinds
+        ]
+        lines.append(f"| {way} | {' | '.join(cells)} |")
+    told = {way: found["auc"]["verbatim"]["unseen"] for way, found in ways.items()}
+    verdict = "told apart" if told["explain"] >= TOLD_APART else "**does not work**"
+    return [
+        *lines,
+        "",
+        f"Verbatim above unseen text by what is attributed: {verdict}, {told['explain']:.3f}; by "
+        f"cells alone {told['cells alone']:.3f}.",
     ]
 
 

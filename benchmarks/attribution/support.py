@@ -6,6 +6,9 @@ MODEL has a lens of CORPUS with cells, of its train split; FILE is text of other
 JSON lines); TSV has a word in its first column and synonyms, separated by semicolons, in its last.
 All texts have some 32 tokens and are read by themselves. Held-out documents that the lens measured
 its scale on are left out; of a corpus without any, ``--unseen`` names a file of other documents.
+
+Beside support stands how much of a text's evidence is attributed; its control is what the cells
+alone say: the evidence of prototypes whose own cell has a position with the predicted token.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from benchmarks.shared.options import RESULTS, script_options
 from prismlm.corpus import Corpus
 from prismlm.corpus.read import read_documents
 from prismlm.explain.support import Support
+from prismlm.explain.trace import Trace
 from prismlm.files import write_json
 from prismlm.index.support import calibration_stretches
 
@@ -48,16 +52,29 @@ def main() -> None:
     corpus = Corpus.open(arguments.corpus)
     generator = np.random.default_rng(arguments.seed)
     texts, changed = kinds(corpus, arguments, generator)
-    found = {name: [support(lm, text) for text in of_kind] for name, of_kind in texts.items()}
+    traces = {name: [read(lm, text) for text in of_kind] for name, of_kind in texts.items()}
+    found = {name: [supported(one) for one in of_kind] for name, of_kind in traces.items()}
+    ways = {"explain": attributed, "cells alone": in_their_cells}
+    shares = {way: _each(traces, take) for way, take in ways.items()}
     result = {
         "environment": environment(),
         "model": {"parameters": sum(p.numel() for p in lm.model.parameters())},
         "corpus": corpus.meta["counts"],
         "words_replaced": changed,
         "kinds": {name: figures(of_kind) for name, of_kind in found.items()},
-        "auc": apart(found, lambda one: one.score),
+        "auc": apart(_each(found, lambda one: one.score)),
         # Of what the score is made of, each by itself.
-        "alone": {"states": apart(found, of_states), "words": apart(found, of_words)},
+        "alone": {
+            name: apart(_each(found, take))
+            for name, take in (("states", of_states), ("words", of_words))
+        },
+        "attributed": {
+            way: {
+                "mean": {name: float(np.mean(some)) for name, some in of.items()},
+                "auc": apart(of),
+            }
+            for way, of in shares.items()
+        },
         # Of text from elsewhere nothing is quoted: its licence may not allow it.
         "examples": {n: t[0] for n, t in texts.items() if n not in named(arguments.other)},
     }
@@ -149,12 +166,31 @@ def in_other_words(
     return re.sub(r"[A-Za-z]{4,}", replaced, text), count
 
 
-def support(lm: prismlm.PrismLM, text: str) -> Support:
-    """Return the support of a text's own tokens, the first left out."""
+def read(lm: prismlm.PrismLM, text: str) -> Trace:
+    """Return the predictions of a text's own tokens, the first left out."""
     trace = lm.explain(text)
-    found = trace[: len(trace) - 1].support
+    return trace[: len(trace) - 1]
+
+
+def supported(trace: Trace) -> Support:
+    """Return the support of a text."""
+    found = trace.support
     assert found is not None, "the lens has no cells"
     return found
+
+
+def attributed(trace: Trace) -> float:
+    """Return the share of a text's evidence that is attributed."""
+    return 1 - trace.sources().unattributed
+
+
+def in_their_cells(trace: Trace) -> float:
+    """Return the share of evidence whose prototype's own cell has the predicted token."""
+    assert trace.lens is not None
+    assert trace.lens.cells is not None
+    table, uses = trace.table, trace.table.uses("evidence")
+    first, last = trace.lens.cells.ranges(uses.prototype, table.targets.numpy()[uses.position])
+    return float(uses.weight[last > first].sum() / table.total)
 
 
 def figures(found: list[Support]) -> dict[str, Any]:
@@ -178,11 +214,12 @@ def of_words(found: Support) -> float:
     return found.words
 
 
-def apart(
-    found: dict[str, list[Support]], value: Callable[[Support], float]
-) -> dict[str, dict[str, float]]:
+def _each(found: dict[str, list[Any]], value: Callable[[Any], float]) -> dict[str, list[float]]:
+    return {name: [value(one) for one in of_kind] for name, of_kind in found.items()}
+
+
+def apart(values: dict[str, list[float]]) -> dict[str, dict[str, float]]:
     """Return how often one kind of text has a larger value than another."""
-    values = {name: [value(one) for one in of_kind] for name, of_kind in found.items()}
     return {
         above: {below: auc(values[above], values[below]) for below in values if below != above}
         for above in values

@@ -125,8 +125,9 @@ def methods(setting: MaskedSetting, random: Setting, cells: Cells, seed: int) ->
     """Return every method by its name on the page."""
     near = Choices(temperature=TEMPERATURE, cells=PROTOTYPES_PER_TOKEN)
     return {
-        "evidence by position": Explained(setting, cells),
-        "shuffled cells": Explained(setting, cells, shuffled=seed),
+        # No text stands before a token that is masked anywhere: each is by itself.
+        "evidence by position": Explained(setting, cells, alone=True),
+        "shuffled cells": Explained(setting, cells, shuffled=seed, alone=True),
         "random states as prototypes": EvidenceByPosition(random, near),
         "nearest states, whatever token": NearestStates(setting),
         "count of the token": SameToken(setting, counted=True),

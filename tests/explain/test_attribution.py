@@ -17,6 +17,7 @@ from prismlm.explain.contexts import CONTEXT_TEMPERATURE
 from prismlm.explain.evidence import EvidenceTable
 from prismlm.index import layout
 from prismlm.index.lens import Lens
+from prismlm.layers import PrototypeHead
 
 MASS = [
     # prototype, source, domain, license, tokens, activation_sum; prototype 2 is never used
@@ -76,7 +77,7 @@ def lens(tmp_path_factory):
     meta = layout.LensMeta(
         "", "", "", "", "c", "/c", "train", None, 8, 8, 2, 2, 100, with_text=True
     )
-    return Lens(directory, meta, num_prototypes=3)
+    return Lens(directory, meta, PrototypeHead(2, 3, 2))
 
 
 def table(indices, evidence, residual, bias, states):

@@ -307,7 +307,7 @@ def test_documents_that_are_not_there(lm):
     trained_on = {corpus.doc_ids[number] for number in corpus.split("train")}
     outside = sorted(trained_on - set(known))
     assert outside
-    without = Lens(lm.lens.path, replace(lm.lens.meta, cells=None), lm.lens.num_prototypes)
+    without = Lens(lm.lens.path, replace(lm.lens.meta, cells=None), lm.lens.head)
     with pytest.raises(InputError, match="is in the corpus, but none of its places"):
         check_document(without, outside[0])
     for lens in (lm.lens, without):

@@ -7,14 +7,16 @@ import pyarrow as pa
 import pytest
 import torch
 
+from prismlm.explain import positions
 from prismlm.explain.attribution import attribute
 from prismlm.explain.evidence import EvidenceTable
-from prismlm.explain.passages import largest
 from prismlm.explain.positions import TEMPERATURE
 from prismlm.index import layout
 from prismlm.index.lens import Lens
+from prismlm.index.neighbours import largest
 from prismlm.index.sort_cells import write_cells
 from prismlm.index.spool import Spool, quantise, record_type
+from prismlm.layers import PrototypeHead
 from prismlm.progress import SILENT
 
 # cell, next token, position, angle of the state to (1, 0) in degrees; 0 to 99 are of document "a",
@@ -62,7 +64,9 @@ def lens(tmp_path):
     meta = layout.LensMeta(
         "", "", "", "", "c", "/nowhere", "train", None, 8, 8, 2, 2, 100, True, cells=cells
     )
-    return Lens(tmp_path, meta, num_prototypes=3)
+    head = PrototypeHead(2, 3, 3)
+    head.place_on(torch.tensor([[1.0, 0.0], [1.0, 1.0], [0.0, 1.0]]))
+    return Lens(tmp_path, meta, head)
 
 
 @pytest.fixture
@@ -97,6 +101,21 @@ def test_shares_by_hand(lens, table):
     rates = {item.key: item.base_rate for item in by_domain.items}
     assert rates == pytest.approx({"law": 99 / 399, "(unknown)": 300 / 399})
     assert by_domain.items[0].lift == pytest.approx(by_domain.items[0].share / (99 / 399))
+
+
+@pytest.mark.parametrize(("named", "unplaced"), [(1, 1), (2, 0)])
+def test_what_no_heavy_place_relies_on_is_unattributed(lens, table, monkeypatch, named, unplaced):
+    # The prediction is 37 degrees from prototype 1, its furthest; places at (1, 0) are at 45. Of
+    # the two that weigh most, 10 is in the cell of prototype 0 and 150 in that of 1.
+    monkeypatch.setattr(positions, "HEAVIEST", named)
+    angles = np.deg2rad([0, -45, -20])
+    lens.head.place_on(torch.from_numpy(np.stack([np.cos(angles), np.sin(angles)], 1)))
+    state = torch.tensor([[np.cos(np.deg2rad(-8)), np.sin(np.deg2rad(-8))]], dtype=torch.float32)
+    found = attribute(replace(table, states=state), lens)
+    assert found.places.place.tolist() == [10, 20, 60, 150]
+    assert found.places.value.sum() == pytest.approx(3 - unplaced)
+    assert found.unplaced == pytest.approx(unplaced)
+    assert found.sources("domain").unattributed == pytest.approx((1 + unplaced) / 4)
 
 
 def test_a_position_after_the_same_token_counts_ten_times(lens, table):

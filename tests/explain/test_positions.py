@@ -55,16 +55,17 @@ def naive(lm, table, everything):
     cells, found, unplaced, before = lm.lens.cells, {}, 0.0, []
     groups, rates = cells.keys("domain").codes, cells.base_rates("domain")
     believed = list(rates)
+    of_prototypes = lm.head.prototypes.double().numpy()
+    of_prototypes = of_prototypes / np.linalg.norm(of_prototypes, axis=1, keepdims=True)
     for t, target in enumerate(table.targets.tolist()):
-        near, amount = {}, 0.0
-        for i, e in zip(table.indices[t].tolist(), table.evidence[t].tolist(), strict=True):
-            if e <= 0:
-                continue
+        near = {}
+        speak_for = {
+            i: e
+            for i, e in zip(table.indices[t].tolist(), table.evidence[t].tolist(), strict=True)
+            if e > 0
+        }
+        for i in speak_for:
             rows = np.flatnonzero((cell == i) & (token == target))
-            if not len(rows):
-                unplaced += e
-                continue
-            amount += e
             cosines = states[rows] @ table.states[t].double().numpy()
             for where, cosine, x in zip(place[rows], cosines, last[rows], strict=True):
                 times = SAME_TOKEN if x == table.read[t] else 1
@@ -79,6 +80,14 @@ def naive(lm, table, everything):
             ratio = CONCENTRATION * believed[groups[d]] / rates[groups[d]]
             ratio = (ratio + carried / cells.document_rates[d]) / (CONCENTRATION + total)
             spread[n] = k * ratio
+        own = of_prototypes[table.indices[t].tolist()] @ table.states[t].double().numpy()
+        least, relied_on = max(own.min(), 0), set()
+        for n in sorted(spread, key=spread.get, reverse=True)[:4]:
+            heavy = place.tolist().index(n)
+            cosines = of_prototypes @ states[heavy]
+            relied_on |= {i for i in speak_for if cosines[i] >= least} | {int(cell[heavy])}
+        amount = sum(e for i, e in speak_for.items() if i in relied_on)
+        unplaced += sum(e for i, e in speak_for.items() if i not in relied_on)
         parts = Counter()
         for n, weight in spread.items():
             found[n] = found.get(n, 0.0) + amount * weight / sum(spread.values())
@@ -112,9 +121,9 @@ def test_what_weighs_next_to_nothing_is_left_out(lm, monkeypatch):
     table = lm.explain(TEXTS[0]).table.apart(slice(3, 4))
     monkeypatch.setattr(neighbours, "MOST_OF_A_RANGE", 10**9)
     monkeypatch.setattr(positions, "LEAST", 0.0)
-    every = supports(table, lm.lens.cells)
+    every = supports(table, lm.lens.cells, lm.lens.head)
     monkeypatch.setattr(positions, "LEAST", 0.9)
-    some = supports(table, lm.lens.cells)
+    some = supports(table, lm.lens.cells, lm.lens.head)
     far = every.weight < 0.9 * every.weight.max()
     assert 0 < far.sum() < len(far)
     assert some.place.tolist() == every.place[~far].tolist()
@@ -162,13 +171,18 @@ def test_shares_sum_to_one(lm, where):
 def test_a_large_range_is_sampled_evenly_and_weighs_the_same(lm, monkeypatch):
     table = lm.explain(TEXTS[2], generate=4).table
     monkeypatch.setattr(neighbours, "MOST_OF_A_RANGE", 10**9)
-    every = supports(table, lm.lens.cells)
+    every = supports(table, lm.lens.cells, lm.lens.head)
     monkeypatch.setattr(neighbours, "MOST_OF_A_RANGE", 2)
-    few = supports(table, lm.lens.cells)
+    few = supports(table, lm.lens.cells, lm.lens.head)
     assert len(few.place) < len(every.place)
     assert set(few.place.tolist()) <= set(every.place.tolist())
-    total = [np.bincount(f.prediction, f.weight, minlength=len(table.states)) for f in (every, few)]
+    sums = [np.bincount(f.prediction, f.weight, minlength=len(table.states)) for f in (every, few)]
+    total = [one + found.unplaced for one, found in zip(sums, (every, few), strict=True)]
     np.testing.assert_allclose(total[0], total[1], rtol=1e-9)
+    # Where the heaviest position is among the few, what it relies on is, too.
+    together = few.unplaced == every.unplaced
+    assert together.sum() > 1
+    np.testing.assert_allclose(sums[0][together], sums[1][together], rtol=1e-9)
 
 
 @given(first=st.integers(1, 8))
@@ -259,7 +273,9 @@ def test_the_text_before_decides_between_equal_places(lm):
 
 def test_some_steps_have_what_they_have_in_their_text(lm):
     table = lm.explain(TEXTS[1], generate=8).table
-    whole, some = (supports_of(one, lm.lens.cells) for one in (table, table[2:6][1:3]))
+    whole, some = (
+        supports_of(one, lm.lens.cells, lm.lens.head) for one in (table, table[2:6][1:3])
+    )
     for number, row in enumerate((3, 4)):
         for name in ("place", "cosine", "weight"):
             left = getattr(some, name)[some.prediction == number]
@@ -267,22 +283,27 @@ def test_some_steps_have_what_they_have_in_their_text(lm):
     assert some.nearest.tolist() == whole.nearest[3:5].tolist()
     assert some.unplaced.tolist() == whole.unplaced[3:5].tolist()
     # By itself a step knows nothing of the text before.
-    alone = supports_of(table.apart(slice(3, 4)), lm.lens.cells)
+    alone = supports_of(table.apart(slice(3, 4)), lm.lens.cells, lm.lens.head)
     assert alone.weight.tolist() != some.weight[some.prediction == 0].tolist()
 
 
 def test_what_comes_after_changes_nothing(lm):
     short = lm.explain(TEXTS[1], generate=2).table
     long = lm.explain(TEXTS[1], generate=8).table
-    found = [supports(one, lm.lens.cells) for one in (short, long[: len(short.states)])]
+    found = [
+        supports(one, lm.lens.cells, lm.lens.head) for one in (short, long[: len(short.states)])
+    ]
     assert found[0].place.tolist() == found[1].place.tolist()
     np.testing.assert_allclose(found[0].weight, found[1].weight, rtol=1e-4)
 
 
 def test_a_text_read_in_two_parts_is_one_text(lm):
     table = lm.explain(TEXTS[1], generate=8).table
-    whole, so_far = supports(table, lm.lens.cells), DocumentsSoFar(lm.lens.cells)
-    parts = [supports(table.apart(s), lm.lens.cells, so_far) for s in (slice(4), slice(4, None))]
+    whole, so_far = supports(table, lm.lens.cells, lm.lens.head), DocumentsSoFar(lm.lens.cells)
+    parts = [
+        supports(table.apart(s), lm.lens.cells, lm.lens.head, so_far)
+        for s in (slice(4), slice(4, None))
+    ]
     weight = np.concatenate([part.weight for part in parts])
     np.testing.assert_allclose(weight, whole.weight, rtol=1e-9)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
@@ -61,10 +62,12 @@ class Explained:
     ) -> None:
         self.setting, self.cells, self.temperature = setting, cells, temperature
         self.alone, self.before, self.same_token = alone, before, same_token
-        self.order = torch.arange(setting.head.num_prototypes)
+        self.order, self.head = torch.arange(setting.head.num_prototypes), setting.head
         if shuffled is not None:
             generator = torch.Generator().manual_seed(shuffled)
             self.order = torch.randperm(len(self.order), generator=generator)
+            self.head = deepcopy(setting.head)
+            self.head.prototypes[self.order] = setting.head.prototypes
 
     def __call__(self, predictions: Sequence[Prediction]) -> np.ndarray:
         """Return the scores, float32 [predictions, passages]."""
@@ -86,6 +89,7 @@ class Explained:
             supports(
                 one,
                 self.cells,
+                self.head,
                 DocumentsSoFar(self.cells, *self.before),
                 temperature=self.temperature,
                 same_token=self.same_token,

@@ -6,7 +6,7 @@ By ``evidence``, over the predictions asked about, e⁺ = max(e, 0):
 
 with a_n the evidence that falls on position n of the corpus (explain/positions.py). Documents,
 sources, domains and licences are sums over the same positions. Unattributed is the share of
-residual, bias and prototypes that have no position with the predicted token.
+residual, bias and prototypes that no position which carries the prediction relies on.
 
 By ``contexts``, what a lens without cells can say, the evidence of a prototype is spread over its
 kept contexts c by e⁺_i exp(cos(state, c) / 0.02), whatever token they predicted; roll-ups by

@@ -21,6 +21,7 @@ from prismlm.explain.shares import (
 from prismlm.explain.support import Support, support_of
 from prismlm.index.cells import Cells
 from prismlm.index.lens import Lens
+from prismlm.index.neighbours import largest
 from prismlm.index.suffixes import Suffixes
 from prismlm.index.support import matched_words
 from prismlm.index.where import Conditions, Where, normalised
@@ -103,7 +104,7 @@ class PositionAttribution(Attribution):
         lens: the lens.
         cells: its positions.
         places: evidence by place.
-        unplaced: evidence of prototypes that have no position with the predicted token.
+        unplaced: evidence of prototypes that no weighty place of their prediction relies on.
         beside: positive evidence of residual and bias.
         nearest: the nearest cosine of each prediction, float32 [T].
         tokens: that were predicted, int64 [T].
@@ -239,17 +240,6 @@ def _beginnings(place: np.ndarray, number: np.ndarray) -> np.ndarray:
     return np.append(0, np.flatnonzero(apart))
 
 
-def largest(values: np.ndarray, limit: int) -> np.ndarray:
-    """Return where the largest values stand, at most so many: descending, ties by their place."""
-    if limit < 1:
-        return np.empty(0, dtype=np.int64)
-    candidates = np.arange(len(values))
-    if limit < len(values):
-        # Sorting all of them would take a good part of an answer's time.
-        candidates = np.flatnonzero(values >= np.partition(values, -limit)[-limit])
-    return candidates[np.argsort(-values[candidates], kind="stable")][:limit]
-
-
 def by_document(number: np.ndarray, places: Places) -> Documents:
     """Return the evidence of places, in documents of these numbers, by document."""
     first = np.flatnonzero(np.diff(number, prepend=-1))
@@ -265,7 +255,10 @@ def by_position(
     table: EvidenceTable, lens: Lens, cells: Cells, so_far: DocumentsSoFar | None = None
 ) -> PositionAttribution:
     """Gather what predictions rely on; ``so_far`` is what carried the text before the table's."""
-    found = supports_of(table, cells) if so_far is None else supports(table, cells, so_far)
+    if so_far is None:
+        found = supports_of(table, cells, lens.head)
+    else:
+        found = supports(table, cells, lens.head, so_far)
     return PositionAttribution(
         lens,
         cells,

@@ -15,9 +15,11 @@ with the tokens x_n and x that were read last. That is of the input: what a step
 in the embedding of x_n, predictions after another token do not read. The other weights of the
 network are in none of the two factors.
 
-and the evidence of the prototypes that have such positions is spread over all of them together in
-proportion: by prototype, a cell with one poor position would give it everything. The evidence of
-the other prototypes, of residual and of bias is unattributed.
+and evidence is spread over all of them together in proportion: by prototype, a cell with one poor
+position would give it everything. Over them goes the evidence of the prototypes that one of the
+four heaviest positions relies on, too: is at least as near to as the prediction is to the last of
+its own k. Where a text was learned these are most of them, and few where it was not. The evidence
+of the others, of residual and of bias is unattributed.
 
 The factor r is the text before. A text keeps to its matter: a domain, and in it a document, that
 carried the predictions before is likelier to carry this one than its size alone would make it.
@@ -47,10 +49,14 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
 
 from prismlm.explain.evidence import EvidenceTable
 from prismlm.index.cells import Cells
-from prismlm.index.neighbours import nearest_of, neighbours
+from prismlm.index.neighbours import largest, nearest_of, neighbours
+from prismlm.layers import PrototypeHead
 
 TEMPERATURE = 0.3
 # B: a position after the same token counts so many times.
@@ -59,6 +65,8 @@ SAME_TOKEN = 10.0
 STRAY = 0.9
 CONCENTRATION = 1000.0
 SPAN = 6.0
+# What one of so many positions relies on has text behind it.
+HEAVIEST = 4
 # Positions with less than this part of the weight of a prediction's heaviest are left out.
 LEAST = 1e-6
 LARGEST_UNIT = 1e100
@@ -72,7 +80,8 @@ class Supports(NamedTuple):
         place: the global position of the state, int64 [u]; the next token is the predicted one.
         cosine: of that state to the prediction's, float32 [u].
         weight: its part of the prediction's positive evidence, float64 [u].
-        unplaced: evidence of prototypes without such positions, of each prediction, float64 [T].
+        unplaced: evidence of prototypes that none of its four heaviest positions relies on, of
+            each prediction, float64 [T].
         nearest: the largest cosine of each prediction, −1 where there is none, float32 [T].
     """
 
@@ -142,6 +151,7 @@ class DocumentsSoFar:
 def supports(
     table: EvidenceTable,
     cells: Cells,
+    head: PrototypeHead,
     so_far: DocumentsSoFar | None = None,
     *,
     temperature: float = TEMPERATURE,
@@ -155,6 +165,7 @@ def supports(
     Args:
         table: of successive predictions of one text.
         cells: of a lens.
+        head: whose prototypes they are.
         so_far: what carried the predictions of the text before these, which are added to it; a
             text begins with the first of the table if left out.
         temperature: T; what is smaller keeps to the nearest.
@@ -165,17 +176,27 @@ def supports(
     tokens = table.targets.numpy()[uses.position]
     found = neighbours(cells, uses.position, uses.prototype, tokens, table.states)
     prediction = uses.position[found.pair]
-    placed = np.zeros(len(uses.position), dtype=bool)
-    placed[found.pair] = True
-    evidence = np.bincount(uses.position[placed], uses.weight[placed], minlength=count)
-    unplaced = np.bincount(uses.position[~placed], uses.weight[~placed], minlength=count)
     weight = found.stands_for * np.exp((found.cosine.astype(np.float64) - 1) / temperature)
     weight[found.read == table.read.numpy()[prediction]] *= same_token
     document = cells.document_of(found.place)
     kept = np.zeros(len(weight), dtype=bool)
+    heaviest: list[np.ndarray] = []
     bounds = np.searchsorted(prediction, np.arange(count + 1)).tolist()
     for begin, end in pairwise(bounds):
         kept[begin:end] = _with_text_before(weight[begin:end], document[begin:end], so_far)
+        if begin < end:
+            # Each by itself, not by how many of its range it stands for.
+            each = weight[begin:end] / found.stands_for[begin:end]
+            heaviest.append(begin + largest(each, HEAVIEST))
+    named = np.concatenate([np.empty(0, dtype=np.int64), *heaviest])
+    states = cells.states(cells.records(found.row[named]))
+    shared = _relied_on(table, head, states, prediction[named])[table.positive > 0].numpy()
+    # A position relies on the prototype of its own cell, however its state is coded.
+    shared[found.pair[named]] = True
+    evidence, unplaced = (
+        np.bincount(uses.position[some], uses.weight[some], minlength=count)
+        for some in (shared, ~shared)
+    )
     nearest = nearest_of(found.cosine, prediction, count)
     prediction, place, cosine, part = (
         column[kept] for column in (prediction, found.place, found.cosine, weight)
@@ -197,11 +218,36 @@ def _with_text_before(
     return kept
 
 
-def supports_of(table: EvidenceTable, cells: Cells) -> Supports:
+def _relied_on(
+    table: EvidenceTable, head: PrototypeHead, states: Tensor, prediction: np.ndarray
+) -> Tensor:
+    """Return which prototypes of each prediction a state that is named for it relies on, too.
+
+    Args:
+        table: of predictions, k prototypes each.
+        head: whose prototypes they are.
+        states: unit vectors, float32 [n, d].
+        prediction: that each is named for, int64 [n], ascending.
+
+    Returns:
+        bool [T, k].
+    """
+    found = torch.zeros(table.indices.shape, dtype=torch.bool)
+    prototypes, bounds = head.prototypes.detach(), np.arange(len(found) + 1)
+    for number, (begin, end) in enumerate(pairwise(np.searchsorted(prediction, bounds).tolist())):
+        if begin < end:
+            used = prototypes[table.indices[number].to(prototypes.device)].cpu().float()
+            used = functional.normalize(used, dim=-1)
+            least = (used @ table.states[number]).min().clamp_min(0)
+            found[number] = (states[begin:end] @ used.T).amax(0) >= least
+    return found
+
+
+def supports_of(table: EvidenceTable, cells: Cells, head: PrototypeHead) -> Supports:
     """Return the positions behind some predictions of a text; the whole text is looked for once."""
     whole, rows = table.within or (table, None)
     if cells not in whole.kept:
-        whole.kept[cells] = supports(whole, cells)
+        whole.kept[cells] = supports(whole, cells, head)
     found: Supports = whole.kept[cells]
     if rows is None:
         return found

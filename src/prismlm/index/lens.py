@@ -47,13 +47,13 @@ class Lens:
     Attributes:
         path: the directory.
         meta: what it was built from.
-        num_prototypes: K.
+        head: that it was built with.
     """
 
-    def __init__(self, path: Path, meta: layout.LensMeta, num_prototypes: int) -> None:
+    def __init__(self, path: Path, meta: layout.LensMeta, head: PrototypeHead) -> None:
         self.path = path
         self.meta = meta
-        self.num_prototypes = num_prototypes
+        self.head = head
         self._groups: dict[str, GroupWeights] = {}
         self._keys: dict[tuple[str, str], Keys] = {}
         self._matching: dict[tuple[str, Conditions], np.ndarray] = {}
@@ -84,9 +84,14 @@ class Lens:
         # Tables are read when they are first needed; what is cut off is noticed at once.
         for name, schema in layout.SCHEMAS.items():
             layout.check_schema(directory / name, schema)
-        lens = cls(directory, meta, head.num_prototypes)
+        lens = cls(directory, meta, head)
         _ = lens.cells
         return lens
+
+    @property
+    def num_prototypes(self) -> int:
+        """K."""
+        return self.head.num_prototypes
 
     @property
     def name(self) -> str:

@@ -21,6 +21,7 @@ class Neighbours(NamedTuple):
 
     Attributes:
         pair: the pair of cell and token, or the range, that each belongs to, int64 [u].
+        row: its row in the cells, int64 [u].
         place: the global position of its state, int64 [u].
         read: the token there, the last that its state has read, int64 [u].
         cosine: of that state to the one asked for, float32 [u].
@@ -29,6 +30,7 @@ class Neighbours(NamedTuple):
     """
 
     pair: np.ndarray
+    row: np.ndarray
     place: np.ndarray
     read: np.ndarray
     cosine: np.ndarray
@@ -93,7 +95,7 @@ def compared(
             place[begin:end], read[begin:end] = records["position"], records["read"]
             probability[begin:end] = records["probability"]
             cosine[begin:end] = cells.cosines(records, states[number])
-    return Neighbours(pair, place, read, cosine, step[pair], probability)
+    return Neighbours(pair, rows, place, read, cosine, step[pair], probability)
 
 
 def each_of(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -107,3 +109,14 @@ def nearest_of(values: np.ndarray, owner: np.ndarray, count: int) -> np.ndarray:
     found = np.full(count, -1, dtype=np.float32)
     np.maximum.at(found, owner, values)
     return found
+
+
+def largest(values: np.ndarray, limit: int) -> np.ndarray:
+    """Return where the largest values stand, at most so many: descending, ties by their place."""
+    if limit < 1:
+        return np.empty(0, dtype=np.int64)
+    candidates = np.arange(len(values))
+    if limit < len(values):
+        # Sorting all of them would take a good part of an answer's time.
+        candidates = np.flatnonzero(values >= np.partition(values, -limit)[-limit])
+    return candidates[np.argsort(-values[candidates], kind="stable")][:limit]

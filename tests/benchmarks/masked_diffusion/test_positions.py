@@ -74,7 +74,7 @@ def test_evidence_is_of_the_same_token_whatever_stands_before_or_after(
         torch.tensor([0]),
         torch.tensor([7]),
     )
-    behind = supports(table, cells)
+    behind = supports(table, cells, head)
     far = math.exp((0.8 - 1) / TEMPERATURE)
     expected = {50: 2 / (1 + far), 20: 2 * far / (1 + far)}
     got = dict(zip(behind.place.tolist(), behind.weight.tolist(), strict=True))
