@@ -101,7 +101,7 @@ def render(
         "",
         *_domains(methods),
         "",
-        *text_before(before["tried"]),
+        *text_before(before),
         "",
         *left_open(choices),
         "",

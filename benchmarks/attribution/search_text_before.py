@@ -34,6 +34,7 @@ from benchmarks.attribution.search_choices import (
 )
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
+from prismlm.explain.positions import HEAVIEST
 from prismlm.files import read_json, write_json
 from prismlm.index.cells import Cells
 from prismlm.index.layout import find_lens, read_meta
@@ -102,7 +103,7 @@ def main() -> None:
             for half in ("search", "report")
         }
         result["tried"].append({"choice": choice, **halved})
-        result["environment"] = environment()
+        result |= {"environment": environment(), "heaviest": HEAVIEST}
         write_json(given.out, result)
         print(choice, halved, flush=True)
     if given.bank is not None:

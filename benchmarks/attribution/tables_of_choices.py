@@ -27,9 +27,18 @@ CHANGED = {
 }
 
 
-def text_before(tried: list[dict[str, Any]]) -> list[str]:
+BY_CELLS = (
+    "Recall and shares of this table are of evidence that was attributed wherever a prototype's "
+    "own cell has the predicted token; those of the other tables, where the heaviest positions "
+    "rely on the prototype. The model was trained alike, on another processor.",
+    "",
+)
+
+
+def text_before(result: dict[str, Any]) -> list[str]:
     """Return what was tried of the temperature, the text before and the token read last."""
     chosen = [TEMPERATURE, STRAY, CONCENTRATION, SPAN, SAME_TOKEN]
+    tried = result["tried"]
     lines = [
         "## What is free: the temperature, the text before, and the token read last",
         "",
@@ -47,6 +56,7 @@ def text_before(tried: list[dict[str, Any]]) -> list[str]:
         "read last helps both, and costs in tail-patch. With 6 and 10 the goals of recall, "
         "tail-patch and own share are met, and that of LDS on the half that is shown here.",
         "",
+        *(() if result.get("heaviest") else BY_CELLS),
         *table_head(
             "| T | ρ | C | h | B | choice | recall@10 | tail-patch | own share | accuracy | LDS |"
         ),
