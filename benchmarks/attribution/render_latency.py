@@ -64,7 +64,7 @@ def _tokens(lens: dict[str, Any], tokens: dict[str, Any]) -> list[str]:
         "",
         *table_head(
             "| positions | first, p50 | first, p99 | warm, p50 | warm, p99 | warm, p99, CPU time "
-            "| load |"
+            "| load | measured at |"
         ),
     ]
     verdicts: list[str] = []
@@ -73,7 +73,7 @@ def _tokens(lens: dict[str, Any], tokens: dict[str, Any]) -> list[str]:
         lines.append(
             f"| {int(positions):,} | {first['p50_ms']:.2f} | {first['p99_ms']:.2f} | "
             f"{warm['p50_ms']:.2f} | {warm['p99_ms']:.2f} | {cpu['p99_ms']:.2f} | "
-            f"{found['environment']['load_average']:.1f} |"
+            f"{found['environment']['load_average']:.1f} | {found['environment']['commit']} |"
         )
         most = next(limit for size, limit in LIMITS if int(positions) <= size)
         verdicts.append(

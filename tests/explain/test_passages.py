@@ -11,7 +11,7 @@ from prismlm.explain import positions
 from prismlm.explain.attribution import attribute
 from prismlm.explain.evidence import EvidenceTable
 from prismlm.explain.positions import TEMPERATURE
-from prismlm.index import layout
+from prismlm.index import layout, neighbours
 from prismlm.index.lens import Lens
 from prismlm.index.neighbours import largest
 from prismlm.index.sort_cells import write_cells
@@ -27,7 +27,7 @@ POSITIONS = [
     (1, 5, 60, 8),
     (0, 6, 30, 0),
     (1, 5, 150, 0),
-    (2, 5, 5, 0),
+    (2, 5, 5, -4),
 ]
 
 
@@ -116,6 +116,23 @@ def test_what_no_heavy_place_relies_on_is_unattributed(lens, table, monkeypatch,
     assert found.places.value.sum() == pytest.approx(3 - unplaced)
     assert found.unplaced == pytest.approx(unplaced)
     assert found.sources("domain").unattributed == pytest.approx((1 + unplaced) / 4)
+
+
+def test_heavy_is_what_weighs_most_by_itself(lens, table, monkeypatch):
+    # One of each range is read: 10, at 8 degrees, stands for two; 5, at 4 degrees, for itself. It
+    # is in the cell of prototype 2, which 10 is too far from to rely on.
+    monkeypatch.setattr(neighbours, "MOST_OF_A_RANGE", 1)
+    monkeypatch.setattr(positions, "HEAVIEST", 1)
+    angles = np.deg2rad([0, -45, -20])
+    lens.head.place_on(torch.from_numpy(np.stack([np.cos(angles), np.sin(angles)], 1)))
+    state = torch.tensor([[np.cos(np.deg2rad(-8)), np.sin(np.deg2rad(-8))]], dtype=torch.float32)
+    asked = replace(
+        table, states=state, indices=torch.tensor([[0, 2]]), evidence=torch.tensor([[2.0, 1.0]])
+    )
+    found = attribute(asked, lens)
+    assert found.places.place.tolist() == [5, 10]
+    assert found.places.value[1] > found.places.value[0]
+    assert found.unplaced == 0
 
 
 def test_a_position_after_the_same_token_counts_ten_times(lens, table):

@@ -179,10 +179,6 @@ def test_a_large_range_is_sampled_evenly_and_weighs_the_same(lm, monkeypatch):
     sums = [np.bincount(f.prediction, f.weight, minlength=len(table.states)) for f in (every, few)]
     total = [one + found.unplaced for one, found in zip(sums, (every, few), strict=True)]
     np.testing.assert_allclose(total[0], total[1], rtol=1e-9)
-    # Where the heaviest position is among the few, what it relies on is, too.
-    together = few.unplaced == every.unplaced
-    assert together.sum() > 1
-    np.testing.assert_allclose(sums[0][together], sums[1][together], rtol=1e-9)
 
 
 @given(first=st.integers(1, 8))

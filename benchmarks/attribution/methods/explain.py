@@ -67,7 +67,7 @@ class Explained:
             generator = torch.Generator().manual_seed(shuffled)
             self.order = torch.randperm(len(self.order), generator=generator)
             self.head = deepcopy(setting.head)
-            self.head.prototypes[self.order] = setting.head.prototypes
+            self.head.prototypes.data[self.order] = setting.head.prototypes.data
 
     def __call__(self, predictions: Sequence[Prediction]) -> np.ndarray:
         """Return the scores, float32 [predictions, passages]."""

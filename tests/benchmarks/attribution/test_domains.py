@@ -9,6 +9,7 @@ import prismlm
 from benchmarks.attribution import domains
 from prismlm.corpus import build_corpus
 from prismlm.corpus.tokenizer import train_tokenizer
+from prismlm.explain.attribution import attribute
 
 ROWS = [
     ("a", "law", "the court of law"),
@@ -69,8 +70,10 @@ def test_shares_alone_know_no_text_before(tiny_model):
     trace = prismlm.load(tiny_model).explain("Once upon a time there was a", generate=6)[:]
     names = [one.key for one in trace.sources("domain").items]
     told, alone = (way(trace, names) for way in (domains.shares_of, domains.shares_alone))
-    assert min(told.sum(), alone.sum()) > 0
-    assert max(told.sum(), alone.sum()) <= 1 + 1e-9
+    assert told.sum() == pytest.approx(1 - trace.sources("domain").unattributed)
+    parts = [attribute(trace.table.apart(slice(t, t + 1)), trace.lens) for t in range(len(trace))]
+    placed = sum(float(part.places.value.sum()) for part in parts)
+    assert alone.sum() == pytest.approx(placed / trace.table.total)
     assert np.abs(told - alone).max() > 1e-3
     # The first prediction has nothing before it.
     told, alone = (way(trace[:1], names) for way in (domains.shares_of, domains.shares_alone))

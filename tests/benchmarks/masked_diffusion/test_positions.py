@@ -8,12 +8,14 @@ import torch
 
 from benchmarks.attribution.judges.passages import PassageBank
 from benchmarks.masked_diffusion.facts import QUESTIONS, asked
+from benchmarks.masked_diffusion.judge import methods
 from benchmarks.masked_diffusion.model import after_an_end, from_left_to_right
 from benchmarks.masked_diffusion.positions import (
     cells_of,
     masked_passes,
     of_document,
     of_question,
+    positions_of,
     setting_of,
 )
 from prismlm.corpus import Corpus
@@ -134,6 +136,26 @@ def test_parts_sum_to_the_logit_of_the_masked_token(corpus, model):
         own = logits[one.place, one.target].item()
         assert split.parts.logit[one.place].item() == pytest.approx(own, abs=1e-5)
         assert split.parts.contributions[one.place].abs().sum() > 1e-3
+
+
+def test_every_masked_token_is_asked_about_by_itself(corpus, model, tmp_path):
+    head = PrototypeHead(WIDTH, 8, 2)
+    head.reset_parameters(torch.Generator().manual_seed(0))
+    read = list(masked_passes(model, corpus, corpus.split("train")[:6], seed=0, readings=3))
+    z, token, place = (
+        torch.cat([getattr(one, name) for one in read]) for name in ("z", "token", "place")
+    )
+    states, places = kept(tmp_path / "states", z, token.tolist()), place.numpy()
+    bank = PassageBank.of(corpus, corpus.split("train"))
+    positions = positions_of(head, states, places, bank)
+    setting = setting_of(model, head, bank, positions)
+    cells = cells_of(tmp_path / "cells", model, positions.cell, states, places, corpus)
+    by_position = methods(setting, setting, cells, 0)["evidence by position"]
+    text = of_document(corpus, int(corpus.split("train")[0]), setting.mask_id, seed=0)
+    scores = by_position(text)
+    assert scores.shape == (len(text), len(bank))
+    assert (scores.max(1) > 0).sum() > 6
+    np.testing.assert_allclose(by_position(text[::-1])[::-1], scores, rtol=1e-4, atol=1e-6)
 
 
 def test_a_question_has_its_text_on_the_side_that_it_is_named_after(corpus, model):
