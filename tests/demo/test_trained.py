@@ -79,6 +79,24 @@ def test_another_head_is_explained_again(demo, tmp_path):
     assert json.loads(summary.read_text())["of"] != json.loads(before)["of"]
 
 
+def test_what_other_code_explained_is_explained_again(demo, tmp_path, monkeypatch):
+    import shutil
+
+    summary = demo.model.parent / "summary.json"
+    kept = json.loads(summary.read_text())
+    other = Path(shutil.copytree(Path(prismlm.__file__).parent / "explain", tmp_path / "explain"))
+    with (other / "positions.py").open("a") as file:
+        file.write("TEMPERATURE = 0.5\n")
+    with monkeypatch.context() as changed:
+        changed.setattr(prismlm, "__file__", str(tmp_path / "__init__.py"))
+        run_demo(demo.model.parent, TINY)
+    noted = json.loads(summary.read_text())
+    assert noted["of"][:-1] == kept["of"][:-1]
+    assert noted["of"][-1] != kept["of"][-1]
+    run_demo(demo.model.parent, TINY)
+    assert json.loads(summary.read_text()) == kept
+
+
 def test_a_missing_part_alone_is_built_again(demo):
     import shutil
 

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 import prismlm
+from prismlm import fingerprints
 from prismlm.errors import InputError
 from prismlm.files import WAY_OUT, atomic_file, keep_json, read_json, room_to_write
 from prismlm.labels.write import label_lens
@@ -182,7 +183,7 @@ def explain_prompts(
 ) -> DemoResult:
     """Explain the prompt of each domain and write the page.
 
-    What was explained before, with the same files, is not explained again.
+    What was explained before, with the same files by the same code, is not explained again.
     """
     report, summary = out / REPORT_FILE, out / SUMMARY_FILE
     if summary.is_file() and report.is_file():
@@ -209,8 +210,10 @@ def explain_prompts(
     return DemoResult(model, corpus, report, answers, cached)
 
 
-def _state(model: Path) -> list[list[Any]]:
-    """Return what changes when a file of the model or of its lens does."""
+def _state(model: Path) -> list[Any]:
+    """Return what changes when a file of the model or of its lens does, or how it is explained."""
     found = [model / name for name in ("model.safetensors", HEAD_FILE, META_FILE)]
     found += (model / "lens" / "sample").iterdir()
-    return [[one.name, one.stat().st_size, one.stat().st_mtime_ns] for one in sorted(found)]
+    files = [[one.name, one.stat().st_size, one.stat().st_mtime_ns] for one in sorted(found)]
+    code = sorted(Path(prismlm.__file__).parent.rglob("*.py"))
+    return [*files, fingerprints.of_bytes(*(one.read_bytes() for one in code))]
