@@ -108,15 +108,10 @@ class Judge:
             "filter_modules": "lm_head",
             "data": self.data,
         }
-        folder = self.work / name
-        noted = folder / "seconds.json"
+        noted = self.work / name / "seconds.json"
         if not noted.exists():
-            begun = time.time()
-            self._run(name, own_steps(name, folder, index, self.query))
-            taken = time.time() - begun
-            prepared = (folder / PREPARED[name]).rglob("*") if name in PREPARED else ()
-            once = max((file.stat().st_mtime - begun for file in prepared), default=0.0)
-            seconds = {"once": once, "a prediction": (taken - once) / self.predictions}
+            seconds = timed(name, self.work, index, self.query)
+            seconds["a prediction"] /= self.predictions
             write_json(noted, {"seconds": seconds})
         return read_json(noted)
 
@@ -224,17 +219,28 @@ class Judge:
             "max_grad_norm": 1.0,
             "wandb_project": "",
         }
-        self._run(f"{name} {judged}", [{"validate": step}])
+        run(self.work, f"{name} {judged}", [{"validate": step}])
         return out
 
-    def _run(self, name: str, steps: list[dict[str, Any]]) -> None:
-        """Run some steps; JSON is YAML too."""
-        file = self.work / f"{name}.yaml"
-        settings = {"run_path": str(self.work / f"{name} steps"), "steps": steps}
-        file.write_text(json.dumps(settings, indent=2))
-        with (self.work / f"{name}.log").open("w") as log:
-            command = [sys.executable, "-m", "bergson", str(file)]
-            subprocess.run(command, check=True, stdout=log, stderr=subprocess.STDOUT)
+
+def run(work: Path, name: str, steps: list[dict[str, Any]]) -> None:
+    """Run some steps; JSON is YAML too."""
+    file = work / f"{name}.yaml"
+    settings = {"run_path": str(work / f"{name} steps"), "steps": steps}
+    file.write_text(json.dumps(settings, indent=2))
+    with (work / f"{name}.log").open("w") as log:
+        command = [sys.executable, "-m", "bergson", str(file)]
+        subprocess.run(command, check=True, stdout=log, stderr=subprocess.STDOUT)
+
+
+def timed(name: str, work: Path, index: dict[str, Any], query: dict[str, Any]) -> dict[str, float]:
+    """Run one of its own methods; return the seconds it took once and for all predictions."""
+    folder, begun = work / name, time.time()
+    run(work, name, own_steps(name, folder, index, query))
+    taken = time.time() - begun
+    prepared = (folder / PREPARED[name]).rglob("*") if name in PREPARED else ()
+    once = max((file.stat().st_mtime - begun for file in prepared), default=0.0)
+    return {"once": once, "a prediction": taken - once}
 
 
 def own_steps(

@@ -244,7 +244,7 @@ def _as_measured(product: str) -> str:
 
 def _tool_short(lds: dict[str, Any], tool: dict[str, Any]) -> list[str]:
     methods = tool["methods"]
-    own = next(name for name in methods if name.startswith("evidence"))
+    own = PRODUCT if "qld" in methods.get(PRODUCT, {}) else _reference(methods)
     judge, words, rival = methods[own], methods["bm25"], methods["Bergson EK-FAC"]
     lines: list[str] = []
     for key, said in (("lds", "LDS"), ("qld", "QLD")):
@@ -253,7 +253,8 @@ def _tool_short(lds: dict[str, Any], tool: dict[str, Any]) -> list[str]:
             continue
         ours, theirs = judge[key]["mean"], rival[key]["mean"]
         lines.append(
-            f"- {said} by Bergson **{ours:.3f}**, above BM25's {words[key]['mean']:.3f}: "
+            f"- {said} by Bergson of {name_of(own)}: **{ours:.3f}**, above BM25's "
+            f"{words[key]['mean']:.3f}: "
             f"{_above(paired(judge[key]['each'], words[key]['each']))}. Its EK-FAC has "
             f"{theirs:.3f}: ours less it {signed(paired(judge[key]['each'], rival[key]['each']))}."
         )
@@ -265,6 +266,10 @@ def _tool_short(lds: dict[str, Any], tool: dict[str, Any]) -> list[str]:
         f"its text, {fraction:.1%} of EK-FAC's {rival['seconds']['a prediction']:.2f} s, goal "
         f"under {TIME_GOAL:.0%}: {_verdict(fraction < TIME_GOAL)}. What is done once is left out.",
     ]
+
+
+def _reference(methods: dict[str, Any]) -> str:
+    return next(name for name in methods if name.startswith("evidence"))
 
 
 def _judged(tool: dict[str, Any]) -> list[str]:

@@ -3,8 +3,8 @@
     python -m benchmarks.explorer.latency --also MODEL --called NAME
     python -m benchmarks.explorer.render
 
-The model is made on the spot, in a temporary directory, and served by the command itself. MODEL,
-if given, only writes: with attribution, and beside it without.
+The model is made on the spot, in a temporary directory, and served by the command itself. Every
+MODEL that is given only writes: with attribution, and beside it without.
 """
 
 from __future__ import annotations
@@ -42,11 +42,20 @@ WITH_PLAIN = "benchmarks.explorer.beside_plain"
 def main() -> None:
     """Measure everything and write the result."""
     parser = script_options(__doc__, RESULTS / "explorer.json")
-    parser.add_argument("--also", type=Path, metavar="MODEL", help="another model that writes")
-    parser.add_argument("--called", default="the model given", help="that model, on the page")
+    parser.add_argument(
+        "--also",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="MODEL",
+        help="another that writes",
+    )
+    parser.add_argument("--called", action="append", default=[], help="that model, on the page")
     parser.add_argument("--pairs", type=int, default=PAIRS, help="of texts written in two ways")
     parser.add_argument("--made", type=Path, help="a model that this script made; else it is made")
     given = parser.parse_args()
+    if len(given.also) != len(given.called):
+        parser.error("every --also takes a --called")
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as work:
         model = given.made or make_model(Path(work))
@@ -54,7 +63,8 @@ def main() -> None:
         result = {"model": described(model), "made_before": given.made is not None}
         result |= measure(model, corpus)
         made = (model, "the one above", corpus)
-        also = [(given.also, given.called, _corpus_of(given.also))] if given.also else []
+        named = zip(given.also, given.called, strict=True)
+        also = [(path, called, _corpus_of(path)) for path, called in named]
         result["writing"] = [
             {"model": called, **writing(path, prompts_of(text, given.pairs))}
             for path, called, text in (made, *also)
