@@ -4,8 +4,9 @@
 
 MODEL is a model directory with a lens that has cells, of a corpus that is still there. Beginnings
 of held-out documents are asked for the token that follows them. EK-FAC reads a gradient of every
-document for them, all predictions at once, and is given few documents; ``explain`` is given the
-lens as it is. The installation of Bergson is that of ``judged_by_bergson``.
+document for them, all predictions at once, and is given few documents: each number of them is a row
+of its own, and earlier rows are kept. ``explain`` is given the lens as it is. The installation of
+Bergson is that of ``judged_by_bergson``.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from benchmarks.attribution.small_models import IGNORED
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
 from prismlm.corpus import Corpus
-from prismlm.files import write_json
+from prismlm.files import read_json, write_json
 
 DOCUMENT_TOKENS, PROMPT_TOKENS = 128, 64
 
@@ -43,6 +44,9 @@ def main() -> None:
     corpus = lm.lens.corpus
     assert corpus is not None, "the corpus of the lens is not where it was"
     asked = beginnings(corpus, "heldout", given.predictions, PROMPT_TOKENS + 1)
+    before = read_json(given.out)["ekfac"] if given.out.is_file() else []
+    row = by_ekfac(lm, corpus, asked, given) | {"documents": given.documents}
+    rows = [row, *(one for one in before if one["documents"] != given.documents)]
     found = {
         "model": given.called,
         "parameters": lm.model.num_parameters(),
@@ -51,7 +55,7 @@ def main() -> None:
         "explain": explained(lm, asked) | {"documents": lm.lens.cells.documents.num_rows},
         "positions": len(lm.lens.cells),
         "bergson": VERSION,
-        "ekfac": by_ekfac(lm, corpus, asked, given) | {"documents": given.documents},
+        "ekfac": sorted(rows, key=lambda one: one["documents"]),
         "document": DOCUMENT_TOKENS,
         "environment": environment(),
     }
