@@ -292,6 +292,18 @@ def test_what_speaks_against(prism, refused, tiny_model, tmp_path):
     assert "--against is -1" in refused("explain", tiny_model, TEXT, "--against", -1)
 
 
+def test_text_whose_words_stand_nowhere_together_is_told_so(prism, copy):
+    lens = copy / "lens" / "sample"
+    meta = json.loads((lens / "meta.json").read_text(encoding="utf-8"))
+    none, all_of_it = ([bound] * len(meta["support"]["lengths"]) for bound in (-1e9, 1e9))
+    meta["support"] |= {"low": none, "high": all_of_it, "high_places": all_of_it}
+    meta["support"]["low_words"] = all_of_it
+    (lens / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
+    said = prism("explain", copy, TEXT).stdout.splitlines()[0]
+    together = r"\(\d\.\d tokens stand together; unseen 1000000000\.0 or more\)"
+    assert re.fullmatch(rf"Support: none  not in this corpus  {together}", said)
+
+
 def test_a_corpus_that_is_gone_leaves_passages_without_text(prism, refused, copy, tmp_path):
     lens = copy / "lens" / "sample"
     meta = json.loads((lens / "meta.json").read_text(encoding="utf-8"))

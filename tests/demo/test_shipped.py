@@ -11,7 +11,7 @@ import pytest
 
 from prismlm.corpus.layout import is_held_out
 from prismlm.corpus.pieces import BROKEN
-from prismlm.demo.fetched import EVERY, LENS, MAP, SHIPPED
+from prismlm.demo.fetched import EVERY, LENS, MAP, SHIPPED, SUPPORT
 from prismlm.demo.prompts import documents
 from prismlm.index import layout
 from prismlm.models.sidecar import META_FILE
@@ -70,3 +70,14 @@ def test_model_lens_and_map_are_of_one_making(members):
     assert lens["documents"] == table_of(members, layout.CELL_DOCUMENTS_FILE).num_rows
     with FOLDER.joinpath(MAP).open("rb") as file:
         assert np.load(file).shape == (made["fit.prototypes"], 2)
+
+
+def test_the_scale_of_support_is_of_the_lens_and_knows_words(members):
+    shipped = json.loads(FOLDER.joinpath(SUPPORT).read_text())
+    made = json.loads(members[f"{LENS}/{layout.META_FILE}"])["support"]
+    # Of the same text and states; what the archive has is without bounds of words.
+    assert shipped["nearest"] == pytest.approx(made["nearest"], abs=1e-4)
+    assert shipped["high"] == pytest.approx(made["high"], abs=1e-4)
+    assert "low_words" not in made
+    assert len(shipped["low_words"]) == len(shipped["lengths"])
+    assert 1 < shipped["low_words"][-1] < 2

@@ -1,5 +1,7 @@
 """Levels of support by hand, and of text that the corpus has word for word."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -16,7 +18,7 @@ def test_levels_by_hand():
     assert found.score == pytest.approx((0.875 + 0.875 + 0.125 + 0.375) / 4)
     places = (2 * 0.875**16 + 0.125**16 + 0.375**16) / 4
     assert found.places == pytest.approx(places)
-    assert (found.low, found.high, found.high_places) == (0.4, 0.6, 0.05)
+    assert (found.low, found.high, found.high_places, found.low_words) == (0.4, 0.6, 0.05, 0)
     assert found.level == "strong"  # at places, 0.059 above 0.05, not as a whole
     assert found.words is None
     assert support_of(np.array([0.6, 0.95]), SCALE).level == "weak"
@@ -34,6 +36,22 @@ def test_words_that_stand_together_count_by_hand():
     assert two.score == pytest.approx(0.375 + np.log(1.25))
     assert two.level == "weak"
     assert support_of(nearest, SCALE, np.array([4, 3, 2, 1])).level == "strong"
+
+
+def test_what_is_near_but_has_no_words_of_the_corpus_is_not_in_it():
+    # Of F = 0.375: as random letters, whose states are near to other strings of letters.
+    nearest = np.array([0.6, 0.6, 0.6, 0.6])
+    scale = replace(SCALE, low=[0.1, 0.2], high=[0.9, 0.9], low_words=[0.0, 1.5])
+    few, more = np.array([2, 2, 1, 0]), np.array([2, 2, 1, 1])
+    assert support_of(nearest, scale, few).words == 1.25
+    assert support_of(nearest, scale, few).level == "none"
+    assert support_of(nearest, scale, more).level == "weak"
+    assert support_of(nearest, replace(scale, low_words=None), few).level == "weak"
+    assert support_of(nearest, scale).level == "weak"  # how many words is not known
+    # Half of ln 4 long: the bound is between those of 1 and 4 tokens.
+    assert support_of(nearest[:2], scale, few[2:]).low_words == pytest.approx(0.75)
+    # What is strong at places stays so.
+    assert support_of(np.array([0.95] * 4), scale, few).level == "strong"
 
 
 def test_text_of_the_corpus_is_nearer_than_noise(tiny_model):

@@ -56,9 +56,9 @@ def test_scores_and_bounds_by_hand():
     # (rank − ½) / 4, at least 0
     scores = scale.score(np.array([-2.0, -1.0, 0.6, 0.9]))
     np.testing.assert_allclose(scores, [0, 0.125, 0.375, 0.875])
-    assert scale.bounds(1) == (0.2, 0.8, 0.5)
-    assert scale.bounds(2) == pytest.approx((0.3, 0.7, 0.4))  # halfway between in logarithms
-    assert scale.bounds(1000) == (0.4, 0.6, 0.3)
+    assert scale.bounds(1) == (0.2, 0.8, 0.5, 0)
+    assert scale.bounds(2) == pytest.approx((0.3, 0.7, 0.4, 0))  # halfway between in logarithms
+    assert scale.bounds(1000) == (0.4, 0.6, 0.3, 0)
 
 
 def test_unseen_text_scores_a_half(lm):
@@ -69,10 +69,13 @@ def test_unseen_text_scores_a_half(lm):
     assert measure_support(*asked, lm.lens.suffixes) == scale
     without = measure_support(*asked)
     assert not without.words
+    assert without.low_words is None
     assert without.nearest == scale.nearest
-    low, high, places = scale.bounds(1)
+    low, high, places, low_words = scale.bounds(1)
     assert 0 <= low < 0.5 < high <= 1
     assert 0 < places < high
+    # Of one token, at most one word stands together; of 32, more.
+    assert 0 <= low_words <= 1 < scale.bounds(32).low_words
     widths = [high - low for low, high in zip(scale.low, scale.high, strict=True)]
     assert widths[-1] < widths[0]
 

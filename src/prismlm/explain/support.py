@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from prismlm.index.support import POWER, SupportScale, answer_score
+from prismlm.index.support import POWER, Bounds, SupportScale, answer_score
 
 Level = Literal["strong", "weak", "none"]
 # What each level says, to people.
@@ -39,11 +39,13 @@ class Support:
     """The support of an answer.
 
     Attributes:
-        level: strong above ``high`` or, at places, ``high_places``; none below ``low``, else weak.
+        level: strong above ``high`` or, at places, ``high_places``; else none below ``low`` or, in
+            words, ``low_words``; else weak.
         score: mean F + ln mean m over its predictions; mean F where m is not known.
         places: the mean of F¹⁶: whether some predictions are very near.
         words: mean m: how many tokens from each on stand together in the corpus; None: not known.
-        low, high, high_places: what 5 % of unseen text of this length lies below, and 2.5 % above.
+        low, high, high_places, low_words: what 2.5 % of unseen text of this length lies below or
+            above, each.
         tokens: of each prediction.
     """
 
@@ -54,6 +56,7 @@ class Support:
     low: float
     high: float
     high_places: float
+    low_words: float
     tokens: tuple[TokenSupport, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -98,16 +101,16 @@ def support_of(
     scores = scale.score(nearest)
     single, whole = scale.bounds(1), scale.bounds(len(nearest))
     tokens = tuple(
-        TokenSupport(_level(score, score**POWER, single), cosine, score)
+        TokenSupport(_level(score, score**POWER, None, single), cosine, score)
         for cosine, score in zip(nearest.tolist(), scores.tolist(), strict=True)
     )
     score, places = answer_score(scores, matched), float((scores**POWER).mean())
     words = None if matched is None else float(matched.mean())
-    return Support(_level(score, places, whole), score, places, words, *whole, tokens)
+    return Support(_level(score, places, words, whole), score, places, words, *whole, tokens)
 
 
-def _level(score: float, places: float, bounds: tuple[float, float, float]) -> Level:
-    low, high, high_places = bounds
-    if score > high or places > high_places:
+def _level(score: float, places: float, words: float | None, bounds: Bounds) -> Level:
+    if score > bounds.high or places > bounds.high_places:
         return "strong"
-    return "none" if score < low else "weak"
+    few = words is not None and words < bounds.low_words
+    return "none" if few or score < bounds.low else "weak"

@@ -11,8 +11,9 @@ stand together in the corpus. An answer is near
     at some places  where the mean of F¹⁶ is: a few tokens nearer than nearly all of unseen text.
 
 Text that stands in the corpus is near as a whole; text that tells in its own words what stands
-there is near at some places. States alone take strings of letters for others of their kind; words
-alone tell less of text of other domains. What each is worth by itself stands in
+there is near at some places. The corpus holds nothing like an answer whose mean F + ln mean m is
+small, or whose mean m is: states take strings of letters for others of their kind, however near.
+Words alone tell less of text of other domains. What each is worth by itself stands in
 docs/results/support.md. A lens without a suffix array has mean F alone.
 """
 
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -46,8 +47,8 @@ LENGTHS = (1, 2, 4, 8, 16, 32)
 FEWEST_ANSWERS = 20
 LONGEST_MATCH = 16
 POWER = 16
-# Of unseen text, this share is called strong by either mean, and none by the first.
-SHARE_STRONG, SHARE_NONE = 0.025, 0.05
+# Of unseen text, this share is called strong, and as much none, shared by two measures of each.
+SHARE = 0.05
 PERCENTILES = 101
 
 
@@ -58,11 +59,13 @@ class SupportScale:
     Attributes:
         nearest: percentiles 0 to 100 of the nearest cosine of single predictions.
         lengths: of answers, in tokens.
-        low: for each length, the score of an answer that 5 % of answers lie below.
+        low: for each length, the score of an answer that 2.5 % of answers lie below; 5 % where
+            the scale has no ``low_words``.
         high: and the one that 2.5 % lie above.
         high_places: the same of the mean of F¹⁶.
         predictions: how many it was measured on.
         words: whether the score counts m; False where the lens cannot tell.
+        low_words: the mean m that 2.5 % lie below; None where m is not known.
     """
 
     nearest: list[float]
@@ -72,20 +75,29 @@ class SupportScale:
     high_places: list[float]
     predictions: int
     words: bool = False
+    low_words: list[float] | None = None
 
     def score(self, nearest: np.ndarray) -> np.ndarray:
         """Return F: the share of unseen predictions with a smaller nearest cosine, in [0, 1]."""
         place = np.searchsorted(np.array(self.nearest), nearest, side="right")
         return np.clip((place - 0.5) / len(self.nearest), 0, 1)
 
-    def bounds(self, length: int) -> tuple[float, float, float]:
-        """Return low, high and high of places for a length, between those that were measured."""
+    def bounds(self, length: int) -> Bounds:
+        """Return the bounds for a length, between those that were measured."""
         at, where = np.log(self.lengths), np.log(max(1, length))
-        low, high, places = (
-            float(np.interp(where, at, column))
-            for column in (self.low, self.high, self.high_places)
-        )
-        return low, high, places
+        # Nothing lies below a mean m of 0.
+        words = [0.0] * len(at) if self.low_words is None else self.low_words
+        columns = (self.low, self.high, self.high_places, words)
+        return Bounds(*(float(np.interp(where, at, column)) for column in columns))
+
+
+class Bounds(NamedTuple):
+    """Of a scale, for answers of one length; :class:`SupportScale` says what each is."""
+
+    low: float
+    high: float
+    high_places: float
+    low_words: float
 
 
 def answer_score(scores: np.ndarray, matched: np.ndarray | None) -> float:
@@ -156,22 +168,34 @@ def measure_support(
     matched: list[np.ndarray | None] = [None] * len(stretches)
     if suffixes is not None:
         matched = [_matched_elsewhere(suffixes, corpus, *stretch) for stretch in stretches]
-    rows: list[tuple[int, float, float, float]] = []
+    found_bounds: dict[int, Bounds] = {}
     for length in LENGTHS:
-        pairs = [
-            pair
+        answers = [
+            answer
             for own, words in zip(scores, matched, strict=True)
-            for pair in _answers(own, words, length)
+            for answer in _answers(own, words, length)
         ]
-        if len(pairs) < FEWEST_ANSWERS:
+        if len(answers) < FEWEST_ANSWERS:
             break
-        wholes, places = (np.array(column) for column in zip(*pairs, strict=True))
-        high, high_places = (float(np.quantile(m, 1 - SHARE_STRONG)) for m in (wholes, places))
-        rows.append((length, float(np.quantile(wholes, SHARE_NONE)), high, high_places))
-    if not rows:
+        found_bounds[length] = _bounds(np.array(answers), words=suffixes is not None)
+    if not found_bounds:
         return None
-    lengths, low, high, places = (list(column) for column in zip(*rows, strict=True))
-    return SupportScale(grid, lengths, low, high, places, len(nearest), suffixes is not None)
+    low, high, places, low_words = (
+        list(column) for column in zip(*found_bounds.values(), strict=True)
+    )
+    words = None if suffixes is None else low_words
+    lengths, count = list(found_bounds), len(nearest)
+    return SupportScale(grid, lengths, low, high, places, count, suffixes is not None, words)
+
+
+def _bounds(answers: np.ndarray, *, words: bool) -> Bounds:
+    """Return what a share of answers, of score, mean F¹⁶ and mean m each, lies beyond."""
+    score, places, matched = answers.T
+    low, low_words = SHARE, 0.0
+    if words:
+        low, low_words = SHARE / 2, float(np.quantile(matched, SHARE / 2))
+    high = (float(np.quantile(column, 1 - SHARE / 2)) for column in (score, places))
+    return Bounds(float(np.quantile(score, low)), *high, low_words)
 
 
 def unseen_documents(corpus: Corpus, split: Split) -> np.ndarray:
@@ -255,12 +279,13 @@ def _matched_elsewhere(suffixes: Suffixes, corpus: Corpus, start: int, length: i
 
 def _answers(
     scores: np.ndarray, matched: np.ndarray | None, length: int
-) -> Iterator[tuple[float, float]]:
-    """Yield the score and the mean of F¹⁶ of the successive answers of one length of a stretch."""
+) -> Iterator[tuple[float, float, float]]:
+    """Yield score, mean F¹⁶ and mean m of the successive answers of one length of a stretch."""
     for first in range(0, len(scores) // length * length, length):
         own = scores[first : first + length]
         words = None
         if matched is not None:
             # What goes on beyond the answer does not count for it.
             words = np.minimum(matched[first : first + length], np.arange(length, 0, -1))
-        yield answer_score(own, words), float((own**POWER).mean())
+        mean = 0.0 if words is None else float(words.mean())
+        yield answer_score(own, words), float((own**POWER).mean()), mean

@@ -116,7 +116,10 @@ def _print_support(console: Console, trace: Trace) -> None:
     style = {"strong": "bold green", "weak": "bold yellow", "none": "bold red"}[support.level]
     line = Text(f"Support: {support.level}", style=style)
     line.append(f"  {WORDS[support.level]}", "default")
-    line.append(f"  ({support.score:.2f}; unseen {support.low:.2f}–{support.high:.2f})", "dim")
+    why = f"{support.score:.2f}; unseen {support.low:.2f}–{support.high:.2f}"
+    if support.level == "none" and support.score >= support.low:
+        why = f"{support.words:.1f} tokens stand together; unseen {support.low_words:.1f} or more"
+    line.append(f"  ({why})", "dim")
     console.print(line)
 
 
