@@ -40,10 +40,11 @@ def render(results: list[dict[str, Any]]) -> str:
         "    python -m benchmarks.attribution.support MODEL CORPUS --other NAME=FILE "
         "--synonyms TSV",
         "",
-        "Texts have some 32 tokens and are read by themselves. *Strong* and *none* are called so "
-        "that 5 % of unseen text is each; unseen texts here are of other documents than the scale "
-        "was measured on. *In other words* has a share of its longer words replaced by a synonym "
-        "of their first sense, which is often not the one meant.",
+        "Texts have some 32 tokens and are read by themselves. *Strong* is called so that 5 % of "
+        "unseen text is, *none* so that 5 % is by the score and 2 % by how many words stand "
+        "together; the 2 % were chosen with these texts in view. Unseen texts here are of other "
+        "documents than the scale was measured on. *In other words* has a share of its longer "
+        "words replaced by a synonym of their first sense, which is often not the one meant.",
     ]
     for result in results:
         lines += ["", *_section(result)]

@@ -77,7 +77,8 @@ def test_the_scale_of_support_is_of_the_lens_and_knows_words(members):
     made = json.loads(members[f"{LENS}/{layout.META_FILE}"])["support"]
     # Of the same text and states; what the archive has is without bounds of words.
     assert shipped["nearest"] == pytest.approx(made["nearest"], abs=1e-4)
-    assert shipped["high"] == pytest.approx(made["high"], abs=1e-4)
+    for bounds in ("low", "high", "high_places"):
+        assert shipped[bounds] == pytest.approx(made[bounds], abs=1e-4)
     assert "low_words" not in made
     assert len(shipped["low_words"]) == len(shipped["lengths"])
     assert 1 < shipped["low_words"][-1] < 2

@@ -44,8 +44,8 @@ class Support:
         score: mean F + ln mean m over its predictions; mean F where m is not known.
         places: the mean of F¹⁶: whether some predictions are very near.
         words: mean m: how many tokens from each on stand together in the corpus; None: not known.
-        low, high, high_places, low_words: what 2.5 % of unseen text of this length lies below or
-            above, each.
+        low, high, high_places, low_words: what 5 % of unseen text of this length lies below,
+            2.5 % above, each, and 2 % below.
         tokens: of each prediction.
     """
 

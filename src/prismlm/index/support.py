@@ -47,8 +47,8 @@ LENGTHS = (1, 2, 4, 8, 16, 32)
 FEWEST_ANSWERS = 20
 LONGEST_MATCH = 16
 POWER = 16
-# Of unseen text, this share is called strong, and as much none, shared by two measures of each.
-SHARE = 0.05
+# Of unseen text, this share is called strong by either mean; none by the first, and by m alone.
+SHARE_STRONG, SHARE_NONE, SHARE_FEW_WORDS = 0.025, 0.05, 0.02
 PERCENTILES = 101
 
 
@@ -59,13 +59,12 @@ class SupportScale:
     Attributes:
         nearest: percentiles 0 to 100 of the nearest cosine of single predictions.
         lengths: of answers, in tokens.
-        low: for each length, the score of an answer that 2.5 % of answers lie below; 5 % where
-            the scale has no ``low_words``.
+        low: for each length, the score of an answer that 5 % of answers lie below.
         high: and the one that 2.5 % lie above.
         high_places: the same of the mean of F¹⁶.
         predictions: how many it was measured on.
         words: whether the score counts m; False where the lens cannot tell.
-        low_words: the mean m that 2.5 % lie below; None where m is not known.
+        low_words: the mean m that 2 % lie below; None where m is not known.
     """
 
     nearest: list[float]
@@ -177,7 +176,7 @@ def measure_support(
         ]
         if len(answers) < FEWEST_ANSWERS:
             break
-        found_bounds[length] = _bounds(np.array(answers), words=suffixes is not None)
+        found_bounds[length] = _bounds(np.array(answers))
     if not found_bounds:
         return None
     low, high, places, low_words = (
@@ -188,14 +187,12 @@ def measure_support(
     return SupportScale(grid, lengths, low, high, places, count, suffixes is not None, words)
 
 
-def _bounds(answers: np.ndarray, *, words: bool) -> Bounds:
+def _bounds(answers: np.ndarray) -> Bounds:
     """Return what a share of answers, of score, mean F¹⁶ and mean m each, lies beyond."""
-    score, places, matched = answers.T
-    low, low_words = SHARE, 0.0
-    if words:
-        low, low_words = SHARE / 2, float(np.quantile(matched, SHARE / 2))
-    high = (float(np.quantile(column, 1 - SHARE / 2)) for column in (score, places))
-    return Bounds(float(np.quantile(score, low)), *high, low_words)
+    score, places, words = answers.T
+    high = (float(np.quantile(column, 1 - SHARE_STRONG)) for column in (score, places))
+    low, low_words = np.quantile(score, SHARE_NONE), np.quantile(words, SHARE_FEW_WORDS)
+    return Bounds(float(low), *high, float(low_words))
 
 
 def unseen_documents(corpus: Corpus, split: Split) -> np.ndarray:
