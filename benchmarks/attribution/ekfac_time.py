@@ -77,7 +77,7 @@ def explained(lm: prismlm.PrismLM, asked: list[list[int]]) -> dict[str, float]:
     seconds: list[float] = []
     for ids in (asked[0], *asked):
         began = time.perf_counter()
-        trace = lm.explain(lm.tokenizer.decode(ids))
+        trace = lm.explain(str(lm.tokenizer.decode(ids)))
         last = trace[len(trace) - 1 :]
         last.sources("source")
         last.documents(10)

@@ -190,9 +190,12 @@ def measure_support(
 def _bounds(answers: np.ndarray) -> Bounds:
     """Return what a share of answers, of score, mean F¹⁶ and mean m each, lies beyond."""
     score, places, words = answers.T
-    high = (float(np.quantile(column, 1 - SHARE_STRONG)) for column in (score, places))
-    low, low_words = np.quantile(score, SHARE_NONE), np.quantile(words, SHARE_FEW_WORDS)
-    return Bounds(float(low), *high, float(low_words))
+    return Bounds(
+        float(np.quantile(score, SHARE_NONE)),
+        float(np.quantile(score, 1 - SHARE_STRONG)),
+        float(np.quantile(places, 1 - SHARE_STRONG)),
+        float(np.quantile(words, SHARE_FEW_WORDS)),
+    )
 
 
 def unseen_documents(corpus: Corpus, split: Split) -> np.ndarray:
