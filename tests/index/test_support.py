@@ -1,10 +1,15 @@
 """The scale of support against brute force, and by hand."""
 
+import json
+import shutil
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
 import prismlm
+from prismlm.errors import FormatError
 from prismlm.index import neighbours
 from prismlm.index.support import (
     FEWEST_DOCUMENTS,
@@ -59,6 +64,20 @@ def test_scores_and_bounds_by_hand():
     assert scale.bounds(1) == (0.2, 0.8, 0.5, 0)
     assert scale.bounds(2) == pytest.approx((0.3, 0.7, 0.4, 0))  # halfway between in logarithms
     assert scale.bounds(1000) == (0.4, 0.6, 0.3, 0)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [{"nearest": []}, {"low": [0.2]}, {"high_places": []}, {"low_words": [1.0]}, {"low": ["a"]}],
+)
+def test_a_scale_whose_lists_do_not_belong_together_is_refused(tiny_model, tmp_path, damage):
+    model = Path(shutil.copytree(tiny_model, tmp_path / "model"))
+    lens = model / "lens" / "sample"
+    meta = json.loads((lens / "meta.json").read_text())
+    meta["support"] |= damage
+    (lens / "meta.json").write_text(json.dumps(meta))
+    with pytest.raises(FormatError, match="support"):
+        _ = prismlm.load(model).lens.support
 
 
 def test_unseen_text_scores_a_half(lm):

@@ -56,6 +56,9 @@ PERCENTILES = 101
 class SupportScale:
     """What unseen text of the corpus has.
 
+    Raises:
+        TypeError: lists of lengths that do not belong together, as a damaged file has them.
+
     Attributes:
         nearest: percentiles 0 to 100 of the nearest cosine of single predictions.
         lengths: of answers, in tokens.
@@ -75,6 +78,12 @@ class SupportScale:
     predictions: int
     words: bool = False
     low_words: list[float] | None = None
+
+    def __post_init__(self) -> None:
+        words = self.low if self.low_words is None else self.low_words
+        columns = self.low, self.high, self.high_places, words
+        if not self.nearest or any(len(column) != len(self.lengths) for column in columns):
+            raise TypeError("its lists do not belong together")
 
     def score(self, nearest: np.ndarray) -> np.ndarray:
         """Return F: the share of unseen predictions with a smaller nearest cosine, in [0, 1]."""
