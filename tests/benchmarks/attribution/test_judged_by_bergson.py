@@ -87,7 +87,7 @@ def test_what_is_ready_before_the_predictions_is_timed_apart(judge, monkeypatch)
         time.sleep(0.05)
         (moments / "shard").touch()
 
-    monkeypatch.setattr(judge, "_run", run)
+    monkeypatch.setattr(judged_by_bergson, "run", run)
     assert 0.03 < judge.score("Bergson EK-FAC")["seconds"]["once"] < 5
 
 

@@ -82,6 +82,20 @@ def results(own=0.3, rival=0.1, qld=True):
             "seeds": [0, 1, 2],
             "methods": lost,
         },
+        {
+            "environment": ENVIRONMENT,
+            "model": "a model",
+            "parameters": 134_500_000,
+            "predictions": 4,
+            "prompt": 64,
+            "document": 128,
+            "positions": 400_000,
+            "explain": {"a prediction": 0.3, "documents": 800},
+            "ekfac": [
+                {"documents": 64, "a prediction": 20.0, "once": 9.0},
+                {"documents": 128, "a prediction": 40.0, "once": 18.0},
+            ],
+        },
     )
 
 
@@ -105,16 +119,16 @@ def test_what_lies_within_two_errors_is_not_shown():
 
 
 def test_the_choice_is_made_on_the_half_to_choose_on():
-    lds, _, _ = results()
+    lds, *_ = results()
     better = "evidence T=0.1 cells=16"
     lds["methods"][better]["search"]["mean"] = 0.9
     assert best_choice(lds) == better
 
 
 def test_the_temperature_of_explain_is_beside_the_best():
-    lds, tool, lost = results()
+    lds, tool, lost, real = results()
     lds["methods"]["count of the token"]["all"]["mean"] = 0.2
-    said = line(render(lds, tool, lost), "- `explain` itself")
+    said = line(render(lds, tool, lost, real), "- `explain` itself")
     assert "**below** control: how often the predicted token comes next" in said
 
 
@@ -124,10 +138,30 @@ def test_what_was_not_measured_is_said():
     assert "| – | 0.5 | 1 |" in page
 
 
+def test_what_is_judged_of_explain_stands_before_what_is_of_its_reference():
+    lds, tool, lost, real = results()
+    said = line(render(lds, tool, lost, real), "- QLD by Bergson")
+    assert "evidence by position" in said
+    tool["methods"][PRODUCT] = tool["methods"][CHOSEN] | {"qld": described(0.9, 3)}
+    said = line(render(lds, tool, lost, real), "- QLD by Bergson")
+    assert "**`explain`**" in said
+    assert "**0.900**" in said
+
+
+def test_the_time_of_explain_is_a_share_of_that_over_the_most_documents():
+    *others, real = results()
+    said = line(render(*others, real), "- On a model (134.5 M parameters)")
+    assert "20.0 s over 64 and 40.0 s over 128 beginnings" in said
+    assert "0.75% of the last, of 128 of its 800 documents: met" in said
+    real["ekfac"].pop()
+    said = line(render(*others, real), "- On a model (134.5 M parameters)")
+    assert "1.50% of the last, of 64 of its 800 documents: **missed**" in said
+
+
 def test_what_is_less_than_planned_is_said():
     assert "Not finished" not in render(*results())
-    lds, tool, lost = results()
-    page = render(lds | {"models": 60}, tool, lost | {"seeds": [0]})
+    lds, tool, lost, real = results()
+    page = render(lds | {"models": 60}, tool, lost | {"seeds": [0]}, real)
     said = line(page, "- **Not finished**")
     assert said == "- **Not finished**: 60 of 100 models, 1 of 3 seeds for forgetting."
 
