@@ -2,11 +2,12 @@
 
     PYTHONPATH=bergson-site python -m benchmarks.attribution.ekfac_time MODEL
 
-MODEL is a model directory with a lens that has cells, of a corpus that is still there. Beginnings
-of held-out documents are asked for the token that follows them. EK-FAC reads a gradient of every
-document for them, all predictions at once, and is given few documents: each number of them is a row
-of its own, and earlier rows are kept. ``explain`` is given the lens as it is. The installation of
-Bergson is that of ``judged_by_bergson``.
+MODEL is a model directory with a lens that has cells, of a corpus that is still there. EK-FAC is
+asked for the last of 65 held-out tokens, of all texts at once; it reads a gradient of every
+document for them, and is given few: each number of documents is a run of its own, and earlier ones
+are kept. ``explain`` reads the same 65 tokens, one text after another, and is asked for what
+follows: one token more. It is given the lens as it is. The installation of Bergson is that of
+``judged_by_bergson``.
 """
 
 from __future__ import annotations
@@ -44,10 +45,8 @@ def main() -> None:
     corpus = lm.lens.corpus
     assert corpus is not None, "the corpus of the lens is not where it was"
     asked = beginnings(corpus, "heldout", given.predictions, PROMPT_TOKENS + 1)
-    before = read_json(given.out)["ekfac"] if given.out.is_file() else []
-    row = by_ekfac(lm, corpus, asked, given) | {"documents": given.documents}
-    rows = [row, *(one for one in before if one["documents"] != given.documents)]
-    found = {
+    ekfac = by_ekfac(lm, corpus, asked, given) | {"documents": given.documents}
+    run = {
         "model": given.called,
         "parameters": lm.model.num_parameters(),
         "predictions": len(asked),
@@ -55,12 +54,15 @@ def main() -> None:
         "explain": explained(lm, asked) | {"documents": lm.lens.cells.documents.num_rows},
         "positions": len(lm.lens.cells),
         "bergson": VERSION,
-        "ekfac": sorted(rows, key=lambda one: one["documents"]),
+        "ekfac": ekfac,
         "document": DOCUMENT_TOKENS,
         "environment": environment(),
     }
-    write_json(given.out, found)
-    print(found)
+    before = read_json(given.out)["runs"] if given.out.is_file() else []
+    others = [one for one in before if one["ekfac"]["documents"] != given.documents]
+    runs = sorted([*others, run], key=lambda one: one["ekfac"]["documents"])
+    write_json(given.out, {"runs": runs})
+    print(run)
 
 
 def beginnings(corpus: Corpus, split: Any, count: int, length: int) -> list[list[int]]:

@@ -174,7 +174,7 @@ def _short(methods: dict[str, Any]) -> list[str]:
 
 
 def _untrained(own: dict[str, Any], random: dict[str, Any]) -> str:
-    """Return what training the prototypes adds: nothing that random states have not, too."""
+    """Return what training the prototypes adds, beside random training states."""
     ours, theirs = (
         {
             "recall": one["recall"]["report"]["mean"],
@@ -190,8 +190,13 @@ def _untrained(own: dict[str, Any], random: dict[str, Any]) -> str:
         "- What training the prototypes should add to it "
         f"{verdict}: with random training states in their place "
         + ", ".join(f"{name} is {theirs[name]:.3f}" for name in theirs)
-        + ". A cell says where to look, and for that a prototype need not be trained: what is "
-        "shown here is evidence by position."
+        + "."
+        + (
+            " A cell says where to look, and for that a prototype need not be trained: what is "
+            "shown here is evidence by position."
+            if below
+            else ""
+        )
     )
 
 

@@ -119,11 +119,12 @@ def _head(
         f"    python -m benchmarks.attribution.judged_by_bergson bank {_said(tool, lost)[0]}",
         f"    python -m benchmarks.attribution.forgetting bank {_said(tool, lost)[1]}",
         *(
-            f"    python -m benchmarks.attribution.ekfac_time MODEL --documents {one['documents']}"
-            for one in real["ekfac"]
+            f"    python -m benchmarks.attribution.ekfac_time MODEL --documents "
+            f"{one['ekfac']['documents']}"
+            for one in real["runs"]
         ),
         "",
-        runs_made([one["environment"] for one in (lds, tool, lost, real)]),
+        runs_made([one["environment"] for one in (lds, tool, lost, *real["runs"])]),
         "",
         f"{lds['models']} Llamas of 0.6 million parameters, each trained from the same first "
         f"weights for four epochs on a random half of {lds['documents']:,} beginnings of 128 "
@@ -280,19 +281,22 @@ def _tool_short(lds: dict[str, Any], tool: dict[str, Any]) -> list[str]:
 
 
 def _time_of_real(real: dict[str, Any]) -> list[str]:
-    ours, theirs = real["explain"], real["ekfac"]
-    last = theirs[-1]["a prediction"]
-    fraction = ours["a prediction"] / last
-    sizes = " and ".join(f"{one['a prediction']:.1f} s over {one['documents']}" for one in theirs)
+    last = real["runs"][-1]
+    ours, theirs = last["explain"], last["ekfac"]
+    fraction = ours["a prediction"] / theirs["a prediction"]
+    sizes = " and ".join(
+        f"{one['ekfac']['a prediction']:.1f} s over {one['ekfac']['documents']}"
+        for one in real["runs"]
+    )
     return [
-        f"- On {real['model']} ({real['parameters'] / 1e6:.1f} M parameters), asked for what "
-        f"follows {real['prompt']} held-out tokens, `explain` takes {ours['a prediction']:.2f} s a "
-        f"prediction, with the pass over its text and the predictions before, over "
-        f"{real['positions']:,} positions of {ours['documents']:,} documents. EK-FAC takes {sizes} "
-        f"beginnings of {real['document']} tokens, {real['predictions']} predictions asked at "
-        f"once: `explain` takes {fraction:.2%} of the last, of {theirs[-1]['documents']} of its "
-        f"{ours['documents']:,} documents: {_verdict(fraction < TIME_GOAL)}. EK-FAC reads every "
-        "document anew for what it is asked.",
+        f"- On {last['model']} ({last['parameters'] / 1e6:.1f} M parameters) EK-FAC takes {sizes} "
+        f"beginnings of {last['document']} tokens, asked for what follows {last['prompt']} "
+        f"held-out tokens, {last['predictions']} predictions at once: it reads every document anew "
+        f"for what it is asked. `explain`, in the run of the last, takes {ours['a prediction']:.2f} "
+        "s a prediction, one after another, with the pass over its text and the predictions "
+        f"before, over {last['positions']:,} positions of {ours['documents']:,} documents: "
+        f"{fraction:.2%} of EK-FAC's over {theirs['documents']}: "
+        f"{_verdict(fraction < TIME_GOAL)}.",
     ]
 
 
