@@ -292,7 +292,7 @@ def _time_of_real(real: dict[str, Any]) -> list[str]:
         f"- On {last['model']} ({last['parameters'] / 1e6:.1f} M parameters) EK-FAC takes {sizes} "
         f"beginnings of {last['document']} tokens, asked for what follows {last['prompt']} "
         f"held-out tokens, {last['predictions']} predictions at once: it reads every document anew "
-        f"for what it is asked. `explain`, in the run of the last, takes {ours['a prediction']:.2f} "
+        f"for what it is asked. `explain`, in the last run, takes {ours['a prediction']:.2f} "
         "s a prediction, one after another, with the pass over its text and the predictions "
         f"before, over {last['positions']:,} positions of {ours['documents']:,} documents: "
         f"{fraction:.2%} of EK-FAC's over {theirs['documents']}: "
