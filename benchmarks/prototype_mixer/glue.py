@@ -47,6 +47,7 @@ def main() -> None:
 def study_of(name: str, directory: Path, given: argparse.Namespace) -> dict[str, Any]:
     """Return the figures of a model, and what its search tried."""
     lm, work = GlueModel(directory), given.work / name
+    short_chunks(lm)
     tried: list[dict[str, Any]] = []
     if given.learning_rate is None:
         limited = GlueOptions(given.data, given.search_limit, given.dev_limit)
@@ -57,6 +58,13 @@ def study_of(name: str, directory: Path, given: argparse.Namespace) -> dict[str,
     # Where files lie on this machine is nobody's concern.
     result |= {"data": "hub" if given.data is None else given.data.name, "model": name}
     return result | counted | {"tried": tried, "environment": environment()}
+
+
+def short_chunks(lm: GlueModel) -> None:
+    """Have Mamba2 add up chunks of 16 tokens: the same sums, and for short rows the fastest."""
+    for module in (lm.model.config, *lm.model.modules()):
+        if hasattr(module, "chunk_size"):
+            module.chunk_size = 16
 
 
 if __name__ == "__main__":
