@@ -83,6 +83,7 @@ def audit(
     conditions = parse_where(where or [])
     reader = DocumentReader(list(files), Columns(text=text_column, id=id_column))
     lm = load(model, lens=lens)
+    reader.tokenizer = lm.tokenizer
     options = text_options([lm], window, stride, method)  # pyright: ignore[reportArgumentType]
     found = Audit(lm, options, conditions, least_share)
     with orderly_end():

@@ -62,7 +62,9 @@ def compare(
         from prismlm.corpus.read import DocumentReader
 
         options = text_options([a, b], window, stride)
-        value["texts"] = compare_texts(a, b, DocumentReader(list(file)), options)
+        reader = DocumentReader(list(file))
+        reader.tokenizer = a.tokenizer
+        value["texts"] = compare_texts(a, b, reader, options)
     value["prototypes"] = compare_prototypes(a, b)
     pairs = value["prototypes"]["pairs"]
     if parquet is not None:

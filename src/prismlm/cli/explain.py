@@ -11,6 +11,7 @@ import typer
 from prismlm.cli.options import (
     BY,
     SHARES_BY,
+    Chat,
     Json,
     Lens,
     Method,
@@ -18,6 +19,7 @@ from prismlm.cli.options import (
     Overwrite,
     Page,
     SamplingSeed,
+    System,
     Temperature,
     Where,
     choice,
@@ -25,6 +27,7 @@ from prismlm.cli.options import (
     number,
     option,
     parse_places,
+    put,
 )
 from prismlm.cli.output import print_json
 from prismlm.errors import InputError
@@ -32,10 +35,12 @@ from prismlm.files import decoded
 from prismlm.outputs import check_ending, check_outputs
 
 if TYPE_CHECKING:
+    from prismlm.corpus.chat import Messages
     from prismlm.explain.language_model import PrismLM
     from prismlm.explain.trace import Trace
 
 STDIN = "-"
+WRITTEN_IN_CHAT = 50
 TextFile = Annotated[
     str | None,
     option("FILE", "Read the text from here, or texts (json, jsonl, csv, parquet); - is stdin."),
@@ -55,7 +60,11 @@ def explain(
     text: Annotated[
         str | None, typer.Argument(metavar="TEXT", help="The text to explain, or use --file.")
     ] = None,
-    generate: Annotated[int, number("N", "Tokens to add and explain.")] = 0,
+    chat: Chat = False,
+    system: System = None,
+    generate: Annotated[
+        int | None, number("N", "Tokens to add and explain; else 0, or 50 with --chat.")
+    ] = None,
     temperature: Temperature = 0.0,
     seed: SamplingSeed = 0,
     file: TextFile = None,
@@ -79,7 +88,11 @@ def explain(
     check_outputs(html, parquet, inputs=read, overwrite=overwrite)
     check_ending(html, ".html")
     check_ending(parquet, ".parquet")
-    texts = _texts(text, file, lines)
+    texts = [
+        put(one, chat, system) if isinstance(one, str) else one
+        for one in _texts(model, text, file, lines)
+    ]
+    generate = (WRITTEN_IN_CHAT if chat else 0) if generate is None else generate
     column = by or "domain"
     _span(tokens)
     heads = _heads(attention, as_json)
@@ -151,7 +164,9 @@ def _write(traces: list[Trace], html: Path | None, parquet: Path | None, against
         typer.echo(f"wrote {parquet}", err=True)
 
 
-def _texts(text: str | None, file: str | None, lines: bool) -> list[str]:
+def _texts(
+    model: Path, text: str | None, file: str | None, lines: bool
+) -> list[str] | list[str | Messages]:
     """Return the text, or every text of a file of records, or every line that is not blank."""
     from prismlm.corpus.formats import WHOLE_FILES, extension
 
@@ -159,9 +174,12 @@ def _texts(text: str | None, file: str | None, lines: bool) -> list[str]:
     if records and text is None:
         if lines:
             raise InputError(f"{file} holds records, not lines of text: leave out --lines.")
-        from prismlm.corpus.read import read_documents
+        from prismlm.corpus.read import DocumentReader
+        from prismlm.corpus.tokenizer import load_tokenizer
 
-        return [document.text for document in read_documents(Path(file or ""))]
+        reader = DocumentReader(Path(file or ""))
+        reader.tokenizer = load_tokenizer(model)
+        return [document.messages or document.text for document in reader]
     words = _text(text, file)
     if not lines:
         return [words]

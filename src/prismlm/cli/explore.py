@@ -41,7 +41,7 @@ def serve(
     """Serve the explorer of a model until Ctrl-C."""
     import uvicorn
 
-    from prismlm.demo.prompts import PROMPTS
+    from prismlm.demo.prompts import PROMPTS, QUESTIONS
     from prismlm.explain.language_model import load
     from prismlm.explorer import create_app
 
@@ -56,6 +56,7 @@ def serve(
         token=token,
         hosts=frozenset(f"{_bracketed(name)}:{port}" for name in names),
         prompts=PROMPTS,
+        questions=QUESTIONS,
     )
     shown = HOST if host in EVERYWHERE else _bracketed(host)
     address = f"http://{shown}:{port}/?token={token}"

@@ -6,26 +6,32 @@ from typing import Annotated
 
 import typer
 
-from prismlm.cli.options import Json, Model, SamplingSeed, Temperature, number
+from prismlm.cli.options import Chat, Json, Model, SamplingSeed, System, Temperature, number, put
 from prismlm.cli.output import print_json
 
 
 def generate(
     model: Model,
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What the text starts with.")],
+    chat: Chat = False,
+    system: System = None,
     tokens: Annotated[int, number("N", "Tokens to write, at most.")] = 50,
     temperature: Temperature = 0.0,
     seed: SamplingSeed = 0,
     as_json: Json = False,
 ) -> None:
-    """Print a prompt with what the model writes after it; stops at the end of a document."""
+    """Print a prompt with what the model writes after it; stops at the end of a document.
+
+    With --chat it is the answer alone.
+    """
+    asked = put(prompt, chat, system)
     from prismlm.index.opened_model import OpenedModel
     from prismlm.models.checkpoint import load_checkpoint
 
     loaded, tokenizer, sidecar = load_checkpoint(model)
     # Writing needs no lens, so one that is stale or one of several is no reason to refuse.
     lm = OpenedModel(model, loaded, tokenizer, sidecar.head, sidecar.logit_map, None)
-    text = lm.generate(prompt, tokens=tokens, temperature=temperature, seed=seed)
+    text = lm.generate(asked, tokens=tokens, temperature=temperature, seed=seed)
     if as_json:
         print_json({"model": str(model), "prompt": prompt, "text": text})
     else:

@@ -13,6 +13,7 @@ import typer
 from prismlm.errors import InputError, check_choice
 
 if TYPE_CHECKING:
+    from prismlm.corpus.chat import Messages
     from prismlm.explain.language_model import PrismLM
     from prismlm.index.lens import Lens as OpenedLens
 
@@ -80,6 +81,8 @@ Method = Annotated[
 Split = Annotated[str, choice("SPLIT", "Documents to read: train, heldout or all.", SPLITS)]
 Temperature = Annotated[float, number("T", "0 takes the top token.")]
 SamplingSeed = Annotated[int, option("S", "Of the sampling.")]
+Chat = Annotated[bool, flag("--chat", "Ask it as a user's message, by the chat template.")]
+System = Annotated[str | None, option("WORDS", "With --chat: what the model is told before.")]
 Page = Annotated[Path | None, option("FILE", "Write a self-contained page.")]
 Where = Annotated[
     list[str] | None,
@@ -102,6 +105,19 @@ def parse_places(option: str, inner: str, given: list[str] | None) -> list[tuple
             raise InputError(f"{option} is {text!r}: expected LAYER:{inner}, such as 1:14.")
         found.append((int(layer), int(number)))
     return found
+
+
+def put(text: str, chat: bool, system: str | None) -> str | Messages:
+    """Return what a model is asked: a text, or with ``--chat`` the messages of a question.
+
+    Raises:
+        InputError: words before a question, and none.
+    """
+    if system is not None and not chat:
+        raise InputError("--system is told before a question: add --chat, or leave it out.")
+    from prismlm.corpus.chat import asked
+
+    return asked(text, system) if chat else text
 
 
 def is_first_process() -> bool:

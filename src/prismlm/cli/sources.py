@@ -48,7 +48,9 @@ def sources(
     elif file:
         from prismlm.corpus.read import DocumentReader
 
-        texts = texts_that_rely(lm, doc, DocumentReader(list(file)), text_options([lm]))
+        reader = DocumentReader(list(file))
+        reader.tokenizer = lm.tokenizer
+        texts = texts_that_rely(lm, doc, reader, text_options([lm]))
     if as_json:
         listed = None if texts is None else [text._asdict() for text in texts]
         value = {"model": str(model), "lens": str(opened.path), **asdict(found), "texts": listed}

@@ -8,13 +8,23 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from prismlm.cli.options import Json, Lens, Model, Temperature, choice, number, option
+from prismlm.cli.options import (
+    Chat,
+    Json,
+    Lens,
+    Model,
+    System,
+    Temperature,
+    choice,
+    number,
+    option,
+    put,
+)
 from prismlm.cli.output import print_json
 from prismlm.errors import FormatError, InputError
 from prismlm.files import decoded
 
 if TYPE_CHECKING:
-    from prismlm.edits.steering import Steering
     from prismlm.edits.steering_effects import Cost, SteeringEffects
     from prismlm.edits.values import Edit, Only
     from prismlm.explain.language_model import PrismLM
@@ -49,6 +59,8 @@ def steer(
     prompt: Annotated[
         str | None, typer.Argument(metavar="PROMPT", help="What to write on from, or use --file.")
     ] = None,
+    chat: Chat = False,
+    system: System = None,
     prototype: Prototype = None,
     category: Category = None,
     document: DocumentId = None,
@@ -77,13 +89,19 @@ def steer(
     named = {"prototype": prototype, "category": category, "document": document}
     clamp = {"target": target, "measure": measure, "cap": cap}
     edits = _edits(named, only, edit, strength, clamp)
-    prompts = [] if file is None else _prompts(file)
+    prompts = [put(one, chat, system) for one in (_prompts(file) if file else [prompt or ""])]
     from prismlm.explain.language_model import load
 
     lm = load(model, lens=lens)
     how: dict[str, Any] = {"only": cast("Only | None", only), "seed": seed}
     sampling = {"generate": generate, "temperature": temperature, "draws": draws}
-    result = _result(lm, prompt, prompts, edits, how, sampling)
+    texts = [lm.as_text(one) for one in prompts]
+    if file is None:
+        from prismlm.edits.steering import steer as write
+
+        result = write(lm, texts[0], edits, **how, **sampling)
+    else:
+        result = _effects(lm, texts, edits, how, draws)
     cost, note = _cost(lm, corpus, edits, heldout, how)
     if as_json:
         head = {"model": str(model), "lens": None if lm.lens is None else lm.lens.name}
@@ -97,22 +115,12 @@ def steer(
         print_steering(_describe(edits), only, result, cost, note)
 
 
-def _result(
-    lm: PrismLM,
-    prompt: str | None,
-    prompts: list[str],
-    edits: list[Edit],
-    how: dict[str, Any],
-    sampling: dict[str, Any],
-) -> Steering | SteeringEffects:
-    if prompt is not None:
-        from prismlm.edits.steering import steer as write
-
-        return write(lm, prompt, edits, **how, **sampling)
+def _effects(
+    lm: PrismLM, prompts: list[str], edits: list[Edit], how: dict[str, Any], draws: int
+) -> SteeringEffects:
     from prismlm.cli.progress import ConsoleReporter
     from prismlm.edits.steering_effects import measure_effects
 
-    draws = sampling["draws"]
     return measure_effects(lm, prompts, edits, **how, draws=draws, progress=ConsoleReporter())
 
 

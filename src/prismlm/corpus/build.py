@@ -89,6 +89,7 @@ def build_corpus(
         check_build(target, tokenizer, vocab_size, heldout_fraction, shard_tokens, overwrite)
         trained = tokenizer is None
         chosen = _train(reader, vocab_size, progress) if trained else load_tokenizer(tokenizer)
+        reader.tokenizer = chosen
         settings = BuildSettings.of(chosen, heldout_fraction, shard_tokens)
         origin = read = None
         if isinstance(inputs, HubDataset):
@@ -96,7 +97,7 @@ def build_corpus(
         with settings.writer(directory) as writer:
             alike = NearDuplicates()
             with progress.task("Tokenising", reader.total, "bytes") as task:
-                tokenise(_reported(reader, task), settings.encoder, writer, alike)
+                tokenise(_reported(reader, task), settings, writer, alike)
             if origin is None:
                 read = reader.manifest()
             settings.finish(
@@ -112,6 +113,7 @@ class BuildSettings:
     Attributes:
         tokenizer: for all of them.
         encoder: the same for text alone, without special tokens.
+        chat_encoder: for what a chat template made, with them.
         meta: what ``corpus.json`` says of the tokenizer.
         dtype: of a token.
         heldout_fraction: the share of documents to hold out.
@@ -120,6 +122,7 @@ class BuildSettings:
 
     tokenizer: PreTrainedTokenizerFast
     encoder: Tokenizer
+    chat_encoder: Tokenizer
     meta: dict[str, Any]
     dtype: np.dtype[Any]
     heldout_fraction: float
@@ -138,9 +141,10 @@ class BuildSettings:
             "eos_token": eos_token,
             "eos_token_id": eos_token_id,
         }
-        encoder = text_encoder(tokenizer.backend_tokenizer, eos_token)
+        backend = tokenizer.backend_tokenizer
+        encoders = [text_encoder(backend, eos_token, marks=marks) for marks in (False, True)]
         dtype = np.dtype(np.uint16 if vocabulary <= 2**16 else np.uint32)
-        return cls(tokenizer, encoder, meta, dtype, heldout_fraction, shard_tokens)
+        return cls(tokenizer, *encoders, meta, dtype, heldout_fraction, shard_tokens)
 
     def writer(self, directory: Path) -> CorpusWriter:
         """Return what writes the shards into a directory."""
@@ -282,22 +286,29 @@ def training_texts(documents: Iterator[Document], limit: int) -> list[str]:
 
 def tokenise(
     documents: Iterator[Document],
-    encoder: Tokenizer,
+    settings: BuildSettings,
     writer: CorpusWriter,
     alike: NearDuplicates | None = None,
 ) -> None:
     """Write documents with their tokens, and note those that are alike."""
     for batch in document_batches(documents):
-        tokens = encode_documents(encoder, batch)
+        tokens = encode_documents(settings, batch)
         for document, ids in zip(batch, tokens, strict=True):
             writer.add(document, ids)
         if alike is not None:
             alike.add(tokens)
 
 
-def encode_documents(encoder: Tokenizer, batch: list[Document]) -> list[list[int]]:
+def encode_documents(settings: BuildSettings, batch: list[Document]) -> list[list[int]]:
     """Return the token ids of each document, without an end of text."""
-    texts = [document.text for document in batch]
+    chats = [document.text for document in batch if document.messages is not None]
+    texts = [document.text for document in batch if document.messages is None]
+    of_chats = iter(_encoded(settings.chat_encoder, chats) if chats else [])
+    of_texts = iter(_encoded(settings.encoder, texts) if texts else [])
+    return [next(of_texts if one.messages is None else of_chats) for one in batch]
+
+
+def _encoded(encoder: Tokenizer, texts: list[str]) -> list[list[int]]:
 
     def encode() -> list[Any]:
         return encoder.encode_batch_fast(texts, add_special_tokens=False)

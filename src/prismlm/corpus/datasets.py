@@ -99,7 +99,7 @@ class DatasetReader(DocumentReader):
         self.files, self.again = [], 0
         self.unread, self._documents = Counter[str](), Counter[str]()
         self.total_bytes = self.bytes_read = self.skipped = 0
-        self._columns = columns_of(columns)
+        self._columns, self.tokenizer = columns_of(columns), None
         self._dataset = dataset
         self._unread: Any = _open(dataset)
         self._rows = self._unread
@@ -152,7 +152,8 @@ class DatasetReader(DocumentReader):
                 place = f"{self._dataset} ({self._dataset.split}), row {self._row}"
                 found = found or self._columns.resolve(record, place)
                 values = {role: record[name] for role, name in found.items()}
-                document = make_document(values, place, f"{own_source}:{self._row}", own_source)
+                own_id = f"{own_source}:{self._row}"
+                document = make_document(values, place, own_id, own_source, self.tokenizer)
                 self.bytes_read += len(document.text)
                 yield document, place
         except PrismError:

@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Literal
 
+from prismlm.corpus.chat import Messages
 from prismlm.errors import InputError, check_text, suggest
 
 # Above it a double does not hold every whole number.
 LARGEST_WHOLE = 2**53
+# The column that chats are in where a table has no text.
+MESSAGES = "messages"
 METADATA = ("source", "domain", "license", "title", "url", "split")
 Part = Literal["train", "heldout"]
 # The names of splits that the Hugging Face Hub takes for one another, and those of this package.
@@ -25,7 +28,10 @@ _HELD_OUT = (
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One text with its identity and where it comes from."""
+    """One text with its identity and where it comes from.
+
+    ``messages`` are those that the text was made of by a chat template; None for a plain text.
+    """
 
     doc_id: str
     text: str
@@ -35,6 +41,13 @@ class Document:
     title: str | None = None
     url: str | None = None
     split: str | None = None
+    messages: Messages | None = None
+
+    @property
+    def opening(self) -> str:
+        """What a reader knows it by: its text, or of a chat what was asked last."""
+        asked = [one["content"] for one in self.messages or () if one["role"] == "user"]
+        return asked[-1] if asked else self.text
 
 
 def stated_part(document: Document) -> Part | None:
@@ -61,6 +74,7 @@ class Columns:
 
     A column that is named must exist; one that is named "" is not read. Without an ``id`` the id is
     ``file-name:row``; without a ``source`` the source is the file's name without its extension.
+    Where there is no ``text``, chats are read from ``messages``, if there are any.
     """
 
     text: str = "text"
@@ -78,7 +92,7 @@ class Columns:
                 check_text(f"the name of the {role} column", getattr(self, role))
 
     def resolve(self, available: Collection[str], where: str) -> dict[str, str]:
-        """Return the available column of each role (``text``, ``id``, ``source`` …).
+        """Return the available column of each role (``text`` or ``messages``, ``id``, …).
 
         Args:
             available: the columns of a table, or the keys of a record.
@@ -94,6 +108,8 @@ class Columns:
                 continue
             if (named or role) in available:
                 found[role] = named or role
+            elif named == "text" and MESSAGES in available:
+                found[MESSAGES] = MESSAGES
             elif named is not None:
                 raise InputError(_missing(role, named, available, where))
         return found

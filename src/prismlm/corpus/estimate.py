@@ -71,20 +71,29 @@ def estimate_build(
         InputError: what the build would refuse, as far as it shows in that piece.
     """
     check_build(Path(out), tokenizer, vocab_size, heldout_fraction, shard_tokens, overwrite)
+    chosen = None if tokenizer is None else load_tokenizer(tokenizer)
     if isinstance(inputs, HubDataset):
-        return cost_of(sample_stream(inputs, columns), tokenizer, vocab_size)
+        return cost_of(sample_stream(inputs, columns, chosen), tokenizer, vocab_size)
     reader = DocumentReader(inputs, columns)
+    reader.tokenizer = chosen
     return cost_of(_sample_files(reader, columns), tokenizer, vocab_size, reader.total_bytes)
 
 
-def sample_stream(dataset: HubDataset, columns: Columns | None = None) -> Sample:
+def sample_stream(
+    dataset: HubDataset,
+    columns: Columns | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+) -> Sample:
     """Read the first documents of a dataset: about two million characters, at most 20 seconds.
+
+    The tokenizer's chat template makes texts of messages.
 
     Raises:
         InputError: what reading the dataset would raise, as far as it shows in that piece.
     """
     began = time.perf_counter()
     reader = DatasetReader(dataset, columns)
+    reader.tokenizer = tokenizer
     num_rows, documents, characters, whole = reader.num_rows, list[Document](), 0, True
     for document in reader:
         documents.append(document)
@@ -113,6 +122,7 @@ def _sample_files(reader: DocumentReader, columns: Columns | None) -> Sample:
     began = time.perf_counter()
     for file in files:
         part = DocumentReader(file.path, columns)
+        part.tokenizer = reader.tokenizer
         in_file = text_bytes = 0
         for document in part:
             documents.append(document)
@@ -138,7 +148,9 @@ def _text_bytes(path: Path, columns: Columns) -> int | None:
     if path.suffix.lower() != ".parquet":
         return None
     with pq.ParquetFile(path) as table:
-        name = columns.resolve(table.schema_arrow.names, str(path))["text"]
+        name = columns.resolve(table.schema_arrow.names, str(path)).get("text")
+        if name is None:
+            return None
         groups = [table.metadata.row_group(n) for n in range(table.metadata.num_row_groups)]
         return sum(
             group.column(number).total_uncompressed_size
@@ -202,7 +214,7 @@ def cost_of(
 def _build(documents: list[Document], settings: BuildSettings) -> tuple[int, int]:
     """Return the tokens of a corpus of some documents, and the bytes of its shards."""
     with TemporaryDirectory() as name, settings.writer(Path(name)) as writer:
-        tokenise(iter(documents), settings.encoder, writer)
+        tokenise(iter(documents), settings, writer)
         tokens = writer.finish()["counts"]["tokens"]
         return tokens, sum(path.stat().st_size for path in Path(name).iterdir())
 

@@ -11,13 +11,17 @@ from decimal import Decimal
 from importlib.resources import files
 from pathlib import Path
 from types import NoneType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from prismlm.corpus.documents import METADATA, Columns, Document, as_metadata
+from prismlm.corpus.chat import chat_text, check_messages
+from prismlm.corpus.documents import MESSAGES, METADATA, Columns, Document, as_metadata
 from prismlm.corpus.formats import EXTENSIONS, WHOLE_FILES, Row, extension, read_rows
 from prismlm.errors import InputError, check_kind, check_path, check_text
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -61,6 +65,7 @@ class DocumentReader:
         total_bytes: the size of all files.
         bytes_read: how much of it the pass under way has read.
         skipped: how many documents without text it has left out.
+        tokenizer: by whose chat template rows of messages become texts; None: they are refused.
 
     Raises:
         InputError: a path does not exist or has an unknown extension, a directory holds nothing to
@@ -82,6 +87,7 @@ class DocumentReader:
             once.setdefault(_identity(file.path), file)
         self.files = list(once.values())
         self.again = len(found) - len(self.files)
+        self.tokenizer: PreTrainedTokenizerBase | None = None
         self._documents: Counter[str] = Counter()
         self.total_bytes = sum(file.path.stat().st_size for file in self.files)
         self.bytes_read = 0
@@ -141,9 +147,15 @@ class DocumentReader:
             for row in read_rows(file.path, self._columns):
                 self.bytes_read = finished + row.bytes_read
                 place = f"{file.path}:{row.number}"
-                yield _document(file, row, place), place
+                yield self._document(file, row, place), place
             finished += file.path.stat().st_size
             self.bytes_read = finished
+
+    def _document(self, file: InputFile, row: Row, place: str) -> Document:
+        ending = extension(file.path) or ""
+        own_id = file.name if ending in WHOLE_FILES else f"{file.name}:{row.number}"
+        own_source = file.path.name[: -len(ending)]
+        return make_document(row.values, place, own_id, own_source, self.tokenizer)
 
     def _refuse_duplicate(self, doc_id: str, place: str) -> None:
         # Only hashes are kept, so the first place is looked for again; not finding it means that
@@ -180,19 +192,20 @@ def columns_of(columns: object) -> Columns:
     )
 
 
-def _document(file: InputFile, row: Row, place: str) -> Document:
-    ending = extension(file.path) or ""
-    own_id = file.name if ending in WHOLE_FILES else f"{file.name}:{row.number}"
-    return make_document(row.values, place, own_id, file.path.name[: -len(ending)])
-
-
-def make_document(values: dict[str, Any], place: str, own_id: str, own_source: str) -> Document:
+def make_document(
+    values: dict[str, Any],
+    place: str,
+    own_id: str,
+    own_source: str,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+) -> Document:
     """Check the values of a record by role and make a document of them.
 
     Raises:
         InputError: the text or what is known about it cannot be used.
     """
-    text = values["text"]
+    messages = values.get(MESSAGES)
+    text = values["text"] if MESSAGES not in values else _chat(messages, place, tokenizer)
     if not isinstance(text, str):
         raise InputError(
             f"{place}: the text is a {_kind(text)}, expected a string. "
@@ -202,7 +215,23 @@ def make_document(values: dict[str, Any], place: str, own_id: str, own_source: s
     metadata = {role: as_metadata(values.get(role), place, role) for role in METADATA}
     if metadata["source"] is None:
         metadata["source"] = own_source
-    return Document(as_metadata(values.get("id"), place, "id") or own_id, text, **metadata)
+    doc_id = as_metadata(values.get("id"), place, "id") or own_id
+    return Document(doc_id, text, **metadata, messages=messages)
+
+
+def _chat(messages: Any, place: str, tokenizer: PreTrainedTokenizerBase | None) -> str:
+    """Return what the chat template makes of a row's messages."""
+    if tokenizer is None:
+        raise InputError(
+            f"{place} has no text but messages, and here is no chat template to make a text of "
+            "them: name the model that they are for (corpus build: --tokenizer MODEL), or a column "
+            "of texts with --text-column."
+        )
+    check_messages(messages, place)
+    try:
+        return chat_text(tokenizer, messages)
+    except InputError as error:
+        raise InputError(f"{place}: {error}") from error
 
 
 def _kind(value: Any) -> str:

@@ -87,7 +87,9 @@ def stream_corpus(
         saved = _begin(partial, origin)
         room = room_to_write(f"the corpus {target}", target.parent, WAY_OUT)
         with room, _keeping(partial):
-            _stream(partial, DatasetReader(dataset, columns), settings, origin, saved, progress)
+            reader = DatasetReader(dataset, columns)
+            reader.tokenizer = tokenizer
+            _stream(partial, reader, settings, origin, saved, progress)
         # In this order, so that a kill in between leaves the whole corpus.
         os.rename(partial, target)
         (target / STATE_FILE).unlink(missing_ok=True)
@@ -198,7 +200,7 @@ def _stream(
             done = _documents(saved.shards)
             task.note(f"{done:,} documents were kept")
         for batch in document_batches(documents):
-            for document, ids in zip(batch, encode_documents(settings.encoder, batch), strict=True):
+            for document, ids in zip(batch, encode_documents(settings, batch), strict=True):
                 writer.add(document, ids)
                 if len(writer.shards) > len(kept.shards):
                     kept = _Saved(list(writer.shards), kept.position, kept.documents)

@@ -301,10 +301,14 @@ class Corpus:
         encodings = iter(self._encoder.encode_batch(unread, add_special_tokens=False))
         for index, text, tokens, spans in zip(batch, texts, stored, found, strict=True):
             if spans is None:
-                spans = self._spans_of(next(encodings), tokens, index)
+                spans = self._spans_of(next(encodings), text, tokens, index)
             yield np.concatenate([spans, np.full((1, 2), len(text), dtype=np.int64)])
 
-    def _spans_of(self, encoding: Encoding, tokens: np.ndarray, index: int) -> np.ndarray:
+    def _spans_of(
+        self, encoding: Encoding, text: str, tokens: np.ndarray, index: int
+    ) -> np.ndarray:
+        if not np.array_equal(tokens[:-1], np.array(encoding.ids, dtype=np.int64)):
+            encoding = self._chat_encoder.encode(text, add_special_tokens=False)
         if not np.array_equal(tokens[:-1], np.array(encoding.ids, dtype=np.int64)):
             raise FormatError(
                 f"{self.path}: the tokenizer gives other tokens for document "
@@ -332,13 +336,21 @@ class Corpus:
 
     @cached_property
     def _encoder(self) -> Tokenizer:
+        return self._read_encoder(marks=False)
+
+    @cached_property
+    def _chat_encoder(self) -> Tokenizer:
+        return self._read_encoder(marks=True)
+
+    def _read_encoder(self, *, marks: bool) -> Tokenizer:
         from tokenizers import Tokenizer
 
         from prismlm.corpus.tokenizer import text_encoder
 
         path = self.path / layout.TOKENIZER_DIRECTORY / "tokenizer.json"
         try:
-            return text_encoder(Tokenizer.from_file(str(path)), self.meta["tokenizer"]["eos_token"])
+            eos_token = self.meta["tokenizer"]["eos_token"]
+            return text_encoder(Tokenizer.from_file(str(path)), eos_token, marks=marks)
         except Exception as error:  # tokenizers raises nothing narrower
             raise FormatError(f"{path} is damaged ({error}). Build the corpus again.") from error
 

@@ -124,10 +124,11 @@ def fingerprint(tokenizer: PreTrainedTokenizerFast) -> str:
     return fingerprints.of_json({"backend": state, "special": special})
 
 
-def text_encoder(backend: Tokenizer, eos_token: str) -> Tokenizer:
+def text_encoder(backend: Tokenizer, eos_token: str, *, marks: bool = False) -> Tokenizer:
     """Return a copy of ``backend`` that reads special tokens inside a text as ordinary text.
 
-    A document that spells out ``<|endoftext|>`` must not end there. The copy neither cuts nor
+    A document that spells out ``<|endoftext|>`` must not end there. With ``marks`` they are read
+    as what they are, as in the text that a chat template makes. The copy neither cuts nor
     pads nor adds tokens, and its offsets keep the spaces that belong to a token.
     """
     from tokenizers import AddedToken, Tokenizer, processors
@@ -138,7 +139,7 @@ def text_encoder(backend: Tokenizer, eos_token: str) -> Tokenizer:
     encoder.post_processor = cast(Any, processors.Sequence([]))
     # An end token that was added as an ordinary one would still be matched in the text.
     encoder.add_special_tokens([AddedToken(eos_token, special=True, normalized=False)])
-    encoder.encode_special_tokens = True
+    encoder.encode_special_tokens = not marks
     return encoder
 
 

@@ -40,6 +40,22 @@ PROMPTS = {
     "software": "This function returns a pointer to the",
 }
 
+# For models that answer.
+QUESTIONS = {
+    "biology": "How does a cell switch a gene on or off?",
+    "children": "Tell me a story about a little princess.",
+    "computer science": "How does a neural network learn from data?",
+    "fiction": "Write a scene in which a gentleman proposes to a lady.",
+    "finance": "How does the Federal Reserve fight inflation?",
+    "government": "How do I apply for a passport?",
+    "history": "Why did the American colonists go to war with Britain?",
+    "law": "When can a court set aside the decision of a tribunal?",
+    "mathematics": "How do you prove that a sequence converges?",
+    "medicine": "What are the symptoms of malaria?",
+    "physics": "How does a magnetic field act on a moving charge?",
+    "software": "How do I read a file line by line in Python?",
+}
+
 
 @dataclass(frozen=True)
 class Answer:

@@ -44,7 +44,7 @@ class AuditedText:
 
     Attributes:
         text_id: its id, or file and row.
-        opening: its first characters.
+        opening: its first characters; of a chat those of what was asked.
         tokens, predictions: how many; each token but the first is predicted.
         ce: mean −log p of its tokens; None for a text of one token.
         explained_share: median over positions, for the model's top token.
@@ -201,7 +201,7 @@ class Audit:
         named, others = self._named(found)
         row = AuditedText(
             text_id=of_text.document.doc_id,
-            opening=of_text.document.text[:OPENING_LISTED],
+            opening=of_text.document.opening[:OPENING_LISTED],
             tokens=of_text.tokens,
             predictions=count,
             ce=float(of_text.losses.mean(dtype=np.float64)) if count else None,

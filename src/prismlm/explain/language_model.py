@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from torch import Tensor
+
+from prismlm.corpus.chat import ASSISTANT, Messages
 from prismlm.corpus.pieces import pieces_of
 from prismlm.corpus.tokenizer import tokenizer_fingerprint
 from prismlm.edits.plan import plan_for
@@ -34,7 +37,7 @@ class PrismLM(OpenedModel):
 
     def explain(
         self,
-        text: str,
+        text: str | Messages,
         *,
         generate: int = 0,
         temperature: float = 0.0,
@@ -48,7 +51,9 @@ class PrismLM(OpenedModel):
         without ``generate``, the last target is the model's top token.
 
         Args:
-            text: at least one token, and no more than the model reads.
+            text: at least one token, and no more than the model reads; or messages, each with
+                ``role`` and ``content``, which the model's chat template makes a text of. Of a
+                chat that ends with the assistant's message, that is the answer.
             generate: how many tokens to add and explain.
             temperature: 0 takes the top token; otherwise sampling from softmax(logits / T).
             seed: of the sampling.
@@ -59,8 +64,9 @@ class PrismLM(OpenedModel):
                 ``generate`` nothing is told.
 
         Raises:
-            InputError: empty or over-long text; a head that the model does not have, or attention
-                along a single token.
+            InputError: empty or over-long text; messages, and no chat template or one that
+                refuses them; a head that the model does not have, or attention along a single
+                token.
             DecompositionError: parts that do not sum to the model's logit.
         """
         prompt = self.encode(text, generate)
@@ -87,8 +93,21 @@ class PrismLM(OpenedModel):
             maps = maps_of(self.model, read, tokens, heads)
         evidence = split.evidence()
         # The last token of the prompt is the one that the first written token comes after.
-        first = prompt.shape[1] - 1 if ids.shape[1] > prompt.shape[1] else 0
+        asked = prompt.shape[1] if ids.shape[1] > prompt.shape[1] else self.asked(text, ids[0])
+        first = max(0, asked - 1)
         return Trace(str(self.path), steps, evidence, self.lens, split.rounding, maps, self, first)
+
+    def asked(self, text: str | Messages, ids: Tensor) -> int:
+        """Return how many of a text's tokens ``ids`` [T] stand before the answer in it.
+
+        It is the last message of a chat, where that is the assistant's; of other texts it is all.
+        """
+        if isinstance(text, str) or len(text) < 2 or text[-1]["role"] != ASSISTANT:
+            return 0
+        before = self.tokenizer(self.as_text(text[:-1]), add_special_tokens=False)["input_ids"]
+        # A template may write what came before otherwise than what is still to be answered.
+        same = ids[: len(before)].tolist() == before
+        return len(before) if same else 0
 
     def edit(self, *edits: Edit, only: Only | None = None) -> AbstractContextManager[None]:
         """Return a context in which the model predicts from edited states.

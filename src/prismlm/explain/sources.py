@@ -205,7 +205,7 @@ def texts_that_rely(
     return _by_share(
         TextUse(
             of_text.document.doc_id,
-            of_text.document.text[:OPENING],
+            of_text.document.opening[:OPENING],
             of_text.attribution.document_share(doc_id),
         )
         for of_text in read_texts(lm, documents, options)

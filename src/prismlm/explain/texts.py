@@ -163,6 +163,8 @@ def _windows(lm: PrismLM, documents: Iterable[Document], options: TextOptions) -
         encoded = lm.tokenizer(document.text, add_special_tokens=False, verbose=False)
         ids = torch.tensor(encoded["input_ids"], dtype=torch.int64)
         text, count = _Text(document, ids), len(ids)
+        # Of a chat, what its last message was read for.
+        before = lm.asked(document.messages, ids) if document.messages else 0
         # The last token predicts nothing of the text, so no window is laid for it alone.
         grid = document_windows(
             np.zeros(1, dtype=np.int64),
@@ -174,6 +176,7 @@ def _windows(lm: PrismLM, documents: Iterable[Document], options: TextOptions) -
         rows = zip(grid.start.tolist(), grid.length.tolist(), grid.skip.tolist(), strict=True)
         for number, (start, length, skip) in enumerate(rows):
             stop = min(length, count - 1 - start)
+            skip = max(skip, before - 1 - start)
             yield _Window(text, start, length, skip, stop, number == len(grid) - 1)
 
 

@@ -198,7 +198,7 @@ class Trace:
         if self.lens is None or not len(self):
             return None
         read = "The text" if len(self) > 1 else "The prediction"
-        subject = "The answer" if self.written else read
+        subject = "The answer" if self.first or self.written else read
         by = "domain" if len(self.lens.keys("mass", "domain").names) > 1 else "source"
         return in_words(subject, self.sources(by), self.documents(1), self.support)
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from fastapi import APIRouter
 from fastapi.responses import Response, StreamingResponse
-from pydantic import BaseModel, Field
+from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
 from prismlm.corpus.pieces import Piece, pieces_of
@@ -16,7 +16,7 @@ from prismlm.corpus.words import DITTO
 from prismlm.errors import InputError
 from prismlm.explain.steps import Step
 from prismlm.explain.trace import Trace
-from prismlm.explorer.session import Answer, Session, within
+from prismlm.explorer.session import Answer, Prompt, Session, within
 from prismlm.explorer.streams import Tell, sent, streamed
 from prismlm.files import json_text
 from prismlm.pages.trace import page
@@ -26,10 +26,9 @@ AGAINST = 4
 PASSAGES = 8
 
 
-class Question(BaseModel):
-    """What is asked: a text, and how to go on."""
+class Question(Prompt):
+    """What is asked, and how to go on."""
 
-    text: str = Field(min_length=1)
     generate: int = Field(default=40, ge=0, le=1024)
     temperature: float = Field(default=0.0, ge=0, le=10, allow_inf_nan=False)
     seed: int = Field(default=0, ge=0, lt=2**53)
@@ -85,7 +84,7 @@ def routes(session: Session) -> APIRouter:
 def _prompt(session: Session, question: Question) -> list[Piece]:
     """Return the prompt's tokens as they are shown; raise InputError for one that is too long."""
     lm, most = session.lm, session.limits.tokens
-    ids = within(lm, question.text, question.generate, most, "explain")
+    ids = within(lm, question.put(lm), question.generate, most, "explain")
     return pieces_of(lm.tokenizer, ids)
 
 
@@ -100,8 +99,8 @@ def _write(
         tell("step", _step(step, known))
         return not answer.stop.is_set()
 
-    how = question.model_dump()
-    trace = session.lm.explain(how.pop("text"), on_step=on_step, **how)
+    how = question.model_dump(exclude={"text", "chat"})
+    trace = session.lm.explain(question.put(session.lm), on_step=on_step, **how)
     answer.trace = trace
     tell("done", {"id": answer.id, **_finished(trace)})
 

@@ -45,9 +45,14 @@ def prompts_for(
     Of those given, the ones of domains that the lens has; where it has none of them, the opening
     words of ``texts``; without these, all.
     """
-    domains = set() if lens is None else set(lens.keys("mass", "domain").names)
-    own = {domain: prompt for domain, prompt in prompts.items() if domain in domains}
+    own = of_domains(lens, prompts)
     return own or {name: opening(text) for name, text in texts.items()} or dict(prompts)
+
+
+def of_domains(lens: Lens | None, prompts: Mapping[str, str]) -> dict[str, str]:
+    """Return the prompts of domains that the lens has."""
+    domains = set() if lens is None else set(lens.keys("mass", "domain").names)
+    return {domain: prompt for domain, prompt in prompts.items() if domain in domains}
 
 
 def opening(text: str) -> str:

@@ -49,6 +49,8 @@ def overview(session: Session) -> dict[str, Any]:
             for name, count in seen.most_common()
         ],
         "prompts": session.prompts,
+        "chat": bool(lm.tokenizer.chat_template),
+        "questions": session.questions,
         "texts": session.texts,
         "limits": {"tokens": session.limits.tokens, "audited": session.limits.audited},
     }

@@ -11,13 +11,15 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
+from prismlm.corpus.chat import asked
 from prismlm.errors import InputError, PrismError, check_text
 from prismlm.explain.audit import Audit
 from prismlm.explain.language_model import PrismLM
 from prismlm.explain.trace import Trace
-from prismlm.explorer.examples import held_out_texts, prompts_for
+from prismlm.explorer.examples import held_out_texts, of_domains, prompts_for
 from prismlm.index import layout
 from prismlm.labels.catalogue import Catalogue
 
@@ -123,6 +125,21 @@ class Answer:
     summary: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
+class Prompt(BaseModel):
+    """What a model is to go on from: a text, or with ``chat`` what a user asks it."""
+
+    text: str = Field(min_length=1)
+    chat: bool = False
+
+    def put(self, lm: PrismLM) -> str:
+        """Return it as the model reads it.
+
+        Raises:
+            InputError: a question, and no chat template or one that refuses it.
+        """
+        return lm.as_text(asked(self.text) if self.chat else self.text)
+
+
 def within(lm: PrismLM, text: str, room: int, most: int, instead: str) -> list[int]:
     """Return the tokens of a text; what is refused is told the bound that is met first.
 
@@ -155,14 +172,22 @@ class Session:
         limits: of requests.
         texts: beginnings of held-out documents, by domain or title.
         prompts: to try, by domain or title.
+        questions: to ask a model that has a chat template, by domain; there may be none.
         line: of those who wait for it.
         catalogue: its prototypes to be searched; None without a lens.
     """
 
-    def __init__(self, lm: PrismLM, limits: Limits, prompts: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        lm: PrismLM,
+        limits: Limits,
+        prompts: Mapping[str, str],
+        questions: Mapping[str, str],
+    ) -> None:
         self.lm, self.limits = lm, limits
         self.texts = held_out_texts(lm.lens)
         self.prompts = prompts_for(lm.lens, prompts, self.texts)
+        self.questions = of_domains(lm.lens, questions) if lm.tokenizer.chat_template else {}
         self.line = Line(limits.waiting)
         self.catalogue = None if lm.lens is None else Catalogue(lm.lens)
         self._answers: OrderedDict[str, Answer] = OrderedDict()

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from fastapi import APIRouter
 from fastapi.responses import StreamingResponse
-from pydantic import BaseModel, Field
+from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 from torch import Tensor
 
@@ -15,19 +15,13 @@ from prismlm.edits.plan import plan_for
 from prismlm.edits.steering import steer
 from prismlm.edits.values import Ablate, Clamp, Edit, Group, Scale
 from prismlm.errors import InputError
-from prismlm.explorer.session import Answer, Session, within
+from prismlm.explorer.session import Answer, Prompt, Session, within
 from prismlm.explorer.streams import Tell, streamed
 from prismlm.pages.trace_data import hue, rounded, visible
 
 # Tokens: of each, the probabilities of the whole vocabulary are held for each draw.
 SHOWN = 256
 OFFERED = 5
-
-
-class Prompt(BaseModel):
-    """What a model is to go on from."""
-
-    text: str = Field(min_length=1)
 
 
 class Wanted(Prompt):
@@ -61,7 +55,7 @@ def routes(session: Session) -> APIRouter:
 
     @router.post("/steer/leading", summary="The prototypes that the next token relies on most")
     async def leading(prompt: Prompt) -> dict[str, Any]:
-        return await session.line.run(lambda: _leading(session, prompt.text))
+        return await session.line.run(lambda: _leading(session, prompt.put(session.lm)))
 
     return router
 
@@ -94,7 +88,7 @@ def _checked(session: Session, wanted: Wanted) -> Edit:
     edit = edit_of(wanted)
     plan_for(lm, [edit])
     # Of a text that is only read each token gets a row.
-    within(lm, wanted.text, wanted.generate, most if wanted.generate else SHOWN, "steer")
+    within(lm, wanted.put(lm), wanted.generate, most if wanted.generate else SHOWN, "steer")
     return edit
 
 
@@ -135,7 +129,7 @@ def _steer(session: Session, answer: Answer, wanted: Wanted, edit: Edit, tell: T
         return answer.stop.is_set()
 
     how = wanted.model_dump(include={"generate", "temperature", "seed", "draws"})
-    found = steer(lm, wanted.text, [edit], **how, enough=enough)
+    found = steer(lm, wanted.put(lm), [edit], **how, enough=enough)
     value = found.to_dict()
     for token in value["tokens"]:
         token["token"] = visible(token["token"])

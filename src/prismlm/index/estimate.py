@@ -82,7 +82,7 @@ def estimate_dataset_index(
     Raises:
         InputError: what reading the dataset or the index would raise, as far as it shows in them.
     """
-    sample = sample_stream(dataset, columns)
+    sample = sample_stream(dataset, columns, tokenizer)
     with tempfile.TemporaryDirectory() as directory:
         own, first = Path(directory, "tokenizer"), Path(directory, "first.jsonl")
         tokenizer.save_pretrained(own)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 
+from prismlm.corpus.chat import Messages, chat_text, is_messages
 from prismlm.errors import InputError, check_number, check_text, check_whole
 from prismlm.index.lens import Lens
 from prismlm.layers import PrototypeHead
@@ -80,26 +81,43 @@ class OpenedModel:
         return getattr(self.model.config, "max_position_embeddings", None)
 
     def generate(
-        self, text: str, *, tokens: int = 50, temperature: float = 0.0, seed: int = 0
+        self, text: str | Messages, *, tokens: int = 50, temperature: float = 0.0, seed: int = 0
     ) -> str:
         """Return ``text`` with what the model writes after it; stops at the end of a document.
 
+        After messages it is the answer alone.
+
         Raises:
-            InputError: empty text, or more tokens than the model reads.
+            InputError: as :meth:`encode`.
         """
         prompt = self.encode(text, tokens)
         ids = self.write(prompt, tokens, temperature, seed)
         added = ids[0, prompt.shape[1] :].tolist()
-        return text + str(self.tokenizer.decode(added, skip_special_tokens=True))
+        written = str(self.tokenizer.decode(added, skip_special_tokens=True))
+        return text + written if isinstance(text, str) else written
 
-    def encode(self, text: str, room: int = 0) -> Tensor:
-        """Return the tokens of a text, [1, T], that leaves ``room`` for more.
+    def as_text(self, text: str | Messages, room: int = 0) -> str:
+        """Return a text as it is, and messages as the model's chat template writes them.
+
+        Args:
+            text: a text, or messages, each with ``role`` and ``content``.
+            room: how many tokens are to be written after it.
 
         Raises:
-            InputError: empty text, or more tokens than the model reads.
+            InputError: neither; or no chat template, or messages that it refuses.
         """
-        check_text("the text", text)
+        if is_messages(text):
+            return chat_text(self.tokenizer, cast("Messages", text), goes_on=room > 0)
+        return check_text("the text", text)
+
+    def encode(self, text: str | Messages, room: int = 0) -> Tensor:
+        """Return the tokens of a text, or of messages, [1, T], that leaves ``room`` for more.
+
+        Raises:
+            InputError: empty text, or more tokens than the model reads; or as :meth:`as_text`.
+        """
         room = check_whole("the number of tokens to generate", room)
+        text = self.as_text(text, room)
         ids = self.tokenizer(text, return_tensors="pt", add_special_tokens=False)["input_ids"]
         assert isinstance(ids, Tensor)
         if ids.numel() == 0:

@@ -3,26 +3,30 @@ import { html, nothing } from "./vendor/lit-html/lit-html.js";
 import { guard } from "./vendor/lit-html/directives/guard.js";
 import { signal } from "./vendor/signals-core/signals-core.js";
 import { api, events } from "./server.js";
-import { change, draw, examples, field, filled, numeric } from "./controls.js";
+import { asking, change, draw, examples, field, filled, numeric, prompts } from "./controls.js";
 import { beginning } from "./begin.js";
 import { live } from "./answer.js";
 
-/** What is asked, the answer that is shown, and the one that is being written.
- * @typedef {{ asked: { text: string, generate: string, temperature: string, seed: string },
+/** What is asked (`chat` is not there where it is a text to go on from), the answer that is shown, and the one that is being written.
+ * @typedef {{ asked: { text: string, chat?: string, generate: string, temperature: string, seed: string },
  *   answer: ReturnType<typeof live> | null, abort: AbortController | null }} State */
 const state = signal(/** @type {State} */ ({ asked: { text: "", generate: "40", temperature: "0.5", seed: "0" }, answer: null, abort: null }));
 let begun = false;
 
 export const show = (root, at, shared) => {
-  if (!begun) draw(root, () => page(state.value, shared));
+  if (!begun) {
+    if (shared.model.chat) change(state, { asked: { ...state.value.asked, chat: "on" } });
+    draw(root, () => page(state.value, shared));
+  }
   begun = true;
   command(shared);
 };
 
 const command = (shared) => {
-  const { text, generate, temperature, seed } = state.value.asked;
+  const { text, chat, generate, temperature, seed } = state.value.asked;
   const words = ["prismlm", "explain", shared.model.path, text.trim() || "TEXT"];
-  if (+generate) words.push("--generate", generate);
+  if (chat) words.push("--chat");
+  if (chat || +generate) words.push("--generate", generate);
   if (+temperature) words.push("--temperature", temperature, "--seed", seed);
   shared.command(words);
 };
@@ -32,16 +36,18 @@ const page = ({ asked, answer, abort }, shared) => html`
 <form id="x-ask" class="prismlm x-form" @input=${(event) => { change(state, { asked: filled(event.currentTarget) }); command(shared); }}
   @submit=${(event) => { event.preventDefault(); void write(shared); }}>
   <textarea class="x-prompt" name="text" rows="3" required aria-label="Prompt" .value=${asked.text} @keydown=${entered}
-    placeholder="Write the beginning of a text; the model goes on."></textarea>
-  <div class="x-row">${field("tokens", numeric("generate", 40, 0, 1024, 1))}${field("temperature", numeric("temperature", 0.5, 0, 10, 0.1))}
+    placeholder=${asked.chat ? "Ask the model something." : "Write the beginning of a text; the model goes on."}></textarea>
+  <div class="x-row">${asking(shared.model, asked.chat)}${field("tokens", numeric("generate", 40, 0, 1024, 1))}${field("temperature", numeric("temperature", 0.5, 0, 10, 0.1))}
     ${field("seed", numeric("seed", 0, 0, 2 ** 31, 1))}<button type="submit" class="x-go">Ask</button>
     <button type="button" class="x-stop" ?hidden=${!abort} @click=${() => answer?.id() && api(`/answers/${answer.id()}/stop`, {})}>Stop</button></div>
-  ${answer ? html`<div class="x-examples"><span class="p-note">Try</span>${examples(shared.model.prompts, tried)}</div>` : nothing}
+  ${answer ? html`<div class="x-examples"><span class="p-note">Try</span>${examples(prompts(shared.model, asked.chat), tried(shared.model))}</div>` : nothing}
 </form>
-<div class="x-out">${answer?.node ?? guard([shared.model], () => beginning(shared.model, "x-ask", tried))}</div>`;
+<div class="x-out">${answer?.node ?? guard([shared.model, asked.chat], () => beginning({ ...shared.model, prompts: prompts(shared.model, asked.chat) }, "x-ask", tried(shared.model)))}</div>`;
 
-const tried = (text, form) => {
-  change(state, { asked: { ...state.value.asked, text } });
+// Without questions to try they are beginnings of texts, which nobody asks.
+const tried = ({ questions }) => (text, form) => {
+  const { chat } = state.value.asked;
+  change(state, { asked: { ...state.value.asked, text, chat: Object.keys(questions).length ? chat : undefined } });
   form.requestSubmit();
 };
 const entered = (event) => {
@@ -53,10 +59,10 @@ const entered = (event) => {
 const write = async (shared) => {
   state.value.abort?.abort();
   const abort = new AbortController(), answer = live(shared);
-  const { text, generate, temperature, seed } = state.value.asked;
+  const { text, chat, generate, temperature, seed } = state.value.asked;
   change(state, { abort, answer });
   command(shared);
-  const body = { text, generate: +generate, temperature: +temperature, seed: +seed };
+  const body = { text, chat: Boolean(chat), generate: +generate, temperature: +temperature, seed: +seed };
   try {
     await events("/ask", body, abort.signal, { ...answer.told, error: ({ error }) => answer.fail(new Error(error)) });
   } catch (error) {

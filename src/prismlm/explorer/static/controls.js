@@ -26,6 +26,14 @@ export const numeric = (name, value, least, most, step) =>
 /** Choices of a select. @param {[string, string][]} list values and words @param {string} chosen */
 export const options = (list, chosen) => list.map(([value, words]) => html`<option value=${value} .selected=${value === chosen}>${words}</option>`);
 
+/** Whether a text is asked as a question; nothing where the model knows no chats. @param {any} model @param {string | undefined} chat */
+export const asking = (model, chat) => (model.chat
+  ? html`<label class="x-field x-asking" title="The text is put to the model as a user’s message, by its chat template">
+      <input type="checkbox" name="chat" .checked=${Boolean(chat)}><span>as a question</span></label>` : nothing);
+
+/** Texts to try: questions where they are asked as such, and there are any. @param {any} model @param {string | undefined} chat */
+export const prompts = (model, chat) => (chat && Object.keys(model.questions).length ? model.questions : model.prompts);
+
 /** Buttons that put a text of a domain in. */
 export const examples = (prompts, put) => Object.entries(prompts).map(([domain, words]) =>
   html`<button type="button" class="x-example" title=${words.slice(0, 200)} @click=${(event) => put(words, event.target.form)}>${domain}</button>`);

@@ -6,15 +6,16 @@ import { api } from "./server.js";
 import { dot } from "./controls.js";
 
 /** The prompt, and what `/api/steer/leading` gave for it: null before that, and where it cannot be had. */
-const state = signal({ text: "", found: /** @type {any} */ (null) });
+const state = signal({ text: "", chat: false, found: /** @type {any} */ (null) });
 
-/** Ask for those of a prompt. @param {string} text */
-export const read = async (text) => {
-  if (text === state.value.text) return;
-  state.value = { text, found: null };
+/** Ask for those of a prompt. @param {string} text @param {boolean} chat whether it is asked as a question */
+export const read = async (text, chat) => {
+  const same = () => text === state.value.text && chat === state.value.chat;
+  if (same()) return;
+  state.value = { text, chat, found: null };
   // Why a prompt cannot be read is said when it is steered.
-  const found = text.trim() ? await api("/steer/leading", { text }).catch(() => null) : null;
-  if (state.value.text === text) state.value = { text, found };
+  const found = text.trim() ? await api("/steer/leading", { text, chat }).catch(() => null) : null;
+  if (same()) state.value = { text, chat, found };
 };
 
 /** @param {number | null} chosen the prototype that is chosen @param {(id: number) => void} take */

@@ -3,7 +3,7 @@ import { html, nothing } from "./vendor/lit-html/lit-html.js";
 import { guard } from "./vendor/lit-html/directives/guard.js";
 import { signal } from "./vendor/signals-core/signals-core.js";
 import { api, events } from "./server.js";
-import { address, change, dot, draw, examples, field, filled, numeric, options, problem } from "./controls.js";
+import { address, asking, change, dot, draw, examples, field, filled, numeric, options, problem, prompts } from "./controls.js";
 import { card } from "./hover.js";
 import { leading, read } from "./leading.js";
 import { picking } from "./pick.js";
@@ -16,7 +16,7 @@ const BESIDE = "The text with the edit will stand beside the text without it: ea
   "and under the same change made to random prototypes.";
 
 /** What is asked, the edit's prototype or category with what is shown of it, and what is written: `note` while it is, then `found` or `failed`.
- * @typedef {{ asked: { text: string, strength: string, target: string, generate: string, temperature: string, seed: string },
+ * @typedef {{ asked: { text: string, chat?: string, strength: string, target: string, generate: string, temperature: string, seed: string },
  *   prototype: number | null, category: string | null, chosen: { hue: number, name: string, href: string } | null,
  *   abort: AbortController | null, id: string, note: string, found: any, failed: unknown }} State */
 const state = signal(/** @type {State} */ ({
@@ -30,28 +30,30 @@ export const show = async (root, at, shared) => {
   if (!pick) {
     const field = pick = picking((prototype) => void changed({ prototype }, shared));
     draw(root, () => page(state.value, field, shared));
-    begin(String(Object.values(shared.model.prompts)[0] ?? ""));
+    const chat = shared.model.chat ? "on" : undefined;
+    begin(String(Object.values(prompts(shared.model, chat))[0] ?? ""), chat);
   }
   if (at.query.size) await open(at.query, shared);
   else link();
   command(shared);
 };
 
-/** Put a prompt in. @param {string} text */
-const begin = (text) => { change(state, { asked: { ...state.value.asked, text } }); void read(text); };
+/** Put a prompt in. @param {string} text @param {string} [chat] */
+const begin = (text, chat = state.value.asked.chat) => { change(state, { asked: { ...state.value.asked, text, chat } }); again(); };
+const again = () => { const { text, chat } = state.value.asked; void read(text, Boolean(chat)); };
 
 /** The edit that is chosen. @param {State} now */
 const wanted = ({ prototype, category, asked: { strength, target } }) => ({ prototype, category, strength: +strength, target });
 
 /** @param {State} now @param {ReturnType<typeof picking>} field_ */
 const page = (now, field_, shared) => {
-  const { asked, chosen, abort, id, note, found, failed } = now, edit = wanted(now), { categories, prompts } = shared.model;
+  const { asked, chosen, abort, id, note, found, failed } = now, edit = wanted(now), { categories } = shared.model;
   const none = edit.prototype === null && edit.category === null;
   return html`<form class="prismlm x-form" @input=${(event) => { change(state, { asked: filled(event.currentTarget) }); command(shared); }}
   @submit=${(event) => { event.preventDefault(); void steered(); }}>
-  <textarea class="x-prompt" name="text" rows="2" required aria-label="Prompt" .value=${asked.text} @change=${(event) => void read(event.target.value)}
-    placeholder="Write the beginning of a text; the model goes on."></textarea>
-  <div class="x-examples">${examples(prompts, (text) => { begin(text); command(shared); })}</div>
+  <textarea class="x-prompt" name="text" rows="2" required aria-label="Prompt" .value=${asked.text} @change=${again}
+    placeholder=${asked.chat ? "Ask the model something." : "Write the beginning of a text; the model goes on."}></textarea>
+  <div class="x-examples" @change=${again}>${asking(shared.model, asked.chat)}${examples(prompts(shared.model, asked.chat), (text) => { begin(text); command(shared); })}</div>
   <div class="x-row">${field_()}${categories.length ? html`<span class="p-note">or</span>
     <select aria-label="Category" @change=${(event) => void changed({ category: event.target.value || null }, shared)}>
       ${options([["", "a category"], ...categories.map(({ name }) => [name, name])], edit.category ?? "")}</select>` : nothing}
@@ -71,8 +73,8 @@ const page = (now, field_, shared) => {
 
 /** Say the command that makes the edit. */
 const command = (shared) => {
-  const edit = wanted(state.value), { text, generate, temperature, seed } = state.value.asked;
-  const words = [...edited(edit), "--generate", generate];
+  const edit = wanted(state.value), { text, chat, generate, temperature, seed } = state.value.asked;
+  const words = [...edited(edit), ...(chat ? ["--chat"] : []), "--generate", generate];
   if (+temperature) words.push("--temperature", temperature);
   if (+seed) words.push("--seed", seed);
   // The cost on held-out text takes minutes and is not part of this view.
@@ -121,10 +123,10 @@ const open = async (query, shared) => {
 
 const steered = async () => {
   state.value.abort?.abort();
-  const abort = new AbortController(), { text, ...how } = state.value.asked, edit = wanted(state.value);
+  const abort = new AbortController(), { text, chat, ...how } = state.value.asked, edit = wanted(state.value);
   const generate = +how.generate, { signal } = abort;
   change(state, { abort, id: "", note: "Reading…", found: null, failed: null });
-  const body = { text, ...edit, strength: edit.strength / 100, generate, temperature: +how.temperature, seed: +how.seed };
+  const body = { text, chat: Boolean(chat), ...edit, strength: edit.strength / 100, generate, temperature: +how.temperature, seed: +how.seed };
   try {
     await events("/steer", body, signal, {
       waiting: ({ before }) => change(state, { note: `Waiting: ${before} before you.` }),
