@@ -18,6 +18,7 @@ from tests.helpers.named_lens import named_model
 TOKEN = "the-key-of-this-run"
 HOSTILE = '<img src=x onerror="document.title=1"> \u202egnp'
 PROMPTS = {"medicine": "The symptoms of this disease in patients include"}
+QUESTIONS = {"medicine": "What does this disease do?", "astrology": "What do the stars say?"}
 
 
 class Served:
@@ -31,7 +32,12 @@ class Served:
         self.address = f"http://{self.host}/?token={TOKEN}"
         hosts = frozenset({self.host})
         self.app = create_app(
-            lm, token=TOKEN, hosts=hosts, prompts=PROMPTS, limits=Limits(**limits)
+            lm,
+            token=TOKEN,
+            hosts=hosts,
+            prompts=PROMPTS,
+            questions=QUESTIONS,
+            limits=Limits(**limits),
         )
         config = uvicorn.Config(self.app, log_level="error", timeout_graceful_shutdown=2)
         self.server = uvicorn.Server(config)
@@ -150,8 +156,8 @@ def browser():
         found.close()
 
 
-@pytest.fixture
-def page(browser, served):
+@contextlib.contextmanager
+def visited(browser, served):
     """A page of the explorer, opened with its key; an error in its scripts fails the test."""
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     opened = context.new_page()
@@ -162,3 +168,9 @@ def page(browser, served):
     yield opened
     context.close()
     assert errors == []
+
+
+@pytest.fixture
+def page(browser, served):
+    with visited(browser, served) as opened:
+        yield opened

@@ -118,12 +118,16 @@ class _Text:
 
 @dataclass(frozen=True)
 class _Window:
-    """Predictions ``skip`` to ``stop`` of a window that starts at a token of its text."""
+    """Predictions ``skip`` to ``stop`` of a window that starts at a token of its text.
+
+    Those before ``first`` do not count: they say what the predictions after them stand in.
+    """
 
     text: _Text
     start: int
     length: int
     skip: int
+    first: int
     stop: int
     last: bool
 
@@ -176,8 +180,8 @@ def _windows(lm: PrismLM, documents: Iterable[Document], options: TextOptions) -
         rows = zip(grid.start.tolist(), grid.length.tolist(), grid.skip.tolist(), strict=True)
         for number, (start, length, skip) in enumerate(rows):
             stop = min(length, count - 1 - start)
-            skip = max(skip, before - 1 - start)
-            yield _Window(text, start, length, skip, stop, number == len(grid) - 1)
+            first = max(skip, min(before - 1 - start, stop))
+            yield _Window(text, start, length, skip, first, stop, number == len(grid) - 1)
 
 
 def _batches(windows: Iterable[_Window], tokens: int) -> Iterator[list[_Window]]:
@@ -219,17 +223,17 @@ def _read_batch(lm: PrismLM, batch: list[_Window], options: TextOptions) -> None
     losses = -found.log_probabilities.cpu()
     explained = output.parts(lm.head, z, found.routing, found.top).explained_share.cpu()
     table = EvidenceTable.of(found.routing, found.parts, z * inverse_norms(z), read, targets)
-    first = 0
+    end = 0
     for window in batch:
-        part = slice(first, first + window.stop - window.skip)
-        first = part.stop
-        window.text.losses.append(losses[part])
-        window.text.explained.append(explained[part])
+        begin, middle = end, end + window.first - window.skip
+        end += window.stop - window.skip
+        text, counted = window.text, slice(middle, end)
+        text.losses.append(losses[counted])
+        text.explained.append(explained[counted])
         if lm.lens is not None:
-            text = window.text
             if text.so_far is None and lm.lens.cells is not None:
                 text.so_far = DocumentsSoFar(lm.lens.cells)
-            text.parts.append(
+            parts = [
                 attribute(
                     table.apart(part),
                     lm.lens,
@@ -237,4 +241,7 @@ def _read_batch(lm: PrismLM, batch: list[_Window], options: TextOptions) -> None
                     contexts=options.contexts,
                     so_far=text.so_far,
                 )
-            )
+                for part in (slice(begin, middle), counted)
+                if part.stop > part.start
+            ]
+            text.parts += parts[-1:] if end > middle else []

@@ -12,6 +12,7 @@ from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
+from prismlm.corpus.chat import check_messages
 from prismlm.corpus.documents import Document
 from prismlm.errors import InputError, check_text
 from prismlm.explain.audit import FIGURES, Audit
@@ -37,10 +38,23 @@ KINDS = {
 
 
 class Text(BaseModel):
-    """One text and what it is called."""
+    """One text and what it is called; of a chat the messages count."""
 
     id: str = Field(min_length=1, max_length=LONGEST_ID)
     text: str
+    messages: list[dict[str, str]] | None = None
+
+    def document(self, lm: PrismLM) -> Document:
+        """Return it as the model reads it.
+
+        Raises:
+            InputError: messages, and no chat template or one that refuses them.
+        """
+        check_text(f"the text {check_text('the id of a text', self.id)!r}", self.text)
+        if self.messages is None:
+            return Document(self.id, self.text)
+        check_messages(self.messages, f"the text {self.id!r}")
+        return Document(self.id, lm.as_text(self.messages), messages=self.messages)
 
 
 class Texts(BaseModel):
@@ -81,7 +95,8 @@ def routes(session: Session) -> APIRouter:
 
 def _documents(session: Session, texts: Texts) -> list[Document]:
     """Return the texts that hold something; raise InputError for what cannot be audited."""
-    characters = sum(len(one.text) for one in texts.texts)
+    documents = [one.document(session.lm) for one in texts.texts]
+    characters = sum(len(one.text) for one in documents)
     most = session.limits.audited
     if characters > most:
         raise InputError(
@@ -89,12 +104,11 @@ def _documents(session: Session, texts: Texts) -> list[Document]:
             "fewer, or use `prismlm audit`, which has no such limit."
         )
     seen: set[str] = set()
-    for one in texts.texts:
-        check_text(f"the text {check_text('the id of a text', one.id)!r}", one.text)
-        if one.id in seen:
-            raise InputError(f"two texts are called {one.id!r}: give each an id of its own.")
-        seen.add(one.id)
-    found = [Document(one.id, one.text) for one in texts.texts if one.text.strip()]
+    for one in documents:
+        if one.doc_id in seen:
+            raise InputError(f"two texts are called {one.doc_id!r}: give each an id of its own.")
+        seen.add(one.doc_id)
+    found = [one for one in documents if one.text.strip()]
     if not found:
         raise InputError("no text: what was given is empty.")
     return found

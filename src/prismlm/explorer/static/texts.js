@@ -1,6 +1,7 @@
-// Files to texts, as `prismlm audit` reads them: an id and a text each.
+// Files to texts, as `prismlm audit` reads them: an id and a text each, or the messages of a chat.
 
-/** @typedef {{ id: string, text: string }} Text */
+/** Of a chat the text is what its messages say, to be counted.
+ * @typedef {{ id: string, text: string, messages?: { role: string, content: string }[] }} Text */
 
 const WHOLE = [".txt", ".md"];
 export const KINDS = [...WHOLE, ".json", ".jsonl", ".ndjson", ".csv"];
@@ -67,12 +68,21 @@ const parsed = (text, where, expected) => {
 
 const asText = (record, where) => {
   if (record === null || typeof record !== "object" || Array.isArray(record)) throw new Error(`${where}: expected an object with a “text”.`);
+  const id = record.id === null || record.id === undefined || record.id === "" ? where : String(record.id);
+  if (!("text" in record) && Array.isArray(record.messages)) return { id, ...asChat(record.messages, where) };
   if (!("text" in record)) {
     throw new Error(`${where}: there is no “text”; there is ${Object.keys(record).join(", ") || "nothing"}. The command below takes another name: --text-column.`);
   }
   if (typeof record.text !== "string") throw new Error(`${where}: the text is no string.`);
-  const id = record.id === null || record.id === undefined || record.id === "" ? where : String(record.id);
   return { id, text: record.text };
+};
+
+const asChat = (given, where) => {
+  const messages = given.map((one) => ({ role: one?.role, content: one?.content }));
+  if (!messages.every(({ role, content }) => typeof role === "string" && typeof content === "string")) {
+    throw new Error(`${where}: expected messages that each have a “role” and a “content”, both of them text.`);
+  }
+  return { text: messages.map(({ content }) => content).join("\n"), messages };
 };
 
 /** Rows of a CSV by the names of its first; quoted cells may hold anything. */

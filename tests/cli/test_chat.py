@@ -1,0 +1,103 @@
+"""Questions and chats on the command line, run as processes."""
+
+import json
+
+import pyarrow.parquet as pq
+import pytest
+
+import prismlm
+from prismlm.corpus import Corpus
+from prismlm.corpus.chat import asked
+from tests.helpers.chats import ANSWERED, ASKED, CHAT, QUESTION, chatting
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model, tmp_path_factory):
+    return chatting(tiny_model, tmp_path_factory.mktemp("chat") / "model")
+
+
+@pytest.fixture(scope="module")
+def lm(model):
+    return prismlm.load(model)
+
+
+@pytest.fixture(scope="module")
+def chats(tmp_path_factory):
+    path = tmp_path_factory.mktemp("chats") / "chats.jsonl"
+    path.write_text(json.dumps({"id": "one", "domain": "medicine", "messages": CHAT}) + "\n")
+    return path
+
+
+def done(result):
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_a_question_is_explained_with_its_answer(prism, model, lm):
+    value = json.loads(done(prism("explain", model, QUESTION, "--chat", "--json")))
+    expected = lm.explain(asked(QUESTION), generate=50).to_dict(by="domain", documents=5)
+    assert value == json.loads(json.dumps(expected))
+    told = ("--chat", "--system", "Be brief.", "--generate", 2, "--json")
+    value = json.loads(done(prism("explain", model, QUESTION, *told)))
+    expected = lm.explain(asked(QUESTION, "Be brief."), generate=2)
+    assert len(value["positions"]) == len(expected)
+
+
+def test_the_answer_alone_is_generated(prism, model, lm):
+    said = done(prism("generate", model, QUESTION, "--chat", "--tokens", 6))
+    assert said.rstrip("\n") == lm.generate(ASKED, tokens=6)[len(ASKED) :].rstrip("\n")
+
+
+def test_an_answer_is_steered(prism, model):
+    edit = ("--prototype", 7, "--edit", "ablate", "--generate", 2, "--draws", 1, "--heldout", 0)
+    value = json.loads(done(prism("steer", model, QUESTION, "--chat", *edit, "--json")))
+    assert value["prompt"] == ASKED
+
+
+def test_files_of_chats_are_explained_and_audited_by_their_answers(prism, model, lm, chats):
+    trace = lm.explain(CHAT)
+    value = json.loads(done(prism("explain", model, "--file", chats, "--json")))
+    assert value["summary"] == trace.summary
+    assert value["summary"].startswith("The answer")
+    rows = chats.with_name("rows.parquet")
+    done(prism("audit", model, chats, "--parquet", rows, "--overwrite"))
+    (row,) = pq.read_table(rows).to_pylist()
+    assert (row["text_id"], row["opening"]) == ("one", QUESTION)
+    assert row["predictions"] == len(trace) - trace.first - 1
+    compared = json.loads(done(prism("compare", model, model, "--file", chats, "--json")))
+    assert compared["texts"]["predictions"] == row["predictions"]
+    document = row["documents"][0]["doc_id"]
+    found = json.loads(done(prism("sources", model, "--doc", document, "--file", chats, "--json")))
+    assert found["texts"][0]["opening"] == QUESTION
+
+
+def test_a_corpus_is_built_of_chats(prism, model, chats, tmp_path):
+    arguments = ("corpus", "build", chats, "--out", tmp_path / "c", "--tokenizer", model)
+    json.loads(done(prism(*arguments, "--dry-run", "--json")))
+    done(prism(*arguments, "--heldout", 0))
+    corpus = Corpus.open(tmp_path / "c")
+    assert [corpus.text(0), corpus.column("domain")] == [ANSWERED, ["medicine"]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("explain", QUESTION, "--system", "Be brief."), "--system is told before a question"),
+        (("generate", QUESTION, "--system", "Be brief."), "--system is told before a question"),
+        (("explain", QUESTION, "--chat"), "has no chat template"),
+        (("generate", QUESTION, "--chat"), "has no chat template"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(refused, tiny_model, arguments, said):
+    command, *others = arguments
+    assert said in refused(command, tiny_model, *others)
+
+
+def test_chats_for_a_model_that_knows_none_are_refused(refused, tiny_model, chats, tmp_path):
+    for arguments in (("explain", tiny_model, "--file", chats), ("audit", tiny_model, chats)):
+        said = refused(*arguments)
+        assert "chats.jsonl:1" in said
+        assert "no chat template" in said
+    said = refused("corpus", "build", chats, "--out", tmp_path / "c", "--vocab-size", 300)
+    assert "has no text but messages" in said
+    assert not (tmp_path / "c").exists()

@@ -1,0 +1,100 @@
+"""Questions and chats explained, against the texts that the template makes of them."""
+
+import pytest
+import torch
+
+import prismlm
+from prismlm.corpus import Document
+from prismlm.corpus.chat import asked
+from prismlm.errors import InputError
+from prismlm.explain.audit import Audit
+from prismlm.explain.texts import TextOptions, read_texts, text_options
+from tests.helpers.chats import ANSWER, ANSWERED, ASKED, CHAT, QUESTION, chatting
+
+
+@pytest.fixture(scope="module")
+def lm(tiny_model, tmp_path_factory):
+    return prismlm.load(chatting(tiny_model, tmp_path_factory.mktemp("chat") / "model"))
+
+
+@pytest.fixture(scope="module")
+def before(lm):
+    """How many tokens stand before the answer, by its tokens counted from the end."""
+    answer = lm.tokenizer(f"{ANSWER}<|endoftext|>\n", add_special_tokens=False)["input_ids"]
+    return len(lm.tokenizer(ANSWERED, add_special_tokens=False)["input_ids"]) - len(answer)
+
+
+def test_a_question_is_the_text_that_the_template_makes_of_it(lm):
+    trace, same = lm.explain(asked(QUESTION), generate=4), lm.explain(ASKED, generate=4)
+    assert trace.to_dict() == same.to_dict()
+    assert trace.written == 4
+    assert lm.generate(asked(QUESTION), tokens=6) == lm.generate(ASKED, tokens=6)[len(ASKED) :]
+
+
+def test_of_a_chat_that_was_read_the_answer_counts(lm, before):
+    trace = lm.explain(CHAT)
+    assert trace.first == before - 1
+    assert trace[trace.first].pieces[1].label == "The"
+    assert trace.sources("domain") == trace[before - 1 :].sources("domain")
+    assert trace.sources("domain") != trace[:].sources("domain")
+    assert (trace.written, trace.summary.split(" ")[:2]) == (0, ["The", "answer"])
+    # The same text, not as a chat, counts whole; so does a question alone.
+    assert lm.explain(ANSWERED).first == lm.explain(asked(QUESTION)).first == 0
+
+
+def test_an_answer_is_written_on(lm):
+    trace = lm.explain(CHAT, generate=3)
+    assert trace.to_dict() == lm.explain(ASKED + ANSWER, generate=3).to_dict()
+
+
+def test_an_audit_counts_answers(lm, before):
+    documents = [Document("chat", ANSWERED, messages=CHAT), Document("text", ANSWERED)]
+    chat, text = Audit(lm, text_options([lm])).read(documents)
+    # The last step of a trace predicts what follows the text, which an audit leaves out.
+    trace = lm.explain(CHAT)[before - 1 : -1]
+    assert (chat.tokens, chat.predictions) == (text.tokens, len(trace))
+    assert text.predictions == text.tokens - 1
+    assert chat.opening == QUESTION
+    for by, shares in chat.shares.items():
+        expected = {item.key: item.share for item in trace.sources(by).items}
+        assert {item.key: item.share for item in shares.items} == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("window", [8, 16, 64])
+def test_windows_leave_no_token_of_an_answer_out(lm, before, window):
+    document = Document("chat", ANSWERED, messages=CHAT)
+    (found,) = read_texts(lm, [document], TextOptions(window, window))
+    assert len(found.losses) == found.tokens - before
+    if window > found.tokens:
+        ids = torch.tensor([lm.tokenizer(ANSWERED, add_special_tokens=False)["input_ids"]])
+        with torch.no_grad():
+            loss = lm.model(ids, labels=torch.where(torch.arange(ids.shape[1]) < before, -100, ids))
+        assert found.losses.mean() == pytest.approx(float(loss.loss), rel=1e-4)
+
+
+def test_a_template_that_writes_what_came_before_otherwise_counts_the_whole_text(lm, tiny_model):
+    own = prismlm.load(tiny_model)
+    own.tokenizer.chat_template = (
+        "{% if messages[-1].role == 'assistant' %}read: {% endif %}"
+        "{% for message in messages %}{{ message.content }}\n{% endfor %}"
+    )
+    assert own.explain(CHAT).first == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (["one", "two"], "one text; give several one after another"),
+        ([{"role": "user"}], "expected a record with role and content"),
+        ([], "one text"),
+    ],
+)
+def test_what_is_neither_text_nor_chat_is_refused(lm, text, said):
+    for ask in (lm.explain, lm.generate):
+        with pytest.raises(InputError, match=said):
+            ask(text)
+
+
+def test_a_chat_with_a_model_that_knows_none_is_refused(tiny_model):
+    with pytest.raises(InputError, match="no chat template"):
+        prismlm.load(tiny_model).explain(CHAT)

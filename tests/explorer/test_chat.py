@@ -1,0 +1,127 @@
+"""Questions to a model that has a chat template, over real HTTP and in a real browser."""
+
+import json
+
+import pytest
+
+import prismlm
+from prismlm.corpus.chat import asked
+from prismlm.pages.trace_data import visible
+from tests.explorer.conftest import PROMPTS, QUESTIONS, Served, visited
+from tests.helpers.chats import ASKED, CHAT, QUESTION, chatting
+
+
+@pytest.fixture(scope="module")
+def lm(tiny_model, tmp_path_factory):
+    return prismlm.load(chatting(tiny_model, tmp_path_factory.mktemp("chat") / "model"))
+
+
+@pytest.fixture(scope="module")
+def chats(lm):
+    with Served(lm, tokens=64) as server:
+        yield server
+
+
+def test_a_model_says_whether_it_can_be_asked(chats, served):
+    # The stars are no domain of the lens.
+    own = {"medicine": QUESTIONS["medicine"]}
+    for server, chat, questions in ((chats, True, own), (served, False, {})):
+        told = server.json("GET", "/api/model")
+        assert (told["chat"], told["questions"]) == (chat, questions)
+
+
+def test_a_question_is_asked_by_the_template(chats, lm):
+    events = chats.events("/api/ask", {"text": QUESTION, "chat": True, "generate": 4})
+    trace = lm.explain(asked(QUESTION), generate=4)
+    assert "".join(events[0][1]["tokens"]) == ASKED
+    steps = events[-1][1]["trace"]["steps"]
+    assert [step["target"] for step in steps] == [visible(step.pieces[1].label) for step in trace]
+    assert events[-1][1]["trace"]["whole"]["summary"] == trace.summary
+
+
+def test_a_question_that_is_too_long_with_its_template_is_refused(chats):
+    body = {"text": QUESTION, "chat": True, "generate": 55}
+    status, _, data = chats.ask("POST", "/api/ask", body)
+    assert status == 422
+    assert b"the explorer reads 64" in data
+    assert chats.ask("POST", "/api/ask", body | {"chat": False, "generate": 50})[0] == 200
+
+
+def test_a_model_without_a_template_refuses_questions(served):
+    for path, more in (("/api/ask", {}), ("/api/steer/leading", {})):
+        status, _, data = served.ask("POST", path, {"text": QUESTION, "chat": True, **more})
+        assert (status, b"has no chat template" in data) == (422, True)
+
+
+def test_an_answer_is_steered(chats):
+    asked_ = {"text": QUESTION, "chat": True}
+    told = chats.json("POST", "/api/steer/leading", asked_)
+    wanted = {"prototype": told["prototypes"][0]["id"], "strength": -1, "generate": 3, "draws": 1}
+    done = chats.events("/api/steer", asked_ | wanted)[-1][1]
+    assert done["prompt"] == ASKED
+    plain = chats.json("POST", "/api/steer/leading", {"text": QUESTION})
+    assert plain["probability"] != told["probability"]
+
+
+def test_answers_of_chats_are_audited(chats, lm):
+    texts = [{"id": "chat", "text": "", "messages": CHAT}, {"id": "text", "text": QUESTION}]
+    events = chats.events("/api/audits", {"texts": texts})
+    rows = [data for name, data in events if name == "row"]
+    trace = lm.explain(CHAT)
+    assert [row["text_id"] for row in rows] == ["chat", "text"]
+    assert rows[0]["predictions"] == len(trace) - trace.first - 1
+    assert rows[0]["opening"] == QUESTION
+    bad = {"texts": [{"id": "chat", "text": "", "messages": [{"role": "user"}]}]}
+    status, _, data = chats.ask("POST", "/api/audits", bad)
+    assert status == 422
+    assert "the text 'chat': number 0 is" in json.loads(data)["error"]
+
+
+def test_a_person_asks_a_question(browser, chats):
+    with visited(browser, chats) as page:
+        box = page.get_by_label("as a question")
+        assert box.is_checked()
+        assert page.locator(".x-try").all_inner_texts() == [f"medicine\n{QUESTIONS['medicine']}"]
+        page.fill("label:has-text('tokens') input", "4")
+        page.click(".x-try")
+        page.wait_for_selector(".x-exports")
+        assert page.inner_text(".x-answer .p-text").startswith("<user>")
+        assert "--chat --generate 4" in page.inner_text(".x-command")
+        box.uncheck()
+        assert "--chat" not in page.inner_text(".x-command")
+        page.click(".x-example")
+        page.wait_for_selector(".x-answer .p-text:has-text('The symptoms')")
+        assert not page.inner_text(".x-answer .p-text").startswith("<user>")
+
+
+def test_a_person_steers_the_answer_to_a_question(browser, chats):
+    with visited(browser, chats) as page:
+        page.click(".x-nav a:has-text('Steer')")
+        page.wait_for_selector(".x-lead")
+        assert page.input_value(".x-steer .x-prompt") == QUESTIONS["medicine"]
+        asked_ = page.inner_text(".x-offer")
+        page.get_by_label("as a question").uncheck()
+        page.wait_for_function(
+            "(old) => document.querySelector('.x-offer')?.innerText !== old", arg=asked_
+        )
+        page.click(".x-lead")
+        assert "--chat" not in page.inner_text(".x-command")
+        page.click(".x-steer .x-example")
+        assert page.input_value(".x-steer .x-prompt") == PROMPTS["medicine"]
+
+
+def test_files_of_chats_are_read_in_the_browser(browser, chats):
+    lines = [
+        json.dumps({"id": "chat", "messages": CHAT}),
+        json.dumps({"messages": [{"role": "user"}]}),
+    ]
+    with visited(browser, chats) as page:
+        page.click(".x-nav a:has-text('Audit')")
+        page.wait_for_selector("input[type=file]", state="attached")
+        whole = {"name": "a.jsonl", "mimeType": "text/plain", "buffer": lines[0].encode()}
+        page.set_input_files("input[type=file]", whole)
+        page.click(".x-audit .x-go")
+        page.wait_for_selector(f".x-audit :text('{QUESTION}')")
+        page.set_input_files("input[type=file]", whole | {"buffer": lines[1].encode()})
+        page.click(".x-audit .x-go")
+        page.wait_for_selector(".x-problem:has-text('each have a “role” and a “content”')")
