@@ -1,4 +1,4 @@
-"""Are passages of the prompt's subject? The demo's prompts, judged by a reader: prompts.json.
+"""Are passages of the question's subject? The demo's questions, judged by a reader: prompts.json.
 
     python -m benchmarks.attribution.prompts collect MODEL
     python -m benchmarks.attribution.prompts sheet MODEL --sheet sheet.txt
@@ -22,8 +22,9 @@ import numpy as np
 import prismlm
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
+from prismlm.corpus.chat import asked
 from prismlm.demo.fetched import GENERATED
-from prismlm.demo.prompts import PROMPTS, TEMPERATURE
+from prismlm.demo.prompts import QUESTIONS, TEMPERATURE
 from prismlm.explain.shares import DocumentShare
 from prismlm.files import read_json, write_json
 from prismlm.index.cells import Cells
@@ -66,8 +67,8 @@ def collect(lm: prismlm.PrismLM, judgements: dict[Key, bool]) -> dict[str, Any]:
     assert lens is not None
     assert lens.cells is not None, "the lens has no cells"
     found: list[dict[str, Any]] = []
-    for seed, (domain, prompt) in enumerate(PROMPTS.items()):
-        trace = lm.explain(prompt, generate=GENERATED, temperature=TEMPERATURE, seed=seed)
+    for seed, (domain, prompt) in enumerate(QUESTIONS.items()):
+        trace = lm.explain(asked(prompt), generate=GENERATED, temperature=TEMPERATURE, seed=seed)
         passages = trace.passages(PASSAGES)
         generator = np.random.default_rng(seed)
         by_chance = [_drawn(lens, lens.cells, p.position, generator) for p in passages]
@@ -127,9 +128,9 @@ def _shown(around: tuple[str, str, str]) -> str:
 def _entries(result: dict[str, Any]) -> dict[Key, list[dict[str, Any]]]:
     """Return all entries by prompt, document and position."""
     found: dict[Key, list[dict[str, Any]]] = {}
-    for asked in result["prompts"]:
-        for one in (*asked["passages"], *asked["by_chance"]):
-            key = (asked["prompt"], one["doc_id"], one["position"])
+    for row in result["prompts"]:
+        for one in (*row["passages"], *row["by_chance"]):
+            key = (row["prompt"], one["doc_id"], one["position"])
             found.setdefault(key, []).append(one)
     return found
 
@@ -151,9 +152,9 @@ def sheet(result: dict[str, Any], lm: prismlm.PrismLM) -> str:
     """Return the entries that are not judged, those of a prompt in an order of no meaning."""
     assert lm.lens is not None
     lines: list[str] = []
-    for asked in result["prompts"]:
-        lines += ["", f"# {asked['prompt']} … {' '.join(asked['answer'].split())}"]
-        keys = set(_entries({"prompts": [asked]})) - _judgements(result).keys()
+    for row in result["prompts"]:
+        lines += ["", f"# {row['prompt']} … {' '.join(row['answer'].split())}"]
+        keys = set(_entries({"prompts": [row]})) - _judgements(result).keys()
         for key in sorted(keys, key=number_of):
             around = lm.lens.sentence(key[2])
             assert around is not None, "the corpus is not at hand"

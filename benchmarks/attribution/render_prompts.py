@@ -47,38 +47,38 @@ def render(result: dict[str, Any]) -> str:
     more = paired_difference(*shares)
     leading = sum(row["passages"][0]["of_subject"] for row in asked)
     lines = [
-        "# Twelve prompts, read: are the passages of the prompt's subject?",
+        "# Twelve questions, read: are the passages of the question's subject?",
         "",
         f"**{wrong['passages']} of {counts['passages']} passages "
-        f"({wrong['passages'] / counts['passages']:.0%}) are not of the prompt's subject**; of "
+        f"({wrong['passages'] / counts['passages']:.0%}) are not of the question's subject**; of "
         f"places drawn by chance, where the same token comes next, {wrong['by_chance']} of "
         f"{counts['by_chance']} ({wrong['by_chance'] / counts['by_chance']:.0%}). Passages are of "
         f"it more often by {more['difference']:.0%} ({more['low']:.0%} to {more['high']:.0%}, "
-        "95 % of a bootstrap over prompts).",
+        "95 % of a bootstrap over questions).",
         "",
-        f"The leading passage is of the subject for {leading} of {len(asked)} prompts. By the "
+        f"The leading passage is of the subject for {leading} of {len(asked)} questions. By the "
         "documents' own labels, which no reader judged, "
         f"{own['passages']} passages and {own['by_chance']} places drawn by chance are of the "
-        "prompt's domain.",
+        "question's domain.",
         "",
-        f"The prompts are the demo's. Its model writes {GENERATED} tokens after each and explains "
-        "these; passages follow the answer where that leaves the subject. Judged is the sentence "
-        "alone, by a language model that was not told which of the two kinds it is of: is it about "
-        "the same thing as the prompt or its answer, or of the prompt's subject, such as any text "
-        "of mathematics for *We prove*? In doubt, no. That is wider than being about the prompt's "
-        "own topic, for the places drawn by chance as well. One reader; another may judge "
-        "otherwise: all passages are below.",
+        f"The questions are the demo's. Its model answers with {GENERATED} tokens, and these are "
+        "explained; passages follow the answer where that leaves the subject. Judged is the "
+        "sentence alone, by a language model that was not told which of the two kinds it is of: is "
+        "it about the same thing as the question or its answer, or of the question's subject, such "
+        "as any text of mathematics for *How do you prove*? In doubt, no. That is wider than being "
+        "about the question's own topic, for the places drawn by chance as well. One reader; "
+        "another may judge otherwise: all passages are below.",
         "",
         "Generated from `prompts.json` by `python -m benchmarks.attribution.render_prompts`; the "
         "JSON by `python -m benchmarks.attribution.prompts`, which writes the sheet that was "
         f"judged. {measured_on(result['environment'])} A model of "
         f"{result['model']['parameters']:,} parameters.",
         "",
-        *table_head("| prompt | the model's answer | support | of the subject | by chance |"),
+        *table_head("| question | the model's answer | support | of the subject | by chance |"),
         *map(_answer, asked),
     ]
     for row in asked:
-        lines += ["", f"## {_cell(row['prompt'])} …", ""]
+        lines += ["", f"## {_cell(row['prompt'])}", ""]
         lines += table_head("| of the subject | share | document | passage |")
         lines += [_row(one) for one in row["passages"]]
     return "\n".join(lines) + "\n"

@@ -12,14 +12,14 @@ from transformers import AutoModelForCausalLM
 
 import prismlm
 from benchmarks.attach.demo_model import pack
-from prismlm.demo import prompts
 from prismlm.demo.estimate import estimate_fetched
 from prismlm.demo.fetch import NAME, Unreachable
 from prismlm.demo.fetched import run_fetched
-from prismlm.demo.prompts import PROMPTS, documents
+from prismlm.demo.prompts import QUESTIONS, documents
 from prismlm.errors import FormatError, InputError
 from prismlm.training import AttachOptions, FitOptions, LoraOptions, attach
 from tests.helpers import forked
+from tests.helpers.chats import TEMPLATE
 from tests.helpers.gguf_file import write_gguf
 
 pytest.importorskip("gguf")
@@ -27,7 +27,7 @@ pytest.importorskip("faiss")
 module = sys.modules[run_fetched.__module__]
 EVERY = 120
 SCALE = {"predictions": 7}
-SHOWN = {domain: PROMPTS[domain] for domain in ("medicine", "law")}
+SHOWN = {domain: QUESTIONS[domain] for domain in ("medicine", "law")}
 OPTIONS = AttachOptions(
     fit=FitOptions(64, 4, epochs=1, batch=128, frequent=300, drawn=50),
     window=64,
@@ -43,7 +43,7 @@ def made(tiny_model, tmp_path_factory):
     """A GGUF file and the archive of what was made of it."""
     work = tmp_path_factory.mktemp("made")
     plain = AutoModelForCausalLM.from_pretrained(tiny_model)
-    gguf = write_gguf(plain, tiny_model / "tokenizer.json", work / "tiny.gguf")
+    gguf = write_gguf(plain, tiny_model / "tokenizer.json", work / "tiny.gguf", TEMPLATE)
     result = attach(str(gguf), [documents(work / "sample.parquet", EVERY)], work / "m", OPTIONS)
     pack(result.directory, result.lens, work / "shipped.zip")
     return result, gguf, work / "shipped.zip"
@@ -70,7 +70,7 @@ def shipped(made, monkeypatch):
     monkeypatch.setattr(module, "_shipped", there.__getitem__)
     monkeypatch.setattr(module, "EVERY", EVERY)
     monkeypatch.setattr(module, "GENERATED", 3)
-    monkeypatch.setattr(prompts, "PROMPTS", SHOWN)
+    monkeypatch.setattr(module, "QUESTIONS", SHOWN)
     return result, fetched
 
 
@@ -79,7 +79,8 @@ def test_what_was_attached_is_put_together_again(shipped, tmp_path):
     out = tmp_path / "demo"
     assert not any(part.there for part in estimate_fetched(out).parts)
     result = run_fetched(out)
-    assert [answer.domain for answer in result.answers] == list(SHOWN)
+    assert result.chat
+    assert {answer.domain: answer.prompt for answer in result.answers} == SHOWN
     assert not result.cached
     here, there = prismlm.load(result.model), prismlm.load(attached.directory)
     assert here.lens.meta.trained_on == "fine-tuned"

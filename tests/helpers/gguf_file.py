@@ -19,7 +19,7 @@ LAYER = {
 ORDINARY, CONTROL = 1, 3
 
 
-def write_gguf(model, tokenizer_file: Path, out: Path) -> Path:
+def write_gguf(model, tokenizer_file: Path, out: Path, template: str | None = None) -> Path:
     """Write a Llama and its byte-level BPE tokenizer as float32 GGUF."""
     from gguf import GGUFWriter
 
@@ -44,6 +44,8 @@ def write_gguf(model, tokenizer_file: Path, out: Path) -> Path:
     writer.add_token_merges(merges)
     writer.add_eos_token_id(config.eos_token_id)
     writer.add_bos_token_id(config.eos_token_id)
+    if template is not None:
+        writer.add_chat_template(template)
     for name, tensor in model.state_dict().items():
         found = _named(name)
         if found is not None:

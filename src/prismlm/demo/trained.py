@@ -11,6 +11,7 @@ import prismlm
 from prismlm import fingerprints
 from prismlm.demo.prompts import (
     GENERATED,
+    PROMPTS,
     DemoResult,
     claim,
     documents,
@@ -78,6 +79,7 @@ def run_demo(out: Path, size: DemoSize = FULL, *, progress: Reporter = SILENT) -
         out,
         model,
         corpus,
+        PROMPTS,
         generated=GENERATED,
         cached=all(there.values()),
         progress=progress,

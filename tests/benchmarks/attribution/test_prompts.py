@@ -14,11 +14,12 @@ from benchmarks.attribution.prompts import (
     sheet,
 )
 from benchmarks.attribution.render_prompts import render
+from tests.helpers.chats import chatting
 
 
 @pytest.fixture(scope="module")
-def lm(tiny_model):
-    return prismlm.load(tiny_model)
+def lm(tiny_model, tmp_path_factory):
+    return prismlm.load(chatting(tiny_model, tmp_path_factory.mktemp("chat") / "model"))
 
 
 @pytest.fixture(scope="module")
