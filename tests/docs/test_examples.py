@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from prismlm.corpus import sample_path
+from tests.helpers.chats import chatting
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,7 +22,7 @@ def python_blocks(page):
 def workplace(tiny_model, tiny_corpus, tmp_path, monkeypatch):
     """A directory with what the examples name: a demo, a corpus and the recipes."""
     (tmp_path / "prismlm-demo").mkdir()
-    (tmp_path / "prismlm-demo" / "model").symlink_to(tiny_model)
+    chatting(tiny_model, tmp_path / "prismlm-demo" / "model")
     (tmp_path / "my-corpus").symlink_to(tiny_corpus)
     (tmp_path / "my-checkpoint").symlink_to(tiny_model)
     (tmp_path / "texts").mkdir()
