@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
+QUESTION = "What are the symptoms of malaria?"
 PROMPT = "The symptoms of this disease in patients include"
 TEXTS = (
     "Leishmaniasis is a parasitic disease that is found in parts of the tropics and subtropics.",
@@ -46,12 +47,12 @@ def address(tmp_path_factory):
 def _served(lm):
     import uvicorn
 
-    from prismlm.demo.prompts import PROMPTS
+    from prismlm.demo.prompts import PROMPTS, QUESTIONS
     from prismlm.explorer import create_app
 
     listener = socket.create_server(("127.0.0.1", 0))
     host = f"127.0.0.1:{listener.getsockname()[1]}"
-    app = create_app(lm, token=KEY, hosts=frozenset({host}), prompts=PROMPTS)
+    app = create_app(lm, token=KEY, hosts=frozenset({host}), prompts=PROMPTS, questions=QUESTIONS)
     server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
     thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()
@@ -96,7 +97,7 @@ def picture(request, address, browser):
 
 
 def asked(page):
-    page.fill(".x-prompt", PROMPT)
+    page.fill(".x-prompt", QUESTION)
     page.press(".x-prompt", "Enter")
     page.wait_for_selector(".x-exports", timeout=120_000)
     page.wait_for_selector(".p-aside .p-passage")

@@ -59,6 +59,9 @@ def test_an_answer_is_steered(chats):
     wanted = {"prototype": told["prototypes"][0]["id"], "strength": -1, "generate": 3, "draws": 1}
     done = chats.events("/api/steer", asked_ | wanted)[-1][1]
     assert done["prompt"] == ASKED
+    # The template's marks stand in it once.
+    assert done["text"].startswith(ASKED)
+    assert done["text"].count("<user>") == done["unedited"].count("<user>") == 1
     plain = chats.json("POST", "/api/steer/leading", {"text": QUESTION})
     assert plain["probability"] != told["probability"]
 

@@ -142,9 +142,10 @@ class BuildSettings:
             "eos_token_id": eos_token_id,
         }
         backend = tokenizer.backend_tokenizer
-        encoders = [text_encoder(backend, eos_token, marks=marks) for marks in (False, True)]
+        of_texts = text_encoder(backend, eos_token)
+        of_chats = text_encoder(backend, eos_token, marks=True)
         dtype = np.dtype(np.uint16 if vocabulary <= 2**16 else np.uint32)
-        return cls(tokenizer, *encoders, meta, dtype, heldout_fraction, shard_tokens)
+        return cls(tokenizer, of_texts, of_chats, meta, dtype, heldout_fraction, shard_tokens)
 
     def writer(self, directory: Path) -> CorpusWriter:
         """Return what writes the shards into a directory."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
 
@@ -23,6 +24,9 @@ from prismlm.corpus.documents import Columns, Document
 from prismlm.corpus.read import DocumentReader, Paths
 from prismlm.corpus.tokenizer import load_tokenizer, train_tokenizer
 from prismlm.cost import Cost
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 PIECE_CHARACTERS = 2_000_000
 SAMPLE_SECONDS = 20.0

@@ -274,8 +274,8 @@ def steer(
     labels = [piece.label for piece in pieces_of(lm.tokenizer, written)]
     return Steering(
         prompt=prompt,
-        text=_decode(lm, ids),
-        unedited=_decode(lm, unedited),
+        text=prompt + lm.words(ids[0, length:]),
+        unedited=prompt + lm.words(unedited[0, length:]),
         tokens=tuple(
             _token(lm, plan, predictions, t, position, labels[position], written[position], mean)
             for t, position in enumerate(range(first + 1, len(written)))
@@ -390,7 +390,3 @@ def _leading_category(lens: Lens | None, ids: list[int], evidence: list[float]) 
         if category is not None:
             sums[category] = sums.get(category, 0.0) + e
     return max(sums, key=lambda category: sums[category], default=None)
-
-
-def _decode(lm: OpenedModel, ids: Tensor) -> str:
-    return str(lm.tokenizer.decode(ids[0].tolist(), skip_special_tokens=True))

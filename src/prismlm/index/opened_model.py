@@ -92,9 +92,12 @@ class OpenedModel:
         """
         prompt = self.encode(text, tokens)
         ids = self.write(prompt, tokens, temperature, seed)
-        added = ids[0, prompt.shape[1] :].tolist()
-        written = str(self.tokenizer.decode(added, skip_special_tokens=True))
+        written = self.words(ids[0, prompt.shape[1] :])
         return text + written if isinstance(text, str) else written
+
+    def words(self, ids: Tensor) -> str:
+        """Return tokens [T] as text, special ones left out."""
+        return str(self.tokenizer.decode(ids.tolist(), skip_special_tokens=True))
 
     def as_text(self, text: str | Messages, room: int = 0) -> str:
         """Return a text as it is, and messages as the model's chat template writes them.
