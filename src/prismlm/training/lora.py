@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import warnings
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -89,7 +90,9 @@ def with_adapters(model: PreTrainedModel, options: LoraOptions) -> Any:
         target_modules=adapted_modules(model, options.blocks),
         task_type="CAUSAL_LM",
     )
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(), warnings.catch_warnings():
+        # PEFT asks transformers by names that it gives up later; that is not a user's concern.
+        warnings.simplefilter("ignore", FutureWarning)
         torch.manual_seed(options.seed)
         return get_peft_model(model, config).train()
 
