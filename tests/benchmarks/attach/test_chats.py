@@ -1,0 +1,68 @@
+"""Ranks of the chats that are asked about, by hand and on a tiny model."""
+
+import argparse
+import json
+
+import numpy as np
+import pytest
+
+import prismlm
+from benchmarks.attach.chats import measure, rank
+from benchmarks.attach.render_chats import render
+from tests.helpers.chats import ANSWER, QUESTION, chatting
+
+
+def test_a_rank_is_in_the_middle_of_its_equals():
+    scores = np.array([0.2, 0.5, 0.0, 0.0, 0.0])
+    assert [rank(scores, number) for number in range(5)] == [2, 1, 4, 4, 4]
+
+
+def test_chats_are_found_by_their_ids(tiny_model, tmp_path):
+    lm = prismlm.load(chatting(tiny_model, tmp_path / "model"))
+    ids = [lm.lens.corpus.doc_ids[number] for number in lm.lens.corpus.split("train")[:4]]
+    rows = [
+        {"id": name, "messages": [
+            {"role": "user", "content": f"{QUESTION} {number}"},
+            {"role": "assistant", "content": ANSWER},
+        ]}
+        for number, name in enumerate([*ids, "held out"])
+    ]  # fmt: skip
+    chats = tmp_path / "chats.jsonl"
+    chats.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    asked = argparse.Namespace(chats=chats, questions=3, tokens=4, seed=0)
+    found = measure(lm, asked)
+    assert (found["chats"], len(found["asked"])) == (4, 3)
+    for row in found["asked"]:
+        assert row["question"].startswith(QUESTION)
+        messages = [{"role": "user", "content": row["question"]}]
+        assert row["answer"] == lm.generate(messages, tokens=4)
+        own = ids[int(row["question"][-1])]
+        shares = {one.doc_id: one.share for one in lm.explain(messages, generate=4).documents(1000)}
+        above = sum(shares.get(name, 0.0) > shares.get(own, 0.0) for name in ids)
+        equal = sum(shares.get(name, 0.0) == shares.get(own, 0.0) for name in ids)
+        assert row["explain"] == above + (equal + 1) / 2
+    assert {row["question"][-1] for row in found["asked"]} <= set("0123")
+
+
+def result(ours, words):
+    asked = [
+        {"question": "Why?", "answer": "So.", "explain": a, "BM25": b, "another answer": 9.0}
+        for a, b in zip(ours, words, strict=True)
+    ]
+    return {"environment": None, "chats": 50, "tokens": 40, "trained_tokens": 9000, "asked": asked}
+
+
+@pytest.mark.parametrize(
+    ("ours", "words", "said"),
+    [
+        ([1.0] * 20, [2.0] * 20, "Evidence is above words (+100 to +100 points"),
+        ([2.0] * 20, [1.0] * 20, "Evidence is **below words** (-100 to -100 points"),
+        ([1.0, 2.0] * 10, [1.0, 2.0] * 10, "Neither is shown to be above the other"),
+    ],
+)
+def test_the_page_says_which_is_above(ours, words, said):
+    page = render(result(ours, words))
+    assert said in page
+    share = np.mean(np.array(ours) <= 1)
+    assert f"for **{share:.0%}**, of 50 chats" in page
+    assert "| chance | 2.0% | 20.0% | 26 |" in page
