@@ -126,7 +126,15 @@ def claims(models: list[dict[str, Any]], rows: dict[str, Rows]) -> list[str]:
     kinds = {KINDS[m["type"]]: m["model"] for m in models if m["type"] in KINDS}
     shared = [title for title in TITLES if all(title in found for found in rows.values())]
     means = {kind: _by_seed(rows[name], shared) for kind, name in kinds.items()}
+    gains = {name: [t for t, row in found.items() if _gains(row)] for name, found in rows.items()}
     lines = [f"Means over {', '.join(shared)}; a band of {BAND:g} points is on par.", ""]
+    if not any(gains.values()):
+        lines += [
+            "**In no set does a model gain by its training**: fine-tuned from new weights it does "
+            "as well. What follows compares models that bring nothing to these tasks, so that "
+            "neither answer says anything of the architectures.",
+            "",
+        ]
     others = [kind for kind in means if kind != "LLaMA"]
     if "LLaMA" in means:
         lines += [f"- LLaMA is above {o}: {_above(means['LLaMA'], means[o])}" for o in others]
@@ -141,11 +149,10 @@ def claims(models: list[dict[str, Any]], rows: dict[str, Rows]) -> list[str]:
             place = order.index("ProtoT") + 1
             said = "shown" if place == 2 else "not shown"
             lines.append(f"- ProtoT is second on {title}: {said}, it is number {place}")
-    for name, found in rows.items():
-        gained = [title for title, row in found.items() if _gains(row)]
+    for name, gained in gains.items():
         lines.append(
             f"- `{name}`, its training helps (control): the interval lies above that from scratch "
-            f"in {len(gained)} of {len(found)} sets"
+            f"in {len(gained)} of {len(rows[name])} sets"
             f"{': ' + ', '.join(gained) if gained else ''}"
         )
     return lines if kinds else [*lines, "None of the source's architectures was measured."]

@@ -74,6 +74,7 @@ def test_verdicts_by_hand(protot, llama, words):
         made_up("m", "mamba2", {"SST-2": 0.7, "MNLI": 0.7}),
     ]
     page = render_glue.render(models)
+    assert "In no set does a model gain" not in page
     assert "Means over SST-2, MNLI;" in page
     for said in words:
         assert said in page
@@ -83,3 +84,13 @@ def test_verdicts_by_hand(protot, llama, words):
     assert (
         "`l`, its training helps (control): the interval lies above that from scratch in 2" in page
     )
+
+
+def test_models_that_gain_nothing_are_said_to_be_no_comparison():
+    models = [
+        made_up("p", "prismlm_protot", {"SST-2": 0.5}, scratch=0.5),
+        made_up("l", "llama", {"SST-2": 0.5}, scratch=0.5),
+    ]
+    page = render_glue.render(models)
+    assert "**In no set does a model gain by its training**" in page
+    assert "in 0 of 1 sets" in page
