@@ -50,7 +50,8 @@ def render(result: dict[str, Any]) -> str:
         "read once by LoRA (`prismlm attach --lora`). The model answers each question with "
         f"{result['tokens']} tokens, its top ones. Evidence is of the answer alone: the question "
         "itself, which stands in its chat word for word, names nothing. BM25 does not read it "
-        "either; but answers repeat words of their questions, and words alone go far. A chat that is asked about is not proved to be the reason of the answer.",
+        "either; but answers repeat words of their questions, and words alone go far. A chat that "
+        "is asked about is not proved to be the reason of the answer.",
         "",
         *table_head("| method | first | of the first ten | median rank |"),
     ]
