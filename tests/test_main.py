@@ -1,5 +1,7 @@
 """Ctrl-C ends the command line in one way, wherever it comes."""
 
+import os
+import subprocess
 import sys
 import time
 from types import SimpleNamespace
@@ -46,3 +48,63 @@ def test_ctrl_c_while_arguments_are_read_says_so(monkeypatch):
     monkeypatch.setattr(ErrorsAsMessages, "parse_args", stop)
     result = CliRunner().invoke(app, ["corpus", "info", "x"])
     assert (result.exit_code, result.stderr) == (130, "interrupted\n")
+
+
+# What libgomp says of its settings as it is loaded, after the command line has begun.
+SAID = """
+import sys
+from prismlm.__main__ import main
+sys.argv = ["prismlm", "--version"]
+try:
+    main()
+except SystemExit:
+    import torch
+"""
+STEPS = """
+import time
+from prismlm.__main__ import _wait_asleep
+_wait_asleep()
+import torch
+torch.set_num_threads(2)
+weights = [torch.randn(256, 256, requires_grad=True) for _ in range(40)]
+def step():
+    x = torch.randn(256, 256)
+    for weight in weights:
+        x = torch.tanh(torch.softmax(x @ weight, dim=1))
+    x.sum().backward()
+step()
+began = time.perf_counter()
+for _ in range(5):
+    step()
+print(time.perf_counter() - began)
+"""
+BUSY = [sys.executable, "-c", "while True: pass"]
+WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OMP_NUM_THREADS")
+
+
+def run(code, **environment):
+    inherited = {key: value for key, value in os.environ.items() if key not in WAITING}
+    command = [sys.executable, "-c", code]
+    return subprocess.run(
+        command, env=inherited | environment, capture_output=True, text=True, check=True
+    )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="PyTorch has another OpenMP there")
+@pytest.mark.parametrize(("own", "spins"), [({}, "3000"), ({"GOMP_SPINCOUNT": "77"}, "77")])
+def test_threads_that_wait_sleep_soon_unless_a_user_says_otherwise(own, spins):
+    said = run(SAID, OMP_DISPLAY_ENV="VERBOSE", **own).stderr
+    assert f"GOMP_SPINCOUNT = '{spins}'" in said
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) != 2, reason="one of two cores is kept busy")
+def test_on_a_busy_machine_steps_are_several_times_as_fast():
+    busy = subprocess.Popen(BUSY, start_new_session=True)
+    try:
+        spinning = float(run(STEPS, GOMP_SPINCOUNT="300000").stdout)
+        asleep = float(run(STEPS).stdout)
+    finally:
+        busy.kill()
+        busy.wait()
+    assert spinning > 2 * asleep, (spinning, asleep)
