@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from prismlm.corpus import Corpus, Document, build_corpus, estimate_build, load_tokenizer
+from prismlm.corpus import Columns, Corpus, Document, build_corpus, estimate_build, load_tokenizer
 from prismlm.corpus.chat import asked, chat_text, is_messages
 from prismlm.corpus.read import DocumentReader
 from prismlm.errors import InputError
@@ -90,6 +90,16 @@ def test_rows_of_messages_are_read_by_the_template(
     assert [first.text, second.text, third.text] == [ANSWERED, ANSWERED, "Plain."]
     assert (first.domain, first.opening, second.doc_id) == ("medicine", QUESTION, "b")
     assert (second.messages, third.messages, third.opening) == (CHAT, None, "Plain.")
+
+
+def test_a_column_that_is_named_may_hold_chats(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps({"conversation": CHAT}))
+    reader = DocumentReader(tmp_path, Columns(text="conversation"))
+    reader.tokenizer = tokenizer
+    (found,) = reader
+    assert (found.text, found.messages) == (ANSWERED, CHAT)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from prismlm.corpus.chat import chat_text, check_messages
+from prismlm.corpus.chat import chat_text, check_messages, is_messages
 from prismlm.corpus.documents import MESSAGES, METADATA, Columns, Document, as_metadata
 from prismlm.corpus.formats import EXTENSIONS, WHOLE_FILES, Row, extension, read_rows
 from prismlm.errors import InputError, check_kind, check_path, check_text
@@ -204,8 +204,11 @@ def make_document(
     Raises:
         InputError: the text or what is known about it cannot be used.
     """
-    messages = values.get(MESSAGES)
-    text = values["text"] if MESSAGES not in values else _chat(messages, place, tokenizer)
+    text, messages = values.get("text"), None
+    # A column that is named for its texts may hold chats as well.
+    if MESSAGES in values or is_messages(text):
+        messages = values.get(MESSAGES, text)
+        text = _chat(messages, place, tokenizer)
     if not isinstance(text, str):
         raise InputError(
             f"{place}: the text is a {_kind(text)}, expected a string. "
