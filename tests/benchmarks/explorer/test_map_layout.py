@@ -6,6 +6,7 @@ from benchmarks.explorer.map_layout import drawn, near
 from prismlm.labels.map import category_neighbours, laid_out, nearest_prototypes
 
 
+@pytest.mark.slow
 def test_drawn_prototypes_are_in_groups():
     prototypes, groups = drawn(240, 1600, 4)
     nearest = nearest_prototypes(prototypes)

@@ -21,6 +21,7 @@ HEADS = {
 }
 
 
+@pytest.mark.slow
 def test_a_banked_head_is_the_head_of_its_own_detached_run(settings, tmp_path):
     settings["evaluation"]["every"] = 0
     bank = train_bank(copy.deepcopy(settings), HEADS, tmp_path / "bank").bank
