@@ -127,4 +127,6 @@ def test_files_of_chats_are_read_in_the_browser(browser, chats):
         page.wait_for_selector(f".x-audit :text('{QUESTION}')")
         page.set_input_files("input[type=file]", whole | {"buffer": lines[1].encode()})
         page.click(".x-audit .x-go")
-        page.wait_for_selector(".x-problem:has-text('each have a “role” and a “content”')")
+        page.wait_for_selector(".x-audit .x-problem")
+        said = "a.jsonl:1: expected messages that each have a “role” and a “content”"
+        assert said in page.inner_text(".x-audit .x-problem")

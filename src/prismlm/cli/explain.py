@@ -88,10 +88,8 @@ def explain(
     check_outputs(html, parquet, inputs=read, overwrite=overwrite)
     check_ending(html, ".html")
     check_ending(parquet, ".parquet")
-    texts = [
-        put(one, chat, system) if isinstance(one, str) else one
-        for one in _texts(model, text, file, lines)
-    ]
+    given = _texts(model, text, file, lines)
+    texts = [put(one, chat, system) if isinstance(one, str) else one for one in given]
     generate = (WRITTEN_IN_CHAT if chat else 0) if generate is None else generate
     column = by or "domain"
     _span(tokens)

@@ -87,19 +87,17 @@ def build_corpus(
     with enough, writing(target), atomic_directory(target) as directory:
         # Another build may have ended between the first look and the lock.
         check_build(target, tokenizer, vocab_size, heldout_fraction, shard_tokens, overwrite)
-        trained = tokenizer is None
-        chosen = _train(reader, vocab_size, progress) if trained else load_tokenizer(tokenizer)
-        reader.tokenizer = chosen
+        if tokenizer is None:
+            chosen = _train(reader, vocab_size, progress)
+        else:
+            chosen = reader.tokenizer = load_tokenizer(tokenizer)
         settings = BuildSettings.of(chosen, heldout_fraction, shard_tokens)
-        origin = read = None
-        if isinstance(inputs, HubDataset):
-            origin = origin_of(inputs, columns, settings)
+        origin = origin_of(inputs, columns, settings) if isinstance(inputs, HubDataset) else None
         with settings.writer(directory) as writer:
             alike = NearDuplicates()
             with progress.task("Tokenising", reader.total, "bytes") as task:
                 tokenise(_reported(reader, task), settings, writer, alike)
-            if origin is None:
-                read = reader.manifest()
+            read = reader.manifest() if origin is None else None
             settings.finish(
                 directory, writer, reader.skipped, origin=origin, read=read, alike=alike
             )

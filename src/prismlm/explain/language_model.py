@@ -17,7 +17,7 @@ from prismlm.edits.plan import plan_for
 from prismlm.edits.scope import applied
 from prismlm.edits.values import Edit, Only
 from prismlm.errors import check_kind, check_path
-from prismlm.explain.attention_maps import heads_at, maps_of
+from prismlm.explain.attention_maps import AttentionMap, heads_at, maps_of
 from prismlm.explain.chain import ChainsOfText
 from prismlm.explain.deferred import Deferred
 from prismlm.explain.following import Following, OnStep
@@ -86,16 +86,16 @@ class PrismLM(OpenedModel):
         given = (split, ids[0].tolist(), prompt.shape[1], self.tokenizer, self.lens, chains)
         # Shares do not need them, and beside the model's own work they are not free.
         steps = Deferred(len(split.targets), partial(steps_of, *given))
-        maps = None
-        if heads:
-            read = ids[:, :count]
-            tokens = [one.label for one in pieces_of(self.tokenizer, read[0].tolist())]
-            maps = maps_of(self.model, read, tokens, heads)
+        maps = self._maps(ids[:, :count], heads) if heads else None
         evidence = split.evidence()
         # The last token of the prompt is the one that the first written token comes after.
         asked = prompt.shape[1] if ids.shape[1] > prompt.shape[1] else self.asked(text, ids[0])
         first = max(0, asked - 1)
         return Trace(str(self.path), steps, evidence, self.lens, split.rounding, maps, self, first)
+
+    def _maps(self, ids: Tensor, heads: Sequence[tuple[int, int]]) -> tuple[AttentionMap, ...]:
+        tokens = [one.label for one in pieces_of(self.tokenizer, ids[0].tolist())]
+        return maps_of(self.model, ids, tokens, heads)
 
     def asked(self, text: str | Messages, ids: Tensor) -> int:
         """Return how many of a text's tokens ``ids`` [T] stand before the answer in it.
