@@ -1,5 +1,6 @@
 """Chats that a model was fine-tuned on: does explain name the one that is asked about?
 
+    python -m benchmarks.attach.pubmed_chats medical_pubmed.parquet --chats CHATS
     prismlm attach BASE --corpus CHATS --lora --prototypes 2048 --out MODEL
     python -m benchmarks.attach.chats MODEL CHATS
 

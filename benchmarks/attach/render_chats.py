@@ -67,7 +67,7 @@ def render(result: dict[str, Any]) -> str:
         *map(_asked, asked[:SHOWN]),
         "",
         "Generated from `chats.json` by `python -m benchmarks.attach.render_chats`; "
-        "`benchmarks/attach/chats.py` writes that and says how. "
+        "`benchmarks/attach/chats.py` writes that and says how, from the chats to the model. "
         f"{measured_on(result['environment'])}",
     ]
     return "\n".join(lines) + "\n"

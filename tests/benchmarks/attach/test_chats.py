@@ -8,6 +8,7 @@ import pytest
 
 import prismlm
 from benchmarks.attach.chats import measure, rank
+from benchmarks.attach.pubmed_chats import chats
 from benchmarks.attach.render_chats import render
 from tests.helpers.chats import ANSWER, QUESTION, chatting
 
@@ -66,3 +67,16 @@ def test_the_page_says_which_is_above(ours, words, said):
     share = np.mean(np.array(ours) <= 1)
     assert f"for **{share:.0%}**, of 50 chats" in page
     assert "| chance | 2.0% | 20.0% | 26 |" in page
+
+
+def test_questions_with_long_enough_answers_become_chats():
+    facts = {"source": "pubmedqa", "domain": "medical", "license": "MIT"}
+    long = "It does. " * 120
+    texts = (f"Why?\n\n{long}", "Why?\n\nSo.", f"No question\n\n{long}", f"{'W' * 200}?\n\n{long}")
+    rows = [facts | {"id": str(n), "text": text, "url": None} for n, text in enumerate(texts)]
+    (only,) = chats(rows)
+    assert (only["id"], only["license"]) == ("0", "MIT")
+    asked, answered = only["messages"]
+    assert asked == {"role": "user", "content": "Why?"}
+    assert answered["role"] == "assistant"
+    assert answered["content"] == ("It does. " * 99).strip()
