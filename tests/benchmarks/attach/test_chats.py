@@ -79,4 +79,4 @@ def test_questions_with_long_enough_answers_become_chats():
     asked, answered = only["messages"]
     assert asked == {"role": "user", "content": "Why?"}
     assert answered["role"] == "assistant"
-    assert answered["content"] == ("It does. " * 99).strip()
+    assert answered["content"] == ("It does. " * 100).strip()
