@@ -17,7 +17,7 @@ from prismlm.edits.plan import plan_for
 from prismlm.edits.scope import applied
 from prismlm.edits.values import Edit, Only
 from prismlm.errors import check_kind, check_path
-from prismlm.explain.attention_maps import AttentionMap, heads_at, maps_of
+from prismlm.explain.attention_maps import AttentionMap, Head, heads_at, maps_of
 from prismlm.explain.chain import ChainsOfText
 from prismlm.explain.deferred import Deferred
 from prismlm.explain.following import Following, OnStep
@@ -93,7 +93,7 @@ class PrismLM(OpenedModel):
         first = max(0, asked - 1)
         return Trace(str(self.path), steps, evidence, self.lens, split.rounding, maps, self, first)
 
-    def _maps(self, ids: Tensor, heads: Sequence[tuple[int, int]]) -> tuple[AttentionMap, ...]:
+    def _maps(self, ids: Tensor, heads: Sequence[Head]) -> tuple[AttentionMap, ...]:
         tokens = [one.label for one in pieces_of(self.tokenizer, ids[0].tolist())]
         return maps_of(self.model, ids, tokens, heads)
 
