@@ -15,7 +15,7 @@ import argparse
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -32,6 +32,7 @@ from prismlm.explain.quality import HeadQuality
 from prismlm.files import read_json, write_json
 from prismlm.index.states import META_FILE, HiddenStates, read_states
 from prismlm.layers import PrototypeHead
+from prismlm.layers.prototype_head import Weights
 from prismlm.training.device import uses_bf16
 from prismlm.training.fit import FitOptions, Fitting, place
 from prismlm.training.loop import batches
@@ -51,6 +52,7 @@ def main() -> None:
     parser.add_argument("--window", type=int, default=512)
     parser.add_argument("--prototypes", type=int, default=8192)
     parser.add_argument("--per-token", type=int, default=32)
+    parser.add_argument("--weights", choices=get_args(Weights), default="cosine")
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--rate", type=float, default=0.03)
@@ -71,9 +73,20 @@ def main() -> None:
     if given.part == "fit":
         points = fitted(given, model, train, heldout)
     sizes = (given.prototypes, given.per_token, given.steps, len(train), given.seed)
-    name = "-".join([given.part, *map(str, sizes)])
+    how = [] if given.weights == "cosine" else [given.weights]
+    name = "-".join([given.part, *how, *map(str, sizes)])
     given.out.mkdir(exist_ok=True)
-    settings = ("prototypes", "per_token", "steps", "batch", "rate", "frequent", "drawn", "seed")
+    settings = (
+        "prototypes",
+        "per_token",
+        "weights",
+        "steps",
+        "batch",
+        "rate",
+        "frequent",
+        "drawn",
+        "seed",
+    )
     result = {
         "part": given.part,
         "model": given.model.name,
@@ -126,6 +139,7 @@ def options_of(given: argparse.Namespace, states: int) -> FitOptions:
         learning_rate=given.rate,
         frequent=given.frequent,
         drawn=given.drawn,
+        weights=given.weights,
         seed=given.seed,
     )
 
@@ -135,7 +149,7 @@ def fitted(
 ) -> list[dict[str, Any]]:
     """Fit one head; return its figures along the way, with the seconds of a step."""
     options = options_of(given, len(train))
-    head = PrototypeHead(train.width, given.prototypes, given.per_token).to(given.device)
+    head = options.head(train.width).to(given.device)
     fitting = Fitting(model, train, options, head, given.work / "fit.pt")
     place(head, train, given.seed)
     fitting.begin()
@@ -161,7 +175,7 @@ def control(
     if given.part != "control":
         return []
     rows = np.random.default_rng(given.seed).choice(len(train), given.prototypes, replace=False)
-    head = PrototypeHead(train.width, given.prototypes, given.per_token)
+    head = options_of(given, len(train)).head(train.width)
     head.place_on(train.states(np.sort(rows)))
     return [measured(given, model, head.to(given.device), heldout, 0)]
 

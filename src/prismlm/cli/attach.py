@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -13,6 +13,7 @@ from prismlm.cli.options import DryRun, Json, flag, option
 from prismlm.cli.output import print_cost, print_json, print_rows, quality_rows
 
 if TYPE_CHECKING:
+    from prismlm.layers.prototype_head import Weights
     from prismlm.training import AttachResult
 
 Base = Annotated[
@@ -27,6 +28,9 @@ Revision = Annotated[
 ]
 Prototypes = Annotated[int, option("K", "How many prototypes.")]
 PerToken = Annotated[int, option("k", "How many a token may rely on.")]
+HeadWeights = Annotated[
+    str, option("HOW", "How a token's prototypes are weighed: by their cosines, or fitted.")
+]
 Epochs = Annotated[float, typer.Option(help="How often the head sees every state.")]
 Batch = Annotated[int, option("N", "States of a step.")]
 Rate = Annotated[float, typer.Option(help="Learning rate, in units of the prototypes' elements.")]
@@ -47,6 +51,7 @@ def attach(
     revision: Revision = None,
     prototypes: Prototypes = 8192,
     prototypes_per_token: PerToken = 64,
+    weights: HeadWeights = "cosine",
     epochs: Epochs = 4.0,
     batch: Batch = 256,
     rate: Rate = 0.03,
@@ -74,7 +79,15 @@ def attach(
     from prismlm.training import AttachOptions, FitOptions, LoraOptions, estimate_attach
     from prismlm.training import attach as run
 
-    fit = FitOptions(prototypes, prototypes_per_token, epochs, batch, rate, seed=seed)
+    fit = FitOptions(
+        prototypes,
+        prototypes_per_token,
+        epochs,
+        batch,
+        rate,
+        weights=cast("Weights", weights),
+        seed=seed,
+    )
     options = AttachOptions(
         fit=fit,
         window=window,

@@ -199,10 +199,21 @@ class Plan:
             refused = undefined if padding is None else undefined & ~padding
             if bool(refused.any()):
                 raise self._refusal(edit, int(refused.nonzero()[0]), tokens, signature, top)
-        cap = self.head.prototypes_per_token * float(self.head.scale)
-        cap = cap if edit.cap is None else edit.cap
+        cap = self._cap(edit, z)
         wanted = edit.fraction * top / torch.where(undefined, torch.ones_like(top), signature)
-        return wanted.clamp(0, cap), undefined, (wanted > cap) & ~undefined
+        return torch.minimum(wanted.clamp_min(0), cap), undefined, (wanted > cap) & ~undefined
+
+    def _cap(self, edit: Clamp, z: Tensor) -> Tensor:
+        """Return the largest activation that a clamp may hold, of each state or of all.
+
+        k τ unless the edit says another, and with fitted weights ‖z‖ / ‖p‖: where the prototype is
+        as long as the whole state.
+        """
+        if edit.cap is not None:
+            return z.new_tensor(edit.cap, dtype=torch.float32)
+        if self.head.weights == "cosine":
+            return self.head.prototypes_per_token * self.head.scale.detach()
+        return z.float().norm(dim=-1) / self.head.prototypes[edit.prototype].norm()
 
     def _refusal(
         self, edit: Clamp, state: int, tokens: Tensor, signature: Tensor, top: Tensor

@@ -81,7 +81,8 @@ class PrismLM(OpenedModel):
             ids, recorded = ids[:, : told.end], recorded.until(told.end)
         count = ids.shape[1] - (1 if ids.shape[1] > prompt.shape[1] else 0)
         split = split_predictions(self.model, self.head, self.logit_map, ids, count, recorded)
-        mixes = mixer_decoder_of(self.model) is not None
+        # Fitted weights are no sum over a position's tokens: each depends on the other prototypes.
+        mixes = mixer_decoder_of(self.model) is not None and self.head.weights == "cosine"
         chains = ChainsOfText(self.model, self.head, ids[0]) if mixes else None
         given = (split, ids[0].tolist(), prompt.shape[1], self.tokenizer, self.lens, chains)
         # Shares do not need them, and beside the model's own work they are not free.

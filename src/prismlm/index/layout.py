@@ -144,14 +144,14 @@ def trained_on_words(trained_on: TrainedOn, split: str) -> str:
 
 
 def prototypes_fingerprint(head: PrototypeHead) -> str:
-    """Fingerprint everything that decides routing: the bank, k and τ."""
-    return fingerprints.of_json(
-        [
-            fingerprints.of_tensor(head.prototypes.detach().float()),
-            head.prototypes_per_token,
-            round(float(head.scale.detach()), 6),
-        ]
-    )
+    """Fingerprint everything that decides routing: the bank, k, τ, and fitted weights."""
+    parts = [
+        fingerprints.of_tensor(head.prototypes.detach().float()),
+        head.prototypes_per_token,
+        round(float(head.scale.detach()), 6),
+    ]
+    # Lenses of heads with cosine weights were written before there were others.
+    return fingerprints.of_json(parts if head.weights == "cosine" else [*parts, head.weights])
 
 
 def write_meta(directory: Path, meta: LensMeta) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from prismlm.errors import InputError
+from prismlm.errors import InputError, check_choice
 from prismlm.ops import prototype_head as ops
 from prismlm.ops.prototype_head import Routing
+
+Weights = Literal["cosine", "fitted"]
 
 
 class HeadOutput(NamedTuple):
@@ -41,18 +43,33 @@ class PrototypeHead(nn.Module):
         c_i = cos(z, p_i)        α_i = ReLU(τ c_i) for the k largest c_i, else 0
         ẑ = Σ α_i p_i            r = z − ẑ            W z = Σ α_i W p_i + W r
 
+    With ``weights="fitted"`` the same k prototypes have the weights that rebuild z best,
+
+        α = argmin_{α ≥ 0} ‖z − Σ_i α_i p_i‖² + λ Σ_i α_i² ‖p_i‖²        λ = 10⁻³
+
+    so that prototypes that say the same share it, and not each says it in full; τ and the norms of
+    prototypes then change nothing in α_i p_i. See :func:`prismlm.ops.prototype_head.fit_weights`.
+
     The state itself is left as it is (z′ = ẑ + r = z), so the head can sit beside any model.
-    Source: PRISM: Training Data Prototypes for Language Models (Guide Labs, 2025).
+    Source: PRISM: Training Data Prototypes for Language Models (Guide Labs, 2025); fitted weights
+    are not in it.
 
     Args:
         width: d, the size of the state that enters the output embedding.
         num_prototypes: K.
         prototypes_per_token: k ≤ K.
         scale: τ > 0 at the start; it is learned through its logarithm.
+        weights: how the prototypes of a state are weighed.
     """
 
     def __init__(
-        self, width: int, num_prototypes: int, prototypes_per_token: int, *, scale: float = 1.0
+        self,
+        width: int,
+        num_prototypes: int,
+        prototypes_per_token: int,
+        *,
+        scale: float = 1.0,
+        weights: Weights = "cosine",
     ) -> None:
         super().__init__()
         if not 1 <= prototypes_per_token <= num_prototypes:
@@ -62,6 +79,8 @@ class PrototypeHead(nn.Module):
             )
         if not (math.isfinite(scale) and scale > 0):
             raise InputError(f"the scale τ must be a positive number, got {scale}.")
+        check_choice("weights", weights, get_args(Weights))
+        self.weights = weights
         self.prototypes_per_token = prototypes_per_token
         self.prototypes = nn.Parameter(torch.empty(num_prototypes, width))
         self.log_scale = nn.Parameter(torch.tensor(math.log(scale)))
@@ -119,6 +138,8 @@ class PrototypeHead(nn.Module):
         k = self.prototypes_per_token if prototypes_per_token is None else prototypes_per_token
         with torch.autocast(device_type=z.device.type, enabled=False):
             routing = ops.route(flat, self.prototypes, k, self.scale, keep)
+            if self.weights == "fitted":
+                routing = routing._replace(activations=self.activations(flat, routing))
             return HeadOutput(routing, ops.reconstruct(routing, self.prototypes))
 
     def nearest(
@@ -128,7 +149,25 @@ class PrototypeHead(nn.Module):
 
         ``inverse`` are 1/‖p‖, where they are known already.
         """
-        return ops.nearest(z, self.prototypes, self.prototypes_per_token, self.scale, inverse)
+        found = ops.nearest(z, self.prototypes, self.prototypes_per_token, self.scale, inverse)
+        if self.weights == "cosine":
+            return found
+        return found._replace(activations=self.activations(z, found))
+
+    def activations(
+        self, z: Float[Tensor, "N d"], found: Routing | ops.Nearest | ops.WindowScan
+    ) -> Float[Tensor, "N k"]:
+        """Return α of states whose nearest prototypes have been found."""
+        if self.weights == "cosine":
+            return torch.relu(self.scale * found.cosines)
+        if torch.compiler.is_exporting():
+            raise InputError(
+                "a head with fitted weights cannot be exported: how often its equations are solved "
+                "depends on the data. Export the model alone, or a head fitted with cosine weights."
+            )
+        inverse = ops.inverse_norms(self.prototypes)
+        weights = ops.fit_weights(z, self.prototypes * inverse, found.indices)
+        return weights * inverse.squeeze(1)[found.indices]
 
     def losses(
         self,

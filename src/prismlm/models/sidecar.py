@@ -19,9 +19,12 @@ from prismlm import fingerprints
 from prismlm.errors import FormatError
 from prismlm.files import atomic_file, check_json, from_json, read_json, write_json
 from prismlm.layers import PrototypeHead
+from prismlm.layers.prototype_head import Weights
 from prismlm.models.seam import LogitMap, output_embedding
 
 FORMAT_VERSION = 1
+# Of a head whose weights are fitted: what reads version 1 alone would weigh by cosines.
+FITTED_VERSION = 2
 META_FILE = "prismlm.json"
 HEAD_FILE = "prototype_head.safetensors"
 
@@ -88,9 +91,10 @@ def save_sidecar(directory: Path | str, sidecar: Sidecar) -> None:
     write_json(
         directory / META_FILE,
         {
-            "format_version": FORMAT_VERSION,
+            "format_version": FITTED_VERSION if head.weights == "fitted" else FORMAT_VERSION,
             "base": asdict(sidecar.base),
             "prototypes_per_token": head.prototypes_per_token,
+            "weights": head.weights,
             "logit_map": asdict(sidecar.logit_map),
             "provenance": sidecar.provenance,
             "files": _fingerprints(directory),
@@ -145,16 +149,17 @@ def load_sidecar(directory: Path | str, model: nn.Module | None = None) -> Sidec
             )
     meta = read_json(directory / META_FILE)
     version = meta.get("format_version") if isinstance(meta, dict) else None
-    if version != FORMAT_VERSION:
+    if version not in (FORMAT_VERSION, FITTED_VERSION):
         raise FormatError(
             f"{directory / META_FILE} has format version {version!r}; this prismlm reads "
-            f"{FORMAT_VERSION}. Use the prismlm that wrote it, or train again."
+            f"{FORMAT_VERSION} and {FITTED_VERSION}. Use the prismlm that wrote it, or train again."
         )
     where = str(directory / META_FILE)
-    meta = {"provenance": {}, "base": None, "logit_map": None} | meta
-    check_json(meta, {"prototypes_per_token": int, "provenance": dict[str, Any]}, where)
+    meta = {"provenance": {}, "base": None, "logit_map": None, "weights": "cosine"} | meta
+    types = {"prototypes_per_token": int, "provenance": dict[str, Any], "weights": Weights}
+    check_json(meta, types, where)
     try:
-        head = _read_head(directory / HEAD_FILE, meta["prototypes_per_token"])
+        head = _read_head(directory / HEAD_FILE, meta["prototypes_per_token"], meta["weights"])
     except (KeyError, RuntimeError, SafetensorError) as error:
         raise FormatError(f"the head in {directory} cannot be read: {error}.") from error
     base = from_json(Base, meta["base"], f"{where}: base")
@@ -165,13 +170,17 @@ def load_sidecar(directory: Path | str, model: nn.Module | None = None) -> Sidec
     return sidecar
 
 
-def _read_head(path: Path, prototypes_per_token: int) -> PrototypeHead:
+def _read_head(path: Path, prototypes_per_token: int, weights: Weights) -> PrototypeHead:
     tensors = load_file(str(path))
     prototypes, scale = tensors["prototypes"], tensors["scale"]
     if prototypes.ndim != 2 or scale.numel() != 1 or not torch.isfinite(prototypes).all():
         raise FormatError(f"{path} must hold finite prototypes [K, d] and a scalar scale.")
     head = PrototypeHead(
-        prototypes.shape[1], prototypes.shape[0], prototypes_per_token, scale=scale.item()
+        prototypes.shape[1],
+        prototypes.shape[0],
+        prototypes_per_token,
+        scale=scale.item(),
+        weights=weights,
     )
     with torch.no_grad():
         head.prototypes.copy_(prototypes)

@@ -122,8 +122,7 @@ def _read(
 
 
 def _head(states: HiddenStates, options: AttachOptions, device: str) -> PrototypeHead:
-    fit = options.fit
-    head = PrototypeHead(states.width, fit.prototypes, fit.prototypes_per_token)
+    head = options.fit.head(states.width)
     head.reset_parameters(torch.Generator().manual_seed(0))
     return head.to(device)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -13,9 +13,10 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from prismlm.errors import InputError, check_number
+from prismlm.errors import InputError, check_choice, check_number
 from prismlm.index.states import HiddenStates
 from prismlm.layers import PrototypeHead
+from prismlm.layers.prototype_head import Weights
 from prismlm.models.seam import LogitMap, output_embedding
 from prismlm.ops import prototype_head as ops
 from prismlm.ops.spherical_kmeans import spherical_kmeans
@@ -44,6 +45,7 @@ class FitOptions:
         drawn: of the others, how many are drawn anew for each step.
         residual: weight of ‖z − ẑ‖² over ‖z‖², beside 1 for the divergence.
         pull: weight of R1 and of R2.
+        weights: of a state's prototypes: by their cosines, or fitted to rebuild it best.
         seed: of everything random.
     """
 
@@ -56,10 +58,14 @@ class FitOptions:
     drawn: int = 2000
     residual: float = 0.1
     pull: float = 0.01
+    weights: Weights = "cosine"
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_choice("weights", self.weights, get_args(Weights))
         for field in fields(self):
+            if field.name == "weights":
+                continue
             value, free = getattr(self, field.name), field.name in MAY_BE_ZERO
             wanted = "0 or more" if free else "a positive number"
             check_number(field.name, value, wanted, lambda x, free=free: x > 0 or (free and x == 0))
@@ -70,6 +76,12 @@ class FitOptions:
             )
         if not self.frequent + self.drawn:
             raise InputError("frequent and drawn are 0: the divergence needs some tokens.")
+
+    def head(self, width: int) -> PrototypeHead:
+        """Return the head that is fitted, its prototypes not yet set."""
+        return PrototypeHead(
+            width, self.prototypes, self.prototypes_per_token, weights=self.weights
+        )
 
     def steps(self, states: int) -> int:
         """Return the optimizer steps for so many states."""
@@ -192,7 +204,7 @@ def fit(
         PrismError: the disk is full; what was saved before is kept.
         Interrupted: SIGINT or SIGTERM came; the fit is saved.
     """
-    head = PrototypeHead(states.width, options.prototypes, options.prototypes_per_token).to(device)
+    head = options.head(states.width).to(device)
     fitting = Fitting(model, states, options, head, saved)
     if not fitting.resume():
         place(head, states, options.seed)

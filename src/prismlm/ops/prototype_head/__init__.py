@@ -1,8 +1,10 @@
 """Routing hidden states to prototypes, and the losses of the prototype head (PRISM)."""
 
+from prismlm.ops.prototype_head.fitted import fit_weights
 from prismlm.ops.prototype_head.routing import (
     Routing,
     diversity,
+    inverse_norms,
     point_pull,
     prototype_pull,
     residual,
@@ -15,6 +17,8 @@ __all__ = [
     "Routing",
     "WindowScan",
     "diversity",
+    "fit_weights",
+    "inverse_norms",
     "nearest",
     "point_pull",
     "prototype_pull",
