@@ -30,12 +30,14 @@ def test_files_are_attached_and_explained(prism, tiny_model, tmp_path):
     for number in range(60):
         (more / f"{number}.txt").write_text(f"Letter {number}: the sea was calm today. " * 6)
     out = tmp_path / "out"
-    result = prism("attach", tiny_model, "--corpus", texts, "--corpus", more, "--out", out, *SMALL)
+    given = ["--corpus", texts, "--corpus", more, "--out", out, *SMALL, "--weights", "fitted"]
+    result = prism("attach", tiny_model, *given)
     assert result.returncode == 0, result.stderr
     for said in ("Reading hidden states", "Fitting prototypes", "Indexing"):
         assert said in result.stderr
     assert "CE of the prototypes alone" in result.stdout
     assert result.stdout.rstrip().endswith(str(out))
+    assert json.loads((out / "prismlm.json").read_text())["weights"] == "fitted"
     explained = prism("explain", out, "The little man lived in a house")
     assert explained.returncode == 0, explained.stderr
     assert "Passages" in explained.stdout
@@ -49,6 +51,7 @@ def test_files_are_attached_and_explained(prism, tiny_model, tmp_path):
         (None, ("--prototypes", "10", "--prototypes-per-token", "11"), "more than the 10 proto"),
         (None, ("--positions", "2"), "--positions is 2"),
         (None, ("--epochs", "-1"), "epochs is -1"),
+        (None, ("--weights", "equal"), "expected 'cosine' or 'fitted'"),
     ],
 )
 def test_what_cannot_be_attached(prism, tiny_model, tiny_corpus, tmp_path, model, options, said):

@@ -66,6 +66,23 @@ def test_by_hand(edit, expected):
     torch.testing.assert_close(edited(STATE, edit), torch.tensor([expected]))
 
 
+@pytest.mark.parametrize(
+    ("edit", "expected"),
+    [
+        # Fitted, α = 3 / 1.001 and 4 / 1.001 / 2.
+        (Ablate(0), [3.0 - 3 / 1.001, 4.0]),
+        (Scale(1, 2.0), [3.0, 4.0 + 4 / 1.001]),
+        # All of 7 would need 7; the default cap is ‖z‖ / ‖p‖ = 5.
+        (Clamp(0, 1.0), [3.0 + 5.0 - 3 / 1.001, 4.0]),
+        (Clamp(1, 0.5), [3.0, 4.0 + 2 * (1.75 - 2 / 1.001)]),
+    ],
+)
+def test_fitted_weights_by_hand(edit, expected):
+    head = hand_head()
+    head.weights = "fitted"
+    torch.testing.assert_close(edited(STATE, edit, head=head), torch.tensor([expected]))
+
+
 def test_modes_by_hand():
     # ẑ = 1.2 · (1, 0) + 1.6 · (0, 2)
     mixture = torch.tensor([[1.2, 3.2]])

@@ -250,6 +250,15 @@ def test_models_without_mixers_have_no_chains(tiny_model):
     assert "chains" not in step.to_dict()
 
 
+def test_fitted_weights_have_no_chains(lm):
+    """They are no sum over channels: each depends on the other prototypes of its position."""
+    head = pickle.loads(pickle.dumps(lm.head))
+    head.weights = "fitted"
+    trace = replace(lm, head=head, lens=None).explain(TEXT)
+    assert trace[6].chains is None
+    assert trace[6].prototypes
+
+
 def test_what_has_no_direct_path_is_refused():
     model, head = make_llama(), make_head()
     assert mixer_decoder_of(model) is None

@@ -70,6 +70,51 @@ def test_parameters_do_not_come_from_the_global_generator():
     assert torch.equal(state, torch.get_rng_state())
 
 
+def fitted_head(**settings):
+    return head_of(**settings, weights="fitted")
+
+
+def test_fitted_weights_are_of_the_same_prototypes_and_rebuild_better():
+    z = torch.randn(30, 8, generator=torch.Generator().manual_seed(3))
+    plain, fitted = head_of()(z), fitted_head()(z)
+    assert torch.equal(plain.routing.indices, fitted.routing.indices)
+    assert torch.equal(plain.routing.cosines, fitted.routing.cosines)
+    assert (fitted.routing.activations >= 0).all()
+    left, best = ((z - output.reconstruction).norm(dim=1) for output in (plain, fitted))
+    assert (best < left).all()
+    nearest = fitted_head().nearest(z)
+    torch.testing.assert_close(nearest.activations, fitted.routing.activations)
+
+
+def test_norms_and_scale_do_not_change_a_fitted_reconstruction():
+    z, head = torch.randn(10, 8), fitted_head()
+    expected = head(z).reconstruction
+    with torch.no_grad():
+        head.prototypes.mul_(torch.rand(20, 1) + 0.5)
+        head.log_scale.fill_(1.3)
+    torch.testing.assert_close(head(z).reconstruction, expected)
+
+
+def test_gradients_of_a_fitted_reconstruction_are_those_of_differences():
+    head = fitted_head(width=4, count=7, k=3).double()
+    z = torch.randn(5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+    direction = torch.randn(5, 4, dtype=torch.float64)
+
+    def value(prototypes):
+        return (
+            torch.func.functional_call(head, {"prototypes": prototypes}, z).reconstruction
+            * direction
+        ).sum()
+
+    prototypes = head.prototypes.detach().clone().requires_grad_()
+    assert torch.autograd.gradcheck(value, prototypes)
+
+
+def test_a_fitted_head_is_not_exported():
+    with pytest.raises(Exception, match="cannot be exported"):
+        torch.export.export(fitted_head().eval(), (torch.randn(3, 8),))
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

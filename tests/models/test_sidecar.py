@@ -71,6 +71,18 @@ def test_another_version(directory):
         load_sidecar(directory)
 
 
+def test_fitted_weights_come_back_and_are_of_a_version_of_their_own(directory, model, tmp_path):
+    before = load_sidecar(directory, model)
+    assert before.head.weights == "cosine"
+    head = PrototypeHead(model.config.hidden_size, 12, 3, weights="fitted")
+    save_sidecar(directory, Sidecar(head, before.logit_map, before.base))
+    assert json.loads((directory / META_FILE).read_text())["format_version"] == 2
+    assert load_sidecar(directory, model).head.weights == "fitted"
+    change(directory, weights="guessed")
+    with pytest.raises(FormatError, match="weights is 'guessed'"):
+        load_sidecar(directory, model)
+
+
 def test_a_missing_key(directory):
     meta = json.loads((directory / META_FILE).read_text())
     del meta["logit_map"]

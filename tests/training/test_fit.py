@@ -116,6 +116,24 @@ def test_a_fit_learns_and_is_the_same_again(lm, states, tmp_path):
     assert after < 0.8 * before
 
 
+def test_fitted_weights_predict_better_and_are_the_same_again(lm, states, tmp_path):
+    by_cosine = FitOptions(**{**vars(SMALL), "epochs": 3})
+    options = FitOptions(**{**vars(by_cosine), "weights": "fitted"})
+    head, history = fit(lm.model, states, options, tmp_path / "a.pt")
+    again, _ = fit(lm.model, states, options, tmp_path / "b.pt")
+    assert torch.equal(head.prototypes, again.prototypes)
+    assert head.weights == "fitted"
+    assert history[-1]["prototype_only_kl"] < history[0]["prototype_only_kl"]
+    other, _ = fit(lm.model, states, by_cosine, tmp_path / "c.pt")
+    z = states.states(np.arange(500))
+    vocabulary = Vocabulary(lm.model, states.tokens(), 10**6, 0)
+    tokens = vocabulary.draw(torch.Generator())
+    fitted, cosine = (
+        vocabulary.divergence(z, one(z).reconstruction, *tokens).item() for one in (head, other)
+    )
+    assert fitted < cosine
+
+
 def test_an_interrupted_fit_goes_on_to_the_same_head(lm, states, tmp_path, monkeypatch):
     whole, history = fit(lm.model, states, SMALL, tmp_path / "whole.pt")
     take, taken = module.Fitting.take, []

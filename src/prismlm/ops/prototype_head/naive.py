@@ -8,7 +8,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from prismlm.ops.prototype_head.fitted import RIDGE
 from prismlm.ops.prototype_head.routing import Routing, check_arguments, inverse_norms, score_dtype
+
+MOST_SWEEPS = 10_000
 
 
 def route(
@@ -65,6 +68,32 @@ def reconstruct(routing: Routing, prototypes: Float[Tensor, "K d"]) -> Float[Ten
         for a, i in zip(routing.activations, routing.indices, strict=True)
     ]
     return torch.stack(rows) if rows else prototypes.new_zeros(0, prototypes.shape[1])
+
+
+def fit_weights(
+    z: Float[Tensor, "N d"], unit: Float[Tensor, "K d"], indices: Int64[Tensor, "N k"]
+) -> Float[Tensor, "N k"]:
+    """Return the weights that rebuild each state best; same contract as :func:`fitted.fit_weights`.
+
+    One weight after the other is set to its best value beside the others, until none moves; what is
+    positive then solves (U_A U_Aᵀ + λ) w_A = U_A z, which gives the gradient.
+    """
+    rows: list[Tensor] = []
+    for state, chosen in zip(z, indices, strict=True):
+        vectors = unit[chosen]
+        gram = vectors @ vectors.T + RIDGE * torch.eye(len(chosen), dtype=z.dtype)
+        along = vectors @ state
+        w = torch.zeros_like(along.detach())
+        for _ in range(MOST_SWEEPS):
+            before = w.clone()
+            for j in range(len(w)):
+                w[j] = ((along[j] - gram[j] @ w) / gram[j, j] + w[j]).detach().clamp_min(0)
+            if torch.equal(before, w):
+                break
+        (positive,) = w.nonzero(as_tuple=True)
+        solved = torch.linalg.solve(gram[positive][:, positive], along[positive])
+        rows.append(torch.zeros_like(w).index_put((positive,), solved))
+    return torch.stack(rows)
 
 
 def diversity(prototypes: Float[Tensor, "K d"]) -> Float[Tensor, ""]:

@@ -1,0 +1,113 @@
+"""Weights by non-negative least squares: by hand, against the naive form and against SciPy."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import nnls
+
+from prismlm.ops.prototype_head import fit_weights, fitted, naive
+
+
+def problem(seed, states=6, prototypes=14, width=5, k=6, shift=0.0):
+    """Return states, unit prototypes and different indices; a shift makes all of them alike."""
+    generator = torch.Generator().manual_seed(seed)
+    z, p = (
+        torch.randn(rows, width, generator=generator, dtype=torch.float64) + shift
+        for rows in (states, prototypes)
+    )
+    order = torch.rand(states, prototypes, generator=generator).argsort(1)
+    return z, F.normalize(p, dim=1), order[:, :k]
+
+
+def test_by_hand():
+    """One prototype: (u·z) / (1 + λ); a second that points away has no weight."""
+    z = torch.tensor([[3.0, 4.0]], dtype=torch.float64)
+    unit = torch.tensor([[1.0, 0.0], [0.0, -1.0], [0.0, 1.0]], dtype=torch.float64)
+    found = fit_weights(z, unit, torch.tensor([[0, 1]]))
+    torch.testing.assert_close(found, torch.tensor([[3 / 1.001, 0.0]], dtype=torch.float64))
+    found = fit_weights(z, unit, torch.tensor([[2, 0]]))
+    expected = torch.tensor([[4 / 1.001, 3 / 1.001]], dtype=torch.float64)
+    torch.testing.assert_close(found, expected)
+
+
+def test_equal_prototypes_share_the_weight():
+    """2 w (1 + λ/2) = u·z: w = 5 / 2.001 each."""
+    unit = torch.tensor([[0.6, 0.8], [0.6, 0.8]], dtype=torch.float64)
+    found = fit_weights(unit[:1] * 5, unit, torch.tensor([[0, 1]]))
+    torch.testing.assert_close(found, torch.full((1, 2), 5 / 2.001, dtype=torch.float64))
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 10**6), st.sampled_from([0.0, 0.5, 3.0, -3.0]), st.integers(1, 12))
+def test_scipy_gives_the_same(seed, shift, k):
+    z, unit, indices = problem(seed, prototypes=14, k=k, shift=shift)
+    ridge = np.sqrt(fitted.RIDGE) * np.eye(k)
+    expected = [
+        nnls(np.vstack([unit[row].T.numpy(), ridge]), np.append(state.numpy(), np.zeros(k)))[0]
+        for state, row in zip(z, indices, strict=True)
+    ]
+    np.testing.assert_allclose(fit_weights(z, unit, indices), np.stack(expected), atol=1e-9)
+
+
+@pytest.mark.parametrize("shift", [0.0, 1.0])
+def test_outputs_and_gradients_are_those_of_the_naive_form(shift):
+    z, unit, indices = problem(3, shift=shift)
+    found, gradients = [], []
+    for form in (naive.fit_weights, fit_weights):
+        inputs = [value.clone().requires_grad_() for value in (z, unit)]
+        weights = form(*inputs, indices)
+        (weights * torch.linspace(-1, 2, weights.numel()).view_as(weights)).sum().backward()
+        found.append(weights.detach())
+        gradients.append([value.grad for value in inputs])
+    torch.testing.assert_close(*found)
+    for one, other in zip(*gradients, strict=True):
+        assert one.abs().max() > 0
+        torch.testing.assert_close(one, other)
+
+
+def test_gradcheck():
+    z, unit, indices = (value[:4] if i != 1 else value for i, value in enumerate(problem(5)))
+    inputs = (z.requires_grad_(), unit.requires_grad_())
+    assert torch.autograd.gradcheck(lambda a, b: fit_weights(a, b, indices), inputs)
+
+
+def test_float32_is_near_and_chunks_change_nothing():
+    z, unit, indices = problem(7, states=3 * fitted.STATES + 1, prototypes=60, width=24, k=16)
+    exact = fit_weights(z, unit, indices)
+    found = fit_weights(z.float(), unit.float(), indices)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), exact, atol=1e-4, rtol=1e-3)
+    alone = torch.cat(
+        [fit_weights(state[None], unit, row[None]) for state, row in zip(z, indices, strict=True)]
+    )
+    torch.testing.assert_close(alone, exact)
+
+
+def test_signs_that_turn_in_a_circle_are_turned_one_by_one(monkeypatch):
+    """Without turning all at once the answer is the same."""
+    z, unit, indices = problem(11, states=40, prototypes=30, width=8, k=12, shift=0.3)
+    expected = fit_weights(z, unit, indices)
+    monkeypatch.setattr(fitted, "PATIENCE", 0)
+    torch.testing.assert_close(fit_weights(z, unit, indices), expected)
+
+
+def test_it_rebuilds_better_than_any_other_weights_tried():
+    z, unit, indices = problem(13, k=6)
+    weights = fit_weights(z, unit, indices)
+
+    def cost(w):
+        rebuilt = torch.einsum("nk,nkd->nd", w, unit[indices])
+        return (z - rebuilt).square().sum(1) + fitted.RIDGE * w.square().sum(1)
+
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(50):
+        step = torch.randn(weights.shape, generator=generator, dtype=z.dtype) * 0.05
+        assert (cost((weights + step).clamp_min(0)) >= cost(weights) - 1e-12).all()
+
+
+def test_no_states():
+    z, unit, indices = problem(1)
+    assert fit_weights(z[:0], unit, indices[:0]).shape == (0, 6)
