@@ -28,6 +28,7 @@ from prismlm.models.sidecar import META_FILE
 GOAL, SHARE_GOAL = 0.15, 0.88
 # Prototypes shown, the seed that they are drawn by, and characters of a context on either side.
 DRAWN, SEED, AROUND = 24, 0, 48
+WEIGHED = {"cosine": "weighed by cosines", "fitted": "their weights fitted"}
 
 
 def main() -> int:
@@ -64,7 +65,7 @@ def render(found: list[dict[str, Any]], demo: dict[str, Any]) -> str:
         "",
         "    python -m benchmarks.attach.frontier states MODEL CORPUS --work DIR --gb 3",
         "    python -m benchmarks.attach.frontier fit MODEL --work DIR --prototypes K "
-        "--per-token k --steps N",
+        "--per-token k --steps N --weights HOW",
         "    python -m benchmarks.attach.frontier control MODEL --work DIR --prototypes K "
         "--per-token k",
         "",
@@ -77,11 +78,12 @@ def render(found: list[dict[str, Any]], demo: dict[str, Any]) -> str:
         "## In short",
         "",
         f"- The best of the runs below has {best['prototypes']:,} prototypes, "
-        f"{best['per_token']} a token, after {best['steps']:,} steps of {best['batch']}: alone it "
+        f"{best['per_token']} a token, {WEIGHED[_weights(best)]}, after {best['steps']:,} steps of {best['batch']}: alone it "
         f"predicts at a cross-entropy **{worse:+.1%}** above the model's, goal at most "
         f"{GOAL:+.0%}: {_verdict(worse <= GOAL)}.",
         f"- Explained share **{share:.3f}**, goal {SHARE_GOAL}: {_verdict(share >= SHARE_GOAL)}.",
         f"- It recovers {last['recovered']:.1%} of what the states say beyond their mean.",
+        *_fitted(fits),
         "- With k = 64, two epochs and the model fine-tuned, what ships with the demo has "
         f"**{_over(demo['quality']):+.1%}** and **{demo['quality']['explained_share']:.3f}**.",
         "- What misses **does not work** yet: the residual is where much of a prediction is.",
@@ -107,6 +109,32 @@ def render(found: list[dict[str, Any]], demo: dict[str, Any]) -> str:
         *_curve(max(fits, key=lambda one: one["steps"])),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _weights(one: dict[str, Any]) -> str:
+    """Return how a run weighs prototypes; cosines were the only way once."""
+    return one.get("weights", "cosine")
+
+
+def _fitted(fits: list[dict[str, Any]]) -> list[str]:
+    """Say what fitted weights change where all else is the same."""
+    same = ("prototypes", "per_token", "states", "steps")
+    by_cosine = {
+        tuple(one[name] for name in same): one for one in fits if _weights(one) == "cosine"
+    }
+    lines: list[str] = []
+    for one in fits:
+        other = by_cosine.get(tuple(one[name] for name in same))
+        if _weights(one) == "cosine" or other is None:
+            continue
+        now, before = one["points"][-1], other["points"][-1]
+        lines.append(
+            f"- Weights fitted by non-negative least squares in place of cosines, K = "
+            f"{one['prototypes']:,}, {one['steps']:,} steps: {_over(before):+.1%} becomes "
+            f"{_over(now):+.1%}, the explained share {before['explained_share']:.3f} "
+            f"{now['explained_share']:.3f}."
+        )
+    return lines
 
 
 def _shipped(demo: dict[str, Any]) -> list[str]:
@@ -141,16 +169,17 @@ def _shipped(demo: dict[str, Any]) -> list[str]:
 
 def _table(found: list[dict[str, Any]]) -> list[str]:
     lines = table_head(
-        "| K | k | states | steps | CE | prototypes alone | above | recovered | explained share "
+        "| K | k | weights | states | steps | CE | prototypes alone | above | recovered | explained share "
         "| FVU | agreement | in use | MB in bf16 |"
     )
     by = ("prototypes", "per_token", "states", "part", "steps")
-    for one in sorted(found, key=lambda one: [one[name] for name in by]):
+    for one in sorted(found, key=lambda one: [_weights(one), *(one[name] for name in by)]):
         last = one["points"][-1]
         steps = f"{one['steps']:,}" if one["part"] == "fit" else "control: random states"
         size = 2 * one["prototypes"] * one["width"] / 1e6
         lines.append(
-            f"| {one['prototypes']:,} | {one['per_token']} | {one['states']:,} | {steps} | "
+            f"| {one['prototypes']:,} | {one['per_token']} | {_weights(one)} | "
+            f"{one['states']:,} | {steps} | "
             f"{last['ce']:.3f} | "
             f"{last['prototype_only_ce']:.3f} | {_over(last):+.1%} | {last['recovered']:.1%} | "
             f"{last['explained_share']:.3f} | {last['fvu']:.3f} | {last['agreement']:.1%} | "
@@ -188,7 +217,7 @@ def _context(row: dict[str, Any]) -> str:
 
 def _more_text(fits: list[dict[str, Any]]) -> list[str]:
     """Return what heads of one size and as many steps are worth on more and more states."""
-    sizes = [(one["prototypes"], one["per_token"], one["steps"]) for one in fits]
+    sizes = [(one["prototypes"], one["per_token"], one["steps"], _weights(one)) for one in fits]
     size = max(sizes, key=sizes.count)
     alike = [one for one, its in zip(fits, sizes, strict=True) if its == size]
     alike.sort(key=lambda one: one["states"])
@@ -196,7 +225,7 @@ def _more_text(fits: list[dict[str, Any]]) -> list[str]:
     doublings = [math.log2(one["states"]) for one in alike]
     slope = float(np.polyfit(doublings, over, 1)[0]) if len(alike) > 1 else math.nan
     return [
-        f"K = {size[0]:,}, k = {size[1]}, {size[2]:,} steps each, so that fewer states are seen "
+        f"K = {size[0]:,}, k = {size[1]}, {WEIGHED[size[3]]}, {size[2]:,} steps each, so that fewer states are seen "
         f"more often. A doubling of the text changes *above* by {100 * slope:+.1f} points (a line "
         "through these rows; a longer one is a guess).",
         "",
@@ -212,7 +241,7 @@ def _more_text(fits: list[dict[str, Any]]) -> list[str]:
 
 def _curve(best: dict[str, Any]) -> list[str]:
     lines = [
-        f"K = {best['prototypes']:,}, k = {best['per_token']}; step 0 is as placed. A step is "
+        f"K = {best['prototypes']:,}, k = {best['per_token']}, {WEIGHED[_weights(best)]}; step 0 is as placed. A step is "
         f"{best['batch']} states, so {best['steps']:,} steps see each state "
         f"{best['steps'] * best['batch'] / best['states']:.1f} times.",
         "",

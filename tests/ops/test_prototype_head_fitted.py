@@ -108,6 +108,16 @@ def test_it_rebuilds_better_than_any_other_weights_tried():
         assert (cost((weights + step).clamp_min(0)) >= cost(weights) - 1e-12).all()
 
 
+def test_autocast_does_not_lower_the_precision():
+    z, unit, indices = (
+        value.float() if value.is_floating_point() else value
+        for value in problem(2, states=40, prototypes=30, width=16, k=8)
+    )
+    plain = fit_weights(z, unit, indices)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(fit_weights(z, unit, indices), plain)
+
+
 def test_no_states():
     z, unit, indices = problem(1)
     assert fit_weights(z[:0], unit, indices[:0]).shape == (0, 6)

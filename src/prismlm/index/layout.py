@@ -144,7 +144,7 @@ def trained_on_words(trained_on: TrainedOn, split: str) -> str:
 
 
 def prototypes_fingerprint(head: PrototypeHead) -> str:
-    """Fingerprint everything that decides routing: the bank, k, τ, and fitted weights."""
+    """Fingerprint all that a lens depends on: the bank, k, τ, and fitted weights."""
     parts = [
         fingerprints.of_tensor(head.prototypes.detach().float()),
         head.prototypes_per_token,

@@ -248,7 +248,7 @@ def _scan_pass(
     found = prototype_head.scan_windows(
         z, head.prototypes, head.prototypes_per_token, owned, threshold
     )
-    activations = head.activations(states[owned].float(), found)
+    activations = torch.relu(head.scale * found.cosines)
     share = given.options.positions
     if share is not None and scan.spool is not None:
         kept = owned.cpu()
@@ -259,18 +259,15 @@ def _scan_pass(
     scan.mass.add(keys, key[window], found.indices.cpu(), activations.cpu())
     state = z[found.window, found.offset]
     rank = owned.flatten().cumsum(0)[found.window * z.shape[1] + found.offset] - 1
-    slots = found.indices[rank] == found.prototype[:, None]
-    # Fitted weights are those of a position's own prototypes: no other one has any.
-    fitted = head.weights == "fitted"
-    own = (activations[rank] * slots).sum(1) if fitted else head.scale * found.cosine
+    routed = (found.indices[rank] == found.prototype[:, None]).any(1)
     scan.admit(
         top_contexts.Contexts(
             found.prototype.cpu(),
             found.cosine.cpu(),
             batch.positions[found.window.cpu(), found.offset.cpu()],
             batch.document[found.window.cpu()],
-            torch.relu(own).cpu(),
-            slots.any(1).cpu(),
+            torch.relu(head.scale * found.cosine).cpu(),
+            routed.cpu(),
             (state * inverse_norms(state)).bfloat16().cpu(),
         )
     )

@@ -6,7 +6,7 @@ import math
 from typing import Literal, NamedTuple, get_args
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from prismlm.errors import InputError, check_choice
@@ -139,7 +139,7 @@ class PrototypeHead(nn.Module):
         with torch.autocast(device_type=z.device.type, enabled=False):
             routing = ops.route(flat, self.prototypes, k, self.scale, keep)
             if self.weights == "fitted":
-                routing = routing._replace(activations=self.activations(flat, routing))
+                routing = routing._replace(activations=self._fitted(flat, routing.indices))
             return HeadOutput(routing, ops.reconstruct(routing, self.prototypes))
 
     def nearest(
@@ -152,22 +152,19 @@ class PrototypeHead(nn.Module):
         found = ops.nearest(z, self.prototypes, self.prototypes_per_token, self.scale, inverse)
         if self.weights == "cosine":
             return found
-        return found._replace(activations=self.activations(z, found))
+        return found._replace(activations=self._fitted(z, found.indices))
 
-    def activations(
-        self, z: Float[Tensor, "N d"], found: Routing | ops.Nearest | ops.WindowScan
+    def _fitted(
+        self, z: Float[Tensor, "N d"], indices: Int64[Tensor, "N k"]
     ) -> Float[Tensor, "N k"]:
-        """Return α of states whose nearest prototypes have been found."""
-        if self.weights == "cosine":
-            return torch.relu(self.scale * found.cosines)
         if torch.compiler.is_exporting():
             raise InputError(
                 "a head with fitted weights cannot be exported: how often its equations are solved "
                 "depends on the data. Export the model alone, or a head fitted with cosine weights."
             )
         inverse = ops.inverse_norms(self.prototypes)
-        weights = ops.fit_weights(z, self.prototypes * inverse, found.indices)
-        return weights * inverse.squeeze(1)[found.indices]
+        weights = ops.fit_weights(z, self.prototypes * inverse, indices)
+        return weights * inverse.squeeze(1)[indices]
 
     def losses(
         self,

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from prismlm.ops.prototype_head.exact import full_precision
 from prismlm.ops.prototype_head.routing import score_dtype
 from prismlm.ops.prototype_head.sparse import gather_sum, scatter_sum
 
@@ -86,9 +87,11 @@ class _Fit(torch.autograd.Function):
 def _products(z: Tensor, unit: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
     """Return U Uᵀ + λ and U z of each state, in float64: [n, k, k] and [n, k]."""
     rows = unit[indices]
-    gram = (rows @ rows.transpose(1, 2)).double()
+    with full_precision(z.device):
+        gram = (rows @ rows.transpose(1, 2)).double()
+        along = (rows @ z[:, :, None]).squeeze(2).double()
     gram.diagonal(dim1=1, dim2=2).add_(RIDGE)
-    return gram, (rows @ z[:, :, None]).squeeze(2).double()
+    return gram, along
 
 
 def solve(gram: Float[Tensor, "N k k"], along: Float[Tensor, "N k"]) -> Float[Tensor, "N k"]:
