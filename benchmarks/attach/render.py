@@ -78,9 +78,9 @@ def render(found: list[dict[str, Any]], demo: dict[str, Any]) -> str:
         "## In short",
         "",
         f"- The best of the runs below has {best['prototypes']:,} prototypes, "
-        f"{best['per_token']} a token, {WEIGHED[_weights(best)]}, after {best['steps']:,} steps of {best['batch']}: alone it "
-        f"predicts at a cross-entropy **{worse:+.1%}** above the model's, goal at most "
-        f"{GOAL:+.0%}: {_verdict(worse <= GOAL)}.",
+        f"{best['per_token']} a token, {WEIGHED[_weights(best)]}, after {best['steps']:,} steps of "
+        f"{best['batch']}: alone it predicts at a cross-entropy "
+        f"**{worse:+.1%}** above the model's, goal at most {GOAL:+.0%}: {_verdict(worse <= GOAL)}.",
         f"- Explained share **{share:.3f}**, goal {SHARE_GOAL}: {_verdict(share >= SHARE_GOAL)}.",
         f"- It recovers {last['recovered']:.1%} of what the states say beyond their mean.",
         *_fitted(fits),
@@ -169,8 +169,8 @@ def _shipped(demo: dict[str, Any]) -> list[str]:
 
 def _table(found: list[dict[str, Any]]) -> list[str]:
     lines = table_head(
-        "| K | k | weights | states | steps | CE | prototypes alone | above | recovered | explained share "
-        "| FVU | agreement | in use | MB in bf16 |"
+        "| K | k | weights | states | steps | CE | prototypes alone | above | recovered "
+        "| explained share | FVU | agreement | in use | MB in bf16 |"
     )
     by = ("prototypes", "per_token", "states", "part", "steps")
     for one in sorted(found, key=lambda one: [_weights(one), *(one[name] for name in by)]):
@@ -225,9 +225,9 @@ def _more_text(fits: list[dict[str, Any]]) -> list[str]:
     doublings = [math.log2(one["states"]) for one in alike]
     slope = float(np.polyfit(doublings, over, 1)[0]) if len(alike) > 1 else math.nan
     return [
-        f"K = {size[0]:,}, k = {size[1]}, {WEIGHED[size[3]]}, {size[2]:,} steps each, so that fewer states are seen "
-        f"more often. A doubling of the text changes *above* by {100 * slope:+.1f} points (a line "
-        "through these rows; a longer one is a guess).",
+        f"K = {size[0]:,}, k = {size[1]}, {WEIGHED[size[3]]}, {size[2]:,} steps each, so "
+        f"that fewer states are seen more often. A doubling of the text changes *above* by "
+        f"{100 * slope:+.1f} points (a line through these rows; a longer one is a guess).",
         "",
         *table_head("| states | each seen | above | explained share | FVU |"),
         *(
@@ -241,9 +241,9 @@ def _more_text(fits: list[dict[str, Any]]) -> list[str]:
 
 def _curve(best: dict[str, Any]) -> list[str]:
     lines = [
-        f"K = {best['prototypes']:,}, k = {best['per_token']}, {WEIGHED[_weights(best)]}; step 0 is as placed. A step is "
-        f"{best['batch']} states, so {best['steps']:,} steps see each state "
-        f"{best['steps'] * best['batch'] / best['states']:.1f} times.",
+        f"K = {best['prototypes']:,}, k = {best['per_token']}, {WEIGHED[_weights(best)]}; step 0 "
+        f"is as placed. A step is {best['batch']} states, so {best['steps']:,} steps see each "
+        f"state {best['steps'] * best['batch'] / best['states']:.1f} times.",
         "",
         *table_head("| step | above | recovered | explained share | FVU | agreement |"),
     ]
