@@ -117,8 +117,8 @@ def test_a_fit_learns_and_is_the_same_again(lm, states, tmp_path):
 
 
 def test_fitted_weights_predict_better_and_are_the_same_again(lm, states, tmp_path):
-    by_cosine = FitOptions(**{**vars(SMALL), "epochs": 3})
-    options = FitOptions(**{**vars(by_cosine), "weights": "fitted"})
+    options = FitOptions(**{**vars(SMALL), "epochs": 3})
+    by_cosine = FitOptions(**{**vars(options), "weights": "cosine"})
     head, history = fit(lm.model, states, options, tmp_path / "a.pt")
     again, _ = fit(lm.model, states, options, tmp_path / "b.pt")
     assert torch.equal(head.prototypes, again.prototypes)

@@ -51,7 +51,7 @@ def attach(
     revision: Revision = None,
     prototypes: Prototypes = 8192,
     prototypes_per_token: PerToken = 64,
-    weights: HeadWeights = "cosine",
+    weights: HeadWeights = "fitted",
     epochs: Epochs = 4.0,
     batch: Batch = 256,
     rate: Rate = 0.03,

@@ -86,7 +86,8 @@ class Clamp:
         fraction: 0 < fraction ≤ 1.
         target: ``"top"``, the unedited top token of each position, or ``"signature"``, the token
             that W p raises most, the same at every position.
-        cap: the largest α′; None is k · τ, more than all prototypes of a position have together.
+        cap: the largest α′; None is k · τ, more than all prototypes of a position have together,
+            and ‖z‖ / ‖p‖ where the head's weights are fitted.
         measure: ``"logit"`` or ``"evidence"``.
         undefined: what to do at a position where (W p)[v] or the top logit is zero or negative, so
             that no α′ ≥ 0 gives such a contribution: ``"error"``, or ``"leave"`` it as it is.

@@ -58,7 +58,7 @@ class FitOptions:
     drawn: int = 2000
     residual: float = 0.1
     pull: float = 0.01
-    weights: Weights = "cosine"
+    weights: Weights = "fitted"
     seed: int = 0
 
     def __post_init__(self) -> None:
