@@ -165,7 +165,7 @@ def before_part(given: argparse.Namespace) -> dict[str, Any]:
 
 def put_head(given: argparse.Namespace, name: str, source: Path) -> dict[str, Any]:
     """Attach a head and a lens to a model."""
-    fit = FitOptions(prototypes=1024, prototypes_per_token=32, epochs=6, frequent=3000, drawn=1000)
+    fit = FitOptions(1024, 32, epochs=6, frequent=3000, drawn=1000, weights="cosine")
     options = AttachOptions(
         fit=fit, window=WINDOW, contexts=16, heldout_tokens=3000, device=given.device
     )

@@ -86,7 +86,13 @@ def main() -> None:
     heldout = np.random.default_rng(seed).permutation(corpus.split("heldout"))[:DOCUMENTS]
     states, places = keep_states(work / "states", model, corpus, seed)
     options = FitOptions(
-        PROTOTYPES, PROTOTYPES_PER_TOKEN, arguments.epochs, frequent=1500, drawn=500, seed=seed
+        PROTOTYPES,
+        PROTOTYPES_PER_TOKEN,
+        arguments.epochs,
+        frequent=1500,
+        drawn=500,
+        weights="cosine",
+        seed=seed,
     )
     head, _ = fit(model, states, options, work / "head.pt")
     bank = PassageBank.of(corpus, corpus.split("train"))
