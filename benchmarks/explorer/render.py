@@ -145,7 +145,8 @@ def _writing(rows: list[dict[str, Any]]) -> list[str]:
         "95 % interval over resampled pairs. *Whole*: the same of a whole request, with the prompt "
         "and with what `done` tells of the finished text, its passages and shares. Models with "
         "other prototypes than the demo's are the demo's fine-tuned model after `prismlm attach "
-        "--prototypes 16384 --epochs 0.3 --contexts 16` on every third of its documents.",
+        "--weights cosine --prototypes 16384 --epochs 0.3 --contexts 16` on every third of its "
+        "documents.",
         "",
         *table_head(
             "| model | parameters | K | pairs | tokens | `lm.generate`, tokens/s | explorer, "
