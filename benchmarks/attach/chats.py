@@ -45,8 +45,7 @@ def measure(lm: PrismLM, given: argparse.Namespace) -> dict[str, Any]:
     """Return the rank of each question's own chat, by every method, from 1."""
     assert lm.lens is not None
     assert lm.lens.corpus is not None, "the corpus is not at hand"
-    reader = DocumentReader(given.chats)
-    reader.tokenizer = lm.tokenizer
+    reader = DocumentReader(given.chats, tokenizer=lm.tokenizer)
     corpus = lm.lens.corpus
     trained = {corpus.doc_ids[number] for number in corpus.split("train")}
     chats = [document for document in reader if document.doc_id in trained]

@@ -84,8 +84,7 @@ def test_rows_of_messages_are_read_by_the_template(
     pq.write_table(pa.table({"messages": [rows], "domain": ["medicine"]}), tmp_path / "a.parquet")
     (tmp_path / "b.jsonl").write_text(json.dumps({"id": "b", "messages": CHAT}) + "\n")
     (tmp_path / "c.jsonl").write_text(json.dumps({"text": "Plain.", "messages": CHAT}) + "\n")
-    reader = DocumentReader(tmp_path)
-    reader.tokenizer = tokenizer
+    reader = DocumentReader(tmp_path, tokenizer=tokenizer)
     first, second, third = reader
     assert [first.text, second.text, third.text] == [ANSWERED, ANSWERED, "Plain."]
     assert (first.domain, first.opening, second.doc_id) == ("medicine", QUESTION, "b")
@@ -96,8 +95,7 @@ def test_a_column_that_is_named_may_hold_chats(
     tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
     (tmp_path / "a.jsonl").write_text(json.dumps({"conversation": CHAT}))
-    reader = DocumentReader(tmp_path, Columns(text="conversation"))
-    reader.tokenizer = tokenizer
+    reader = DocumentReader(tmp_path, Columns(text="conversation"), tokenizer=tokenizer)
     (found,) = reader
     assert (found.text, found.messages) == (ANSWERED, CHAT)
 
@@ -113,8 +111,7 @@ def test_a_row_that_is_no_chat_is_named(
     tokenizer: PreTrainedTokenizerFast, tmp_path: Path, row: dict[str, str], said: str
 ) -> None:
     (tmp_path / "a.jsonl").write_text(json.dumps(row))
-    reader = DocumentReader(tmp_path)
-    reader.tokenizer = tokenizer
+    reader = DocumentReader(tmp_path, tokenizer=tokenizer)
     with pytest.raises(InputError, match=said):
         list(reader)
 

@@ -62,8 +62,7 @@ def compare(
         from prismlm.corpus.read import DocumentReader
 
         options = text_options([a, b], window, stride)
-        reader = DocumentReader(list(file))
-        reader.tokenizer = a.tokenizer
+        reader = DocumentReader(list(file), tokenizer=a.tokenizer)
         value["texts"] = compare_texts(a, b, reader, options)
     value["prototypes"] = compare_prototypes(a, b)
     pairs = value["prototypes"]["pairs"]

@@ -175,8 +175,7 @@ def _texts(
         from prismlm.corpus.read import DocumentReader
         from prismlm.corpus.tokenizer import load_tokenizer
 
-        reader = DocumentReader(Path(file or ""))
-        reader.tokenizer = load_tokenizer(model)
+        reader = DocumentReader(Path(file or ""), tokenizer=load_tokenizer(model))
         return [document.messages or document.text for document in reader]
     words = _text(text, file)
     if not lines:

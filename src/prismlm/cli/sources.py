@@ -48,8 +48,7 @@ def sources(
     elif file:
         from prismlm.corpus.read import DocumentReader
 
-        reader = DocumentReader(list(file))
-        reader.tokenizer = lm.tokenizer
+        reader = DocumentReader(list(file), tokenizer=lm.tokenizer)
         texts = texts_that_rely(lm, doc, reader, text_options([lm]))
     if as_json:
         listed = None if texts is None else [text._asdict() for text in texts]

@@ -78,8 +78,7 @@ def estimate_build(
     chosen = None if tokenizer is None else load_tokenizer(tokenizer)
     if isinstance(inputs, HubDataset):
         return cost_of(sample_stream(inputs, columns, chosen), tokenizer, vocab_size)
-    reader = DocumentReader(inputs, columns)
-    reader.tokenizer = chosen
+    reader = DocumentReader(inputs, columns, tokenizer=chosen)
     return cost_of(_sample_files(reader, columns), tokenizer, vocab_size, reader.total_bytes)
 
 
@@ -125,8 +124,7 @@ def _sample_files(reader: DocumentReader, columns: Columns | None) -> Sample:
     characters = estimated = size = 0
     began = time.perf_counter()
     for file in files:
-        part = DocumentReader(file.path, columns)
-        part.tokenizer = reader.tokenizer
+        part = DocumentReader(file.path, columns, tokenizer=reader.tokenizer)
         in_file = text_bytes = 0
         for document in part:
             documents.append(document)

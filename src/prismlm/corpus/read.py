@@ -73,7 +73,13 @@ class DocumentReader:
             two documents with one id, or no document at all.
     """
 
-    def __init__(self, paths: Paths, columns: Columns | None = None) -> None:
+    def __init__(
+        self,
+        paths: Paths,
+        columns: Columns | None = None,
+        *,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+    ) -> None:
         self.unread: Counter[str] = Counter()
         named = [paths] if isinstance(paths, (str, os.PathLike)) else paths
         check_kind("what is to be read", named, Iterable, "a path, or a list of paths")
@@ -87,7 +93,7 @@ class DocumentReader:
             once.setdefault(_identity(file.path), file)
         self.files = list(once.values())
         self.again = len(found) - len(self.files)
-        self.tokenizer: PreTrainedTokenizerBase | None = None
+        self.tokenizer = tokenizer
         self._documents: Counter[str] = Counter()
         self.total_bytes = sum(file.path.stat().st_size for file in self.files)
         self.bytes_read = 0
