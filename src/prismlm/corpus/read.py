@@ -93,7 +93,7 @@ class DocumentReader:
             once.setdefault(_identity(file.path), file)
         self.files = list(once.values())
         self.again = len(found) - len(self.files)
-        self.tokenizer = tokenizer
+        self.tokenizer: PreTrainedTokenizerBase | None = tokenizer
         self._documents: Counter[str] = Counter()
         self.total_bytes = sum(file.path.stat().st_size for file in self.files)
         self.bytes_read = 0

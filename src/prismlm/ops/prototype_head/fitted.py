@@ -133,6 +133,6 @@ def _solve_positive(gram: Tensor, along: Tensor, positive: Tensor) -> Tensor:
     inside = positive.to(gram.dtype)
     masked = gram * inside[:, :, None] * inside[:, None, :]
     masked.diagonal(dim1=1, dim2=2).add_(1 - inside)
-    factor = torch.linalg.cholesky(masked)
+    factor = cast("Tensor", torch.linalg.cholesky(masked))  # pyright: ignore[reportUnknownMemberType]
     found = torch.cholesky_solve((along * inside)[:, :, None], factor)
     return found.squeeze(2) * inside

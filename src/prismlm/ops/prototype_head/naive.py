@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from prismlm.ops.prototype_head.fitted import RIDGE
@@ -91,7 +91,10 @@ def fit_weights(
             if torch.equal(before, w):
                 break
         (positive,) = w.nonzero(as_tuple=True)
-        solved = torch.linalg.solve(gram[positive][:, positive], along[positive])
+        solved = cast(
+            "Tensor",
+            torch.linalg.solve(gram[positive][:, positive], along[positive]),  # pyright: ignore[reportUnknownMemberType]
+        )
         rows.append(torch.zeros_like(w).index_put((positive,), solved))
     return torch.stack(rows)
 
