@@ -16,7 +16,7 @@ def test_a_compiled_step_equals_eager():
     # A process of its own: the run-time type checks of the test run cannot be traced.
     done = forked.run_script(Path(__file__))
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "2 graphs, equal\n"
+    assert done.stdout == "3 graphs, equal\n"
 
 
 class Routed(torch.nn.Module):
@@ -44,7 +44,8 @@ def step(z, prototypes, scale):
     states = torch.tanh(z)
     routing = ops.route(states, prototypes, 3, scale)
     rebuilt = ops.reconstruct(routing, prototypes)
-    loss = ops.residual(states, rebuilt) + ops.prototype_pull(routing)
+    fitted = ops.fit_weights(states, prototypes * ops.inverse_norms(prototypes), routing.indices)
+    loss = ops.residual(states, rebuilt) + ops.prototype_pull(routing) + fitted.square().sum()
     return routing, loss + ops.point_pull(routing) + ops.diversity(prototypes)
 
 

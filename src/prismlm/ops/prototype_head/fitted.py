@@ -9,7 +9,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from prismlm.ops.prototype_head.exact import full_precision
-from prismlm.ops.prototype_head.routing import score_dtype
+from prismlm.ops.prototype_head.routing import eager, score_dtype
 from prismlm.ops.prototype_head.sparse import gather_sum, scatter_sum
 
 # λ, beside the 1 that a unit prototype has with itself: two that are nearly one share their weight.
@@ -22,6 +22,7 @@ PATIENCE = 3
 ROUNDS = 10
 
 
+@eager
 def fit_weights(
     z: Float[Tensor, "N d"], unit: Float[Tensor, "K d"], indices: Int64[Tensor, "N k"]
 ) -> Float[Tensor, "N k"]:

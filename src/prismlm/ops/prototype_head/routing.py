@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, cast
+from collections.abc import Callable
+from typing import Literal, NamedTuple, ParamSpec, TypeVar, cast
 
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from prismlm.errors import InputError
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def eager(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Keep a function whose shapes depend on the data out of graphs: torch.compile breaks there."""
+    return cast("Callable[_P, _R]", torch.compiler.disable(function))  # pyright: ignore[reportUnknownMemberType]
 
 
 class Routing(NamedTuple):

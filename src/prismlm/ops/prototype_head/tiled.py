@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib.util import find_spec
-from typing import NamedTuple, ParamSpec, TypeVar, cast
+from typing import NamedTuple, cast
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -24,7 +23,13 @@ from prismlm.ops.prototype_head.exact import (
     rank_rows,
     settle,
 )
-from prismlm.ops.prototype_head.routing import Routing, check_arguments, inverse_norms, score_dtype
+from prismlm.ops.prototype_head.routing import (
+    Routing,
+    check_arguments,
+    eager,
+    inverse_norms,
+    score_dtype,
+)
 from prismlm.ops.prototype_head.sparse import RowGradient, SelectedCosines, gather_sum
 
 # A thread's part of a tile of scores: 4 MiB, which stays in cache; smaller ones wait on each other.
@@ -33,16 +38,8 @@ FEW_STATES = 8
 # More threads than this share a tile, so that it stays small beside N×K.
 TILE_THREADS = 4
 
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
 
-
-def _eager(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Keep a function whose shapes depend on the data out of graphs: torch.compile breaks there."""
-    return cast("Callable[_P, _R]", torch.compiler.disable(function))  # pyright: ignore[reportUnknownMemberType]
-
-
-@_eager
+@eager
 def route(
     z: Float[Tensor, "N d"],
     prototypes: Float[Tensor, "K d"],
