@@ -157,7 +157,12 @@ def with_random_states(setting: Setting, seed: int) -> Setting:
     positions, trained = setting.positions, setting.head
     chosen = np.random.default_rng(seed).permutation(len(positions))[: trained.num_prototypes]
     states = positions.state[chosen].astype(np.float32) * positions.size[chosen, None]
-    head = PrototypeHead(trained.width, trained.num_prototypes, trained.prototypes_per_token)
+    head = PrototypeHead(
+        trained.width,
+        trained.num_prototypes,
+        trained.prototypes_per_token,
+        weights=trained.weights,
+    )
     head.place_on(torch.from_numpy(states))
     head.eval().requires_grad_(False)
     cell = np.empty(len(positions), dtype=np.int32)
