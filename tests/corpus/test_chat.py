@@ -15,7 +15,7 @@ from prismlm.corpus import Columns, Corpus, Document, build_corpus, estimate_bui
 from prismlm.corpus.chat import asked, chat_text, is_messages
 from prismlm.corpus.read import DocumentReader
 from prismlm.errors import InputError
-from tests.helpers.chats import ANSWER, ANSWERED, ASKED, CHAT, QUESTION, TEMPLATE
+from tests.helpers.chats import ANSWER, ANSWERED, ASKED, CHAT, QUESTION, SHARED, TEMPLATE
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +89,20 @@ def test_rows_of_messages_are_read_by_the_template(
     assert [first.text, second.text, third.text] == [ANSWERED, ANSWERED, "Plain."]
     assert (first.domain, first.opening, second.doc_id) == ("medicine", QUESTION, "b")
     assert (second.messages, third.messages, third.opening) == (CHAT, None, "Plain.")
+
+
+def test_rows_of_from_and_value_are_the_same_chats(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    pq.write_table(pa.table({"conversations": [SHARED]}), tmp_path / "a.parquet")
+    (tmp_path / "b.jsonl").write_text(json.dumps({"conversations": SHARED}))
+    (tmp_path / "c.jsonl").write_text(json.dumps({"messages": CHAT, "conversations": []}))
+    for found in DocumentReader(tmp_path, tokenizer=tokenizer):
+        assert (found.text, found.messages) == (ANSWERED, CHAT)
+    other = [{"from": "narrator", "value": "Once."}, {"from": "human"}]
+    (tmp_path / "d.json").write_text(json.dumps({"conversations": other}))
+    with pytest.raises(InputError, match=r"d\.json.*number 1 is .*expected a record with role"):
+        list(DocumentReader(tmp_path / "d.json", tokenizer=tokenizer))
 
 
 def test_a_column_that_is_named_may_hold_chats(

@@ -8,7 +8,7 @@ import prismlm
 from prismlm.corpus.chat import asked
 from prismlm.pages.trace_data import visible
 from tests.explorer.conftest import PROMPTS, QUESTIONS, Served, visited
-from tests.helpers.chats import ASKED, CHAT, QUESTION, chatting
+from tests.helpers.chats import ASKED, CHAT, QUESTION, SHARED, chatting
 
 
 @pytest.fixture(scope="module")
@@ -116,16 +116,19 @@ def test_a_person_steers_the_answer_to_a_question(browser, chats):
 def test_files_of_chats_are_read_in_the_browser(browser, chats):
     lines = [
         json.dumps({"id": "chat", "messages": CHAT}),
+        json.dumps({"id": "shared", "conversations": SHARED}),
         json.dumps({"messages": [{"role": "user"}]}),
     ]
     with visited(browser, chats) as page:
         page.click(".x-nav a:has-text('Audit')")
         page.wait_for_selector("input[type=file]", state="attached")
         whole = {"name": "a.jsonl", "mimeType": "text/plain", "buffer": lines[0].encode()}
-        page.set_input_files("input[type=file]", whole)
-        page.click(".x-audit .x-go")
-        page.wait_for_selector(f".x-audit :text('{QUESTION}')")
-        page.set_input_files("input[type=file]", whole | {"buffer": lines[1].encode()})
+        for line in lines[:2]:
+            page.set_input_files("input[type=file]", whole | {"buffer": line.encode()})
+            page.click(".x-audit .x-go")
+            page.wait_for_selector(f".x-audit :text('{json.loads(line)['id']}')")
+            assert QUESTION in page.inner_text(".x-audit")
+        page.set_input_files("input[type=file]", whole | {"buffer": lines[2].encode()})
         page.click(".x-audit .x-go")
         page.wait_for_selector(".x-audit .x-problem")
         said = "a.jsonl:1: expected messages that each have a “role” and a “content”"

@@ -18,6 +18,8 @@ ANSWER = "The patient was given a dose, and the court dismissed the appeal."
 ASKED = f"<user>\n{QUESTION}<|endoftext|>\n<assistant>\n"
 ANSWERED = f"{ASKED}{ANSWER}<|endoftext|>\n"
 CHAT = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": ANSWER}]
+# The same chat as ShareGPT's are written.
+SHARED = [{"from": "human", "value": QUESTION}, {"from": "gpt", "value": ANSWER}]
 
 
 def chatting(model: Path, directory: Path) -> Path:

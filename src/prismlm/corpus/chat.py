@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 Messages = Sequence[Mapping[str, str]]
 ASSISTANT = "assistant"
+# Other names of roles, where messages are written as from and value.
+ROLES = {"human": "user", "gpt": ASSISTANT}
 
 
 def asked(question: str, system: str | None = None) -> Messages:
@@ -29,6 +31,21 @@ def is_messages(value: object) -> bool:
     return isinstance(value, (list, tuple)) and any(
         isinstance(one, Mapping) for one in cast("Sequence[object]", value)
     )
+
+
+def as_messages(value: Any) -> Any:
+    """Return the messages of a row with ``role`` and ``content``, whatever else as it is.
+
+    Many sets of chats have ``from`` and ``value`` instead, as ShareGPT's; its human is the user.
+    """
+    if not is_messages(value):
+        return value
+    return [
+        {"role": ROLES.get(one["from"], one["from"]), "content": one["value"]}
+        if isinstance(one, Mapping) and {"from", "value"} <= set(one) and "role" not in one
+        else one
+        for one in cast("Sequence[Any]", value)
+    ]
 
 
 def chat_text(

@@ -15,6 +15,8 @@ from prismlm.errors import InputError, check_text, suggest
 LARGEST_WHOLE = 2**53
 # The column that chats are in where a table has no text.
 MESSAGES = "messages"
+# Columns of chats, in the order in which they are looked for.
+CHATS = (MESSAGES, "conversations")
 METADATA = ("source", "domain", "license", "title", "url", "split")
 Part = Literal["train", "heldout"]
 # The names of splits that the Hugging Face Hub takes for one another, and those of this package.
@@ -108,8 +110,8 @@ class Columns:
                 continue
             if (named or role) in available:
                 found[role] = named or role
-            elif named == "text" and MESSAGES in available:
-                found[MESSAGES] = MESSAGES
+            elif named == "text" and (chats := [name for name in CHATS if name in available]):
+                found[MESSAGES] = chats[0]
             elif named is not None:
                 raise InputError(_missing(role, named, available, where))
         return found

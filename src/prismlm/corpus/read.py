@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from prismlm.corpus.chat import chat_text, check_messages, is_messages
+from prismlm.corpus.chat import as_messages, chat_text, check_messages, is_messages
 from prismlm.corpus.documents import MESSAGES, METADATA, Columns, Document, as_metadata
 from prismlm.corpus.formats import EXTENSIONS, WHOLE_FILES, Row, extension, read_rows
 from prismlm.errors import InputError, check_kind, check_path, check_text
@@ -213,7 +213,7 @@ def make_document(
     text, messages = values.get("text"), None
     # A column that is named for its texts may hold chats as well.
     if MESSAGES in values or is_messages(text):
-        messages = values.get(MESSAGES, text)
+        messages = as_messages(values.get(MESSAGES, text))
         text = _chat(messages, place, tokenizer)
     if not isinstance(text, str):
         raise InputError(

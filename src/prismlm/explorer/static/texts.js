@@ -69,7 +69,8 @@ const parsed = (text, where, expected) => {
 const asText = (record, where) => {
   if (record === null || typeof record !== "object" || Array.isArray(record)) throw new Error(`${where}: expected an object with a “text”.`);
   const id = record.id === null || record.id === undefined || record.id === "" ? where : String(record.id);
-  if (!("text" in record) && Array.isArray(record.messages)) return { id, ...asChat(record.messages, where) };
+  const chat = record.messages ?? record.conversations;
+  if (!("text" in record) && Array.isArray(chat)) return { id, ...asChat(chat, where) };
   if (!("text" in record)) {
     throw new Error(`${where}: there is no “text”; there is ${Object.keys(record).join(", ") || "nothing"}. The command below takes another name: --text-column.`);
   }
@@ -77,8 +78,10 @@ const asText = (record, where) => {
   return { id, text: record.text };
 };
 
+// As prismlm.corpus.chat has them.
+const ROLES = /** @type {Record<string, string>} */ ({ human: "user", gpt: "assistant" });
 const asChat = (given, where) => {
-  const messages = given.map((one) => ({ role: one?.role, content: one?.content }));
+  const messages = given.map((one) => ({ role: one?.role ?? ROLES[one?.from] ?? one?.from, content: one?.content ?? one?.value }));
   if (!messages.every(({ role, content }) => typeof role === "string" && typeof content === "string")) {
     throw new Error(`${where}: expected messages that each have a “role” and a “content”, both of them text.`);
   }
