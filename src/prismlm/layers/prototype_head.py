@@ -80,7 +80,7 @@ class PrototypeHead(nn.Module):
         if not (math.isfinite(scale) and scale > 0):
             raise InputError(f"the scale τ must be a positive number, got {scale}.")
         check_choice("weights", weights, get_args(Weights))
-        self.weights = weights
+        self.weights: Weights = weights
         self.prototypes_per_token = prototypes_per_token
         self.prototypes = nn.Parameter(torch.empty(num_prototypes, width))
         self.log_scale = nn.Parameter(torch.tensor(math.log(scale)))
