@@ -28,6 +28,7 @@ from prismlm.models.sidecar import META_FILE
 GOAL, SHARE_GOAL = 0.15, 0.88
 # Prototypes shown, the seed that they are drawn by, and characters of a context on either side.
 DRAWN, SEED, AROUND = 24, 0, 48
+NOT_YET = "- What misses **does not work** yet: the residual is where much of a prediction is."
 WEIGHED = {"cosine": "weighed by cosines", "fitted": "their weights fitted"}
 
 
@@ -84,9 +85,10 @@ def render(found: list[dict[str, Any]], demo: dict[str, Any]) -> str:
         f"- Explained share **{share:.3f}**, goal {SHARE_GOAL}: {_verdict(share >= SHARE_GOAL)}.",
         f"- It recovers {last['recovered']:.1%} of what the states say beyond their mean.",
         *_fitted(fits),
-        "- With k = 64, two epochs and the model fine-tuned, what ships with the demo has "
+        f"- With K = {demo['attached']['fit.prototypes']:,}, {WEIGHED[_weighed(demo)]}, two epochs "
+        "and the model fine-tuned, what ships with the demo has "
         f"**{_over(demo['quality']):+.1%}** and **{demo['quality']['explained_share']:.3f}**.",
-        "- What misses **does not work** yet: the residual is where much of a prediction is.",
+        *([] if worse <= GOAL and share >= SHARE_GOAL else [NOT_YET]),
         "",
         "## What ships with the demo",
         "",
@@ -114,6 +116,11 @@ def render(found: list[dict[str, Any]], demo: dict[str, Any]) -> str:
 def _weights(one: dict[str, Any]) -> str:
     """Return how a run weighs prototypes; cosines were the only way once."""
     return one.get("weights", "cosine")
+
+
+def _weighed(demo: dict[str, Any]) -> str:
+    """Return how the demo's head weighs prototypes."""
+    return demo["attached"].get("fit.weights", "cosine")
 
 
 def _fitted(fits: list[dict[str, Any]]) -> list[str]:
