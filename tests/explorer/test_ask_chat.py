@@ -6,6 +6,7 @@ import pytest
 
 import prismlm
 from prismlm.corpus.chat import asked
+from prismlm.corpus.read import DocumentReader
 from prismlm.pages.trace_data import visible
 from tests.explorer.conftest import PROMPTS, QUESTIONS, Served, visited
 from tests.helpers.chats import ASKED, CHAT, QUESTION, SHARED, chatting
@@ -37,6 +38,40 @@ def test_a_question_is_asked_by_the_template(chats, lm):
     steps = events[-1][1]["trace"]["steps"]
     assert [step["target"] for step in steps] == [visible(step.pieces[1].label) for step in trace]
     assert events[-1][1]["trace"]["whole"]["summary"] == trace.summary
+
+
+def test_a_question_follows_an_answer(chats, lm, tmp_path):
+    first = chats.events("/api/ask", {"text": QUESTION, "chat": True, "generate": 4})[-1][1]
+    written = [step.target_id for step in lm.explain(asked(QUESTION), generate=4)][-4:]
+    answer = lm.tokenizer.decode(written, skip_special_tokens=True)
+    more = {"text": "Why?", "chat": True, "generate": 3, "follows": first["id"]}
+    start, *_, done = chats.events("/api/ask", more)
+    said = [*asked(QUESTION), {"role": "assistant", "content": answer}, *asked("Why?")]
+    assert "".join(start[1]["tokens"]) == lm.as_text(said)
+    saved = chats.ask("GET", f"/api/answers/{done[1]['id']}/chat.jsonl")[2]
+    assert json.loads(saved) == {"messages": said}
+    # It is a file that `prismlm explain --file` reads, to write the same.
+    (tmp_path / "chat.jsonl").write_bytes(saved)
+    (read,) = DocumentReader(tmp_path / "chat.jsonl", tokenizer=lm.tokenizer)
+    trace = lm.explain(read.messages, generate=3)
+    steps = done[1]["trace"]["steps"]
+    assert [step["target"] for step in steps] == [visible(step.pieces[1].label) for step in trace]
+
+
+def test_what_cannot_be_followed(chats):
+    text = chats.events("/api/ask", {"text": QUESTION, "generate": 2})[-1][1]["id"]
+    asked_ = chats.events("/api/ask", {"text": QUESTION, "chat": True, "generate": 2})[-1][1]["id"]
+    read = chats.events("/api/ask", {"text": QUESTION, "chat": True, "generate": 0})[-1][1]["id"]
+    for body, said in (
+        ({"chat": True, "follows": text}, "nothing can follow"),
+        ({"chat": True, "follows": read}, "the whole answer to another one"),
+        ({"chat": False, "follows": asked_}, "expected a question"),
+        ({"chat": True, "follows": "none"}, "there is no answer 'none'"),
+    ):
+        status, _, data = chats.ask("POST", "/api/ask", {"text": "Why?", "generate": 2, **body})
+        assert (status, said in json.loads(data)["error"]) == (422, True)
+    status, _, data = chats.ask("GET", f"/api/answers/{text}/chat.jsonl")
+    assert (status, b"has no messages" in data) == (422, True)
 
 
 def test_a_question_that_is_too_long_with_its_template_is_refused(chats):
@@ -90,7 +125,25 @@ def test_a_person_asks_a_question(browser, chats):
         page.wait_for_selector(".x-exports")
         assert page.inner_text(".x-answer .p-text").startswith("<user>")
         assert "--chat --generate 4" in page.inner_text(".x-command")
+        page.fill(".x-prompt", "Why?")
+        page.click("button:has-text('Follow up')")
+        page.wait_for_selector(".x-answer .p-text:has-text('Why?')")
+        page.wait_for_selector(".x-exports")
+        assert QUESTIONS["medicine"] in page.inner_text(".x-answer .p-text")
+        assert "--file chat.jsonl --generate 4" in page.inner_text(".x-command")
+        with page.expect_download() as saved:
+            page.click(".x-exports a:has-text('Chat')")
+        assert [one["role"] for one in json.loads(saved.value.path().read_text())["messages"]] == [
+            "user",
+            "assistant",
+            "user",
+        ]
+        page.fill(".x-prompt", QUESTION)
+        page.press(".x-prompt", "Enter")
+        page.wait_for_selector(f".x-answer .p-text:has-text('{QUESTION}')")
+        assert "Why?" not in page.inner_text(".x-answer .p-text")
         box.uncheck()
+        assert page.locator("button:has-text('Follow up')").count() == 0
         assert "--chat" not in page.inner_text(".x-command")
         page.click(".x-example")
         page.wait_for_selector(".x-answer .p-text:has-text('The symptoms')")

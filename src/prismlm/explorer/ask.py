@@ -11,6 +11,7 @@ from fastapi.responses import Response, StreamingResponse
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
+from prismlm.corpus.chat import ASSISTANT, Messages, asked
 from prismlm.corpus.pieces import Piece, pieces_of
 from prismlm.corpus.words import DITTO
 from prismlm.errors import InputError
@@ -27,8 +28,9 @@ PASSAGES = 8
 
 
 class Question(Prompt):
-    """What is asked, and how to go on."""
+    """What is asked, after which answer (its id; none begins anew), and how to go on."""
 
+    follows: str | None = Field(default=None, max_length=64)
     generate: int = Field(default=40, ge=0, le=1024)
     temperature: float = Field(default=0.0, ge=0, le=10, allow_inf_nan=False)
     seed: int = Field(default=0, ge=0, lt=2**53)
@@ -45,10 +47,12 @@ def routes(session: Session) -> APIRouter:
     )
     async def ask(question: Question) -> StreamingResponse:
         session.line.check()
-        pieces = await run_in_threadpool(lambda: _prompt(session, question))
-        answer = session.keep(Answer())
+        answer = Answer(messages=_messages(session, question))
+        text, pieces = await run_in_threadpool(lambda: _prompt(session, question, answer))
+        session.keep(answer)
+        how = question.model_dump(include={"generate", "temperature", "seed"})
         return streamed(
-            session, answer, lambda tell: _write(session, answer, question, pieces, tell)
+            session, answer, lambda tell: _write(session, answer, (text, how), pieces, tell)
         )
 
     @router.post("/answers/{key}/stop", summary="Stop writing")
@@ -73,6 +77,15 @@ def routes(session: Session) -> APIRouter:
         one = _step_of(session.trace(key), step)
         return await session.line.run(lambda: _against(one))
 
+    @router.get("/answers/{key}/chat.jsonl", summary="The messages up to the question")
+    def chat(key: str) -> Response:
+        messages = list(session.answer(key).messages)
+        if not messages:
+            raise InputError(f"the answer {key!r} is to a text, which has no messages.")
+        up_to_it = messages[:-1] if messages[-1]["role"] == ASSISTANT else messages
+        line = json_text({"messages": up_to_it}) + "\n"
+        return _file(line.encode(), "chat.jsonl", "application/x-ndjson")
+
     @router.get("/answers/{key}/report.{kind}", summary="html, json or parquet")
     async def report(key: str, kind: str) -> Response:
         trace = session.trace(key)
@@ -81,15 +94,40 @@ def routes(session: Session) -> APIRouter:
     return router
 
 
-def _prompt(session: Session, question: Question) -> list[Piece]:
-    """Return the prompt's tokens as they are shown; raise InputError for one that is too long."""
+def _messages(session: Session, question: Question) -> Messages:
+    """Return the messages of a question, after those of the answer that it follows; none of a text.
+
+    Raises:
+        InputError: that answer is not here, not to its end, or not one to a question.
+    """
+    if question.follows is None:
+        return asked(question.text) if question.chat else ()
+    before = session.answer(question.follows).messages
+    if not (question.chat and before and before[-1]["role"] == ASSISTANT):
+        raise InputError(
+            f"nothing can follow the answer {question.follows!r}: expected a question (chat) after "
+            "the whole answer to another one."
+        )
+    return [*before, *asked(question.text)]
+
+
+def _prompt(session: Session, question: Question, answer: Answer) -> tuple[str, list[Piece]]:
+    """Return what the model reads, and its tokens as they are shown.
+
+    Raises:
+        InputError: it is too long, or a question, and no chat template or one that refuses it.
+    """
     lm, most = session.lm, session.limits.tokens
-    ids = within(lm, question.put(lm), question.generate, most, "explain")
-    return pieces_of(lm.tokenizer, ids)
+    text = lm.as_text(answer.messages or question.text)
+    return text, pieces_of(lm.tokenizer, within(lm, text, question.generate, most, "explain"))
 
 
 def _write(
-    session: Session, answer: Answer, question: Question, pieces: list[Piece], tell: Tell
+    session: Session,
+    answer: Answer,
+    asked_for: tuple[str, dict[str, Any]],
+    pieces: list[Piece],
+    tell: Tell,
 ) -> None:
     """Tell the prompt's tokens, each step, and the finished trace."""
     known: set[int] = set()
@@ -99,9 +137,13 @@ def _write(
         tell("step", _step(step, known))
         return not answer.stop.is_set()
 
-    how = question.model_dump(exclude={"text", "chat"})
-    trace = session.lm.explain(question.put(session.lm), on_step=on_step, **how)
+    text, how = asked_for
+    trace = session.lm.explain(text, on_step=on_step, **how)
     answer.trace = trace
+    if answer.messages and trace.written:
+        written = [step.target_id for step in trace if step.target_from == "generated"]
+        said = session.lm.tokenizer.decode(written, skip_special_tokens=True)
+        answer.messages = [*answer.messages, {"role": ASSISTANT, "content": str(said)}]
     tell("done", {"id": answer.id, **_finished(trace)})
 
 

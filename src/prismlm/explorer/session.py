@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
-from prismlm.corpus.chat import asked
+from prismlm.corpus.chat import Messages, asked
 from prismlm.errors import InputError, PrismError, check_text
 from prismlm.explain.audit import Audit
 from prismlm.explain.language_model import PrismLM
@@ -113,6 +113,7 @@ class Answer:
         id: unguessable.
         stop: set where it is to end.
         trace: once it has ended; None before, and of an audit.
+        messages: of a chat, once it has ended the answer last; none of a text.
         audit: of an audit, once it has ended.
         rows, summary: of an audit, one for each text, and the whole.
     """
@@ -120,6 +121,7 @@ class Answer:
     id: str = field(default_factory=lambda: secrets.token_urlsafe(12))
     stop: threading.Event = field(default_factory=threading.Event)
     trace: Trace | None = None
+    messages: Messages = ()
     audit: Audit | None = None
     rows: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     summary: dict[str, Any] = field(default_factory=dict[str, Any])

@@ -17,15 +17,15 @@ const COLUMNS = "Written tokens as columns of prototypes' parts of each logit; l
  *   support: any, asides: Record<number, Aside>, chosen: number, slice: number, hover: import("./hover.js").Hover | null, failed: unknown }} State
  * What stands behind a step, and, where that was asked for, against it.
  * @typedef {{ found?: any, failed?: unknown, asked?: boolean, opposed?: any, refused?: unknown }} Aside
- * @typedef {{ shared: any, node: HTMLElement, state: import("./vendor/signals-core/signals-core.js").Signal<State>,
+ * @typedef {{ shared: any, chat: boolean, node: HTMLElement, state: import("./vendor/signals-core/signals-core.js").Signal<State>,
  *   began: number, choose: (number: number) => void }} Answer */
 
-/** Return an answer that is about to come: its place on the page, and what is to be told of each event. */
-export const live = (shared) => {
+/** Return an answer that is about to come, to a text or in a chat: its place on the page, and what is to be told of each event. */
+export const live = (shared, chat) => {
   const node = document.createElement("article");
   node.className = "prismlm x-answer";
   /** @type {Answer} */
-  const answer = { shared, node, began: 0, choose: () => {}, state: signal(/** @type {State} */ ({ id: "", note: "Reading…", tokens: [], bars: [],
+  const answer = { shared, chat, node, began: 0, choose: () => {}, state: signal(/** @type {State} */ ({ id: "", note: "Reading…", tokens: [], bars: [],
     prototypes: {}, largest: 1, data: null, support: null, asides: {}, chosen: -1, slice: -1, hover: null, failed: null })) };
   draw(node, () => page(answer, answer.state.value));
   // A finger leaves what it touches: the card stays until another place is touched.
@@ -44,7 +44,7 @@ const page = (answer, now) => {
   const { id, note, tokens, bars, largest, data, support, chosen } = now;
   const facts = () => [["predictions", count(data.steps.length)], ["written", data.steps.filter((one) => one.from === "generated").length], ...(support ? [["support", support.level]] : [])];
   return html`<header class="p-head">${data
-    ? html`${data.whole?.summary ? html`<p class="p-lead">${data.whole.summary}</p>` : nothing}<dl>${facts().map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>${exports(id)}`
+    ? html`${data.whole?.summary ? html`<p class="p-lead">${data.whole.summary}</p>` : nothing}<dl>${facts().map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>${exports(id, answer.chat)}`
     : html`<p class="p-note x-note">${note}</p>`}</header>
 <div class="p-text" role="listbox" aria-label="Tokens of the text; arrow keys move" aria-orientation="horizontal">${tokens.map((token, i) =>
     guard([token, data, i === chosen], () => tokenOf(now, token, i)))}</div>
@@ -62,8 +62,9 @@ ${hovering(now.hover)}${now.failed ? problem(now.failed) : nothing}`;
 // What of an answer had come when it failed.
 const broken = ({ bars }) => (bars.length ? `Broken off after ${count(bars.length)} tokens` : "Not read");
 
-const exports = (id) => html`<p class="x-exports">Save ${["html", "json", "parquet"].map((kind) =>
-  html`<a href=${`/api/answers/${id}/report.${kind}`} download=${`answer.${kind}`}>${kind.toUpperCase()}</a>`)}</p>`;
+const exports = (id, chat) => html`<p class="x-exports">Save ${["html", "json", "parquet"].map((kind) =>
+  html`<a href=${`/api/answers/${id}/report.${kind}`} download=${`answer.${kind}`}>${kind.toUpperCase()}</a>`)}${chat
+  ? html`<a href=${`/api/answers/${id}/chat.jsonl`} download="chat.jsonl" title="What was said, up to the question">Chat</a>` : nothing}</p>`;
 
 /** How far a column reaches from zero, upwards or downwards. */
 const reach = (one) => {

@@ -8,9 +8,10 @@ import { beginning } from "./begin.js";
 import { live } from "./answer.js";
 
 /** What is asked (`chat` is not there where it is a text to go on from), the answer that is shown, and the one that is being written.
+ * `ended` is whether that one is to its end, and to a question: another may follow.
  * @typedef {{ asked: { text: string, chat?: string, generate: string, temperature: string, seed: string },
- *   answer: ReturnType<typeof live> | null, abort: AbortController | null }} State */
-const state = signal(/** @type {State} */ ({ asked: { text: "", generate: "40", temperature: "0.5", seed: "0" }, answer: null, abort: null }));
+ *   answer: ReturnType<typeof live> | null, ended: boolean, abort: AbortController | null }} State */
+const state = signal(/** @type {State} */ ({ asked: { text: "", generate: "40", temperature: "0.5", seed: "0" }, answer: null, ended: false, abort: null }));
 let begun = false;
 
 export const show = (root, at, shared) => {
@@ -22,23 +23,25 @@ export const show = (root, at, shared) => {
   command(shared);
 };
 
-const command = (shared) => {
+/** @param {any} shared @param {boolean} [followed] whether it is of more than one question, which a file has: the one that can be saved */
+const command = (shared, followed) => {
   const { text, chat, generate, temperature, seed } = state.value.asked;
-  const words = ["prismlm", "explain", shared.model.path, text.trim() || "TEXT"];
-  if (chat) words.push("--chat");
+  const words = ["prismlm", "explain", shared.model.path, ...(followed ? ["--file", "chat.jsonl"] : [text.trim() || "TEXT"])];
+  if (chat && !followed) words.push("--chat");
   if (chat || +generate) words.push("--generate", generate);
   if (+temperature) words.push("--temperature", temperature, "--seed", seed);
   shared.command(words);
 };
 
 /** @param {State} now */
-const page = ({ asked, answer, abort }, shared) => html`
+const page = ({ asked, answer, ended, abort }, shared) => html`
 <form id="x-ask" class="prismlm x-form" @input=${(event) => { change(state, { asked: filled(event.currentTarget) }); command(shared); }}
-  @submit=${(event) => { event.preventDefault(); void write(shared); }}>
+  @submit=${(event) => { event.preventDefault(); void write(shared, event.submitter?.name === "follow" ? answer?.id() : undefined); }}>
   <textarea class="x-prompt" name="text" rows="3" required aria-label="Prompt" .value=${asked.text} @keydown=${entered}
     placeholder=${asked.chat ? "Ask the model something." : "Write the beginning of a text; the model goes on."}></textarea>
   <div class="x-row">${asking(shared.model, asked.chat)}${field("tokens", numeric("generate", 40, 0, 1024, 1))}${field("temperature", numeric("temperature", 0.5, 0, 10, 0.1))}
     ${field("seed", numeric("seed", 0, 0, 2 ** 31, 1))}<button type="submit" class="x-go">Ask</button>
+    ${ended && asked.chat ? html`<button type="submit" name="follow" title="The model reads what was said before, too">Follow up</button>` : nothing}
     <button type="button" class="x-stop" ?hidden=${!abort} @click=${() => answer?.id() && api(`/answers/${answer.id()}/stop`, {})}>Stop</button></div>
   ${answer ? html`<div class="x-examples"><span class="p-note">Try</span>${examples(prompts(shared.model, asked.chat), tried(shared.model))}</div>` : nothing}
 </form>
@@ -56,15 +59,17 @@ const entered = (event) => {
   event.target.form.requestSubmit();
 };
 
-const write = async (shared) => {
+/** @param {any} shared @param {string} [follows] the answer that a question follows */
+const write = async (shared, follows) => {
   state.value.abort?.abort();
-  const abort = new AbortController(), answer = live(shared);
   const { text, chat, generate, temperature, seed } = state.value.asked;
-  change(state, { abort, answer });
-  command(shared);
-  const body = { text, chat: Boolean(chat), generate: +generate, temperature: +temperature, seed: +seed };
+  const abort = new AbortController(), answer = live(shared, Boolean(chat));
+  change(state, { abort, answer, ended: false });
+  command(shared, Boolean(follows));
+  const body = { text, chat: Boolean(chat), follows, generate: +generate, temperature: +temperature, seed: +seed };
   try {
-    await events("/ask", body, abort.signal, { ...answer.told, error: ({ error }) => answer.fail(new Error(error)) });
+    await events("/ask", body, abort.signal, { ...answer.told, error: ({ error }) => answer.fail(new Error(error)),
+      done: (data) => { answer.told.done(data); change(state, { ended: Boolean(chat) }); } });
   } catch (error) {
     if (!abort.signal.aborted) answer.fail(error);
   }
