@@ -29,6 +29,7 @@ GOAL, SHARE_GOAL = 0.15, 0.88
 # Prototypes shown, the seed that they are drawn by, and characters of a context on either side.
 DRAWN, SEED, AROUND = 24, 0, 48
 NOT_YET = "- What misses **does not work** yet: the residual is where much of a prediction is."
+OTHER_STATES = " The two were measured on different draws of held-out states of the same text."
 WEIGHED = {"cosine": "weighed by cosines", "fitted": "their weights fitted"}
 
 
@@ -139,7 +140,7 @@ def _fitted(fits: list[dict[str, Any]]) -> list[str]:
             f"- Weights fitted by non-negative least squares in place of cosines, K = "
             f"{one['prototypes']:,}, {one['steps']:,} steps: {_over(before):+.1%} becomes "
             f"{_over(now):+.1%}, the explained share {before['explained_share']:.3f} "
-            f"{now['explained_share']:.3f}."
+            f"{now['explained_share']:.3f}." + (OTHER_STATES if before["ce"] != now["ce"] else "")
         )
     return lines
 
