@@ -1,7 +1,7 @@
 """Chats that a model was fine-tuned on: does explain name the one that is asked about?
 
     python -m benchmarks.attach.pubmed_chats medical_pubmed.parquet --chats CHATS
-    prismlm attach BASE --corpus CHATS --lora --prototypes 2048 --out MODEL
+    prismlm attach BASE --corpus CHATS --lora --weights cosine --prototypes 2048 --out MODEL
     python -m benchmarks.attach.chats MODEL CHATS
 
 Questions of chats that the model was fine-tuned on are drawn and put to it as they stand there.
