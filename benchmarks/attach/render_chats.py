@@ -49,9 +49,10 @@ def render(result: dict[str, Any]) -> str:
         f"The chats are questions and answers of PubMedQA, {result['trained_tokens']:,} tokens, "
         "read once by LoRA (`prismlm attach --lora --weights cosine`). The model answers "
         f"each question with {result['tokens']} tokens, its top ones. Evidence is of the "
-        "answer alone: the question itself, which stands in its chat word for word, names nothing. BM25 does not read it "
-        "either; but answers repeat words of their questions, and words alone go far. A chat that "
-        "is asked about is not proved to be the reason of the answer.",
+        "answer alone: the question itself, which stands in its chat word for word, names "
+        "nothing. BM25 does not read it either; but answers repeat words of their "
+        "questions, and words alone go far. A chat that is asked about is not "
+        "proved to be the reason of the answer.",
         "",
         *table_head("| method | first | of the first ten | median rank |"),
     ]
