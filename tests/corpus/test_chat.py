@@ -99,10 +99,11 @@ def test_rows_of_from_and_value_are_the_same_chats(
     (tmp_path / "c.jsonl").write_text(json.dumps({"messages": CHAT, "conversations": []}))
     for found in DocumentReader(tmp_path, tokenizer=tokenizer):
         assert (found.text, found.messages) == (ANSWERED, CHAT)
-    other = [{"from": "narrator", "value": "Once."}, {"from": "human"}]
-    (tmp_path / "d.json").write_text(json.dumps({"conversations": other}))
-    with pytest.raises(InputError, match=r"d\.json.*number 1 is .*expected a record with role"):
-        list(DocumentReader(tmp_path / "d.json", tokenizer=tokenizer))
+    for bad in ({"from": "human"}, {"from": ["human"], "value": "Once."}, {"from": None}):
+        rows = {"conversations": [{"from": "narrator", "value": "Once."}, bad]}
+        (tmp_path / "d.json").write_text(json.dumps(rows))
+        with pytest.raises(InputError, match=r"d\.json.*number 1 is .*expected a record with role"):
+            list(DocumentReader(tmp_path / "d.json", tokenizer=tokenizer))
 
 
 def test_a_column_that_is_named_may_hold_chats(

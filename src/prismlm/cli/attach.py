@@ -79,15 +79,8 @@ def attach(
     from prismlm.training import AttachOptions, FitOptions, LoraOptions, estimate_attach
     from prismlm.training import attach as run
 
-    fit = FitOptions(
-        prototypes,
-        prototypes_per_token,
-        epochs,
-        batch,
-        rate,
-        weights=cast("Weights", weights),
-        seed=seed,
-    )
+    sizes = (prototypes, prototypes_per_token, epochs, batch, rate)
+    fit = FitOptions(*sizes, weights=cast("Weights", weights), seed=seed)
     options = AttachOptions(
         fit=fit,
         window=window,

@@ -42,7 +42,7 @@ def as_messages(value: Any) -> Any:
         return value
     return [
         {"role": ROLES.get(one["from"], one["from"]), "content": one["value"]}
-        if isinstance(one, Mapping) and {"from", "value"} <= set(one) and "role" not in one
+        if isinstance(one, Mapping) and isinstance(one.get("from"), str) and "value" in one
         else one
         for one in cast("Sequence[Any]", value)
     ]

@@ -162,9 +162,12 @@ class PrototypeHead(nn.Module):
                 "a head with fitted weights cannot be exported: how often its equations are solved "
                 "depends on the data. Export the model alone, or a head fitted with cosine weights."
             )
-        inverse = ops.inverse_norms(self.prototypes)
-        weights = ops.fit_weights(z, self.prototypes * inverse, indices)
-        return weights * inverse.squeeze(1)[indices]
+        # Of what was found alone: for one state the whole bank would take longer than the fit.
+        found, places = indices.unique(return_inverse=True)
+        rows = self.prototypes[found]
+        inverse = ops.inverse_norms(rows)
+        weights = ops.fit_weights(z, rows * inverse, places)
+        return weights * inverse.squeeze(1)[places]
 
     def losses(
         self,

@@ -69,7 +69,7 @@ const write = async (shared, follows) => {
   const body = { text, chat: Boolean(chat), follows, generate: +generate, temperature: +temperature, seed: +seed };
   try {
     await events("/ask", body, abort.signal, { ...answer.told, error: ({ error }) => answer.fail(new Error(error)),
-      done: (data) => { answer.told.done(data); change(state, { ended: Boolean(chat) }); } });
+      done: (data) => { answer.told.done(data); change(state, { ended: Boolean(chat) && +generate > 0 }); } });
   } catch (error) {
     if (!abort.signal.aborted) answer.fail(error);
   }
