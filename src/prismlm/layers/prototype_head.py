@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, cast, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -163,7 +163,10 @@ class PrototypeHead(nn.Module):
                 "depends on the data. Export the model alone, or a head fitted with cosine weights."
             )
         # Of what was found alone: for one state the whole bank would take longer than the fit.
-        found, places = indices.unique(return_inverse=True)
+        found, places = cast(
+            "tuple[Tensor, Tensor]",
+            torch.unique(indices, return_inverse=True),  # pyright: ignore[reportUnknownMemberType]
+        )
         rows = self.prototypes[found]
         inverse = ops.inverse_norms(rows)
         weights = ops.fit_weights(z, rows * inverse, places)
