@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, NamedTuple, cast, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from prismlm.errors import InputError, check_choice
@@ -137,9 +137,9 @@ class PrototypeHead(nn.Module):
         keep = None if mask is None else mask.flatten()
         k = self.prototypes_per_token if prototypes_per_token is None else prototypes_per_token
         with torch.autocast(device_type=z.device.type, enabled=False):
-            routing = ops.route(flat, self.prototypes, k, self.scale, keep)
+            routing = ops.route(flat, self.prototypes, self._first(k), self.scale, keep)
             if self.weights == "fitted":
-                routing = routing._replace(activations=self._fitted(flat, routing.indices))
+                routing = routing._replace(**self._fitted(flat, k, routing.indices)._asdict())
             return HeadOutput(routing, ops.reconstruct(routing, self.prototypes))
 
     def nearest(
@@ -149,28 +149,25 @@ class PrototypeHead(nn.Module):
 
         ``inverse`` are 1/‖p‖, where they are known already.
         """
-        found = ops.nearest(z, self.prototypes, self.prototypes_per_token, self.scale, inverse)
-        if self.weights == "cosine":
-            return found
-        return found._replace(activations=self._fitted(z, found.indices))
+        k = self.prototypes_per_token
+        found = ops.nearest(z, self.prototypes, self._first(k), self.scale, inverse)
+        return self._fitted(z, k, found.indices, inverse) if self.weights == "fitted" else found
+
+    def _first(self, k: int) -> int:
+        return min(k, ops.PICKS) if self.weights == "fitted" else k
 
     def _fitted(
-        self, z: Float[Tensor, "N d"], indices: Int64[Tensor, "N k"]
-    ) -> Float[Tensor, "N k"]:
+        self, z: Tensor, k: int, first: Tensor, inverse: Tensor | None = None
+    ) -> ops.Nearest:
         if torch.compiler.is_exporting():
             raise InputError(
                 "a head with fitted weights cannot be exported: how often its equations are solved "
                 "depends on the data. Export the model alone, or a head fitted with cosine weights."
             )
-        # Of what was found alone: for one state the whole bank would take longer than the fit.
-        found, places = cast(
-            "tuple[Tensor, Tensor]",
-            torch.unique(indices, return_inverse=True),  # pyright: ignore[reportUnknownMemberType]
-        )
-        rows = self.prototypes[found]
-        inverse = ops.inverse_norms(rows)
-        weights = ops.fit_weights(z, rows * inverse, places)
-        return weights * inverse.squeeze(1)[places]
+        prototypes = self.prototypes
+        chosen = ops.pursue(z, prototypes, k, first, inverse)
+        cosines = ops.cosines_of(z, prototypes, chosen)
+        return ops.Nearest(chosen, cosines, ops.fit_activations(z, prototypes, chosen))
 
     def losses(
         self,

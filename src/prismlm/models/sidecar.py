@@ -24,7 +24,7 @@ from prismlm.models.seam import LogitMap, output_embedding
 
 FORMAT_VERSION = 1
 # Of a head whose weights are fitted: what reads version 1 alone would weigh by cosines.
-FITTED_VERSION = 2
+FITTED_VERSION = 3
 META_FILE = "prismlm.json"
 HEAD_FILE = "prototype_head.safetensors"
 

@@ -21,6 +21,7 @@ from prismlm.ops.prototype_head.routing import inverse_norms
 SPARE = 8
 # Where few states are read at a time: more near-ties than these are rare, and cost one full row.
 FEW_SPARE = 3
+FEW_STATES = 8
 # float64 values computed at a time: 4 MiB.
 CHUNK_ELEMENTS = 2**19
 # The score of a state that a mask leaves out: below every cosine.
@@ -195,6 +196,14 @@ def exact_pairs(z: Tensor, prototypes: Tensor, rows: Tensor, columns: Tensor) ->
         for row, column in zip(torch.split(rows, step), torch.split(columns, step), strict=True)
     ]
     return torch.cat(parts).to(z.dtype)
+
+
+def products(
+    states: Float[Tensor, "N d"], prototypes: Float[Tensor, "K d"]
+) -> Float[Tensor, "N K"]:
+    """Return Z Pᵀ; a product of few rows with many columns takes up to three times as long."""
+    few = len(states) <= FEW_STATES
+    return (prototypes @ states.T).T.contiguous() if few else states @ prototypes.T
 
 
 def largest(

@@ -1,4 +1,4 @@
-"""Weights of the prototypes of a state by non-negative least squares, with gradients."""
+"""The prototypes that rebuild a state best, by matching pursuit, and their weights."""
 
 from __future__ import annotations
 
@@ -8,18 +8,103 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from prismlm.ops.prototype_head.exact import full_precision
-from prismlm.ops.prototype_head.routing import eager, score_dtype
+from prismlm.ops.prototype_head.exact import full_precision, largest, products
+from prismlm.ops.prototype_head.routing import check_arguments, eager, inverse_norms, score_dtype
 from prismlm.ops.prototype_head.sparse import gather_sum, scatter_sum
 
 # λ, beside the 1 that a unit prototype has with itself: two that are nearly one share their weight.
 RIDGE = 1e-3
 # States solved together: their prototypes' rows stay in cache.
 STATES = 32
+# Prototypes chosen at a time: one by one would take as many passes over the bank as prototypes.
+PICKS = 16
+# Scores of states and prototypes held at a time: 64 MiB.
+SCORES = 2**24
 # How often the number of wrong signs may stay as it is before they are turned one by one.
 PATIENCE = 3
 # Rounds for each prototype of a state; none has been seen to need more than a tenth of that.
 ROUNDS = 10
+
+
+@eager
+@torch.no_grad()
+def pursue(
+    z: Float[Tensor, "N d"],
+    prototypes: Float[Tensor, "K d"],
+    k: int,
+    first: Int64[Tensor, "N f"],
+    inverse: Float[Tensor, "K 1"] | None = None,
+) -> Int64[Tensor, "N k"]:
+    """Return the prototypes of each state by non-negative orthogonal matching pursuit.
+
+        S ← the nearest;  until k are chosen:   r = z − Σ_{j ∈ S} w_j u_j, w by :func:`fit_weights`
+                                                S ← S ∪ {the 16 largest r·u_i, i ∉ S}
+
+    The first are the nearest to the state, the next the nearest to what those leave of it, and so
+    on. The k nearest to the state would say much of it several times and some of it never.
+    One at a time, it is the algorithm of Bruckstein, Elad and Zibulevsky (2008): *On the uniqueness
+    of nonnegative sparse solutions to underdetermined systems of equations*; several at a time as
+    in Wang, Kwon and Shim (2012): *Generalized orthogonal matching pursuit*.
+
+    Args:
+        z: states.
+        prototypes: of any length.
+        k: how many to choose.
+        first: the ``PICKS`` nearest to each state; k of them where k is less.
+        inverse: the prototypes' :func:`inverse_norms`, where they are known.
+
+    Returns:
+        Different prototypes, in the order of choice. After the first ones, scores that differ by
+        less than their rounding are in no particular order.
+
+    Raises:
+        InputError: k > K, or widths that differ.
+    """
+    check_arguments(z, prototypes, k)
+    dtype = score_dtype(z.dtype)
+    z, bank, chosen = z.to(dtype), prototypes.to(dtype), first[:, :k]
+    inverse = inverse_norms(bank) if inverse is None else inverse.to(dtype)
+    step = max(1, SCORES // len(bank))
+    while chosen.shape[1] < k:
+        picks = min(PICKS, k - chosen.shape[1])
+        rest = z - gather_sum(chosen, fit_activations(z, bank, chosen), bank)
+        more = [chosen[:0, :picks]]
+        for part, taken in zip(rest.split(step), chosen.split(step), strict=True):
+            with full_precision(z.device):
+                scores = products(part, bank).mul_(inverse.T)
+            more.append(largest(scores.scatter_(1, taken, -torch.inf), picks)[1])
+        chosen = torch.cat([chosen, torch.cat(more)], dim=1)
+    return chosen
+
+
+@torch.no_grad()
+def cosines_of(
+    z: Float[Tensor, "N d"], prototypes: Float[Tensor, "K d"], indices: Int64[Tensor, "N k"]
+) -> Float[Tensor, "N k"]:
+    """Return the cosines of each state with given prototypes, without gradients."""
+    dtype = score_dtype(z.dtype)
+    z = z.to(dtype) * inverse_norms(z.to(dtype))
+    found = [z.new_empty(0, indices.shape[1])]
+    for states, chosen in zip(z.split(STATES), indices.split(STATES), strict=True):
+        rows = prototypes[chosen].to(dtype)
+        with full_precision(z.device):
+            along = (rows @ states[:, :, None]).squeeze(2)
+        found.append(along * inverse_norms(rows).squeeze(2))
+    return torch.cat(found)
+
+
+def fit_activations(
+    z: Float[Tensor, "N d"], prototypes: Float[Tensor, "K d"], indices: Int64[Tensor, "N k"]
+) -> Float[Tensor, "N k"]:
+    """Return what :func:`fit_weights` does, for prototypes of any length: α = w / ‖p‖."""
+    # Of what was chosen alone: for one state the whole bank would take longer than the fit.
+    found, places = cast(
+        "tuple[Tensor, Tensor]",
+        torch.unique(indices, return_inverse=True),  # pyright: ignore[reportUnknownMemberType]
+    )
+    rows = prototypes[found]
+    inverse = inverse_norms(rows)
+    return fit_weights(z, rows * inverse, places) * inverse.squeeze(1)[places]
 
 
 @eager

@@ -20,6 +20,7 @@ from prismlm.ops.prototype_head.exact import (
     full_precision,
     largest,
     margin,
+    products,
     rank_rows,
     settle,
 )
@@ -34,7 +35,6 @@ from prismlm.ops.prototype_head.sparse import RowGradient, SelectedCosines, gath
 
 # A thread's part of a tile of scores: 4 MiB, which stays in cache; smaller ones wait on each other.
 TILE_ELEMENTS = 2**20
-FEW_STATES = 8
 # More threads than this share a tile, so that it stays small beside N×K.
 TILE_THREADS = 4
 
@@ -142,10 +142,8 @@ def nearest(
     with full_precision(z.device):
         for states in torch.split(z, max(16, tile_elements() // count)):
             unit = states * inverse_norms(states)
-            # A product of few rows with many columns takes up to three times as long.
-            few = len(unit) <= FEW_STATES
-            scores = (prototypes @ unit.T).T.contiguous() if few else unit @ prototypes.T
-            parts.append(rank_rows(*largest(scores.mul_(lengths), spread), states, prototypes, k))
+            scores = products(unit, prototypes).mul_(lengths)
+            parts.append(rank_rows(*largest(scores, spread), states, prototypes, k))
     cosines, indices = (torch.cat(column) for column in zip(*parts, strict=True))
     return Nearest(indices, cosines, torch.relu(scale * cosines))
 
