@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from prismlm.errors import InputError
 from prismlm.layers import PrototypeHead
@@ -74,16 +75,23 @@ def fitted_head(**settings):
     return head_of(**settings, weights="fitted")
 
 
-def test_fitted_weights_are_of_the_same_prototypes_and_rebuild_better():
+def test_a_fitted_head_begins_with_the_nearest_and_rebuilds_better():
     z = torch.randn(30, 8, generator=torch.Generator().manual_seed(3))
-    plain, fitted = head_of()(z), fitted_head()(z)
-    assert torch.equal(plain.routing.indices, fitted.routing.indices)
-    assert torch.equal(plain.routing.cosines, fitted.routing.cosines)
+    settings = {"count": 60, "k": 20}
+    plain, head = head_of(**settings)(z), fitted_head(**settings)
+    fitted = head(z)
+    first = slice(None, ops.PICKS)
+    assert torch.equal(plain.routing.indices[:, first], fitted.routing.indices[:, first])
+    assert not torch.equal(plain.routing.indices, fitted.routing.indices)
+    torch.testing.assert_close(
+        fitted.routing.cosines,
+        F.cosine_similarity(z[:, None], head.prototypes[fitted.routing.indices], dim=2),
+    )
     assert (fitted.routing.activations >= 0).all()
     left, best = ((z - output.reconstruction).norm(dim=1) for output in (plain, fitted))
     assert (best < left).all()
-    nearest = fitted_head().nearest(z)
-    torch.testing.assert_close(nearest.activations, fitted.routing.activations)
+    for found, expected in zip(head.nearest(z), fitted.routing[:3], strict=True):
+        torch.testing.assert_close(found, expected)
 
 
 def test_norms_and_scale_do_not_change_a_fitted_reconstruction():

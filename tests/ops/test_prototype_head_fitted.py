@@ -1,4 +1,4 @@
-"""Weights by non-negative least squares: by hand, against the naive form and against SciPy."""
+"""Matching pursuit and its weights: by hand, against the naive forms and against SciPy."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import nnls
 
-from prismlm.ops.prototype_head import fit_weights, fitted, naive
+from prismlm.ops.prototype_head import (
+    cosines_of,
+    fit_activations,
+    fit_weights,
+    fitted,
+    naive,
+    nearest,
+    pursue,
+)
 
 
 def problem(seed, states=6, prototypes=14, width=5, k=6, shift=0.0):
@@ -121,3 +129,63 @@ def test_autocast_does_not_lower_the_precision():
 def test_no_states():
     z, unit, indices = problem(1)
     assert fit_weights(z[:0], unit, indices[:0]).shape == (0, 6)
+
+
+def chosen_of(z, prototypes, k):
+    first = nearest(z, prototypes, min(k, fitted.PICKS), 1.0).indices
+    return pursue(z, prototypes, k, first)
+
+
+def test_pursuit_by_hand(monkeypatch):
+    """Of (3, 4, 0) the nearest leaves (3, 0, 0); the second nearest would say the same again."""
+    monkeypatch.setattr(fitted, "PICKS", 1)
+    z = torch.tensor([[3.0, 4.0, 0.0]])
+    prototypes = torch.tensor([[0.0, 7.0, 0.0], [0.5, 0.0, 0.0], [0.0, 2.0, 2.0]])
+    assert chosen_of(z, prototypes, 2).tolist() == [[0, 1]]
+    cosines = [[4 / 5, 3 / 5, 4 / (5 * 2**0.5)]]
+    found = cosines_of(z, prototypes, torch.tensor([[0, 1, 2]]))
+    torch.testing.assert_close(found, torch.tensor(cosines))
+    # w / ‖p‖ with w = 4 / 1.001, 3 / 1.001.
+    found = fit_activations(z, prototypes, torch.tensor([[0, 1]]))
+    torch.testing.assert_close(found, torch.tensor([[4 / 7.007, 6 / 1.001]]))
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 10**6), st.sampled_from([1, 2, 3, 16]), st.sampled_from([1, 4, 9, 18]))
+def test_pursuit_is_that_of_the_naive_form(seed, picks, k):
+    z, unit, _ = problem(seed, prototypes=18, width=7)
+    prototypes = unit * torch.linspace(0.2, 3, 18, dtype=unit.dtype)[:, None]
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (fitted, naive):
+            patch.setattr(module, "PICKS", picks)
+        assert chosen_of(z, prototypes, k).tolist() == naive.pursue(z, prototypes, k)
+
+
+def test_pursuit_of_many_states_is_that_of_each_and_takes_none_twice(monkeypatch):
+    z, unit, _ = problem(17, states=41, prototypes=50, width=6)
+    expected = [chosen_of(state[None], unit, 40)[0].tolist() for state in z]
+    monkeypatch.setattr(fitted, "SCORES", 7 * 50)
+    assert chosen_of(z, unit, 40).tolist() == expected
+    assert all(len(set(row)) == 40 for row in expected)
+    # A state that is rebuilt already, and one of nothing, still get as many.
+    states = torch.stack([unit[3], torch.zeros(6, dtype=unit.dtype)])
+    assert all(len(set(row)) == 50 for row in chosen_of(states, unit, 50).tolist())
+
+
+def test_pursuit_rebuilds_better_than_the_nearest():
+    z, unit, _ = problem(19, states=60, prototypes=400, width=40)
+    left = {}
+    for name, indices in (
+        ("pursued", chosen_of(z, unit, 32)),
+        ("nearest", nearest(z, unit, 32, 1.0).indices),
+    ):
+        rebuilt = torch.einsum("nk,nkd->nd", fit_weights(z, unit, indices), unit[indices])
+        left[name] = (z - rebuilt).norm(dim=1)
+    assert (left["pursued"] < left["nearest"]).float().mean() > 0.9
+
+
+def test_pursuit_of_no_states_and_in_half_precision():
+    z, unit, _ = problem(1)
+    assert chosen_of(z[:0], unit, 14).shape == (0, 14)
+    z, unit = z.bfloat16(), unit.bfloat16()
+    assert torch.equal(chosen_of(z, unit, 14), chosen_of(z.float(), unit.float(), 14))

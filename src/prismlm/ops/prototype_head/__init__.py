@@ -1,6 +1,12 @@
 """Routing hidden states to prototypes, and the losses of the prototype head (PRISM)."""
 
-from prismlm.ops.prototype_head.fitted import PICKS, cosines_of, fit_activations, fit_weights, pursue
+from prismlm.ops.prototype_head.fitted import (
+    PICKS,
+    cosines_of,
+    fit_activations,
+    fit_weights,
+    pursue,
+)
 from prismlm.ops.prototype_head.routing import (
     Routing,
     diversity,

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from prismlm.ops.prototype_head.fitted import RIDGE
+from prismlm.ops.prototype_head.fitted import PICKS, RIDGE
 from prismlm.ops.prototype_head.routing import Routing, check_arguments, inverse_norms, score_dtype
 
 MOST_SWEEPS = 10_000
@@ -68,6 +68,28 @@ def reconstruct(routing: Routing, prototypes: Float[Tensor, "K d"]) -> Float[Ten
         for a, i in zip(routing.activations, routing.indices, strict=True)
     ]
     return torch.stack(rows) if rows else prototypes.new_zeros(0, prototypes.shape[1])
+
+
+def pursue(z: Float[Tensor, "N d"], prototypes: Float[Tensor, "K d"], k: int) -> list[list[int]]:
+    """Return the prototypes of each state in the order of choice, as :func:`fitted.pursue` does.
+
+    Ties go to the lower index.
+    """
+    unit = prototypes * inverse_norms(prototypes)
+    found: list[list[int]] = []
+    for state in z:
+        chosen: list[int] = []
+        while len(chosen) < k:
+            rest = state
+            if chosen:
+                weights = fit_weights(state[None], unit, torch.tensor([chosen]))[0]
+                rest = state - weights @ unit[chosen]
+            scores = cast("list[float]", (unit @ rest).tolist())  # pyright: ignore[reportUnknownMemberType]
+            others = [i for i in range(len(unit)) if i not in chosen]
+            others.sort(key=lambda i, scores=scores: (-scores[i], i))
+            chosen += others[: min(PICKS, k - len(chosen))]
+        found.append(chosen)
+    return found
 
 
 def fit_weights(
