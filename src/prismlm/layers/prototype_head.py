@@ -43,12 +43,14 @@ class PrototypeHead(nn.Module):
         c_i = cos(z, p_i)        α_i = ReLU(τ c_i) for the k largest c_i, else 0
         ẑ = Σ α_i p_i            r = z − ẑ            W z = Σ α_i W p_i + W r
 
-    With ``weights="fitted"`` the same k prototypes have the weights that rebuild z best,
+    With ``weights="fitted"`` k prototypes are chosen by matching pursuit, each few the nearest to
+    what those before leave of z, and have the weights that rebuild z best,
 
         α = argmin_{α ≥ 0} ‖z − Σ_i α_i p_i‖² + λ Σ_i α_i² ‖p_i‖²        λ = 10⁻³
 
     so that prototypes that say the same share it, and not each says it in full; τ and the norms of
-    prototypes then change nothing in α_i p_i. See :func:`prismlm.ops.prototype_head.fit_weights`.
+    prototypes then change nothing in α_i p_i, and cosines carry no gradient. See
+    :func:`prismlm.ops.prototype_head.pursue` and :func:`prismlm.ops.prototype_head.fit_weights`.
 
     The state itself is left as it is (z′ = ẑ + r = z), so the head can sit beside any model.
     Source: PRISM: Training Data Prototypes for Language Models (Guide Labs, 2025); fitted weights
@@ -59,7 +61,7 @@ class PrototypeHead(nn.Module):
         num_prototypes: K.
         prototypes_per_token: k ≤ K.
         scale: τ > 0 at the start; it is learned through its logarithm.
-        weights: how the prototypes of a state are weighed.
+        weights: how the prototypes of a state are chosen and weighed.
     """
 
     def __init__(

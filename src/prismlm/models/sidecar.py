@@ -23,7 +23,8 @@ from prismlm.layers.prototype_head import Weights
 from prismlm.models.seam import LogitMap, output_embedding
 
 FORMAT_VERSION = 1
-# Of a head whose weights are fitted: what reads version 1 alone would weigh by cosines.
+# Of a head whose weights are fitted: what reads version 1 alone would weigh by cosines, and what
+# reads version 2 would fit them to the nearest prototypes.
 FITTED_VERSION = 3
 META_FILE = "prismlm.json"
 HEAD_FILE = "prototype_head.safetensors"

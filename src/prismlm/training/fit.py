@@ -45,7 +45,8 @@ class FitOptions:
         drawn: of the others, how many are drawn anew for each step.
         residual: weight of ‖z − ẑ‖² over ‖z‖², beside 1 for the divergence.
         pull: weight of R1 and of R2.
-        weights: of a state's prototypes: by their cosines, or fitted to rebuild it best.
+        weights: how a state's prototypes are chosen and weighed: by their cosines, or fitted to
+            rebuild it best.
         seed: of everything random.
     """
 

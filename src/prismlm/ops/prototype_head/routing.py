@@ -26,7 +26,8 @@ class Routing(NamedTuple):
     Cosines and activations are float32 (float64 for float64 input) and carry gradients.
 
     Attributes:
-        indices: the k nearest prototypes, by cosine descending, ties to the lower index.
+        indices: the k nearest prototypes, by cosine descending, ties to the lower index; of a head
+            with fitted weights those that were pursued, in the order of choice.
         cosines: their cosines c, in [−1, 1].
         activations: α = ReLU(scale · c). Zero is not a use.
         nearest_prototype_cosine: max over prototypes, per state.

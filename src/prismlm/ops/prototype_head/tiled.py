@@ -110,7 +110,7 @@ def _in_one_graph(
 
 
 class Nearest(NamedTuple):
-    """The k nearest prototypes of each state, as in :class:`Routing`; no gradients."""
+    """The prototypes of each state, as in :class:`Routing`; no gradients."""
 
     indices: Int64[Tensor, "N k"]
     cosines: Float[Tensor, "N k"]
