@@ -30,7 +30,16 @@ GOAL, SHARE_GOAL = 0.15, 0.88
 DRAWN, SEED, AROUND = 24, 0, 48
 NOT_YET = "- What misses **does not work** yet: the residual is where much of a prediction is."
 OTHER_STATES = " The two were measured on different draws of held-out states of the same text."
-WEIGHED = {"cosine": "weighed by cosines", "fitted": "their weights fitted"}
+WEIGHED = {
+    "cosine": "weighed by cosines",
+    "nearest": "the nearest, their weights fitted",
+    "fitted": "chosen by matching pursuit, their weights fitted",
+}
+# What one run of a pair has that the other has not.
+AGAINST = {
+    ("cosine", "nearest"): "Weights fitted by non-negative least squares in place of cosines",
+    ("nearest", "fitted"): "Prototypes chosen by matching pursuit in place of the nearest",
+}
 
 
 def main() -> int:
@@ -85,7 +94,7 @@ def render(found: list[dict[str, Any]], demo: dict[str, Any]) -> str:
         f"**{worse:+.1%}** above the model's, goal at most {GOAL:+.0%}: {_verdict(worse <= GOAL)}.",
         f"- Explained share **{share:.3f}**, goal {SHARE_GOAL}: {_verdict(share >= SHARE_GOAL)}.",
         f"- It recovers {last['recovered']:.1%} of what the states say beyond their mean.",
-        *_fitted(fits),
+        *_pairs(fits),
         f"- With K = {demo['attached']['fit.prototypes']:,}, {WEIGHED[_weighed(demo)]}, two epochs "
         "and the model fine-tuned, what ships with the demo has "
         f"**{_over(demo['quality']):+.1%}** and **{demo['quality']['explained_share']:.3f}**.",
@@ -124,24 +133,22 @@ def _weighed(demo: dict[str, Any]) -> str:
     return demo["attached"].get("fit.weights", "cosine")
 
 
-def _fitted(fits: list[dict[str, Any]]) -> list[str]:
-    """Say what fitted weights change where all else is the same."""
+def _pairs(fits: list[dict[str, Any]]) -> list[str]:
+    """Say what another choice of prototypes and weights changes where all else is the same."""
     same = ("prototypes", "per_token", "states", "steps")
-    by_cosine = {
-        tuple(one[name] for name in same): one for one in fits if _weights(one) == "cosine"
-    }
+    by_all = {(_weights(one), *(one[name] for name in same)): one for one in fits}
     lines: list[str] = []
-    for one in fits:
-        other = by_cosine.get(tuple(one[name] for name in same))
-        if _weights(one) == "cosine" or other is None:
-            continue
-        now, before = one["points"][-1], other["points"][-1]
-        lines.append(
-            f"- Weights fitted by non-negative least squares in place of cosines, K = "
-            f"{one['prototypes']:,}, {one['steps']:,} steps: {_over(before):+.1%} becomes "
-            f"{_over(now):+.1%}, the explained share {before['explained_share']:.3f} "
-            f"{now['explained_share']:.3f}." + (OTHER_STATES if before["ce"] != now["ce"] else "")
-        )
+    for (before, after), what in AGAINST.items():
+        for one in fits:
+            other = by_all.get((before, *(one[name] for name in same)))
+            if _weights(one) != after or other is None:
+                continue
+            new, old = one["points"][-1], other["points"][-1]
+            lines.append(
+                f"- {what}, K = {one['prototypes']:,}, {one['steps']:,} steps: {_over(old):+.1%} "
+                f"becomes {_over(new):+.1%}, the explained share {old['explained_share']:.3f} "
+                f"{new['explained_share']:.3f}." + (OTHER_STATES if old["ce"] != new["ce"] else "")
+            )
     return lines
 
 
@@ -176,7 +183,12 @@ def _shipped(demo: dict[str, Any]) -> list[str]:
 
 
 def _table(found: list[dict[str, Any]]) -> list[str]:
-    lines = table_head(
+    lines = [
+        "Weights: *cosine* as the source has them, of the k nearest; *nearest*: fitted to the k "
+        "nearest, tried before and not in the package; *fitted*: to k chosen by matching pursuit.",
+        "",
+    ]
+    lines += table_head(
         "| K | k | weights | states | steps | CE | prototypes alone | above | recovered "
         "| explained share | FVU | agreement | in use | MB in bf16 |"
     )
