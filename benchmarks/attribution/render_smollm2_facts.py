@@ -207,7 +207,8 @@ def _heads(result: dict[str, Any]) -> list[str]:
         for q in (result[part]["quality"],)
     )
     return [
-        f"Then `prismlm attach` put a head of {attach['prototypes']:,} prototypes, "
+        "Then `prismlm attach --weights cosine` put a head of "
+        f"{attach['prototypes']:,} prototypes, "
         f"{attach['per_token']} for a token, on the {attach['states']:,} hidden states of "
         "this corpus, and wrote the lens"
         + ("; the same was done with the model before. " if "before" in result else ". ")

@@ -191,7 +191,8 @@ def _setting(result: dict[str, Any]) -> list[str]:
         f"{training['every']} of what was read before, and new documents "
         f"with planted facts; {training['epochs']} epochs in {training['cpu_seconds'] / 60:.0f} "
         f"CPU minutes of one core, loss {training['history'][-1]['loss']:.2f} nats a token in the "
-        f"last. The head has K = {head['prototypes']:,} and k = {head['prototypes_per_token']}. It "
+        f"last. The head has K = {head['prototypes']:,} and k = {head['prototypes_per_token']}, "
+        "weighed by cosines. It "
         f"is fitted to {head['states']:,} states: training text is read {masked} times with one "
         f"in {masked} tokens masked, every token once. The same states are the positions that "
         "evidence is spread over.",
