@@ -31,7 +31,7 @@ from prismlm.models.sidecar import HEAD_FILE, META_FILE
 from prismlm.training import AttachOptions, FitOptions, LoraOptions, attach
 
 OPTIONS = AttachOptions(
-    fit=FitOptions(prototypes=8192, prototypes_per_token=64, epochs=2.0, weights="cosine"),
+    fit=FitOptions(prototypes=8192, prototypes_per_token=64, epochs=2.0, weights="fitted"),
     window=512,
     contexts=4,
     codes="pq12",
