@@ -80,12 +80,15 @@ def naive(lm, table, everything):
             ratio = CONCENTRATION * believed[groups[d]] / rates[groups[d]]
             ratio = (ratio + carried / cells.document_rates[d]) / (CONCENTRATION + total)
             spread[n] = k * ratio
-        own = of_prototypes[table.indices[t].tolist()] @ table.states[t].double().numpy()
-        least, relied_on = max(own.min(), 0), set()
+        own = of_prototypes @ table.states[t].double().numpy()
+        least, relied_on = np.full_like(own, own[table.indices[t].tolist()].min()), set()
+        if lm.head.weights == "fitted":
+            least = 0.9 * own
         for n in sorted(spread, key=spread.get, reverse=True)[:4]:
             heavy = place.tolist().index(n)
             cosines = of_prototypes @ states[heavy]
-            relied_on |= {i for i in speak_for if cosines[i] >= least} | {int(cell[heavy])}
+            relied_on |= {i for i in speak_for if cosines[i] >= max(least[i], 0)}
+            relied_on.add(int(cell[heavy]))
         amount = sum(e for i, e in speak_for.items() if i in relied_on)
         unplaced += sum(e for i, e in speak_for.items() if i not in relied_on)
         parts = Counter()
@@ -104,8 +107,10 @@ def naive(lm, table, everything):
     return found, unplaced
 
 
+@pytest.mark.parametrize("weights", ["cosine", "fitted"])
 @pytest.mark.parametrize("text", TEXTS)
-def test_evidence_falls_where_the_equation_says(lm, everything, text, monkeypatch):
+def test_evidence_falls_where_the_equation_says(lm, everything, text, weights, monkeypatch):
+    monkeypatch.setattr(lm.head, "weights", weights)
     monkeypatch.setattr(neighbours, "MOST_OF_A_RANGE", 10**9)
     monkeypatch.setattr(positions, "LEAST", 0.0)
     table = lm.explain(text, generate=4).table

@@ -29,7 +29,8 @@ Revision = Annotated[
 Prototypes = Annotated[int, option("K", "How many prototypes.")]
 PerToken = Annotated[int, option("k", "How many a token may rely on.")]
 HeadWeights = Annotated[
-    str, option("HOW", "How a token's prototypes are chosen and weighed: by their cosines, or fitted.")
+    str,
+    option("HOW", "How a token's prototypes are chosen and weighed: by cosines, or fitted."),
 ]
 Epochs = Annotated[float, typer.Option(help="How often the head sees every state.")]
 Batch = Annotated[int, option("N", "States of a step.")]

@@ -18,8 +18,9 @@ network are in none of the two factors.
 and evidence is spread over all of them together in proportion: by prototype, a cell with one poor
 position would give it everything. Over them goes the evidence of the prototypes that one of the
 four heaviest positions relies on, too: is at least as near to as the prediction is to the last of
-its own k. Where a text was learned these are most of them, and few where it was not. The evidence
-of the others, of residual and of bias is unattributed.
+its own k; or, where these k are not the nearest, as with fitted weights, nine tenths as near as the
+prediction is. Where a text was learned these are most of them, and fewer where it was not. The
+evidence of the others, of residual and of bias is unattributed.
 
 The factor r is the text before. A text keeps to its matter: a domain, and in it a document, that
 carried the predictions before is likelier to carry this one than its size alone would make it.
@@ -67,6 +68,8 @@ CONCENTRATION = 1000.0
 SPAN = 6.0
 # What one of so many positions relies on has text behind it.
 HEAVIEST = 4
+# What relies on a prototype that was pursued has so much of the cosine that the prediction has.
+ALIKE = 0.9
 # Positions with less than this part of the weight of a prediction's heaviest are left out.
 LEAST = 1e-6
 LARGEST_UNIT = 1e100
@@ -238,8 +241,9 @@ def _relied_on(
         if begin < end:
             used = prototypes[table.indices[number].to(prototypes.device)].cpu().float()
             used = functional.normalize(used, dim=-1)
-            least = (used @ table.states[number]).min().clamp_min(0)
-            found[number] = (states[begin:end] @ used.T).amax(0) >= least
+            near = used @ table.states[number]
+            least = ALIKE * near if head.weights == "fitted" else near.min()
+            found[number] = (states[begin:end] @ used.T).amax(0) >= least.clamp_min(0)
     return found
 
 
