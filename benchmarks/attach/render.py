@@ -15,8 +15,10 @@ import pyarrow.parquet as pq
 import prismlm.demo
 from benchmarks.shared.pages import (
     escaped,
+    measured_on,
     page_options,
     publish,
+    read_result,
     read_results,
     runs_made,
     table_head,
@@ -46,7 +48,9 @@ def main() -> int:
     """Render, or say whether the page is up to date."""
     given = page_options(__doc__).parse_args()
     found = read_results(given.results / "attach", "attach.frontier")
-    return publish({given.results / "smollm2.md": render(found, shipped())}, check=given.check)
+    spent = read_result(given.results / "attach_time.json", "attach.time_to_attach")
+    page = render(found, shipped()) + "\n".join(["", *_time(spent)]) + "\n"
+    return publish({given.results / "smollm2.md": page}, check=given.check)
 
 
 def shipped() -> dict[str, Any]:
@@ -271,6 +275,30 @@ def _curve(best: dict[str, Any]) -> list[str]:
         f"| {point['step']:,} | {_over(point):+.1%} | {point['recovered']:.1%} | "
         f"{point['explained_share']:.3f} | {point['fvu']:.3f} | {point['agreement']:.1%} |"
         for point in best["points"]
+    ]
+
+
+def _time(spent: dict[str, Any]) -> list[str]:
+    """Return what each part of the command took, beside bare passes over the same tokens."""
+    tokens, bare = spent["tokens"], spent["passes"]["seconds"] / spent["passes"]["tokens"]
+    rows = sorted(spent["parts"].items(), key=lambda part: -part[1])
+    return [
+        "## Time to attach",
+        "",
+        f"`prismlm attach` on {tokens:,} tokens, with the K, k and epochs of the demo's head and "
+        "without fine-tuning, timed by `python -m benchmarks.attach.time_to_attach MODEL`. "
+        "Processor seconds of one thread; the last column is per token, over a bare pass of the "
+        f"model, {1000 * bare:.2f} ms a token. Parts within others are listed too; what is not "
+        f"reported, such as opening the model, is in the total. "
+        f"{measured_on(spent['environment'])}",
+        "",
+        *table_head("| part | s | over a pass |"),
+        *(
+            f"| {name} | {seconds:.0f} | {seconds / tokens / bare:.2f} |"
+            for name, seconds in rows
+            if seconds >= 0.5
+        ),
+        f"| **all** | {spent['seconds']:.0f} | {spent['seconds'] / tokens / bare:.2f} |",
     ]
 
 
