@@ -63,7 +63,7 @@ def main() -> None:
         made = attach(str(given.model), [sample], Path(folder) / "out", options, progress=timed)
         whole = time.process_time() - began
         corpus = Corpus.open(made.corpus)
-        passes = bare_passes(given.model, corpus, options.window)
+        passes = bare_passes(given.model, corpus, OPTIONS.window or 512)
     result = {
         "tokens": int(corpus.lengths.sum()),
         "states": made.states,

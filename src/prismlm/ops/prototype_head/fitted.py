@@ -69,7 +69,7 @@ def pursue(
         picks = min(PICKS, k - chosen.shape[1])
         rest = z - gather_sum(chosen, fit_activations(z, bank, chosen), bank)
         more = [chosen[:0, :picks]]
-        for part, taken in zip(rest.split(step), chosen.split(step), strict=True):
+        for part, taken in zip(torch.split(rest, step), torch.split(chosen, step), strict=True):
             with full_precision(z.device):
                 scores = products(part, bank).mul_(inverse.T)
             more.append(largest(scores.scatter_(1, taken, -torch.inf), picks)[1])
@@ -85,7 +85,7 @@ def cosines_of(
     dtype = score_dtype(z.dtype)
     z = z.to(dtype) * inverse_norms(z.to(dtype))
     found = [z.new_empty(0, indices.shape[1])]
-    for states, chosen in zip(z.split(STATES), indices.split(STATES), strict=True):
+    for states, chosen in zip(torch.split(z, STATES), torch.split(indices, STATES), strict=True):
         rows = prototypes[chosen].to(dtype)
         with full_precision(z.device):
             along = (rows @ states[:, :, None]).squeeze(2)
