@@ -63,9 +63,10 @@ def main() -> None:
         made = attach(str(given.model), [sample], Path(folder) / "out", options, progress=timed)
         whole = time.process_time() - began
         corpus = Corpus.open(made.corpus)
+        tokens = int(corpus.lengths.sum())
         passes = bare_passes(given.model, corpus, OPTIONS.window or 512)
     result = {
-        "tokens": int(corpus.lengths.sum()),
+        "tokens": tokens,
         "states": made.states,
         "prototypes": options.fit.prototypes,
         "per_token": options.fit.prototypes_per_token,
