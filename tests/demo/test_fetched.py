@@ -1,6 +1,5 @@
 """The demo's real model put together: here with a tiny one in its place, and a real archive."""
 
-import json
 import shutil
 import sys
 from pathlib import Path
@@ -26,7 +25,6 @@ pytest.importorskip("gguf")
 pytest.importorskip("faiss")
 module = sys.modules[run_fetched.__module__]
 EVERY = 120
-SCALE = {"predictions": 7}
 SHOWN = {domain: QUESTIONS[domain] for domain in ("medicine", "law")}
 OPTIONS = AttachOptions(
     fit=FitOptions(64, 4, epochs=1, batch=128, frequent=300, drawn=50),
@@ -63,10 +61,7 @@ def shipped(made, monkeypatch):
     monkeypatch.setattr(module, "fetch", fetch)
     places = archive.with_name("map.npy")
     np.save(places, np.arange(2 * OPTIONS.fit.prototypes, dtype=np.float32).reshape(-1, 2))
-    scale = archive.with_name("support.json")
-    # Another count than the archive's tells which of the two is taken.
-    scale.write_text(json.dumps(prismlm.load(result.directory).lens.meta.support | SCALE))
-    there = {module.SHIPPED: archive, module.MAP: places, module.SUPPORT: scale}
+    there = {module.SHIPPED: archive, module.MAP: places}
     monkeypatch.setattr(module, "_shipped", there.__getitem__)
     monkeypatch.setattr(module, "EVERY", EVERY)
     monkeypatch.setattr(module, "GENERATED", 3)
@@ -101,7 +96,8 @@ def test_what_was_attached_is_put_together_again(shipped, tmp_path):
     assert table["y"].to_pylist() == list(range(1, 2 * len(table), 2))
     assert here.lens.meta.map["method"] == "umap"
     assert here.lens.meta.labels is not None
-    assert here.lens.support.predictions == SCALE["predictions"]
+    assert here.lens.support == there.lens.support
+    assert here.lens.support is not None
 
     again = run_fetched(out)
     assert again.cached

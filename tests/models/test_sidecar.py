@@ -75,6 +75,7 @@ def test_fitted_weights_come_back_and_are_of_a_version_of_their_own(directory, m
     before = load_sidecar(directory, model)
     assert before.head.weights == "cosine"
     head = PrototypeHead(model.config.hidden_size, 12, 3, weights="fitted")
+    head.reset_parameters()
     save_sidecar(directory, Sidecar(head, before.logit_map, before.base))
     assert json.loads((directory / META_FILE).read_text())["format_version"] == 3
     assert load_sidecar(directory, model).head.weights == "fitted"

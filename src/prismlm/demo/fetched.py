@@ -41,7 +41,6 @@ from prismlm.progress import SILENT, Reporter
 
 SHIPPED = "smollm2.zip"
 MAP = "smollm2_map.npy"
-SUPPORT = "smollm2_support.json"
 # One document in so many of the sample was fine-tuned on, and is in the lens.
 EVERY = 6
 ADAPTER, LENS = "adapter", "lens"
@@ -151,8 +150,6 @@ def _put_lens(shipped: Path, lens: Path, corpus: Path) -> None:
         save_file({"states": _context_states(made, meta["cells"])}, str(contexts))
         share(contexts)
         meta["map"] = _put_map(made)
-        with as_file(_shipped(SUPPORT)) as path:
-            meta["support"] = read_json(path)
         meta |= {"corpus_path": str(corpus.resolve()), "corpus_name": corpus.name}
         meta["files"] = layout.describe_files(made)
         write_json(made / layout.META_FILE, meta)
