@@ -287,9 +287,9 @@ def _time(spent: dict[str, Any]) -> list[str]:
         "",
         f"`prismlm attach` on {tokens:,} tokens, with the K, k and epochs of the demo's head and "
         "without fine-tuning, timed by `python -m benchmarks.attach.time_to_attach MODEL`. "
-        "Processor seconds of one thread; the last column is per token, over a bare float32 pass of "
-        f"the model, {1000 * bare:.2f} ms a token. Parts within others are listed too; what is not "
-        f"reported, such as opening the model, is in the total. "
+        "Processor seconds of one thread; the last column is per token, over a bare float32 pass "
+        f"of the model, {1000 * bare:.2f} ms a token. Parts within others are listed too; what is "
+        "not reported, such as opening the model, is in the total. "
         f"{measured_on(spent['environment'])}",
         "",
         *table_head("| part | s | over a pass |"),

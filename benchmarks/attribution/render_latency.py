@@ -114,7 +114,7 @@ def _generation(rows: list[dict[str, Any]]) -> list[str]:
     return [
         *lines,
         "",
-        f"Target: at most 1.10 for shares, documents and passages, by the median: "
+        "Target: at most 1.10 for shares, documents and passages, by the median: "
         f"{'; '.join(verdicts)}. A largest ratio in the hundreds is a pause: the whole process was "
         "stopped there for other work.",
         "",
