@@ -88,7 +88,8 @@ def render(found: list[dict[str, Any]], demo: dict[str, Any]) -> str:
         "",
         f"SmolLM2-135M-Instruct, as its GGUF file (Q4_1) has it, on {best['states']:,} hidden "
         f"states of the bundled sample, which it was not trained on; measured on "
-        f"{last['tokens']:,} held-out states.",
+        f"{last['tokens']:,} held-out states. Matching pursuit, and sixteen at a time, were chosen "
+        "with 1,500 of these in view.",
         "",
         "## In short",
         "",
@@ -98,6 +99,7 @@ def render(found: list[dict[str, Any]], demo: dict[str, Any]) -> str:
         f"**{worse:+.1%}** above the model's, goal at most {GOAL:+.0%}: {_verdict(worse <= GOAL)}.",
         f"- Explained share **{share:.3f}**, goal {SHARE_GOAL}: {_verdict(share >= SHARE_GOAL)}.",
         f"- It recovers {last['recovered']:.1%} of what the states say beyond their mean.",
+        *_control(found, best),
         *_pairs(fits),
         f"- With K = {demo['attached']['fit.prototypes']:,}, {WEIGHED[_weighed(demo)]}, two epochs "
         "and the model fine-tuned, what ships with the demo has "
@@ -135,6 +137,30 @@ def _weights(one: dict[str, Any]) -> str:
 def _weighed(demo: dict[str, Any]) -> str:
     """Return how the demo's head weighs prototypes."""
     return demo["attached"].get("fit.weights", "cosine")
+
+
+def _control(found: list[dict[str, Any]], best: dict[str, Any]) -> list[str]:
+    """Say what random states as prototypes do, and which figure tells a fitted head from them."""
+    alike = ("prototypes", "per_token")
+    lines: list[str] = []
+    for one in found:
+        if one["part"] != "control" or _weights(one) != _weights(best):
+            continue
+        if any(one[name] != best[name] for name in alike):
+            continue
+        control, last = one["points"][-1], best["points"][-1]
+        told = [
+            f"{what} {'tells' if better else '**does not tell**'} the fitted head from them"
+            for what, better in (
+                ("the cross-entropy", _over(last) < _over(control)),
+                ("the explained share", last["explained_share"] > control["explained_share"]),
+            )
+        ]
+        lines.append(
+            f"- Control, as many random states as prototypes: {_over(control):+.1%} and an "
+            f"explained share of {control['explained_share']:.3f}: {'; '.join(told)}."
+        )
+    return lines
 
 
 def _pairs(fits: list[dict[str, Any]]) -> list[str]:

@@ -65,9 +65,10 @@ def test_more_per_token_than_prototypes(directory):
         load_sidecar(directory)
 
 
-def test_another_version(directory):
-    change(directory, format_version=99)
-    with pytest.raises(FormatError, match="99"):
+@pytest.mark.parametrize("version", [2, 99])
+def test_another_version(directory, version):
+    change(directory, format_version=version)
+    with pytest.raises(FormatError, match=f"format version {version}"):
         load_sidecar(directory)
 
 

@@ -47,6 +47,9 @@ def test_the_page_says_what_misses(results):
     worse = last["prototype_only_ce"] / last["ce"] - 1
     assert f"**{worse:+.1%}** above the model's, goal at most +15%: met" in page
     assert "control: random states" in page
+    assert "the cross-entropy tells the fitted head from them" in page
+    share = control["points"][-1]["explained_share"]
+    assert f"an explained share of {share:.3f}" in page
     quality = shipped()["quality"]
     over = quality["prototype_only_ce"] / quality["ce"] - 1
     assert (
