@@ -17,6 +17,7 @@ from prismlm.index.build import IndexOptions, build_index
 from prismlm.index.lens import Lens
 from prismlm.index.write import top_signatures
 from prismlm.models.sidecar import load_sidecar, save_sidecar
+from prismlm.ops import prototype_head
 
 WINDOW, STRIDE, CONTEXTS = 128, 96, 6
 OPTIONS = IndexOptions(contexts=CONTEXTS, window=WINDOW, stride=STRIDE, split="heldout")
@@ -287,17 +288,41 @@ def test_every_position_is_in_the_cell_of_its_nearest_prototype(lm, few, lens_of
         np.testing.assert_allclose((coded * unit).sum(1), 1, atol=3e-3)
 
 
-def test_fitted_weights_change_only_the_scale_of_support(lm, few, lens_of_few, tmp_path):
-    """Which prototypes are near is as it was; which of them speak is asked for the scale."""
+@torch.no_grad()
+def test_fitted_weights_count_the_prototypes_that_the_head_chose(
+    lm, few, lens_of_few, tmp_path, monkeypatch
+):
+    """Where positions lie is as it was; uses, activations and the scale of support are its own."""
+    for module in (prototype_head, prototype_head.fitted):
+        monkeypatch.setattr(module, "PICKS", 1)
     head = copy.deepcopy(lm.head)
     head.weights = "fitted"
     built = build_index(lm.model, head, few, tmp_path / "fitted", OPTIONS)
+    theirs = {layout.INDEX_FILE, layout.MASS_FILE, layout.META_FILE, layout.PROTOTYPES_FILE}
     for path in built.iterdir():
         same = path.read_bytes() == (lens_of_few / path.name).read_bytes()
-        assert same == (path.name != layout.META_FILE), path.name
+        assert same == (path.name not in theirs), path.name
     left, right = (layout.read_meta(lens) for lens in (built, lens_of_few))
     changed = {name for name, value in vars(left).items() if value != getattr(right, name)}
-    assert changed == {"prototypes", "support"}
+    assert changed == {"files", "prototypes", "support"}
+    counts, sums = torch.zeros(2, head.num_prototypes, dtype=torch.float64)
+    chosen = {}
+    for document in few.split("heldout").tolist():
+        start, _, states = read_document(lm, few, document)
+        routing = head(states).routing
+        used = routing.activations > 0
+        counts += routing.indices[used].bincount(minlength=len(counts))
+        sums.index_add_(0, routing.indices[used], routing.activations[used].double())
+        for place, row in enumerate(zip(routing.indices, routing.activations, strict=True)):
+            chosen[start + place] = dict(zip(*(each.tolist() for each in row), strict=True))
+    mass = pq.read_table(built / layout.MASS_FILE).to_pandas().groupby("prototype")
+    assert mass["tokens"].sum().to_dict() == {i: n for i, n in enumerate(counts.tolist()) if n}
+    found = mass["activation_sum"].sum()
+    np.testing.assert_allclose(found, sums[found.index], rtol=1e-4, atol=1e-3)
+    for row in pq.read_table(built / layout.INDEX_FILE).to_pylist():
+        mine = chosen[row["position"]]
+        assert row["routed"] == (row["prototype"] in mine)
+        assert row["activation"] == pytest.approx(mine.get(row["prototype"], 0), abs=1e-4)
     assert Lens.open(built, lm.model, head).meta.tokens > 0
     with pytest.raises(StaleLensError):
         Lens.open(built, lm.model, lm.head)

@@ -100,7 +100,11 @@ def test_norms_and_scale_do_not_change_a_fitted_reconstruction():
     with torch.no_grad():
         head.prototypes.mul_(torch.rand(20, 1) + 0.5)
         head.log_scale.fill_(1.3)
-    torch.testing.assert_close(head(z).reconstruction, expected)
+    found = head(z).reconstruction
+    torch.testing.assert_close(found, expected)
+    found.sum().backward()
+    # A parameter without a gradient would end a run of several processes.
+    assert head.log_scale.grad == 0
 
 
 def test_gradients_of_a_fitted_reconstruction_are_those_of_differences():

@@ -150,8 +150,9 @@ def prototypes_fingerprint(head: PrototypeHead) -> str:
         head.prototypes_per_token,
         round(float(head.scale.detach()), 6),
     ]
-    # Lenses of heads with cosine weights were written before there were others.
-    return fingerprints.of_json(parts if head.weights == "cosine" else [*parts, head.weights])
+    # Lenses of heads with cosine weights were written before there were others, and those that say
+    # "fitted" count as uses the nearest prototypes, not those that the head chose.
+    return fingerprints.of_json(parts if head.weights == "cosine" else [*parts, "pursued"])
 
 
 def write_meta(directory: Path, meta: LensMeta) -> None:

@@ -23,6 +23,7 @@ from prismlm.index.states import HiddenStates, predicting
 from prismlm.layers import PrototypeHead
 from prismlm.models.seam import capture
 from prismlm.ops import prototype_head, top_contexts
+from prismlm.ops.prototype_head import Nearest
 from prismlm.ops.prototype_head.routing import inverse_norms
 
 if TYPE_CHECKING:
@@ -245,10 +246,9 @@ def _scan_pass(
 ) -> int:
     head, z = given.head, states.float()
     threshold = scan.top.threshold.to(z.device)
-    found = prototype_head.scan_windows(
-        z, head.prototypes, head.prototypes_per_token, owned, threshold
-    )
-    activations = torch.relu(head.scale * found.cosines)
+    found = prototype_head.scan_windows(z, head.prototypes, head.nearest_needed, owned, threshold)
+    nearest = Nearest(found.indices, found.cosines, torch.relu(head.scale * found.cosines))
+    relied = head.chosen(z[owned], nearest)
     share = given.options.positions
     if share is not None and scan.spool is not None:
         kept = owned.cpu()
@@ -256,18 +256,21 @@ def _scan_pass(
         cell, positions = found.indices[:, 0], batch.positions[kept]
         scan.spool.add(position_records(share, given.model, states[owned], cell, tokens, positions))
     window = owned.nonzero()[:, 0].cpu()
-    scan.mass.add(keys, key[window], found.indices.cpu(), activations.cpu())
+    scan.mass.add(keys, key[window], relied.indices.cpu(), relied.activations.cpu())
     state = z[found.window, found.offset]
     rank = owned.flatten().cumsum(0)[found.window * z.shape[1] + found.offset] - 1
-    routed = (found.indices[rank] == found.prototype[:, None]).any(1)
+    here = relied.indices[rank] == found.prototype[:, None]
+    activation = torch.relu(head.scale * found.cosine)
+    if head.weights == "fitted":
+        activation = (relied.activations[rank] * here).sum(1)
     scan.admit(
         top_contexts.Contexts(
             found.prototype.cpu(),
             found.cosine.cpu(),
             batch.positions[found.window.cpu(), found.offset.cpu()],
             batch.document[found.window.cpu()],
-            torch.relu(head.scale * found.cosine).cpu(),
-            routed.cpu(),
+            activation.cpu(),
+            here.any(1).cpu(),
             (state * inverse_norms(state)).bfloat16().cpu(),
         )
     )

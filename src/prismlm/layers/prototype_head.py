@@ -141,7 +141,10 @@ class PrototypeHead(nn.Module):
         with torch.autocast(device_type=z.device.type, enabled=False):
             routing = ops.route(flat, self.prototypes, self._first(k), self.scale, keep)
             if self.weights == "fitted":
-                routing = routing._replace(**self._fitted(flat, k, routing.indices)._asdict())
+                fitted = self._fitted(flat, k, routing.indices)
+                routing = routing._replace(**fitted._asdict())
+                # τ changes nothing; DistributedDataParallel waits for a gradient of all there is.
+                routing = routing._replace(activations=fitted.activations + 0 * self.log_scale)
             return HeadOutput(routing, ops.reconstruct(routing, self.prototypes))
 
     def nearest(
@@ -151,9 +154,24 @@ class PrototypeHead(nn.Module):
 
         ``inverse`` are 1/‖p‖, where they are known already.
         """
-        k = self.prototypes_per_token
-        found = ops.nearest(z, self.prototypes, self._first(k), self.scale, inverse)
-        return self._fitted(z, k, found.indices, inverse) if self.weights == "fitted" else found
+        found = ops.nearest(z, self.prototypes, self.nearest_needed, self.scale, inverse)
+        return self.chosen(z, found, inverse)
+
+    def chosen(
+        self,
+        z: Float[Tensor, "N d"],
+        found: ops.Nearest,
+        inverse: Float[Tensor, "K 1"] | None = None,
+    ) -> ops.Nearest:
+        """Return the prototypes that states rely on, given the ``nearest_needed`` nearest ones."""
+        if self.weights == "cosine":
+            return found
+        return self._fitted(z, self.prototypes_per_token, found.indices, inverse)
+
+    @property
+    def nearest_needed(self) -> int:
+        """How many of the nearest prototypes the choice of k begins with."""
+        return self._first(self.prototypes_per_token)
 
     def _first(self, k: int) -> int:
         return min(k, ops.PICKS) if self.weights == "fitted" else k
