@@ -72,6 +72,14 @@ def test_model_lens_and_map_are_of_one_making(members):
         assert np.load(file).shape == (made["fit.prototypes"], 2)
 
 
+def test_every_prototype_is_in_use(members):
+    """As the head chooses them: among the nearest alone many never are."""
+    made = json.loads(members[META_FILE])["provenance"]["attached"]
+    usage = table_of(members, layout.PROTOTYPES_FILE)["usage"].to_numpy()
+    assert usage.min() > 1e-4
+    assert 0.8 < usage.sum() / made["fit.prototypes_per_token"] <= 1
+
+
 def test_the_scale_of_support_knows_words(members):
     scale = json.loads(members[f"{LENS}/{layout.META_FILE}"])["support"]
     assert len(scale["low_words"]) == len(scale["lengths"])

@@ -150,19 +150,34 @@ def _print_answer(console: Console, answer: Answer, chat: bool) -> None:
         f"  [dim]evidence  [/] {' · '.join(leading)}",
         f"  [dim]prototype [/] {escape(answer.prototype)}",
     ]
-    if answer.passage is not None:
-        source, before, token, after = map(_visible, answer.passage)
-        room = max(20, console.width - 17 - len(source[:28]) - len(token))
-        before = before[-(room * 2 // 3) :]
-        lines.append(
-            f"  [dim]passage   [/] …{escape(before)}[reverse]{escape(token)}[/]"
-            f"{escape(after[: room - len(before)])}… [dim]{escape(source[:28])}[/]"
-        )
     support = "" if answer.support is None else f"  [dim]support {answer.support}[/]"
     console.print(f"\n[bold cyan]{escape(answer.domain)}[/]{support}")
     console.print(Padding(text, (0, 0, 0, 2)))
     for line in lines:
         console.print(line, no_wrap=True, overflow="ellipsis", crop=True)
+    if answer.passage is not None:
+        _print_passage(console, *map(_visible, answer.passage))
+
+
+def _print_passage(console: Console, source: str, before: str, token: str, after: str) -> None:
+    """Print whole words around the token, in two lines, and below them where they stand."""
+    from rich.table import Table
+    from rich.text import Text
+
+    room = 2 * (console.width - 14) - len(token) - 4
+    first = max(0, len(before) - room * 2 // 3)
+    last = room - (len(before) - first)
+    while 0 < first < len(before) and not before[first - 1].isspace():
+        first += 1
+    while 0 < last < len(after) and not after[last].isspace():
+        last -= 1
+    words = Text.assemble("…" if first else "", before[first:], (token, "reverse"), after[:last])
+    if last < len(after):
+        words.append("…")
+    table = Table.grid(padding=(0, 1))
+    table.add_row(Text("  passage   ", style="dim"), words)
+    table.add_row("", Text(source, style="dim"))
+    console.print(table)
 
 
 def _visible(text: str) -> str:
