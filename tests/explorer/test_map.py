@@ -67,8 +67,9 @@ def lassoed(page, corners):
 def test_places_are_those_of_the_lens(served, lm):
     data = served.json("GET", "/api/map")
     table = lm.lens.prototypes
-    for name in ("x", "y", "usage"):
+    for name in ("x", "y"):
         assert data[name] == pytest.approx(table[name].to_pylist(), abs=1e-3)
+    assert data["leading"] == lm.lens.leading.tolist()
     assert data["names"] == [marks_shown(name) for name in lm.lens.names]
     named = [data["categories"][number]["name"] for number in data["category"]]
     assert named == lm.lens.categories

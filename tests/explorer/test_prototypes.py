@@ -40,8 +40,8 @@ def test_of_what_is_found_names_come_first(served, lm):
     named = ["word1" in one["name"] for one in found]
     assert named == sorted(named, reverse=True)
     assert any(named)
-    usage = [one["usage"] for one, is_named in zip(found, named, strict=True) if is_named]
-    assert usage == sorted(usage, reverse=True)
+    sizes = [one["positions"] for one, is_named in zip(found, named, strict=True) if is_named]
+    assert sizes == sorted(sizes, reverse=True)
 
 
 def test_names_that_are_written_meanwhile_are_seen_when_the_page_is_opened(tiny_model, tmp_path):
@@ -70,8 +70,10 @@ def test_filters_orders_and_the_place_of_one(served, lm):
     assert (odd["total"], odd["matching"], odd["place"]) == (count // 2, count, 58)
     assert odd["items"][0]["id"] == 117
     assert served.json("GET", "/api/prototypes?category=Morphology&at=0")["place"] is None
-    usage = [one["usage"] for one in served.json("GET", "/api/prototypes?limit=500")["items"]]
-    assert usage == sorted(usage, reverse=True)
+    for sort, figure in (("text", "positions"), ("usage", "usage")):
+        items = served.json("GET", f"/api/prototypes?limit=500&sort={sort}")["items"]
+        figures = [one[figure] for one in items]
+        assert figures == sorted(figures, reverse=True)
 
 
 def test_a_person_pages_and_shares_what_is_seen(page, lm):

@@ -73,6 +73,8 @@ def test_ranges_hold_what_brute_force_finds(opened):
         found = cells.records(np.arange(start, stop))
         for name in found.dtype.names:
             np.testing.assert_array_equal(found[name], chosen[name])
+    expected = [int((records["cell"] == cell).sum()) for cell in range(CELLS + 1)]
+    assert cells.sizes(CELLS + 1).tolist() == expected
 
 
 def test_beside_a_token_is_all_else_of_its_cell(opened):

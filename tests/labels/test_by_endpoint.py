@@ -54,13 +54,13 @@ def by(lm):
     return {row["prototype"]: row for row in rows if row["label_source"] == "endpoint:m"}
 
 
-def test_the_most_used_get_names_and_the_others_keep_theirs(lm, made):
+def test_those_with_most_text_get_names_and_the_others_keep_theirs(lm, made):
     with ChatServer() as server:
         found = labelled(lm, server)
     rows = lm.lens.prototypes.to_pylist()
-    usage = lm.lens.prototypes["usage"].to_numpy()
+    sizes = np.bincount(made.places.cell, minlength=len(rows))
     assert len(by(lm)) == MOST == found.asked["named"]
-    assert min(usage[list(by(lm))]) >= max(np.delete(usage, list(by(lm))))
+    assert min(sizes[list(by(lm))]) >= max(np.delete(sizes, list(by(lm))))
     for row, label in zip(rows, made.labels, strict=True):
         if row["label_source"] == "endpoint:m":
             assert row["name"].startswith("next ")

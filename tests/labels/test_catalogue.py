@@ -22,14 +22,14 @@ def looked_through(catalogue, texts, query, sort):
     words = query.lower().split()
     sought = [word.encode(errors="replace") for word in words]
     found = [int(n) for n in catalogue.orders[sort] if all(word in texts[n] for word in sought)]
-    if sort in ("usage", "score"):
+    if sort in ("text", "usage", "score"):
         found.sort(
             key=lambda n: not all(word in catalogue.rows[n]["name"].lower() for word in words)
         )
     return found
 
 
-@pytest.mark.parametrize("sort", ["usage", "score", "name", "id"])
+@pytest.mark.parametrize("sort", ["text", "usage", "score", "name", "id"])
 @pytest.mark.parametrize(
     "query", ["", "the", "THE and", "#3", "ab", "e", "東京", "·", "zzzq", "\ud800"]
 )
@@ -50,10 +50,11 @@ def test_what_stands_in_a_text_is_found(catalogue, texts, data):
     assert found == looked_through(catalogue, texts, query, "id")
 
 
-def test_of_names_that_tell_as_much_the_most_used_come_first(tiny_model, monkeypatch):
+def test_of_names_that_tell_as_much_those_with_most_text_come_first(tiny_model, monkeypatch):
     catalogue = Catalogue(prismlm.load(tiny_model).lens)
     for number, row in enumerate(catalogue.rows):
         monkeypatch.setitem(row, "label_score", [1.0, None, 0.5][number % 3])
     rows = [catalogue.rows[number] for number in catalogue.orders["score"]]
-    keys = [(-(row["label_score"] or -1.0), -row["usage"]) for row in rows]
+    sizes = catalogue.lens.cell_sizes
+    keys = [(-(row["label_score"] or -1.0), -sizes[row["prototype"]]) for row in rows]
     assert keys == sorted(keys)

@@ -29,7 +29,7 @@ Url = Annotated[
 ]
 ModelThere = Annotated[str | None, option("NAME", "What the model is called there.")]
 MostUsed = Annotated[
-    int | None, number("N", "Ask for the N most used; the others keep the names made without.")
+    int | None, number("N", "Ask for the N with most text; the others keep the names made without.")
 ]
 
 
@@ -165,12 +165,12 @@ def _print(found: Labelling) -> None:
 
 
 def _print_examples(lens: OpenedLens) -> None:
-    """Print some prototypes, evenly through the order of use: common and rare ones."""
+    """Print some prototypes, evenly through the order of their text: common and rare ones."""
     import numpy as np
     from rich.text import Text
 
     table = lens.prototypes
-    order = np.argsort(-table["usage"].to_numpy(), kind="stable")
+    order = lens.leading
     used = order[table["usage"].to_numpy()[order] > 0]
     chosen = used[np.linspace(0, len(used) - 1, min(SHOWN, len(used))).astype(int)]
     shown = table_of("*prototype", "name", "category", "*score")

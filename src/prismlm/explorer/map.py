@@ -51,7 +51,7 @@ def _columns(session: Session) -> dict[str, Any]:
         "y": _rounded(table["y"].to_numpy(), DIGITS),
         "category": [-1 if name is None else numbers[name] for name in lens.categories],
         "names": lens.names,
-        "usage": _rounded(table["usage"].to_numpy(), 6),
+        "leading": lens.leading.tolist(),
         "categories": [{"name": name, "hue": hue(name)} for name in names],
     }
 

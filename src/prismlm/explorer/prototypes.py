@@ -29,7 +29,7 @@ def routes(session: Session) -> APIRouter:
         later: BackgroundTasks,
         query: Annotated[str, Query(max_length=LONGEST_QUERY)] = "",
         category: Annotated[str, Query(max_length=LONGEST_QUERY)] = "",
-        sort: Sort = "usage",
+        sort: Sort = "text",
         first: Annotated[int, Query(ge=0)] = 0,
         limit: Annotated[int, Query(ge=1, le=500)] = SHOWN,
         at: Annotated[int | None, Query(ge=0)] = None,

@@ -283,10 +283,14 @@ class Cells:
             found.append(np.flatnonzero((position >= first) & (position < last)) + begin)
         rows = np.concatenate([np.empty(0, dtype=np.int64), *found])
         cell = keys[np.searchsorted(starts, rows, side="right") - 1] // self.meta.vocabulary
-        sizes = np.diff(np.append(starts, self.meta.rows))
+        return np.bincount(cell, minlength=cells), self.sizes(cells)
+
+    def sizes(self, cells: int) -> np.ndarray:
+        """Return how many positions each of K cells holds, int64 [K]."""
+        keys, starts = self.keys_and_starts
+        held = np.diff(np.append(starts, self.meta.rows))
         owners = keys // self.meta.vocabulary
-        every = np.bincount(owners, sizes, minlength=cells).astype(np.int64)
-        return np.bincount(cell, minlength=cells), every
+        return np.bincount(owners, held, minlength=cells).astype(np.int64)
 
     def document_number(self, doc_id: str) -> int:
         """Return a document's row, or −1 where there is none of this id."""

@@ -118,7 +118,7 @@ class Lens:
     def read_labels_again(self) -> None:
         """Forget what was read of the prototypes and their labels, which have been written anew."""
         self.meta = layout.read_meta(self.path)
-        for name in ("prototypes", "names", "categories"):
+        for name in ("prototypes", "names", "categories", "leading"):
             self.__dict__.pop(name, None)
 
     @cached_property
@@ -140,6 +140,23 @@ class Lens:
     def cells(self) -> Cells | None:
         """Every position, or a sample, in the cell of its prototype; None in a lens without."""
         return None if self.meta.cells is None else Cells(self.path, self.meta.cells)
+
+    @cached_property
+    def cell_sizes(self) -> np.ndarray | None:
+        """At how many positions each prototype is the nearest, int64 [K]; None without cells."""
+        return None if self.cells is None else self.cells.sizes(self.num_prototypes)
+
+    @cached_property
+    def leading(self) -> np.ndarray:
+        """The prototypes in the order of how much text is theirs, int64 [K].
+
+        The nearest one at most positions comes first. With fitted weights those used at most
+        positions correct many others by a little and may be near to no text at all. Without cells,
+        the order is that of use.
+        """
+        sizes = self.cell_sizes
+        used = self.prototypes["usage"].to_numpy()
+        return np.argsort(-used, kind="stable") if sizes is None else np.lexsort((-used, -sizes))
 
     @cached_property
     def support(self) -> SupportScale | None:

@@ -135,10 +135,10 @@ class EndpointLabeller:
         return Answers(path, self.endpoint.model)
 
     def _cells(self, lens: Lens, made: Made) -> list[int]:
-        """Return the prototypes to name, those with the most uses first."""
-        there = np.bincount(made.places.cell, minlength=len(made.labels)) > 0
-        order = np.argsort(-lens.prototypes["usage"].to_numpy(), kind="stable")
-        return order[there[order]][: self.most].tolist()
+        """Return the prototypes to name, those with the most places first."""
+        sizes = np.bincount(made.places.cell, minlength=len(made.labels))
+        order = np.argsort(-sizes, kind="stable")
+        return order[sizes[order] > 0][: self.most].tolist()
 
 
 class _Cards:

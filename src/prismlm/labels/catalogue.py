@@ -18,7 +18,7 @@ CONTEXTS = 12
 # are found.
 FIRST_WORDS = (16, 256)
 PARTS = ("before", "token", "after")
-Sort = Literal["usage", "score", "name", "id"]
+Sort = Literal["text", "usage", "score", "name", "id"]
 
 
 class WordIndex:
@@ -125,10 +125,12 @@ class Catalogue:
         rows = self.rows
         scores = [-1.0 if row["label_score"] is None else row["label_score"] for row in rows]
         used = np.array([row["usage"] for row in rows])
+        leading = self.lens.leading
         return {
+            "text": leading,
             "usage": np.argsort(-used, kind="stable"),
-            # Hundreds have all passages right, often of very few: the most used of them come first.
-            "score": np.lexsort((-used, -np.array(scores))),
+            # Hundreds have all passages right, often of very few: those with most come first.
+            "score": leading[np.argsort(-np.array(scores)[leading], kind="stable")],
             "name": np.array(
                 sorted(range(len(rows)), key=lambda n: rows[n]["name"].lower()), dtype=np.int64
             ),
@@ -138,13 +140,13 @@ class Catalogue:
     def search(self, query: str, sort: Sort) -> np.ndarray:
         """Return the prototypes whose text has every word of a query, in an order, int64.
 
-        Of the most used and the best named, those come first whose name has the words.
+        Of an order by a figure, those come first whose name has the words.
         """
         words, order = query.lower().split(), self.orders[sort]
         if not words:
             return order
         found = order[self._having(self.words, words)[order]]
-        if sort not in ("usage", "score"):
+        if sort in ("name", "id"):
             return found
         named = self._having(self.named, words)[found]
         return np.concatenate((found[named], found[~named]))
@@ -169,7 +171,9 @@ class Catalogue:
         """Return what a list says of a prototype."""
         row, names = self.rows[number], ("name", "description", "category", "usage")
         own = {name: row[name] for name in names}
-        return {"id": number, **own, "score": row["label_score"]}
+        sizes = self.lens.cell_sizes
+        positions = None if sizes is None else int(sizes[number])
+        return {"id": number, **own, "positions": positions, "score": row["label_score"]}
 
     def card(self, number: int) -> dict[str, Any]:
         """Return all that is known of a prototype.

@@ -6,6 +6,8 @@ from collections import Counter
 from html import escape
 from typing import Any
 
+import numpy as np
+
 from prismlm.index.lens import Lens
 from prismlm.pages.frame import html_page
 from prismlm.pages.trace import json_for_script
@@ -24,7 +26,10 @@ def prototype_map_page(lens: Lens, title: str = "Prototypes") -> str:
         lens: whose table has ``x`` and ``y``.
         title: as text.
     """
-    rows = [_row(lens, row) for row in lens.prototypes.to_pylist()]
+    place = np.argsort(lens.leading).tolist()
+    rows = [
+        _row(lens, row, place[number]) for number, row in enumerate(lens.prototypes.to_pylist())
+    ]
     seen = Counter(row["category"] for row in rows)
     categories = [name for name, _ in seen.most_common()]
     for row in rows:
@@ -49,7 +54,7 @@ def prototype_map_page(lens: Lens, title: str = "Prototypes") -> str:
     return html_page(title, body, styles=("trace.css", "map.css"), scripts=("plane.js", "map.js"))
 
 
-def _row(lens: Lens, row: dict[str, Any]) -> dict[str, Any]:
+def _row(lens: Lens, row: dict[str, Any], place: int) -> dict[str, Any]:
     places = lens.rows_of(row["prototype"])
     contexts = lens.index.slice(places.start, min(CONTEXTS, places.stop - places.start))
     return {
@@ -61,6 +66,7 @@ def _row(lens: Lens, row: dict[str, Any]) -> dict[str, Any]:
         "role": row["role"] or "",
         "tags": row["tags"] or [],
         "usage": row["usage"],
+        "place": place,
         "score": row["label_score"],
         "tokens": [
             [token, round(value, 2)]

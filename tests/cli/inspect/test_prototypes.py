@@ -12,8 +12,9 @@ def test_a_list_and_a_card(prism, refused, tiny_model):
         prism("inspect", "prototypes", tiny_model, "--limit", "500", "--json").stdout
     )
     assert listed["total"] == lens.num_prototypes
-    usage = [one["usage"] for one in listed["items"]]
-    assert usage == sorted(lens.prototypes["usage"].to_pylist(), reverse=True)
+    sizes = [one["positions"] for one in listed["items"]]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sum(sizes) == lens.meta.cells["rows"]
     first = listed["items"][0]["id"]
     card = json.loads(prism("inspect", "prototypes", tiny_model, first, "--json").stdout)
     rows = lens.rows_of(first)

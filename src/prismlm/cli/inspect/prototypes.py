@@ -13,12 +13,13 @@ from prismlm.errors import InputError, suggest
 if TYPE_CHECKING:
     from rich.console import Console
 
-SORTS = ("usage", "score", "name", "id")
+SORTS = ("text", "usage", "score", "name", "id")
 CONTEXTS, BEFORE, AFTER = 5, 100, 50
 
 Query = Annotated[str, option("WORDS", "In names, tokens and contexts.", "--search")]
 Category = Annotated[str | None, option("NAME", "Only those of a category.")]
-SortedBy = Annotated[str, choice("BY", "usage, score (of the name), name or id.", SORTS)]
+BY = "text (positions that it is the nearest to), usage, score (of the name), name or id."
+SortedBy = Annotated[str, choice("BY", BY, SORTS)]
 
 
 def prototypes(
@@ -28,7 +29,7 @@ def prototypes(
     ] = None,
     search: Query = "",
     category: Category = None,
-    sort: SortedBy = "usage",
+    sort: SortedBy = "text",
     limit: Annotated[int, number("N", "Prototypes listed.", 1)] = 20,
     lens: Lens = None,
     as_json: Json = False,
@@ -64,7 +65,7 @@ def _print_list(console: Console, rows: list[dict[str, Any]], total: int) -> Non
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     for name, side in (("prototype", "right"), ("name", "left"), ("category", "left")):
         table.add_column(name, justify=cast(Any, side))
-    for name in ("used at", "name tells"):
+    for name in ("nearest at", "used at", "name tells"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         score = row["score"]
@@ -72,6 +73,7 @@ def _print_list(console: Console, rows: list[dict[str, Any]], total: int) -> Non
             str(row["id"]),
             Text(plain(row["name"])),
             Text(plain(row["category"] or "")),
+            "" if row["positions"] is None else f"{row['positions']:,}",
             f"{row['usage']:.2%}",
             "" if score is None else f"{score:.0%}",
         )
@@ -88,7 +90,9 @@ def _print_card(console: Console, card: dict[str, Any]) -> None:
     console.print(Text(plain(" · ".join(filter(None, facts))), style="dim"))
     if card["description"]:
         console.print(Text(plain(card["description"])))
-    figures = [f"used at {card['usage']:.2%} of tokens"]
+    figures = [f"used at {card['usage']:.2%} of positions"]
+    if card["positions"] is not None:
+        figures.insert(0, f"nearest of all at {card['positions']:,} positions")
     if card["score"] is not None:
         figures.append(f"name tells its passages from others: {card['score']:.0%}")
     if card["nearest_cosine"] is not None:

@@ -1,7 +1,7 @@
 // The card of a prototype: what it is called, which tokens it raises, and where it fires.
 import { html, nothing } from "./vendor/lit-html/lit-html.js";
 import { origin, percent, quote, shown } from "./parts.js";
-import { address, dot } from "./controls.js";
+import { address, count, dot } from "./controls.js";
 
 const SHORT = 4;
 
@@ -14,7 +14,9 @@ const near = (cosine) => {
   const how = cosine >= 0.8 ? "very near it" : cosine >= 0.6 ? "near it" : cosine >= 0.4 ? "some way off" : "far from it";
   return `the nearest training text is ${how} (cosine ${cosine.toFixed(2)})`;
 };
-const used = (usage) => usage > 0 ? `used at ${percent(usage)} of tokens` : "used nowhere in the corpus";
+const used = (usage) => usage > 0 ? `used at ${percent(usage)} of positions` : "used nowhere in the corpus";
+const nearest = (positions) => positions === null ? null
+  : `the nearest of all at ${positions ? `${count(positions)} positions` : "no position"} of the corpus`;
 /** What its name is worth, in words. @param {number | null} score */
 export const worth = (score) => score === null ? null : `its name tells its passages from others in ${Math.round(100 * score)} % (50 % by chance)`;
 
@@ -37,7 +39,7 @@ const contexts = (list) => {
  * @param {any} one as `/api/prototypes/N` gives it @param {string} [here] the view that shows it */
 export const whole = (one, here = "prototypes") => {
   const kind = [one.category, one.role, ...one.tags].filter(Boolean).join(" · ");
-  const facts = [worth(one.score), used(one.usage), near(one.nearest_cosine)].filter(Boolean);
+  const facts = [worth(one.score), nearest(one.positions), used(one.usage), near(one.nearest_cosine)].filter(Boolean);
   return html`
     <p class="x-kind">${dot(one.hue)}<bdi>${kind || "no category"}</bdi><span class="p-note">#${one.id}</span></p>
     <h2><bdi>${one.name}</bdi></h2>

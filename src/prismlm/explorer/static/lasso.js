@@ -23,11 +23,10 @@ const around = (line) => {
   return (x, y) => context?.isPointInPath(path, x, y, "evenodd") ?? false;
 };
 
-/** Visible prototypes inside of the line, the most used first. @param {import("./map.js").Ui} ui */
+/** Visible prototypes inside of the line, those with most text first. @param {import("./map.js").Ui} ui */
 export const surrounded = ({ line, data, visible }) => {
-  const { x, y, names, usage } = data, inside = around(line ?? []);
-  const found = names.map((_, i) => i).filter((i) => visible(i) && inside(x[i], y[i]));
-  return found.sort((a, b) => usage[b] - usage[a] || a - b);
+  const { x, y, leading } = data, inside = around(line ?? []);
+  return leading.filter((i) => visible(i) && inside(x[i], y[i]));
 };
 
 /** How those found spread over categories beside all. @param {import("./map.js").Ui} ui @param {number[]} found */
@@ -55,7 +54,7 @@ export const summary = (ui, found, choose) => {
   const { data: { categories, names }, kinds } = ui;
   return html`<h2>${count(found.length)} prototypes</h2>${found.length ? html`
     <h3>By category; the mark is the share of all prototypes</h3><ul class="p-bars">${spread(ui, found)}</ul>
-    <h3>${found.length > LISTED ? `The ${LISTED} most used` : "Most used first"}</h3>
+    <h3>${found.length > LISTED ? `The ${LISTED} with most text` : "Those with most text first"}</h3>
     <ol class="x-found-list">${found.slice(0, LISTED).map((i) => html`<li><button type="button" class="x-found" @click=${() => choose(i)}>
       ${dot(categories[kinds[i]]?.hue ?? 0)}<bdi>${names[i]}</bdi></button></li>`)}</ol>` : nothing}`;
 };

@@ -9,7 +9,7 @@ import { card } from "./hover.js";
 import { whole, worth } from "./card.js";
 
 const PAGE = 60, BESIDE = 2, ROW = 46, SPARE = 6, TYPING = 120, SWIPE = 50;
-const SORTS = { usage: "most used", score: "best named", name: "name", id: "number" };
+const SORTS = { text: "most text", usage: "most used", score: "best named", name: "name", id: "number" };
 
 /** What is asked for and was found: `total` prototypes in a list of which `chosen` is looked at, `counts` of them by category among `matching`
  * in all; what came of the list by page and of cards by prototype, or why it did not; and the rows of the list that are in sight.
@@ -17,7 +17,7 @@ const SORTS = { usage: "most used", score: "best named", name: "name", id: "numb
  * @typedef {{ asked: Asked, typed: string, total: number, matching: number, counts: Record<string, number>, chosen: number, first: number, last: number,
  *   pages: Map<number, any[] | Error>, cards: Map<number, any>, failed: unknown }} State */
 const NONE = { total: 0, matching: 0, items: [], categories: {} };
-const state = signal(/** @type {State} */ ({ asked: { query: "", category: "", sort: "usage" }, typed: "", total: 0, matching: 0, counts: {},
+const state = signal(/** @type {State} */ ({ asked: { query: "", category: "", sort: "text" }, typed: "", total: 0, matching: 0, counts: {},
   chosen: 0, first: 0, last: -1, pages: new Map(), cards: new Map(), failed: null }));
 /** The place of the view and what all views share; the number of the last search, and what waits for more letters.
  * @type {{ root: HTMLElement, shared: any } | null} */
@@ -25,8 +25,8 @@ let frame = null;
 let asking = 0, waiting = 0;
 
 export const show = async (root, at, shared) => {
-  const asked = { query: at.query.get("q") ?? "", category: at.query.get("category") ?? "", sort: at.query.get("sort") ?? "usage" };
-  if (!(asked.sort in SORTS)) asked.sort = "usage";
+  const asked = { query: at.query.get("q") ?? "", category: at.query.get("category") ?? "", sort: at.query.get("sort") ?? "text" };
+  if (!(asked.sort in SORTS)) asked.sort = "text";
   const number = /^\d+$/.test(at.path[1] ?? "") ? +at.path[1] : null;
   // Nothing is asked for by the link in the bar: the view stays as it was left.
   if (frame && number === null && !at.query.size) { link(); return; }
@@ -146,7 +146,7 @@ const tell = () => {
   if (number !== undefined && (chosen > 0 || !(query || category))) { frame?.shared.command([...words, number]); return; }
   if (query) words.push("--search", query);
   if (category) words.push("--category", category);
-  if (sort !== "usage") words.push("--sort", sort);
+  if (sort !== "text") words.push("--sort", sort);
   frame?.shared.command(words);
 };
 
@@ -156,7 +156,7 @@ const link = () => {
   if (!frame?.root.isConnected) return;
   const { query, category, sort } = state.value.asked, number = looked();
   tell();
-  history.replaceState(null, "", address(number === undefined ? "prototypes" : `prototypes/${number}`, { q: query, category, sort: sort === "usage" ? "" : sort }));
+  history.replaceState(null, "", address(number === undefined ? "prototypes" : `prototypes/${number}`, { q: query, category, sort: sort === "text" ? "" : sort }));
 };
 
 /** Look at a place of the list; what did not come is asked for again. */

@@ -52,7 +52,7 @@ const choose = (i) => {
 };
 const factsOf = (i) => {
   const p = prototypes[i];
-  const facts = [`#${i}`, categories[p.category], p.role, p.tags.join(", "), `${(100 * p.usage).toPrecision(2)} % of tokens use it`];
+  const facts = [`#${i}`, categories[p.category], p.role, p.tags.join(", "), `${(100 * p.usage).toPrecision(2)} % of positions use it`];
   if (p.score !== null) facts.push(`its name tells its passages from others in ${Math.round(100 * p.score)} % (50 % by chance)`);
   return facts.filter(Boolean).join(" · ");
 };
@@ -76,13 +76,13 @@ const passages = (contexts) => {
   return places;
 };
 
-/** Say how many are seen; of a search the most used instead of a card. */
+/** Say how many are seen; of a search those with most text instead of a card. */
 const list = () => {
   const those = prototypes.map((_, i) => i).filter(visible);
   count.textContent = `${those.length.toLocaleString("en")} of ${prototypes.length.toLocaleString("en")}`;
   if (state.found === null) return;
   const results = element("ul", undefined, "m-results");
-  those.sort((a, b) => prototypes[b].usage - prototypes[a].usage);
+  those.sort((a, b) => prototypes[a].place - prototypes[b].place);
   for (const i of those.slice(0, 100)) {
     const row = element("li"), button = element("button");
     button.append(isolated(prototypes[i].name));
@@ -90,7 +90,7 @@ const list = () => {
     row.append(button);
     results.append(row);
   }
-  card.replaceChildren(element("h3", those.length > 100 ? "The 100 most used of those found" : "Found"), results);
+  card.replaceChildren(element("h3", those.length > 100 ? "The 100 with most text of those found" : "Found"), results);
 };
 
 /** The button that hides and shows a category. */
@@ -131,4 +131,4 @@ addEventListener("resize", redraw);
 seen.fit();
 list();
 const linked = Number.parseInt(location.hash.slice(1), 10);
-choose(linked >= 0 && linked < prototypes.length ? linked : prototypes.reduce((best, p, i) => (p.usage > prototypes[best].usage ? i : best), 0));
+choose(linked >= 0 && linked < prototypes.length ? linked : prototypes.reduce((best, p, i) => (p.place < prototypes[best].place ? i : best), 0));
