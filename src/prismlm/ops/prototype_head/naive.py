@@ -105,19 +105,21 @@ def fit_weights(
         vectors = unit[chosen]
         gram = vectors @ vectors.T + RIDGE * torch.eye(len(chosen), dtype=z.dtype)
         along = vectors @ state
-        w = torch.zeros_like(along.detach())
+        g, b = cast("list[list[float]]", gram.tolist()), cast("list[float]", along.tolist())  # pyright: ignore[reportUnknownMemberType]
+        w = [0.0] * len(b)
         for _ in range(MOST_SWEEPS):
-            before = w.clone()
-            for j in range(len(w)):
-                w[j] = ((along[j] - gram[j] @ w) / gram[j, j] + w[j]).detach().clamp_min(0)
-            if torch.equal(before, w):
+            before = list(w)
+            for j, row in enumerate(g):
+                left = b[j] - sum(x * y for x, y in zip(row, w, strict=True))
+                w[j] = max(0.0, w[j] + left / row[j])
+            if before == w:
                 break
-        (positive,) = w.nonzero(as_tuple=True)
+        positive = torch.tensor([j for j, weight in enumerate(w) if weight > 0], dtype=torch.long)
         solved = cast(
             "Tensor",
             torch.linalg.solve(gram[positive][:, positive], along[positive]),  # pyright: ignore[reportUnknownMemberType]
         )
-        rows.append(torch.zeros_like(w).index_put((positive,), solved))
+        rows.append(torch.zeros_like(along).index_put((positive,), solved))
     return torch.stack(rows)
 
 
