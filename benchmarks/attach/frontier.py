@@ -33,7 +33,7 @@ from prismlm.files import read_json, write_json
 from prismlm.index.states import META_FILE, HiddenStates, read_states
 from prismlm.layers import PrototypeHead
 from prismlm.layers.prototype_head import Weights
-from prismlm.training.device import uses_bf16
+from prismlm.models.device import uses_bf16
 from prismlm.training.fit import FitOptions, Fitting, place
 from prismlm.training.loop import batches
 

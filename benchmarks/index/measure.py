@@ -55,6 +55,7 @@ def main() -> None:
         "--tokens", type=int, help="stop after so many; the whole corpus if not given"
     )
     ratio.add_argument("--called", default="the demo's model", help="the model, on the page")
+    ratio.add_argument("--bf16", action="store_true", help="index in bfloat16")
     growth = commands.add_parser("growth")
     growth.add_argument("corpus", type=Path)
     growth.add_argument("--tokens", type=int, nargs="*", default=[10**5, 10**6, 10**7])
@@ -62,7 +63,8 @@ def main() -> None:
     before: dict[str, Any] = read_json(RESULT) if RESULT.exists() else {}
     # Each may be measured at another time, so that each has its own.
     if arguments.command == "ratio":
-        found = measure_ratio(arguments.model, arguments.corpus, arguments.tokens)
+        given = arguments.model, arguments.corpus, arguments.tokens
+        found = measure_ratio(*given, bf16=arguments.bf16)
         found |= {"model": arguments.called, "environment": environment()}
         others = [row for row in before.get("ratio", []) if row["model"] != found["model"]]
         rows = sorted([*others, found], key=lambda row: row["parameters"])
@@ -74,14 +76,17 @@ def main() -> None:
     print(read_json(RESULT)[arguments.command])
 
 
-def measure_ratio(model: Path, corpus: Path, tokens: int | None) -> dict[str, Any]:
-    """Return the time of an index over that of its forward passes."""
+def measure_ratio(
+    model: Path, corpus: Path, tokens: int | None, *, bf16: bool = False
+) -> dict[str, Any]:
+    """Return the time of an index over that of its forward passes, and of plain calls."""
     checkpoint = load_checkpoint(model)
     plain, head = checkpoint.model, checkpoint.sidecar.head
     text = Corpus.open(corpus)
-    options = IndexOptions(contexts=64, window=256, stride=192)
+    options = IndexOptions(contexts=64, window=256, stride=192, bf16=bf16)
     given = index_scan.ScanInput(plain, head, text, options)
     scan = index_scan.Scan.empty(given)
+    autocast = torch.autocast(plain.device.type, torch.bfloat16, enabled=bf16)
     work = tempfile.TemporaryDirectory()
     scan.spool = Spool(Path(work.name, "positions"), head.width)
     seconds: list[tuple[float, float, float]] = []
@@ -93,13 +98,13 @@ def measure_ratio(model: Path, corpus: Path, tokens: int | None) -> dict[str, An
                 inputs = {"input_ids": batch.input_ids, "use_cache": False}
                 inputs["attention_mask"] = batch.attention_mask.long()
                 began = time.process_time()
-                with capture(plain, logits=False):
+                with autocast, capture(plain, logits=False):
                     plain(**inputs)
                 alone = time.process_time()
                 plain(**inputs)
                 with_logits = time.process_time()
                 owned = predicting(batch, text)
-                states = index_scan._states(plain, batch, owned, None)
+                states = index_scan._states(given, batch, owned, None)
                 keys = block.keys, torch.from_numpy(key)
                 scan.tokens += index_scan._scan_pass(scan, given, batch, owned, states, *keys)
                 if scan.spool.full:
@@ -115,6 +120,7 @@ def measure_ratio(model: Path, corpus: Path, tokens: int | None) -> dict[str, An
     times[-1, 2] += settling
     return {
         "cells": True,
+        "bf16": bf16,
         "parameters": sum(p.numel() for p in plain.parameters()),
         "prototypes": head.num_prototypes,
         "width": head.width,
@@ -237,6 +243,7 @@ def _index_part(path: Path, out: Path, queue: Any) -> None:
     queue.put(
         {
             "cells": True,
+            "bf16": bf16,
             "verbatim": has_suffixes(out),
             "tokens": corpus.num_tokens,
             "documents": len(corpus),

@@ -45,7 +45,7 @@ def _ratio(found: list[dict[str, Any]]) -> list[str]:
         "Every pass is made alone, alone with logits, and with all that the index does (L = 64, "
         "window 256, stride 192), in turns. CPU seconds; intervals are 95 % over resampled passes. "
         "The first column of ratios is the strict reading, the last against plain calls of the "
-        "model.",
+        "model. In bf16 the passes are so too, and plain calls are not.",
         "",
         *table_head(
             "| model | parameters | width | K | tokens | over passes without logits "

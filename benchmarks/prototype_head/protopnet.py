@@ -47,9 +47,9 @@ from benchmarks.shared.options import RESULTS, script_options
 from prismlm.corpus import Corpus, PackedDataset, WindowBatch, build_corpus, pack, sample_path
 from prismlm.errors import InputError
 from prismlm.files import read_json, write_json
+from prismlm.models.device import uses_bf16
 from prismlm.models.presets import build_config, build_model
 from prismlm.training.evaluation import HeldOut
-from prismlm.training.setup import uses_bf16
 
 VOCABULARY = 4096
 ROUND = 20

@@ -34,9 +34,9 @@ from prismlm.corpus import Corpus
 from prismlm.corpus.packing import IGNORED, PackedDataset, pack
 from prismlm.corpus.windows import WindowBatch, document_windows, window_batches
 from prismlm.files import read_json, write_json
+from prismlm.models.device import uses_bf16
 from prismlm.models.uncertainty_feedback import UncertaintyFeedback, attach_uncertainty
 from prismlm.ops.uncertainty_feedback import NO_CODE, shuffle_codes
-from prismlm.training.device import uses_bf16
 from prismlm.training.loop import SAVE_SECONDS, Loop, batches
 from prismlm.training.lora import LoraOptions, with_adapters
 

@@ -31,6 +31,7 @@ def listing(directory: Path) -> set[str]:
 def test_index_with_its_defaults(prism, tiny_model, tiny_corpus, copy):
     shutil.rmtree(copy / "lens")
     arguments = ["index", copy, "--corpus", tiny_corpus, "--contexts", 8, "--json"]
+    arguments += ["--precision", "float32"]
     result = prism(*arguments)
     assert result.returncode == 0, result.stderr
     summary = json.loads(result.stdout)
@@ -117,6 +118,8 @@ def test_arguments_that_cannot_be_used(refused, tiny_model, tiny_corpus, tmp_pat
         ([*index, "--positions", "nan"], ["--positions is nan"]),
         ([*index, "--positions", "some"], ["--positions some", "or none"]),
         ([*index, "--codes", "int4"], ["--codes is 'int4'", "'int8', 'pq', 'pq8' or 'pq12'"]),
+        ([*index, "--precision", "bf17"], ["--precision is 'bf17'", "Did you mean 'bf16'?"]),
+        ([*index, "--device", "cpuu"], ["the device 'cpuu' cannot be used", "expected cpu"]),
         ([*index, "--sort-memory", 0], ["--sort-memory is 0", "at least 1"]),
         (["index", tiny_model, "--corpus", tmp_path], ["is not a corpus"]),
         (["index", tmp_path, "--corpus", tiny_corpus], ["prismlm.json"]),
@@ -231,6 +234,7 @@ def as_torchrun_does(arguments):
 )
 def test_shards_under_torchrun_and_by_hand(prism, copy, tiny_corpus, spread):
     arguments = ["index", copy, "--corpus", tiny_corpus, "--contexts", 8]
+    arguments += ["--precision", "float32"]
     done = spread([*arguments, "--lens", "spread", "--json"])
     assert [code for code, _, _ in done] == [0] * len(done), done
     assert json.loads("".join(stdout for _, stdout, _ in done))["prototypes"] == 192

@@ -13,7 +13,7 @@ import prismlm
 from prismlm.corpus import Corpus, build_corpus, sample_path
 from prismlm.errors import InputError, StaleLensError
 from prismlm.index import layout
-from prismlm.index.build import IndexOptions, build_index
+from prismlm.index.build import IndexOptions, Shard, build_index
 from prismlm.index.lens import Lens
 from prismlm.index.write import top_signatures
 from prismlm.models.sidecar import load_sidecar, save_sidecar
@@ -170,6 +170,27 @@ def test_batch_size_changes_no_byte(lm, lens_of_few, few, tmp_path, tokens_per_b
 def test_same_run_same_bytes(lm, lens, sample_corpus, tmp_path):
     again = build_index(lm.model, lm.head, sample_corpus, tmp_path / "again", OPTIONS)
     assert_same_lens(lens, again)
+
+
+def test_in_bf16_states_are_nearly_the_same_and_no_other_run_goes_on_with_them(
+    lm, few, lens_of_few, tmp_path
+):
+    options = replace(OPTIONS, bf16=True)
+    built = build_index(lm.model, lm.head, few, tmp_path / "half", options)
+    assert layout.read_meta(built).precision == "bf16"
+    assert layout.read_meta(lens_of_few).precision == "float32"
+    whole, half = (Lens.open(path, lm.model, lm.head).cells for path in (lens_of_few, built))
+    records = [cells.records(np.arange(len(cells))) for cells in (whole, half)]
+    states = [
+        cells.states(record)[np.argsort(record["position"])]
+        for cells, record in zip((whole, half), records, strict=True)
+    ]
+    assert not torch.equal(*states)
+    assert torch.nn.functional.cosine_similarity(*states).min() > 0.99
+    part = Shard(0, 2)
+    build_index(lm.model, lm.head, few, tmp_path / "parts", options, part)
+    with pytest.raises(InputError, match="precision: bf16 → float32"):
+        build_index(lm.model, lm.head, few, tmp_path / "parts", OPTIONS, part)
 
 
 def test_without_text(lm, few, tmp_path):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from prismlm.cli.index import CodesOfStates, Contexts, PositionShare, codes_of, positions_of
-from prismlm.cli.options import DryRun, Json, flag, option
+from prismlm.cli.options import Device, DryRun, Json, Precision, flag, option
 from prismlm.cli.output import print_cost, print_json, print_rows, quality_rows
 
 if TYPE_CHECKING:
@@ -38,8 +38,6 @@ Rate = Annotated[float, typer.Option(help="Learning rate, in units of the protot
 StatesGb = Annotated[float, option("GB", "The most disk for hidden states.")]
 KeepStates = Annotated[bool, flag("--keep-states", "Leave them there at the end.")]
 OwnWindow = Annotated[int | None, option("N", "Tokens read at once; else 512.")]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-Precision = Annotated[str, typer.Option(help="auto, float32 or bf16.")]
 Lora = Annotated[bool, flag("--lora", "Fine-tune the model on the text first. Extra: lora.")]
 LoraEpochs = Annotated[float, typer.Option(help="How often it reads the text then.")]
 Seed = Annotated[int, typer.Option(help="Of everything random.")]

@@ -12,9 +12,11 @@ import typer
 from prismlm.cli import dataset_options as data
 from prismlm.cli.corpus import dataset_of
 from prismlm.cli.options import (
+    Device,
     DryRun,
     Json,
     Model,
+    Precision,
     Split,
     Stride,
     flag,
@@ -93,6 +95,8 @@ def index(
     shard: Part = None,
     tokens_per_batch: TokensPerBatch = 2**18,
     save_every: SaveEvery = 60.0,
+    device: Device = "auto",
+    precision: Precision = "auto",
     overwrite: Overwrite = False,
     dry_run: DryRun = False,
     as_json: Json = False,
@@ -103,12 +107,15 @@ def index(
     it streams a dataset into a corpus. Under torchrun every process reads one part.
     """
     from prismlm.corpus import Columns
+    from prismlm.models.device import device_named, uses_bf16
 
     named = (source_column, domain_column, license_column, title_column, url_column, split_column)
     columns = Columns(text_column, id_column, *named)
     found = dataset_of(dataset, dataset_config, dataset_split, data_files)
     source = _source(model, corpus, found, columns)
-    job = _Job(model, _out(model, lens or source.name), _shard(shard), overwrite, save_every)
+    out = _out(model, lens or source.name)
+    where = _own_device(device_named(device))
+    job = _Job(model, out, _shard(shard), overwrite, save_every, where)
     asked: dict[str, Any] = {
         "contexts": contexts,
         "split": split,
@@ -117,6 +124,7 @@ def index(
         "positions": positions_of(positions),
         "codes": codes_of(codes),
         "sort_bytes": sort_memory * 2**20,
+        "bf16": uses_bf16(precision, job.device),
     }
     _run(job, source, window, stride, asked, dry_run=dry_run, as_json=as_json)
 
@@ -127,6 +135,13 @@ class _Job(NamedTuple):
     part: Shard
     overwrite: bool
     save_every: float
+    device: str
+
+
+def _own_device(name: str) -> str:
+    """Return the GPU of this process, where several read one part each."""
+    rank = os.environ.get("LOCAL_RANK")
+    return f"cuda:{rank}" if name == "cuda" and rank else name
 
 
 def _source(
@@ -166,7 +181,7 @@ def _run(
     from prismlm.progress import SILENT
 
     check_lens(job.out, overwrite=job.overwrite)
-    checkpoint = load_checkpoint(job.model)
+    checkpoint = load_checkpoint(job.model, device=job.device)
     model, head = checkpoint.model, checkpoint.sidecar.head
     width = _default_window(job.model, model) if window is None else window
     stride = max(1, width * 3 // 4) if stride is None else stride

@@ -67,6 +67,11 @@ Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A model directory.
 Models = Annotated[
     list[Path], typer.Argument(metavar="MODEL...", help="Model directories, such as seeds.")
 ]
+Device = Annotated[str, option("NAME", "Where the model runs: auto, cpu or cuda.")]
+Precision = Annotated[
+    str,
+    choice("NAME", "Of the model's passes: auto, float32 or bf16.", ("auto", "float32", "bf16")),
+]
 Lens = Annotated[str | None, option("NAME|DIR", "The lens, where there are several.")]
 TEXT_KINDS = "txt, md, json, jsonl, csv, parquet"
 TextFiles = Annotated[

@@ -172,6 +172,7 @@ def _run(given: ScanInput, shard: Shard) -> dict[str, Any]:
         "contexts": options.contexts,
         "positions": options.positions,
         "codes": options.codes,
+        "precision": "bf16" if options.bf16 else "float32",
         "shards": shard.count,
     }
     if given.states is not None:

@@ -101,6 +101,8 @@ class LensMeta:
         documents, tokens: how much was read. Ends of documents predict nothing and do not count.
         with_text: whether the index holds text, or offsets only.
         model: fingerprint of the whole model; None in a lens of an older prismlm.
+        precision: of the passes that read the corpus: float32, which is the model's own, or bf16;
+            None in a lens of an older prismlm.
         cells: how positions were kept in cells; None in a lens without.
         support: what text scores that the corpus does not hold; None in a lens without cells.
         labels: who named the prototypes, and what the names are worth; None before.
@@ -124,6 +126,7 @@ class LensMeta:
     tokens: int
     with_text: bool
     model: str | None = None
+    precision: str | None = None
     cells: dict[str, Any] | None = None
     support: dict[str, Any] | None = None
     labels: dict[str, Any] | None = None

@@ -58,6 +58,7 @@ class IndexOptions:
         sort_bytes: memory for sorting them.
         codes: of their hidden states: int8, or pq for a quarter of the size.
         verbatim: write what finds spans word for word, where its extra is installed.
+        bf16: run the forward passes in bfloat16 (autocast).
     """
 
     contexts: int = 64
@@ -70,6 +71,7 @@ class IndexOptions:
     sort_bytes: int = SORT_BYTES
     codes: CodeName = "int8"
     verbatim: bool = True
+    bf16: bool = False
 
 
 @dataclass(frozen=True)
@@ -205,7 +207,7 @@ def scan_passes(scan: Scan, given: ScanInput, end: int) -> Iterator[int]:
             if number < scan.passes:
                 continue
             with torch.inference_mode():
-                z = _states(given.model, batch, owned, known)
+                z = _states(given, batch, owned, known)
                 keys = block.keys, torch.from_numpy(key)
                 done = _scan_pass(scan, given, batch, owned.to(z.device), z, *keys)
             scan.passes += 1
@@ -217,16 +219,18 @@ def scan_passes(scan: Scan, given: ScanInput, end: int) -> Iterator[int]:
         scan.finish_block(given.order)
 
 
-def _states(
-    model: PreTrainedModel, batch: WindowBatch, owned: Tensor, known: Tensor | None
-) -> Tensor:
+def _states(given: ScanInput, batch: WindowBatch, owned: Tensor, known: Tensor | None) -> Tensor:
     """Return the states of a pass, [B, T, d]: what is known of them, or read by the model."""
+    model = given.model
     if known is not None:
         z = torch.zeros(*owned.shape, known.shape[1])
         z[owned] = known
         return z.to(model.device)
     ids, attended = batch.input_ids.to(model.device), batch.attention_mask.to(model.device)
-    with capture(model, logits=False) as seen:
+    with (
+        torch.autocast(model.device.type, torch.bfloat16, enabled=given.options.bf16),
+        capture(model, logits=False) as seen,
+    ):
         model(input_ids=ids, attention_mask=attended.long(), use_cache=False)
     z = seen.z
     # The sum is quick and not finite if a state is not; padding may be the reason too.

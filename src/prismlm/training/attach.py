@@ -25,6 +25,7 @@ from prismlm.labels.write import label_lens
 from prismlm.layers import PrototypeHead
 from prismlm.models.base import CONFIG_FILE, BaseCheckpoint, find_base, put_adapted, put_base
 from prismlm.models.checkpoint import read_checkpoint
+from prismlm.models.device import device_named, uses_bf16
 from prismlm.models.seam import LogitMap, verify_logit_map
 from prismlm.models.sidecar import (
     Base,
@@ -37,8 +38,8 @@ from prismlm.models.sidecar import (
 )
 from prismlm.progress import SILENT, Reporter
 from prismlm.run_state import check_same, read_note
-from prismlm.training.attach_options import AttachOptions, index_options, model_device, window_of
-from prismlm.training.device import uses_bf16, versions
+from prismlm.training.attach_options import AttachOptions, index_options, window_of
+from prismlm.training.device import versions
 from prismlm.training.evaluation import HeldOut, cross_entropy
 from prismlm.training.fit import fit
 from prismlm.training.lora import NOTE_FILE, adapt, check_lora
@@ -178,7 +179,7 @@ class _Work:
         source: Path,
     ) -> None:
         self.out, self.base, self.options, self.progress = out, base, options, progress
-        self.device = model_device(options)
+        self.device = device_named(options.device)
         self._open(source)
         self.window = window_of(self.model, options)
         self.index = index_options(options, self.window)

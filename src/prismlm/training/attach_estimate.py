@@ -19,10 +19,10 @@ from prismlm.index.write import lens_bytes
 from prismlm.layers import PrototypeHead
 from prismlm.models.base import find_base, put_base
 from prismlm.models.checkpoint import read_checkpoint
+from prismlm.models.device import device_named, uses_bf16
 from prismlm.models.evaluating import evaluating
 from prismlm.models.seam import capture
-from prismlm.training.attach_options import AttachOptions, index_options, model_device, window_of
-from prismlm.training.device import uses_bf16
+from prismlm.training.attach_options import AttachOptions, index_options, window_of
 from prismlm.training.fit import KMEANS_ITERATIONS, STATES_PER_CLUSTER, Fitting
 from prismlm.training.lora import LoraOptions, check_lora, with_adapters
 
@@ -49,7 +49,7 @@ def estimate_attach(
     """
     options = options or AttachOptions()
     base = find_base(model, options.revision)
-    device = model_device(options)
+    device = device_named(options.device)
     with tempfile.TemporaryDirectory() as name:
         directory = base.path
         if base.is_gguf:

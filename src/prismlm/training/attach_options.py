@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import torch
 from transformers import PreTrainedModel
 
 from prismlm.errors import InputError
 from prismlm.index.build import IndexOptions
 from prismlm.index.codes import CodeName
+from prismlm.models.device import device_named, uses_bf16
 from prismlm.training.fit import FitOptions
 from prismlm.training.lora import LoraOptions
 
@@ -31,7 +31,7 @@ class AttachOptions:
         codes: of their states, int8, pq, pq8 or pq12.
         heldout_tokens: that the head's figures are measured on.
         device: where the model runs: auto, cpu or cuda.
-        precision: of reading states: auto, float32 or bf16.
+        precision: of reading the corpus: auto, float32 or bf16.
         revision: of a model from the hub.
         lora: how the model is fine-tuned on the corpus first; None leaves it as it is.
     """
@@ -54,13 +54,6 @@ class AttachOptions:
             raise InputError(f"--states-gb is {self.states_gb:g}: expected more than 0.")
 
 
-def model_device(options: AttachOptions) -> str:
-    """Return where the model runs: on a GPU, if it is left open and there is one."""
-    if options.device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    return options.device
-
-
 def window_of(model: PreTrainedModel, options: AttachOptions) -> int:
     """Return how many tokens the model reads at once."""
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
@@ -75,4 +68,5 @@ def index_options(options: AttachOptions, window: int) -> IndexOptions:
         stride=max(1, window * 3 // 4),
         positions=options.positions,
         codes=options.codes,
+        bf16=uses_bf16(options.precision, device_named(options.device)),
     )

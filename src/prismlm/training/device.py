@@ -9,6 +9,7 @@ import torch
 
 from prismlm import __version__
 from prismlm.errors import InputError
+from prismlm.models.device import uses_bf16
 from prismlm.training.recipe import Recipe
 
 
@@ -29,26 +30,6 @@ def device_of(recipe: Recipe) -> str:
             "machine with one, or on this CPU with --set device=cpu; --dry-run estimates without."
         )
     return recipe.device
-
-
-def uses_bf16(precision: str, device: str) -> bool:
-    """Say whether forward passes run under bf16 autocast; ``auto`` asks what the machine has.
-
-    Raises:
-        InputError: bf16 is asked for on a GPU without it.
-    """
-    if precision == "float32":
-        return False
-    if device == "cuda" and torch.cuda.is_available():
-        capable = torch.cuda.is_bf16_supported(including_emulation=False)
-        if precision == "bf16" and not capable:
-            raise InputError("precision is bf16, and this GPU has no bf16. Use float32 or auto.")
-        return capable
-    if precision == "bf16" or device == "cuda":
-        return True
-    # Asking torch needs its private functions; without them float32 is the safe answer.
-    asks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-    return any(getattr(torch.cpu, name, lambda: False)() for name in asks)
 
 
 def resolved(recipe: Recipe) -> dict[str, str]:

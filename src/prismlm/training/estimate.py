@@ -15,11 +15,12 @@ from prismlm.corpus.packing import PackedDataset
 from prismlm.corpus.store import Corpus
 from prismlm.cost import Cost, peak_memory
 from prismlm.errors import InputError
+from prismlm.models.device import uses_bf16
 from prismlm.models.quiet import quiet_transformers
 from prismlm.training import arithmetic
 from prismlm.training.arithmetic import H100, Gpu, Size
 from prismlm.training.checkpoints import BYTES_PER_PARAMETER
-from prismlm.training.device import device_of, uses_bf16
+from prismlm.training.device import device_of
 from prismlm.training.recipe import Recipe
 from prismlm.training.run_directory import check_run_directory
 from prismlm.training.setup import build_trainer, prepare, training_rows, with_steps

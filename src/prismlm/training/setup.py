@@ -16,13 +16,14 @@ from prismlm.corpus.packing import PackedDataset, pack
 from prismlm.corpus.store import Corpus
 from prismlm.errors import InputError
 from prismlm.layers import PrototypeHead
+from prismlm.models.device import uses_bf16
 from prismlm.models.presets import build_config, build_model
 from prismlm.models.sidecar import weight_of
 from prismlm.models.uncertainty_feedback import attach_uncertainty
 from prismlm.training import distributed, parallel
 from prismlm.training.block_dropout import add_dropout
 from prismlm.training.callbacks import EvaluateEvery, HeadSchedule
-from prismlm.training.device import device_of, resolved, uses_bf16, versions
+from prismlm.training.device import device_of, resolved, versions
 from prismlm.training.evaluation import HeldOut
 from prismlm.training.isolation import check_isolation, keeps_documents_apart
 from prismlm.training.model import PrismForCausalLM

@@ -20,11 +20,11 @@ from prismlm import fingerprints
 from prismlm.errors import DivergenceError
 from prismlm.eval.glue.tasks import Task
 from prismlm.models.checkpoint import read_checkpoint
+from prismlm.models.device import uses_bf16
 from prismlm.models.evaluating import evaluating
 from prismlm.models.positions import learned_positions
 from prismlm.models.presets import build_model
 from prismlm.models.seam import capture, output_embedding
-from prismlm.training.device import uses_bf16
 
 LENGTH = 512
 DEVIATION = 0.02  # of the new layer's weights, that of Hugging Face's classifiers
