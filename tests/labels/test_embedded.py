@@ -20,7 +20,8 @@ def named(tiny_model):
     text = Text(lm.lens.corpus, Vocabulary(lm.lens.corpus.tokenizer, len(weight)))
     places = sample_places(lm.lens.cells, lm.lens.num_prototypes, 100)
     subjects = subject_words(weight, text.vocabulary)
-    return lm.lens, text, places, embedded_labels(text, places, lm.lens.cells, subjects)
+    raised = lm.lens.prototypes["top_tokens"].to_pylist()
+    return lm.lens, text, places, embedded_labels(text, places, lm.lens.cells, subjects, raised)
 
 
 def test_every_cell_with_a_place_is_named(named):
@@ -33,6 +34,23 @@ def test_every_cell_with_a_place_is_named(named):
         # Whole words, and brackets that are closed.
         assert label.name.count("(") == label.name.count(")") or "“" in label.name
         assert label.category in CATEGORIES
+
+
+def test_few_places_are_named_by_what_the_prototype_raises(named):
+    lens, _, places, labels = named
+    counts = np.bincount(places.cell, minlength=len(labels))
+    raised = lens.prototypes["top_tokens"].to_pylist()
+    few = 0
+    for label, count, tokens in zip(labels, counts, raised, strict=True):
+        if label is None:
+            continue
+        assert ("It raises " in label.description) == (count < 10)
+        if count < 10:
+            right = label.name.partition(" → ")[2]
+            # Signs are quoted, ends of lines are arrows; the word raised most is as it is.
+            assert tokens[0].strip() in right.replace("↵", "")
+            few += 1
+    assert few > 3
 
 
 def test_shares_are_those_of_the_places(named):

@@ -8,14 +8,15 @@ each by how much it tells this cell from all places, p(w | cell) ln(p(w | cell) 
 a Kullback–Leibler divergence. Where what was read varies, words of the text around stand for it, in
 brackets, chosen by the same measure over the places that they are near; they come last where both
 sides have only words of grammar and signs, or what comes next varies. Where mostly a word goes on,
-it is shown whole, parted where the prototype is: Li-ouville, Ha-usdorff.
+it is shown whole, parted where the prototype is: Li-ouville, Ha-usdorff. Where a cell has less than
+ten places, what came next there is chance, and the tokens that the prototype raises stand for it.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,6 +25,7 @@ from scipy import sparse
 
 from prismlm.index.cells import Cells
 from prismlm.labels import categories
+from prismlm.labels.kinds import kind_rates, role
 from prismlm.labels.places import (
     SOME,
     Places,
@@ -34,19 +36,8 @@ from prismlm.labels.places import (
     whole_word,
     words_near,
 )
-from prismlm.labels.vocabulary import (
-    AUXILIARIES,
-    DETERMINERS,
-    FUNCTION,
-    LINKS,
-    NUMBERS,
-    PREPOSITIONS,
-    PRONOUNS,
-    TIME,
-    Vocabulary,
-)
+from prismlm.labels.vocabulary import FUNCTION
 
-LINK_TOKENS = 10
 MOST_WORDS = 3
 # A side of a name tells something from this share of the places on.
 LEAST_SHARE, LEAST_SIDE = 0.05, 0.15
@@ -55,6 +46,8 @@ TOPIC_WORDS = 5
 TAG_LIFT, TAG_SHARE = 2.0, 0.3
 # A cell with fewer places has words of its own by accident.
 FEW = 5
+# And what comes next in so few tells less of what a prototype predicts than what it raises.
+FEW_NEXT = 10
 SUBJECT_LIFT = 3.0
 # Letters enough to be a word or a piece of one that says something.
 CONTENT = re.compile(r"[^\W\d_]{3,}")
@@ -97,6 +90,7 @@ def embedded_labels(
     places: Places,
     cells: Cells,
     subject_words: sparse.csr_matrix,
+    raised: Sequence[Sequence[str]],
     weigh: Weigh | None = None,
 ) -> list[Label | None]:
     """Name every cell from its places; None for one without any.
@@ -106,9 +100,10 @@ def embedded_labels(
         places: of all cells.
         cells: says what domain a document is of.
         subject_words: by :func:`~prismlm.labels.categories.subject_words`.
+        raised: tokens that each prototype raises, those raised most first.
         weigh: says which words come first, by default :func:`telling`.
     """
-    found = _Statistics(text, places, cells, subject_words, weigh or telling)
+    found = _Statistics(text, places, cells, subject_words, raised, weigh or telling)
     return [found.label(cell) if found.count[cell] else None for cell in range(len(places.size))]
 
 
@@ -121,9 +116,11 @@ class _Statistics:
         places: Places,
         cells: Cells,
         subject_words: sparse.csr_matrix,
+        raised: Sequence[Sequence[str]],
         weigh: Weigh,
     ) -> None:
         self.text, self.places, kinds = text, places, text.vocabulary
+        self.raised = raised
         num_cells, words = len(places.size), len(kinds.words)
         self.first = np.searchsorted(places.cell, np.arange(num_cells + 1))
         self.count = np.diff(self.first)
@@ -136,7 +133,7 @@ class _Statistics:
         }
         near = around(text, places, num_cells)
         self.sides["about"] = _weighed(near, self.count, weigh)
-        self.kinds = _kind_rates(text, places, self.read, self.next, num_cells)
+        self.kinds = kind_rates(text, places, self.read, self.next, num_cells)
         self.subjects = _subject_rates(near @ subject_words, self.count)
         self.domains, codes = cells.keys("domain")
         of = codes[places.document]
@@ -152,10 +149,12 @@ class _Statistics:
         rates = {name: float(rate[cell]) for name, rate in self.kinds.items()}
         parts = self._parts(cell) if rates["piece"] >= 0.5 else []
         about = topic or [tag for tag, _, _ in tags]
+        raised = _different(self.raised[cell]) if self.count[cell] < FEW_NEXT else []
+        right = Side(raised, [1.0]) if raised else following
         names = [
-            ", ".join("-".join(one) for one in parts[:most])
+            " → ".join(filter(None, (_joined(parts[:most]), ", ".join(raised[:most]))))
             if parts
-            else _sides(read, following, about[: min(most, 2)], most)
+            else _sides(read, right, about[: min(most, 2)], most)
             for most in range(MOST_WORDS, 0, -1)
         ]
         # Where all are too long, the one with the fewest words is cut.
@@ -163,9 +162,9 @@ class _Statistics:
         topic = list(dict.fromkeys([*("".join(one).lower() for one in parts), *topic]))
         return Label(
             name=_cut(name),
-            description=self._description(cell, read, following, topic, tags),
+            description=self._description(cell, read, following, raised, topic, tags),
             category=self._category(cell, rates),
-            role=_role(rates),
+            role=role(rates),
             tags=tuple(tag for tag, _, _ in tags),
             topic=tuple(topic),
         )
@@ -230,11 +229,14 @@ class _Statistics:
         cell: int,
         read: Side,
         following: Side,
+        raised: list[str],
         topic: list[str],
         tags: list[tuple[str, float, float]],
     ) -> str:
         size = int(self.places.size[cell])
         parts = [f"Read last: {_listed(read)}. Comes next: {_listed(following)}."]
+        if raised:
+            parts.append(f"It raises {', '.join(raised)}.")
         if topic:
             parts.append(f"The text around has {', '.join(topic)}.")
         parts += [f"{share:.0%} {name}, {lift:.1f} times its share." for name, share, lift in tags]
@@ -291,62 +293,6 @@ def _subject_rates(hits: sparse.csr_matrix, count: np.ndarray) -> np.ndarray:
     return (each + base) / (np.maximum(base, 1e-9) * (count + 1)[:, None])
 
 
-def _kind_rates(
-    text: Text, places: Places, read: np.ndarray, following: np.ndarray, num_cells: int
-) -> dict[str, np.ndarray]:
-    kinds: Vocabulary = text.vocabulary
-    goes_on = text.goes_on(places)
-    function, links = kinds.among(FUNCTION), np.append(kinds.among(LINKS), False)
-    sign = kinds.sign[following]
-    noun_before = kinds.among(DETERMINERS | PREPOSITIONS)[read]
-    verb_before = kinds.among(PRONOUNS | AUXILIARIES | {"to"})[read]
-    plain = ~goes_on & ~sign & ~function[following] & ~kinds.digit[following]
-    window = text.window(places, LINK_TOKENS, 0)
-    held = {
-        "piece": goes_on,
-        "line": kinds.line[following],
-        "markup": kinds.markup[following] | kinds.markup[read],
-        "digit": kinds.digit[following] | kinds.among(NUMBERS)[following],
-        "read digit": kinds.digit[read],
-        "time": kinds.among(TIME)[following],
-        "link": links[window].any(1),
-        "capital": kinds.capital[following] & ~_ends(kinds)[read],
-        "sign": sign,
-        "function": function[following],
-        "scaffold": (function | kinds.sign)[following] & (function | kinds.sign)[read],
-        "grammar": function[following] | sign | (function[read] & plain),
-        "noun": plain & noun_before,
-        "verb": plain & verb_before,
-        "word": plain,
-    }
-    size = np.maximum(np.bincount(places.cell, minlength=num_cells), 1)
-    return {
-        name: np.bincount(places.cell, flag, minlength=num_cells) / size
-        for name, flag in held.items()
-    }
-
-
-def _ends(kinds: Vocabulary) -> np.ndarray:
-    """Return the tokens after which a sentence begins, bool [V]."""
-    return kinds.line | kinds.among(frozenset([".", "!", "?", '."', '?"', '!"', ".”", ":"]))
-
-
-def _role(rates: dict[str, float]) -> str:
-    names = {
-        "piece": "rest of a word",
-        "line": "end of a line",
-        "digit": "number",
-        "sign": "punctuation",
-        "function": "function word",
-        "capital": "name",
-        "noun": "noun-like",
-        "verb": "verb-like",
-        "word": "word",
-    }
-    best = max(names, key=lambda name: rates[name])
-    return names[best] if rates[best] >= 0.4 else "mixed"
-
-
 def _data(matrix: sparse.csr_matrix) -> np.ndarray:
     return np.asarray(matrix.data)
 
@@ -361,6 +307,18 @@ def _sides(read: Side, following: Side, about: list[str], most: int) -> str:
     name = f"{left} → {right}"
     enough = right != "…" and _says_something(name)
     return name if enough or around in ("…", left) else f"{name} {around}"
+
+
+def _joined(parts: list[tuple[str, str]]) -> str:
+    return ", ".join("-".join(one) for one in parts)
+
+
+def _different(tokens: Sequence[str]) -> list[str]:
+    """Return the first words of a list as a name shows them, each once."""
+    shown: dict[str, str] = {}
+    for word in map(_shown, tokens):
+        shown.setdefault(word.lower(), word)
+    return list(shown.values())[:MOST_WORDS]
 
 
 def _says_something(name: str) -> bool:

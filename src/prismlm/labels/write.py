@@ -224,7 +224,8 @@ def make_labels(
         labels = _kept(lens) if keep else None
         if labels is None:
             subjects = subject_words(weight, vocabulary)
-            labels = embedded_labels(text, places.of(~held), cells, subjects, weigh)
+            raised = lens.prototypes["top_tokens"].to_pylist()
+            labels = embedded_labels(text, places.of(~held), cells, subjects, raised, weigh)
         if keep:
             rows = [label if label is None else asdict(label) for label in labels]
             write_json(lens.path / MADE_FILE, {"lens": _of(lens), "labels": rows})
