@@ -243,7 +243,6 @@ def _index_part(path: Path, out: Path, queue: Any) -> None:
     queue.put(
         {
             "cells": True,
-            "bf16": bf16,
             "verbatim": has_suffixes(out),
             "tokens": corpus.num_tokens,
             "documents": len(corpus),
