@@ -94,3 +94,10 @@ def test_models_that_gain_nothing_are_said_to_be_no_comparison():
     page = render_glue.render(models)
     assert "**In no set does a model gain by its training**" in page
     assert "in 0 of 1 sets" in page
+    titles = ("CoLA", "SST-2", "MRPC", "RTE", "QNLI")
+    models = [
+        made_up(name, kind, dict.fromkeys(titles, 0.5), scratch=0.5)
+        for name, kind in (("p", "prismlm_protot"), ("l", "llama"))
+    ]
+    models.append(made_up("m", "mamba2", {"SST-2": 0.9}, scratch=0.1))
+    assert "In 1 of 11 sets does a model gain" in render_glue.render(models)
