@@ -52,7 +52,8 @@ def test_a_dataset_is_built_and_indexed_as_its_files_would_be(
     prism, refused, tiny_model, tiny_corpus, bare, folder
 ):
     columns = ["--text-column", "body", "--id-column", "key"]
-    arguments = ["index", bare, "--dataset", folder, *columns, "--contexts", 8, "--json"]
+    arguments = ["index", bare, "--dataset", folder, *columns, "--contexts", 8]
+    arguments += ["--precision", "float32", "--json"]
     result = prism(*arguments)
     assert result.returncode == 0, result.stderr
     corpus = Corpus.open(bare / "corpora" / "stories-train")
