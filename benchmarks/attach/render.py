@@ -53,6 +53,15 @@ def main() -> int:
     return publish({given.results / "smollm2.md": page}, check=given.check)
 
 
+COMMANDS = (
+    "    python -m benchmarks.attach.frontier states MODEL CORPUS --work DIR --gb 3",
+    "    python -m benchmarks.attach.frontier fit MODEL --work DIR --prototypes K --per-token k "
+    "--steps N --weights HOW",
+    "    python -m benchmarks.attach.frontier control MODEL --work DIR --prototypes K "
+    "--per-token k",
+)
+
+
 def shipped() -> dict[str, Any]:
     """Return what the demo's archive says of itself, and its size."""
     path = Path(prismlm.demo.__file__).parent / "shipped" / SHIPPED
@@ -78,11 +87,7 @@ def render(found: list[dict[str, Any]], demo: dict[str, Any]) -> str:
         "Generated from `attach/` by `python -m benchmarks.attach.render`; the JSON by, with a "
         "corpus of the model's tokenizer,",
         "",
-        "    python -m benchmarks.attach.frontier states MODEL CORPUS --work DIR --gb 3",
-        "    python -m benchmarks.attach.frontier fit MODEL --work DIR --prototypes K "
-        "--per-token k --steps N --weights HOW",
-        "    python -m benchmarks.attach.frontier control MODEL --work DIR --prototypes K "
-        "--per-token k",
+        *COMMANDS,
         "",
         runs_made([one["environment"] for one in found]),
         "",

@@ -29,7 +29,8 @@ def render(result: dict[str, Any]) -> str:
         "",
         "    prismlm demo --train --no-serve --out prismlm-demo",
         "    python -m benchmarks.index.measure ratio prismlm-demo/model prismlm-demo/corpus",
-        "    python -m benchmarks.index.measure ratio MODEL CORPUS --called NAME --tokens 40000",
+        "    python -m benchmarks.index.measure ratio MODEL CORPUS --called NAME --tokens 40000 "
+        "[--bf16]",
         "    python -m benchmarks.index.measure growth prismlm-demo/corpus",
         "",
         *_ratio(result["ratio"]),

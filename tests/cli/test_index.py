@@ -14,6 +14,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 import prismlm
+from prismlm.cli.index import _own_device
 from prismlm.index.layout import read_meta
 from tests.helpers import forked
 from tests.helpers.forked import SOURCES
@@ -204,6 +205,12 @@ def test_a_file_that_is_cut_off(refused, copy, name):
     assert str(path) in message
     path.write_bytes(b"")
     assert str(path) in refused("explain", copy, "The")
+
+
+def test_each_process_has_a_gpu_of_its_own(monkeypatch):
+    assert [_own_device(name) for name in ("cuda", "cpu")] == ["cuda", "cpu"]
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    assert [_own_device(name) for name in ("cuda", "cuda:1", "cpu")] == ["cuda:3", "cuda:1", "cpu"]
 
 
 def under_torchrun(arguments):

@@ -39,6 +39,17 @@ if TYPE_CHECKING:
 LONGEST_DEFAULT_WINDOW = 1024
 
 
+ReadOrWritten = Annotated[
+    Path | None,
+    option(
+        "DIR",
+        "The corpus to read, or to write from --dataset; else MODEL/corpora/NAME.",
+        "--corpus",
+    ),
+]
+NewLens = Annotated[
+    str | None, option("NAME|DIR", "Write MODEL/lens/NAME; else the corpus's name.", "--lens")
+]
 Contexts = Annotated[int, number("L", "Places kept per prototype.", 1)]
 OwnWindow = Annotated[int | None, option("N", "Tokens read at once; else as in training.")]
 WithText = Annotated[bool, flag("--text/--no-text", "Keep the text around each place, or offsets.")]
@@ -65,13 +76,8 @@ SaveEvery = Annotated[float, number("SECONDS", "How often what was found is save
 
 def index(
     model: Model,
-    corpus: Annotated[
-        Path | None,
-        option("DIR", "The corpus to read, or to write from --dataset; else MODEL/corpora/NAME."),
-    ] = None,
-    lens: Annotated[
-        str | None, option("NAME|DIR", "Write MODEL/lens/NAME; else the corpus's name.")
-    ] = None,
+    corpus: ReadOrWritten = None,
+    lens: NewLens = None,
     dataset: data.Dataset = None,
     dataset_config: data.DatasetConfig = None,
     data_files: data.DataFiles = None,
