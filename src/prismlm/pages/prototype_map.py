@@ -39,8 +39,8 @@ def prototype_map_page(lens: Lens, title: str = "Prototypes") -> str:
         f"<h1>{escape(title)}</h1>\n"
         '<article class="prismlm m-map">\n'
         f'<header class="p-head"><p class="p-note">{len(rows):,} prototypes; near on the map are '
-        "those that point the same way. Names: words read last → words that come next or that it raises, in brackets "
-        "words of the text around.</p></header>\n"
+        "those that point the same way. Names: words read last → words that come next or that it "
+        "raises, in brackets words of the text around.</p></header>\n"
         '<div class="m-tools"><input type="search" class="m-search" placeholder="search names, '
         'tokens, texts" aria-label="Search names, tokens and texts"><span class="m-count" '
         'aria-live="polite"></span></div>\n'
