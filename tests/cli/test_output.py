@@ -2,7 +2,7 @@ import pytest
 from rich.cells import cell_len
 
 from prismlm.cli.format import points
-from prismlm.cli.output import fit_ends, plain, table_of
+from prismlm.cli.output import fit_ends, fit_name, plain, table_of
 
 
 @pytest.mark.parametrize(
@@ -18,6 +18,27 @@ from prismlm.cli.output import fit_ends, plain, table_of
 def test_names_are_cut_in_the_middle(name, width, shown):
     assert fit_ends(name, width) == shown
     assert width < 2 or cell_len(shown) <= width
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "shown"),
+    [
+        (
+            "decision, right → of, made, taken (court)",
+            48,
+            "decision, right → of, made, taken (court)",
+        ),
+        ("decision, right → of, made, taken (court)", 33, "decision, right → of, made, taken"),
+        ("decision, right → of, made, taken (court)", 17, "decision → of"),
+        ("(proclamation, treaty) → “,”, and", 24, "(proclamation) → “,”"),
+        ("the · a · their", 9, "the · a"),
+        ("Liou-ville, Ha-usdorff", 12, "Liou-ville"),
+        ("decision → of", 8, "deci…of"),
+    ],
+)
+def test_names_of_prototypes_lose_words_before_letters(name, width, shown):
+    assert fit_name(name, width) == shown
+    assert cell_len(shown) <= width
 
 
 def test_text_moves_nothing_on_a_terminal():

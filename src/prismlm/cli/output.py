@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
@@ -101,6 +101,29 @@ def fit_ends(text: str, width: int) -> str:
     left = max(width, 2) // 2
     end = set_cell_size(text[::-1], max(width - 1 - left, 0))[::-1]
     return f"{set_cell_size(text, left).rstrip()}…{end.lstrip()}"
+
+
+def fit_name(name: str, width: int) -> str:
+    """Return a prototype's name of at most so many columns: whole words, some of either side.
+
+    What the text around is about goes first, then the last word of the longer side; a name of a
+    word a side is cut in the middle. Names are *read, … → next, …* or the words raised, *a · b*.
+    """
+    if cell_len(name) > width and not name.startswith("("):
+        name = name.partition(" (")[0]
+    between = " · " if " · " in name else ", "
+    sides = [side.split(between) for side in name.split(" → ")]
+    while cell_len(shown := " → ".join(_side(side, between) for side in sides)) > width:
+        longest = max(sides, key=lambda side: (len(side) > 1, cell_len(between.join(side))))
+        if len(longest) == 1:
+            break
+        longest.pop()
+    return fit_ends(shown, width)
+
+
+def _side(words: Sequence[str], between: str) -> str:
+    joined = between.join(words)
+    return f"{joined})" if joined.startswith("(") and not joined.endswith(")") else joined
 
 
 def bar(share: float, width: int) -> str:

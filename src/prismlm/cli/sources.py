@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from prismlm.cli.options import Json, Lens, Model, TextFiles, number, option
-from prismlm.cli.output import console_for_reading, fit_ends, plain, print_json, table_of
+from prismlm.cli.output import console_for_reading, fit_ends, fit_name, plain, print_json, table_of
 from prismlm.errors import InputError
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def _print_table(
 ) -> None:
     table = table_of("*prototype", "name", *(f"*{heading}" for heading in headings))
     for prototype, name, *figures in rows[:top]:
-        shown = fit_ends(plain(str(name)), NAME_WIDTH)
+        shown = fit_name(plain(str(name)), NAME_WIDTH)
         table.add_row(str(prototype), Text(shown), *map(str, figures))
     console.print(table)
     _print_more(console, len(rows) - top)

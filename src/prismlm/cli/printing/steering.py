@@ -8,12 +8,12 @@ from rich.console import Console
 from rich.text import Text
 
 from prismlm.cli.format import count, points
-from prismlm.cli.output import console_for_reading, fit, plain, table_of
+from prismlm.cli.output import console_for_reading, fit, fit_name, plain, table_of
 from prismlm.edits.steering import Leading, SteeredToken, Steering
 from prismlm.edits.steering_effects import Cost, SteeringEffects
 from prismlm.pages.trace_data import visible
 
-TOKEN_WIDTH = 16
+TOKEN_WIDTH, NAME_WIDTH = 16, 24
 MEASURED = {
     "signature": "signature's top tokens, Δ log p",
     "text": "text's own next token, Δ log p",
@@ -100,8 +100,7 @@ def _leader(leading: Leading | None) -> str:
         return "–"
     if leading.category is not None:
         return plain(leading.category)
-    name = " · ".join(plain(leading.name).split(" · ")[:2]) if leading.name else "prototype"
-    return f"{name} #{leading.prototype}"
+    return f"{fit_name(plain(leading.name or 'prototype'), NAME_WIDTH)} #{leading.prototype}"
 
 
 def _print_effects(console: Console, effects: SteeringEffects) -> None:

@@ -19,6 +19,7 @@ from prismlm.cli.output import (
     bar,
     console_for_reading,
     fit_ends,
+    fit_name,
     plain,
     print_head,
     table_of,
@@ -43,8 +44,8 @@ FED_BACK_WIDTH = 8
 PLACE_WIDTH = 320
 QUOTES_SHOWN = 3
 LEAST_BAR, LEAST_FACT = 10, 8
-# What "and 62 more" takes beside prototypes.
-MORE_ROOM = 13
+# Columns of how many prototypes are beside those shown, and of a name beside another.
+MORE_WIDTH, NAME_WIDTH, LEAST_NAME = 4, 24, 20
 
 
 def print_trace(
@@ -163,8 +164,8 @@ def _print_predictions(console: Console, steps: Sequence[Step], top: int) -> Non
         **({"*fed back": FED_BACK_WIDTH} if fed_back else {}),
     }
     # One to spare: rich 13.9 squeezes a column where the edge's padding would not fit as well.
-    room = console.width - sum(widths.values()) - 2 * len(widths) - 2 - 6 - 1
-    widths |= {"logits of prototypes": max(12, room), "*resid.": 6}
+    room = console.width - sum(widths.values()) - 2 * len(widths) - 2 - MORE_WIDTH - 2 - 6 - 1
+    widths |= {"logits of prototypes": max(12, room), "*more": MORE_WIDTH, "*resid.": 6}
     room = widths["logits of prototypes"]
     table = table_of(*widths, widths=widths.values())
     for step, token, target in zip(steps, tokens, targets, strict=True):
@@ -176,32 +177,29 @@ def _print_predictions(console: Console, steps: Sequence[Step], top: int) -> Non
             _percent(step.probability),
             share,
             *(["–" if (one := step.uncertainty) is None else f"{one:.0%}"] if fed_back else []),
-            _prototypes(step, top, room),
+            *_prototypes(step, top, room),
             f"{step.residual:+.2f}",
         )
     console.print(table)
 
 
-def _prototypes(step: Step, top: int, room: int) -> Text:
+def _prototypes(step: Step, top: int, room: int) -> tuple[Text, str]:
     """Return as many of the first ``top`` prototypes as fit, and how many there are beside."""
-    shown = Text()
-    for number, use in enumerate(step.prototypes[:top]):
-        name = (plain(use.name) if use.name else "prototype").split(" · ")
-        item = Text("  " if number else "").append(f"{use.contribution:+.2f} ")
+    shown, fitting = Text(), 0
+    for use in step.prototypes[:top]:
+        item = Text("  " if fitting else "").append(f"{use.contribution:+.2f} ")
+        number = f" #{use.id}"
+        left = room - shown.cell_len - item.cell_len - len(number)
         # The first is always shown, so its name has what its figures leave.
-        width = 24 if number else min(24, room - MORE_ROOM - item.cell_len - len(f" #{use.id}"))
-        named = " · ".join(name[: 1 if room < 60 else 2])
-        if cell_len(named) > width:
-            # What the text around is about goes before the words themselves do.
-            named = named.partition(" (")[0]
-        item.append(fit_ends(named, width), _colour(use, 0.6))
-        item.append(f" #{use.id}", "dim")
-        left = len(step.prototypes) - number - 1
-        if shown and shown.cell_len + item.cell_len + (MORE_ROOM if left else 0) > room:
-            return shown.append(f"  and {left + 1} more", "dim")
+        if fitting and left < LEAST_NAME:
+            break
+        alone = not fitting and left < 2 * LEAST_NAME + len(number) + len("  +0.00 ")
+        name = fit_name(plain(use.name or "prototype"), left if alone else min(left, NAME_WIDTH))
+        item.append(name, _colour(use, 0.6)).append(number, "dim")
         shown.append_text(item)
-    left = len(step.prototypes) - top
-    return shown.append(f"  and {left} more", "dim") if left > 0 else shown
+        fitting += 1
+    beside = len(step.prototypes) - fitting
+    return shown, str(beside) if beside else ""
 
 
 def print_shares(console: Console, sources: Sources, of: str | None = None) -> None:
