@@ -115,8 +115,7 @@ def _generation(rows: list[dict[str, Any]]) -> list[str]:
         *lines,
         "",
         "Target: at most 1.10 for shares, documents and passages, by the median: "
-        f"{'; '.join(verdicts)}. A largest ratio in the hundreds is a pause: the whole process was "
-        "stopped there for other work.",
+        f"{'; '.join(verdicts)}.",
         "",
         *(f"{row['model']}: {measured_on(row['environment'])}  " for row in rows),
     ]
