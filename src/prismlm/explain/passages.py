@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple
 
@@ -30,6 +31,8 @@ from prismlm.index.where import Conditions, Where, normalised
 # would be longer than LONGEST is cut.
 GAP = 24
 LONGEST = 128
+# Beside its marked token, those of a passage with at least this part of its weight are told.
+TOLD = 0.1
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,8 @@ class Passage(DocumentShare):
     """A stretch of a document that carries predictions; ``position`` is of its marked token.
 
     The marked token is the predicted one, where it weighs most; ``around`` is its sentence.
+
+    Others that carry predictions are ``also`` marked: where they lie in ``text``.
 
     Attributes:
         cosine: of the hidden state before the marked token to that of the prediction.
@@ -51,6 +56,12 @@ class Passage(DocumentShare):
     for_or_against: Literal["for", "against"] = "for"
     predicted: str | None = None
     probability: float | None = None
+    read_also: Callable[[], list[tuple[int, int]]] = field(default=list, repr=False, compare=False)
+
+    @cached_property
+    def also(self) -> list[tuple[int, int]]:
+        """Where other tokens that carry predictions lie in ``text``; next ones are joined."""
+        return self.read_also()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the entry of ``prismlm explain --json``."""
@@ -62,6 +73,7 @@ class Passage(DocumentShare):
             "title": self.title,
             "url": self.url,
             "token": None if around is None else around.token,
+            "also": self.also,
             "cosine": self.cosine,
             "for_or_against": self.for_or_against,
             **(opposed if self.for_or_against == "against" else {}),
@@ -187,12 +199,15 @@ class PositionAttribution(Attribution):
         order = largest(np.where(wanted, sums, 0), limit)
         passages: list[Passage] = []
         for i in order[(sums[order] > 0) & wanted[order]].tolist():
-            best = int(first[i] + value[first[i] : last[i]].argmax())
+            within = slice(int(first[i]), int(last[i]))
+            best = within.start + int(value[within].argmax())
+            told = place[within][value[within] >= TOLD * value[best]] + 1
             passages.append(
                 Passage(
                     share=float(sums[i] / total),
                     cosine=float(cosine[best]),
-                    length=int(place[last[i] - 1] - place[first[i]]) + 1,
+                    length=int(place[within][-1] - place[within][0]) + 1,
+                    read_also=partial(self.lens.beside, int(place[best]) + 1, told),
                     **self._told(int(number[best]), int(place[best])),
                     **self.marked(best),
                 )

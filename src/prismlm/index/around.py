@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
 # Of a sentence that does not end, so many characters are kept on either side.
@@ -34,3 +35,22 @@ def sentence_around(text: str, left: int, right: int) -> Around:
     end = min(len(text), right + MOST_CHARACTERS)
     found = _END.search(text, right, end)
     return Around(text[begin:left], text[left:right], text[right : found.start() if found else end])
+
+
+def joined(text: str, spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return stretches of a text without blanks at their begin; with only blanks between, as one.
+
+    Args:
+        text: what they are stretches of.
+        spans: begin and end, ascending; of those that overlap, the later adds what is new.
+    """
+    found: list[tuple[int, int]] = []
+    for begin, end in spans:
+        word = text[begin:end]
+        begin += len(word) - len(word.lstrip())
+        if begin == end:
+            continue
+        if found and not text[found[-1][1] : begin].strip():
+            begin = found.pop()[0]
+        found.append((begin, end))
+    return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from prismlm.errors import FormatError, InputError, check_choice, check_whole
 from prismlm.files import from_json
 from prismlm.index import layout
-from prismlm.index.around import Around, sentence_around
+from prismlm.index.around import Around, joined, sentence_around
 from prismlm.index.cells import Cells
 from prismlm.index.suffixes import Suffixes, has_suffixes
 from prismlm.index.support import SupportScale
@@ -194,6 +194,24 @@ class Lens:
         text, spans = self._text(number)
         left, right = spans[offset].tolist()
         return sentence_around(text, left, right)
+
+    def beside(self, position: int, others: Iterable[int]) -> list[tuple[int, int]]:
+        """Return where other tokens lie in the text of :meth:`sentence`, as :func:`joined`.
+
+        Args:
+            position: of the token whose sentence it is.
+            others: global positions of the same document, ascending.
+        """
+        around = self.sentence(position)
+        if around is None or self.corpus is None:
+            return []
+        number = self.corpus.document_at(position)
+        start, (text, spans) = int(self.corpus.starts[number]), self._text(number)
+        left, right = spans[position - start].tolist()
+        begin, end = left - len(around.before), right + len(around.after)
+        chosen = spans[[other - start for other in others if other != position]].tolist()
+        inside = [(a - begin, b - begin) for a, b in chosen if begin <= a and b <= end]
+        return joined(text[begin:end], inside)
 
     @cached_property
     def _text(self) -> Callable[[int], tuple[str, np.ndarray]]:

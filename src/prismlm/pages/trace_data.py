@@ -71,7 +71,8 @@ class Pool:
     Attributes:
         lens: theirs; None without one.
         prototypes: by id, name, category, hue and the numbers of contexts, if they are kept.
-        places: text before, token, text after, number of the document, and position in the corpus.
+        places: text before, token, text after, number of the document, position in the corpus, and
+            stretches of the text, begin and end in characters, that are marked, too.
         documents: doc_id, title, source, license and safe address.
     """
 
@@ -87,14 +88,16 @@ class Pool:
 
     def add(self, place: dict[str, Any], *, cut: bool = False) -> int:
         """Return the number of a place; a cut one keeps what a line has room for."""
-        key = place["position"], cut
+        also = place.get("also", [])
+        key = place["position"], cut, tuple(also)
         if key not in self._numbers:
             before, token, after = (place[name] for name in Around._fields)
             if cut and token is not None:
                 before, after = before[-SHOWN_BEFORE:], after[:SHOWN_AFTER]
             self._numbers[key] = len(self.places)
             at = place["position"]
-            self.places.append([before, token, after, self._document(place), at])
+            marked = [[list(span) for span in also]] if also else []
+            self.places.append([before, token, after, self._document(place), at, *marked])
         return self._numbers[key]
 
     def _document(self, place: dict[str, Any]) -> int:
@@ -137,6 +140,7 @@ class Pool:
         """Return a document's share and place; of what speaks against, what it speaks against."""
         around = document.around
         words = dict.fromkeys(Around._fields) if around is None else around._asdict()
+        words["also"] = document.also if isinstance(document, Passage) else []
         value = {"share": document.share, "place": self.add(vars(document) | words)}
         if isinstance(document, Passage) and document.predicted is not None:
             value |= {"predicted": visible(document.predicted), "probability": document.probability}

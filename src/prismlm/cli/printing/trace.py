@@ -31,7 +31,7 @@ from prismlm.explain.steps import PrototypeUse, Step
 from prismlm.explain.support import WORDS
 from prismlm.explain.trace import Trace
 from prismlm.explain.verbatim import MINIMUM, Quote
-from prismlm.index.around import Around
+from prismlm.index.around import Around, joined
 from prismlm.index.where import UNKNOWN
 from prismlm.pages.trace import CAVEAT
 from prismlm.pages.trace_data import hue, visible
@@ -259,7 +259,9 @@ def _print_document(console: Console, document: DocumentShare) -> None:
     facts = [document.title, document.source, document.license or f"licence {UNKNOWN}"]
     _print_named(console, head, document.doc_id, [fact for fact in facts if fact])
     if document.around is not None:
-        for line in _place(document.around, console.width - 8).wrap(console, console.width - 8):
+        also = document.also if isinstance(document, Passage) else []
+        place = _place(document.around, also, console.width - 8)
+        for line in place.wrap(console, console.width - 8):
             line.rstrip()
             console.print(Text(" " * 8).append_text(line))
 
@@ -339,18 +341,31 @@ def _print_quotes(console: Console, quotes: list[Quote]) -> None:
     console.print()
 
 
-def _place(around: Around, width: int) -> Text:
-    room = min(PLACE_WIDTH, 2 * width)
-    token = visible(plain(around.token)).replace("·", " ")
-    before, after = _flat(around.before), _flat(around.after)
-    side = max(10, (room - cell_len(token) - 2) // 2)
-    place = Text("…").append(before[-side:].lstrip())
-    inner = token.lstrip(" ")
-    if inner != token:
-        place.append(" ")
-    # Brackets say where the place is wherever there is no colour.
-    place.append(f"[{inner or '␣'}]", "bold reverse").append(after[:side].rstrip()).append("…")
-    return place
+def _place(around: Around, also: Sequence[tuple[int, int]], width: int) -> Text:
+    """Return a sentence; brackets say what is marked in it wherever there is no colour."""
+    text, begin, end = str(around), len(around.before), len(around.before + around.token)
+    word = around.token.lstrip(" ")
+    own = (end - len(word), end) if word else (begin, end)
+    stretches = sorted([*also, own])
+    token, place = visible(plain(text[slice(*own)])).replace("·", " "), Text()
+    at = done = 0
+    for first, last in joined(text, stretches) if word.strip() else stretches:
+        place.append(_flat(text[done:first])).append("[", "bold")
+        if first <= own[0] < last:
+            place.append(_flat(text[first : own[0]]), "bold")
+            at = len(place)
+            place.append(token, "bold reverse").append(_flat(text[own[1] : last]), "bold")
+        else:
+            place.append(_flat(text[first:last]), "bold")
+        place.append("]", "bold")
+        done = last
+    place.append(_flat(text[done:]))
+    side = max(10, (min(PLACE_WIDTH, 2 * width) - cell_len(token) - 2) // 2)
+    shown = place[max(0, at - side) : at + len(token) + side]
+    blanks = len(shown.plain) - len(shown.plain.lstrip())
+    shown = shown[blanks:]
+    shown.rstrip()
+    return Text("…").append_text(shown).append("…")
 
 
 def _flat(text: str | None) -> str:
