@@ -84,7 +84,7 @@ def test_json_fields(printed):
     assert len(printed["documents"]) == 5
     fields = {"doc_id", "share", "source", "license", "text", "position"}
     assert all(set(document) == fields for document in printed["documents"])
-    more = {"domain", "title", "url", "token", "cosine", "for_or_against"}
+    more = {"domain", "title", "url", "token", "also", "cosine", "for_or_against"}
     assert all(set(passage) == fields | more for passage in printed["passages"])
     items = printed["sources"]["items"]
     assert all(item["lift"] == item["share"] / item["base_rate"] for item in items)

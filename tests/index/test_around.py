@@ -2,7 +2,7 @@
 
 import pytest
 
-from prismlm.index.around import MOST_CHARACTERS, sentence_around
+from prismlm.index.around import MOST_CHARACTERS, joined, sentence_around
 
 
 @pytest.mark.parametrize(
@@ -30,3 +30,18 @@ def test_a_sentence_without_end_is_cut():
     text = "x" * 1000
     found = sentence_around(text, 500, 501)
     assert (len(found.before), len(found.after)) == (MOST_CHARACTERS, MOST_CHARACTERS)
+
+
+@pytest.mark.parametrize(
+    ("words", "marked"),
+    [
+        ([" went", " to", " war"], ["went to war"]),
+        ([" They", " to", " 17", "63"], ["They", "to", "1763"]),
+        ([" ", " in"], ["in"]),
+        ([], []),
+    ],
+)
+def test_tokens_next_to_one_another_are_one_stretch(words, marked):
+    text = " They went to war in 1763."
+    spans = [(text.index(word), text.index(word) + len(word)) for word in words]
+    assert [text[slice(*one)] for one in joined(text, spans)] == marked

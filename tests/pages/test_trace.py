@@ -194,12 +194,20 @@ def test_quotes_and_what_speaks_against_are_in_the_page(lm):
         (q.text, q.span.length, q.span.count) for q in quotes
     ]
     assert whole["verbatim"][0]["place"]["doc_id"] == quotes[0].places[0]["doc_id"]
+    passages = trace.passages(len(whole["documents"]))
+    for shown, passage in zip(whole["documents"], passages, strict=True):
+        before, token, after, *_ = shared["places"][shown["place"]]
+        parts = [part if isinstance(part, list) else [part] for part in (before, after)]
+        assert "".join(["".join(parts[0]), token, "".join(parts[1])]) == passage.text
+        marked = [piece for pieces in parts for piece in pieces[1::2] if piece]
+        assert marked == [passage.text[begin:end] for begin, end in passage.also]
+    assert any(passage.also for passage in passages)
     for shown, passage in zip(whole["against"], trace.against(4), strict=True):
         assert shown["share"] == pytest.approx(passage.share, rel=1e-5)
         assert shown["predicted"] == visible(passage.predicted)
         assert shown["probability"] == pytest.approx(passage.probability, rel=1e-5)
         *words, document, position = shared["places"][shown["place"]]
-        assert words == list(passage.around)
+        assert ["".join(word) for word in words] == list(passage.around)
         assert position == passage.position
         assert shared["documents"][document]["doc_id"] == passage.doc_id
     assert "against" not in Reader(page([trace])).blocks[0]["whole"]

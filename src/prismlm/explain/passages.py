@@ -73,7 +73,7 @@ class Passage(DocumentShare):
             "title": self.title,
             "url": self.url,
             "token": None if around is None else around.token,
-            "also": self.also,
+            "also": [list(span) for span in self.also],
             "cosine": self.cosine,
             "for_or_against": self.for_or_against,
             **(opposed if self.for_or_against == "against" else {}),

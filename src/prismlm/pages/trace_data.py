@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -71,8 +73,8 @@ class Pool:
     Attributes:
         lens: theirs; None without one.
         prototypes: by id, name, category, hue and the numbers of contexts, if they are kept.
-        places: text before, token, text after, number of the document, position in the corpus, and
-            stretches of the text, begin and end in characters, that are marked, too.
+        places: text before, token, text after, number of the document, and position in the corpus.
+            Text in which other tokens are marked is a list: as it stands, marked, as it stands, ...
         documents: doc_id, title, source, license and safe address.
     """
 
@@ -92,12 +94,15 @@ class Pool:
         key = place["position"], cut, tuple(also)
         if key not in self._numbers:
             before, token, after = (place[name] for name in Around._fields)
+            if also:
+                text, end = before + token + after, len(before + token)
+                before = _parted(text, 0, len(before), also)
+                after = _parted(text, end, len(text), also)
             if cut and token is not None:
                 before, after = before[-SHOWN_BEFORE:], after[:SHOWN_AFTER]
             self._numbers[key] = len(self.places)
             at = place["position"]
-            marked = [[list(span) for span in also]] if also else []
-            self.places.append([before, token, after, self._document(place), at, *marked])
+            self.places.append([before, token, after, self._document(place), at])
         return self._numbers[key]
 
     def _document(self, place: dict[str, Any]) -> int:
@@ -145,6 +150,14 @@ class Pool:
         if isinstance(document, Passage) and document.predicted is not None:
             value |= {"predicted": visible(document.predicted), "probability": document.probability}
         return value
+
+
+def _parted(text: str, begin: int, end: int, marked: Sequence[tuple[int, int]]) -> str | list[str]:
+    """Return what lies from one place of a text to another, parted where marks begin and end."""
+    inside = [edge for span in marked if span[0] < end and span[1] > begin for edge in span]
+    edges = [begin, *(min(max(edge, begin), end) for edge in inside), end]
+    parts = [text[left:right] for left, right in pairwise(edges)]
+    return parts if inside else parts[0]
 
 
 def trace_data(

@@ -22,26 +22,16 @@ export const origin = (place) => {
   return make("cite", "p-origin", link, make("span", null, facts.filter(Boolean).join(" · ")));
 };
 export const flat = (text) => text.replace(/\s*\n\s*/g, " ↵ ");
-// Text from a place on, with what is marked beside its token; places are counted in characters.
-const marked = (text, from, also) => {
-  const letters = [...text], nodes = [];
-  let done = 0;
-  for (const ends of also) {
-    const [begin, end] = ends.map((at) => Math.min(Math.max(at - from, done), letters.length));
-    if (begin === end) continue;
-    nodes.push(flat(letters.slice(done, begin).join("")), make("mark", "p-also", flat(letters.slice(begin, end).join(""))));
-    done = end;
-  }
-  return [...nodes, flat(letters.slice(done).join(""))];
-};
+// Text as it stands, or a list of which every second piece is marked beside the token.
+const marked = (text) => [text].flat().map((piece, i) => (i % 2 ? make("mark", "p-also", flat(piece)) : flat(piece)))
+  .filter((piece) => piece.textContent !== "");
 export const quote = (place, classes) => {
   if (place.token === null) return make("p", "p-note", "This lens keeps no text.");
   const token = flat(place.token);
   const word = token.trimStart();
   const space = word ? token.slice(0, token.length - word.length) : "";
-  const also = place.also ?? [], after = [...place.before + place.token].length;
-  return make("p", classes, make("span", "p-before", make("bdi", null, ...marked(place.before, 0, also), space)),
-    make("mark", null, word || "␣"), make("span", "p-after", ...marked(place.after, after, also)));
+  return make("p", classes, make("span", "p-before", make("bdi", null, ...marked(place.before), space)),
+    make("mark", null, word || "␣"), make("span", "p-after", ...marked(place.after)));
 };
 export const shown = (token, classes) => {
   const [, before, inner, after] = token.match(/^(·*)(.*?)(·*)$/su);
@@ -258,7 +248,7 @@ export const behind = (data, step) => step.shares.length
 export const unpacked = ({ prototypes, places, documents }) => ({
   prototypes: Object.fromEntries(Object.entries(prototypes).map(
     ([id, [name, category, hue, contexts]]) => [id, { name, category, hue, contexts }])),
-  contexts: places.map(([before, token, after, document, position, also]) => ({ before, token, after, position, also, ...documents[document] })),
+  contexts: places.map(([before, token, after, document, position]) => ({ before, token, after, position, ...documents[document] })),
 });
 export const wholeText = (data) => [...(data.whole.written
   ? [make("h2", null, "The answer"), make("p", "p-note", `All ${data.whole.written.toLocaleString("en")} tokens that the model wrote; those of the prompt do not count.`)]
