@@ -276,7 +276,7 @@ def _decode(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[str]:
 def _name(tokens: list[str]) -> str:
     words: list[str] = []
     for token in tokens:
-        word = token.strip() or repr(token)[1:-1].replace(" ", "␣")
+        word = token.strip() or ("↵" if "\n" in token else "␣")
         if word.lower() not in (seen.lower() for seen in words):
             words.append(word)
     return " · ".join(words[:3])
