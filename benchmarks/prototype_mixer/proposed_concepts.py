@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from prismlm.errors import InputError
-from prismlm.instruments.channels.token_gates import TokenGates, token_texts, whole_words
+from prismlm.instruments.channels.token_gates import TokenGates, whole_words
+from prismlm.labels.vocabulary import Vocabulary
 from prismlm.models.decoders.mixers import check_channel, check_layer
 
 if TYPE_CHECKING:
@@ -88,7 +89,8 @@ def concept_tokens(
     if count < 1 or least < 1:
         raise InputError(f"{count} tokens that occur {least} times: expected at least 1 and 1.")
     kept = torch.ones(len(gates.count), dtype=torch.bool)
-    return _top(gates, token_texts(tokenizer), layer, channel, kept, count, least)
+    texts = Vocabulary(tokenizer, len(tokenizer)).texts
+    return _top(gates, texts, layer, channel, kept, count, least)
 
 
 def propose_concepts(
@@ -132,7 +134,7 @@ def propose_concepts(
             f"{eligible} words occur {least} times or more in {gates.positions:,} tokens: expected "
             f"{words}. Read more text, or ask for rarer words."
         )
-    texts = token_texts(tokenizer)
+    texts = Vocabulary(tokenizer, len(tokenizer)).texts
     found: list[Concept] = []
     for layer, sums in enumerate(gates.sums):
         for channel in range(sums.shape[1]):

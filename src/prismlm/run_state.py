@@ -217,6 +217,17 @@ class Interrupts:
 
 
 @contextmanager
+def keeping(kept: Callable[[], str]) -> Iterator[None]:
+    """Say of Ctrl-C during the block what is kept: the same command goes on from there."""
+    try:
+        yield
+    except Interrupted:
+        raise
+    except KeyboardInterrupt as stop:
+        raise Interrupted(f"{kept()} The same command goes on from there.") from stop
+
+
+@contextmanager
 def orderly_end() -> Iterator[None]:
     """Turn SIGTERM into an exit that closes every open block, during the block."""
     if threading.current_thread() is not threading.main_thread():

@@ -1,8 +1,23 @@
+from types import SimpleNamespace
+
 import pytest
 from rich.cells import cell_len
+from rich.console import Console
 
+from prismlm.cli import label, progress
+from prismlm.cli.eval.robustness import print_clamping
 from prismlm.cli.format import points
-from prismlm.cli.output import fit_ends, fit_name, plain, table_of
+from prismlm.cli.output import (
+    console_for_reading,
+    fit_ends,
+    fit_name,
+    plain,
+    print_cost,
+    print_rows,
+    table_of,
+)
+from prismlm.cli.printing import interventions, steering
+from prismlm.cost import Cost
 
 
 @pytest.mark.parametrize(
@@ -59,3 +74,67 @@ def test_a_table_knows_which_columns_are_numbers():
         ("name", "left", 7),
         ("share", "right", None),
     ]
+
+
+MARKED = "[/x] [x] :smile: [bold]it[/]"
+
+
+def words_of_a_case_file():
+    best = SimpleNamespace(layer=0, channel=1, difference=1.0, at_words=0.5, mean=0.25)
+    deviations = dict.fromkeys(
+        ("others_mean", "others_deviation", "shuffled_mean", "shuffled_deviation", "p"), 0.5
+    )
+    found = SimpleNamespace(best=best, words={MARKED: 3}, positions=100, **deviations)
+    item = SimpleNamespace(found=found, heldout_difference=None)
+    interventions._print_ranked(console_for_reading(), item)
+
+
+def the_corpus_of_a_cost():
+    cost = SimpleNamespace(
+        corpus=MARKED, control=None, left=0, perplexity=2.0, edited=3.0, tokens=9, changed=0.5
+    )
+    steering._print_cost(console_for_reading(), cost, "")
+
+
+def slices_of_pairs():
+    part = SimpleNamespace(
+        name=MARKED, clamped=None, control=None, gain=None, of_equal_length=0, unaligned=0,
+        below_floor=0,
+    )  # fmt: skip
+    print_clamping(SimpleNamespace(name="m", routing="mixers", slices=[part]))
+
+
+def categories_of_names():
+    found = SimpleNamespace(
+        named=1, prototypes=1, detection=None, fuzzing=None, scored=0, held_out=0,
+        categories={MARKED: 1},
+    )  # fmt: skip
+    label._print(found)
+
+
+def models_of_a_cost():
+    print_cost(Cost(1.0, 1, 1, {}, (Cost(1.0, 1, 1, {}, name=MARKED),)), as_json=False)
+
+
+def models_that_write():
+    console = Console(width=120, force_terminal=True, color_system=None)
+    with progress._bars(console) as bars:
+        progress._Bar(bars, MARKED, 3, "texts").finish()
+
+
+@pytest.mark.parametrize(
+    "printed",
+    [
+        words_of_a_case_file,
+        the_corpus_of_a_cost,
+        slices_of_pairs,
+        categories_of_names,
+        models_of_a_cost,
+        models_that_write,
+        lambda: print_rows([(MARKED, "1")], ""),
+    ],
+)
+def test_foreign_text_is_no_markup(printed, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "140")
+    printed()
+    assert MARKED in capsys.readouterr().out

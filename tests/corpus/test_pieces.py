@@ -4,7 +4,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from prismlm.corpus.pieces import token_alone
+from prismlm.corpus.pieces import pieces_of, token_alone
+from tests.helpers.metaspace import metaspace
 
 BYTES = {f"<0x{number:02X}>": number for number in range(256)}
 
@@ -49,3 +50,11 @@ def test_a_character_that_is_the_replacement_itself_stays():
 
 def test_bytes_that_stand_for_unknown_characters(byte_fallback):
     assert alone(byte_fallback, "a東") == ["a", "‹E6›", "‹9D›", "‹B1›"]
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_the_space_that_a_token_begins_with_stays(legacy):
+    tokenizer = metaspace(["the girl and the girls"], legacy=legacy)
+    assert alone(tokenizer, "the girl") == [" the", " girl"]
+    ids = tokenizer("the girls and")["input_ids"]
+    assert "".join(piece.shown for piece in pieces_of(tokenizer, ids)) == " the girls and"

@@ -1,8 +1,17 @@
 """Small random models with uncertainty feedback, and texts of random tokens."""
 
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+from tokenizers import Tokenizer, models
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedTokenizerFast,
+)
 
+from prismlm.instruments.uncertainty_feedback import InspectOptions
+from prismlm.instruments.uncertainty_feedback.options import Reading
+from prismlm.instruments.uncertainty_feedback.signal import own_codes
 from prismlm.models.decoders.protot import ProtoTConfig
 from prismlm.models.uncertainty_feedback import attach_uncertainty
 
@@ -33,6 +42,20 @@ def make_fed_protot(vocabulary=VOCABULARY):
 def random_texts(*lengths, seed=0, vocabulary=VOCABULARY):
     generator = torch.Generator().manual_seed(seed)
     return [torch.randint(1, vocabulary, (n,), generator=generator) for n in lengths]
+
+
+def make_tokenizer(**special):
+    """One of as many words as the models know tokens."""
+    words = {f"w{number}": number for number in range(VOCABULARY)}
+    backend = Tokenizer(models.WordLevel(words, unk_token="w0"))
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **special)
+
+
+def reading_of(model, texts, codes=None, tokenizer=None, **options):
+    """What a check takes; without codes, the model's own."""
+    how = InspectOptions(**options)
+    codes = own_codes(model, texts, how.signal) if codes is None else codes
+    return Reading(model, tokenizer or make_tokenizer(), texts, codes, how)
 
 
 def set_table(feedback, table):

@@ -9,7 +9,7 @@ import typer
 
 from prismlm.cli import dataset_options as data
 from prismlm.cli.options import DryRun, Json, flag, option
-from prismlm.cli.output import plain, print_cost, print_json, table_of
+from prismlm.cli.output import console_for_reading, plain, print_cost, print_json, table_of
 from prismlm.errors import InputError
 
 if TYPE_CHECKING:
@@ -127,16 +127,15 @@ def _summary(corpus: Corpus) -> dict[str, Any]:
 
 
 def _print_corpus(corpus: Corpus) -> None:
-    from rich.console import Console
-    from rich.markup import escape
+    from rich.text import Text
 
     from prismlm.cli.format import count
     from prismlm.corpus.read import in_words
 
-    console = Console(highlight=False)
+    console = console_for_reading()
     counts, heldout = corpus.meta["counts"], corpus.meta["heldout"]
     ratio = counts["characters"] / max(1, counts["tokens"])
-    console.print(f"[bold]{escape(str(corpus.path))}[/]", soft_wrap=True)
+    console.print(str(corpus.path), style="bold", soft_wrap=True)
     console.print(
         f"{count(counts['documents'])} documents · {count(counts['tokens'])} tokens · "
         f"{ratio:.2f} characters per token · vocabulary {corpus.meta['tokenizer']['vocab_size']:,}"
@@ -160,23 +159,24 @@ def _print_corpus(corpus: Corpus) -> None:
             + (f" · named again and read once: {again:,}" if again else "")
         )
         if others:
-            console.print(f"[bold]not read:[/] {escape(others)}")
+            console.print(Text.assemble(("not read: ", "bold"), others))
     alike = corpus.meta.get("near_duplicates")
     if alike is not None:
         console.print(
             f"nearly the same as an earlier document: {count(alike['documents'])} documents"
         )
-    console.print(f"[dim]fingerprint {corpus.fingerprint}[/]")
+    console.print(f"fingerprint {corpus.fingerprint}", style="dim")
     for group, key in (("domains", "domain"), ("licenses", "license")):
         rows = sorted(corpus.meta[group], key=lambda row: -row["tokens"])
         console.print()
         console.print(_shares(key, rows[:_ROWS_SHOWN], counts["tokens"]))
         if len(rows) > _ROWS_SHOWN:
-            console.print(f"[dim]and {len(rows) - _ROWS_SHOWN} more; all of them with --json[/]")
+            more = f"and {len(rows) - _ROWS_SHOWN} more; all of them with --json"
+            console.print(more, style="dim")
 
 
 def _shares(key: str, rows: list[dict[str, Any]], tokens: int) -> Table:
-    from rich.markup import escape
+    from rich.text import Text
 
     from prismlm.cli.format import count
     from prismlm.index.where import UNKNOWN
@@ -186,10 +186,10 @@ def _shares(key: str, rows: list[dict[str, Any]], tokens: int) -> Table:
     for row in rows:
         bar = "█" * max(1, round(_BAR_WIDTH * row["tokens"] / rows[0]["tokens"]))
         table.add_row(
-            escape(plain(row[key])) if row[key] else f"[dim]{UNKNOWN}[/]",
+            plain(row[key]) if row[key] else Text(UNKNOWN, "dim"),
             f"{row['documents']:,}",
             count(row["tokens"]),
             f"{row['tokens'] / tokens:.1%}",
-            f"[cyan]{bar}[/]",
+            Text(bar, "cyan"),
         )
     return table

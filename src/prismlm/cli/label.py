@@ -117,10 +117,9 @@ def _announce(cost: Cost) -> None:
 
 def _print_asked(asked: dict[str, Any]) -> None:
     """Print what an endpoint did: how much, what went wrong, and whether its names are better."""
-    from rich.console import Console
     from rich.text import Text
 
-    console = Console(highlight=False)
+    console = console_for_reading()
     console.print(
         f"\n{asked['named']:,} named by the endpoint: {asked['requests']:,} answers, "
         f"{asked['tokens_in']:,} tokens in, {asked['tokens_out']:,} out"
@@ -143,9 +142,7 @@ def _print_asked(asked: dict[str, Any]) -> None:
 
 
 def _print(found: Labelling) -> None:
-    from rich.console import Console
-
-    console = Console(highlight=False)
+    console = console_for_reading()
     console.print(f"{found.named:,} of {found.prototypes:,} prototypes named")
     for name, accuracy, meaning in (
         ("detection", found.detection, "is the passage one of the prototype's?"),
@@ -161,13 +158,12 @@ def _print(found: Labelling) -> None:
     )
     console.print()
     for name, count in sorted(found.categories.items(), key=lambda pair: -pair[1]):
-        console.print(f"{count:>7,}  {name}")
+        console.print(f"{count:>7,}  {plain(name)}")
 
 
 def _print_examples(lens: OpenedLens) -> None:
     """Print some prototypes, evenly through the order of their text: common and rare ones."""
     import numpy as np
-    from rich.text import Text
 
     table = lens.prototypes
     order = lens.leading
@@ -178,8 +174,8 @@ def _print_examples(lens: OpenedLens) -> None:
         score = row["label_score"]
         shown.add_row(
             str(row["prototype"]),
-            Text(plain(row["name"])),
-            row["category"] or "",
+            plain(row["name"]),
+            plain(row["category"] or ""),
             "" if score is None else f"{score:.0%}",
         )
     console = console_for_reading()

@@ -40,7 +40,7 @@ def print_rows(rows: list[tuple[str, str]], last: str) -> None:
     table.add_column(justify="right")
     for row in rows:
         table.add_row(*row)
-    console = Console(highlight=False)
+    console = console_for_reading()
     console.print(table)
     console.print(Text(last, style="dim"), soft_wrap=True)
 
@@ -69,10 +69,13 @@ def table_of(*headings: str, gap: int = 2, widths: Iterable[int] = ()) -> Table:
 
 
 def console_for_reading() -> Console:
-    """Return a console on stdout; 100 columns wide where it is piped."""
-    console = Console(highlight=False)
+    """Return a console on stdout that takes text as it is; 100 columns wide where it is piped.
+
+    Much of what is printed is foreign: ``[x]`` in a name is no markup, and ``:x:`` no emoji.
+    """
+    console = Console(highlight=False, markup=False, emoji=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
-        return Console(highlight=False, width=WIDTH_WHERE_PIPED)
+        console.width = WIDTH_WHERE_PIPED
     return console
 
 
@@ -153,9 +156,8 @@ def print_cost(cost: Cost, *, as_json: bool) -> None:
         ("memory", f"about {size(cost.memory_bytes)}"),
         ("disk", "not known" if disk is None else f"{about} {size(disk)}"),
     ]
-    console = Console(highlight=False)
     if cost.parts:
-        console.print(_parts(cost))
+        console_for_reading().print(_parts(cost))
     unknown = [f"Not known: {sentence}\n" for sentence in cost.unknown]
     print_rows(rows, f"{''.join(unknown)}{cost.basis} Nothing was written.".lstrip())
 
@@ -200,5 +202,5 @@ def _parts(cost: Cost) -> Table:
                 (part.disk_bytes, size),
             )
         )
-        table.add_row(part.name, there, *shown)
+        table.add_row(plain(part.name), there, *shown)
     return table

@@ -91,7 +91,7 @@ def _bars(console: Console) -> Progress:
     width = max(8, min(30, console.width - _FIGURES_WIDTH))
     return Progress(
         SpinnerColumn(finished_text="[green]✓[/]"),
-        TextColumn("{task.description:<22}"),
+        TextColumn("{task.description:<22}", markup=False),
         BarColumn(width, complete_style="cyan", finished_style="green"),
         _Figures(),
         console=console,

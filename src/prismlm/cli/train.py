@@ -8,11 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
 from prismlm.cli.options import DryRun, Json, flag, is_first_process, option
-from prismlm.cli.output import print_cost, print_json, print_rows, quality_rows, table_of
+from prismlm.cli.output import (
+    console_for_reading,
+    print_cost,
+    print_json,
+    print_rows,
+    quality_rows,
+    table_of,
+)
 from prismlm.errors import InputError, Interrupted
 
 if TYPE_CHECKING:
@@ -110,25 +115,25 @@ def trial_line(trial: TrialResult, trials: int) -> str:
 
 def print_search(result: SearchResult) -> None:
     """Print the best trials, and where the rest is."""
-    console = Console(highlight=False)
-    console.print(f"[bold]{escape(str(result.directory))}[/]", soft_wrap=True)
+    console = console_for_reading()
+    console.print(str(result.directory), style="bold", soft_wrap=True)
     failed = sum(trial.ce is None for trial in result.trials)
     seeds = max((len(trial.seeds) for trial in result.trials), default=0)
     counted = f"{len(result.trials)} trials, {failed} failed"
     console.print(f"{counted} · CE on held-out text at the end, mean of {seeds} seeds")
     keys = list(result.trials[0].values) if result.trials else []
-    table = table_of(*(f"*{escape(name)}" for name in ("trial", "CE", "perplexity", *keys)))
+    table = table_of(*(f"*{name}" for name in ("trial", "CE", "perplexity", *keys)))
     for column in table.columns:
         column.no_wrap, column.overflow = False, "fold"
     for trial in result.ranked[:TRIALS_SHOWN]:
-        values = [escape(_shown(trial.values[key])) for key in keys]
+        values = [_shown(trial.values[key]) for key in keys]
         perplexity = "" if trial.perplexity is None else f"{trial.perplexity:.2f}"
         table.add_row(str(trial.number), _ce(trial), perplexity, *values)
     console.print(table)
     if len(result.ranked) > TRIALS_SHOWN:
-        console.print(f"[dim]and {len(result.ranked) - TRIALS_SHOWN} more in search.csv[/]")
+        console.print(f"and {len(result.ranked) - TRIALS_SHOWN} more in search.csv", style="dim")
     again = f"prismlm train {result.best_recipe}"
-    console.print(f"Train the best with: {escape(again)}", soft_wrap=True)
+    console.print(f"Train the best with: {again}", soft_wrap=True)
 
 
 def _ce(trial: TrialResult) -> str:

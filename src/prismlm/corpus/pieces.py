@@ -14,6 +14,8 @@ from prismlm.corpus.spans import byte_alphabet
 BROKEN, MOST_JOINED = "\ufffd", 12
 # A byte as SentencePiece spells it where it knows no token for a character.
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+# How a vocabulary spells the space that a token begins with.
+SPACES = ("Ġ", "▁")
 
 
 class Piece(NamedTuple):
@@ -56,12 +58,19 @@ def pieces_of(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[Pi
 
 
 def decode_token(tokenizer: PreTrainedTokenizerBase, *tokens: int) -> str:
-    """Return tokens in words: special tokens as they are spelt, nothing cleaned up."""
+    """Return tokens in words: special tokens as they are spelt, nothing cleaned up.
+
+    The space that the first begins with stays, which SentencePiece's decoders drop.
+    """
     if tokenizer.is_fast:
-        # What the line below comes down to, at a third of the time.
+        # What the lines below come down to, at a third of the time.
         backend: Any = getattr(tokenizer, "backend_tokenizer")  # noqa: B009
-        return str(backend.decode(list(tokens), skip_special_tokens=False))
-    return str(tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False))
+        text = str(backend.decode(list(tokens), skip_special_tokens=False))
+        first = backend.id_to_token(tokens[0])
+    else:
+        text = str(tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False))
+        first = tokenizer.convert_ids_to_tokens(tokens[0])
+    return " " + text if str(first).startswith(SPACES) and not text[:1].isspace() else text
 
 
 def token_alone(tokenizer: PreTrainedTokenizerBase, token: int) -> str:

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from prismlm import fingerprints
 from prismlm.cost import Cost, peak_memory, rate_of
-from prismlm.errors import FormatError, InputError, Interrupted, check_whole
+from prismlm.errors import FormatError, InputError, check_whole
 from prismlm.eval.accuracy import BAND, HEADLINE, Answers, mean_figures, task_figures
 from prismlm.eval.benchmarks import Benchmark, benchmarks_of, drawn, load_tasks
 from prismlm.eval.predictors import PredictorLM
@@ -22,7 +22,7 @@ from prismlm.models.checkpoint import load_checkpoint, read_checkpoint
 from prismlm.models.seam import LogitMap, verify_logit_map
 from prismlm.models.sidecar import has_sidecar
 from prismlm.progress import SILENT, Reporter
-from prismlm.run_state import begin, writing
+from prismlm.run_state import begin, keeping, writing
 
 FORMAT_VERSION = 1
 RESULT_FILE, TASKS = "eval.json", "tasks"
@@ -202,18 +202,13 @@ def run_suite(
         run = {"format_version": FORMAT_VERSION, "lm_eval": version("lm_eval")}
         run |= {"model": _identity(lm), **_plain(options)}
         begin(out, run, made=any(kept.glob("*.json")))
-        try:
+        with keeping(lambda: f"{len([*kept.glob('*.json')])} finished tasks are kept in {out}."):
             for benchmark in left:
                 path = kept / f"{benchmark.name}.json"
                 questions, of = ready.pop() if ready else questions_of(benchmark, options)
                 total = sum(len(question.pairs) for question in questions)
                 with progress.task(benchmark.title, total, "answers") as task:
                     keep_json(path, ask(lm, benchmark.name, questions, of, task.advance))
-        except KeyboardInterrupt as stop:
-            done = sum(1 for _ in kept.glob("*.json"))
-            raise Interrupted(
-                f"{done} finished tasks are kept in {out}. The same command goes on from there."
-            ) from stop
         result = _result(name, out, options, lm)
         keep_json(out / RESULT_FILE, result)
     return result

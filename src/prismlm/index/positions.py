@@ -38,10 +38,10 @@ def drawn(positions: np.ndarray, share: float) -> np.ndarray:
     """Return which global positions a share keeps, the same in every run: bool [N]."""
     if share == 1:
         return np.ones(len(positions), dtype=bool)
-    return _hashed(positions) < np.uint64(int(share * 2**63) * 2)
+    return hashed(positions) < np.uint64(int(share * 2**63) * 2)
 
 
-def _hashed(numbers: np.ndarray) -> np.ndarray:
+def hashed(numbers: np.ndarray) -> np.ndarray:
     """Return a well-mixed hash of integers (the finaliser of SplitMix64): uint64."""
     x = numbers.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import sparse
 
-from prismlm.corpus.pieces import BROKEN, pieces_of, token_alone
+from prismlm.corpus.pieces import BROKEN, decode_token, pieces_of, token_alone
 from prismlm.corpus.store import Corpus
 from prismlm.index.cells import Cells
 from prismlm.labels.vocabulary import Vocabulary
@@ -127,11 +127,7 @@ class Text:
 
     def spelled(self, tokens: list[int]) -> str:
         """Return tokens that stand together as text, with the space before the first."""
-        if not tokens:
-            return ""
-        found = str(self.corpus.tokenizer.decode(tokens, clean_up_tokenization_spaces=False))
-        lost = self.vocabulary.texts[tokens[0]][:1] == " " != found[:1]
-        return " " + found if lost else found
+        return decode_token(self.corpus.tokenizer, *tokens) if tokens else ""
 
     def _written(self, first: int, last: int) -> str:
         texts = self.vocabulary.texts

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from prismlm.corpus.pieces import decode_token
 from prismlm.files import read_json
 
 # The closed classes of English, words of numbers and time, and words that are of a subject.
@@ -23,7 +24,6 @@ DETERMINERS, PREPOSITIONS, PRONOUNS, CONJUNCTIONS, AUXILIARIES, ADVERBS, NUMBERS
 )  # fmt: skip
 # What is in none of them is taken for a word with content.
 FUNCTION = DETERMINERS | PREPOSITIONS | PRONOUNS | CONJUNCTIONS | AUXILIARIES | ADVERBS
-PREFIXED = ("Ġ", "▁")
 
 
 class Vocabulary:
@@ -36,9 +36,8 @@ class Vocabulary:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, size: int) -> None:
-        known = len(tokenizer)
-        raw = tokenizer.convert_ids_to_tokens(list(range(min(size, known))))
-        self.texts = [_text(tokenizer, number, str(token)) for number, token in enumerate(raw)]
+        known = range(min(size, len(tokenizer)))
+        self.texts = [decode_token(tokenizer, token) for token in known]
         self.texts += [""] * (size - len(self.texts))
         numbers: dict[str, int] = {}
         keys = [text.strip().lower() or text for text in self.texts]
@@ -95,9 +94,3 @@ class Vocabulary:
         """Tokens that begin a word that says what a text is about, bool [V]."""
         long = self._where(lambda t: t[:1].isspace() and len(t.strip()) > 2 and t.strip().isalpha())
         return long & ~self.among(FUNCTION)
-
-
-def _text(tokenizer: PreTrainedTokenizerBase, number: int, token: str) -> str:
-    text = str(tokenizer.decode([number], clean_up_tokenization_spaces=False))
-    # Some tokenizers drop the space at the beginning of what they decode.
-    return " " + text if token.startswith(PREFIXED) and not text[:1].isspace() else text

@@ -14,6 +14,7 @@ from prismlm.instruments.channels.case_files import Case
 from prismlm.instruments.channels.concepts import rank_channels
 from prismlm.instruments.channels.effects import target_probabilities
 from prismlm.instruments.channels.token_gates import WordForms, continuing, token_gates, whole_words
+from tests.helpers.metaspace import metaspace
 from tests.helpers.mixer_models import CHANNELS, LAYERS, make_model
 
 LENGTH = 24
@@ -98,6 +99,24 @@ def test_gates_by_token_are_those_of_all_positions(corpus, model, sequences, wor
     torch.testing.assert_close(gates.words[word].sums[2], total)
 
 
+@pytest.mark.parametrize("legacy", [False, True])
+def test_words_are_found_where_a_decoder_drops_the_space_before_them(legacy):
+    text = "the girl and the girls saw a girl"
+    tokenizer = metaspace([text], legacy=legacy)
+    forms = WordForms.of(tokenizer, ["girl"])
+    ids = torch.tensor([tokenizer(text)["input_ids"]])
+    (ends,) = forms.ends(ids, torch.ones_like(ids, dtype=torch.bool))["girl"].tolist()
+    tokens = tokenizer.convert_ids_to_tokens(ids[0].tolist())
+    assert [i for i, end in enumerate(ends) if end] == [
+        i for i, token in enumerate(tokens) if token == "▁girl" and tokens[i + 1 : i + 2] != ["s"]
+    ]
+    assert sum(ends) == 2
+    whole, goes_on = whole_words(tokenizer), continuing(tokenizer)
+    for token, number in tokenizer.get_vocab().items():
+        assert whole[number] == (token[:1] == "▁" and token[1:].isalpha() and len(token) > 3)
+        assert goes_on[number] == token[:1].isalnum()
+
+
 def test_a_word_ends_where_no_letter_follows():
     class Letters:
         """Tokens are the pieces themselves."""
@@ -110,8 +129,13 @@ def test_a_word_ends_where_no_letter_follows():
         def __call__(self, text, **options):
             return {"input_ids": [self.pieces.index(text)] if text in self.pieces else []}
 
-        def batch_decode(self, rows, **options):
-            return [self.pieces[i] for (i,) in rows]
+        is_fast = False
+
+        def decode(self, ids, **options):
+            return "".join(self.pieces[i] for i in ids)
+
+        def convert_ids_to_tokens(self, token):
+            return self.pieces[token]
 
     forms = WordForms.of(Letters(), ["girl"])
     assert forms.forms == {"girl": ((0,), (2,))}

@@ -73,27 +73,27 @@ def test_every_cell_is_one_forward_pass(model, table):
     assert len(rows) == len(table.probes) * 4 * len(INTERVENTIONS)
     by_context = {probe.context: (probe, alone(model, probe)) for probe in probes()}
     for row in rows:
-        probe, base = by_context[row.context]
-        place = (row.layer, row.channel)
-        assert row.control_of == (None if place == PLACE else PLACE)
-        if row.intervention == "reinitialise":
+        probe, base = by_context[row["context"]]
+        place = (row["layer"], row["channel"])
+        assert row["control_of"] == (None if place == PLACE else PLACE)
+        if row["intervention"] == "reinitialise":
             made = [Reinitialise(*place, seed) for seed in (7, 8, 9)]
         else:
-            kind = MaskWrite if "write" in row.intervention else MaskRead
-            made = [kind(*place, renormalise="renormalised" in row.intervention)]
+            kind = MaskWrite if "write" in row["intervention"] else MaskRead
+            made = [kind(*place, renormalise="renormalised" in row["intervention"])]
         after = []
         for intervention in made:
             with intervene(model, intervention):
                 after.append(alone(model, probe))
         mean = statistics.mean(after)
-        assert row.baseline == pytest.approx(base, rel=1e-4)
-        assert row.probability == pytest.approx(mean, rel=1e-4)
-        assert row.relative == pytest.approx(100 * (mean / base - 1), rel=1e-2, abs=1e-2)
-        assert row.points == pytest.approx(100 * (mean - base), rel=1e-2, abs=1e-4)
+        assert row["baseline"] == pytest.approx(base, rel=1e-4)
+        assert row["probability"] == pytest.approx(mean, rel=1e-4)
+        assert row["relative"] == pytest.approx(100 * (mean / base - 1), rel=1e-2, abs=1e-2)
+        assert row["points"] == pytest.approx(100 * (mean - base), rel=1e-2, abs=1e-4)
         if len(after) > 1:
-            assert row.deviation == pytest.approx(statistics.stdev(after), rel=1e-2)
+            assert row["deviation"] == pytest.approx(statistics.stdev(after), rel=1e-2)
         else:
-            assert row.deviation is None
+            assert row["deviation"] is None
 
 
 def test_summaries_by_hand(table):
@@ -143,13 +143,13 @@ def test_forms(table, tmp_path):
     value = json.loads(json.dumps(table.to_dict(), allow_nan=False))
     assert value["cases"] + value["left_out"] == len(LENGTHS)
     assert len(value["summaries"]) == len(INTERVENTIONS)
-    assert value["rows"][0]["relative"] == table.rows()[0].relative
+    assert value["rows"][0]["relative"] == table.rows()[0]["relative"]
     table.to_parquet(tmp_path / "table.parquet")
     rows = pq.read_table(tmp_path / "table.parquet").to_pylist()
     assert len(rows) == len(table.rows())
     assert rows[0]["control_of_layer"] is None
     assert (rows[-1]["control_of_layer"], rows[-1]["control_of_channel"]) == PLACE
-    assert rows[-1]["probability"] == table.rows()[-1].probability
+    assert rows[-1]["probability"] == table.rows()[-1]["probability"]
     page = table.to_markdown()
     assert page.count("| context ") == 1 + len(table.probes)
     assert "**L1 P2**" in page

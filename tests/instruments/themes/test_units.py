@@ -9,6 +9,7 @@ import torch
 import prismlm
 from prismlm.corpus.sequences import Sequences
 from prismlm.errors import InputError
+from prismlm.instruments.themes.report import ThemeReport
 from prismlm.instruments.themes.units import (
     MARKED,
     SIDE,
@@ -17,6 +18,7 @@ from prismlm.instruments.themes.units import (
     random_spans,
     read_spans,
 )
+from prismlm.labels.themes import Judgement
 from prismlm.models.head_writes import head_writes
 from tests.helpers.mixer_models import CHANNELS, LAYERS, make_corpus, make_llama, make_model
 
@@ -128,3 +130,24 @@ def test_random_sequences_have_the_shapes_of_the_units(corpus, sequences):
         assert corpus.starts[span.document] <= span.start <= span.start + span.length < end
         assert len({*span.marked}) == len(span.marked)
         assert all(span.start <= place < span.start + span.length for place in span.marked)
+
+
+@pytest.mark.parametrize(
+    ("own", "chance"),
+    [((8, 2, None, 9) * 9, (3, None, 1, None) * 9), ((8, None), (None, None)), ((7,), (2,))],
+)
+def test_the_difference_is_of_the_means_beside_it_where_some_have_no_answer(own, chance):
+    judged, random = (
+        tuple(None if x is None else Judgement("it", x, 1, 1, "") for x in some)
+        for some in (own, chance)
+    )
+    names = tuple(map(str, own))
+    report = ThemeReport(
+        "m", "heads", "c", "all", "endpoint:x", names, (1,) * len(own), judged, random, 0
+    )
+    found = report.to_dict()["figures"]["disentanglement"]
+    if found["random_mean"] is None:
+        assert np.isnan(found["difference"])
+    else:
+        assert found["difference"] == pytest.approx(found["mean"] - found["random_mean"])
+        assert found["low"] <= found["difference"] <= found["high"]

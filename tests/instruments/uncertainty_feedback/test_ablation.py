@@ -11,6 +11,7 @@ from tests.helpers.feedback_models import (
     LEVELS,
     make_fed_gpt2,
     random_texts,
+    reading_of,
     set_table,
     silence_blocks,
 )
@@ -23,7 +24,7 @@ def test_ablation_is_the_loss_with_other_codes():
     model, feedback = make_fed_gpt2()
     set_table(feedback, 3 * torch.randn(LEVELS, 16, generator=torch.Generator().manual_seed(0)))
     codes = own_codes(model, TEXTS, Signal())
-    found = ablation(model, TEXTS, codes, permutations=3, seed=5)
+    found = ablation(reading_of(model, TEXTS, codes, permutations=3, seed=5))
     assert found.tokens == sum(map(len, TEXTS)) - len(TEXTS)
 
     def loss(given):
@@ -66,14 +67,17 @@ def test_a_model_that_goes_by_its_codes_is_found_out():
     texts = [torch.cat([torch.tensor([1]), named[row[:-1]]]) for row in codes]
     for row in codes:
         row[0] = -1
-    found = ablation(model, texts, codes)
+    found = ablation(reading_of(model, texts, codes))
     for one in found.conditions:
         assert one.change.above_zero
         assert one.perplexity_change.low > 1
     assert found.verdict.startswith("Which code a token gets matters: shuffled codes change")
     # Fed the wrong way round, shuffled codes are the better ones.
     other = permuted(codes, 9)
-    assert ablation(model, texts, other).of("neutral").change.value < found.of("neutral").change.low
+    assert (
+        ablation(reading_of(model, texts, other)).of("neutral").change.value
+        < found.of("neutral").change.low
+    )
 
 
 UNCLEAR = Interval(0.05, -0.1, 0.2)
@@ -104,13 +108,13 @@ def test_equal_rows_leave_nothing_to_shuffle_and_a_table_of_zeros_nothing_at_all
     model, feedback = make_fed_gpt2()
     set_table(feedback, torch.randn(1, 16, generator=torch.Generator().manual_seed(0)))
     codes = own_codes(model, TEXTS, Signal())
-    found = ablation(model, TEXTS, codes)
+    found = ablation(reading_of(model, TEXTS, codes))
     assert set(found.of("shuffled").by_permutation) == {0.0}
     assert found.of("neutral").change.value == found.of("shuffled").change.high == 0
     assert found.of("zero").change.value != 0
     assert found.verdict.startswith("No sign that it uses the signal")
     set_table(feedback, torch.zeros(1, 16))
-    for one in ablation(model, TEXTS, codes).conditions:
+    for one in ablation(reading_of(model, TEXTS, codes)).conditions:
         assert (one.change.value, one.change.low, one.change.high) == (0, 0, 0)
     one_pass = own_codes(model, TEXTS, Signal("passes", 1))
-    assert ablation(model, TEXTS, one_pass).verdict.startswith("Says nothing")
+    assert ablation(reading_of(model, TEXTS, one_pass)).verdict.startswith("Says nothing")

@@ -20,6 +20,7 @@ from tests.helpers.feedback_models import (
     make_fed_gpt2,
     make_fed_protot,
     random_texts,
+    reading_of,
     set_table,
 )
 
@@ -51,7 +52,7 @@ def test_texts_are_cut_to_one_length_and_compared_with_nothing_fed():
     model, feedback = make_fed_gpt2()
     texts = random_texts(30, 24, 40, 24, 26, 12, 24, 28)
     codes = own_codes(model, texts, Signal())
-    found = attention_probe(model, texts, codes, permutations=49)
+    found = attention_probe(reading_of(model, texts, codes), permutations=49)
     # The lower of the middle two of 12, 24, 24, 24, 26, 28, 30, 40.
     assert (found.length, found.texts, found.left_out) == (24, 7, 1)
     assert found.positions == 24 - 1 - 8
@@ -62,20 +63,17 @@ def test_texts_are_cut_to_one_length_and_compared_with_nothing_fed():
         assert one.added.value == pytest.approx(one.correlation - one.without)
     # Texts too short by themselves change nothing, however many they are.
     several = [*texts, *random_texts(*[5] * 20)]
-    mixed = attention_probe(model, several, own_codes(model, several, Signal()), permutations=49)
+    mixed = attention_probe(reading_of(model, several), permutations=49)
     assert (mixed.length, mixed.texts, mixed.left_out) == (24, 7, 21)
     assert mixed.layers == found.layers
     # Cut off is as never read.
-    alike = attention_probe(
-        model,
-        [text[:24] for text in texts if len(text) >= 24],
-        [row[:24] for row in codes if len(row) >= 24],
-        permutations=49,
-    )
+    cut = [text[:24] for text in texts if len(text) >= 24]
+    cut_codes = tuple(row[:24] for row in codes if len(row) >= 24)
+    alike = attention_probe(reading_of(model, cut, cut_codes), permutations=49)
     assert alike.layers == found.layers
     # With a table of zeros, nothing fed is the same.
     set_table(feedback, torch.zeros(1, 16))
-    for one in attention_probe(model, texts, codes, permutations=49).layers:
+    for one in attention_probe(reading_of(model, texts, codes), permutations=49).layers:
         assert one.correlation == one.without
         assert (one.added.low, one.added.high) == (0, 0)
 
@@ -100,18 +98,18 @@ def test_codes_that_draw_attention_are_found():
     codes = tuple(torch.randint(0, LEVELS, (24,), generator=generator) for _ in texts)
     for row in codes:
         row[0] = -1
-    (layer,) = attention_probe(model, texts, codes).layers
+    (layer,) = attention_probe(reading_of(model, texts, codes)).layers
     assert layer.correlation > 0.8
     assert layer.p == layer.q == 1 / 1000
     assert layer.matched_top > 2 * layer.matched_bottom
     assert layer.top > 2 * layer.bottom
     assert abs(layer.without) < 0.3
     assert layer.added.above_zero
-    found = attention_probe(model, texts, codes)
+    found = attention_probe(reading_of(model, texts, codes))
     assert "the signal itself adds to it in 1" in found.verdict
     # Turned round, low codes draw it.
     set_table(feedback, table.flip(0))
-    turned = attention_probe(model, texts, codes)
+    turned = attention_probe(reading_of(model, texts, codes))
     assert turned.layers[0].correlation < -0.8
     assert turned.verdict.startswith("No later layer")
 
@@ -120,10 +118,10 @@ def test_texts_too_few_for_the_attention_probe():
     model, _ = make_fed_gpt2()
     texts = random_texts(20, 20, 20)
     with pytest.raises(InputError, match="at least 4, of at least 10 tokens"):
-        attention_probe(model, texts, own_codes(model, texts, Signal()))
+        attention_probe(reading_of(model, texts))
     protot, _ = make_fed_protot()
     with pytest.raises(InputError, match="no attention heads to read"):
-        attention_probe(protot, texts, own_codes(protot, texts, Signal()))
+        attention_probe(reading_of(protot, texts))
 
 
 NONE, MORE, LESS = Interval(0.0, -0.1, 0.1), Interval(0.2, 0.1, 0.3), Interval(-0.2, -0.3, -0.1)

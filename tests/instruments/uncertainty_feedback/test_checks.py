@@ -29,6 +29,8 @@ def test_texts_that_do_not_do_are_named():
     assert "needs at least 8 texts of at least 10 tokens" in left_out["attention"]
     # 16 tokens and 48 more of 64 fit; the model has just as many.
     assert checks_for(model, some, ["hedging"])[0] == ("hedging",)
+    with pytest.raises(InputError, match="expected 1 to 7"):
+        checks_for(model, some, ["hedging"], InspectOptions(tokens=8, window=8))
     with pytest.raises(InputError, match=r"a check is 'ablatoin'"):
         checks_for(model, some, ["ablatoin"])
     with pytest.raises(InputError, match="hold token 99 and the model has 37"):

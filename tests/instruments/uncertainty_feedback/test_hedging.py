@@ -17,6 +17,7 @@ from tests.helpers.feedback_models import (
     directions,
     make_fed_gpt2,
     random_texts,
+    reading_of,
     set_table,
     silence_blocks,
 )
@@ -60,23 +61,21 @@ def test_without_a_signal_both_write_the_same_and_hedge_alike(tokenizer):
     texts = random_texts(*[20] * 6)
     set_table(feedback, torch.zeros(1, 16))
     codes = own_codes(model, texts, Signal())
-    found = hedging(model, tokenizer, texts, codes, tokens=40, window=4, seed=3)
+    found = hedging(reading_of(model, texts, codes, tokenizer, tokens=40, window=4, seed=3))
     assert found.fed == found.bare == found.shuffled
     assert found.fed.hedges > 0
     assert 0 < found.fed.tokens <= 240
     change = (found.change.value, found.change.low, found.change.high)
     assert change == pytest.approx((0, 0, 0), abs=1e-15)
     assert "does not beat both controls" in found.verdict
-    assert found == hedging(model, tokenizer, texts, codes, tokens=40, window=4, seed=3)
+    assert found == hedging(reading_of(model, texts, codes, tokenizer, tokens=40, window=4, seed=3))
     set_table(feedback, 3 * torch.randn(64, 16, generator=torch.Generator().manual_seed(0)))
-    other = hedging(model, tokenizer, texts, codes, tokens=40, window=4, seed=3)
+    other = hedging(reading_of(model, texts, codes, tokenizer, tokens=40, window=4, seed=3))
     assert other.fed != other.bare
     assert other.bare == found.bare
     assert other.shuffled not in (other.fed, other.bare)
-    with pytest.raises(InputError, match="expected 1 to 7"):
-        hedging(model, tokenizer, texts, codes, tokens=8, window=8)
     with pytest.raises(InputError, match="has learned an embedding of 64"):
-        hedging(model, tokenizer, texts, codes, tokens=60)
+        hedging(reading_of(model, texts, codes, tokenizer, tokens=60))
 
 
 @torch.no_grad()
@@ -96,7 +95,7 @@ def test_a_model_that_hedges_when_it_is_told_to_is_found_out(tokenizer):
     set_table(feedback, table)
     texts = random_texts(*[8] * 24)
     codes = own_codes(model, texts, Signal())
-    found = hedging(model, tokenizer, texts, codes, tokens=40, window=1)
+    found = hedging(reading_of(model, texts, codes, tokenizer, tokens=40, window=1))
     assert found.fed.after_high > 2 * found.fed.after_low
     assert found.bare.hedges > 0
     assert abs(found.bare.difference.value) < 0.1 * found.fed.difference.value

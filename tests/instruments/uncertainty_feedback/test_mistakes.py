@@ -18,7 +18,9 @@ from tests.helpers.feedback_models import (
     LEVELS,
     directions,
     make_fed_gpt2,
+    make_tokenizer,
     random_texts,
+    reading_of,
     set_table,
     silence_blocks,
 )
@@ -44,7 +46,7 @@ def test_a_model_that_collects_itself_when_it_is_told_to_is_found_out():
     set_table(feedback, table)
     texts = [1 + (torch.arange(24) + begun) % 12 for begun in range(12)]
     codes = own_codes(model, texts, Signal())
-    found = mistakes(model, texts, codes, Signal(), seed=1)
+    found = mistakes(reading_of(model, texts, codes, seed=1))
     assert found.loss_against_zero.below_zero
     assert found.loss_against_shuffled.below_zero
     assert found.verdict.startswith("With its signal a mistake costs it less")
@@ -55,7 +57,7 @@ def test_a_model_that_collects_itself_when_it_is_told_to_is_found_out():
     # Where the high code blurs, the mistake costs more.
     set_table(feedback, torch.where(high, 3 * blur, 0 * blur))
     codes = own_codes(model, texts, Signal())
-    turned = mistakes(model, texts, codes, Signal(), seed=1)
+    turned = mistakes(reading_of(model, texts, codes, seed=1))
     assert turned.loss_against_zero.low > 0
     assert "does not beat both controls" in turned.verdict
 
@@ -83,8 +85,8 @@ def test_mistakes_with_each_signal():
     model, feedback = make_fed_gpt2()
     set_table(feedback, 2 * torch.randn(64, 16, generator=torch.Generator().manual_seed(0)))
     texts = random_texts(20, 14, 9, 20, 11)
-    codes = own_codes(model, texts, Signal())
-    found = mistakes(model, texts, codes, Signal(), steps=8, draws=2, special={0}, seed=1)
+    codes, special = own_codes(model, texts, Signal()), make_tokenizer(eos_token="w0")
+    found = mistakes(reading_of(model, texts, codes, special, mistakes=2, seed=1))
     # One text is too short.
     assert (found.texts, found.draws) == (4, 2)
     own, zero, shuffled = found.signals
@@ -98,12 +100,12 @@ def test_mistakes_with_each_signal():
     )
     assert len({own.loss, zero.loss, shuffled.loss}) == 3
     set_table(feedback, torch.zeros(1, 16))
-    same = mistakes(model, texts, codes, Signal(), draws=2, seed=1)
+    same = mistakes(reading_of(model, texts, codes, mistakes=2, seed=1))
     assert same.loss_against_zero.value == same.loss_against_shuffled.high == 0
     assert "does not beat both controls" in same.verdict
     # It reads on after the mistake: by hand, of the one text that is as long as it must be.
     text = random_texts(10)
-    only = mistakes(model, text, own_codes(model, text, Signal()), Signal(), draws=1, seed=4)
+    only = mistakes(reading_of(model, text, mistakes=1, seed=4))
     rng = np.random.default_rng(4)
     place = int(rng.integers(1, 2))
     wrong = plant_mistake(text[0], place, np.arange(37), rng)
@@ -137,7 +139,7 @@ def test_texts_that_hold_no_mistake_are_refused():
     model, _ = make_fed_gpt2()
     texts = random_texts(5, 9)
     with pytest.raises(InputError, match="no text has 10 tokens"):
-        mistakes(model, texts, own_codes(model, texts, Signal()), Signal())
+        mistakes(reading_of(model, texts))
 
 
 NONE, MORE, LESS = Interval(0.0, -0.1, 0.1), Interval(0.2, 0.1, 0.3), Interval(-0.2, -0.3, -0.1)

@@ -4,15 +4,15 @@ import pytest
 import torch
 
 from prismlm.errors import InputError
-from prismlm.instruments.uncertainty_feedback import CodeProbe, Signal
+from prismlm.instruments.uncertainty_feedback import CodeProbe
 from prismlm.instruments.uncertainty_feedback.probe import LayerProbe, code_probe
-from prismlm.instruments.uncertainty_feedback.signal import own_codes
 from prismlm.statistics import Interval
 from tests.helpers.feedback_models import (
     LEVELS,
     make_fed_gpt2,
     make_fed_protot,
     random_texts,
+    reading_of,
     set_table,
 )
 
@@ -28,7 +28,7 @@ def test_a_code_that_is_fed_can_be_read_and_a_shuffled_one_cannot(make):
     codes = tuple(torch.randint(0, LEVELS, (40,), generator=generator) for _ in texts)
     for row in codes:
         row[0] = -1
-    found = code_probe(model, texts, codes)
+    found = code_probe(reading_of(model, texts, codes))
     assert (found.fitted_on, found.tested_on, found.positions) == (20, 10, 20 * 39)
     assert [one.layer for one in found.layers] == [0, 1, 2]
     assert [one.depth for one in found.layers] == [0, 0.5, 1]
@@ -41,7 +41,7 @@ def test_a_code_that_is_fed_can_be_read_and_a_shuffled_one_cannot(make):
     assert found.verdict.startswith("The code is read best at depth 0.00 (layer 0 of 2; about 0.67")
     # What nothing is fed of, the fed states do not have.
     set_table(feedback, torch.zeros(1, 16))
-    nothing = code_probe(model, texts, codes)
+    nothing = code_probe(reading_of(model, texts, codes))
     for one in nothing.layers:
         assert one.code == one.without
         assert (one.added.low, one.added.high) == (0, 0)
@@ -52,11 +52,11 @@ def test_a_code_that_is_fed_can_be_read_and_a_shuffled_one_cannot(make):
 def test_the_next_entropy_is_that_of_the_prediction_at_the_position():
     model, _ = make_fed_gpt2()
     texts = random_texts(*[24] * 30)
-    found = code_probe(model, texts, own_codes(model, texts, Signal()))
+    found = code_probe(reading_of(model, texts))
     # The last state gives the logits, so it tells of their entropy more than the first does.
     assert found.layers[-1].next_entropy.value > found.layers[0].next_entropy.value
     with pytest.raises(InputError, match="at least 4"):
-        code_probe(model, texts[:3], own_codes(model, texts[:3], Signal()))
+        code_probe(reading_of(model, texts[:3]))
 
 
 NONE, MORE, LESS = Interval(0.0, -0.1, 0.1), Interval(0.2, 0.1, 0.3), Interval(-0.2, -0.3, -0.1)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, RwkvConfig, RwkvForCausalLM
+from transformers import AutoModelForCausalLM, RwkvConfig, RwkvForCausalLM
 
 from prismlm.instruments.uncertainty_feedback import (
     InspectOptions,
@@ -15,18 +15,14 @@ from prismlm.instruments.uncertainty_feedback import (
 from prismlm.models.decoders.signal_noise import SignalNoiseConfig
 from prismlm.models.uncertainty_feedback import attach_uncertainty
 from tests.helpers.feedback_families import FAMILIES, V
-from tests.helpers.feedback_models import make_fed_protot, random_texts
+from tests.helpers.feedback_models import make_fed_protot, make_tokenizer, random_texts
 
 FAST = InspectOptions(permutations=2, passes=2, tokens=10, window=2, mistakes=1)
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    from tokenizers import Tokenizer, models
-
-    vocabulary = {f"w{number}": number for number in range(37)}
-    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="w0"))
-    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="w0")
+    return make_tokenizer(eos_token="w0")
 
 
 def test_a_report_has_every_check_or_its_reason(tokenizer):

@@ -5,13 +5,19 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from prismlm.errors import InputError
-from prismlm.instruments.uncertainty_feedback import Signal
+from prismlm.instruments.uncertainty_feedback import InspectOptions, Signal
 from prismlm.instruments.uncertainty_feedback.ablation import ablation
 from prismlm.instruments.uncertainty_feedback.prefill import prefill_gap
 from prismlm.instruments.uncertainty_feedback.sample import of_one_length
 from prismlm.instruments.uncertainty_feedback.signal import own_codes, permuted, recursion, replay
 from prismlm.ops.uncertainty_feedback import naive, quantise
-from tests.helpers.feedback_models import LEVELS, make_fed_gpt2, make_fed_protot, random_texts
+from tests.helpers.feedback_models import (
+    LEVELS,
+    make_fed_gpt2,
+    make_fed_protot,
+    random_texts,
+    reading_of,
+)
 
 TEXTS = random_texts(12, 7, 12, 9, 12)
 
@@ -53,7 +59,7 @@ def test_codes_of_passes_are_those_that_the_model_takes(passes):
 
 def test_as_many_passes_as_tokens_are_the_recursion():
     model, _ = make_fed_gpt2()
-    gap = prefill_gap(model, random_texts(6, 6, 4, 5), passes=6)
+    gap = prefill_gap(reading_of(model, random_texts(6, 6, 4, 5), passes=6))
     assert gap.gaps[0].differing > 0.5
     assert [one.passes for one in gap.gaps] == [1, 2, 3, 4, 5, 6]
     last = gap.gaps[-1]
@@ -98,7 +104,7 @@ def test_reading_leaves_the_model_as_it_was():
         model.transformer.h[1].eval()
         modes = [module.training for module in model.modules()]
         recursion(model, TEXTS)
-        ablation(model, TEXTS, own_codes(model, TEXTS, Signal()))
+        ablation(reading_of(model, TEXTS))
         assert [module.training for module in model.modules()] == modes
         assert len(set(modes)) == 2
         assert not feedback.seen.any()
@@ -116,6 +122,5 @@ def test_what_cannot_be_read_is_refused():
         Signal("magic")
     with pytest.raises(InputError, match="the number of passes is 0"):
         Signal("passes", 0)
-    model, _ = make_fed_gpt2()
     with pytest.raises(InputError, match="the number of permutations is 0"):
-        ablation(model, TEXTS, own_codes(model, TEXTS, Signal()), permutations=0)
+        InspectOptions(permutations=0)

@@ -153,7 +153,7 @@ def print_robustness(found: Robustness) -> None:
     console.print()
     table = table_of("", *HEADINGS, gap=1)
     for part in found.slices:
-        table.add_row(Text(f"{part.name}, {part.pairs} pairs", "bold"))
+        table.add_row(Text(f"{plain(part.name)}, {part.pairs} pairs", "bold"))
         for name, figures in part.models.items():
             table.add_row(_name(name), *_figures(figures))
         for (one, other), figures in part.differences.items():
@@ -171,7 +171,7 @@ def print_clamping(found: Clamping) -> None:
         "slice", "routing of", "*PMR", "*std", "*> 0", "*pooled", "*JS base", "*JS clamped", "*n"
     )
     for part in found.slices:
-        table.add_row(part.name, "original", *_mediation(part.clamped))
+        table.add_row(plain(part.name), "original", *_mediation(part.clamped))
         table.add_row("", Text("random text", "dim"), *_mediation(part.control))
     console.print(table)
     for part in found.slices:
@@ -184,7 +184,7 @@ def print_clamping(found: Clamping) -> None:
         if part.gain is not None:
             gain = _interval(part.gain, "+")
             said.insert(0, f"JS with random routing minus the original's {gain}")
-        console.print(Text(f"{part.name}: {', '.join(said)}", "dim"), soft_wrap=True)
+        console.print(Text(f"{plain(part.name)}: {', '.join(said)}", "dim"), soft_wrap=True)
 
 
 def _mediation(one: Mediation | None) -> tuple[str, ...]:

@@ -49,13 +49,13 @@ def index(
 
 
 def _print(found: LensInspection, path: str) -> None:
-    from rich.console import Console
     from rich.text import Text
 
     from prismlm.cli.format import count
+    from prismlm.cli.output import console_for_reading
     from prismlm.index.layout import trained_on_words
 
-    console = Console(highlight=False)
+    console = console_for_reading()
     console.print(
         f"{count(found.tokens)} tokens of {count(found.documents)} documents · "
         f"model trained on them: {trained_on_words(found.trained_on, found.split)}"
@@ -96,10 +96,11 @@ def _print_convergence(console: Any, found: LensInspection) -> None:
             f"{point['mean_nearest_cosine']:.4f}",
         )
     console.print(table)
+    console.print(f"within 1 % of its last value after {found.converged_at:.2%} of the corpus")
     console.print(
-        f"within 1 % of its last value after {found.converged_at:.2%} of the corpus\n"
-        "[dim]How close the nearest place read so far is to a prototype, at most 1; mean over "
-        "prototypes[/]\n"
+        "How close the nearest place read so far is to a prototype, at most 1; mean over "
+        "prototypes\n",
+        style="dim",
     )
 
 
@@ -112,4 +113,4 @@ def _print_spread(console: Any, found: LensInspection) -> None:
     for name, values in quantiles.items():
         table.add_row(name.replace("_", " "), *(f"{value:.1f}" for value in values.values()))
     console.print(table)
-    console.print("[dim]effective: how many that take part alike would be as spread[/]", end="\n\n")
+    console.print("effective: how many that take part alike would be as spread\n", style="dim")

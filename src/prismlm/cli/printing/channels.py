@@ -110,7 +110,7 @@ def _print_findings(console: Console, report: ChannelReport) -> None:
     assert locality is not None
     console.print(Text("Half-life against repetition", style="bold"))
     for line in locality_words(locality):
-        console.print(line, highlight=False, markup=False)
+        console.print(line)
     if locality.quartiles is not None:
         means = "  ".join(f"{mean:.3f}" for mean in locality.quartiles.means)
         bounds = "  ".join(f"{bound:.3g}" for bound in locality.quartiles.bounds)
@@ -125,7 +125,7 @@ def _print_findings(console: Console, report: ChannelReport) -> None:
                 f"; at lag +1 the median correlation is {signed(found, 3)}, shuffled "
                 f"{signed(mean, 3)} ± {deviation:.3f}"
             )
-        console.print(line, markup=False)
+        console.print(line)
     console.print()
 
 
@@ -167,8 +167,8 @@ def _print_channels(
             else "from the shortest half-life to the longest"
         )
         console.print(
-            f"[dim]{len(shown)} of {len(layer.channels)}, {order}; all with --layer "
-            f"{layer.layer}[/]"
+            f"{len(shown)} of {len(layer.channels)}, {order}; all with --layer {layer.layer}",
+            style="dim",
         )
     console.print()
 
@@ -238,7 +238,7 @@ def _print_channel(
             f" · read and write correlate most at lag {_lag(layer, channel.channel)} "
             f"({signed(best, 2)}, p {p:.2f})"
         )
-    console.print(line, markup=False)
+    console.print(line)
     if channel.tokens:
         shown = "  ".join(
             f"{visible(plain(token.text))} {token.count}×{token.gate:.2f}"
@@ -297,8 +297,9 @@ def _print_strongest(console: Console, worded_curves: WordedCurves, tokens: Sequ
         table.add_row(*row)
     console.print(table)
     console.print(
-        "[dim]The channel that a token writes and reads most, with its share of the gate; one "
-        "channel's curve with --layer N --channel K[/]"
+        "The channel that a token writes and reads most, with its share of the gate; one "
+        "channel's curve with --layer N --channel K",
+        style="dim",
     )
 
 

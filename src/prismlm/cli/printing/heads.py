@@ -67,7 +67,9 @@ def print_across(found: Sequence[AcrossModels]) -> None:
         )
     console.print(table)
     least = 2 / 2**models
-    console.print(f"[dim]{models} models: p cannot be below {least:.2g}, whatever they show[/]\n")
+    console.print(
+        f"{models} models: p cannot be below {least:.2g}, whatever they show\n", style="dim"
+    )
 
 
 def print_header(console: Console, model: str, corpus: CorpusPart) -> None:
@@ -95,11 +97,12 @@ def _print_heads(console: Console, report: HeadReport) -> None:
     console.print(table)
     bins = " ".join(str(low) if low == high else f"{low}–{high}" for low, high in uses.bins)
     console.print(
-        f"[dim]Means over {count(uses.queries)} queries that see at least {uses.least_visible} "
+        f"Means over {count(uses.queries)} queries that see at least {uses.least_visible} "
         "tokens of their window, n: distance in positions, and beyond self; entropy in nats and "
         "relative to ln n; shares on self, on the 4 tokens before and on the window's first. "
         f"uniform: attention alike to all that is seen. Spectrum: shares by distance {bins}, "
-        "relative to the largest.[/]\n"
+        "relative to the largest.\n",
+        style="dim",
     )
 
 
@@ -143,11 +146,12 @@ def _print_comparison(console: Console, comparison: Sequence[Comparison]) -> Non
     console.print(table)
     first = comparison[0]
     console.print(
-        f"[dim]Medians over {first.signal_heads} + {first.noise_heads} heads in each of "
+        f"Medians over {first.signal_heads} + {first.noise_heads} heads in each of "
         f"{len(first.layers)} layers. δ above 0: larger in signal heads. p exact, of ranks and "
         f"permutations within layers, {len(comparison)} figures and none corrected for that. "
         "layers: with δ above and below 0. These are heads of one model, not independent runs: "
-        "what holds of the design takes several models.[/]\n"
+        "what holds of the design takes several models.\n",
+        style="dim",
     )
 
 

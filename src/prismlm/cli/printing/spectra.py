@@ -25,7 +25,7 @@ def print_spectra(report: SpectraReport) -> None:
     if report.loss is not None:
         _print_loss(console, report.loss)
     else:
-        console.print(f"No loss by length: {report.no_loss}", markup=False)
+        console.print(f"No loss by length: {report.no_loss}")
 
 
 def _print_rates(console: Console, report: SpectraReport) -> None:
@@ -59,10 +59,11 @@ def _print_rates(console: Console, report: SpectraReport) -> None:
         "training did this says nothing."
     )
     console.print(
-        f"[dim]Of Z, what attention reads, at {first.positions:,} positions; ε {first.distortion:g}"
+        f"Of Z, what attention reads, at {first.positions:,} positions; ε {first.distortion:g}"
         f", λ {first.noise_weight:.3g}. step: what Z + η(S − λN) adds to ΔR; less what stretching "
         "Z to its size adds, and less what the steps of other positions add; cos: of the step "
-        "with ∂ΔR/∂Z. incoher.: of the dictionaries, beside random ones.[/]\n"
+        "with ∂ΔR/∂Z. incoher.: of the dictionaries, beside random ones.\n",
+        style="dim",
     )
 
 
@@ -90,10 +91,11 @@ def _print_terms(console: Console, terms: Sequence[RatioTerms]) -> None:
     console.print(table)
     console.print(least_in_step(terms))
     console.print(
-        "[dim]Means over layers; normalised K_SN / √(K_SS K_NN), with this model's content and "
+        "Means over layers; normalised K_SN / √(K_SS K_NN), with this model's content and "
         "with none. Other ratios have the same content: what a model trained with them would do "
         "is another matter. |nω−mω|: the least, of a signal and a noise frequency; later: without "
-        "each group's first pair.[/]\n"
+        "each group's first pair.\n",
+        style="dim",
     )
 
 

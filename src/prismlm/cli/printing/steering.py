@@ -65,21 +65,23 @@ def _print_text(console: Console, steering: Steering) -> None:
         )
     console.print(table)
     if not steering.tokens:
-        console.print("[dim]The document ends here: nothing was written.[/]")
+        console.print("The document ends here: nothing was written.", style="dim")
     if steering.change is not None:
         control = steering.control_change
         beside = "" if control is None else f", of the control {control:+.3f}"
         console.print(f"mean change of log p: {steering.change:+.3f}{beside}")
     if steering.draws:
         console.print(
-            f"[dim]control: the same change of activation on random prototypes of equal "
-            f"activation, mean of {steering.draws} draws[/]"
+            f"control: the same change of activation on random prototypes of equal "
+            f"activation, mean of {steering.draws} draws",
+            style="dim",
         )
     left = sum(token.left for token in steering.tokens)
     if left:
         console.print(
-            f"[yellow]The clamp is undefined at {left} of {len(steering.tokens)} tokens (marked ·) "
-            "and left out there: the prototype's signature is not positive.[/]"
+            f"The clamp is undefined at {left} of {len(steering.tokens)} tokens (marked ·) "
+            "and left out there: the prototype's signature is not positive.",
+            style="yellow",
         )
 
 
@@ -145,5 +147,5 @@ def _print_cost(console: Console, cost: Cost | None, note: str) -> None:
     left = f", the clamp undefined at {cost.left:.0%}" if cost.left else ""
     console.print(
         f"perplexity on held-out text: {cost.perplexity:.2f} → {cost.edited:.2f}{control} "
-        f"({count(cost.tokens)} tokens of {cost.corpus}, {cost.changed:.0%} changed{left})"
+        f"({count(cost.tokens)} tokens of {plain(cost.corpus)}, {cost.changed:.0%} changed{left})"
     )

@@ -73,14 +73,15 @@ def print_trace(
     _print_predictions(console, steps, top)
     if len(steps) < len(trace):
         console.print(
-            f"[dim]The last {len(steps)} of {len(trace)} predictions; others with --tokens A:B, "
-            "all with --tokens 0:[/]"
+            f"The last {len(steps)} of {len(trace)} predictions; others with --tokens A:B, "
+            "all with --tokens 0:",
+            style="dim",
         )
     console.print()
     if any(step.chains is not None for step in steps):
         print_chains(console, steps)
     if sources is None:
-        console.print("[dim]No lens, so no training text: build one with prismlm index.[/]")
+        console.print("No lens, so no training text: build one with prismlm index.", style="dim")
         return
     written = f"of the {trace.written:,} tokens written" if trace.written > 1 else None
     print_shares(console, sources, written)
@@ -248,7 +249,7 @@ def print_documents(console: Console, documents: Sequence[DocumentShare]) -> Non
     if not documents:
         return
     passages = isinstance(documents[0], Passage)
-    console.print("[bold]Passages[/]" if passages else "[bold]Documents[/]")
+    console.print("Passages" if passages else "Documents", style="bold")
     for document in documents:
         _print_document(console, document)
     console.print()

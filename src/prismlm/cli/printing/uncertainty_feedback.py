@@ -44,7 +44,7 @@ def print_uncertainty_feedback(report: UncertaintyReport) -> None:
     if report.too_short:
         console.print(f"{report.too_short} texts of fewer than 2 tokens were left out.")
     for check, reason in report.left_out.items():
-        console.print(f"No {check}: {reason}", markup=False)
+        console.print(f"No {check}: {plain(reason)}")
     console.print(Text(CAVEAT, style="dim"))
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from prismlm.errors import DivergenceError, Interrupted, check_number, check_whole
+from prismlm.errors import DivergenceError, check_number, check_whole
 from prismlm.eval.benchmarks import drawn
 from prismlm.eval.glue.classifier import GlueModel, encode
 from prismlm.eval.glue.data import Rows, read_split
@@ -19,7 +19,7 @@ from prismlm.eval.glue.tasks import Task
 from prismlm.files import keep_json, read_json
 from prismlm.outputs import write_text
 from prismlm.progress import Reporter
-from prismlm.run_state import begin
+from prismlm.run_state import begin, keeping
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def make_runs(
     kept.mkdir(parents=True, exist_ok=True)
     begin(place, options.note(lm), made=any(kept.glob("*.json")))
     name, data = "", None
-    try:
+    with keeping(lambda: f"{len([*kept.glob('*.json')])} finished runs are kept in {place}."):
         for work in left:
             if data is None or name != work.task.name:
                 name, data = work.task.name, read_task(lm, work.task, options)
@@ -155,11 +155,6 @@ def make_runs(
             for title, text in predicted.items():
                 write_text(place / "predictions" / str(work.seed) / f"{title}.tsv", text)
             keep_json(kept / f"{work.name}.json", run)
-    except KeyboardInterrupt as stop:
-        done = sum(1 for _ in kept.glob("*.json"))
-        raise Interrupted(
-            f"{done} finished runs are kept in {place}. The same command goes on from there."
-        ) from stop
     return [read_json(kept / f"{work.name}.json") for work in wanted]
 
 

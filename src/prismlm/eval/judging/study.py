@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from prismlm import fingerprints
 from prismlm.cost import Cost, peak_memory, seconds_of
-from prismlm.errors import InputError, Interrupted
+from prismlm.errors import InputError
 from prismlm.eval.judging.bleu import bleu_figures
 from prismlm.eval.judging.continuations import Prompt, Writer, Writing
 from prismlm.eval.judging.examination import examination_pairs, examine, order_figures
@@ -28,7 +28,7 @@ from prismlm.eval.judging.ratings import rate
 from prismlm.files import keep_json
 from prismlm.outputs import write_table
 from prismlm.progress import SILENT, Reporter
-from prismlm.run_state import RUN_FILE, begin, writing
+from prismlm.run_state import RUN_FILE, begin, keeping, writing
 from prismlm.statistics import Interval, bootstrap
 
 FORMAT_VERSION = 1
@@ -104,14 +104,8 @@ def run_judging(
     with writing(study.out / RESULT_FILE):
         _begin(study)
         try:
-            result = _run(study, progress, announce)
-        except Interrupted:
-            raise
-        except KeyboardInterrupt as stop:
-            raise Interrupted(
-                f"Continuations and verdicts so far are kept in {study.out}. The same command "
-                "goes on from there."
-            ) from stop
+            with keeping(lambda: f"Continuations and verdicts so far are kept in {study.out}."):
+                result = _run(study, progress, announce)
         finally:
             # What ended before its first answer binds nobody, and leaves nothing behind.
             if not _begun(study):

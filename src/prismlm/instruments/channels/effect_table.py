@@ -29,6 +29,7 @@ SHORT = {
 }
 SIGNIFICANT = 0.05
 CONTEXT_SHOWN = 40
+CASE = ("concept", "context", "target", "measured")
 
 
 class Measured(NamedTuple):
@@ -41,38 +42,6 @@ class Measured(NamedTuple):
 
     probability: Float64[Tensor, " n"]
     deviation: Float64[Tensor, " n"] | None
-
-
-@dataclass(frozen=True)
-class EffectCell:
-    """One cell of the table.
-
-    Attributes:
-        concept, context, target: of the case.
-        measured: the text whose probability this is: the target, or its first token.
-        layer, channel: what was intervened on.
-        control_of: the channel that it is a control of, or None for a channel that was asked for.
-        intervention: its name.
-        baseline: p, without it.
-        probability: p′, with it.
-        relative: 100 (p′ / p − 1), %.
-        points: 100 (p′ − p), percentage points.
-        deviation: standard deviation of p′ over random prototypes, or None.
-    """
-
-    concept: str
-    context: str
-    target: str
-    measured: str
-    layer: int
-    channel: int
-    control_of: Channel | None
-    intervention: str
-    baseline: float
-    probability: float
-    relative: float
-    points: float
-    deviation: float | None
 
 
 @dataclass(frozen=True)
@@ -162,9 +131,16 @@ class EffectTable:
         difference = self.measured[place, intervention].probability - self.baseline
         return (100 * (difference / self.baseline if by == "relative" else difference)).tolist()
 
-    def rows(self) -> list[EffectCell]:
-        """Return every cell, a control once for each channel that it is drawn for."""
-        rows: list[EffectCell] = []
+    def rows(self) -> list[dict[str, Any]]:
+        """Return every cell, a control once for each channel that it is drawn for.
+
+        Its keys are ``concept``, ``context`` and ``target`` of the case; ``measured``, the text
+        whose probability this is: the target, or its first token; ``layer`` and ``channel`` that
+        were intervened on; ``control_of``, the channel that it is a control of, or None;
+        ``intervention``; ``baseline`` p and ``probability`` p′; ``relative`` 100 (p′ / p − 1), %;
+        ``points`` 100 (p′ − p); and ``deviation`` of p′ over random prototypes, or None.
+        """
+        rows: list[dict[str, Any]] = []
         for chosen in self.channels:
             for place in (chosen, *self.controls[chosen]):
                 for name in self.interventions:
@@ -193,17 +169,14 @@ class EffectTable:
                 asdict(summary) | {"beats_controls": summary.beats_controls}
                 for summary in self.summaries()
             ],
-            "rows": [asdict(row) for row in self.rows()],
+            "rows": self.rows(),
         }
 
     def to_parquet(self, path: str | os.PathLike[str]) -> None:
         """Write the cells, one row each; ``control_of`` is two columns, null where it is none."""
-        rows: list[dict[str, Any]] = []
-        for row in self.rows():
-            layer, channel = row.control_of or (None, None)
-            value = asdict(row)
-            del value["control_of"]
-            rows.append(value | {"control_of_layer": layer, "control_of_channel": channel})
+        rows = self.rows()
+        for row in rows:
+            row["control_of_layer"], row["control_of_channel"] = row["control_of"] or (None, None)
         write_table(path, pa.Table.from_pylist(rows, schema=_SCHEMA))
 
     def to_markdown(self, by: By = "relative") -> str:
@@ -222,20 +195,24 @@ class EffectTable:
             lines += [*self._markdown(place, by), ""]
         return "\n".join([*lines, *_summary_lines(self.summaries())]) + "\n"
 
-    def _cells(self, place: Channel, name: str, control_of: Channel | None) -> list[EffectCell]:
-        relative, points = (self.changes(place, name, by) for by in ("relative", "points"))
+    def _cells(self, place: Channel, name: str, control_of: Channel | None) -> list[dict[str, Any]]:
+        layer, channel = place
         probability, deviation = self.measured[place, name]
-        deviations = [None] * len(self.probes) if deviation is None else deviation.tolist()
-        columns = (self.baseline.tolist(), probability.tolist(), relative, points, deviations)
+        relative, points = (self.changes(place, name, by) for by in ("relative", "points"))
         return [
-            EffectCell(
-                *(probe.concept, probe.context, probe.target, probe.measured),
-                *place,
-                control_of,
-                name,
-                *values,
-            )
-            for probe, *values in zip(self.probes, *columns, strict=True)
+            {
+                **{key: getattr(probe, key) for key in CASE},
+                "layer": layer,
+                "channel": channel,
+                "control_of": control_of,
+                "intervention": name,
+                "baseline": float(self.baseline[i]),
+                "probability": float(probability[i]),
+                "relative": relative[i],
+                "points": points[i],
+                "deviation": None if deviation is None else float(deviation[i]),
+            }
+            for i, probe in enumerate(self.probes)
         ]
 
     def _summary(self, place: Channel, name: str) -> Summary:
@@ -287,7 +264,7 @@ class EffectTable:
 
 
 _SCHEMA = pa.schema(
-    [(name, pa.string()) for name in ("concept", "context", "target", "measured")]
+    [(name, pa.string()) for name in CASE]
     + [(name, pa.int64()) for name in ("layer", "channel")]
     + [("intervention", pa.string())]
     + [(n, pa.float64()) for n in ("baseline", "probability", "relative", "points", "deviation")]

@@ -10,9 +10,10 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
+from prismlm.corpus.pieces import decode_token
 from prismlm.corpus.sequences import Sequences
-from prismlm.corpus.windows import split_counts
 from prismlm.errors import InputError, check_finite
+from prismlm.labels.vocabulary import Vocabulary
 from prismlm.models.decoders.mixers import gates_of, mixers_of
 from prismlm.progress import SILENT, Reporter
 
@@ -101,8 +102,7 @@ def token_gates(
     )
     found = dict.fromkeys(() if words is None else words.forms, 0)
     sums = {word: [torch.zeros(r, dtype=torch.float64) for r in channels] for word in found}
-    there = split_counts(sequences.corpus, sequences.split)[1]
-    with progress.task("Reading write gates", min(there, sequences.max_tokens or there)) as task:
+    with progress.task("Reading write gates", sequences.tokens) as task:
         for batch in sequences.batches():
             layers = _write_gates(model, batch)
             tokens = batch.input_ids[batch.owned]
@@ -156,8 +156,8 @@ class WordForms:
         for word in words:
             bare = word.strip()
             spellings = dict.fromkeys((bare, bare[:1].upper() + bare[1:]))
-            encoded = [tokenizer(f" {s}", add_special_tokens=False)["input_ids"] for s in spellings]
-            forms = tuple(dict.fromkeys(tuple(ids) for ids in encoded if ids))  # pyright: ignore
+            encoded = [_after_a_space(tokenizer, spelling) for spelling in spellings]
+            forms = tuple(dict.fromkeys(ids for ids in encoded if ids))
             if not bare or not forms:
                 raise InputError(f"{word!r} is no word: the tokenizer makes no token of it.")
             own = tuple(form for form in forms if form not in taken)
@@ -190,21 +190,28 @@ class WordForms:
         return found
 
 
+def _after_a_space(tokenizer: PreTrainedTokenizerBase, word: str) -> tuple[int, ...]:
+    """Return the tokens of a word that a space stands before.
+
+    Some tokenizers put one before every text by themselves: with another there would be two.
+    """
+    alone, after = (
+        tuple(tokenizer(text, add_special_tokens=False)["input_ids"])  # pyright: ignore
+        for text in (word, f" {word}")
+    )
+    return alone if alone and decode_token(tokenizer, alone[0])[:1] == " " else after
+
+
 def continuing(tokenizer: PreTrainedTokenizerBase) -> Bool[Tensor, " V"]:
     """Return which tokens go on with a word: those whose text begins with a letter or a digit."""
-    return torch.tensor([text[:1].isalnum() for text in token_texts(tokenizer)])
+    texts = Vocabulary(tokenizer, len(tokenizer)).texts
+    return torch.tensor([text[:1].isalnum() for text in texts])
 
 
 def whole_words(tokenizer: PreTrainedTokenizerBase) -> Bool[Tensor, " V"]:
     """Return which tokens are a space and then letters alone, at least three."""
-    texts = token_texts(tokenizer)
+    texts = Vocabulary(tokenizer, len(tokenizer)).texts
     return torch.tensor([t[:1] == " " and len(t) > 3 and t[1:].isalpha() for t in texts])
-
-
-def token_texts(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Return the text of every token by itself."""
-    ids = [[i] for i in range(len(tokenizer))]
-    return [str(t) for t in tokenizer.batch_decode(ids, clean_up_tokenization_spaces=False)]
 
 
 def _ends_of(form: tuple[int, ...], ids: Tensor, mask: Tensor) -> Tensor:

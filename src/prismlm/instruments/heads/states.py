@@ -13,6 +13,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from prismlm.errors import InputError, check_whole
+from prismlm.index.positions import hashed
 from prismlm.instruments.forward import collect
 from prismlm.instruments.heads.head_use import LEAST_VISIBLE, HeadUseCollector, HeadUses
 from prismlm.layers.signal_noise_attention import SignalNoiseAttention, SignalNoiseOutput
@@ -217,11 +218,7 @@ def _dictionary(attention: SignalNoiseAttention) -> Float[Tensor, "G d p"]:
 
 
 def _hashed(positions: Tensor, seed: int) -> Tensor:
-    """Return a hash of each position (splitmix64), as int64 that are not negative."""
-    with np.errstate(over="ignore"):
-        x = positions.numpy().astype(np.uint64) + np.uint64(seed % 2**32) * np.uint64(2**32)
-        x = x * np.uint64(0x9E3779B97F4A7C15) + np.uint64(0x9E3779B97F4A7C15)
-        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        x ^= x >> np.uint64(31)
-    return torch.from_numpy((x >> np.uint64(1)).astype(np.int64))
+    """Return a hash of each position and the seed, as int64 that are not negative."""
+    apart = positions.numpy().astype(np.uint64) + np.uint64(seed % 2**32) * np.uint64(2**32)
+    keys = hashed(apart * np.uint64(0x9E3779B97F4A7C15))
+    return torch.from_numpy((keys >> np.uint64(1)).astype(np.int64))

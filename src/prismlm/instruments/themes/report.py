@@ -12,7 +12,7 @@ from prismlm.errors import InputError
 from prismlm.instruments.themes.units import Unit, random_spans, read_spans
 from prismlm.labels.themes import SEQUENCES, Judge, Judgement, Passage, WordJudge
 from prismlm.progress import SILENT, Reporter
-from prismlm.statistics import Interval, interval_of
+from prismlm.statistics import Interval, bootstrap
 
 if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus, Split
@@ -64,14 +64,12 @@ class ThemeReport:
 
     def difference(self, figure: Figure, seed: int = 0) -> Interval:
         """Return the mean of units less that of random ones, with 95 % of a bootstrap over both."""
-        own, chance = self.values(figure), self.values(figure, random=True)
-        if not (len(own) and len(chance)):
-            return Interval(np.nan, np.nan, np.nan)
-        # Random ones are as many, so that one draw of rows serves both.
-        count = min(len(own), len(chance))
-        return interval_of(
-            lambda rows: own[rows].mean(-1) - chance[rows].mean(-1), count, seed=seed
-        )
+        # Random ones are as many, so that one draw of rows serves both; what was not judged counts
+        # for nothing.
+        pairs = zip(self.judged, self.random, strict=True)
+        found = [[None if one is None else getattr(one, figure) for one in pair] for pair in pairs]
+        values = np.array(found, dtype=np.float64)
+        return bootstrap(np.nan_to_num(values), np.isfinite(values), (1, -1), seed=seed)
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values."""

@@ -2,9 +2,10 @@
 
 from prismlm.instruments.uncertainty_feedback.ablation import Ablation
 from prismlm.instruments.uncertainty_feedback.attention import AttentionProbe
-from prismlm.instruments.uncertainty_feedback.checks import InspectOptions, estimate_inspection
+from prismlm.instruments.uncertainty_feedback.checks import estimate_inspection
 from prismlm.instruments.uncertainty_feedback.hedging import Hedging, HedgingRun
 from prismlm.instruments.uncertainty_feedback.mistakes import Mistakes
+from prismlm.instruments.uncertainty_feedback.options import InspectOptions
 from prismlm.instruments.uncertainty_feedback.prefill import PrefillGap
 from prismlm.instruments.uncertainty_feedback.probe import CodeProbe
 from prismlm.instruments.uncertainty_feedback.report import (

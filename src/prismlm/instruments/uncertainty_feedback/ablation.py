@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
-from torch import Tensor
 
-from prismlm.errors import InputError, check_whole
+from prismlm.errors import InputError
+from prismlm.instruments.uncertainty_feedback.options import Reading
 from prismlm.instruments.uncertainty_feedback.signal import (
     Codes,
     different,
@@ -23,13 +22,7 @@ from prismlm.instruments.uncertainty_feedback.signal import (
     summed,
 )
 from prismlm.instruments.uncertainty_feedback.verdict_words import CONSTANT, of_texts, with_interval
-from prismlm.progress import SILENT, Reporter
 from prismlm.statistics import Interval, bootstrap
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-PERMUTATIONS = 5
 
 
 @dataclass(frozen=True)
@@ -115,15 +108,7 @@ class Ablation:
         return f"{said}."
 
 
-def ablation(
-    model: PreTrainedModel,
-    texts: Sequence[Tensor],
-    codes: Codes,
-    *,
-    permutations: int = PERMUTATIONS,
-    seed: int = 0,
-    progress: Reporter = SILENT,
-) -> Ablation:
+def ablation(reading: Reading) -> Ablation:
     """Return the loss with a model's own signal, with none, a neutral one and a shuffled one.
 
     Means are over tokens, intervals over texts. That a vector is missing which the model was
@@ -132,43 +117,25 @@ def ablation(
 
     Source: PRISMA, "Ablation test", which zeroes the signal; neutral and shuffled are ours.
 
-    Args:
-        model: a decoder with uncertainty feedback.
-        texts: tokens of each.
-        codes: the own, as :func:`own_codes`.
-        permutations: of the shuffled signal.
-        seed: of permutations and resamples.
-        progress: shows the reading.
-
     Raises:
-        InputError: a model without feedback, or no permutation.
+        InputError: a model without feedback.
     """
-    check_whole("the number of permutations", permutations, 1)
+    model, _, texts, codes, options, progress = reading
     levels = feedback_of(model).embedding.levels
     own = summed(replay(model, texts, codes, progress=progress, title="Own signal"))
-
-    def ablated(signal: str, draws: Sequence[Codes]) -> Ablated:
-        return _ablated(model, texts, own, signal, draws, seed, progress)
-
+    shuffled = [permuted(codes, options.seed + draw) for draw in range(options.permutations)]
     conditions = (
-        ablated("zero", [no_codes(texts)]),
-        ablated("neutral", [neutral_codes(texts, levels)]),
-        ablated("shuffled", [permuted(codes, seed + draw) for draw in range(permutations)]),
+        _ablated(reading, own, "zero", [no_codes(texts)]),
+        _ablated(reading, own, "neutral", [neutral_codes(texts, levels)]),
+        _ablated(reading, own, "shuffled", shuffled),
     )
     tokens = int(predictions_of(texts).sum())
     loss = float(own.sum() / tokens)
     return Ablation(len(texts), tokens, different(codes), loss, math.exp(loss), conditions)
 
 
-def _ablated(
-    model: PreTrainedModel,
-    texts: Sequence[Tensor],
-    own: np.ndarray,
-    signal: str,
-    draws: Sequence[Codes],
-    seed: int,
-    progress: Reporter,
-) -> Ablated:
+def _ablated(reading: Reading, own: np.ndarray, signal: str, draws: Sequence[Codes]) -> Ablated:
+    model, _, texts, _, options, progress = reading
     found: list[np.ndarray] = []
     for number, codes in enumerate(draws):
         of = f" {number + 1} of {len(draws)}" if len(draws) > 1 else ""
@@ -176,7 +143,7 @@ def _ablated(
         found.append(summed(replay(model, texts, codes, progress=progress, title=title)))
     counts = predictions_of(texts)
     apart = [sums - own for sums in found]
-    change = bootstrap(np.mean(apart, 0), counts, seed=seed)
+    change = bootstrap(np.mean(apart, 0), counts, seed=options.seed)
     ratio = (math.expm1(x) for x in (change.value, change.low, change.high))
     loss = float(np.mean(found, 0).sum() / counts.sum())
     by_permutation = tuple(float(one.sum() / counts.sum()) for one in apart)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from prismlm.errors import InputError, check_finite
 from prismlm.instruments.channels.wording import signed
+from prismlm.instruments.uncertainty_feedback.options import Reading
 from prismlm.instruments.uncertainty_feedback.sample import longer_than
 from prismlm.instruments.uncertainty_feedback.signal import (
     Codes,
@@ -219,15 +220,7 @@ class AttentionProbe:
         )
 
 
-def attention_probe(
-    model: PreTrainedModel,
-    texts: Sequence[Tensor],
-    codes: Codes,
-    *,
-    permutations: int = PERMUTATIONS,
-    seed: int = 0,
-    progress: Reporter = SILENT,
-) -> AttentionProbe:
+def attention_probe(reading: Reading, *, permutations: int = PERMUTATIONS) -> AttentionProbe:
     """Compare the attention that positions receive with the code that was fed to them.
 
     Received is the mean over the tokens after it, since earlier positions are seen by more. It
@@ -237,9 +230,14 @@ def attention_probe(
 
     Source: PRISMA, "Attention probe"; both controls are ours.
 
+    Args:
+        reading: texts and their codes.
+        permutations: of texts, for p.
+
     Raises:
         InputError: a model without feedback or attention, or texts too few or too short.
     """
+    model, _, texts, codes, options, progress = reading
     attention_layers(model)
     # Of texts that are long enough by themselves: short ones among them are left out.
     lengths = sorted(len(texts[number]) for number in longer_than(texts, LEAST_LATER + 2))
@@ -259,12 +257,12 @@ def attention_probe(
     own = received(model, rows, given, progress=progress)[:, :, span]
     bare = received(model, rows, no_codes(rows), progress=progress)[:, :, span]
     found = [
-        [matched_ranks(x, y, permutations=permutations, seed=seed) for y in pair]
+        [matched_ranks(x, y, permutations=permutations, seed=options.seed) for y in pair]
         for pair in zip(own, bare, strict=True)
     ]
     q = stats.false_discovery_control([fed.p for fed, _ in found])
     layers = tuple(
-        _layer(number, x, own[number], fed, unfed, float(q[number]), seed)
+        _layer(number, x, own[number], fed, unfed, float(q[number]), options.seed)
         for number, (fed, unfed) in enumerate(found)
     )
     return AttentionProbe(

@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from prismlm.cost import Cost, peak_memory, seconds_of
-from prismlm.errors import InputError, check_choice, check_number, check_whole
-from prismlm.instruments.uncertainty_feedback.ablation import PERMUTATIONS
+from prismlm.errors import InputError, check_choice
 from prismlm.instruments.uncertainty_feedback.attention import LEAST_LATER
-from prismlm.instruments.uncertainty_feedback.hedging import (
-    AFTER,
-    PROMPT,
-    SIGNALS,
-    TOKENS,
-    prompts_of,
-)
-from prismlm.instruments.uncertainty_feedback.mistakes import DRAWS, STEPS
-from prismlm.instruments.uncertainty_feedback.prefill import PASSES
+from prismlm.instruments.uncertainty_feedback.hedging import PROMPT, SIGNALS, prompts_of
+from prismlm.instruments.uncertainty_feedback.options import DEFAULTS, InspectOptions
 from prismlm.instruments.uncertainty_feedback.sample import Sample, check_sample, longer_than
 from prismlm.instruments.uncertainty_feedback.signal import (
-    Signal,
     cache_of,
     evaluating_feedback,
     feedback_of,
@@ -38,8 +28,6 @@ from prismlm.models.positions import learned_positions
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-OWN = Signal()
-
 
 class Need(NamedTuple):
     """What a check needs at least."""
@@ -53,50 +41,10 @@ CHECKS = {
     "prefill": Need(4, 2),
     "attention": Need(8, LEAST_LATER + 2),
     "hedging": Need(4, 2),
-    "mistakes": Need(4, STEPS + 2),
+    "mistakes": Need(4, DEFAULTS.steps + 2),
     "probe": Need(6, 2),
 }
 """The checks, each with the fewest texts and their fewest tokens."""
-
-
-@dataclass(frozen=True)
-class InspectOptions:
-    """How the checks are done.
-
-    Attributes:
-        signal: how the own codes are obtained.
-        permutations: of the shuffled signal of the ablation.
-        passes: the most, of the gap between prefill and recursion.
-        tokens: that are written on, for hedging.
-        window: tokens after a step, for hedging.
-        steps: predictions after a mistake.
-        mistakes: planted in each text, one at a time.
-        temperature: of what is written.
-        seed: of all that is drawn.
-    """
-
-    signal: Signal = OWN
-    permutations: int = PERMUTATIONS
-    passes: int = PASSES
-    tokens: int = TOKENS
-    window: int = AFTER
-    steps: int = STEPS
-    mistakes: int = DRAWS
-    temperature: float = 1.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        # Said before the first check, not in the middle of the last.
-        check_whole("the number of permutations", self.permutations, 1)
-        check_whole("the number of passes", self.passes, 1)
-        check_whole("the number of tokens after a step", self.window, 1)
-        check_whole("the number of tokens after a mistake", self.steps, 1)
-        check_whole("the number of mistakes of a text", self.mistakes, 1)
-        check_number("the temperature", self.temperature, "0 or more", lambda t: t >= 0)
-        check_whole("the seed", self.seed)
-
-
-DEFAULTS = InspectOptions()
 
 
 def checks_for(

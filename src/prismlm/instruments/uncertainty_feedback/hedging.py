@@ -14,20 +14,17 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from prismlm.errors import InputError
 from prismlm.instruments.uncertainty_feedback.continuation import Continuation, continuations
+from prismlm.instruments.uncertainty_feedback.options import Reading
 from prismlm.instruments.uncertainty_feedback.signal import Codes, feedback_of, permuted
 from prismlm.instruments.uncertainty_feedback.verdict_words import in_points, of_texts
 from prismlm.ops.uncertainty_feedback import quantise
-from prismlm.progress import SILENT, Reporter
 from prismlm.statistics import Interval, bootstrap
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
 
 PROMPT = 16
-TOKENS = 48
-AFTER = 8
 SIGNALS = ("own", "none", "shuffled")
 
 
@@ -106,18 +103,7 @@ class Hedging:
         )
 
 
-def hedging(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    texts: Sequence[Tensor],
-    codes: Codes,
-    *,
-    tokens: int = TOKENS,
-    window: int = AFTER,
-    temperature: float = 1.0,
-    seed: int = 0,
-    progress: Reporter = SILENT,
-) -> Hedging:
+def hedging(reading: Reading) -> Hedging:
     """Let a model go on from the starts of texts and count hedging words by the entropy before.
 
     The prompt of a text is its first 16 tokens, or its first half where it is shorter. A step is a
@@ -131,10 +117,10 @@ def hedging(
     Source: PRISMA, "Behavioral test"; both controls are ours.
 
     Raises:
-        InputError: as :func:`continuations`, or a window that no step has room for.
+        InputError: as :func:`continuations`.
     """
-    if not 1 <= window < tokens:
-        raise InputError(f"{window} tokens after a step, of {tokens}: expected 1 to {tokens - 1}.")
+    model, tokenizer, texts, codes, options, progress = reading
+    seed = options.seed
     prompts = prompts_of(texts)
     lengths = [len(prompt) for prompt in prompts]
     own = tuple(row[:length] for row, length in zip(codes, lengths, strict=True))
@@ -147,10 +133,10 @@ def hedging(
             model,
             prompts,
             read,
-            tokens,
+            options.tokens,
             feedback=signal != "none",
             written_codes=after,
-            temperature=temperature,
+            temperature=options.temperature,
             seed=seed,
             progress=progress,
         )
@@ -158,12 +144,13 @@ def hedging(
             mixed = _mixed(own, written, feedback_of(model).embedding.levels, seed + 1)
         kept = [_until_end(one, tokenizer.eos_token_id) for one in written]
         starts = _starts(tokenizer, prompts, [ids for ids, _ in kept])
-        column, steps = hedges_after([shares for _, shares in kept], starts, window)
+        column, steps = hedges_after([shares for _, shares in kept], starts, options.window)
         columns.append(column)
         runs.append(_run(column, starts, steps, seed))
     none, against_shuffled = (_change(columns, runs, control, seed) for control in (1, 2))
     fed, bare, shuffled = runs
-    return Hedging(len(texts), window, temperature, fed, bare, shuffled, none, against_shuffled)
+    how = (options.window, options.temperature)
+    return Hedging(len(texts), *how, fed, bare, shuffled, none, against_shuffled)
 
 
 def prompts_of(texts: Sequence[Tensor]) -> list[Tensor]:

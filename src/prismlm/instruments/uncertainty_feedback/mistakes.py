@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from prismlm.errors import InputError, check_whole
+from prismlm.errors import InputError
+from prismlm.instruments.uncertainty_feedback.options import Reading
 from prismlm.instruments.uncertainty_feedback.sample import longer_than
 from prismlm.instruments.uncertainty_feedback.signal import (
-    Codes,
     Replay,
-    Signal,
     different,
     no_codes,
     own_codes,
@@ -25,14 +23,8 @@ from prismlm.instruments.uncertainty_feedback.signal import (
 )
 from prismlm.instruments.uncertainty_feedback.verdict_words import CONSTANT, of_texts, with_interval
 from prismlm.models.seam import output_embedding
-from prismlm.progress import SILENT, Reporter
 from prismlm.statistics import Interval, bootstrap
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-STEPS = 8
-DRAWS = 4
 TOLERANCE = 0.1
 """The loss is back when it is so little above that of the intact text, nats."""
 SIGNALS = ("own", "zero", "shuffled")
@@ -106,47 +98,31 @@ class Mistakes:
         return f"Recovery with its own signal does not beat both controls: {figures}."
 
 
-def mistakes(
-    model: PreTrainedModel,
-    texts: Sequence[Tensor],
-    codes: Codes,
-    signal: Signal,
-    *,
-    steps: int = STEPS,
-    draws: int = DRAWS,
-    vocabulary: int | None = None,
-    special: Collection[int] = (),
-    seed: int = 0,
-    progress: Reporter = SILENT,
-) -> Mistakes:
+def mistakes(reading: Reading) -> Mistakes:
     """Replace one token of each text by a random one and compare the k predictions after it.
 
-    At step 1 … k the model predicts the tokens after the wrong one; text and mistake are the same
-    for every signal. Codes of the planted text are its own, obtained as ``codes`` were. Shuffled
-    codes of both texts are permuted alike.
+    At step 1 … k the model predicts the tokens after the wrong one, which is no special token;
+    text and mistake are the same for every signal. Codes of the planted text are its own, obtained
+    as those of the texts were. Shuffled codes of both texts are permuted alike.
 
     Source: PRISMA, "Does it recover better from mistakes?"; the controls are ours.
 
-    Args:
-        model: a decoder with uncertainty feedback.
-        texts: tokens of each.
-        codes: the own.
-        signal: how they were obtained.
-        steps: k.
-        draws: mistakes of each text; one text counts once in the intervals.
-        vocabulary: tokens to draw from, from 0; None for the model's.
-        special: tokens that are not drawn.
-        seed: of places, tokens, permutations and resamples.
-        progress: shows the reading.
-
     Raises:
-        InputError: a model without feedback, no text of k + 2 tokens, or no step or draw.
+        InputError: a model without feedback, or no text of k + 2 tokens.
     """
-    kept = _long_enough(texts, steps, draws)
+    model, tokenizer, texts, codes, options, progress = reading
+    steps, draws, seed = options.steps, options.mistakes, options.seed
+    kept = longer_than(texts, steps + 2)
+    if not kept:
+        raise InputError(
+            f"no text has {steps + 2} tokens, which a mistake and {steps} tokens after it need: "
+            "give longer texts."
+        )
     rows, own = [texts[n] for n in kept], tuple(codes[n] for n in kept)
     weight = output_embedding(model).weight
     assert isinstance(weight, Tensor)
-    pool = np.setdiff1d(np.arange(vocabulary or len(weight)), list(special))
+    vocabulary = min(len(tokenizer), int(model.config.get_text_config().vocab_size))
+    pool = np.setdiff1d(np.arange(vocabulary), tokenizer.all_special_ids)
     found = np.zeros((draws, len(SIGNALS), 2, len(rows), steps))
     still = [replay(model, rows, fed) for fed in (own, no_codes(rows))]
     rng, codes_fed = np.random.default_rng(seed), 0
@@ -156,7 +132,7 @@ def mistakes(
             planted = [
                 plant_mistake(row, at, pool, rng) for row, at in zip(rows, places, strict=True)
             ]
-            theirs, mixed = own_codes(model, planted, signal), seed + 1 + draw
+            theirs, mixed = own_codes(model, planted, options.signal), seed + 1 + draw
             intact = [*still, replay(model, rows, permuted(own, mixed))]
             codes_fed = max(codes_fed, different((*own, *theirs)))
             fed = (theirs, no_codes(rows), permuted(theirs, mixed))
@@ -166,18 +142,6 @@ def mistakes(
             task.advance(len(rows))
     found[:, :, 0] *= math.log(len(weight))
     return _result(found.mean(0), draws, seed, codes_fed)
-
-
-def _long_enough(texts: Sequence[Tensor], steps: int, draws: int) -> list[int]:
-    check_whole("the number of steps", steps, 1)
-    check_whole("the number of draws", draws, 1)
-    kept = longer_than(texts, steps + 2)
-    if not kept:
-        raise InputError(
-            f"no text has {steps + 2} tokens, which a mistake and {steps} tokens after it need: "
-            "give longer texts."
-        )
-    return kept
 
 
 def plant_mistake(text: Tensor, place: int, pool: np.ndarray, rng: np.random.Generator) -> Tensor:

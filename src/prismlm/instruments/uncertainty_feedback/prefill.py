@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from prismlm.errors import check_whole
+from prismlm.instruments.uncertainty_feedback.options import Reading
 from prismlm.instruments.uncertainty_feedback.signal import (
     Codes,
     feedback_of,
@@ -21,13 +18,8 @@ from prismlm.instruments.uncertainty_feedback.signal import (
     summed,
 )
 from prismlm.instruments.uncertainty_feedback.verdict_words import of_texts, with_interval
-from prismlm.progress import SILENT, Reporter
 from prismlm.statistics import Interval, bootstrap
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-PASSES = 3
 FAR = 0.01
 """A code that is further off, as a share of all levels, and by more than one, is no rounding."""
 
@@ -88,34 +80,20 @@ class PrefillGap:
         )
 
 
-def prefill_gap(
-    model: PreTrainedModel,
-    texts: Sequence[Tensor],
-    *,
-    passes: int = PASSES,
-    seed: int = 0,
-    progress: Reporter = SILENT,
-) -> PrefillGap:
+def prefill_gap(reading: Reading) -> PrefillGap:
     """Return how far the codes of 1, 2, … ``passes`` passes are from those token by token.
 
-    Args:
-        model: a decoder with uncertainty feedback.
-        texts: tokens of each.
-        passes: the most.
-        seed: of the resamples.
-        progress: shows the reading.
-
     Raises:
-        InputError: a model without feedback, or no pass.
+        InputError: a model without feedback.
     """
-    check_whole("the number of passes", passes, 1)
+    model, _, texts, _, options, progress = reading
     levels = feedback_of(model).embedding.levels
     true, cached = recursion(model, texts, progress=progress)
     at_once = replay(model, texts, true, progress=progress)
     counts = predictions_of(texts)
     expected = summed(at_once)
     gaps: list[PassGap] = []
-    for codes, found in pass_codes(model, texts, passes, progress=progress):
+    for codes, found in pass_codes(model, texts, options.passes, progress=progress):
         sums = summed(found)
         apart = _apart(codes, true) / (levels - 1)
         gaps.append(
@@ -125,7 +103,7 @@ def prefill_gap(
                 far=float((apart * (levels - 1) > max(1, FAR * (levels - 1))).mean()),
                 distance=float(apart.mean()),
                 loss=float(sums.sum() / counts.sum()),
-                loss_change=bootstrap(sums - expected, counts, seed=seed),
+                loss_change=bootstrap(sums - expected, counts, seed=options.seed),
             )
         )
     rounding = max(

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from prismlm.errors import InputError, check_finite, check_whole
 from prismlm.instruments.channels.wording import signed
+from prismlm.instruments.uncertainty_feedback.options import Reading
 from prismlm.instruments.uncertainty_feedback.signal import (
     Codes,
     different,
@@ -26,7 +27,7 @@ from prismlm.instruments.uncertainty_feedback.signal import (
     text_batches,
 )
 from prismlm.instruments.uncertainty_feedback.verdict_words import CONSTANT, of_texts, with_interval
-from prismlm.progress import SILENT, Reporter
+from prismlm.progress import Reporter
 from prismlm.statistics import Interval, bootstrap
 
 if TYPE_CHECKING:
@@ -129,14 +130,7 @@ class CodeProbe:
         return f"{said}, {with_interval(best.added, 3)} more than the text alone tells {rest}."
 
 
-def code_probe(
-    model: PreTrainedModel,
-    texts: Sequence[Tensor],
-    codes: Codes,
-    *,
-    seed: int = 0,
-    progress: Reporter = SILENT,
-) -> CodeProbe:
+def code_probe(reading: Reading) -> CodeProbe:
     """Fit a ridge regression from each layer's states to the code, and test it on other texts.
 
     A third of the texts, drawn from the seed, are tested on. States are those that the model gives
@@ -149,6 +143,8 @@ def code_probe(
     Raises:
         InputError: a model without feedback or hidden states, or fewer than four texts.
     """
+    model, _, texts, codes, options, progress = reading
+    seed = options.seed
     if len(texts) < 4:
         raise InputError(
             f"{len(texts)} texts: a probe is fitted on some and tested on others, at least 4."

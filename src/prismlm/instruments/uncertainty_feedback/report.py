@@ -6,23 +6,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
 from prismlm.files import finite
 from prismlm.instruments.uncertainty_feedback.ablation import Ablation, ablation
 from prismlm.instruments.uncertainty_feedback.attention import AttentionProbe, attention_probe
-from prismlm.instruments.uncertainty_feedback.checks import (
-    CHECKS,
-    DEFAULTS,
-    InspectOptions,
-    checks_for,
-)
+from prismlm.instruments.uncertainty_feedback.checks import CHECKS, checks_for
 from prismlm.instruments.uncertainty_feedback.hedging import Hedging, hedging
 from prismlm.instruments.uncertainty_feedback.mistakes import Mistakes, mistakes
+from prismlm.instruments.uncertainty_feedback.options import DEFAULTS, InspectOptions, Reading
 from prismlm.instruments.uncertainty_feedback.prefill import PrefillGap, prefill_gap
 from prismlm.instruments.uncertainty_feedback.probe import CodeProbe, code_probe
 from prismlm.instruments.uncertainty_feedback.sample import Sample
-from prismlm.instruments.uncertainty_feedback.signal import Codes, feedback_of, own_codes
+from prismlm.instruments.uncertainty_feedback.signal import feedback_of, own_codes
 from prismlm.progress import SILENT, Reporter
 
 if TYPE_CHECKING:
@@ -32,6 +26,15 @@ CAVEAT = (
     "Intervals and p are over these texts, of one model: another training seed may say otherwise, "
     "and what holds of the method takes several models."
 )
+
+DO: dict[str, Callable[[Reading], Any]] = {
+    "ablation": ablation,
+    "prefill": prefill_gap,
+    "attention": attention_probe,
+    "hedging": hedging,
+    "mistakes": mistakes,
+    "probe": code_probe,
+}
 
 
 @dataclass(frozen=True)
@@ -110,10 +113,10 @@ def inspect_uncertainty_feedback(
     feedback = feedback_of(model)
     planned, left_out = checks_for(model, sample, checks, options)
     codes = own_codes(model, sample.texts, options.signal, progress=progress)
+    reading = Reading(model, tokenizer, sample.texts, codes, options, progress)
     found: dict[str, Any] = dict.fromkeys(CHECKS)
-    doing = _done(model, tokenizer, sample.texts, codes, options, progress)
     for check in planned:
-        found[check] = doing[check]()
+        found[check] = DO[check](reading)
     return UncertaintyReport(
         name,
         sample.name,
@@ -125,45 +128,3 @@ def inspect_uncertainty_feedback(
         too_short=sample.left_out,
         left_out=left_out,
     )
-
-
-def _done(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    texts: Sequence[Tensor],
-    codes: Codes,
-    options: InspectOptions,
-    progress: Reporter,
-) -> dict[str, Callable[[], Any]]:
-    shared: dict[str, Any] = {"seed": options.seed, "progress": progress}
-    special = {int(token) for token in tokenizer.all_special_ids}
-    vocabulary = min(len(tokenizer), int(model.config.get_text_config().vocab_size))
-    return {
-        "ablation": lambda: ablation(
-            model, texts, codes, permutations=options.permutations, **shared
-        ),
-        "prefill": lambda: prefill_gap(model, texts, passes=options.passes, **shared),
-        "attention": lambda: attention_probe(model, texts, codes, **shared),
-        "hedging": lambda: hedging(
-            model,
-            tokenizer,
-            texts,
-            codes,
-            tokens=options.tokens,
-            window=options.window,
-            temperature=options.temperature,
-            **shared,
-        ),
-        "mistakes": lambda: mistakes(
-            model,
-            texts,
-            codes,
-            options.signal,
-            steps=options.steps,
-            draws=options.mistakes,
-            vocabulary=vocabulary,
-            special=special,
-            **shared,
-        ),
-        "probe": lambda: code_probe(model, texts, codes, **shared),
-    }
