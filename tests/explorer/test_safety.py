@@ -83,6 +83,6 @@ def test_a_text_too_long_for_the_explorer_and_the_model_is_told_the_lesser_bound
 
 
 def test_more_than_is_read_at_once(served):
-    status, _, data = served.ask("POST", "/api/ask", b" " * 8_000_001)
+    status, _, data = served.ask("POST", "/api/ask", b" " * 16_000_001)
     assert status == 413
-    assert "at most 8,000,000" in json.loads(data)["error"]
+    assert "at most 16,000,000" in json.loads(data)["error"]

@@ -66,9 +66,9 @@ def compare_texts(
 
     Returns:
         ``texts, predictions, ce {a, b, difference}``, the mean of the difference over texts with
-        predictions and its standard error, ``shares`` by source, domain and license where both have a lens, and
-        ``support`` {a, b}, how many texts have each level with the mean score, where both lenses
-        have a scale of it.
+        predictions and its standard error, ``shares`` by source, domain and license where both
+        have a lens, and ``support`` {a, b}, how many texts have each level with the mean score,
+        where both lenses have a scale of it.
     """
     left, right = tee(documents)
     options = replace(options, contexts=False)
