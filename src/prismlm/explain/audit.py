@@ -132,8 +132,9 @@ class Audit:
         self._least_attributed = _Largest()
         self._most_matching = _Largest()
         self._support, self._least_supported = SupportCount(), _Largest()
-        # Refuses what the filter names and no text has, before the work.
-        self.attribution().sources(where=dict(self.where))
+        if self.where:
+            # Refuses what the filter names and no text has, before the work.
+            self.attribution().sources(where=dict(self.where))
 
     @property
     def identity(self) -> dict[str, str]:
