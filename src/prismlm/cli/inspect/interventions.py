@@ -83,12 +83,9 @@ def interventions(
     value = {"cases": cases, "models": [item.to_dict() for item in found]}
     if out is not None:
         _write(out, found, value, cast("By", by))
-    if as_json:
-        print_json(value)
-        return
     from prismlm.cli.printing.interventions import print_concepts
 
-    print_concepts(found, cast("By", by))
+    print_json(value) if as_json else print_concepts(found, cast("By", by))
 
 
 def _write(out: Path, found: list[ConceptInModel], value: dict[str, Any], by: By) -> None:

@@ -100,12 +100,9 @@ def uncertainty_feedback(
     report = instrument.inspect_uncertainty_feedback(
         opened, tokenizer, sample, checks, name=name, options=options, progress=progress
     )
-    if as_json:
-        print_json(report.to_dict())
-        return
     from prismlm.cli.printing.uncertainty_feedback import print_uncertainty_feedback
 
-    print_uncertainty_feedback(report)
+    print_json(report.to_dict()) if as_json else print_uncertainty_feedback(report)
 
 
 def _sample(
