@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -191,6 +192,24 @@ def test_a_filter(lm):
     assert "elsewhere" in audit_page(summary)
     with pytest.raises(InputError, match="domain=nonsense"):
         Audit(lm, text_options([lm]), {"domain": "nonsense"})
+
+
+@pytest.mark.parametrize("method", ["evidence", "source"])
+def test_a_filter_is_looked_for_where_shares_are_taken(lm, method):
+    """What the mass sums into "(other)" is still in the cells."""
+    lens = Lens(lm.lens.path, lm.lens.meta, lm.lens.head)
+    column = lens.mass.schema.get_field_index("source")
+    others = pa.array(["(other)"] * lens.mass.num_rows)
+    lens.__dict__["mass"] = lens.mass.set_column(column, "source", others)
+    source = lens.cells.keys("source").names[0]
+    options = text_options([lm], method=method)
+    if method == "source":
+        with pytest.raises(InputError, match="source="):
+            Audit(replace(lm, lens=lens), options, {"source": source})
+    else:
+        audit = Audit(replace(lm, lens=lens), options, {"source": source})
+        list(audit.read(TEXTS))
+        assert audit.to_dict()["shares"]["source"]["items"][0]["key"] == source
 
 
 def test_the_page_shows_the_figures_and_runs_nothing(lm):

@@ -9,6 +9,8 @@ import torch
 import prismlm
 from prismlm.corpus import Document
 from prismlm.errors import InputError
+from prismlm.explain import passages
+from prismlm.explain.audit import Audit
 from prismlm.explain.compare import (
     check_comparable,
     compare_prototypes,
@@ -17,6 +19,7 @@ from prismlm.explain.compare import (
     signature_matches,
 )
 from prismlm.explain.texts import text_options
+from prismlm.index.lens import Lens
 
 TEXTS = [
     Document("one", "The court ruled that the contract was void and the appeal was dismissed."),
@@ -137,3 +140,47 @@ def test_models_that_cannot_be_compared(lm, tiny_model):
     lens.meta = replace(lens.meta, corpus="another", corpus_name="elsewhere")
     with pytest.raises(InputError, match="different corpora"):
         context_matches(lm.lens, lens)
+
+
+def test_a_text_without_predictions_is_no_difference(lm, tiny_model):
+    other = prismlm.load(tiny_model)
+    with torch.no_grad():
+        for weight in other.model.model.layers[0].parameters():
+            weight.mul_(0.5)
+    options = text_options([lm, other])
+    found = compare_texts(lm, other, [*TEXTS, Document("three", "a")], options)
+    expected = compare_texts(lm, other, TEXTS, options)["ce_difference_per_text"]
+    assert found["texts"] == 3
+    assert abs(expected["mean"]) > 1e-3
+    assert found["ce_difference_per_text"] == expected
+
+
+def test_each_text_is_added_once(lm, monkeypatch):
+    merged: list[int] = []
+    added_up = passages._added_up
+    monkeypatch.setattr(
+        passages, "_added_up", lambda *columns: merged.append(len(columns[0])) or added_up(*columns)
+    )
+    options = text_options([lm, lm])
+    once = compare_texts(lm, lm, TEXTS, options)
+    of_once = sum(merged)
+    many = compare_texts(lm, lm, TEXTS * 6, options)
+    assert sum(merged) == 7 * of_once
+    for by, shares in once["shares"].items():
+        assert many["shares"][by]["unattributed"] == pytest.approx(shares["unattributed"])
+        of_keys = {item["key"]: item["a"] for item in many["shares"][by]["items"]}
+        assert of_keys == pytest.approx({item["key"]: item["a"] for item in shares["items"]})
+
+
+def test_shares_of_lenses_without_cells(lm):
+    lens = Lens(lm.lens.path, replace(lm.lens.meta, cells=None), lm.lens.head)
+    without = replace(lm, lens=lens)
+    options = text_options([without, lm])
+    found = compare_texts(without, lm, TEXTS, options)
+    audit = Audit(without, options)
+    list(audit.read(TEXTS))
+    expected = audit.attribution().sources("domain")
+    domains = found["shares"]["domain"]
+    assert domains["unattributed"]["a"] == pytest.approx(expected.unattributed)
+    shares = {item["key"]: item["a"] for item in domains["items"] if item["a"]}
+    assert shares == pytest.approx({item.key: item.share for item in expected.items})

@@ -54,9 +54,9 @@ def test_false_in_the_prompt_leaves_it_whole_and_one_token(lm):
 
 def test_a_fast_model_is_split_a_few_times_and_not_at_every_token(lm, monkeypatch):
     splits, told = [], []
-    split = following.split_seen
+    split = following.split_states
     monkeypatch.setattr(
-        following, "split_seen", lambda *args: splits.append(len(args[2])) or split(*args)
+        following, "split_states", lambda *args: splits.append(len(args[2])) or split(*args)
     )
     monkeypatch.setattr(following, "SHORTEST", 3600.0)
     monkeypatch.setattr(following, "LONGEST", 3600.0)

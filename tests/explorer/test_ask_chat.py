@@ -112,7 +112,7 @@ def test_answers_of_chats_are_audited(chats, lm):
     bad = {"texts": [{"id": "chat", "text": "", "messages": [{"role": "user"}]}]}
     status, _, data = chats.ask("POST", "/api/audits", bad)
     assert status == 422
-    assert "the text 'chat': number 0 is" in json.loads(data)["error"]
+    assert "texts.jsonl:1: number 0 is" in json.loads(data)["error"]
 
 
 def test_a_person_asks_a_question(browser, chats):
@@ -166,7 +166,7 @@ def test_a_person_steers_the_answer_to_a_question(browser, chats):
         assert page.input_value(".x-steer .x-prompt") == PROMPTS["medicine"]
 
 
-def test_files_of_chats_are_read_in_the_browser(browser, chats):
+def test_files_of_chats_are_audited_from_the_browser(browser, chats):
     lines = [
         json.dumps({"id": "chat", "messages": CHAT}),
         json.dumps({"id": "shared", "conversations": SHARED}),
@@ -184,5 +184,5 @@ def test_files_of_chats_are_read_in_the_browser(browser, chats):
         page.set_input_files("input[type=file]", whole | {"buffer": lines[2].encode()})
         page.click(".x-audit .x-go")
         page.wait_for_selector(".x-audit .x-problem")
-        said = "a.jsonl:1: expected messages that each have a “role” and a “content”"
+        said = "a.jsonl:1: number 0 is {'role': 'user'}, expected a record with role and content"
         assert said in page.inner_text(".x-audit .x-problem")

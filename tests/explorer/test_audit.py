@@ -96,12 +96,15 @@ def test_rows_and_sums_are_those_of_an_audit(served, lm):
 @pytest.mark.parametrize(
     ("texts", "words"),
     [
-        ([], "at least 1"),
+        ([], "no text: what was given is empty"),
         ([{"id": "a", "text": "x"}] * 1001, "at most 1000"),
-        ([{"id": "a", "text": "One."}, {"id": "a", "text": "Two."}], "two texts are called 'a'"),
+        (
+            [{"id": "a", "text": "One."}, {"id": "a", "text": "Two."}],
+            "Two documents have the id 'a'",
+        ),
         ([{"id": "a", "text": " \n"}], "empty"),
         ([{"id": "a", "text": "x" * 2_000_001}], "2,000,001 characters"),
-        ([{"id": "a", "text": "half \ud800"}], "the text 'a'"),
+        ([{"id": "a", "text": "half \ud800"}], "texts.jsonl:1: the text holds half"),
         ([{"id": "", "text": "One."}], "texts.0.id"),
     ],
 )
@@ -109,6 +112,43 @@ def test_what_is_refused(served, texts, words):
     status, _, body = served.ask("POST", "/api/audits", {"texts": texts})
     assert status == 422
     assert words in json.loads(body)["error"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("../../a.txt", " ", "No documents: ../../a.txt hold no text"),
+        ("a.pdf", "One.", "a.pdf has no extension that can be read"),
+        ("..", "One.", ".. has no extension"),
+        ("a.csv", 'id,text\na,"One."x\n', "a.csv is not valid CSV"),
+        ("a.csv", "body\nOne.\n", "a.csv: there is no column 'text'; the columns are: body."),
+        ("a.json", "{", "a.json is not valid JSON"),
+        ("a.jsonl", '{"text": 1.10}', "a.jsonl:1: the text is a float"),
+        ("a.jsonl", '{"text": "One."}\n{"text": \n', "a.jsonl:2 is not valid JSON"),
+        ("a.jsonl", '{"text": "One."}\n' * 1001, "more than 1,000 texts"),
+        ("a.jsonl", json.dumps({"text": "One.", "id": "a" * 401}), "longer than 400"),
+        ("a.txt", "half \ud800", "the file a.txt holds half"),
+    ],
+)
+def test_files_that_are_refused(served, name, content, words):
+    files = [{"name": name, "content": content}]
+    status, _, body = served.ask("POST", "/api/audits", {"files": files})
+    assert status == 422
+    told = json.loads(body)["error"]
+    assert words in told
+    assert "/tmp" not in told
+
+
+def test_files_of_one_name_go_together_where_ids_do(served):
+    files = [{"name": "a.jsonl", "content": json.dumps(one)} for one in TEXTS[:2]]
+    numbered = {"name": "b.jsonl", "content": '{"id": 1.10, "text": "One."}'}
+    empty = {"name": "b.txt", "content": " "}
+    sent = {"files": [*files, numbered, empty], "texts": TEXTS[2:]}
+    rows = [data for name, data in served.events("/api/audits", sent) if name == "row"]
+    assert [row["text_id"] for row in rows] == ["law", "=1+1", "1.10", "none"]
+    twice = [{"name": "a.txt", "content": LAW}] * 2
+    status, _, body = served.ask("POST", "/api/audits", {"files": twice})
+    assert (status, b"Two documents have the id 'a.txt'" in body) == (422, True)
 
 
 @pytest.mark.parametrize("path", ["none/report.html", "{}/report.exe"])
@@ -209,7 +249,7 @@ def test_in_a_browser_dropped_texts_can_be_stopped(page):
     assert page.locator(".x-exports a").count() == 4
 
 
-def test_in_a_browser_what_cannot_be_sent_is_told_before(lm, browser, tmp_path):
+def test_in_a_browser_what_cannot_be_audited_is_told(lm, browser, tmp_path):
     (tmp_path / "large.txt").write_text("word " * 900, encoding="utf-8")
     (tmp_path / "latin.txt").write_bytes("Stra\xdfe".encode("latin-1"))
     (tmp_path / "rows.csv").write_text("body\nOne.\n", encoding="utf-8")
@@ -219,13 +259,13 @@ def test_in_a_browser_what_cannot_be_sent_is_told_before(lm, browser, tmp_path):
         page = browser.new_page()
         page.on("request", lambda request: request.method == "POST" and posts.append(request.url))
         page.goto(server.address)
-        for name, words in (
-            ("large.txt", "large.txt has 4,500 bytes: 1,000 characters"),
-            ("latin.txt", "latin.txt is not UTF-8"),
-            ("rows.csv", "rows.csv:1: there is no “text”; there is body"),
-            ("broken.jsonl", "broken.jsonl:2 is not valid JSON"),
+        for name, words, sent in (
+            ("large.txt", "large.txt has 4,500 bytes: 1,000 characters", 0),
+            ("latin.txt", "latin.txt is not UTF-8", 0),
+            ("rows.csv", "rows.csv: there is no column 'text'; the columns are: body", 1),
+            ("broken.jsonl", "broken.jsonl:2 is not valid JSON", 2),
         ):
             audit_files(page, [tmp_path / name])
             page.wait_for_selector(f".x-audit .x-problem >> text={words}")
+            assert len(posts) == sent
         page.close()
-    assert posts == []

@@ -1,9 +1,12 @@
 """Who gets an answer and who does not, over real HTTP."""
 
 import json
+import socket
 from http.cookies import SimpleCookie
 
 import pytest
+
+from tests.explorer.conftest import TOKEN
 
 TEXT = "The patient was given a dose"
 ASKED = {"text": TEXT, "generate": 1}
@@ -83,6 +86,28 @@ def test_a_text_too_long_for_the_explorer_and_the_model_is_told_the_lesser_bound
 
 
 def test_more_than_is_read_at_once(served):
-    status, _, data = served.ask("POST", "/api/ask", b" " * 8_000_001)
+    status, _, data = served.ask("POST", "/api/ask", b" " * 16_000_001)
     assert status == 413
-    assert "at most 8,000,000" in json.loads(data)["error"]
+    assert "at most 16,000,000" in json.loads(data)["error"]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "expected"),
+    [
+        # What comes after five bytes is no part of the body.
+        ("Content-Length: 5", b"422"),
+        ("Transfer-Encoding: chunked", b"411"),
+        ("Content-Length: 5\r\nTransfer-Encoding: chunked", b"411"),
+        ("Transfer-Encoding: chunked\r\nContent-Length: 5", b"411"),
+    ],
+)
+def test_a_body_that_is_longer_than_it_says_is_not_read(served, lengths, expected):
+    body = json.dumps(ASKED).encode()
+    chunked = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+    head = (
+        f"POST /api/ask HTTP/1.1\r\nHost: {served.host}\r\nAuthorization: Bearer {TOKEN}\r\n"
+        f"Content-Type: application/json\r\n{lengths}\r\n\r\n"
+    )
+    with socket.create_connection(("127.0.0.1", served.port), timeout=30) as connection:
+        connection.sendall(head.encode() + (chunked if "chunked" in lengths else body))
+        assert connection.recv(100).split()[1] == expected

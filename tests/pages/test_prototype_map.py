@@ -51,6 +51,8 @@ def test_a_person_looks_around(page):
         tab.get_by_label("Search names").fill("")
         token = lens.prototypes["top_tokens"][117].as_py()[0].strip()
         assert token in tab.locator(".m-tokens").inner_text()
+        token = tab.locator(".m-tokens bdi").first
+        assert token.evaluate("it => getComputedStyle(it).whiteSpace") == "pre-wrap"
         # The next one to the right on the grid of sixteen.
         tab.locator(".m-canvas").focus()
         tab.keyboard.press("ArrowRight")

@@ -22,49 +22,39 @@ Base = Annotated[
 Files = Annotated[
     list[Path], option("DIR|FILE", "A corpus, or text to build one of; may be repeated.")
 ]
-Out = Annotated[Path, option("DIR", "The model directory to write.")]
 Revision = Annotated[
     str | None, typer.Option(help="Of a model on the hub: a branch, tag or commit.")
 ]
-Prototypes = Annotated[int, option("K", "How many prototypes.")]
-PerToken = Annotated[int, option("k", "How many a token may rely on.")]
 HeadWeights = Annotated[
     str,
     option("HOW", "How a token's prototypes are chosen and weighed: by cosines, or fitted."),
 ]
-Epochs = Annotated[float, typer.Option(help="How often the head sees every state.")]
-Batch = Annotated[int, option("N", "States of a step.")]
 Rate = Annotated[float, typer.Option(help="Learning rate, in units of the prototypes' elements.")]
-StatesGb = Annotated[float, option("GB", "The most disk for hidden states.")]
-KeepStates = Annotated[bool, flag("--keep-states", "Leave them there at the end.")]
-OwnWindow = Annotated[int | None, option("N", "Tokens read at once; else 512.")]
 Lora = Annotated[bool, flag("--lora", "Fine-tune the model on the text first. Extra: lora.")]
-LoraEpochs = Annotated[float, typer.Option(help="How often it reads the text then.")]
-Seed = Annotated[int, typer.Option(help="Of everything random.")]
 
 
 def attach(
     model: Base,
     corpus: Files,
-    out: Out,
+    out: Annotated[Path, option("DIR", "The model directory to write.")],
     revision: Revision = None,
-    prototypes: Prototypes = 8192,
-    prototypes_per_token: PerToken = 64,
+    prototypes: Annotated[int, option("K", "How many prototypes.")] = 8192,
+    prototypes_per_token: Annotated[int, option("k", "How many a token may rely on.")] = 64,
     weights: HeadWeights = "fitted",
-    epochs: Epochs = 4.0,
-    batch: Batch = 256,
+    epochs: Annotated[float, typer.Option(help="How often the head sees every state.")] = 4.0,
+    batch: Annotated[int, option("N", "States of a step.")] = 256,
     rate: Rate = 0.03,
-    states_gb: StatesGb = 4.0,
-    keep_states: KeepStates = False,
-    window: OwnWindow = None,
+    states_gb: Annotated[float, option("GB", "The most disk for hidden states.")] = 4.0,
+    keep_states: Annotated[bool, flag("--keep-states", "Leave them there at the end.")] = False,
+    window: Annotated[int | None, option("N", "Tokens read at once; else 512.")] = None,
     contexts: Contexts = 64,
     positions: PositionShare = "1",
     codes: CodesOfStates = "int8",
     device: Device = "auto",
     precision: Precision = "auto",
     lora: Lora = False,
-    lora_epochs: LoraEpochs = 1.0,
-    seed: Seed = 0,
+    lora_epochs: Annotated[float, typer.Option(help="How often it reads the text then.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:

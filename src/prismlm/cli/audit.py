@@ -30,37 +30,27 @@ if TYPE_CHECKING:
     from prismlm.corpus.read import DocumentReader
     from prismlm.explain.audit import Audit
 
-RowsFile = Annotated[Path | None, option("FILE", "Write one row per text.")]
-LinesFile = Annotated[Path | None, option("FILE", "The same rows as JSON lines.")]
-SharesFile = Annotated[Path | None, option("FILE", "The largest shares, for a spreadsheet.")]
-DocumentsShown = Annotated[int, number("N", "Documents shown.")]
 LeastShare = Annotated[
     float, number("S", "A row names every document with at least this share.", most=1)
-]
-
-IdColumn = Annotated[str | None, option("NAME", "Of their ids; else file and row.")]
-
-TextsAudited = Annotated[
-    list[Path], typer.Argument(metavar="FILE...", help=f"Texts: {TEXT_KINDS}.")
 ]
 
 
 def audit(
     model: Model,
-    files: TextsAudited,
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help=f"Texts: {TEXT_KINDS}.")],
     lens: Lens = None,
     where: Where = None,
     by: By = "domain",
     method: Method = "evidence",
-    documents: DocumentsShown = 10,
+    documents: Annotated[int, number("N", "Documents shown.")] = 10,
     least_share: LeastShare = 0.01,
     window: Window = None,
     stride: Stride = None,
     text_column: Annotated[str, option("NAME", "Of the texts.")] = "text",
-    id_column: IdColumn = None,
-    parquet: RowsFile = None,
-    jsonl: LinesFile = None,
-    csv: SharesFile = None,
+    id_column: Annotated[str | None, option("NAME", "Of their ids; else file and row.")] = None,
+    parquet: Annotated[Path | None, option("FILE", "Write one row per text.")] = None,
+    jsonl: Annotated[Path | None, option("FILE", "The same rows as JSON lines.")] = None,
+    csv: Annotated[Path | None, option("FILE", "The largest shares, for a spreadsheet.")] = None,
     html: Page = None,
     overwrite: Overwrite = False,
     dry_run: DryRun = False,
@@ -94,10 +84,7 @@ def audit(
         summary = _run(found, reader, rows, html)
     for path in (*rows, *([] if html is None else [html])):
         typer.echo(f"wrote {path}", err=True)
-    if as_json:
-        print_json(summary)
-    else:
-        _print(found, summary, by, documents)
+    print_json(summary) if as_json else _print(found, summary, by, documents)
 
 
 def _run(

@@ -70,10 +70,7 @@ def compare(
         write_rows(pairs, parquet)
         typer.echo(f"wrote {parquet}", err=True)
     value["prototypes"]["pairs"] = pairs[:top]
-    if as_json:
-        print_json(value)
-    else:
-        print_comparison(value, by, top)
+    print_json(value) if as_json else print_comparison(value, by, top)
 
 
 def print_comparison(value: dict[str, Any], by: str, top: int) -> None:

@@ -34,7 +34,6 @@ Inputs = Annotated[
 OwnTokenizer = Annotated[
     str | None, option("DIR|NAME", "Use this tokenizer instead of training one.")
 ]
-Overwrite = Annotated[bool, flag("--overwrite", "Replace DIR if a corpus.")]
 
 
 @app.command()
@@ -59,7 +58,7 @@ def build(
         float, typer.Option(help="Share to hold out of documents without a split.")
     ] = 0.05,
     shard_tokens: Annotated[int, typer.Option(help="Most tokens in one file.")] = 2**27,
-    overwrite: Overwrite = False,
+    overwrite: Annotated[bool, flag("--overwrite", "Replace DIR if a corpus.")] = False,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:

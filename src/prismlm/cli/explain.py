@@ -45,14 +45,10 @@ TextFile = Annotated[
     str | None,
     option("FILE", "Read the text from here, or texts (json, jsonl, csv, parquet); - is stdin."),
 ]
-ByIfAsked = Annotated[str | None, choice("COLUMN", SHARES_BY, BY)]
 Attention = Annotated[
     list[str] | None, option("L:H", "With --json: what head H of layer L looks at; repeatable.")
 ]
 Span = Annotated[str | None, option("A:B|last", "Only these predictions, counted from 0.")]
-
-PlacesShown = Annotated[int, number("N", "Passages shown, or documents without cells.")]
-Against = Annotated[int, number("N", "Passages shown where another token came next.")]
 
 
 def explain(
@@ -70,12 +66,12 @@ def explain(
     file: TextFile = None,
     lines: Annotated[bool, flag("--lines", "Every line of the file is a text of its own.")] = False,
     lens: Lens = None,
-    by: ByIfAsked = None,
+    by: Annotated[str | None, choice("COLUMN", SHARES_BY, BY)] = None,
     method: Method = "evidence",
     where: Where = None,
     top: Annotated[int, number("K", "Prototypes shown per prediction.")] = 3,
-    documents: PlacesShown = 5,
-    against: Against = 0,
+    documents: Annotated[int, number("N", "Passages shown, or documents without cells.")] = 5,
+    against: Annotated[int, number("N", "Passages shown where another token came next.")] = 0,
     tokens: Span = None,
     attention: Attention = None,
     as_json: Json = False,

@@ -19,14 +19,13 @@ EVERYWHERE = ("0.0.0.0", "::")
 # Seconds that an answer that is being written may take to end when the server stops.
 PATIENCE = 3
 
-Port = Annotated[int, number("N", "Port to serve at; 0 takes a free one.", most=65535)]
 Host = Annotated[str, option("ADDRESS", "Address to serve at; others can reach 0.0.0.0.")]
 
 
 def explore(
     model: Model,
     lens: Lens = None,
-    port: Port = PORT,
+    port: Annotated[int, number("N", "Port to serve at; 0 takes a free one.", most=65535)] = PORT,
     host: Host = HOST,
     browser: Annotated[bool, flag("--browser/--no-browser", "Open the page in a browser.")] = True,
 ) -> None:

@@ -51,7 +51,6 @@ NewLens = Annotated[
     str | None, option("NAME|DIR", "Write MODEL/lens/NAME; else the corpus's name.", "--lens")
 ]
 Contexts = Annotated[int, number("L", "Places kept per prototype.", 1)]
-OwnWindow = Annotated[int | None, option("N", "Tokens read at once; else as in training.")]
 WithText = Annotated[bool, flag("--text/--no-text", "Keep the text around each place, or offsets.")]
 Part = Annotated[str | None, option("I/N", "Read one of N parts; the last one writes the lens.")]
 PositionShare = Annotated[
@@ -71,7 +70,6 @@ SortMemory = Annotated[int, number("MB", "Memory to sort positions in; changes n
 TokensPerBatch = Annotated[
     int, option("N", "Tokens ranked together; changes memory, not the result.")
 ]
-SaveEvery = Annotated[float, number("SECONDS", "How often what was found is saved.")]
 
 
 def index(
@@ -91,7 +89,7 @@ def index(
     url_column: data.UrlColumn = None,
     split_column: data.SplitColumn = None,
     contexts: Contexts = 64,
-    window: OwnWindow = None,
+    window: Annotated[int | None, option("N", "Tokens read at once; else as in training.")] = None,
     stride: Stride = None,
     split: Split = "train",
     text: WithText = True,
@@ -100,7 +98,7 @@ def index(
     sort_memory: SortMemory = 64,
     shard: Part = None,
     tokens_per_batch: TokensPerBatch = 2**18,
-    save_every: SaveEvery = 60.0,
+    save_every: Annotated[float, number("SECONDS", "How often what was found is saved.")] = 60.0,
     device: Device = "auto",
     precision: Precision = "auto",
     overwrite: Overwrite = False,

@@ -33,7 +33,6 @@ KINDS = ["clamp", "scale", "ablate"]
 PARTS = ["prototypes", "residual"]
 
 
-Prototype = Annotated[int | None, option("ID", "Edit this prototype.")]
 # Not shown, since nothing fills the categories of a lens yet.
 Category = Annotated[str | None, option("NAME", "Edit the prototypes of this category.")]
 DocumentId = Annotated[str | None, option("ID", "Edit those with contexts in this document.")]
@@ -45,9 +44,7 @@ OnlyPart = Annotated[
     str | None,
     choice("PART", "Predict from the prototypes or the residual alone.", PARTS),
 ]
-Target = Annotated[str, option("TOKEN", "Clamp at the top or the signature token.")]
 Cap = Annotated[float | None, number("A", "Largest activation of a clamp; else k·τ.", None)]
-Draws = Annotated[int, number("N", "Random prototypes that the control is the mean of.")]
 Prompts = Annotated[Path | None, option("FILE", "Effect sizes over these prompts, one a line.")]
 HeldOutCorpus = Annotated[
     Path | None, option("DIR", "Held-out text for the cost; else the lens's corpus.")
@@ -61,7 +58,7 @@ def steer(
     ] = None,
     chat: Chat = False,
     system: System = None,
-    prototype: Prototype = None,
+    prototype: Annotated[int | None, option("ID", "Edit this prototype.")] = None,
     category: Category = None,
     document: DocumentId = None,
     strength: Strength = None,
@@ -69,13 +66,13 @@ def steer(
         str, choice("KIND", "Of a prototype: clamp, scale or ablate.", KINDS)
     ] = "clamp",
     only: OnlyPart = None,
-    target: Target = "top",
+    target: Annotated[str, option("TOKEN", "Clamp at the top or the signature token.")] = "top",
     measure: Annotated[str, option("UNIT", "Clamp the logit or its evidence.")] = "logit",
     cap: Cap = None,
     generate: Annotated[int, number("N", "Tokens to write; 0 reads the prompt's own.")] = 20,
     temperature: Temperature = 0.0,
     seed: Annotated[int, option("S", "Of sampling and control.")] = 0,
-    draws: Draws = 8,
+    draws: Annotated[int, number("N", "Random prototypes that the control is the mean of.")] = 8,
     file: Prompts = None,
     lens: Lens = None,
     corpus: HeldOutCorpus = None,

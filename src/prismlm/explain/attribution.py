@@ -33,7 +33,7 @@ from prismlm.explain.passages import (
     merge_positions,
 )
 from prismlm.explain.positions import DocumentsSoFar
-from prismlm.explain.shares import Attribution, Method, check_method
+from prismlm.explain.shares import Attribution, Method
 from prismlm.index.lens import Lens
 
 
@@ -58,7 +58,6 @@ def attribute(
     Raises:
         InputError: no such method, or the table lacks the activations it needs.
     """
-    check_method(method)
     if method == "evidence" and lens.cells is not None:
         return by_position(table, lens, lens.cells, so_far)
     return by_contexts(table, lens, method, contexts=contexts)

@@ -124,8 +124,6 @@ class Audit:
         self.model, self.options = str(lm.path), options
         self.where: Conditions = normalised(where)
         self.least_share = least_share
-        if self.where:
-            self.lens.check_where(self.where)  # refuses what does not occur, before the work
         self.texts = self.tokens = self.predictions = 0
         self._lm = lm
         self._loss = 0.0
@@ -134,6 +132,9 @@ class Audit:
         self._least_attributed = _Largest()
         self._most_matching = _Largest()
         self._support, self._least_supported = SupportCount(), _Largest()
+        if self.where:
+            # Refuses what the filter names and no text has, before the work.
+            self.attribution().sources(where=dict(self.where))
 
     @property
     def identity(self) -> dict[str, str]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from prismlm.errors import InputError
-from prismlm.explain.attribution import merge_attributions
+from prismlm.explain.attribution import sum_of
 from prismlm.explain.passages import PositionAttribution
 from prismlm.explain.shares import Attribution
 from prismlm.explain.support import SupportCount
@@ -65,15 +65,15 @@ def compare_texts(
     """Read the same texts with both models, window by window.
 
     Returns:
-        ``texts, predictions, ce {a, b, difference}``, the mean over texts of the difference with
-        its standard error, ``shares`` by source, domain and license where both have a lens, and
-        ``support`` {a, b}, how many texts have each level with the mean score, where both lenses
-        have a scale of it.
+        ``texts, predictions, ce {a, b, difference}``, the mean of the difference over texts with
+        predictions and its standard error, ``shares`` by source, domain and license where both
+        have a lens, and ``support`` {a, b}, how many texts have each level with the mean score,
+        where both lenses have a scale of it.
     """
     left, right = tee(documents)
     options = replace(options, contexts=False)
-    losses, moments, texts, predictions = np.zeros(2), np.zeros(2), 0, 0
-    sums: list[Attribution | None] = [None, None]
+    losses, moments, texts, predictions = np.zeros(2), np.zeros(3), 0, 0
+    sums = [None if lm.lens is None else sum_of(lm.lens, options.method) for lm in (a, b)]
     counts = [SupportCount(), SupportCount()]
     for pair in zip(read_texts(a, left, options), read_texts(b, right, options), strict=True):
         texts += 1
@@ -84,15 +84,12 @@ def compare_texts(
         totals = [of_text.losses.sum(dtype=np.float64) for of_text in pair]
         losses += totals
         difference = (totals[1] - totals[0]) / count
-        moments += difference, difference**2
-        for side, of_text in enumerate(pair):
-            if of_text.attribution is not None:
-                if isinstance(of_text.attribution, PositionAttribution):
-                    counts[side].add(of_text.attribution.support)
-                before = sums[side]
-                sums[side] = merge_attributions(
-                    [of_text.attribution] + ([before] if before else [])
-                )
+        moments += 1, difference, difference**2
+        for of_text, total, counted in zip(pair, sums, counts, strict=True):
+            if total is not None:
+                total.add(of_text.attribution)  # pyright: ignore[reportArgumentType] - of its lens
+            if isinstance(of_text.attribution, PositionAttribution):
+                counted.add(of_text.attribution.support)
     if not predictions:
         raise InputError("the texts hold nothing to predict: expected at least one of two tokens.")
     ce, supports = losses / predictions, [counted.to_dict() for counted in counts]
@@ -100,15 +97,15 @@ def compare_texts(
         "texts": texts,
         "predictions": predictions,
         "ce": {"a": ce[0], "b": ce[1], "difference": ce[1] - ce[0]},
-        "ce_difference_per_text": _mean(moments, texts),
-        "shares": None if sums[0] is None or sums[1] is None else _shares(sums[0], sums[1]),
+        "ce_difference_per_text": _mean(*moments.tolist()),
+        "shares": None if None in sums else _shares(*(total.result() for total in sums if total)),
         "support": None if None in supports else dict(zip("ab", supports, strict=True)),
     }
 
 
-def _mean(moments: np.ndarray, count: int) -> dict[str, float | None]:
-    mean = moments[0] / count
-    variance = max(0.0, moments[1] / count - mean**2) * count / max(1, count - 1)
+def _mean(count: float, added: float, squares: float) -> dict[str, float | None]:
+    mean = added / count
+    variance = max(0.0, squares / count - mean**2) * count / max(1, count - 1)
     return {"mean": mean, "standard_error": (variance / count) ** 0.5 if count > 1 else None}
 
 

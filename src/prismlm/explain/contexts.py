@@ -158,31 +158,34 @@ def merge_contexts(parts: list[ContextAttribution]) -> ContextAttribution:
 
 
 class ContextSum:
-    """Adds up attributions of one lens and method; its size depends on the lens alone."""
+    """Adds up attributions of one lens and method; its size depends on the lens alone.
+
+    Once one of them was made without single places, the sum has none either.
+    """
 
     def __init__(self, lens: Lens, method: Method) -> None:
         self._lens, self._beside = lens, 0.0
         self._method: Method = method
         self._prototypes = np.zeros(lens.num_prototypes)
-        self._contexts = np.zeros(lens.index.num_rows)
+        self._contexts: np.ndarray | None = np.zeros(lens.index.num_rows)
 
     def add(self, found: ContextAttribution) -> None:
         """Add the attribution of other positions."""
-        assert found.contexts is not None
         self._beside += found.beside
         self._prototypes[found.prototypes.ids] += found.prototypes.values
-        self._contexts[found.contexts.ids] += found.contexts.values
+        if found.contexts is None:
+            self._contexts = None
+        elif self._contexts is not None:
+            self._contexts[found.contexts.ids] += found.contexts.values
 
     def result(self) -> ContextAttribution:
         """Return the attribution of all positions so far."""
-        prototypes, contexts = (np.flatnonzero(a) for a in (self._prototypes, self._contexts))
-        return ContextAttribution(
-            self._lens,
-            self._method,
-            Sums(prototypes, self._prototypes[prototypes]),
-            Sums(contexts, self._contexts[contexts]),
-            self._beside,
+        prototypes, contexts = (
+            None if of is None else Sums(np.flatnonzero(of), of[of != 0])
+            for of in (self._prototypes, self._contexts)
         )
+        assert prototypes is not None
+        return ContextAttribution(self._lens, self._method, prototypes, contexts, self._beside)
 
 
 def _rows_of(starts: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from prismlm.corpus.pieces import BROKEN, MOST_JOINED, Piece, pieces_of
-from prismlm.explain.prediction import Recorded, fed_back, split_seen
-from prismlm.explain.split import OutputLayer
+from prismlm.explain.prediction import Recorded, fed_back
+from prismlm.explain.split import OutputLayer, split_states
 from prismlm.explain.steps import Step, steps_of
 from prismlm.ops.prototype_head.routing import inverse_norms
 
@@ -77,21 +77,26 @@ class Following:
         if not count or (self._passes == 0 and count != ids.shape[1] - 1):
             return False
         codes = self._recorded.codes[self._passes :]
-        split = split_seen(
+        split = split_states(
             self._output,
             self._lm.head,
             torch.cat(new, 1)[0],
             torch.cat(self._recorded.embedded[self._passes :], 1)[0],
             (ids[0, -count - 1 : -1], ids[0, -count:]),
-            fed_back(self._lm.model, torch.cat(codes, 1)[0] if codes else None),
             self._inverse,
         )
+        uncertainty = fed_back(self._lm.model, torch.cat(codes, 1)[0] if codes else None)
         self._passes += len(new)
         tokens = ids[0].tolist()
         self._read(tokens)
         lm = self._lm
         steps = steps_of(
-            split, tokens, self._prompt_length, lm.tokenizer, lm.lens, pieces=self._pieces
+            split._replace(uncertainty=uncertainty),
+            tokens,
+            self._prompt_length,
+            lm.tokenizer,
+            lm.lens,
+            pieces=self._pieces,
         )
         self._held = [self._whole(step) for step in self._held] + list(steps)
         return self._tell()

@@ -10,15 +10,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from prismlm.explain.evidence import EvidenceTable
-from prismlm.explain.split import OutputLayer, split_states
+from prismlm.explain.split import OutputLayer, SplitPredictions, split_states
 from prismlm.layers import PrototypeHead
 from prismlm.models.seam import LogitMap, capture, output_embedding
 from prismlm.models.uncertainty_feedback import CODES, uncertainty_of
 from prismlm.models.watch import Hook, watch
-from prismlm.ops.decomposition import Parts
-from prismlm.ops.prototype_head import Nearest
-from prismlm.ops.prototype_head.routing import inverse_norms
 from prismlm.ops.uncertainty_feedback import NO_CODE
 
 
@@ -41,37 +37,6 @@ class Recorded(NamedTuple):
             return self
         kept = ([torch.cat(of, 1)[:, : tokens - 1]] if of else [] for of in self)
         return Recorded(*kept)
-
-
-class SplitPredictions(NamedTuple):
-    """The numbers behind the T predictions along one text.
-
-    Attributes:
-        routing: the prototypes of each state.
-        parts: of the logit of each target.
-        model_logits: the model's own, before any soft-cap, [T].
-        probabilities: the model's, of each target, [T].
-        read: the token at each position, the last that was read, [T].
-        targets: the token that each prediction is of, [T].
-        states: unit hidden states, [T, d].
-        rounding: the largest |sum of parts − model's logit| / max(1, |logit|).
-        uncertainty: what was fed back at each position, as a share of the largest entropy and as
-            a code; None for models without uncertainty feedback.
-    """
-
-    routing: Nearest
-    parts: Parts
-    model_logits: Tensor
-    probabilities: Tensor
-    read: Tensor
-    targets: Tensor
-    states: Tensor
-    rounding: float
-    uncertainty: list[tuple[float | None, int | None]] | None
-
-    def evidence(self) -> EvidenceTable:
-        """Return the evidence that shares are taken from, on the CPU."""
-        return EvidenceTable.of(self.routing, self.parts, self.states, self.read, self.targets)
 
 
 @contextmanager
@@ -127,40 +92,8 @@ def split_predictions(
     states, embedded, codes = _states(model, ids, steps, recorded)
     targets = torch.cat([ids[0, 1:], logit_map(embedded[-1:].float()).argmax(-1)])[:steps]
     output = OutputLayer.of(model, logit_map)
-    tokens = ids[0, :steps], targets
-    return split_seen(output, head, states, embedded, tokens, fed_back(model, codes))
-
-
-def split_seen(
-    output: OutputLayer,
-    head: PrototypeHead,
-    states: Tensor,
-    embedded: Tensor,
-    tokens: tuple[Tensor, Tensor],
-    uncertainty: list[tuple[float | None, int | None]] | None,
-    inverse: Tensor | None = None,
-) -> SplitPredictions:
-    """Split what was seen at the output embedding: states [N, d] and W z + b [N, V].
-
-    ``tokens`` are those read last and those predicted, [N] each. ``inverse`` are 1/‖p‖ of the
-    prototypes, where they are known already.
-
-    Raises:
-        DecompositionError: the parts of a logit do not sum to the model's own.
-    """
-    z, (read, targets) = states.float(), tokens
-    found = split_states(output, head, z, embedded.float(), targets, inverse)
-    return SplitPredictions(
-        found.routing,
-        found.parts,
-        found.own,
-        found.log_probabilities.exp(),
-        read,
-        targets,
-        z * inverse_norms(z),
-        found.rounding,
-        uncertainty,
-    )
+    split = split_states(output, head, states, embedded, (ids[0, :steps], targets))
+    return split._replace(uncertainty=fed_back(model, codes))
 
 
 def fed_back(

@@ -9,10 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from prismlm.errors import DecompositionError
+from prismlm.explain.evidence import EvidenceTable
 from prismlm.layers import PrototypeHead
 from prismlm.models.seam import LogitMap, output_embedding
 from prismlm.ops.decomposition import Parts, decompose
 from prismlm.ops.prototype_head import Nearest, Routing
+from prismlm.ops.prototype_head.routing import inverse_norms
 
 TOLERANCE = 1e-3
 # bf16 and fp16 models round their own logits; the parts are computed in float32.
@@ -68,24 +70,42 @@ class OutputLayer(NamedTuple):
         )
 
 
-class Split(NamedTuple):
+class SplitPredictions(NamedTuple):
     """The predictions of N states, split.
 
     Attributes:
         routing: the prototypes of each state.
         parts: of the logit of each target.
-        own: the model's own logits of the targets, before any soft-cap, [N].
+        model_logits: the model's own of the targets, before any soft-cap, [N].
         log_probabilities: the model's, of the targets, [N].
         top: the model's top tokens, [N].
+        read: the token at each position, the last that was read, [N].
+        targets: the token that each prediction is of, [N].
+        states: unit hidden states, [N, d].
         rounding: the largest |sum of parts − model's logit| / max(1, |logit|).
+        uncertainty: what was fed back at each position, as a share of the largest entropy and as
+            a code; None for models without uncertainty feedback, and where it was not asked for.
     """
 
     routing: Nearest
     parts: Parts
-    own: Tensor
+    model_logits: Tensor
     log_probabilities: Tensor
     top: Tensor
+    read: Tensor
+    targets: Tensor
+    states: Tensor
     rounding: float
+    uncertainty: list[tuple[float | None, int | None]] | None = None
+
+    @property
+    def probabilities(self) -> Tensor:
+        """The model's, of each target, [N]."""
+        return self.log_probabilities.exp()
+
+    def evidence(self) -> EvidenceTable:
+        """Return the evidence that shares are taken from, on the CPU."""
+        return EvidenceTable.of(self.routing, self.parts, self.states, self.read, self.targets)
 
 
 def split_states(
@@ -93,29 +113,39 @@ def split_states(
     head: PrototypeHead,
     z: Tensor,
     embedded: Tensor,
-    targets: Tensor,
+    tokens: tuple[Tensor, Tensor],
     inverse: Tensor | None = None,
-) -> Split:
+) -> SplitPredictions:
     """Split the logits of targets, and check their sums.
 
     Args:
         output: of the model.
         head: its head.
-        z: states, float32 [N, d].
-        embedded: W z + b as the model computed them, float32 [N, V].
-        targets: a token for each state, [N].
+        z: states as the output embedding took them, [N, d].
+        embedded: W z + b as the model computed them, [N, V].
+        tokens: those read last and those predicted, the targets, [N] each.
         inverse: 1/‖p‖ of the prototypes, [K, 1], where they are known already.
 
     Raises:
         DecompositionError: the parts of a logit do not sum to the model's own.
     """
+    z, embedded, (read, targets) = z.float(), embedded.float(), tokens
     raw, logits = output.logit_map.before_softcap(embedded), output.logit_map(embedded)
     routing = head.nearest(z, inverse)
     parts = output.parts(head, z, routing, targets)
     own, of_target = (column.gather(1, targets[:, None])[:, 0] for column in (raw, logits))
     rounding = check_sums(parts.logit, own, output.dtype)
-    log_probabilities = of_target - logits.logsumexp(-1)
-    return Split(routing, parts, own, log_probabilities, logits.argmax(-1), rounding)
+    return SplitPredictions(
+        routing,
+        parts,
+        own,
+        of_target - logits.logsumexp(-1),
+        logits.argmax(-1),
+        read,
+        targets,
+        z * inverse_norms(z),
+        rounding,
+    )
 
 
 def check_sums(logits: Tensor, own: Tensor, dtype: torch.dtype) -> float:

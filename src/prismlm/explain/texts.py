@@ -13,12 +13,10 @@ from torch.nn.utils.rnn import pad_sequence
 
 from prismlm.errors import InputError
 from prismlm.explain.attribution import attribute, merge_attributions
-from prismlm.explain.evidence import EvidenceTable
 from prismlm.explain.positions import DocumentsSoFar
 from prismlm.explain.shares import Attribution, Method
 from prismlm.explain.split import OutputLayer, split_states
 from prismlm.models.seam import capture
-from prismlm.ops.prototype_head.routing import inverse_norms
 
 if TYPE_CHECKING:
     from prismlm.corpus.documents import Document
@@ -212,17 +210,16 @@ def _read_batch(lm: PrismLM, batch: list[_Window], options: TextOptions) -> None
     assert seen.embedded is not None
     spans = [(row, slice(window.skip, window.stop)) for row, window in enumerate(batch)]
     z = torch.cat([seen.z[row, span] for row, span in spans]).float()
-    embedded = torch.cat([seen.embedded[row, span] for row, span in spans]).float()
+    embedded = torch.cat([seen.embedded[row, span] for row, span in spans])
     read, following = (
         torch.cat([w.text.ids[w.start + w.skip + by : w.start + w.stop + by] for w in batch])
         for by in (0, 1)
     )
-    targets = following.to(device)
     output = OutputLayer.of(lm.model, lm.logit_map)
-    found = split_states(output, lm.head, z, embedded, targets)
+    found = split_states(output, lm.head, z, embedded, (read, following.to(device)))
     losses = -found.log_probabilities.cpu()
     explained = output.parts(lm.head, z, found.routing, found.top).explained_share.cpu()
-    table = EvidenceTable.of(found.routing, found.parts, z * inverse_norms(z), read, targets)
+    table = found.evidence()
     end = 0
     for window in batch:
         begin, middle = end, end + window.first - window.skip

@@ -24,17 +24,6 @@ from prismlm.explorer.session import Busy, Limits, Session
 from prismlm.explorer.streams import sent
 
 STATIC = Path(__file__).parent / "static"
-PAGES = Path(__file__).parent.parent / "pages" / "assets"
-# What the static pages are made of, and the explorer too.
-SHARED = {
-    "parts.js": "text/javascript",
-    "plane.js": "text/javascript",
-    "trace.css": "text/css",
-    "gates.js": "text/javascript",
-    "channel_texts.js": "text/javascript",
-    "channels.js": "text/javascript",
-    "channels.css": "text/css",
-}
 # One for the model, one for what is read at the start, and two for short questions.
 THREADS = 4
 VIEWS = (overview, ask, prototypes, map, steer, inside, audit, documents)
@@ -107,12 +96,9 @@ def _pages(app: FastAPI) -> None:
     def page() -> FileResponse:
         return FileResponse(STATIC / "index.html", media_type="text/html")
 
-    def shared(name: str) -> Any:
-        return lambda: FileResponse(PAGES / name, media_type=SHARED[name])
-
-    for name in SHARED:
-        app.add_api_route(f"/static/{name}", shared(name), include_in_schema=False)
-    app.mount("/static", StaticFiles(directory=STATIC))
+    # Its own files first, then what the static pages are made of.
+    files = StaticFiles(directory=STATIC, packages=[("prismlm.pages", "assets")])
+    app.mount("/static", files)
 
 
 def _told(request: Request, error: Exception) -> Response:

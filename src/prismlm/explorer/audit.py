@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import Any
 
 from fastapi import APIRouter
 from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
-from prismlm.corpus.chat import check_messages
-from prismlm.corpus.documents import Document
+from prismlm.corpus.documents import MESSAGES, Document
+from prismlm.corpus.formats import extension
+from prismlm.corpus.read import DocumentReader, InputFile
 from prismlm.errors import InputError, check_text
 from prismlm.explain.audit import FIGURES, Audit
 from prismlm.explain.audit_files import audit_files
@@ -21,6 +23,7 @@ from prismlm.explain.language_model import PrismLM
 from prismlm.explain.texts import text_options
 from prismlm.explorer.session import Answer, Session
 from prismlm.explorer.streams import Tell, streamed
+from prismlm.files import json_text
 from prismlm.index.layout import GROUP_COLUMNS
 from prismlm.pages.audit import audit_page
 from prismlm.pages.trace_data import KEYS_SHOWN, Pool, rounded, shown_shares
@@ -28,6 +31,7 @@ from prismlm.pages.trace_data import KEYS_SHOWN, Pool, rounded, shown_shares
 MOST_TEXTS = 1_000
 LONGEST_ID = 400
 DOCUMENTS_SHOWN = 10
+_FEWER = "Give fewer, or use `prismlm audit`, which has no such limit."
 OF_A_ROW = (*FIGURES[:-1], "support", "support_score")
 KINDS = {
     "parquet": "application/vnd.apache.parquet",
@@ -44,23 +48,19 @@ class Text(BaseModel):
     text: str
     messages: list[dict[str, str]] | None = None
 
-    def document(self, lm: PrismLM) -> Document:
-        """Return it as the model reads it.
 
-        Raises:
-            InputError: messages, and no chat template or one that refuses them.
-        """
-        check_text(f"the text {check_text('the id of a text', self.id)!r}", self.text)
-        if self.messages is None:
-            return Document(self.id, self.text)
-        check_messages(self.messages, f"the text {self.id!r}")
-        return Document(self.id, lm.as_text(self.messages), messages=self.messages)
+class File(BaseModel):
+    """A file as `prismlm audit` reads it; the ending of its name says how."""
+
+    name: str = Field(min_length=1, max_length=LONGEST_ID)
+    content: str
 
 
 class Texts(BaseModel):
     """What is to be audited."""
 
-    texts: Annotated[list[Text], Field(min_length=1, max_length=MOST_TEXTS)]
+    files: list[File] = Field(default=[], max_length=MOST_TEXTS)
+    texts: list[Text] = Field(default=[], max_length=MOST_TEXTS)
     least_share: float = Field(default=0.01, ge=0, le=1, allow_inf_nan=False)
 
 
@@ -74,7 +74,7 @@ def routes(session: Session) -> APIRouter:
         response_class=StreamingResponse,
     )
     def audit(texts: Texts) -> StreamingResponse:
-        documents = _documents(session, texts)
+        documents = _documents(session.lm, texts, session.limits.audited)
         found = Audit(session.lm, text_options([session.lm]), None, texts.least_share)
         answer = session.keep(Answer())
         return streamed(session, answer, partial(_read, session.lm, answer, found, documents))
@@ -93,25 +93,52 @@ def routes(session: Session) -> APIRouter:
     return router
 
 
-def _documents(session: Session, texts: Texts) -> list[Document]:
+def _documents(lm: PrismLM, texts: Texts, most: int) -> list[Document]:
     """Return the texts that hold something; raise InputError for what cannot be audited."""
-    documents = [one.document(session.lm) for one in texts.texts]
-    characters = sum(len(one.text) for one in documents)
-    most = session.limits.audited
+    rows = [
+        {"id": one.id} | ({"text": one.text} if one.messages is None else {MESSAGES: one.messages})
+        for one in texts.texts
+    ]
+    files = list(texts.files)
+    if rows:
+        lines = "\n".join(json_text(row, ensure_ascii=True) for row in rows)
+        files.append(File(name="texts.jsonl", content=lines))
+    found = _documents_of(lm, files)
+    if len(found) > MOST_TEXTS:
+        raise InputError(f"more than {MOST_TEXTS:,} texts. {_FEWER}")
+    characters = sum(len(one.text) for one in found)
     if characters > most:
         raise InputError(
-            f"the texts have {characters:,} characters: the explorer reads {most:,} at once. Give "
-            "fewer, or use `prismlm audit`, which has no such limit."
+            f"the texts have {characters:,} characters: the explorer reads {most:,} at once. "
+            f"{_FEWER}"
         )
-    seen: set[str] = set()
-    for one in documents:
-        if one.doc_id in seen:
-            raise InputError(f"two texts are called {one.doc_id!r}: give each an id of its own.")
-        seen.add(one.doc_id)
-    found = [one for one in documents if one.text.strip()]
-    if not found:
-        raise InputError("no text: what was given is empty.")
+    long = next((one.doc_id for one in found if len(one.doc_id) > LONGEST_ID), None)
+    if long is not None:
+        raise InputError(f"the id {long[:40]!r}… is longer than {LONGEST_ID} characters.")
     return found
+
+
+def _documents_of(lm: PrismLM, files: list[File]) -> list[Document]:
+    """Return what the command reads of files, and one beyond what the explorer takes at most."""
+    if not files:
+        raise InputError("no text: what was given is empty.")
+    with TemporaryDirectory() as directory:
+        named: list[InputFile] = []
+        for number, file in enumerate(files):
+            # A name that was sent is no path: it may lead out of the directory.
+            name = check_text("the name of a file", file.name)
+            path = Path(directory, f"{number}{extension(Path(name)) or ''}")
+            path.write_bytes(check_text(f"the file {name}", file.content).encode())
+            named.append(InputFile(path, name))
+        try:
+            reader = DocumentReader([file.path for file in named], tokenizer=lm.tokenizer)
+            reader.files = named
+            return list(islice(reader, MOST_TEXTS + 1))
+        except InputError as error:
+            words = str(error)
+            for file in named:
+                words = words.replace(str(file.path), file.name)
+            raise InputError(words.replace(directory, "their folder")) from error
 
 
 def _read(lm: PrismLM, answer: Answer, audit: Audit, documents: list[Document], tell: Tell) -> None:

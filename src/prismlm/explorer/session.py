@@ -38,7 +38,7 @@ class Limits:
         answers: kept for questions about them, the latest.
     """
 
-    body: int = 8_000_000
+    body: int = 16_000_000
     tokens: int = 2048
     audited: int = 2_000_000
     waiting: int = 8

@@ -137,18 +137,8 @@ class Cells:
         Raises:
             FormatError: the file is damaged.
         """
-        keys, starts = self.keys_and_starts
         wanted = cells.astype(np.int64) * self.meta.vocabulary + tokens
-        place = np.searchsorted(keys, wanted)
-        inside = np.flatnonzero(place < len(keys))
-        found = inside[keys[place[inside]] == wanted[inside]]
-        first, last = np.zeros((2, len(wanted)), dtype=np.int64)
-        first[found] = starts[place[found]]
-        follower = place[found] + 1
-        last[found] = self.meta.rows
-        within = follower < len(starts)
-        last[found[within]] = starts[follower[within]]
-        return first, last
+        return self._first_row(wanted), self._first_row(wanted + 1)
 
     def beside(self, cells: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return where a cell's positions with other next tokens start and stop, either side.
@@ -162,13 +152,19 @@ class Cells:
         Raises:
             FormatError: the file is damaged.
         """
-        keys, starts = self.keys_and_starts
         cell = cells.astype(np.int64) * self.meta.vocabulary
-        wanted = np.stack(
-            [cell, cell + tokens, cell + tokens + 1, cell + self.meta.vocabulary], axis=1
-        )
-        rows = np.append(starts, self.meta.rows)[np.searchsorted(keys, wanted)]
+        edges = [cell, cell + tokens, cell + tokens + 1, cell + self.meta.vocabulary]
+        rows = self._first_row(np.stack(edges, axis=1))
         return rows[:, ::2], rows[:, 1::2]
+
+    def _first_row(self, wanted: np.ndarray) -> np.ndarray:
+        """Return where the positions of keys start, or of the next keys that there are."""
+        keys, starts = self.keys_and_starts
+        place = np.searchsorted(keys, wanted)
+        rows = np.full(place.shape, self.meta.rows)
+        inside = place < len(starts)
+        rows[inside] = starts[place[inside]]
+        return rows
 
     def records(self, rows: np.ndarray) -> np.ndarray:
         """Return copies of records: position, token read there, probability, scale and code.

@@ -293,12 +293,6 @@ class Lens:
             self._matching[table, conditions] = found
         return self._matching[table, conditions]
 
-    def check_where(self, conditions: Conditions) -> None:
-        """Raise InputError if a value of a filter occurs nowhere in the lens."""
-        if self.cells is not None:
-            self.cells.matching(conditions)
-        self.matching("mass", conditions)
-
     def place(self, row: int) -> dict[str, Any]:
         """Return what the index says of the place in one of its rows."""
         return self._places.slice(row, 1).to_pylist()[0]

@@ -13,15 +13,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from prismlm.corpus.windows import Block, BlockOrder, block_passes, read_block
-from prismlm.errors import InputError
 from prismlm.index.codes import CodeName
 from prismlm.index.mass import Key, MassCounter
 from prismlm.index.positions import next_tokens, position_records
 from prismlm.index.sort_cells import SORT_BYTES
 from prismlm.index.spool import Spool
-from prismlm.index.states import HiddenStates, predicting
+from prismlm.index.states import HiddenStates, predicting, states_of
 from prismlm.layers import PrototypeHead
-from prismlm.models.seam import capture
 from prismlm.ops import prototype_head, top_contexts
 from prismlm.ops.prototype_head import Nearest
 from prismlm.ops.prototype_head.routing import inverse_norms
@@ -226,17 +224,7 @@ def _states(given: ScanInput, batch: WindowBatch, owned: Tensor, known: Tensor |
         z = torch.zeros(*owned.shape, known.shape[1])
         z[owned] = known
         return z.to(model.device)
-    ids, attended = batch.input_ids.to(model.device), batch.attention_mask.to(model.device)
-    with (
-        torch.autocast(model.device.type, torch.bfloat16, enabled=given.options.bf16),
-        capture(model, logits=False) as seen,
-    ):
-        model(input_ids=ids, attention_mask=attended.long(), use_cache=False)
-    z = seen.z
-    # The sum is quick and not finite if a state is not; padding may be the reason too.
-    if not torch.isfinite(z.float().sum()) and not torch.isfinite(z[owned.to(z.device)]).all():
-        raise InputError("a hidden state is not finite: the model's weights hold NaN or infinity.")
-    return z
+    return states_of(model, batch, owned, bf16=given.options.bf16)
 
 
 def _scan_pass(

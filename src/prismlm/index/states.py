@@ -218,18 +218,30 @@ def _blocks(
 def _read(
     model: PreTrainedModel, corpus: Corpus, batch: WindowBatch, *, bf16: bool
 ) -> tuple[Tensor, Tensor]:
-    device = model.device
+    owned = predicting(batch, corpus)
+    z = states_of(model, batch, owned, bf16=bf16)
+    return z[owned.to(z.device)].bfloat16().cpu(), next_tokens(batch, corpus)[owned]
+
+
+def states_of(
+    model: PreTrainedModel, batch: WindowBatch, owned: Tensor, *, bf16: bool = False
+) -> Tensor:
+    """Return the hidden states of a forward pass, [B, T, d].
+
+    Raises:
+        InputError: one of those that are ``owned``, bool [B, T], is not finite.
+    """
+    ids, attended = batch.input_ids.to(model.device), batch.attention_mask.to(model.device)
     with (
-        torch.autocast(device.type, torch.bfloat16, enabled=bf16),
+        torch.autocast(model.device.type, torch.bfloat16, enabled=bf16),
         capture(model, logits=False) as seen,
     ):
-        ids, attended = batch.input_ids.to(device), batch.attention_mask.to(device)
         model(input_ids=ids, attention_mask=attended.long(), use_cache=False)
-    owned = predicting(batch, corpus)
-    z = seen.z[owned.to(device)]
-    if not torch.isfinite(z).all():
+    z = seen.z
+    # The sum is quick and not finite if a state is not; padding may be the reason too.
+    if not torch.isfinite(z.float().sum()) and not torch.isfinite(z[owned.to(z.device)]).all():
         raise InputError("a hidden state is not finite: the model's weights hold NaN or infinity.")
-    return z.bfloat16().cpu(), next_tokens(batch, corpus)[owned]
+    return z
 
 
 def _floats(numbers: np.ndarray) -> Tensor:

@@ -13,11 +13,7 @@ from prismlm.cli.output import console_for_reading, plain, print_cost, print_jso
 from prismlm.errors import InputError
 from prismlm.outputs import check_outputs
 
-Tasks = Annotated[str | None, option("A,B", "Only these, such as cola,sst2.")]
-Data = Annotated[Path | None, option("DIR", "Parquet files of the tasks; else the hub.")]
-Limit = Annotated[int | None, option("N", "Rows trained on, drawn by the seed.")]
 DevLimit = Annotated[int | None, option("N", "Rows of each dev set, the same for all seeds.")]
-Seeds = Annotated[str, option("A,B", "A run for each.")]
 Rate = Annotated[
     float | None, number("R", "Else that of --search, or the source's for the model's type.")
 ]
@@ -26,27 +22,23 @@ Search = Annotated[bool, flag("--search", "Choose both on SST-2 and MNLI, for la
 FromScratch = Annotated[
     bool, flag("--from-scratch", "Beside it, the same model without its training.")
 ]
-Epochs = Annotated[int, option("N", "At most.")]
-Test = Annotated[bool, flag("--test/--no-test", "Predict the test sets that are there.")]
-Device = Annotated[str, option("DEVICE", "Such as cpu or cuda.")]
-Out = Annotated[Path | None, option("DIR", "Where runs are kept; else MODEL/eval/glue.")]
 
 
 def glue(
     model: Model,
-    tasks: Tasks = None,
-    data: Data = None,
-    limit: Limit = None,
+    tasks: Annotated[str | None, option("A,B", "Only these, such as cola,sst2.")] = None,
+    data: Annotated[Path | None, option("DIR", "Parquet files of the tasks; else the hub.")] = None,
+    limit: Annotated[int | None, option("N", "Rows trained on, drawn by the seed.")] = None,
     dev_limit: DevLimit = None,
-    seeds: Seeds = "0,1,2",
+    seeds: Annotated[str, option("A,B", "A run for each.")] = "0,1,2",
     learning_rate: Rate = None,
     warmup: Warmup = None,
     search: Search = False,
     from_scratch: FromScratch = False,
-    epochs: Epochs = 3,
-    test: Test = True,
-    device: Device = "cpu",
-    out: Out = None,
+    epochs: Annotated[int, option("N", "At most.")] = 3,
+    test: Annotated[bool, flag("--test/--no-test", "Predict the test sets that are there.")] = True,
+    device: Annotated[str, option("DEVICE", "Such as cpu or cuda.")] = "cpu",
+    out: Annotated[Path | None, option("DIR", "Where runs are kept; else MODEL/eval/glue.")] = None,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:

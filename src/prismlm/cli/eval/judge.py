@@ -20,12 +20,6 @@ Models = Annotated[
     list[Path] | None,
     typer.Argument(metavar="MODEL...", help="Model directories; none: examine a judge alone."),
 ]
-Texts = Annotated[Path | None, option("DIR", "Continue its held-out documents.")]
-Prompts = Annotated[Path | None, option("FILE", "Or continue the lines of a text.")]
-Count = Annotated[int, number("N", "Texts, of a corpus drawn by the seed.", 2)]
-Words = Annotated[int, number("N", "Words of a text that are given.", 1)]
-NewTokens = Annotated[int, number("N", "Tokens that each model writes, at most.", 1)]
-LocalJudge = Annotated[Path | None, option("DIR", "A model directory that judges.")]
 By = Annotated[
     str,
     choice(
@@ -35,7 +29,6 @@ By = Annotated[
         ("asked", "likelihood", "typical"),
     ),
 ]
-Seed = Annotated[int, number("S", "Of all that is drawn.")]
 Out = Annotated[
     Path | None, option("DIR", "Where all is kept; else eval/judge of the first model.")
 ]
@@ -44,17 +37,17 @@ NOT_TO_BE_READ = "Not to be read, since the judge is unusable:"
 
 def judge(
     models: Models = None,
-    corpus: Texts = None,
-    prompts: Prompts = None,
-    prompts_count: Count = 100,
-    prompt_words: Words = 64,
-    new_tokens: NewTokens = 50,
+    corpus: Annotated[Path | None, option("DIR", "Continue its held-out documents.")] = None,
+    prompts: Annotated[Path | None, option("FILE", "Or continue the lines of a text.")] = None,
+    prompts_count: Annotated[int, number("N", "Texts, of a corpus drawn by the seed.", 2)] = 100,
+    prompt_words: Annotated[int, number("N", "Words of a text that are given.", 1)] = 64,
+    new_tokens: Annotated[int, number("N", "Tokens that each model writes, at most.", 1)] = 50,
     temperature: Temperature = 0.0,
-    judge: LocalJudge = None,
+    judge: Annotated[Path | None, option("DIR", "A model directory that judges.")] = None,
     by: By = "asked",
     endpoint: Url = None,
     endpoint_model: ModelThere = None,
-    seed: Seed = 0,
+    seed: Annotated[int, number("S", "Of all that is drawn.")] = 0,
     out: Out = None,
     dry_run: DryRun = False,
     as_json: Json = False,
@@ -95,10 +88,7 @@ def judge(
 
         result = run_judging(study, ConsoleReporter(), _announce)
     typer.echo(f"wrote {place / RESULT_FILE}", err=True)
-    if as_json:
-        print_json(result)
-    else:
-        print_judging(result)
+    print_json(result) if as_json else print_judging(result)
 
 
 def _announce(what: str, questions: int, tokens: int) -> None:

@@ -39,10 +39,7 @@ def pairs(
         result = write_pairs(out, data, options, ConsoleReporter())
     for name in FILES:
         typer.echo(f"wrote {out / name}", err=True)
-    if as_json:
-        print_json(result)
-    else:
-        print_pairs(result)
+    print_json(result) if as_json else print_pairs(result)
 
 
 def print_pairs(result: dict[str, Any]) -> None:

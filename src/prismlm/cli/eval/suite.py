@@ -73,10 +73,7 @@ def evaluate(
         accuracy_figure(result).savefig(temporary, format="svg", metadata={"Date": None})
     for name in (RESULT_FILE, PLOT_FILE):
         typer.echo(f"wrote {place / name}", err=True)
-    if as_json:
-        print_json(result)
-    else:
-        print_result(result)
+    print_json(result) if as_json else print_result(result)
 
 
 def lm_eval(

@@ -28,12 +28,9 @@ CasesFile = Annotated[
     ),
 ]
 Places = Annotated[list[str] | None, option("L:K", "Channel K of layer L; may be repeated.")]
-Find = Annotated[bool, flag("--find", "Find it, by what writes at the cases' targets.")]
-Controls = Annotated[int, option("N", "Control channels drawn beside each channel.")]
 ControlFromWhere = Annotated[
     str, choice("WHERE", "Drawn from the same layer, or the whole model.", ("layer", "model"))
 ]
-Reinitialisations = Annotated[int, option("N", "Random prototypes drawn for each channel.")]
 FirstToken = Annotated[bool, flag("--first-token", "Of a target of several tokens, the first.")]
 
 
@@ -41,16 +38,16 @@ def interventions(
     models: Models,
     cases: CasesFile,
     channel: Places = None,
-    find: Find = False,
+    find: Annotated[bool, flag("--find", "Find it, by what writes at the cases' targets.")] = False,
     corpus: Annotated[Path | None, option("DIR", "The corpus that --find reads.")] = None,
     max_tokens: Annotated[
         int, number("N", "Tokens that --find reads of a split; 0 for all.")
     ] = 500_000,
-    controls: Controls = 5,
+    controls: Annotated[int, option("N", "Control channels drawn beside each channel.")] = 5,
     control_from: ControlFromWhere = "layer",
     by: Annotated[str, choice("UNIT", "Changes: relative, in %, or points.", UNITS)] = "relative",
     minimum: Annotated[float, option("P", "Leave out cases whose target is less probable.")] = 0.01,
-    reinitialisations: Reinitialisations = 3,
+    reinitialisations: Annotated[int, option("N", "Random prototypes drawn for each channel.")] = 3,
     first_token: FirstToken = False,
     seed: Annotated[int, option("S", "Of controls and random prototypes.")] = 0,
     out: Annotated[Path | None, option("DIR", "Write JSON, Markdown and Parquet.")] = None,
@@ -86,12 +83,9 @@ def interventions(
     value = {"cases": cases, "models": [item.to_dict() for item in found]}
     if out is not None:
         _write(out, found, value, cast("By", by))
-    if as_json:
-        print_json(value)
-        return
     from prismlm.cli.printing.interventions import print_concepts
 
-    print_concepts(found, cast("By", by))
+    print_json(value) if as_json else print_concepts(found, cast("By", by))
 
 
 def _write(out: Path, found: list[ConceptInModel], value: dict[str, Any], by: By) -> None:

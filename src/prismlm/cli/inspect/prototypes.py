@@ -16,10 +16,7 @@ if TYPE_CHECKING:
 SORTS = ("text", "usage", "score", "name", "id")
 CONTEXTS, BEFORE, AFTER = 5, 100, 50
 
-Query = Annotated[str, option("WORDS", "In names, tokens and contexts.", "--search")]
-Category = Annotated[str | None, option("NAME", "Only those of a category.")]
 BY = "text (positions that it is the nearest to), usage, score (of the name), name or id."
-SortedBy = Annotated[str, choice("BY", BY, SORTS)]
 
 
 def prototypes(
@@ -27,9 +24,9 @@ def prototypes(
     prototype: Annotated[
         int | None, typer.Argument(metavar="ID", help="Show all of this one.")
     ] = None,
-    search: Query = "",
-    category: Category = None,
-    sort: SortedBy = "text",
+    search: Annotated[str, option("WORDS", "In names, tokens and contexts.", "--search")] = "",
+    category: Annotated[str | None, option("NAME", "Only those of a category.")] = None,
+    sort: Annotated[str, choice("BY", BY, SORTS)] = "text",
     limit: Annotated[int, number("N", "Prototypes listed.", 1)] = 20,
     lens: Lens = None,
     as_json: Json = False,

@@ -49,9 +49,6 @@ def spectra(
         loss_only=loss_only,
         progress=ConsoleReporter(),
     )
-    if as_json:
-        print_json(report.to_dict())
-        return
     from prismlm.cli.printing.spectra import print_spectra
 
-    print_spectra(report)
+    print_json(report.to_dict()) if as_json else print_spectra(report)

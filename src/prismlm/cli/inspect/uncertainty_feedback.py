@@ -24,8 +24,6 @@ Files = Annotated[
     list[Path] | None,
     typer.Argument(metavar="FILE...", help=f"Texts in place of a corpus: {TEXT_KINDS}."),
 ]
-Texts = Annotated[list[str] | None, option("TEXT", "A text to read; may be repeated.")]
-TextColumn = Annotated[str, option("NAME", "Of texts in files.")]
 Checks = Annotated[
     list[str] | None,
     option(
@@ -34,7 +32,6 @@ Checks = Annotated[
         "all that model and texts allow.",
     ),
 ]
-TextsToRead = Annotated[int, option("N", "Texts to read.")]
 Tokens = Annotated[
     int | None,
     option("T", "Tokens of each; else of a training row, or 256."),
@@ -47,11 +44,7 @@ Passes = Annotated[
     int | None,
     option("N", "Of --signal passes; else the model's, at least 2."),
 ]
-Permutations = Annotated[int, option("N", "Of the shuffled signal, for ablation.")]
-Written = Annotated[int, option("N", "Tokens to write after each text, for hedging.")]
 Temperature = Annotated[float, option("T", "Of what is written; 0 for the likeliest token.")]
-Steps = Annotated[int, option("K", "Tokens looked at after a step or a mistake.")]
-Seed = Annotated[int, option("S", "Of all that is drawn.")]
 
 
 def uncertainty_feedback(
@@ -59,18 +52,18 @@ def uncertainty_feedback(
     files: Files = None,
     corpus: CorpusToRead = None,
     split: Split = "heldout",
-    text: Texts = None,
-    text_column: TextColumn = "text",
+    text: Annotated[list[str] | None, option("TEXT", "A text to read; may be repeated.")] = None,
+    text_column: Annotated[str, option("NAME", "Of texts in files.")] = "text",
     check: Checks = None,
-    texts: TextsToRead = TEXTS,
+    texts: Annotated[int, option("N", "Texts to read.")] = TEXTS,
     tokens: Tokens = None,
     signal: SignalFrom = "passes",
     passes: Passes = None,
-    permutations: Permutations = 5,
-    write: Written = 48,
+    permutations: Annotated[int, option("N", "Of the shuffled signal, for ablation.")] = 5,
+    write: Annotated[int, option("N", "Tokens to write after each text, for hedging.")] = 48,
     temperature: Temperature = 1.0,
-    steps: Steps = 8,
-    seed: Seed = 0,
+    steps: Annotated[int, option("K", "Tokens looked at after a step or a mistake.")] = 8,
+    seed: Annotated[int, option("S", "Of all that is drawn.")] = 0,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
@@ -107,12 +100,9 @@ def uncertainty_feedback(
     report = instrument.inspect_uncertainty_feedback(
         opened, tokenizer, sample, checks, name=name, options=options, progress=progress
     )
-    if as_json:
-        print_json(report.to_dict())
-        return
     from prismlm.cli.printing.uncertainty_feedback import print_uncertainty_feedback
 
-    print_uncertainty_feedback(report)
+    print_json(report.to_dict()) if as_json else print_uncertainty_feedback(report)
 
 
 def _sample(

@@ -3,10 +3,9 @@ import { html, nothing } from "./vendor/lit-html/lit-html.js";
 import { signal } from "./vendor/signals-core/signals-core.js";
 import { api, events } from "./server.js";
 import { change, count, draw, examples } from "./controls.js";
-import { check, KINDS, textsOf } from "./texts.js";
 import { NONE, report, reported } from "./report.js";
 
-const PASTED = "pasted text";
+const PASTED = "pasted text", KINDS = [".txt", ".md", ".json", ".jsonl", ".ndjson", ".csv"];
 
 /** What is to be audited, whether files are held over the page, and what is being audited or was.
  * @typedef {{ files: File[], text: string, over: boolean, abort: AbortController | null, stopping: boolean, begun: boolean }} State */
@@ -69,16 +68,37 @@ const stop = () => {
   else state.value.abort?.abort();
 };
 
+/** Return files as they are sent; throw an Error that says which cannot be.
+ * @param {File[]} files @param {number} most characters */
+const contentsOf = async (files, most) => {
+  const unknown = files.find(({ name }) => !KINDS.some((kind) => name.toLowerCase().endsWith(kind)));
+  if (unknown) throw new Error(`${unknown.name}: expected a name that ends with ${KINDS.join(", ")}.`);
+  // A character takes at most four bytes, of which a file of this size has more.
+  const large = files.find(({ size }) => size > 4 * most);
+  if (large) {
+    throw new Error(`${large.name} has ${count(large.size)} bytes: ${count(most)} characters are read here at once. Use the command below, which has no such limit.`);
+  }
+  return Promise.all(files.map(async (file) => ({ name: file.name, content: await decoded(file) })));
+};
+
+const decoded = async (file) => {
+  try {
+    return new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
+  } catch {
+    throw new Error(`${file.name} is not UTF-8 text. Write it again in UTF-8.`);
+  }
+};
+
 const audited = async (most) => {
   state.value.abort?.abort();
   const abort = new AbortController(), { files, text } = state.value, own = () => state.value.abort === abort;
   report.value = NONE;
   change(state, { abort, stopping: false, begun: true });
-  const pasted = text.trim() ? [{ id: PASTED, text }] : [];
+  const texts = text.trim() ? [{ id: PASTED, text }] : [];
   try {
-    const texts = check([...(files.length ? await textsOf(files, most) : []), ...pasted], most);
+    const sent = await contentsOf(files, most);
     if (!own()) return;
-    await events("/audits", { texts }, abort.signal, {
+    await events("/audits", { files: sent, texts }, abort.signal, {
       waiting: ({ before }) => change(report, { note: `Waiting: ${before} before you.` }),
       start: ({ id, predictions, texts }) => change(report, { id, predictions, texts, began: performance.now() }),
       progress: ({ predictions }) => change(report, { read: predictions }),
