@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
-from pydantic import BaseModel
-
 from prismlm.errors import InputError, suggest
 from prismlm.training.dimensions import Range, Scalar, ends_of
 from prismlm.training.recipe import Recipe
-from prismlm.training.recipe_values import recipe_from
+from prismlm.training.recipe_values import recipe_from, section_of
 
 # Why a key cannot be searched over.
 FIXED = {
@@ -107,16 +105,10 @@ def recipe_of(
 
 def takes_whole_numbers(recipe: Recipe, key: str, dimension: Range) -> bool:
     """Say whether a range holds whole numbers only: by its ends, unless the key takes others."""
-    section: type[BaseModel] = type(recipe)
     if key.startswith("model."):
         return dimension.whole
     *sections, name = key.split(".")
-    for part in sections:
-        annotation = section.model_fields[part].annotation
-        assert isinstance(annotation, type)
-        assert issubclass(annotation, BaseModel)
-        section = annotation
-    annotation = section.model_fields[name].annotation
+    annotation = section_of(sections).model_fields[name].annotation
     return dimension.whole and float not in (annotation, *get_args(annotation))
 
 
