@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from prismlm import fingerprints
 from prismlm.corpus.packing import IGNORED, PackedDataset, pack
 from prismlm.corpus.store import Corpus
-from prismlm.errors import InputError, check_number
+from prismlm.errors import InputError, check_number, check_whole
 from prismlm.files import WAY_OUT, atomic_directory, room_to_write, share, write_json
 from prismlm.progress import SILENT, Reporter
 from prismlm.training.isolation import keeps_documents_apart
@@ -54,9 +54,11 @@ class LoraOptions:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            if field.name != "seed":
-                value, wanted = getattr(self, field.name), "a positive number"
-                check_number(f"lora {field.name}", value, wanted, lambda x: x > 0)
+            name, value = f"lora {field.name}", getattr(self, field.name)
+            if field.type == "int":
+                check_whole(name, value, 0 if field.name == "seed" else 1)
+            else:
+                check_number(name, value, "a positive number", lambda x: x > 0)
         check_number("lora blocks", self.blocks, "a share of at most 1", lambda x: x <= 1)
 
 
