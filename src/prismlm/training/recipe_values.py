@@ -63,6 +63,17 @@ def section_of(path: Sequence[str]) -> type[BaseModel]:
     return section
 
 
+def flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested values with the path of each as its key: ``a.b``."""
+    found: dict[str, Any] = {}
+    for key, item in value.items():
+        if isinstance(item, dict):
+            found |= flat(item, f"{prefix}{key}.")
+        else:
+            found[prefix + key] = item
+    return found
+
+
 def describe(value: Any) -> str:
     """Return a value as messages show it."""
     if isinstance(value, dict):

@@ -5,7 +5,12 @@ import pytest
 from prismlm.errors import InputError
 from prismlm.training import build_recipe, estimate_search, search
 from prismlm.training.dimensions import Range
-from prismlm.training.search.space import check_measured, check_space, recipe_of, takes_whole_numbers
+from prismlm.training.search.space import (
+    check_measured,
+    check_space,
+    recipe_of,
+    takes_whole_numbers,
+)
 from tests.helpers.toy_search import with_search
 
 
