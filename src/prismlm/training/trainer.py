@@ -96,7 +96,7 @@ class PrismTrainer(Trainer):
         super().__init__(
             model=prepared.model,
             args=args,
-            train_dataset=prepared.rows,
+            train_dataset=prepared.rows,  # pyright: ignore[reportArgumentType]
             processing_class=prepared.corpus.tokenizer,
             data_collator=default_collate,
             callbacks=callbacks,
@@ -150,7 +150,7 @@ class PrismTrainer(Trainer):
             groups = parameter_groups(self.model, decayed, self.args.weight_decay, rate)
             kind, settings = self.get_optimizer_cls_and_kwargs(self.args)
             self.optimizer = kind(groups, **settings)
-            self.optimizer.register_state_dict_post_hook(checkpoints.one_string_a_name)
+            self.optimizer.register_state_dict_post_hook(checkpoints.as_of_one_run)
         return self.optimizer
 
     def _clip_grad_norm(self, model: nn.Module) -> Tensor:
@@ -333,12 +333,11 @@ class PrismTrainer(Trainer):
                 checkpoints.write_model(directory, self.model, tokenizer, provenance, weights)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        if self.spread != "fsdp2":
-            super()._save_optimizer_and_scheduler(output_dir)
-            return
-        assert self.optimizer is not None
-        assert isinstance(self.lr_scheduler, LRScheduler)
-        checkpoints.save_optimizer(Path(output_dir), self.optimizer, self.lr_scheduler)
+        if self.spread == "fsdp2" and not self.args.should_save:
+            assert self.optimizer is not None
+            # For its part in what the first process gathers and writes.
+            self.optimizer.state_dict()
+        super()._save_optimizer_and_scheduler(output_dir)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if self.spread != "fsdp2" or checkpoint is None:
