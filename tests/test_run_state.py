@@ -119,8 +119,11 @@ def test_ctrl_c_leaves_a_call_behind_that_no_signal_ends():
     never.set()
 
 
-def test_what_a_call_returns_or_raises_comes_through():
+def test_what_a_call_returns_or_raises_comes_through(monkeypatch):
     assert answering(lambda: 7) == 7
+    # It ends while it is waited for once more, after the limit.
+    monkeypatch.setattr("prismlm.run_state.WAIT_SECONDS", 60)
+    assert answering(lambda: time.sleep(0.05), -1) is None
     with pytest.raises(ZeroDivisionError):
         answering(lambda: 1 / 0)
 

@@ -173,10 +173,8 @@ def run_attached(name: str, settings: Settings, out: Path) -> None:
 def quality_of(trainer: BankTrainer, head: PrototypeHead) -> HeadQuality:
     """Measure a head on the held-out text."""
     model = trainer.model.model
-    assert trainer.heldout is not None
-    return measure_quality(
-        model, head, LogitMap.of(model), trainer.heldout.batches(HELD_OUT_TOKENS)
-    )
+    batches = trainer.prepared.heldout.batches(HELD_OUT_TOKENS)
+    return measure_quality(model, head, LogitMap.of(model), batches)
 
 
 def control_quality(trainer: BankTrainer, prototypes: int, per_token: int) -> HeadQuality:

@@ -267,7 +267,8 @@ def answering(call: Callable[[], T], seconds: float = math.inf) -> T:
     until = time.monotonic() + seconds
     while thread.is_alive():
         thread.join(WAIT_SECONDS)
-        if time.monotonic() > until:
+        # Else its answer is there, even if it came after the limit.
+        if thread.is_alive() and time.monotonic() > until:
             raise TimeoutError
     if failed:
         raise failed[0]

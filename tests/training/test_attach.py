@@ -259,6 +259,10 @@ def test_fine_tuning_lowers_the_loss_and_the_directory_is_a_plain_checkpoint(bas
 def test_what_fine_tuning_cannot_be_is_refused(base, tmp_path, monkeypatch):
     with pytest.raises(InputError, match="lora rank is 0"):
         LoraOptions(rank=0)
+    with pytest.raises(InputError, match=r"lora rank is 0\.5: expected a whole number"):
+        LoraOptions(rank=0.5)
+    with pytest.raises(InputError, match=r"lora seed is 1\.5"):
+        LoraOptions(seed=1.5)
     with pytest.raises(InputError, match="at most 1"):
         LoraOptions(blocks=1.5)
     monkeypatch.setitem(sys.modules, "peft", None)

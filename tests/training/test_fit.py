@@ -177,7 +177,10 @@ def test_a_fit_is_not_gone_on_with_by_another(lm, states, tmp_path):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"prototypes": 0}, "prototypes is 0: expected a positive number"),
+        ({"prototypes": 0}, "prototypes is 0: expected a whole number from 1 on"),
+        ({"batch": 2.5}, r"batch is 2\.5: expected a whole number from 1 on"),
+        ({"drawn": 0.5}, r"drawn is 0\.5: expected a whole number from 0 on"),
+        ({"seed": -1}, "seed is -1: expected a whole number from 0 on"),
         ({"prototypes": 4, "prototypes_per_token": 5}, "more than the 4 prototypes"),
         ({"epochs": math.nan}, "epochs is nan"),
         ({"learning_rate": -1}, "expected a positive number"),

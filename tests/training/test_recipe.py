@@ -35,6 +35,11 @@ def test_a_minimal_recipe_has_the_documented_defaults(tmp_path):
     [
         ("head: {prototype: 5}", ["recipe.yaml", "'head.prototype'", "mean 'prototypes'"]),
         ("loses: {}", ["'loses'", "mean 'losses'"]),
+        (
+            "noise_weight: {initail: 0.1}",
+            ["'noise_weight.initail'", "mean 'initial'", "Known in noise_weight: initial, final."],
+        ),
+        ("noise_weight: {final: 2}", ["noise_weight.final is 2", "(in the last step)"]),
         ("head: {prototypes: many}", ["head.prototypes is 'many'", "valid integer", "K,"]),
         ("head: {prototypes: 0}", ["head.prototypes is 0", "greater than or equal to 1"]),
         ("head: {prototypes: 2.5}", ["head.prototypes is 2.5"]),

@@ -74,6 +74,16 @@ class WindowBatch:
     positions: torch.Tensor
     document: torch.Tensor
 
+    def scored_on(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return ids and attention mask as a model takes them, and which predictions count.
+
+        One counts, bool [B, T − 1], if its position is owned and its target lies in the window.
+        """
+        ids, attended, owned = (
+            x.to(device) for x in (self.input_ids, self.attention_mask, self.owned)
+        )
+        return ids, attended.long(), owned[:, :-1] & attended[:, 1:]
+
 
 def document_windows(
     document_indices: np.ndarray,

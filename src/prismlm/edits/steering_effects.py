@@ -303,11 +303,9 @@ def _batch_sums(
     lm: OpenedModel, plan: Plan, batch: WindowBatch, orders: list[Tensor], everywhere: bool
 ) -> np.ndarray:
     """Return count, summed CE (plain, edited, each control), and positions changed and left."""
-    device = lm.model.device
-    ids, attended = batch.input_ids.to(device), batch.attention_mask.to(device)
-    scored = batch.owned.to(device)[:, :-1] & attended[:, 1:]
+    ids, attended, scored = batch.scored_on(lm.model.device)
     with capture(lm.model, logits=False) as seen:
-        lm.model(input_ids=ids, attention_mask=attended.long(), use_cache=False)
+        lm.model(input_ids=ids, attention_mask=attended, use_cache=False)
     z, targets = seen.z[:, :-1][scored], ids[:, 1:][scored]
     changes = plan.changes(z)
     states = [z, plan.edited(z, changes)]

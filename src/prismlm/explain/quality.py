@@ -148,12 +148,11 @@ def measure_quality(
     sums, device = QualitySums(output, head), output.weight.device
     with evaluating(model):
         for batch in batches:
-            ids, attended = batch.input_ids.to(device), batch.attention_mask.to(device)
-            scored = batch.owned.to(device)[:, :-1] & attended[:, 1:]
+            ids, attended, scored = batch.scored_on(device)
             if not scored.any():
                 continue
             with capture(model) as seen:
-                model(input_ids=ids, attention_mask=attended.long(), use_cache=False)
+                model(input_ids=ids, attention_mask=attended, use_cache=False)
             assert seen.embedded is not None
             logits = logit_map(seen.embedded[:, :-1][scored].float())
             sums.add(seen.z[:, :-1][scored].float(), logits, ids[:, 1:][scored])

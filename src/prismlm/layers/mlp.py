@@ -32,19 +32,6 @@ class MLP(nn.Module):
         self.up_proj = nn.Linear(width, inner, bias=bias)
         self.down_proj = OutputLinear(inner, width, bias=bias)
 
-    @property
-    def multiplications(self) -> int:
-        """Entries of matrices that one position is multiplied with: 2 d·m."""
-        return self.up_proj.weight.numel() + self.down_proj.weight.numel()
-
-    def kept_bytes(self, size: int) -> int:
-        """Return what the backward pass reads of one position, in bytes: d + 2 m numbers.
-
-        Args:
-            size: bytes of a number in the products of matrices.
-        """
-        return size * (self.up_proj.in_features + 2 * self.up_proj.out_features)
-
     def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
         """Return the transformed positions."""
         return self.down_proj(F.gelu(self.up_proj(x)))
@@ -93,26 +80,7 @@ class Experts(nn.Module):
         self.chosen = chosen
         self.router = nn.Linear(width, experts, bias=False)
         self.experts = nn.ModuleList(MLP(width, inner, bias=bias) for _ in range(experts))
-        self._of_one = 2 * width * inner
         self._biased = bias
-
-    @property
-    def multiplications(self) -> int:
-        """Entries of matrices that one position is multiplied with: k (2 d·m) + E·d."""
-        return self.chosen * self._of_one + self.router.weight.numel()
-
-    def kept_bytes(self, size: int) -> int:
-        """Return what the backward pass reads of one position, in bytes.
-
-        What the router reads, d; of each of the k experts what it reads and gives, d each, and
-        2 m between; of each expert its probability, twice, and its rank.
-
-        Args:
-            size: bytes of a number in the products of matrices.
-        """
-        width, count = self.router.in_features, self.router.out_features
-        inner = self._of_one // (2 * width)
-        return size * (width + self.chosen * (2 * width + 2 * inner)) + 16 * count
 
     def forward(self, x: Float[Tensor, "*batch d"]) -> ExpertsOutput:
         """Return the mixture at each position.
@@ -221,24 +189,6 @@ class SparseCoding(nn.Module):
     def initial_deviation(self) -> float:
         """Standard deviation 1/√d of the dictionary's entries at the start."""
         return self.dictionary.shape[0] ** -0.5
-
-    @property
-    def multiplications(self) -> int:
-        """Entries of matrices that one position is multiplied with: 2S d·m, or 2S d² complete."""
-        return 2 * self.steps * self.dictionary.numel()
-
-    def kept_bytes(self, size: int) -> int:
-        """Return what the backward pass reads of one position, in bytes.
-
-        Of each step what it codes, d, and a code, m = d in the complete form. There the last code
-        is the stream, and the codes before it stand in float32 beside those that were multiplied.
-
-        Args:
-            size: bytes of a number in the products of matrices.
-        """
-        width, atoms = self.dictionary.shape
-        beside = 4 * width * (self.steps - 1) if self.complete and size < 4 else 0
-        return self.steps * size * (width + atoms) + beside
 
     def reset_parameters(self) -> None:
         """Draw the dictionary."""

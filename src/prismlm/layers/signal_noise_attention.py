@@ -85,23 +85,6 @@ class SignalNoiseAttention(nn.Module):
         self.register_buffer("signal_frequencies", signal, persistent=False)
         self.register_buffer("noise_frequencies", noise, persistent=False)
 
-    @property
-    def multiplications(self) -> int:
-        """Entries of matrices that one position is multiplied with: 2R·d², tied or not."""
-        return 2 * self.projection.weight.numel()
-
-    def kept_bytes(self, size: int) -> int:
-        """Return what the backward pass reads of one position, in bytes.
-
-        Z; u unrotated and rotated, what heads give, and that merged, R·d each; a float32 cosine
-        and sine for each dimension of a head and the softmax's denominator for each head.
-
-        Args:
-            size: bytes of a number in the products of matrices.
-        """
-        width, heads = self.projection.in_features, 2 * self.heads
-        return size * (width + 4 * heads * self.head_size) + 4 * (2 * self.head_size + heads)
-
     def initial_frequencies(self) -> tuple[Float[Tensor, " half"], Float[Tensor, " half"]]:
         """Return ω of both groups, in radians a position.
 

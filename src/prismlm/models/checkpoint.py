@@ -42,9 +42,9 @@ def read_checkpoint(
         The model, in evaluation mode, and its tokenizer.
 
     Raises:
-        InputError: no such directory, a model that is no decoder, or weights in pickles alone.
+        InputError: no such directory, a model that is no decoder, weights in pickles alone, or a
+            table of codes beside a model that cannot use one.
         FormatError: what is in it is no checkpoint, incomplete, or damaged.
-        InputError: it has a table of codes and is no model that can use one.
     """
     directory, place = _directory(path), _device(device)
     model, tokenizer, missing = _open(directory)

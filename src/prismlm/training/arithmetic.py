@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 
+from prismlm.models.decoders.signal_noise_config import SignalNoiseConfig
 from prismlm.models.presets import build_config, build_model
 from prismlm.models.seam import output_embedding
 from prismlm.models.uncertainty_feedback.place import decoder_and_embeddings, width_of
@@ -59,7 +60,7 @@ class Size:
         attention_width: of all heads of a layer together, d mostly; 0 where none attends.
         shares_rows: whether documents may share its training rows, as far as its family says.
         kept_bytes: what the backward pass of all its blocks reads of one token, by precision, where
-            the decoder says so itself.
+            they are of signal/noise attention.
     """
 
     parameters: int
@@ -94,21 +95,76 @@ def size_of(recipe: Recipe, vocab_size: int) -> Size:
     }
     parameters = sum(p.numel() for p in model.parameters())
     heads = getattr(config, "num_attention_heads", None)
-    # What a decoder of this package says of itself comes first.
-    attention = getattr(model, "attention_width", 0 if heads is None else weight.shape[1])
-    multiplied = getattr(model, "multiplied_parameters", parameters - sum(looked_up.values()))
+    layers = int(getattr(config, "num_hidden_layers", 1))
+    attention = 0 if heads is None else weight.shape[1]
+    multiplied, kept = parameters - sum(looked_up.values()), None
+    if isinstance(config, SignalNoiseConfig):
+        # Tied matrices are used twice, and experts are not all used.
+        attention = config.expansion * config.hidden_size
+        multiplied = layers * block_multiplications(config) + weight.numel()
+        kept = {name: layers * block_bytes(config, size) for name, size in NUMBER_BYTES.items()}
     return Size(
         parameters=parameters,
         multiplied=multiplied,
         head_parameters=recipe.head.prototypes * weight.shape[1] + 1 if recipe.head.enabled else 0,
         table_parameters=_table_parameters(recipe, model),
         width=weight.shape[1],
-        layers=int(getattr(config, "num_hidden_layers", 1)),
+        layers=layers,
         vocabulary=weight.shape[0],
         attention_width=attention,
         shares_rows=attention > 0 or getattr(model, "keeps_documents_apart", False),
-        kept_bytes=_kept_bytes(model),
+        kept_bytes=kept,
     )
+
+
+def block_multiplications(config: SignalNoiseConfig) -> int:
+    """Return how many entries of matrices a position is multiplied with in a block.
+
+    Attention: 2R·d², tied or not. The MLP: 2 d·m; k (2 d·m) + E·d with experts; 2S d·m in sparse
+    coding, 2S d² in its complete form.
+    """
+    d, m = config.hidden_size, cast(int, config.intermediate_size)
+    attention = 2 * config.expansion * d * d
+    if config.mlp == "experts":
+        return attention + config.num_experts_per_tok * 2 * d * m + config.num_local_experts * d
+    if config.mlp == "sparse_coding":
+        atoms = d if config.sparse_coding_form == "complete" else m
+        return attention + 2 * cast(int, config.sparse_coding_steps) * d * atoms
+    return attention + 2 * d * m
+
+
+def block_bytes(config: SignalNoiseConfig, size: int) -> int:
+    """Return what the backward pass reads of one position in a block, in bytes; no dropout.
+
+    The stream before each of the two norms, in float32. Attention: Z; u unrotated and rotated, what
+    heads give, and that merged, R·d each; a float32 cosine and sine for each dimension of a head
+    and the softmax's denominator for each head. Then what the MLP keeps.
+
+    Args:
+        config: the decoder's.
+        size: bytes of a number in the products of matrices.
+    """
+    d, inner = config.hidden_size, config.expansion * config.hidden_size
+    heads = inner // config.head_size
+    attention = size * (d + 4 * inner) + 4 * (2 * config.head_size + heads)
+    return 2 * 4 * d + attention + _mlp_bytes(config, size)
+
+
+def _mlp_bytes(config: SignalNoiseConfig, size: int) -> int:
+    d, m = config.hidden_size, cast(int, config.intermediate_size)
+    if config.mlp == "experts":
+        # What the router reads; of each of the k experts what it reads and gives, and 2 m between;
+        # of each expert its probability, twice, and its rank.
+        each = 2 * d + 2 * m
+        return size * (d + config.num_experts_per_tok * each) + 16 * config.num_local_experts
+    if config.mlp == "sparse_coding":
+        # Of each step what it codes, and a code. In the complete form the last code is the stream,
+        # and the codes before it stand in float32 beside those that were multiplied.
+        steps = cast(int, config.sparse_coding_steps)
+        complete = config.sparse_coding_form == "complete"
+        beside = 4 * d * (steps - 1) if complete and size < 4 else 0
+        return steps * size * (d + (d if complete else m)) + beside
+    return size * (d + 2 * m)
 
 
 def _table_parameters(recipe: Recipe, model: Any) -> int:
@@ -117,13 +173,6 @@ def _table_parameters(recipe: Recipe, model: Any) -> int:
         return 0
     _, inputs = decoder_and_embeddings(model)
     return (settings.rows or settings.levels) * width_of(inputs)
-
-
-def _kept_bytes(model: Any) -> dict[str, int] | None:
-    kept = getattr(model, "kept_bytes", None)
-    if kept is None:
-        return None
-    return {precision: kept(size) for precision, size in NUMBER_BYTES.items()}
 
 
 def flops_per_token(size: Size, recipe: Recipe) -> float:

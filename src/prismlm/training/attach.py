@@ -43,8 +43,9 @@ from prismlm.training.device import versions
 from prismlm.training.evaluation import HeldOut, cross_entropy
 from prismlm.training.fit import fit
 from prismlm.training.lora import NOTE_FILE, adapt, check_lora
+from prismlm.training.recipe_values import flat
 from prismlm.training.run import write_history
-from prismlm.training.run_directory import ATTACH_FILE, exclusive, flat
+from prismlm.training.run_directory import ATTACH_FILE, exclusive
 
 CORPORA = "corpora"
 WORK = "attach"

@@ -30,7 +30,7 @@ from prismlm.files import discard, room_to_write, share, temporary_sibling
 from prismlm.models.seam import LogitMap
 from prismlm.models.sidecar import Sidecar, base_of, save_sidecar
 from prismlm.models.uncertainty_feedback import save_uncertainty
-from prismlm.training import distributed, parallel
+from prismlm.training import parallel
 
 if TYPE_CHECKING:
     from prismlm.training.model import PrismForCausalLM
@@ -129,40 +129,25 @@ def load_state(
     return meter, norms
 
 
-def one_string_a_name(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
-    """Return an optimizer's state in which equal names are one string; a hook of ``state_dict``.
+def as_of_one_run(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+    """Return an optimizer's state as one process that never stopped has it: a ``state_dict`` hook.
 
-    pickle writes a string again where another one is equal but not the same. Those of a state that
-    was read are not those of one that torch makes later, such as the head's: without this, the file
-    of a run that was resumed before then differs from the straight run's.
+    Shards are gathered, for which every process has to call. Equal names are one string: pickle
+    writes one again where another is equal but not the same, and those of a state that was read are
+    not those of one that torch makes later, such as the head's. The file of a run that was resumed
+    before then would differ from the straight run's.
     """
     state = {
-        parameter: {sys.intern(name): value for name, value in values.items()}
+        parameter: {sys.intern(name): parallel.full(value) for name, value in values.items()}
         for parameter, values in saved["state"].items()
     }
     return saved | {"state": state}
 
 
-def save_optimizer(
-    directory: Path, optimizer: torch.optim.Optimizer, scheduler: LRScheduler
-) -> None:
-    """Write the state of a sharded model's optimizer, as one process would; every one has to call.
-
-    Args:
-        directory: the checkpoint.
-        optimizer: over the shards.
-        scheduler: its own.
-    """
-    state = parallel.full_optimizer_state(optimizer)
-    if distributed.is_main():
-        torch.save(state, directory / OPTIMIZER_NAME)
-        torch.save(scheduler.state_dict(), directory / SCHEDULER_NAME)
-
-
 def load_optimizer(
     directory: Path, optimizer: torch.optim.Optimizer, scheduler: LRScheduler
 ) -> None:
-    """Read what :func:`save_optimizer` wrote; every process takes its shards."""
+    """Read the state of a sharded model's optimizer; every process takes its shards."""
     whole, schedule = (
         torch.load(directory / name, map_location="cpu", weights_only=True)
         for name in (OPTIMIZER_NAME, SCHEDULER_NAME)

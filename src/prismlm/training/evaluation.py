@@ -82,9 +82,8 @@ def cross_entropy(model: Any, batches: Iterable[WindowBatch]) -> float:
     total, number = 0.0, 0
     with evaluating(model):
         for batch in batches:
-            ids, attended = (x.to(model.device) for x in (batch.input_ids, batch.attention_mask))
-            scored = batch.owned.to(model.device)[:, :-1] & attended[:, 1:]
-            logits = model(input_ids=ids, attention_mask=attended.long(), use_cache=False).logits
+            ids, attended, scored = batch.scored_on(model.device)
+            logits = model(input_ids=ids, attention_mask=attended, use_cache=False).logits
             chosen, targets = logits[:, :-1][scored].float(), ids[:, 1:][scored]
             total += F.cross_entropy(chosen, targets, reduction="sum").item()
             number += len(targets)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from prismlm.errors import InputError, check_choice, check_number
+from prismlm.errors import InputError, check_choice, check_number, check_whole
 from prismlm.index.states import HiddenStates
 from prismlm.layers import PrototypeHead
 from prismlm.layers.prototype_head import Weights
@@ -68,6 +68,9 @@ class FitOptions:
             if field.name == "weights":
                 continue
             value, free = getattr(self, field.name), field.name in MAY_BE_ZERO
+            if field.type == "int":
+                check_whole(field.name, value, 0 if free else 1)
+                continue
             wanted = "0 or more" if free else "a positive number"
             check_number(field.name, value, wanted, lambda x, free=free: x > 0 or (free and x == 0))
         if self.prototypes_per_token > self.prototypes:

@@ -113,7 +113,7 @@ class Loop(ABC):
         title: str,
         shown: str,
         *,
-        save_seconds: float,
+        save_seconds: float = SAVE_SECONDS,
         progress: Reporter,
     ) -> None:
         """Take the steps that are left, saving every so often.

@@ -18,11 +18,11 @@ from transformers import PreTrainedModel
 from prismlm import fingerprints
 from prismlm.corpus.packing import IGNORED, PackedDataset, pack
 from prismlm.corpus.store import Corpus
-from prismlm.errors import InputError, check_number
+from prismlm.errors import InputError, check_number, check_whole
 from prismlm.files import WAY_OUT, atomic_directory, room_to_write, share, write_json
 from prismlm.progress import SILENT, Reporter
 from prismlm.training.isolation import keeps_documents_apart
-from prismlm.training.loop import SAVE_SECONDS, Loop, batches
+from prismlm.training.loop import Loop, batches
 from prismlm.training.parallel import blocks
 
 # Rows of a forward pass; more are no faster, and their logits take memory.
@@ -54,9 +54,11 @@ class LoraOptions:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            if field.name != "seed":
-                value, wanted = getattr(self, field.name), "a positive number"
-                check_number(f"lora {field.name}", value, wanted, lambda x: x > 0)
+            name, value = f"lora {field.name}", getattr(self, field.name)
+            if field.type == "int":
+                check_whole(name, value, 0 if field.name == "seed" else 1)
+            else:
+                check_number(name, value, "a positive number", lambda x: x > 0)
         check_number("lora blocks", self.blocks, "a share of at most 1", lambda x: x <= 1)
 
 
@@ -108,7 +110,6 @@ def adapt(
     window: int,
     bf16: bool = False,
     note: dict[str, float] | None = None,
-    save_seconds: float = SAVE_SECONDS,
     progress: Reporter = SILENT,
 ) -> list[dict[str, float]]:
     """Train adapters on the documents that a corpus does not hold out; write them to ``out``.
@@ -125,7 +126,6 @@ def adapt(
         window: tokens of a row.
         bf16: compute in bfloat16 (autocast).
         note: what else is to stand beside the adapter, with tokens and steps.
-        save_seconds: the least time between two writes of ``saved``.
         progress: shows steps done.
 
     Returns:
@@ -148,7 +148,6 @@ def adapt(
         batches(len(rows), options.batch, training.step, training.steps, options.seed),
         "Fine-tuning",
         "ce",
-        save_seconds=save_seconds,
         progress=progress,
     )
     read = {"tokens": round(training.steps * options.batch * rows.num_tokens / len(rows))}

@@ -162,16 +162,6 @@ def full_state(module: nn.Module) -> dict[str, Tensor]:
     return state
 
 
-def full_optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return an optimizer's state as one process would have it. Every process has to call."""
-    saved = optimizer.state_dict()
-    state = {
-        index: {name: full(v) if isinstance(v, Tensor) else v for name, v in values.items()}
-        for index, values in saved["state"].items()
-    }
-    return saved | {"state": state}
-
-
 def load_optimizer_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
     """Load a whole state, sharding what belongs to sharded parameters."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -33,7 +34,7 @@ def _explain(item: Any, source: str, origin: dict[str, str]) -> str:
     location = [str(part) for part in item["loc"]]
     key = ".".join(location)
     where = next((o for k, o in origin.items() if key == k or key.startswith(k + ".")), source)
-    section = _section(location[:-1])
+    section = section_of(location[:-1])
     known = list(section.model_fields)
     if item["type"] == "extra_forbidden":
         inside = f" in {'.'.join(location[:-1])}" if location[1:] else ""
@@ -51,15 +52,26 @@ def _explain(item: Any, source: str, origin: dict[str, str]) -> str:
     return f"{where}: {key} is {describe(item['input'])}; {wanted}{meaning}."
 
 
-def _section(path: list[str]) -> type[BaseModel]:
+def section_of(path: Sequence[str]) -> type[BaseModel]:
+    """Return the innermost section on the path to a key, one that may be left out too."""
     section: type[BaseModel] = Recipe
     for name in path:
         field = section.model_fields.get(name)
-        annotation = None if field is None else field.annotation
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
-            break
-        section = annotation
+        kinds = () if field is None else (field.annotation, *get_args(field.annotation))
+        inner = (k for k in kinds if isinstance(k, type) and issubclass(k, BaseModel))
+        section = next(inner, section)
     return section
+
+
+def flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested values with the path of each as its key: ``a.b``."""
+    found: dict[str, Any] = {}
+    for key, item in value.items():
+        if isinstance(item, dict):
+            found |= flat(item, f"{prefix}{key}.")
+        else:
+            found[prefix + key] = item
+    return found
 
 
 def describe(value: Any) -> str:

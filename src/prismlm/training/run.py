@@ -26,7 +26,7 @@ from prismlm.training import checkpoints, distributed, parallel
 from prismlm.training.callbacks import ReportProgress, StopOnInterrupt, tensorboard_callback
 from prismlm.training.logs.channels import channels_log
 from prismlm.training.logs.heads import heads_log, write_heads_report
-from prismlm.training.logs.layers import LayerLog, LogLayers
+from prismlm.training.logs.layers import LayerLog
 from prismlm.training.recipe import Recipe
 from prismlm.training.run_directory import (
     begin,
@@ -123,13 +123,8 @@ def train(recipe: Recipe, *, resume: bool = False, progress: Reporter = SILENT) 
         with _reporting_divergence(trainer, recipe.out):
             quality = _final_quality(prepared, progress)
         for log in logs:
-            log.add(
-                prepared.model.model,
-                step=trainer.state.global_step,
-                tokens=trainer.meter.tokens,
-                ce=quality.ce,
-                ce_tokens=quality.tokens,
-            )
+            step, ce, ce_tokens = trainer.state.global_step, quality.ce, quality.tokens
+            log.add(prepared.model.model, step=step, ce=ce, ce_tokens=ce_tokens)
             log.close()
         write_heads_report(prepared)
         _finish(prepared, trainer, quality)
@@ -161,8 +156,7 @@ def _train(
         trainer = build_trainer(prepared, out, callbacks)
         logs = _layer_logs(prepared, done, trainer)
         for log in logs:
-            decoder = prepared.model.model
-            trainer.add_callback(LogLayers(log, decoder, lambda: trainer.meter.tokens))
+            trainer.add_callback(log)
         if checkpoint is not None and done >= recipe.steps:
             # Trainer would run one more step before it noticed that it is finished.
             trainer._load_from_checkpoint(str(checkpoint))
@@ -196,7 +190,7 @@ def _reporting_divergence(trainer: PrismTrainer, out: Path) -> Iterator[None]:
 
 
 def _layer_logs(prepared: Prepared, done: int, trainer: PrismTrainer) -> list[LayerLog]:
-    found = (channels_log(prepared, done), heads_log(prepared, done, trainer))
+    found = (channels_log(prepared, done, trainer), heads_log(prepared, done, trainer))
     return [log for log in found if log is not None]
 
 

@@ -14,6 +14,7 @@ from prismlm.run_state import LOCK_FILE, writing
 from prismlm.training import checkpoints, distributed
 from prismlm.training.device import resolved
 from prismlm.training.recipe import Recipe
+from prismlm.training.recipe_values import flat
 from prismlm.training.setup import CHECKPOINTS, Prepared
 
 RUN_FILE = "training.json"
@@ -108,17 +109,6 @@ def differences(before: dict[str, Any], recipe: Recipe) -> list[str]:
 
 def _compared(flat: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in flat.items() if k not in FREE_TO_CHANGE and v is not None}
-
-
-def flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested values with the path of each as its key: ``a.b``."""
-    found: dict[str, Any] = {}
-    for key, item in value.items():
-        if isinstance(item, dict):
-            found |= flat(item, f"{prefix}{key}.")
-        else:
-            found[prefix + key] = item
-    return found
 
 
 def begin(prepared: Prepared) -> None:

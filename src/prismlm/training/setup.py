@@ -16,7 +16,6 @@ from prismlm.corpus.packing import PackedDataset, pack
 from prismlm.corpus.store import Corpus
 from prismlm.errors import InputError
 from prismlm.layers import PrototypeHead
-from prismlm.models.device import uses_bf16
 from prismlm.models.presets import build_config, build_model
 from prismlm.models.sidecar import weight_of
 from prismlm.models.uncertainty_feedback import attach_uncertainty
@@ -244,23 +243,8 @@ def build_trainer(
     own += shuffled_signal_callbacks(recipe, prepared.model.uncertainty)
     if recipe.evaluation.every:
         own.append(EvaluateEvery(recipe.evaluation.every))
-    return kind(
-        prepared.model,
-        training_arguments(recipe, directory / CHECKPOINTS),
-        prepared.rows,
-        prepared.corpus.tokenizer,
-        head_learning_rate=recipe.optimizer.head_learning_rate,
-        head_max_grad_norm=recipe.optimizer.head_max_grad_norm,
-        bf16_autocast=uses_bf16(recipe.precision, device_of(recipe)),
-        keep_checkpoints=recipe.checkpoint.keep,
-        heldout=prepared.heldout,
-        evaluation_tokens=recipe.evaluation.tokens,
-        provenance=lambda trainer: prepared.provenance(
-            steps=trainer.state.global_step, tokens=trainer.meter.tokens
-        ),
-        spread=recipe.parallel,
-        callbacks=[*own, *callbacks],
-    )
+    arguments = training_arguments(recipe, directory / CHECKPOINTS)
+    return kind(prepared, arguments, [*own, *callbacks])
 
 
 def head_callbacks(prepared: Prepared) -> list[TrainerCallback]:

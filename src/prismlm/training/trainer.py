@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import default_collate
-from transformers import PreTrainedTokenizerFast, Trainer, TrainerCallback, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
 from prismlm.errors import DivergenceError, InputError
 from prismlm.explain.quality import measure_quality
+from prismlm.models.device import uses_bf16
 from prismlm.models.seam import LogitMap
 from prismlm.training import checkpoints, distributed, parallel
-from prismlm.training.evaluation import HeldOut
-from prismlm.training.initialise import TrainingRows
+from prismlm.training.device import device_of
 from prismlm.training.layer_gradients import LayerGradients
 from prismlm.training.meter import LossMeter
 from prismlm.training.model import IGNORED_AT_INFERENCE, PrismForCausalLM
@@ -29,6 +29,9 @@ from prismlm.training.noise_weight import noise_weight_of
 from prismlm.training.objective import NO_LABEL
 from prismlm.training.parameter_groups import parameter_groups
 from prismlm.training.step import OptimizerStep
+
+if TYPE_CHECKING:
+    from prismlm.training.setup import Prepared
 
 REMEDY = (
     "--resume goes on from there, to the same end unless the cause was outside of the run. Else "
@@ -50,18 +53,9 @@ class PrismTrainer(Trainer):
     split into processes and micro-batches (see :class:`OptimizerStep`).
 
     Args:
-        model: what to train.
-        args: Trainer's arguments; ``bf16`` stays off, see ``bf16_autocast``.
-        rows: training rows.
-        tokenizer: saved with every checkpoint.
-        head_learning_rate: peak rate of prototypes and scale.
-        head_max_grad_norm: norm the head's gradient is clipped to.
-        bf16_autocast: run forward passes under bf16 autocast; weights stay float32.
-        keep_checkpoints: how many of the newest checkpoints are kept.
-        heldout: text for evaluations, or None to have none.
-        evaluation_tokens: how much of it an evaluation reads.
-        provenance: returns what ``prismlm.json`` says of how a checkpoint was made.
-        spread: how several processes share the model: ``auto`` is ``ddp``, or ``fsdp2``.
+        prepared: what is trained on what; its recipe says how.
+        args: Trainer's arguments; ``bf16`` stays off, since weights stay float32 and forward passes
+            run under autocast.
         callbacks: as Trainer's.
 
     Attributes:
@@ -76,29 +70,14 @@ class PrismTrainer(Trainer):
 
     def __init__(
         self,
-        model: PrismForCausalLM,
+        prepared: Prepared,
         args: TrainingArguments,
-        rows: TrainingRows,
-        tokenizer: PreTrainedTokenizerFast,
-        *,
-        head_learning_rate: float,
-        head_max_grad_norm: float,
-        bf16_autocast: bool = False,
-        keep_checkpoints: int = 2,
-        heldout: HeldOut | None = None,
-        evaluation_tokens: int = 20_000,
-        provenance: Callable[[PrismTrainer], dict[str, Any]] | None = None,
-        spread: parallel.Parallel = "auto",
-        callbacks: list[TrainerCallback] | None = None,
+        callbacks: list[TrainerCallback],
     ) -> None:
-        self.head_learning_rate = head_learning_rate
-        self.head_max_grad_norm = head_max_grad_norm
-        self.bf16_autocast = bf16_autocast
-        self.keep_checkpoints = keep_checkpoints
-        self.heldout = heldout
-        self.evaluation_tokens = evaluation_tokens
+        recipe = prepared.recipe
+        self.prepared = prepared
+        self.bf16_autocast = uses_bf16(recipe.precision, device_of(recipe))
         self.meter = LossMeter()
-        self._provenance = provenance
         self._head_norm: float | None = None
         self.layer_gradients: LayerGradients | None = None
         assert args.output_dir is not None
@@ -115,15 +94,15 @@ class PrismTrainer(Trainer):
         # Trainer would otherwise wrap the model in nn.DataParallel, which no hook survives.
         args._n_gpu = min(args.n_gpu, 1)
         super().__init__(
-            model=model,
+            model=prepared.model,
             args=args,
-            train_dataset=rows,  # pyright: ignore[reportArgumentType]
-            processing_class=tokenizer,
+            train_dataset=prepared.rows,  # pyright: ignore[reportArgumentType]
+            processing_class=prepared.corpus.tokenizer,
             data_collator=default_collate,
             callbacks=callbacks,
         )
         self.remove_callback(PrinterCallback)
-        self.spread = parallel.chosen(spread)
+        self.spread = parallel.chosen(recipe.parallel)
         # Trainer then leaves the division by micro-batches to compute_loss.
         self.model_accepts_loss_kwargs = True
 
@@ -167,12 +146,11 @@ class PrismTrainer(Trainer):
         """Return AdamW over matrices, vectors, and the head with a rate of its own."""
         if self.optimizer is None:
             decayed = self.get_decay_parameter_names(self.model.model)
-            groups = parameter_groups(
-                self.model, decayed, self.args.weight_decay, self.head_learning_rate
-            )
+            rate = self.prepared.recipe.optimizer.head_learning_rate
+            groups = parameter_groups(self.model, decayed, self.args.weight_decay, rate)
             kind, settings = self.get_optimizer_cls_and_kwargs(self.args)
             self.optimizer = kind(groups, **settings)
-            self.optimizer.register_state_dict_post_hook(checkpoints.one_string_a_name)
+            self.optimizer.register_state_dict_post_hook(checkpoints.as_of_one_run)
         return self.optimizer
 
     def _clip_grad_norm(self, model: nn.Module) -> Tensor:
@@ -190,7 +168,7 @@ class PrismTrainer(Trainer):
         norm = self._clip(self.model.model, self.args.max_grad_norm)
         if feedback is not None:
             self._clip(feedback, self.args.max_grad_norm)
-        head_norm = self._clip(head, self.head_max_grad_norm)
+        head_norm = self._clip(head, self.prepared.recipe.optimizer.head_max_grad_norm)
         for name, value in (("the model", norm), ("the prototype head", head_norm)):
             if not torch.isfinite(value):
                 raise self._diverged(f"the gradient of {name} is {value.item()}")
@@ -267,15 +245,13 @@ class PrismTrainer(Trainer):
 
         Before the prototypes are placed only the cross-entropy is reported.
         """
-        if self.heldout is None:
-            return {}
-        model = self.model
+        model, tokens = self.model, self.prepared.recipe.evaluation.tokens
         with parallel.whole(model.model):
             quality = measure_quality(
                 model.model,
                 model.prototype_head,
                 LogitMap.of(model.model),
-                self.heldout.batches(self.evaluation_tokens),
+                self.prepared.heldout.batches(tokens),
             ).to_dict()
         names = quality if model.placed else ("tokens", "ce")
         figures = {f"eval_{name}": quality[name] for name in names}
@@ -328,7 +304,7 @@ class PrismTrainer(Trainer):
             finally:
                 self._staging = None
         if distributed.is_main():
-            checkpoints.keep_newest(directory, self.keep_checkpoints)
+            checkpoints.keep_newest(directory, self.prepared.recipe.checkpoint.keep)
         distributed.barrier()
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
@@ -340,8 +316,8 @@ class PrismTrainer(Trainer):
         self, output_dir: str | None = None, state_dict: Mapping[str, Any] | None = None
     ) -> None:
         directory = self._checkpoints if output_dir is None else Path(output_dir)
-        provenance = {} if self._provenance is None else self._provenance(self)
-        self.write_model(directory, provenance)
+        steps, tokens = self.state.global_step, self.meter.tokens
+        self.write_model(directory, self.prepared.provenance(steps=steps, tokens=tokens))
         meter = self.meter.state()
         uses = None if self.model.usage is None else self.model.usage.state()
         norms = None if self.layer_gradients is None else self.layer_gradients.norms
@@ -350,21 +326,18 @@ class PrismTrainer(Trainer):
 
     def write_model(self, directory: Path, provenance: dict[str, Any]) -> None:
         """Write the model directory from the first process; every process has to call."""
-        tokenizer = self.processing_class
-        assert isinstance(tokenizer, PreTrainedTokenizerFast)
-        decoder = self.model.model
+        tokenizer, decoder = self.prepared.corpus.tokenizer, self.model.model
         weights = parallel.full_state(decoder) if self.spread == "fsdp2" else None
         with parallel.whole(decoder):
             if distributed.is_main():
                 checkpoints.write_model(directory, self.model, tokenizer, provenance, weights)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        if self.spread != "fsdp2":
-            super()._save_optimizer_and_scheduler(output_dir)
-            return
-        assert self.optimizer is not None
-        assert isinstance(self.lr_scheduler, LRScheduler)
-        checkpoints.save_optimizer(Path(output_dir), self.optimizer, self.lr_scheduler)
+        if self.spread == "fsdp2" and not self.args.should_save:
+            assert self.optimizer is not None
+            # For its part in what the first process gathers and writes.
+            self.optimizer.state_dict()
+        super()._save_optimizer_and_scheduler(output_dir)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if self.spread != "fsdp2" or checkpoint is None:

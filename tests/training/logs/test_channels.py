@@ -117,9 +117,10 @@ def untrained(settings, corpus, directory):
         columns=COLUMNS,
         counts=("gate_tokens",),
         measure=lambda decoder: channels_figures(decoder, heldout.batches(100)),
+        tokens=lambda: 50,
         corpus_tokens=200,
     )
-    log.add(model, step=1, tokens=50, ce=math.log(7), ce_tokens=11)
+    log.add(model, step=1, ce=math.log(7), ce_tokens=11)
     return read(directory)
 
 
@@ -140,12 +141,12 @@ def test_a_cross_entropy_that_is_not_finite_is_divergence_and_nothing_is_read(tm
     def measure(decoder):
         raise AssertionError("read")
 
-    settings = {"columns": COLUMNS, "measure": measure, "corpus_tokens": 100}
+    settings = {"columns": COLUMNS, "measure": measure, "tokens": int, "corpus_tokens": 100}
     log = LayerLog(tmp_path / "channels.csv", 0, **settings)
     with pytest.raises(
         DivergenceError, match=f"cross-entropy is {ce} after step 20. No checkpoint"
     ):
-        log.add(torch.nn.Identity(), step=20, tokens=50, ce=ce, ce_tokens=11)
+        log.add(torch.nn.Identity(), step=20, ce=ce, ce_tokens=11)
     assert not list(tmp_path.iterdir())
 
 

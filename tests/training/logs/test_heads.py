@@ -118,18 +118,19 @@ def test_only_what_was_measured_again_replaces_what_was_there(tmp_path):
         0,
         columns=("rate", "gain"),
         measure=lambda _: figures,
+        tokens=lambda: 100,
         corpus_tokens=100,
     )
-    log.add(make_signal_noise(), step=20, tokens=100, ce=0.5, ce_tokens=40)
+    log.add(make_signal_noise(), step=20, ce=0.5, ce_tokens=40)
     figures[:] = [{"rate": 5.0, "gain": math.nan}, {"rate": math.nan, "gain": 6.0}]
-    log.add(make_signal_noise(), step=20, tokens=100, ce=0.25, ce_tokens=40)
+    log.add(make_signal_noise(), step=20, ce=0.25, ce_tokens=40)
     rows = read(tmp_path)
     assert [(row["rate"], row["gain"], row["ce"]) for row in rows] == [
         (5.0, 2.0, 0.25),
         (3.0, 6.0, 0.25),
     ]
     figures[:] = [{"rate": 7.0, "gain": math.nan}]
-    log.add(make_signal_noise(), step=30, tokens=100, ce=0.25, ce_tokens=40)
+    log.add(make_signal_noise(), step=30, ce=0.25, ce_tokens=40)
     assert math.isnan(read(tmp_path)[-1]["gain"])
 
 
@@ -268,9 +269,10 @@ def test_a_file_of_an_older_version_is_gone_on_with(tmp_path):
         10,
         **columns,
         measure=lambda _: [{"rate": 3.0, "gradient_norm": 4.0, "positions": 9}],
+        tokens=lambda: 100,
         corpus_tokens=100,
     )
-    log.add(make_signal_noise(), step=20, tokens=100, ce=0.5, ce_tokens=40)
+    log.add(make_signal_noise(), step=20, ce=0.5, ce_tokens=40)
     rows = read(tmp_path)
     assert math.isnan(rows[0].pop("gradient_norm"))
     assert rows[0] == {
@@ -287,4 +289,4 @@ def test_a_file_of_an_older_version_is_gone_on_with(tmp_path):
     for broken in (old.replace("rate", "other"), old.replace("positions", "gradient_norm")):
         file.write_text(broken)
         with pytest.raises(FormatError, match="has other columns"):
-            LayerLog(file, 10, **columns, measure=lambda _: [], corpus_tokens=100)
+            LayerLog(file, 10, **columns, measure=lambda _: [], tokens=int, corpus_tokens=100)

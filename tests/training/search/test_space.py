@@ -4,7 +4,13 @@ import pytest
 
 from prismlm.errors import InputError
 from prismlm.training import build_recipe, estimate_search, search
-from prismlm.training.search.space import check_measured, check_space, recipe_of
+from prismlm.training.dimensions import Range
+from prismlm.training.search.space import (
+    check_measured,
+    check_space,
+    recipe_of,
+    takes_whole_numbers,
+)
 from tests.helpers.toy_search import with_search
 
 
@@ -40,6 +46,20 @@ def test_a_wrong_space_names_the_key_and_what_is_allowed(toy, space, expected):
     assert expected in str(error.value)
     assert "recipe.yaml" in str(error.value)
     assert "search" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "whole"),
+    [
+        ("batch_size", True),
+        ("head.anneal_from", True),
+        ("model.num_channels", True),
+        ("optimizer.weight_decay", False),
+        ("noise_weight.initial", False),
+    ],
+)
+def test_a_range_is_of_whole_numbers_where_its_key_is(toy, key, whole):
+    assert takes_whole_numbers(build_recipe(toy), key, Range(0, 1)) == whole
 
 
 def test_what_cannot_change_the_objective_is_not_searched(toy):

@@ -248,28 +248,6 @@ class SignalNoiseForCausalLM(SignalNoisePreTrainedModel, OwnForCausalLM):
 
     decoder_class = SignalNoiseModel
 
-    @property
-    def multiplied_parameters(self) -> int:
-        """Entries of matrices that one position is multiplied with; one used twice counts twice."""
-        blocks = cast("list[SignalNoiseBlock]", list(self.model.layers))
-        each = [block.attention.multiplications + block.mlp.multiplications for block in blocks]
-        return sum(each) + self.lm_head.weight.numel()
-
-    def kept_bytes(self, size: int) -> int:
-        """Return what the backward pass of all blocks reads of one position, in bytes.
-
-        Args:
-            size: bytes of a number in the products of matrices: 2 in bf16, 4 in float32.
-        """
-        return sum(
-            block.kept_bytes(size) for block in cast("list[SignalNoiseBlock]", self.model.layers)
-        )
-
-    @property
-    def attention_width(self) -> int:
-        """The width of all heads together, R·d."""
-        return self.config.expansion * self.config.hidden_size
-
     def set_noise_weight(self, value: float | Tensor) -> None:
         """Set λ; see :meth:`SignalNoiseModel.set_noise_weight`."""
         self.model.set_noise_weight(value)

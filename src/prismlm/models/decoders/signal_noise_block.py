@@ -92,16 +92,5 @@ class SignalNoiseBlock(GradientCheckpointingLayer):
             return Experts(width, inner, experts, chosen, bias=config.bias)
         return MLP(width, inner, bias=config.bias)
 
-    def kept_bytes(self, size: int) -> int:
-        """Return what the backward pass reads of one position, in bytes; no dropout.
-
-        The stream before each of the two norms, in float32, and what attention and MLP keep.
-
-        Args:
-            size: bytes of a number in the products of matrices.
-        """
-        stream = 2 * 4 * self.attention.projection.in_features
-        return stream + self.attention.kept_bytes(size) + self.mlp.kept_bytes(size)
-
     def _dropped(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.dropout, self.training)

@@ -12,7 +12,7 @@ from prismlm.ops.experts.grouped import ExpertChoice, check_numbers
 
 
 def choose(router_logits: Float[Tensor, "N E"], chosen: int) -> ExpertChoice:
-    """Return each token's experts and their weights; same contract as :func:`choice.choose`."""
+    """Return each token's experts and their weights; same contract as :func:`grouped.choose`."""
     check_numbers(router_logits.shape[-1], chosen)
     rows: list[list[int]] = []
     weights: list[Tensor] = []
@@ -44,7 +44,7 @@ def load_balancing_loss(
     chosen: int,
     mask: Bool[Tensor, " N"] | None = None,
 ) -> Float[Tensor, ""]:
-    """Return E Σ_e f_e P_e; same contract as :func:`balance.load_balancing_loss`."""
+    """Return E Σ_e f_e P_e; same contract as :func:`grouped.load_balancing_loss`."""
     count = router_logits[0].shape[-1]
     used = [0] * count
     likely = [router_logits[0].new_zeros(()) for _ in range(count)]

@@ -15,6 +15,7 @@ from prismlm.models.decoders.mixers import half_life, has_mixers, mixers_of
 from prismlm.training import parallel
 from prismlm.training.logs.layers import LayerLog, Row
 from prismlm.training.setup import Prepared
+from prismlm.training.trainer import PrismTrainer
 
 if TYPE_CHECKING:
     from prismlm.corpus.windows import WindowBatch
@@ -33,7 +34,7 @@ COLUMNS = (
 )
 
 
-def channels_log(prepared: Prepared, done: int) -> LayerLog | None:
+def channels_log(prepared: Prepared, done: int, trainer: PrismTrainer) -> LayerLog | None:
     """Return the log of a run's channels; None for a model without prototype mixers.
 
     Columns: ``alpha``; ``tau_write`` and ``tau_read``, equal with shared gates; the figures of
@@ -44,6 +45,7 @@ def channels_log(prepared: Prepared, done: int) -> LayerLog | None:
         prepared: the run; gates are read on ``evaluation.channel_tokens`` of its held-out text,
             the same each time.
         done: the step of the checkpoint that it goes on from, or 0.
+        trainer: of the run, which counts its tokens.
 
     Raises:
         FormatError: there is a ``channels.csv`` that was written by something else.
@@ -57,6 +59,7 @@ def channels_log(prepared: Prepared, done: int) -> LayerLog | None:
         columns=COLUMNS,
         counts=("gate_tokens",),
         measure=lambda decoder: channels_figures(decoder, prepared.heldout.batches(tokens)),
+        tokens=lambda: trainer.meter.tokens,
         corpus_tokens=prepared.rows.num_tokens,
         tensorboard=prepared.drawings("channels"),
     )

@@ -79,7 +79,7 @@ def heads_log(prepared: Prepared, done: int, trainer: PrismTrainer) -> LayerLog 
         prepared: the run; heads are read on ``evaluation.attention_head_tokens`` of its held-out
             text, the same each time.
         done: the step of the checkpoint that it goes on from, or 0.
-        trainer: of the run, whose gradients are read.
+        trainer: of the run, which counts its tokens, and whose gradients are read.
 
     Raises:
         FormatError: there is a ``heads.csv`` that was written by something else.
@@ -97,6 +97,7 @@ def heads_log(prepared: Prepared, done: int, trainer: PrismTrainer) -> LayerLog 
         measure=lambda decoder: heads_figures(
             decoder, prepared.heldout.batches(tokens), recipe.data.length, gradients
         ),
+        tokens=lambda: trainer.meter.tokens,
         corpus_tokens=prepared.rows.num_tokens,
         tensorboard=prepared.drawings("heads"),
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +28,8 @@ NOT_DRAWN = (*COUNTS, "ce")
 Row = dict[str, float]
 
 
-class LayerLog:
-    """Measures the layers of a model and keeps the figures in a file of the run's directory.
+class LayerLog(TrainerCallback):
+    """Measures the layers of a model at every evaluation; keeps the figures in a file of the run.
 
     A row is one layer after one step. A run that is resumed writes the rows after its checkpoint
     anew, so that the file is that of a run that was never interrupted. In rows that an older
@@ -47,6 +46,7 @@ class LayerLog:
         columns: what is measured.
         counts: those of the columns that are whole numbers, and not drawn.
         measure: returns the columns of each layer; every process calls it.
+        tokens: returns the tokens trained on so far.
         corpus_tokens: tokens of the training text.
         tensorboard: where to draw the figures too, or None.
 
@@ -62,6 +62,7 @@ class LayerLog:
         columns: Sequence[str],
         counts: Sequence[str] = (),
         measure: Callable[[nn.Module], Sequence[Row]],
+        tokens: Callable[[], int],
         corpus_tokens: int,
         tensorboard: Path | None = None,
     ) -> None:
@@ -71,19 +72,27 @@ class LayerLog:
         self._counts = (*COUNTS, *counts)
         self._not_drawn = (*NOT_DRAWN, *counts)
         self._measure = measure
+        self._tokens = tokens
         self._corpus_tokens = corpus_tokens
         self._drawn = tensorboard
         self._done = done
         self._writer: Any = None
         self.rows = [row for row in self._read() if row["step"] <= done]
 
-    def add(self, decoder: nn.Module, *, step: int, tokens: int, ce: float, ce_tokens: int) -> None:
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Measure the model that was evaluated."""
+        figures: dict[str, float] = kwargs["metrics"]
+        ce, ce_tokens = figures["eval_ce"], int(figures["eval_tokens"])
+        self.add(kwargs["model"].model, step=state.global_step, ce=ce, ce_tokens=ce_tokens)
+
+    def add(self, decoder: nn.Module, *, step: int, ce: float, ce_tokens: int) -> None:
         """Measure a model after a step, and write the file. Every process has to call.
 
         Args:
             decoder: the model.
             step: optimizer steps done.
-            tokens: tokens trained on.
             ce: the model's cross-entropy on held-out text, in nats per token.
             ce_tokens: the predictions it is a mean over.
 
@@ -96,7 +105,7 @@ class LayerLog:
                 f"{checkpoints.last_good(self._checkpoints)} {REMEDY}"
             )
         same = {"ce": ce, "perplexity": perplexity(ce), "ce_tokens": ce_tokens}
-        place = {"step": step, "epoch": tokens / self._corpus_tokens}
+        place = {"step": step, "epoch": self._tokens() / self._corpus_tokens}
         before = {row["layer"]: row for row in self.rows if row["step"] == step}
         found: list[Row] = []
         for layer, own in enumerate(self._measure(decoder)):
@@ -155,31 +164,3 @@ class LayerLog:
                     f"{self._file} is damaged ({error}). Move it away, and the run goes on with a "
                     "new one."
                 ) from error
-
-
-@dataclass(eq=False)
-class LogLayers(TrainerCallback):
-    """Adds to a :class:`LayerLog` at every evaluation.
-
-    Attributes:
-        log: what is added to.
-        decoder: the model that is measured.
-        tokens: returns the tokens trained on so far.
-    """
-
-    log: LayerLog
-    decoder: nn.Module
-    tokens: Callable[[], int]
-
-    def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Measure the model that was evaluated."""
-        figures: dict[str, float] = kwargs["metrics"]
-        self.log.add(
-            self.decoder,
-            step=state.global_step,
-            tokens=self.tokens(),
-            ce=figures["eval_ce"],
-            ce_tokens=int(figures["eval_tokens"]),
-        )

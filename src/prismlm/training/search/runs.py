@@ -14,6 +14,7 @@ import torch
 from prismlm.errors import DivergenceError, FormatError, InputError
 from prismlm.files import read_json, write_json
 from prismlm.progress import SILENT, Reporter, Task
+from prismlm.training.dimensions import Scalar
 from prismlm.training.logs.channels import CHANNELS_FILE
 from prismlm.training.logs.heads import HEADS_FILE, REPORT_FILE
 from prismlm.training.recipe import Recipe
@@ -21,7 +22,6 @@ from prismlm.training.run import HISTORY_FILE, TrainingResult, train
 from prismlm.training.run_directory import RUN_FILE
 from prismlm.training.search.result import SeedOutcome, TrialResult
 from prismlm.training.search.space import recipe_of
-from prismlm.training.search.study import Asked
 from prismlm.training.setup import TENSORBOARD
 
 TRIALS = "trials"
@@ -37,7 +37,9 @@ KEPT = (
 )
 
 
-def run_trial(recipe: Recipe, asked: Asked, directory: Path, progress: Reporter) -> TrialResult:
+def run_trial(
+    recipe: Recipe, number: int, values: dict[str, Scalar], directory: Path, progress: Reporter
+) -> TrialResult:
     """Train a trial's models, one for each seed until one fails, and measure them.
 
     A run that was finished is not done again; one that was cut short goes on from its checkpoint.
@@ -51,17 +53,17 @@ def run_trial(recipe: Recipe, asked: Asked, directory: Path, progress: Reporter)
     search = recipe.search
     for place in range(search.seeds):
         seed = recipe.seed + place
-        out = directory / TRIALS / f"{asked.number:04d}" / f"seed-{seed}"
-        name = f"trial {asked.number}, seed {seed}"
+        out = directory / TRIALS / f"{number:04d}" / f"seed-{seed}"
+        name = f"trial {number}, seed {seed}"
         try:
-            run = recipe_of(recipe, asked.values, seed=seed, out=out)
+            run = recipe_of(recipe, values, seed=seed, out=out)
             outcomes.append(_run(run, _Named(progress, name)))
         except InputError as error:
-            shown = ", ".join(f"{key} {value}" for key, value in asked.values.items())
-            raise InputError(f"trial {asked.number} ({shown}) cannot be run: {error}") from error
+            shown = ", ".join(f"{key} {value}" for key, value in values.items())
+            raise InputError(f"trial {number} ({shown}) cannot be run: {error}") from error
         if outcomes[-1].ce is None:
             break
-    return TrialResult(asked.number, asked.values, tuple(outcomes))
+    return TrialResult(number, values, tuple(outcomes))
 
 
 def _run(recipe: Recipe, progress: Reporter) -> SeedOutcome:

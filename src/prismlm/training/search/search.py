@@ -27,7 +27,7 @@ from prismlm.training.search.result import (
 )
 from prismlm.training.search.runs import run_trial
 from prismlm.training.search.space import check_measured, check_space, recipe_of
-from prismlm.training.search.study import Asked, Study, check_packages
+from prismlm.training.search.study import Study, check_packages
 from prismlm.training.setup import prepare
 
 # More trials are the same search, longer.
@@ -127,13 +127,13 @@ def _search(
     for number, values in study.finished().items():
         if number not in trials:
             own = {key: values[key] for key in recipe.search.space}
-            trials[number] = run_trial(recipe, Asked(number, own), directory, SILENT)
+            trials[number] = run_trial(recipe, number, own, directory, SILENT)
     result = _write(recipe, directory, noted, trials)
     while len(trials) < recipe.search.trials:
-        asked = study.ask()
-        trial = run_trial(recipe, asked, directory, progress)
-        study.tell(asked.number, trial.ce)
-        trials[trial.number] = trial
+        number, values = study.ask()
+        trial = run_trial(recipe, number, values, directory, progress)
+        study.tell(number, trial.ce)
+        trials[number] = trial
         result = _write(recipe, directory, noted, trials)
         on_trial(trial)
     if result.best is None:

@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
-from pydantic import BaseModel
-
 from prismlm.errors import InputError, suggest
 from prismlm.training.dimensions import Range, Scalar, ends_of
 from prismlm.training.recipe import Recipe
-from prismlm.training.recipe_values import recipe_from
+from prismlm.training.recipe_values import flat, recipe_from, section_of
 
 # Why a key cannot be searched over.
 FIXED = {
@@ -94,37 +92,35 @@ def recipe_of(
     ratio = recipe.positions_per_step / changed.positions_per_step
     if "steps" in values or ratio == 1:
         return changed
-    for key in IN_STEPS:
-        count = _value_of(settings, key)
-        if count:
+    for key, count in flat(settings).items():
+        if key in IN_STEPS and count:
             _place(settings, key, max(1, round(count * ratio)))
-    placed = _value_of(settings, "head.initialise_at_step")
-    if placed is not None and settings["steps"]:
+    head = settings["head"]
+    if head["initialise_at_step"] is not None and settings["steps"]:
         # Rounding may have put it at the end of a very short run.
-        _place(settings, "head.initialise_at_step", min(placed, settings["steps"] - 1))
+        head["initialise_at_step"] = min(head["initialise_at_step"], settings["steps"] - 1)
     return recipe_from(settings, source, {})
 
 
 def takes_whole_numbers(recipe: Recipe, key: str, dimension: Range) -> bool:
     """Say whether a range holds whole numbers only: by its ends, unless the key takes others."""
-    section: type[BaseModel] = type(recipe)
     if key.startswith("model."):
         return dimension.whole
     *sections, name = key.split(".")
-    for part in sections:
-        annotation = section.model_fields[part].annotation
-        assert isinstance(annotation, type)
-        assert issubclass(annotation, BaseModel)
-        section = annotation
-    annotation = section.model_fields[name].annotation
+    annotation = section_of(sections).model_fields[name].annotation
     return dimension.whole and float not in (annotation, *get_args(annotation))
 
 
 def _check_key(recipe: Recipe, key: str, where: str) -> None:
-    for fixed, why in FIXED.items():
-        if key == fixed or key.startswith(f"{fixed}."):
-            raise InputError(f"{where}: {key} cannot be searched over: {why}. Leave it out.")
-    known = sorted(_keys(recipe))
+    why = _why_fixed(key)
+    if why is not None:
+        raise InputError(f"{where}: {key} cannot be searched over: {why}. Leave it out.")
+    # Those of the model are its own, which building it checks.
+    known = sorted(
+        key
+        for key in flat(recipe.to_dict())
+        if not key.startswith("model.") and _why_fixed(key) is None
+    )
     of_the_model = key.startswith("model.") and key.count(".") == 1
     if not of_the_model and key not in known:
         raise InputError(
@@ -133,17 +129,8 @@ def _check_key(recipe: Recipe, key: str, where: str) -> None:
         )
 
 
-def _keys(recipe: Recipe) -> list[str]:
-    """Return the dotted keys that may be searched over, those of the model left out."""
-    found: list[str] = []
-    for name, value in recipe.to_dict().items():
-        if name == "model" or name in FIXED:
-            continue
-        if isinstance(value, dict):
-            found += [f"{name}.{inner}" for inner in value if f"{name}.{inner}" not in FIXED]
-        else:
-            found.append(name)
-    return found
+def _why_fixed(key: str) -> str | None:
+    return next((why for fixed, why in FIXED.items() if f"{key}.".startswith(f"{fixed}.")), None)
 
 
 def _place(settings: dict[str, Any], key: str, value: Any) -> None:
@@ -151,10 +138,3 @@ def _place(settings: dict[str, Any], key: str, value: Any) -> None:
     for part in sections:
         settings = settings[part]
     settings[name] = value
-
-
-def _value_of(settings: dict[str, Any], key: str) -> Any:
-    value: Any = settings
-    for part in key.split("."):
-        value = value[part]
-    return value

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +21,6 @@ from prismlm.training.search.space import takes_whole_numbers
 JOURNAL = "study.journal"
 NAME = "prismlm"
 PACKAGES = {"optuna": "optuna", "optuna_integration": "optuna-integration", "botorch": "botorch"}
-
-
-@dataclass(frozen=True)
-class Asked:
-    """A trial to be run.
-
-    Attributes:
-        number: from 0.
-        values: by recipe key.
-    """
-
-    number: int
-    values: dict[str, Scalar]
 
 
 def check_packages(search: SearchRecipe) -> None:
@@ -98,8 +84,8 @@ class Study:
                 f"are in {directory}."
             ) from error
 
-    def ask(self) -> Asked:
-        """Return the trial that was cut short, if one was, or a new one."""
+    def ask(self) -> tuple[int, dict[str, Scalar]]:
+        """Return number and values of the trial that was cut short, if one was, or of a new one."""
         from optuna.trial import Trial, TrialState
 
         trials = self._study.get_trials(deepcopy=False)
@@ -115,16 +101,13 @@ class Study:
                 name: trial._suggest(name, distribution)
                 for name, distribution in self._distributions.items()
             }
-        return Asked(trial.number, values)
+        return trial.number, values
 
     def tell(self, number: int, value: float | None) -> None:
         """Note a trial's objective, or None if it failed."""
         from optuna.trial import TrialState
 
-        if value is None:
-            self._study.tell(number, state=TrialState.FAIL)
-        else:
-            self._study.tell(number, value)
+        self._study.tell(number, value, state=TrialState.FAIL if value is None else None)
 
     def finished(self) -> dict[int, dict[str, Scalar]]:
         """Return the values of every trial whose outcome is noted, by number."""
