@@ -22,15 +22,18 @@ export const origin = (place) => {
   return make("cite", "p-origin", link, make("span", null, facts.filter(Boolean).join(" · ")));
 };
 export const flat = (text) => text.replace(/\s*\n\s*/g, " ↵ ");
-// Text as it stands, or a list of which every second piece is marked beside the token.
-const marked = (text) => [text].flat().map((piece, i) => (i % 2 ? make("mark", "p-also", flat(piece)) : flat(piece)))
-  .filter((piece) => piece.textContent !== "");
+// Text as it stands, or a list of which every second piece is marked beside the token; the last is not.
+const marked = (text, end = "") => {
+  const pieces = [text].flat(), last = pieces.length - 1;
+  return pieces.map((piece, i) => (i % 2 ? make("mark", "p-also", flat(piece)) : flat(piece) + (i === last ? end : "")))
+    .filter((piece) => piece.textContent !== "");
+};
 export const quote = (place, classes) => {
   if (place.token === null) return make("p", "p-note", "This lens keeps no text.");
   const token = flat(place.token);
   const word = token.trimStart();
   const space = word ? token.slice(0, token.length - word.length) : "";
-  return make("p", classes, make("span", "p-before", make("bdi", null, ...marked(place.before), space)),
+  return make("p", classes, make("span", "p-before", make("bdi", null, ...marked(place.before, space))),
     make("mark", null, word || "␣"), make("span", "p-after", ...marked(place.after)));
 };
 export const shown = (token, classes) => {
