@@ -40,7 +40,7 @@ def audit(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help=f"Texts: {TEXT_KINDS}.")],
     lens: Lens = None,
     where: Where = None,
-    by: By = "domain",
+    by: By = None,
     method: Method = "evidence",
     documents: Annotated[int, number("N", "Documents shown.")] = 10,
     least_share: LeastShare = 0.01,
@@ -84,7 +84,7 @@ def audit(
         summary = _run(found, reader, rows, html)
     for path in (*rows, *([] if html is None else [html])):
         typer.echo(f"wrote {path}", err=True)
-    print_json(summary) if as_json else _print(found, summary, by, documents)
+    print_json(summary) if as_json else _print(found, summary, by or found.lens.telling, documents)
 
 
 def _run(

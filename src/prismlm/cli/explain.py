@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from prismlm.cli.options import (
-    BY,
-    SHARES_BY,
+    By,
     Chat,
     Json,
     Lens,
@@ -22,7 +21,6 @@ from prismlm.cli.options import (
     System,
     Temperature,
     Where,
-    choice,
     flag,
     number,
     option,
@@ -66,7 +64,7 @@ def explain(
     file: TextFile = None,
     lines: Annotated[bool, flag("--lines", "Every line of the file is a text of its own.")] = False,
     lens: Lens = None,
-    by: Annotated[str | None, choice("COLUMN", SHARES_BY, BY)] = None,
+    by: By = None,
     method: Method = "evidence",
     where: Where = None,
     top: Annotated[int, number("K", "Prototypes shown per prediction.")] = 3,
@@ -87,7 +85,6 @@ def explain(
     given = _texts(model, text, file, lines)
     texts = [put(one, chat, system) if isinstance(one, str) else one for one in given]
     generate = (WRITTEN_IN_CHAT if chat else 0) if generate is None else generate
-    column = by or "domain"
     _span(tokens)
     heads = _heads(attention, as_json)
     from prismlm.explain.language_model import load
@@ -95,6 +92,7 @@ def explain(
 
     conditions = parse_where(where or [])
     lm = load(model, lens=lens)
+    column = by or ("domain" if lm.lens is None else lm.lens.telling)
     if lm.lens is None:
         _check_without_lens(lm, by, method, conditions, against)
     options: dict[str, Any] = {"generate": generate, "temperature": temperature, "seed": seed}

@@ -57,7 +57,9 @@ def choice(metavar: str, help: str, choices: Sequence[str], *names: str) -> Any:
     return typer.Option(*names, metavar=metavar, help=help, callback=checked)
 
 
-SHARES_BY = "Shares by document, source, domain or license."
+SHARES_BY = (
+    "Shares by document, source, domain or license; else domain, or source where all have one."
+)
 BY = ("document", "source", "domain", "license")
 METHODS = ("evidence", "contexts", "source")
 SPLITS = ("train", "heldout", "all")
@@ -79,7 +81,7 @@ TextFiles = Annotated[
     option("FILE", f"Texts to read; may be repeated: {TEXT_KINDS}.", "--file"),
 ]
 Overwrite = Annotated[bool, flag("--overwrite", "Replace result files that exist.")]
-By = Annotated[str, choice("COLUMN", SHARES_BY, BY)]
+By = Annotated[str | None, choice("COLUMN", SHARES_BY, BY)]
 Method = Annotated[
     str, choice("METHOD", "evidence, contexts, or source: PRISM's A = Σ α μ.", METHODS)
 ]

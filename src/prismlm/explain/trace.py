@@ -199,8 +199,8 @@ class Trace:
             return None
         read = "The text" if len(self) > 1 else "The prediction"
         subject = "The answer" if self.first or self.written else read
-        by = "domain" if len(self.lens.keys("mass", "domain").names) > 1 else "source"
-        return in_words(subject, self.sources(by), self.documents(1), self.support)
+        shares = self.sources(self.lens.telling)
+        return in_words(subject, shares, self.documents(1), self.support)
 
     def verbatim(self, limit: int = PASSAGES_SHOWN) -> Rows[Quote]:
         """Return the longest spans of the answer that stand in the corpus word for word.

@@ -275,6 +275,14 @@ class Lens:
             )
         return self._keys[table, column]
 
+    @property
+    def telling(self) -> str:
+        """The column that shares are by unless another is asked for: domain, or source.
+
+        Where documents have no domains, or all the same, their sources stand for them.
+        """
+        return "domain" if len(self.keys("mass", "domain").names) > 1 else "source"
+
     def matching(self, table: Literal["index", "mass"], conditions: Conditions) -> np.ndarray:
         """Return which rows of the index or the mass match a filter: bool [rows].
 

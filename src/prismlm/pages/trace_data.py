@@ -14,6 +14,7 @@ from prismlm.explain.shares import DocumentShare, Sources
 from prismlm.explain.steps import Step
 from prismlm.index.around import Around
 from prismlm.index.lens import Lens
+from prismlm.index.where import UNKNOWN
 
 if TYPE_CHECKING:
     from prismlm.explain.chain import PrototypeChain
@@ -246,15 +247,28 @@ def behind(trace: Trace, pool: Pool, places: int) -> dict[str, Any]:
     if trace.lens is None:
         return {"shares": [], "documents": []}
     return {
-        "shares": [shown_shares(trace.sources(by), KEYS_SHOWN[by]) for by in ("domain", "source")],
+        "shares": [
+            shown_shares(trace.sources(by), KEYS_SHOWN[by])
+            for by in ("domain", "source")
+            if _tells(trace.lens, by)
+        ],
         "documents": [pool.document(d) for d in trace.places(places)],
     }
+
+
+def _tells(lens: Lens, by: str) -> bool:
+    """Say whether a lens knows anything of its documents by a column."""
+    return by == "document" or lens.keys("mass", by).names != [UNKNOWN]
 
 
 def _whole(trace: Trace, pool: Pool, against: int, quotes: int) -> dict[str, Any] | None:
     if trace.lens is None:
         return None
-    shares = {by: shown_shares(trace.sources(by), count) for by, count in KEYS_SHOWN.items()}
+    shares = {
+        by: shown_shares(trace.sources(by), count)
+        for by, count in KEYS_SHOWN.items()
+        if _tells(trace.lens, by)
+    }
     value: dict[str, Any] = {
         "shares": list(shares.values()),
         "documents": [pool.document(d) for d in trace.places(DOCUMENTS_OF_TEXT)],
