@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from transformers import AutoModelForCausalLM
 import prismlm
 from prismlm.corpus import Corpus
 from prismlm.errors import InputError, Interrupted
+from prismlm.files import read_json
 from prismlm.models.sidecar import HEAD_FILE, META_FILE, load_sidecar
 from prismlm.training.attach import attach
 from prismlm.training.attach_options import AttachOptions
@@ -183,9 +185,12 @@ def test_a_corpus_smaller_than_the_prototypes(base, small_corpus, tmp_path):
     many = AttachOptions(fit=FitOptions(prototypes=10**7), window=64)
     with pytest.raises(InputError, match="are fewer than the 10,000,000 prototypes"):
         attach(str(base), [small_corpus], tmp_path / "model", many)
-    # What the message advises is then possible in the same place.
-    attach(str(base), [small_corpus], tmp_path / "model", OPTIONS)
-    assert (tmp_path / "model" / META_FILE).is_file()
+    # What the message advises is then possible in the same place; without a number, one that fits.
+    fitting = replace(OPTIONS, fit=replace(FIT, prototypes=None))
+    result = attach(str(base), [small_corpus], tmp_path / "model", fitting)
+    noted = read_json(tmp_path / "model" / META_FILE)["provenance"]["attached"]
+    assert noted["fit.prototypes"] == max(4, result.states // 16)
+    assert prismlm.load(tmp_path / "model").head.num_prototypes == noted["fit.prototypes"]
 
 
 def test_too_little_room_for_the_states_of_the_prototypes(base, small_corpus, tmp_path):

@@ -192,6 +192,14 @@ def test_settings_that_cannot_be(given, said):
         FitOptions(**given)
 
 
+@pytest.mark.parametrize(
+    ("given", "states", "count"),
+    [(None, 42_231, 2_639), (None, 10**6, 8_192), (None, 600, 64), (512, 600, 512)],
+)
+def test_a_small_corpus_has_fewer_prototypes(given, states, count):
+    assert FitOptions(prototypes=given).of_states(states).prototypes == count
+
+
 def test_more_prototypes_than_states(states):
     with pytest.raises(InputError, match="to place 1,000,000 prototypes on"):
         place(PrototypeHead(states.width, 10**6, 4), states, seed=0)

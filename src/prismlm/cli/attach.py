@@ -38,7 +38,10 @@ def attach(
     corpus: Files,
     out: Annotated[Path, option("DIR", "The model directory to write.")],
     revision: Revision = None,
-    prototypes: Annotated[int, option("K", "How many prototypes.")] = 8192,
+    prototypes: Annotated[
+        int | None,
+        option("K", "How many prototypes; else 8192, or one for 16 positions."),
+    ] = None,
     prototypes_per_token: Annotated[int, option("k", "How many a token may rely on.")] = 64,
     weights: HeadWeights = "fitted",
     epochs: Annotated[float, typer.Option(help="How often the head sees every state.")] = 4.0,

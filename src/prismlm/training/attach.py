@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -209,10 +209,11 @@ class _Work:
         documents, tokens = split_counts(corpus, "train")
         room = self.options.states_gb * 1e9 / bytes_per_position(weight_of(self.model).shape[1])
         available = min(tokens - documents, int(room))
-        if available < self.options.fit.prototypes:
+        wanted = self.options.fit.of_states(available).prototypes
+        if wanted is not None and available < wanted:
             raise InputError(
                 f"{available:,} positions to fit to, of {tokens - documents:,} that the corpus "
-                f"{corpus.name} trains on, are fewer than the {self.options.fit.prototypes:,} "
+                f"{corpus.name} trains on, are fewer than the {wanted:,} "
                 "prototypes: use more text, more --states-gb, or --prototypes with a lower number."
             )
         states = available * bytes_per_position(weight_of(self.model).shape[1])
@@ -291,12 +292,13 @@ class _Work:
     def _provenance(
         self, corpus: Corpus, states: HiddenStates, quality: HeadQuality
     ) -> dict[str, Any]:
+        options = replace(self.options, fit=self.options.fit.of_states(len(states)))
         return {
             "attached": {
-                **flat(asdict(self.options)),
+                **flat(asdict(options)),
                 "window": self.window,
                 "states": len(states),
-                "steps": self.options.fit.steps(len(states)),
+                "steps": options.fit.steps(len(states)),
                 # Not what the model was trained on, which a "corpus" would be.
                 "read": {"name": corpus.name, "fingerprint": corpus.fingerprint},
             },

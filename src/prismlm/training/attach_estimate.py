@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,7 @@ def estimate_attach(
         per_token, kept = _read(opened, window, Path(name), options, device)
         row = bytes_per_position(kept.width)
         states = max(1, min(tokens, int(options.states_gb * 1e9 / row)))
+        options = replace(options, fit=options.fit.of_states(states))
         fitting = Fitting(opened, kept, options.fit, _head(kept, options, device), Path(name))
         fitting.begin()
         rows = torch.arange(min(options.fit.batch, len(kept))).numpy()
@@ -70,7 +72,7 @@ def estimate_attach(
         tuning = 0.0 if options.lora is None else _tuning(opened, window, options.lora)
     steps = options.fit.steps(states)
     unread = max(0, tokens - states) * per_token * READ_TWICE
-    clustered = min(states, STATES_PER_CLUSTER * options.fit.prototypes) * KMEANS_ITERATIONS
+    clustered = min(states, STATES_PER_CLUSTER * fitting.head.num_prototypes) * KMEANS_ITERATIONS
     placing = clustered * per_position / 2
     seconds = {
         "tune_seconds": 0.0 if options.lora is None else options.lora.epochs * tokens * tuning,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -26,6 +26,8 @@ from prismlm.training.loop import SAVE_SECONDS, Loop, batches
 # What k-means clusters: so many states for each prototype.
 STATES_PER_CLUSTER = 4
 KMEANS_ITERATIONS = 5
+# What is fitted where no number is given: as many, if there are so many states for each.
+MOST_PROTOTYPES, STATES_OF_EACH = 8192, 16
 MAY_BE_ZERO = ("frequent", "drawn", "residual", "pull", "seed")
 
 
@@ -34,7 +36,7 @@ class FitOptions:
     """How a head is fitted.
 
     Attributes:
-        prototypes: K.
+        prototypes: K; None: 8,192, or one for 16 states where these are fewer.
         prototypes_per_token: k.
         epochs: how often every state is seen; a fraction is allowed.
         batch: states of a step.
@@ -50,7 +52,7 @@ class FitOptions:
         seed: of everything random.
     """
 
-    prototypes: int = 8192
+    prototypes: int | None = None
     prototypes_per_token: int = 64
     epochs: float = 4.0
     batch: int = 256
@@ -65,15 +67,15 @@ class FitOptions:
     def __post_init__(self) -> None:
         check_choice("weights", self.weights, get_args(Weights))
         for field in fields(self):
-            if field.name == "weights":
-                continue
             value, free = getattr(self, field.name), field.name in MAY_BE_ZERO
-            if field.type == "int":
+            if field.name == "weights" or value is None:
+                continue
+            if str(field.type).startswith("int"):
                 check_whole(field.name, value, 0 if free else 1)
                 continue
             wanted = "0 or more" if free else "a positive number"
             check_number(field.name, value, wanted, lambda x, free=free: x > 0 or (free and x == 0))
-        if self.prototypes_per_token > self.prototypes:
+        if self.prototypes is not None and self.prototypes_per_token > self.prototypes:
             raise InputError(
                 f"prototypes_per_token is {self.prototypes_per_token}, more than the "
                 f"{self.prototypes} prototypes: choose at most that many."
@@ -81,8 +83,16 @@ class FitOptions:
         if not self.frequent + self.drawn:
             raise InputError("frequent and drawn are 0: the divergence needs some tokens.")
 
+    def of_states(self, states: int) -> FitOptions:
+        """Return the same with a number of prototypes, for so many states where none was given."""
+        if self.prototypes is not None:
+            return self
+        count = min(MOST_PROTOTYPES, states // STATES_OF_EACH)
+        return replace(self, prototypes=max(self.prototypes_per_token, count))
+
     def head(self, width: int) -> PrototypeHead:
         """Return the head that is fitted, its prototypes not yet set."""
+        assert self.prototypes is not None, "of_states() says how many"
         return PrototypeHead(
             width, self.prototypes, self.prototypes_per_token, weights=self.weights
         )
@@ -208,6 +218,7 @@ def fit(
         PrismError: the disk is full; what was saved before is kept.
         Interrupted: SIGINT or SIGTERM came; the fit is saved.
     """
+    options = options.of_states(len(states))
     head = options.head(states.width).to(device)
     fitting = Fitting(model, states, options, head, saved)
     if not fitting.resume():
