@@ -26,6 +26,7 @@ from benchmarks.shared.pages import (
 from prismlm.demo.fetched import LENS, SHIPPED
 from prismlm.explain.quality import HeadQuality
 from prismlm.models.sidecar import META_FILE
+from prismlm.training import FitOptions
 
 GOAL, SHARE_GOAL = 0.15, 0.88
 # Prototypes shown, the seed that they are drawn by, and characters of a context on either side.
@@ -122,6 +123,10 @@ def render(found: list[dict[str, Any]], demo: dict[str, Any]) -> str:
         "## Heads",
         "",
         *_table(found),
+        "",
+        "### Less text",
+        "",
+        *_less_text(fits),
         "",
         "### More text",
         "",
@@ -268,6 +273,28 @@ def _context(row: dict[str, Any]) -> str:
     """Return a context in one line."""
     text = f"…{row['before'][-AROUND:]}[{row['token'].strip()}]{row['after'][:AROUND]}…"
     return escaped(" ".join(text.split()).replace("|", "¦"))
+
+
+def _less_text(fits: list[dict[str, Any]]) -> list[str]:
+    """Return what prototypes for fewer states each are worth where there are fewest states."""
+    fewest = min(one["states"] for one in fits if _weights(one) == "fitted")
+    alike = [one for one in fits if one["states"] == fewest and _weights(one) == "fitted"]
+    rows = sorted(alike, key=lambda one: one["prototypes"])
+    each = FitOptions().of_states(fewest).prototypes
+    return [
+        f"On {fewest:,} states, k = {rows[0]['per_token']}, {rows[0]['steps']:,} steps, measured "
+        f"on {rows[0]['points'][-1]['tokens']:,} held-out states. Without `--prototypes`, `attach` "
+        f"takes one for 16 states where these are few, here {each:,}: a card then has places to "
+        "show.",
+        "",
+        *table_head("| K | states each | above | explained share | FVU |"),
+        *(
+            f"| {one['prototypes']:,} | {fewest / one['prototypes']:.0f} | {_over(last):+.1%} | "
+            f"{last['explained_share']:.3f} | {last['fvu']:.3f} |"
+            for one in rows
+            for last in one["points"][-1:]
+        ),
+    ]
 
 
 def _more_text(fits: list[dict[str, Any]]) -> list[str]:
