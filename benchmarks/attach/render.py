@@ -124,10 +124,7 @@ def render(found: list[dict[str, Any]], demo: dict[str, Any]) -> str:
         "",
         *_table(found),
         "",
-        "### Less text",
-        "",
-        *_less_text(fits),
-        "",
+        *_less_text([one for one in fits if _weights(one) == "fitted"]),
         "### More text",
         "",
         *_more_text(fits),
@@ -277,11 +274,15 @@ def _context(row: dict[str, Any]) -> str:
 
 def _less_text(fits: list[dict[str, Any]]) -> list[str]:
     """Return what prototypes for fewer states each are worth where there are fewest states."""
-    fewest = min(one["states"] for one in fits if _weights(one) == "fitted")
-    alike = [one for one in fits if one["states"] == fewest and _weights(one) == "fitted"]
+    if not fits:
+        return []
+    fewest = min(one["states"] for one in fits)
+    alike = [one for one in fits if one["states"] == fewest]
     rows = sorted(alike, key=lambda one: one["prototypes"])
     each = FitOptions().of_states(fewest).prototypes
     return [
+        "### Less text",
+        "",
         f"On {fewest:,} states, k = {rows[0]['per_token']}, {rows[0]['steps']:,} steps, measured "
         f"on {rows[0]['points'][-1]['tokens']:,} held-out states. Without `--prototypes`, `attach` "
         f"takes one for 16 states where these are few, here {each:,}: a card then has places to "
@@ -294,6 +295,7 @@ def _less_text(fits: list[dict[str, Any]]) -> list[str]:
             for one in rows
             for last in one["points"][-1:]
         ),
+        "",
     ]
 
 
