@@ -7,14 +7,12 @@ import subprocess
 from dataclasses import replace
 from html.parser import HTMLParser
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 import prismlm
 from prismlm.index.around import Around
-from prismlm.index.where import UNKNOWN, Keys
 from prismlm.models.uncertainty_feedback import attach_uncertainty
 from prismlm.pages.trace import CAVEAT, fragment, page
 from prismlm.pages.trace_data import visible
@@ -183,16 +181,6 @@ def test_shares_in_the_page_sum_to_one(trace):
     key, *figures = data["steps"][0]["shares"][0]["items"][0]
     assert key == first.items[0].key
     assert figures == pytest.approx([first.items[0].share, first.items[0].base_rate], rel=1e-5)
-
-
-def test_what_the_lens_does_not_know_has_no_shares_in_the_page(lm, monkeypatch):
-    assert lm.lens.telling == "domain"
-    rows = lm.lens.mass.num_rows
-    monkeypatch.setitem(lm.lens._keys, ("mass", "domain"), Keys([UNKNOWN], np.zeros(rows, int)))
-    assert lm.lens.telling == "source"
-    data, _ = Reader(page([lm.explain("The proof relies on")])).blocks
-    assert [group["by"] for group in data["whole"]["shares"]] == ["source", "license", "document"]
-    assert all([group["by"] for group in step["shares"]] == ["source"] for step in data["steps"])
 
 
 def test_quotes_and_what_speaks_against_are_in_the_page(lm):
