@@ -124,7 +124,7 @@ def render(found: list[dict[str, Any]], demo: dict[str, Any]) -> str:
         "",
         *_table(found),
         "",
-        *_less_text([one for one in fits if _weights(one) == "fitted"]),
+        *_less_text([one for one in found if _weights(one) == "fitted"]),
         "### More text",
         "",
         *_more_text(fits),
@@ -272,13 +272,19 @@ def _context(row: dict[str, Any]) -> str:
     return escaped(" ".join(text.split()).replace("|", "¦"))
 
 
-def _less_text(fits: list[dict[str, Any]]) -> list[str]:
+def _less_text(found: list[dict[str, Any]]) -> list[str]:
     """Return what prototypes for fewer states each are worth where there are fewest states."""
+    fits = [one for one in found if one["part"] == "fit"]
     if not fits:
         return []
     fewest = min(one["states"] for one in fits)
     alike = [one for one in fits if one["states"] == fewest]
     rows = sorted(alike, key=lambda one: one["prototypes"])
+    controls = {
+        one["prototypes"]: f"{_over(one['points'][-1]):+.1%}"
+        for one in found
+        if one["part"] == "control" and one["states"] == fewest
+    }
     each = FitOptions().of_states(fewest).prototypes
     return [
         "### Less text",
@@ -288,9 +294,12 @@ def _less_text(fits: list[dict[str, Any]]) -> list[str]:
         f"takes one for 16 states where these are few, here {each:,}: a card then has places to "
         "show.",
         "",
-        *table_head("| K | states each | above | explained share | FVU |"),
+        *table_head(
+            "| K | states each | above | random states as prototypes | explained share | FVU |"
+        ),
         *(
             f"| {one['prototypes']:,} | {fewest / one['prototypes']:.0f} | {_over(last):+.1%} | "
+            f"{controls.get(one['prototypes'], '–')} | "
             f"{last['explained_share']:.3f} | {last['fvu']:.3f} |"
             for one in rows
             for last in one["points"][-1:]
