@@ -15,7 +15,9 @@ from rich.cells import cell_len
 from safetensors.torch import load_file, save_file
 
 import prismlm
+from prismlm.cli.printing.trace import _place
 from prismlm.errors import InputError
+from prismlm.index.around import Around
 from tests.helpers import forked
 
 TEXT = "The proof relies on the theory of groups."
@@ -302,6 +304,27 @@ def test_text_whose_words_stand_nowhere_together_is_told_so(prism, copy):
     said = prism("explain", copy, TEXT).stdout.splitlines()[0]
     together = r"\(\d\.\d tokens stand together; unseen 1000000000\.0 or more\)"
     assert re.fullmatch(rf"Support: none  not in this corpus  {together}", said)
+
+
+@pytest.mark.parametrize(
+    ("around", "also", "shown"),
+    [
+        (
+            Around("They soon went to", " war", " over it."),
+            [(10, 17)],
+            "They soon [went to war] over it.",
+        ),
+        (Around("One. ", "Two", " is."), [], "One. [Two] is."),
+        (Around("x" * 200 + " A title", "\nThe", " end"), [], "A title ↵ [The] end"),
+        (Around("a", "\n", "b"), [], "a[↵]b"),
+        (Around("a ", " ", "b c"), [(5, 6)], "a [␣]b [c]"),
+    ],
+)
+def test_what_is_marked_stands_in_brackets(around, also, shown):
+    place = _place(around, also, 60)
+    assert place.plain.strip("…").endswith(shown)
+    (own,) = [span for span in place.spans if span.style == "bold reverse"]
+    assert place.plain[own.start : own.end] in shown
 
 
 def test_a_corpus_that_is_gone_leaves_passages_without_text(prism, refused, copy, tmp_path):

@@ -345,7 +345,8 @@ def _print_quotes(console: Console, quotes: list[Quote]) -> None:
 def _place(around: Around, also: Sequence[tuple[int, int]], width: int) -> Text:
     """Return a sentence; brackets say what is marked in it wherever there is no colour."""
     text, begin, end = str(around), len(around.before), len(around.before + around.token)
-    word = around.token.lstrip(" ")
+    # Of a token of blanks alone, its line end is what is marked.
+    word = around.token.lstrip() or around.token.lstrip(" ")
     own = (end - len(word), end) if word else (begin, end)
     stretches = sorted([*also, own])
     token, place = visible(plain(text[slice(*own)])).replace("·", " "), Text()
