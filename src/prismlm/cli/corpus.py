@@ -6,15 +6,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
 from prismlm.cli import dataset_options as data
+from prismlm.cli.format import count
 from prismlm.cli.options import DryRun, Json, flag, option
 from prismlm.cli.output import console_for_reading, plain, print_cost, print_json, table_of
 from prismlm.errors import InputError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from prismlm.corpus import Corpus, HubDataset
 
 _ROWS_SHOWN = 20
@@ -126,9 +127,6 @@ def _summary(corpus: Corpus) -> dict[str, Any]:
 
 
 def _print_corpus(corpus: Corpus) -> None:
-    from rich.text import Text
-
-    from prismlm.cli.format import count
     from prismlm.corpus.read import in_words
 
     console = console_for_reading()
@@ -175,9 +173,6 @@ def _print_corpus(corpus: Corpus) -> None:
 
 
 def _shares(key: str, rows: list[dict[str, Any]], tokens: int) -> Table:
-    from rich.text import Text
-
-    from prismlm.cli.format import count
     from prismlm.index.where import UNKNOWN
 
     table = table_of(key, "*documents", "*tokens", "*share", "")

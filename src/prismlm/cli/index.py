@@ -11,6 +11,7 @@ import typer
 
 from prismlm.cli import dataset_options as data
 from prismlm.cli.corpus import dataset_of
+from prismlm.cli.format import count, duration
 from prismlm.cli.options import (
     Device,
     DryRun,
@@ -306,7 +307,6 @@ def _report_part(out: Path, part: Shard, *, as_json: bool) -> None:
 
 
 def _print_summary(summary: dict[str, Any]) -> None:
-    from prismlm.cli.format import count, duration
     from prismlm.index.mass import LARGEST_GROUPS
 
     prototypes = summary["prototypes"]

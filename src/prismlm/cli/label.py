@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.text import Text
 
+from prismlm.cli.format import count
 from prismlm.cli.options import Json, Lens, Model, choice, flag, load_with_lens, number, option
 from prismlm.cli.output import console_for_reading, plain, print_cost, print_json, table_of
 from prismlm.errors import InputError
@@ -104,8 +106,6 @@ def _labeller(
 
 
 def _announce(cost: Cost) -> None:
-    from prismlm.cli.format import count
-
     figures = cost.figures
     price = f", price {figures['price']}" if "price" in figures else ""
     typer.echo(
@@ -117,8 +117,6 @@ def _announce(cost: Cost) -> None:
 
 def _print_asked(asked: dict[str, Any]) -> None:
     """Print what an endpoint did: how much, what went wrong, and whether its names are better."""
-    from rich.text import Text
-
     console = console_for_reading()
     console.print(
         f"\n{asked['named']:,} named by the endpoint: {asked['requests']:,} answers, "
@@ -157,8 +155,8 @@ def _print(found: Labelling) -> None:
         style="dim",
     )
     console.print()
-    for name, count in sorted(found.categories.items(), key=lambda pair: -pair[1]):
-        console.print(f"{count:>7,}  {plain(name)}")
+    for name, members in sorted(found.categories.items(), key=lambda pair: -pair[1]):
+        console.print(f"{members:>7,}  {plain(name)}")
 
 
 def _print_examples(lens: OpenedLens) -> None:

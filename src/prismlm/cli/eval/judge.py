@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from prismlm.cli.format import count
 from prismlm.cli.label import ModelThere, Url
 from prismlm.cli.options import DryRun, Json, Temperature, choice, number, option
 from prismlm.cli.output import console_for_reading, plain, print_cost, print_json, table_of
@@ -92,8 +93,6 @@ def judge(
 
 
 def _announce(what: str, questions: int, tokens: int) -> None:
-    from prismlm.cli.format import count
-
     if questions:
         typer.echo(
             f"{questions:,} questions about {what}, some {count(tokens)} tokens in; "

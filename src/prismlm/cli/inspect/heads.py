@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -51,8 +52,6 @@ def heads(
         write_heads(reports, out)
         typer.echo(f"wrote {out}", err=True)
     if as_json:
-        from dataclasses import asdict
-
         value = {
             "models": [report.to_dict() for report in reports],
             "across": None if across is None else [asdict(one) for one in across],

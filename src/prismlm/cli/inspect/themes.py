@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from prismlm.cli.format import count
 from prismlm.cli.inspect.corpus_to_read import CorpusToRead, open_both
 from prismlm.cli.label import ModelThere, Url
 from prismlm.cli.options import Json, Lens, Model, Split, choice, load_with_lens, number
@@ -91,8 +92,6 @@ def _judge(url: str | None, name: str | None, model: Path) -> EndpointJudge | No
 
 
 def _announce(questions: int, characters: int) -> None:
-    from prismlm.cli.format import count
-
     typer.echo(
         f"{questions:,} questions of {count(characters)} characters in all, some four to a token; "
         f"answers are kept in the model's {ANSWERS}.",
@@ -114,8 +113,6 @@ def read_report(
     judge: EndpointJudge | None = None,
 ) -> ThemeReport:
     """Return the themes of a model's units, as the command has them."""
-    from typing import Any, cast
-
     from prismlm.cli.progress import ConsoleReporter
     from prismlm.instruments.themes.report import Kind, theme_report
     from prismlm.instruments.themes.units import channels_or_heads, prototypes
