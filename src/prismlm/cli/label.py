@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.text import Text
 
 from prismlm.cli.format import count
 from prismlm.cli.options import Json, Lens, Model, choice, flag, load_with_lens, number, option
@@ -123,7 +122,7 @@ def _print_asked(asked: dict[str, Any]) -> None:
         f"{asked['tokens_in']:,} tokens in, {asked['tokens_out']:,} out"
     )
     for reason, times in asked["failures"].items():
-        console.print(Text(f"{times:,} without an answer: {plain(reason)}", style="dim"))
+        console.print(f"{times:,} without an answer: {plain(reason)}", style="dim")
     scores, judged = asked["scores"], asked["judged"] or {}
     for name in ("detection", "fuzzing"):
         own, embedded = scores["own"][name], scores["embedded"][name]

@@ -43,7 +43,7 @@ def print_rows(rows: list[tuple[str, str]], last: str) -> None:
         table.add_row(*row)
     console = console_for_reading()
     console.print(table)
-    console.print(Text(last, style="dim"), soft_wrap=True)
+    console.print(last, style="dim", soft_wrap=True)
 
 
 def quality_rows(quality: HeadQuality) -> list[tuple[str, str]]:

@@ -149,7 +149,7 @@ def print_robustness(found: Robustness) -> None:
         said += f" · {found.left_out:,} pairs left out, being empty or too long for a model"
     if not found.comparable:
         said += " · vocabularies differ, so JS must not be compared between these models"
-    console.print(Text(said, "dim"), soft_wrap=True)
+    console.print(said, style="dim", soft_wrap=True)
     console.print()
     table = table_of("", *HEADINGS, gap=1)
     for part in found.slices:
@@ -160,13 +160,13 @@ def print_robustness(found: Robustness) -> None:
             if one == found.models[0].name:
                 table.add_row(_name(f"first − {other}"), *_figures(figures, sign="+"), style="dim")
     console.print(table)
-    console.print(Text("In brackets 95 % intervals, bootstrapped over pairs.", "dim"))
+    console.print("In brackets 95 % intervals, bootstrapped over pairs.", style="dim")
 
 
 def print_clamping(found: Clamping) -> None:
     """Print PMR of each slice beside the control."""
     console = console_for_reading()
-    console.print(Text(f"{plain(found.name)}, {found.routing} clamped", style="bold"))
+    console.print(f"{plain(found.name)}, {found.routing} clamped", style="bold")
     table = table_of(
         "slice", "routing of", "*PMR", "*std", "*> 0", "*pooled", "*JS base", "*JS clamped", "*n"
     )
@@ -184,7 +184,7 @@ def print_clamping(found: Clamping) -> None:
         if part.gain is not None:
             gain = _interval(part.gain, "+")
             said.insert(0, f"JS with random routing minus the original's {gain}")
-        console.print(Text(f"{plain(part.name)}: {', '.join(said)}", "dim"), soft_wrap=True)
+        console.print(f"{plain(part.name)}: {', '.join(said)}", style="dim", soft_wrap=True)
 
 
 def _mediation(one: Mediation | None) -> tuple[str, ...]:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.text import Text
 
 from prismlm.cli.format import count
 from prismlm.cli.options import Json, Lens, Model, flag, load_with_lens
@@ -74,9 +73,9 @@ def _print(found: LensInspection, path: str) -> None:
         f"duplicates among the contexts of a prototype: {found.duplicate_share:.1%} with the same "
         f"text, {found.near_duplicate_share:.1%} with a state of cosine above 0.999"
     )
-    console.print(Text(path, style="dim"), soft_wrap=True)
+    console.print(path, style="dim", soft_wrap=True)
     console.print()
-    console.print(Text(found.verdict))
+    console.print(found.verdict)
 
 
 def _print_convergence(console: Console, found: LensInspection) -> None:

@@ -74,11 +74,11 @@ def _print_list(console: Console, rows: list[dict[str, Any]], total: int) -> Non
 
 
 def _print_card(console: Console, card: dict[str, Any]) -> None:
-    console.print(Text(plain(f"#{card['id']} {card['name']}"), style="bold"))
+    console.print(plain(f"#{card['id']} {card['name']}"), style="bold")
     facts = [card["category"], card["role"], *card["tags"]]
-    console.print(Text(plain(" · ".join(filter(None, facts))), style="dim"))
+    console.print(plain(" · ".join(filter(None, facts))), style="dim")
     if card["description"]:
-        console.print(Text(plain(card["description"])))
+        console.print(plain(card["description"]))
     figures = [f"used at {card['usage']:.2%} of positions"]
     if card["positions"] is not None:
         figures.insert(0, f"nearest of all at {card['positions']:,} positions")
@@ -88,7 +88,7 @@ def _print_card(console: Console, card: dict[str, Any]) -> None:
         figures.append(f"nearest training text at cosine {card['nearest_cosine']:.2f}")
     console.print(" · ".join(figures), style="dim")
     raised = "  ".join(f"{plain(token)!s} {value:+.2f}" for token, value in card["tokens"])
-    console.print(Text(f"\nraises  {raised}"))
+    console.print(f"\nraises  {raised}")
     console.print("\nWhere it fires", style="bold")
     for place in card["contexts"][:CONTEXTS]:
         flat = ((place[name] or "").replace("\n", "↵ ") for name in ("before", "token", "after"))
@@ -97,4 +97,4 @@ def _print_card(console: Console, card: dict[str, Any]) -> None:
         text.append(f"[{token.strip()}]", style="bold").append(f"{after[:AFTER]}…")
         console.print(text)
         origin = " · ".join(filter(None, (place["doc_id"], place["source"], place["license"])))
-        console.print(Text(f"    {plain(origin)}", style="dim"))
+        console.print(f"    {plain(origin)}", style="dim")

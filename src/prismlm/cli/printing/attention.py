@@ -27,7 +27,7 @@ def print_maps(maps: Sequence[AttentionMap], top: int) -> None:
     console = console_for_reading()
     tokens = maps[0].tokens
     text = "".join(plain(token) for token in tokens if token != DITTO)
-    console.print(Text(text), soft_wrap=True)
+    console.print(text, soft_wrap=True)
     console.print()
     table = table_of("head", "*itself")
     table.add_column("strongest on others: from → to")
@@ -55,12 +55,10 @@ def print_roles(found: RoleSearch, untrained: RoleSearch | None = None) -> None:
             console.print(f"with random weights: {others[finding.role] or 'none'}")
         console.print()
     console.print(
-        Text(
-            f"{found.heads} heads, {found.draws:,} draws; lift: weight on the role's words over "
-            "that of uniform attention; excess: beyond the head's habit at those distances; q: p "
-            f"corrected over all heads and roles, found at {found.level:g} or less.",
-            style="dim",
-        )
+        f"{found.heads} heads, {found.draws:,} draws; lift: weight on the role's words over "
+        "that of uniform attention; excess: beyond the head's habit at those distances; q: p "
+        f"corrected over all heads and roles, found at {found.level:g} or less.",
+        style="dim",
     )
 
 

@@ -96,11 +96,8 @@ def _print_metrics(console: Console, reports: Sequence[ChannelReport]) -> None:
                 )
     console.print(table)
     console.print(
-        Text(
-            "entropy and mutual information with the token in nats; corrected after Miller and "
-            "Madow",
-            style="dim",
-        )
+        "entropy and mutual information with the token in nats; corrected after Miller and Madow",
+        style="dim",
     )
     console.print()
 
@@ -108,7 +105,7 @@ def _print_metrics(console: Console, reports: Sequence[ChannelReport]) -> None:
 def _print_findings(console: Console, report: ChannelReport) -> None:
     locality = report.locality
     assert locality is not None
-    console.print(Text("Half-life against repetition", style="bold"))
+    console.print("Half-life against repetition", style="bold")
     for line in locality_words(locality):
         console.print(line)
     if locality.quartiles is not None:
@@ -116,7 +113,7 @@ def _print_findings(console: Console, report: ChannelReport) -> None:
         bounds = "  ".join(f"{bound:.3g}" for bound in locality.quartiles.bounds)
         console.print(f"mean repetition by quartile: {means}   (half-lives {bounds} between)")
     console.print()
-    console.print(Text("Is a channel read before it is written?", style="bold"))
+    console.print("Is a channel read before it is written?", style="bold")
     for layer in report.layers:
         line = f"layer {layer.layer}  {lag_words(layer)}"
         if not layer.shared_gates:
@@ -219,7 +216,7 @@ def _word(word: str) -> str:
 def _print_channel(
     console: Console, layer: LayerReport, channel: Channel, report: ChannelReport
 ) -> None:
-    console.print(Text(f"Layer {layer.layer}, channel {channel.channel}", style="bold"))
+    console.print(f"Layer {layer.layer}, channel {channel.channel}", style="bold")
     if channel.half_life is None:
         line = "no half-life of its own: β depends on the token"
         read = () if report.text is None else report.text.curves
@@ -275,7 +272,7 @@ def _excerpt(sequence: ChannelSequence, passage: Passage) -> Text:
 
 
 def _print_text(console: Console, worded_curves: WordedCurves, channel: int | None) -> None:
-    console.print(Text("The text", style="bold"))
+    console.print("The text", style="bold")
     tokens = [Text(fit(visible(plain(token)))) for token in worded_curves.text.tokens]
     if channel is None:
         _print_strongest(console, worded_curves, tokens)

@@ -55,7 +55,7 @@ def print_across(found: Sequence[AcrossModels]) -> None:
     """Print each model's effects, and how many agree in sign."""
     console = console_for_reading()
     models = len(found[0].effects)
-    console.print(Text(f"Signal against noise heads in {models} models", style="bold"))
+    console.print(f"Signal against noise heads in {models} models", style="bold")
     table = table_of("figure", "Cliff's δ of each model", "*above 0", "*below 0", "*sign test p")
     for one in found:
         table.add_row(
@@ -130,7 +130,7 @@ def _blocks(shares: Sequence[float]) -> str:
 
 
 def _print_comparison(console: Console, comparison: Sequence[Comparison]) -> None:
-    console.print(Text("Signal against noise heads", style="bold"))
+    console.print("Signal against noise heads", style="bold")
     table = table_of("figure", "*signal", "*noise", "*Cliff's δ", "*p", "*layers", "in words")
     for one in comparison:
         digits = 1 if one.measure.startswith("distance") else 3

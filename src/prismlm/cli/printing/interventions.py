@@ -21,7 +21,7 @@ def print_concepts(found: list[ConceptInModel], by: By) -> None:
     """Print every model's channel and table, and how many models have such a channel."""
     console = console_for_reading()
     for item in found:
-        console.print(Text(plain(item.name), style="bold"))
+        console.print(plain(item.name), style="bold")
         _print_ranked(console, item)
         for place in item.table.channels:
             _print_cases(console, item.table, place, by)
@@ -100,9 +100,7 @@ def _print_summaries(console: Console, table: EffectTable) -> None:
         )
     console.print(shown)
     console.print(
-        Text(
-            "Relative changes, in % of the probability: their median, and the median of their "
-            "size beside each control's; p over cases, that it is larger",
-            style="dim",
-        )
+        "Relative changes, in % of the probability: their median, and the median of their "
+        "size beside each control's; p over cases, that it is larger",
+        style="dim",
     )

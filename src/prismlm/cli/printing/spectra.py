@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.text import Text
 
 from prismlm.cli.output import console_for_reading, table_of
 from prismlm.cli.printing.heads import print_header
@@ -29,7 +28,7 @@ def print_spectra(report: SpectraReport) -> None:
 
 
 def _print_rates(console: Console, report: SpectraReport) -> None:
-    console.print(Text("Coding rates, nats", style="bold"))
+    console.print("Coding rates, nats", style="bold")
     table = table_of(
         "*layer", "*R(Z)", "*R(Z|Us)", "*R(Z|Un)", "*ΔR", "*step", "*−stretch", "*−shuffled",
         "*cos", "*incoher.", "random", gap=1,
@@ -68,7 +67,7 @@ def _print_rates(console: Console, report: SpectraReport) -> None:
 
 
 def _print_terms(console: Console, terms: Sequence[RatioTerms]) -> None:
-    console.print(Text("Cross terms", style="bold"))
+    console.print("Cross terms", style="bold")
     table = table_of(
         "ratio", "scales", "*K_SN", "*K_SS", "*K_NN", "*normalised", "*no content", "*|nω−mω|",
         "n:m", "*later", "n:m", gap=1,
@@ -112,7 +111,7 @@ def least_in_step(terms: Sequence[RatioTerms]) -> str:
 
 
 def _print_loss(console: Console, loss: LossAgainstLength) -> None:
-    console.print(Text("Loss by length of context", style="bold"))
+    console.print("Loss by length of context", style="bold")
     control = any(bucket.difference is not None for bucket in loss.buckets)
     table = table_of(
         "*context", "*nats a token", *(["*read in rows", "*difference"] if control else [])
@@ -140,7 +139,7 @@ def _print_loss(console: Console, loss: LossAgainstLength) -> None:
             f" read in rows: the same tokens in windows of {trained:,}, as in training; "
             "a difference above 0 says that the longer context hurts."
         )
-    console.print(Text(note, style="dim"))
+    console.print(note, style="dim")
 
 
 def _error(value: float) -> str:

@@ -30,7 +30,7 @@ def print_steering(
 ) -> None:
     """Print what an edit did; a pipe gets the same text without colour, 100 columns wide."""
     console = console_for_reading()
-    console.print(Text(_described(edit, only), style="bold"))
+    console.print(_described(edit, only), style="bold")
     console.print()
     if isinstance(result, Steering):
         _print_text(console, result)
@@ -49,9 +49,9 @@ def _described(edit: dict[str, Any] | None, only: str | None) -> str:
 
 
 def _print_text(console: Console, steering: Steering) -> None:
-    console.print(Text("with     ", "dim").append(plain(steering.text), "default"))
+    console.print(Text("with     ", style="dim").append(plain(steering.text), "default"))
     if steering.unedited != steering.text:
-        console.print(Text("without  ", "dim").append(plain(steering.unedited), "default"))
+        console.print(Text("without  ", style="dim").append(plain(steering.unedited), "default"))
     console.print()
     table = table_of("token", "*before", "*after", "*control")
     table.add_column("leads before → after")
@@ -121,15 +121,13 @@ def _print_effects(console: Console, effects: SteeringEffects) -> None:
     console.print(table)
     if effects.signature_tokens:
         tokens = " ".join(visible(plain(token)) for token in effects.signature_tokens)
-        console.print(Text(f"signature's top tokens: {tokens}", "dim"))
+        console.print(f"signature's top tokens: {tokens}", style="dim")
     control = f"control: mean of {effects.draws} draws" if effects.draws else "without a control"
     console.print(
-        Text(
-            f"{effects.changed:.0%} of {count(effects.predictions)} predictions changed, "
-            f"{effects.left:.0%} left because the clamp is undefined there, {effects.capped:.0%} "
-            f"held at the cap; {control}",
-            "dim",
-        )
+        f"{effects.changed:.0%} of {count(effects.predictions)} predictions changed, "
+        f"{effects.left:.0%} left because the clamp is undefined there, {effects.capped:.0%} "
+        f"held at the cap; {control}",
+        style="dim",
     )
 
 
@@ -141,7 +139,7 @@ def _with_interval(value: float | None, interval: tuple[float, float] | None) ->
 
 def _print_cost(console: Console, cost: Cost | None, note: str) -> None:
     if cost is None:
-        console.print(Text(f"cost on held-out text: {note}", "dim"))
+        console.print(f"cost on held-out text: {note}", style="dim")
         return
     control = "" if cost.control is None else f", control {cost.control:.2f}"
     left = f", the clamp undefined at {cost.left:.0%}" if cost.left else ""

@@ -20,12 +20,12 @@ def print_themes(report: ThemeReport) -> None:
         f"{len(judged):,} {report.of} of {plain(report.model)} on {plain(report.corpus)}, "
         f"{report.split}, judged by {plain(report.judge)}"
     )
-    console.print(Text(head, style="bold"))
+    console.print(head, style="bold")
     documents = sum(report.documents) / len(report.documents)
     said = f"The ten sequences of each are of {documents:.1f} documents in the mean."
-    console.print(Text(said, "dim"))
+    console.print(said, style="dim")
     if report.left_out:
-        console.print(Text(f"{report.left_out:,} more have fewer than ten sequences.", "dim"))
+        console.print(f"{report.left_out:,} more have fewer than ten sequences.", style="dim")
     for figure in FIGURES:
         one = report.difference(figure)
         own, chance = (report.values(figure, random=flag) for flag in (False, True))
@@ -33,7 +33,7 @@ def print_themes(report: ThemeReport) -> None:
         said = f"{figure}: mean {own.mean():.1f}, of ten random sequences {chance.mean():.1f}"
         if len(own) > 1:
             said += f"; difference {one.value:+.1f} ({one.low:+.1f} to {one.high:+.1f})"
-        console.print(Text(said))
+        console.print(said)
         table = table_of("*", report.of, "*", "random", "*")
         counts = [report.histogram(figure, random=flag) for flag in (False, True)]
         for value, pair in enumerate(zip(*counts, strict=True), 1):
@@ -52,4 +52,4 @@ def print_themes(report: ThemeReport) -> None:
         table.add_row(fit(name, NAME_WIDTH), *figures, theme)
     console.print(table)
     if len(judged) > len(shown):
-        console.print(Text(f"… and {len(judged) - len(shown):,} more: --json has all.", "dim"))
+        console.print(f"… and {len(judged) - len(shown):,} more: --json has all.", style="dim")
