@@ -57,7 +57,13 @@ def print_report(
         else:
             _print_channel(console, one, one.channels[channel], report)
     if report.text is not None:
-        _print_text(console, report.text, channel)
+        console.print("The text", style="bold")
+        tokens = [Text(fit(visible(plain(token)))) for token in report.text.text.tokens]
+        if channel is None:
+            _print_strongest(console, report.text, tokens)
+        else:
+            _print_curve(console, report.text, report.text.curves[0], tokens, channel)
+        console.print()
 
 
 def _print_header(console: Console, report: ChannelReport) -> None:
@@ -269,16 +275,6 @@ def _excerpt(sequence: ChannelSequence, passage: Passage) -> Text:
         else:
             shown.append(plain(" ".join(inner.split())))
     return shown
-
-
-def _print_text(console: Console, worded_curves: WordedCurves, channel: int | None) -> None:
-    console.print("The text", style="bold")
-    tokens = [Text(fit(visible(plain(token)))) for token in worded_curves.text.tokens]
-    if channel is None:
-        _print_strongest(console, worded_curves, tokens)
-    else:
-        _print_curve(console, worded_curves, worded_curves.curves[0], tokens, channel)
-    console.print()
 
 
 def _print_strongest(console: Console, worded_curves: WordedCurves, tokens: Sequence[Text]) -> None:
