@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
 
 import typer
 
-from prismlm.cli import dataset_options as data
-from prismlm.cli.corpus import dataset_of
+from prismlm.cli import corpus as data
 from prismlm.cli.format import count, duration
 from prismlm.cli.options import (
     Device,
@@ -118,7 +117,7 @@ def index(
 
     named = (source_column, domain_column, license_column, title_column, url_column, split_column)
     columns = Columns(text_column, id_column, *named)
-    found = dataset_of(dataset, dataset_config, dataset_split, data_files)
+    found = data.dataset_of(dataset, dataset_config, dataset_split, data_files)
     source = _source(model, corpus, found, columns)
     out = _out(model, lens or source.name)
     where = _own_device(device_named(device))
