@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from prismlm.cli.eval.glue import glue
 from prismlm.cli.eval.judge import judge
-from prismlm.cli.eval.pairs import pairs
-from prismlm.cli.eval.robustness import clamping, robustness
+from prismlm.cli.eval.robustness import clamping, pairs, robustness
 from prismlm.cli.eval.suite import evaluate
 from prismlm.cli.options import model_first
 
