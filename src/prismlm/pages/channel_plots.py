@@ -342,19 +342,14 @@ def _quartile_means(axes: Axes, found: Quartiles, lives: np.ndarray) -> None:
 def _lags(axes: Axes, found: LagCorrelation) -> None:
     kept = np.flatnonzero(~np.isnan(found.correlation.numpy()).any(1))
     if len(kept):
-        _lag_curves(axes, found, kept)
+        lags, correlation = found.lags.numpy(), found.correlation.numpy()[kept]
+        mean = np.median(found.null_mean.numpy()[kept], 0)
+        spread = 1.96 * np.median(found.null_deviation.numpy()[kept], 0)
+        low, high = mean - spread, mean + spread
+        axes.fill_between(lags, low, high, color=ORANGE, alpha=0.35, linewidth=0, label="shuffled")
+        channels = axes.plot(lags, correlation.T, color=GREY, linewidth=0.7, alpha=0.55)
+        channels[0].set_label("a channel")
+        axes.plot(lags, np.median(correlation, 0), color=BLUE, linewidth=2.2, marker="o",
+                  markersize=4, label="median of channels")  # fmt: skip
     axes.axvline(0, color=GREY, linewidth=0.7, linestyle=":")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-
-
-def _lag_curves(axes: Axes, found: LagCorrelation, kept: np.ndarray) -> None:
-    lags, correlation = found.lags.numpy(), found.correlation.numpy()[kept]
-    mean = np.median(found.null_mean.numpy()[kept], 0)
-    spread = 1.96 * np.median(found.null_deviation.numpy()[kept], 0)
-    axes.fill_between(
-        lags, mean - spread, mean + spread, color=ORANGE, alpha=0.35, linewidth=0, label="shuffled"
-    )
-    channels = axes.plot(lags, correlation.T, color=GREY, linewidth=0.7, alpha=0.55)
-    channels[0].set_label("a channel")
-    axes.plot(lags, np.median(correlation, 0), color=BLUE, linewidth=2.2, marker="o",
-              markersize=4, label="median of channels")  # fmt: skip

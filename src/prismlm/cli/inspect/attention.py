@@ -87,7 +87,7 @@ def attention(
     if out is not None:
         # Said before the model is read, not after.
         import prismlm.pages.attention_plots  # noqa: F401
-    from prismlm.explain.attention_maps import heads_of
+    from prismlm.explain.attention_maps import heads_of, read_maps
     from prismlm.models.checkpoint import read_checkpoint
 
     opened, tokenizer = read_checkpoint(model)
@@ -95,42 +95,22 @@ def attention(
     if text is None:
         value = _roles(opened, tokenizer, heads, cases, draws, seed, beside_untrained, as_json)
     else:
-        value = _maps(opened, tokenizer, text, heads, top, out, as_json=as_json)
+        maps = read_maps(opened, tokenizer, text, heads)
+        value = {"text": text, "maps": [_map(one, top) for one in maps]}
+        if out is not None:
+            from prismlm.pages.attention_plots import save_maps
+
+            save_maps(maps, out)
+            typer.echo(f"wrote {out}", err=True)
+        if not as_json:
+            print_maps(maps, top)
     if as_json:
         print_json({"model": str(model), **value})
 
 
-def _maps(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    text: str,
-    heads: tuple[Head, ...],
-    top: int,
-    out: Path | None,
-    *,
-    as_json: bool,
-) -> dict[str, Any]:
-    from prismlm.explain.attention_maps import read_maps
-
-    maps = read_maps(model, tokenizer, text, heads)
-    if out is not None:
-        from prismlm.pages.attention_plots import save_maps
-
-        save_maps(maps, out)
-        typer.echo(f"wrote {out}", err=True)
-    if not as_json:
-        print_maps(maps, top)
-    return {
-        "text": text,
-        "maps": [
-            one.to_dict()
-            | {
-                "on_itself": one.on_itself(),
-                "strongest": [link._asdict() for link in one.strongest(top)],
-            }
-            for one in maps
-        ],
-    }
+def _map(one: AttentionMap, top: int) -> dict[str, Any]:
+    strongest = [link._asdict() for link in one.strongest(top)]
+    return one.to_dict() | {"on_itself": one.on_itself(), "strongest": strongest}
 
 
 def _roles(

@@ -27,23 +27,15 @@ SIGNIFICANT = 0.05
 SMALLEST_SHARE = 0.005
 # Columns of the heads' table without its spectrum, with the gaps between them.
 TAKEN = 5 + 4 + 9 + 8 + 6 + 7 + 7 + 5 + 5 + 5 + 10 * 2
-NAMES = {
-    "distance": "mean distance",
-    "distance_beyond_self": "… beyond self",
-    "entropy": "entropy, nats",
-    "relative_entropy": "… of ln visible",
-    "self_share": "share on self",
-    "near_share": "share on 4 before",
-    "first_share": "share on first",
-}
-LARGER = {
-    "distance": "{} heads reach further",
-    "distance_beyond_self": "{} heads reach further",
-    "entropy": "{} heads spread wider",
-    "relative_entropy": "{} heads spread wider",
-    "self_share": "{} heads see self more",
-    "near_share": "{} heads see near more",
-    "first_share": "{} heads see first more",
+# What each figure is called, and what is said of those heads in which it is larger.
+MEASURES = {
+    "distance": ("mean distance", "{} heads reach further"),
+    "distance_beyond_self": ("… beyond self", "{} heads reach further"),
+    "entropy": ("entropy, nats", "{} heads spread wider"),
+    "relative_entropy": ("… of ln visible", "{} heads spread wider"),
+    "self_share": ("share on self", "{} heads see self more"),
+    "near_share": ("share on 4 before", "{} heads see near more"),
+    "first_share": ("share on first", "{} heads see first more"),
 }
 
 
@@ -119,7 +111,7 @@ def print_across(found: Sequence[AcrossModels]) -> None:
     table = table_of("figure", "Cliff's δ of each model", "*above 0", "*below 0", "*sign test p")
     for one in found:
         table.add_row(
-            NAMES[one.measure],
+            MEASURES[one.measure][0],
             "  ".join(signed(effect, 2) for effect in one.effects),
             str(one.positive),
             str(one.negative),
@@ -169,13 +161,7 @@ def _print_heads(console: Console, report: HeadReport) -> None:
 def _add(table: Table, start: list[str], figures: HeadFigures, *, spectrum: bool) -> None:
     table.add_row(
         *start,
-        f"{figures.distance:.1f}",
-        f"{figures.distance_beyond_self:.1f}",
-        f"{figures.entropy:.2f}",
-        f"{figures.relative_entropy:.2f}",
-        f"{figures.self_share:.2f}",
-        f"{figures.near_share:.2f}",
-        f"{figures.first_share:.2f}",
+        *(f"{getattr(figures, name):.{1 if 'distance' in name else 2}f}" for name in MEASURES),
         *([Text(_blocks(figures.spectrum), "cyan")] if spectrum else []),
         style="dim" if start[2] == "uniform" else None,
     )
@@ -197,7 +183,7 @@ def _print_comparison(console: Console, comparison: Sequence[Comparison]) -> Non
     for one in comparison:
         digits = 1 if one.measure.startswith("distance") else 3
         table.add_row(
-            NAMES[one.measure],
+            MEASURES[one.measure][0],
             f"{one.signal_median:.{digits}f}",
             f"{one.noise_median:.{digits}f}",
             signed(one.effect, 2),
@@ -221,7 +207,7 @@ def in_words(one: Comparison) -> str:
     """Return which heads have the larger figure, where that is clear."""
     if one.p >= SIGNIFICANT or not one.effect:
         return "no clear difference"
-    said = LARGER[one.measure].format("signal" if one.effect > 0 else "noise")
+    said = MEASURES[one.measure][1].format("signal" if one.effect > 0 else "noise")
     # δ is of heads of one layer; the medians beside it are of all, and may lie the other way.
     opposite = (one.signal_median - one.noise_median) * one.effect < 0
     return f"within layers {said}" if opposite else said

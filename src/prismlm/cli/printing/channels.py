@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.text import Text
@@ -160,7 +160,8 @@ def _print_channels(
         if ranked:
             row += [f"{channel.repetition:.2f}", _lag(layer, channel.channel)]
             tokens = [visible(plain(t.text)) for t in channel.tokens[:TOKENS_SHOWN]]
-            row += [Text("  ".join(tokens)), _snippet(channel.sequences[:1], report, room)]
+            first = [_snippet(one, report, room) for one in channel.sequences[:1]]
+            row += [Text("  ".join(tokens)), *first]
         table.add_row(*row)
     console.print(table)
     if len(shown) < len(layer.channels):
@@ -195,19 +196,16 @@ def _lag(layer: LayerReport, channel: int) -> str:
     return f"{layer.lags.peak[channel].item():+d}".replace("-", "−").replace("+0", "0")
 
 
-def _snippet(sequences: Iterable[ChannelSequence], report: ChannelReport, room: int) -> Text:
-    """Return the place where the first sequence writes most, the word in brackets."""
-    for sequence in sequences:
-        passage = report.passages[sequence.start]
-        place = sequence.tokens[0].position - sequence.start
-        before, word, after = passage.text.around(place, WORDS_AROUND)
-        marked = f"[{fit(_word(word), max(4, room - 4))}]"
-        left = plain(" ".join((before + (" " if _apart(word) else "")).split()))
-        shown = Text(left[-max(0, (room - len(marked)) // 2) :].lstrip())
-        shown.append(" " if _apart(word) and shown else "").append(marked, "bold")
-        following = plain(" ".join(after.split()))
-        return shown.append(" " if after[:1].isspace() else "").append(following)
-    return Text("")
+def _snippet(sequence: ChannelSequence, report: ChannelReport, room: int) -> Text:
+    """Return the place where a sequence writes most, the word in brackets."""
+    place = sequence.tokens[0].position - sequence.start
+    before, word, after = report.passages[sequence.start].text.around(place, WORDS_AROUND)
+    marked = f"[{fit(_word(word), max(4, room - 4))}]"
+    left = plain(" ".join((before + (" " if _apart(word) else "")).split()))
+    shown = Text(left[-max(0, (room - len(marked)) // 2) :].lstrip())
+    shown.append(" " if _apart(word) and shown else "").append(marked, "bold")
+    following = plain(" ".join(after.split()))
+    return shown.append(" " if after[:1].isspace() else "").append(following)
 
 
 def _apart(word: str) -> bool:

@@ -125,9 +125,7 @@ def _print_support(console: Console, trace: Trace) -> None:
     console.print(line)
 
 
-def _colour(use: PrototypeUse | None, lightness: float = 0.72) -> str:
-    if use is None:
-        return "default"
+def _colour(use: PrototypeUse, lightness: float = 0.72) -> str:
     r, g, b = (
         round(255 * x) for x in colorsys.hls_to_rgb(hue(use.category, use.id) / 360, lightness, 0.6)
     )
