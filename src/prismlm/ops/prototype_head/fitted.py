@@ -169,11 +169,11 @@ class _Chosen:
 
     def __init__(self, z: Tensor, bank: Tensor, inverse: Tensor, k: int) -> None:
         n, width = z.shape
-        self.z, self.bank, self.inverse = z, bank, inverse
+        self.z, self.bank, self.inverse = z, bank, inverse.squeeze(1)
         self.count = 0
         self.indices = torch.empty(n, k, dtype=torch.long, device=z.device)
         self.along, self.weights = z.new_empty(n, k), z.new_ones(n, k)
-        self.gram, self.unit = z.new_empty(n, k, k), z.new_empty(n, k, width)
+        self.gram, self.rows = z.new_empty(n, k, k), z.new_empty(n, k, width)
 
     def take(self, more: Tensor) -> None:
         """Take prototypes, and fit the weights of all."""
@@ -187,21 +187,24 @@ class _Chosen:
             weights.copy_(solve(gram, self.along[part, : self.count].double(), weights > 0))
 
     def _multiply(self, part: slice, old: int) -> None:
-        places = self.indices[part, old : self.count]
-        new, unit = slice(old, self.count), self.unit[part, : self.count]
-        torch.mul(self.bank[places], self.inverse[places], out=unit[:, new])
+        chosen, new = self.indices[part, : self.count], slice(old, self.count)
+        rows, inverse = self.rows[part, : self.count], self.inverse[chosen]
+        rows[:, new] = self.bank[chosen[:, new]]
+        # Products are made those of unit vectors: there are fewer of them than elements.
         with full_precision(self.z.device):
-            gram = unit[:, new] @ unit.transpose(1, 2)
-            along = unit[:, new] @ self.z[part, :, None]
+            gram = rows[:, new] @ rows.transpose(1, 2)
+            along = (rows[:, new] @ self.z[part, :, None]).squeeze(2)
+        gram *= inverse[:, new, None] * inverse[:, None, :]
         self.gram[part, new, : self.count] = gram
         self.gram[part, :old, new] = gram[:, :, :old].transpose(1, 2)
-        self.along[part, new] = along.squeeze(2)
+        self.along[part, new] = along * inverse[:, new]
 
     def rest(self) -> Tensor:
         """Return z − ẑ."""
-        unit, weights = self.unit[:, : self.count], self.weights[:, None, : self.count]
+        rows, chosen = self.rows[:, : self.count], self.indices[:, : self.count]
+        activations = self.weights[:, : self.count] * self.inverse[chosen]
         with full_precision(self.z.device):
-            return self.z - (weights @ unit).squeeze(1)
+            return self.z - (activations[:, None] @ rows).squeeze(1)
 
 
 def _with_gradient(z: Tensor, unit: Tensor, indices: Tensor, found: _Found) -> Tensor:
