@@ -189,7 +189,9 @@ class _Chosen:
     def _multiply(self, part: slice, old: int) -> None:
         chosen, new = self.indices[part, : self.count], slice(old, self.count)
         rows, inverse = self.rows[part, : self.count], self.inverse[chosen]
-        rows[:, new] = self.bank[chosen[:, new]]
+        # Three times as fast as indexing.
+        found = self.bank.index_select(0, chosen[:, new].flatten())
+        rows[:, new] = found.view(len(rows), -1, found.shape[1])
         # Products are made those of unit vectors: there are fewer of them than elements.
         with full_precision(self.z.device):
             gram = rows[:, new] @ rows.transpose(1, 2)
