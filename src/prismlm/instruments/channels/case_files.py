@@ -41,22 +41,16 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Probe:
+class Probe(Case):
     """A case as the model reads it.
 
     Attributes:
-        concept: what the target belongs to.
-        context: as text.
-        target: as text.
         ids: the tokens of the context.
         target_id: the token whose probability is measured after them.
         document: the number of its document, where it comes from a corpus.
         first: the text of the first token, where the target is several and it alone is measured.
     """
 
-    concept: str
-    context: str
-    target: str
     ids: tuple[int, ...]
     target_id: int
     document: int | None = None

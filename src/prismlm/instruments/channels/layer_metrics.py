@@ -231,14 +231,7 @@ def measure_layers(
 
 
 def equal_bins(sample: Float[Tensor, "N P"], bins: int) -> Float[Tensor, "P bins-1"]:
-    """Return the edges between bins that hold equally many of each channel's activations.
-
-    Raises:
-        InputError: fewer than two bins, or no activations.
-    """
-    check_whole("the number of bins", bins, 2)
-    if sample.ndim != 2 or 0 in sample.shape:
-        raise InputError(f"the sample is {list(sample.shape)}: expected [N, P], N and P above 0.")
+    """Return the edges between bins that hold equally many of each channel's activations."""
     ordered = sample.double().sort(0).values
     # The last activation of each bin but the last: an edge belongs to the bin below it.
     places = (torch.arange(1, bins) * len(sample) / bins).ceil().long() - 1
@@ -279,13 +272,9 @@ class TokenCounts:
         """Count N positions.
 
         Raises:
-            InputError: shapes that do not fit, or a token beyond the vocabulary.
+            InputError: a token beyond the vocabulary.
         """
         vocabulary, channels, bins = self.counts.shape
-        if activations.shape != (len(tokens), channels):
-            raise InputError(
-                f"activations are {list(activations.shape)}: expected [{len(tokens)}, {channels}]."
-            )
         if tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocabulary:
             raise InputError(f"a token is not one of the {vocabulary} counted: give all tokens.")
         values = activations.double().T.contiguous()
@@ -298,14 +287,9 @@ class TokenCounts:
     def information(self, *, corrected: bool = False) -> Float[Tensor, " P"]:
         """Return I(T; ã_p) of each channel, in nats; float64.
 
-            corrected:  I + (K_T + K_B − K_TB − 1) / 2n,   K: how many values or pairs were seen
-
-        Raises:
-            InputError: nothing has been counted.
+        corrected:  I + (K_T + K_B − K_TB − 1) / 2n,   K: how many values or pairs were seen
         """
         total = self.counts[:, 0].sum().item()
-        if not total:
-            raise InputError("no position has been counted, so there is no mutual information.")
         pairs, tokens, bins = self.counts, self.counts.sum(2), self.counts.sum(0)
         information = _entropy(tokens, 0) + _entropy(bins, 1) - _entropy(pairs, (0, 2))
         if corrected:
