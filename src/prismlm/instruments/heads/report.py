@@ -185,18 +185,13 @@ def spectra_report(
     rates: tuple[LayerRates, ...] = ()
     terms: tuple[RatioTerms, ...] = ()
     positions = 0
+    shared: dict[str, Any] = {"seed": options.seed, "progress": progress}
     # Said before minutes of reading, not after.
     _check(options)
     if not loss_only:
         signal_noise_layers(model)
         documents_of(sequences.corpus, sequences.split)
-        states = read_states(
-            model,
-            sequences.batches(),
-            positions=options.positions,
-            seed=options.seed,
-            progress=progress,
-        )
+        states = read_states(model, sequences.batches(), positions=options.positions, **shared)
         positions = len(states[0].positions)
         rates = layer_rates(states, distortion=options.distortion, seed=options.seed)
         trained = options.trained_length or sequences.length
@@ -214,8 +209,7 @@ def spectra_report(
             trained_length=options.trained_length,
             split=sequences.split,
             documents=options.documents,
-            seed=options.seed,
-            progress=progress,
+            **shared,
         )
     return SpectraReport(name, sequences.part(positions), options, rates, terms, loss, no_loss)
 

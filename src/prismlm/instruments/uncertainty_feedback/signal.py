@@ -90,11 +90,11 @@ def feedback_of(model: PreTrainedModel) -> UncertaintyFeedback:
 
 
 @contextmanager
-def evaluating_feedback(model: PreTrainedModel) -> Iterator[UncertaintyFeedback]:
+def evaluating_feedback(model: PreTrainedModel) -> Iterator[None]:
     """Run the block in evaluation mode without gradients; the model is as it was afterwards."""
-    feedback = feedback_of(model)
+    feedback_of(model)
     with evaluating(model):
-        yield feedback
+        yield
 
 
 def text_batches(model: PreTrainedModel, texts: Sequence[Tensor]) -> Iterator[list[int]]:
@@ -260,12 +260,9 @@ def recursion(
                 if at + 1 < ids.shape[1]:
                     losses.append(target_losses(output.logits[:, -1], ids[:, at + 1]))
                 task.advance(len(ids))
-            for row, number in enumerate(numbers):
-                codes[number] = torch.stack([one[row] for one in used])
-                found[number] = Replay(
-                    torch.stack([one[row] for one in losses]),
-                    torch.stack([one[row] for one in shares]),
-                )
+            columns = (torch.stack(one, 1) for one in (used, losses, shares))
+            for number, own, lost, spread in zip(numbers, *columns, strict=True):
+                codes[number], found[number] = own, Replay(lost, spread)
     order = range(len(texts))
     return tuple(codes[n] for n in order), tuple(found[n] for n in order)
 
