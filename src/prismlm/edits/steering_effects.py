@@ -146,11 +146,11 @@ def measure_effects(
     )
 
 
-def signature_tokens(lm: OpenedModel, plan: Plan, count: int = SIGNATURE_TOKENS) -> Tensor:
-    """Return the tokens that W raises most at the sum of the edited prototypes, int64 [count]."""
+def signature_tokens(lm: OpenedModel, plan: Plan) -> Tensor:
+    """Return the ten tokens that W raises most at the sum of the edited prototypes, int64 [10]."""
     weight = weight_of(lm.model)
     total = lm.head.prototypes[plan.prototypes].sum(0)
-    return (weight.float() @ total).topk(min(count, len(weight))).indices
+    return (weight.float() @ total).topk(min(SIGNATURE_TOKENS, len(weight))).indices
 
 
 def summarise(pairs: Sequence[tuple[float, float | None]]) -> SteeringEffect:

@@ -150,5 +150,3 @@ def test_a_tally_is_the_same_in_any_batches():
     counts = TokenCounts.empty(equal_bins(values, 3), 9)
     counts.add(tokens, values)
     assert found[0].mutual_information == pytest.approx(counts.information().mean().item())
-    with pytest.raises(InputError, match="no positions"):
-        LayerTally(9).metrics(0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from jaxtyping import Float, Int64
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from prismlm.corpus.windows import WindowBatch
 
 Kind = Literal["write", "read", "values"]
-KINDS = ("write", "read", "values")
 
 
 @torch.no_grad()
@@ -62,8 +61,8 @@ def activations(
     Raises:
         InputError: an unknown kind, or one that the model does not have.
     """
-    ids, mask = batch.input_ids.to(model.device), batch.attention_mask.to(model.device)
-    check_choice("the kind of activations", kind, KINDS)
+    check_choice("the kind of activations", kind, get_args(Kind))
+    ids, mask = batch.input_ids, batch.attention_mask
     if kind == "values":
         layers = value_norms(model, ids, mask)
     else:
@@ -166,13 +165,7 @@ class LayerTally:
             self._counts = self._count()
 
     def metrics(self, layer: int) -> LayerMetrics:
-        """Return the figures so far.
-
-        Raises:
-            InputError: no positions have come.
-        """
-        if not self.positions:
-            raise InputError("no positions were read, so there is nothing to measure.")
+        """Return the figures so far."""
         if self._counts is None:
             self._counts = self._count()
         ratio, inequality, spread = (self._sums / self.positions).tolist()

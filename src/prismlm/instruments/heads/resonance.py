@@ -173,6 +173,7 @@ def _each_ratio(states: Sequence[AttentionStates], length: int, order: int) -> I
     attention = states[0].attention
     size, (base, own_ratio, own_scaling) = attention.head_size, attention.rotation
     own = (attention.signal_frequencies.cpu(), attention.noise_frequencies.cpu())
+    rotations: list[tuple[str, float, Scaling, tuple[Tensor, Tensor]]]
     rotations = [("own", own_ratio, own_scaling, own)]
     rotations += [
         (name, ratio, scaling, group_frequencies(size, base, ratio, scaling))

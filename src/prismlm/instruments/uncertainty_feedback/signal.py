@@ -169,10 +169,11 @@ def neutral_codes(texts: Sequence[Tensor], levels: int) -> Codes:
     return found
 
 
-def codes_after(shares: Float[Tensor, " T"], levels: int) -> Int64[Tensor, " T"]:
-    """Return the codes of a text's tokens, each of the prediction before it."""
-    codes = torch.full((len(shares),), NO_CODE)
-    codes[1:] = quantise(shares[:-1], levels)
+def codes_after(found: Sequence[Replay], levels: int) -> Codes:
+    """Return the codes of each text's tokens, each of the prediction before it."""
+    codes = no_codes([one.shares for one in found])
+    for own, one in zip(codes, found, strict=True):
+        own[1:] = quantise(one.shares[:-1], levels)
     return codes
 
 
@@ -208,7 +209,7 @@ def pass_codes(
         title = f"Pass {number + 1} of {passes}"
         found = replay(model, texts, codes, progress=progress, title=title)
         yield codes, found
-        codes = tuple(codes_after(one.shares, levels) for one in found)
+        codes = codes_after(found, levels)
 
 
 def own_codes(
@@ -228,7 +229,7 @@ def own_codes(
         return recursion(model, texts, progress=progress)[0]
     codes = neutral_codes(texts, levels)
     for _, found in pass_codes(model, texts, signal.passes - 1, progress=progress):
-        codes = tuple(codes_after(one.shares, levels) for one in found)
+        codes = codes_after(found, levels)
     return codes
 
 
