@@ -171,17 +171,18 @@ def _each_ratio(states: Sequence[AttentionStates], length: int, order: int) -> I
         raise InputError("no layers to take cross terms of: expected the states of at least one.")
     contents = [_content(one) for one in states]
     attention = states[0].attention
-    size, (base, own_ratio, own_scaling) = attention.head_size, attention.rotation
-    own = (attention.signal_frequencies.cpu(), attention.noise_frequencies.cpu())
-    rotations: list[tuple[str, float, Scaling, tuple[Tensor, Tensor]]]
-    rotations = [("own", own_ratio, own_scaling, own)]
-    rotations += [
-        (name, ratio, scaling, group_frequencies(size, base, ratio, scaling))
-        for scaling in SCALINGS
-        for name, ratio in RATIOS.items()
+    size = attention.head_size
+    base, own_ratio, own_scaling = attention.rotation
+    rotations: list[tuple[str, float, Scaling]] = [
+        ("own", own_ratio, own_scaling),
+        *((name, ratio, scaling) for scaling in SCALINGS for name, ratio in RATIOS.items()),
     ]
-    for name, ratio, scaling, frequencies in rotations:
-        places = [position_term(*pair, length) for pair in _pairs(*frequencies)]
+    for name, ratio, scaling in rotations:
+        signal, noise = group_frequencies(size, base, ratio, scaling)
+        if name == "own":
+            # Those that the model runs with.
+            signal, noise = attention.signal_frequencies.cpu(), attention.noise_frequencies.cpu()
+        places = [position_term(*pair, length) for pair in _pairs(signal, noise)]
         least, later = denominators(size, base, ratio, scaling, order=order)
         yield RatioTerms(
             ratio=name,
