@@ -15,8 +15,7 @@ from prismlm.outputs import check_outputs, write_text
 
 if TYPE_CHECKING:
     from prismlm.instruments.channels.concepts import ConceptInModel
-    from prismlm.instruments.channels.effect_table import By
-    from prismlm.instruments.channels.effects import ControlFrom
+    from prismlm.instruments.channels.effect_table import By, ControlFrom
 
 UNITS = ("relative", "points")
 CasesFile = Annotated[
@@ -65,7 +64,7 @@ def interventions(
     from prismlm.corpus import Corpus
     from prismlm.instruments.channels.case_files import load_cases
     from prismlm.instruments.channels.concepts import concept_in_model
-    from prismlm.instruments.channels.effects import TableOptions
+    from prismlm.instruments.channels.effect_table import TableOptions
     from prismlm.models.checkpoint import read_checkpoint
 
     options = TableOptions(

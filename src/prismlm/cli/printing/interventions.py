@@ -63,12 +63,12 @@ def _print_cases(console: Console, table: EffectTable, place: Channel, by: By) -
     console.print(
         f"{channel_name(place)}, change in {unit}; {len(table.left_out)} of "
         f"{len(table.left_out) + len(table.probes)} cases left out, whose target has less than "
-        f"{100 * table.minimum_probability:g} %"
+        f"{100 * table.options.minimum_probability:g} %"
     )
-    names = [f"*{SHORT[name]}" for name in table.interventions]
+    names = [f"*{SHORT[name]}" for name in table.options.interventions]
     shown = table_of("context", "target", "*base %", *names)
     shown.columns[0].width = CONTEXT_WIDTH
-    changes = [table.changes(place, name, by) for name in table.interventions]
+    changes = [table.changes(place, name, by) for name in table.options.interventions]
     for i, probe in enumerate(table.probes):
         flat = " ".join(plain(probe.context).split())
         context = flat if len(flat) <= CONTEXT_WIDTH else f"…{flat[1 - CONTEXT_WIDTH :]}"
