@@ -68,3 +68,5 @@ def test_repetition_by_hand():
     best.token[1] = torch.tensor([[1, 2, 3], [4, 5, 6]])
     # Two distinct of four, and six of six.
     assert repetition(best).tolist() == [0.5, 0.0]
+    with pytest.raises(InputError, match="no kept tokens"):
+        repetition(empty_ranking(1, 1, 1))

@@ -37,9 +37,17 @@ class Quartiles:
 
 
 def repetition(best: TopSequences) -> Float[Tensor, " R"]:
-    """Return 1 − distinct / all over each channel's kept tokens: 0 if none comes twice; float64."""
-    kept = [row[row >= 0] for row in best.token.flatten(1)]
-    scores = [1 - row.unique().numel() / row.numel() for row in kept]
+    """Return 1 − distinct / all over each channel's kept tokens: 0 if none comes twice; float64.
+
+    Raises:
+        InputError: a channel for which no token was kept.
+    """
+    scores: list[float] = []
+    for row in best.token.flatten(1):
+        kept = row[row >= 0]
+        if not kept.numel():
+            raise InputError("a channel has no kept tokens: rank sequences of a corpus first.")
+        scores.append(1 - kept.unique().numel() / kept.numel())
     return torch.tensor(scores, dtype=torch.float64)
 
 
@@ -49,7 +57,14 @@ def quartiles(half_life: Float[Tensor, " n"], scores: Float[Tensor, " n"]) -> Qu
     Raises:
         InputError: fewer than two channels in the first or last quartile, or no spread in both.
     """
+    if half_life.shape != scores.shape or half_life.ndim != 1:
+        raise InputError(
+            f"half-lives are {list(half_life.shape)} and scores {list(scores.shape)}: expected one "
+            "of each for every channel."
+        )
     lives, values = half_life.double().numpy(force=True), scores.double().numpy(force=True)
+    if not len(lives):
+        raise InputError("there are no channels to compare.")
     bounds = np.quantile(lives, [0.25, 0.5, 0.75])
     group = np.searchsorted(bounds, lives)
     parts = [values[group == i] for i in range(4)]
