@@ -7,7 +7,8 @@ import pytest
 from prismlm.errors import FormatError, InputError, Interrupted
 from prismlm.eval.glue import study
 from prismlm.eval.glue.classifier import GlueModel
-from prismlm.eval.glue.runs import GlueOptions, server_file
+from prismlm.eval.glue.fine_tune import GlueOptions
+from prismlm.eval.glue.runs import server_file
 from prismlm.eval.glue.study import (
     estimate_glue,
     run_glue,

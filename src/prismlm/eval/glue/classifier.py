@@ -26,7 +26,7 @@ from prismlm.models.positions import learned_positions
 from prismlm.models.presets import build_model
 from prismlm.models.seam import capture, output_embedding
 
-LENGTH = 512
+LENGTH = 512  # tokens of a row, where no fewer positions are learned
 DEVIATION = 0.02  # of the new layer's weights, that of Hugging Face's classifiers
 REMEDY = "give a smaller rate by --learning-rate, or have one chosen by --search."
 ROWS = 32  # read at once where nothing is trained
@@ -109,11 +109,6 @@ class Classifier(nn.Module):
         return found
 
 
-def length_of(model: PreTrainedModel) -> int:
-    """Return how many tokens of a row are read: 512, or what positions the model has learned."""
-    return min(LENGTH, learned_positions(model) or LENGTH)
-
-
 class GlueModel:
     """A model directory, and its weights as they were, which every run begins with.
 
@@ -126,7 +121,7 @@ class GlueModel:
         self.model, self.tokenizer = read_checkpoint(path, device=device)
         self.model.float()
         self.identity = fingerprints.of_weights(self.model)
-        self.length = length_of(self.model)
+        self.length = min(LENGTH, learned_positions(self.model) or LENGTH)
         self._weights = {k: v.to("cpu", copy=True) for k, v in self.model.state_dict().items()}
 
     def classifier(self, task: Task, seed: int, *, from_scratch: bool = False) -> Classifier:

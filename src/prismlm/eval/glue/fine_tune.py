@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -21,8 +22,8 @@ from torch.nn import functional as F
 from transformers import get_linear_schedule_with_warmup
 from transformers.trainer_pt_utils import get_length_grouped_indices
 
-from prismlm.errors import DivergenceError
-from prismlm.eval.glue.classifier import REMEDY, Classifier
+from prismlm.errors import DivergenceError, check_number, check_whole
+from prismlm.eval.glue.classifier import REMEDY, Classifier, GlueModel
 from prismlm.progress import Task as Progress
 
 WEIGHT_DECAY, MAX_NORM = 0.1, 1.0
@@ -31,24 +32,48 @@ EVALUATIONS = PATIENCE = 2
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Of one run.
+class GlueOptions:
+    """What is asked of every run.
 
     Attributes:
-        learning_rate: at its highest.
-        warmup: share of all steps over which it rises.
+        data: a directory of Parquet files; None for the hub.
+        limit: rows trained on, drawn by a run's seed, the same for every model; None for all.
+        dev_limit: rows of each dev set, drawn by seed 0; None for all.
+        learning_rate: at its highest; None for that of a search kept in the directory, else the
+            source's. A run has one.
+        warmup: share of all steps over which it rises, likewise.
         epochs: at most.
         batch_size: rows of a step.
+        test: whether to predict the test sets that are there.
     """
 
-    learning_rate: float
-    warmup: float
+    data: Path | None = None
+    limit: int | None = None
+    dev_limit: int | None = None
+    learning_rate: float | None = None
+    warmup: float | None = None
     epochs: int = 3
     batch_size: int = 16
+    test: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("limit", "dev_limit", "epochs", "batch_size"):
+            if getattr(self, name) is not None:
+                # Correlations of ranks take three rows.
+                check_whole(name, getattr(self, name), 3 if name == "dev_limit" else 1)
+        if self.learning_rate is not None:
+            check_number("learning_rate", self.learning_rate, "above 0", lambda rate: rate > 0)
+        if self.warmup is not None:
+            check_number("warmup", self.warmup, "a share of 0 to 1", lambda share: 0 <= share <= 1)
 
     def steps(self, rows: int) -> int:
-        """Return how many steps there are at most."""
+        """Return how many steps a run takes at most."""
         return self.epochs * math.ceil(rows / self.batch_size)
+
+    def note(self, lm: GlueModel) -> dict[str, Any]:
+        """Return what must stay as it is where a study goes on."""
+        data = "hub" if self.data is None else str(self.data.resolve())
+        return asdict(self) | {"format_version": 1, "model": lm.identity, "data": data}
 
 
 class Examples(NamedTuple):
@@ -62,7 +87,7 @@ def fine_tune(
     classifier: Classifier,
     train: Examples,
     judge: Callable[[], float],
-    settings: Settings,
+    options: GlueOptions,
     seed: int,
     progress: Progress,
 ) -> list[float]:
@@ -72,7 +97,7 @@ def fine_tune(
         classifier: of one output for scores.
         train: what it is trained on.
         judge: measures the classifier as it is on dev; larger is better.
-        settings: of the run.
+        options: of the run.
         seed: of the order of rows, and of dropout.
         progress: is told of every step, and of what ``judge`` said.
 
@@ -82,14 +107,14 @@ def fine_tune(
     Raises:
         DivergenceError: the loss is not finite.
     """
-    step = trainer(classifier, settings, settings.steps(len(train.rows)))
+    step = trainer(classifier, options, options.steps(len(train.rows)))
     torch.manual_seed(seed)
     order, lengths = torch.Generator().manual_seed(seed), [len(row) for row in train.rows]
     said: list[float] = []
     best: dict[str, Tensor] = {}
-    for _ in range(settings.epochs):
-        drawn = get_length_grouped_indices(lengths, settings.batch_size, generator=order)
-        batches = torch.tensor(drawn).split(settings.batch_size)
+    for _ in range(options.epochs):
+        drawn = get_length_grouped_indices(lengths, options.batch_size, generator=order)
+        batches = torch.tensor(drawn).split(options.batch_size)
         stops = {math.ceil(len(batches) * (k + 1) / EVALUATIONS) for k in range(EVALUATIONS)}
         for number, batch in enumerate(batches, start=1):
             step(Examples(*([part[i] for i in batch.tolist()] for part in train)))
@@ -105,10 +130,13 @@ def fine_tune(
     return said
 
 
-def trainer(classifier: Classifier, settings: Settings, steps: int) -> Callable[[Examples], None]:
+def trainer(classifier: Classifier, options: GlueOptions, steps: int) -> Callable[[Examples], None]:
     """Return a function that takes one optimizer step on a batch, of ``steps`` in all."""
-    optimizer = torch.optim.AdamW(parameter_groups(classifier), lr=settings.learning_rate)
-    schedule = get_linear_schedule_with_warmup(optimizer, round(settings.warmup * steps), steps)
+    rate, warmup = options.learning_rate, options.warmup
+    assert rate is not None
+    assert warmup is not None
+    optimizer = torch.optim.AdamW(parameter_groups(classifier), lr=rate)
+    schedule = get_linear_schedule_with_warmup(optimizer, round(warmup * steps), steps)
     device = classifier.out.weight.device
 
     def step(batch: Examples) -> None:
@@ -120,8 +148,7 @@ def trainer(classifier: Classifier, settings: Settings, steps: int) -> Callable[
         else:
             loss = F.cross_entropy(outputs, labels.long())
         if not bool(torch.isfinite(loss)):
-            rate = f"{settings.learning_rate:g}"
-            raise DivergenceError(f"the loss is {loss.item()} at the rate {rate}: {REMEDY}")
+            raise DivergenceError(f"the loss is {loss.item()} at the rate {rate:g}: {REMEDY}")
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(classifier.parameters(), MAX_NORM)

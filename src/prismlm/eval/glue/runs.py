@@ -2,71 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from prismlm.errors import DivergenceError, check_number, check_whole
+from prismlm.errors import DivergenceError
 from prismlm.eval.benchmarks import drawn
 from prismlm.eval.glue.classifier import GlueModel, encode
 from prismlm.eval.glue.data import Rows, read_split
-from prismlm.eval.glue.fine_tune import Examples, Settings, fine_tune
-from prismlm.eval.glue.metrics import answers, measure
-from prismlm.eval.glue.report import RUNS
+from prismlm.eval.glue.fine_tune import Examples, GlueOptions, fine_tune
+from prismlm.eval.glue.metrics import RUNS, answers, measure
 from prismlm.eval.glue.tasks import Task
 from prismlm.files import keep_json, read_json
 from prismlm.outputs import write_text
 from prismlm.progress import Reporter
 from prismlm.run_state import begin, keeping
-
-
-@dataclass(frozen=True)
-class GlueOptions:
-    """What is asked of every run.
-
-    Attributes:
-        data: a directory of Parquet files; None for the hub.
-        limit: rows trained on, drawn by a run's seed, the same for every model; None for all.
-        dev_limit: rows of each dev set, drawn by seed 0; None for all.
-        learning_rate: None for that of a search kept in the directory, else the source's.
-        warmup: share of the steps, likewise.
-        epochs: at most.
-        batch_size: rows of a step.
-        test: whether to predict the test sets that are there.
-    """
-
-    data: Path | None = None
-    limit: int | None = None
-    dev_limit: int | None = None
-    learning_rate: float | None = None
-    warmup: float | None = None
-    epochs: int = 3
-    batch_size: int = 16
-    test: bool = True
-
-    def __post_init__(self) -> None:
-        for name in ("limit", "dev_limit", "epochs", "batch_size"):
-            if getattr(self, name) is not None:
-                # Correlations of ranks take three rows.
-                check_whole(name, getattr(self, name), 3 if name == "dev_limit" else 1)
-        if self.learning_rate is not None:
-            check_number("learning_rate", self.learning_rate, "above 0", lambda rate: rate > 0)
-        if self.warmup is not None:
-            check_number("warmup", self.warmup, "a share of 0 to 1", lambda share: 0 <= share <= 1)
-
-    @property
-    def settings(self) -> Settings:
-        """Return those of a run; rate and warm-up must be known."""
-        assert self.learning_rate is not None
-        assert self.warmup is not None
-        return Settings(self.learning_rate, self.warmup, self.epochs, self.batch_size)
-
-    def note(self, lm: GlueModel) -> dict[str, Any]:
-        """Return what must stay as it is where a study goes on."""
-        data = "hub" if self.data is None else str(self.data.resolve())
-        return asdict(self) | {"format_version": 1, "model": lm.identity, "data": data}
 
 
 class Data(NamedTuple):
@@ -98,12 +49,12 @@ class Data(NamedTuple):
 
 
 class Work(NamedTuple):
-    """One run: the name of its file, a task, a seed, settings, and the weights it begins with."""
+    """One run: the name of its file, a task, a seed, options, and the weights it begins with."""
 
     name: str
     task: Task
     seed: int
-    settings: Settings
+    options: GlueOptions
     from_scratch: bool = False
 
 
@@ -147,7 +98,7 @@ def make_runs(
             if data is None or name != work.task.name:
                 name, data = work.task.name, read_task(lm, work.task, options)
             try:
-                run, predicted = _one_run(lm, work, data, options, progress)
+                run, predicted = _one_run(lm, work, data, progress)
             except DivergenceError as error:
                 if not may_diverge:
                     raise
@@ -159,10 +110,10 @@ def make_runs(
 
 
 def _one_run(
-    lm: GlueModel, work: Work, data: Data, options: GlueOptions, progress: Reporter
+    lm: GlueModel, work: Work, data: Data, progress: Reporter
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return what is kept of a run, and the server's files by name."""
-    task, settings = work.task, work.settings
+    task, options = work.task, work.options
     train, gold = data.training(options.limit, work.seed), data.gold()
     classifier = lm.classifier(task, work.seed, from_scratch=work.from_scratch)
 
@@ -172,12 +123,13 @@ def _one_run(
     def judge() -> float:
         return measure(task, gold["dev"], given("dev"))[task.metrics[0]]
 
-    steps = settings.steps(len(train.rows))
+    steps = options.steps(len(train.rows))
     title = f"{task.title}, seed {work.seed}{', from scratch' if work.from_scratch else ''}"
     with progress.task(title, steps, "steps") as shown:
-        history = fine_tune(classifier, train, judge, settings, work.seed, shown)
+        history = fine_tune(classifier, train, judge, options, work.seed, shown)
     measured = {split: given(split) for split in gold}
-    run = asdict(settings) | {
+    settings = ("learning_rate", "warmup", "epochs", "batch_size")
+    run = {name: getattr(options, name) for name in settings} | {
         "task": task.name,
         "seed": work.seed,
         "from_scratch": work.from_scratch,

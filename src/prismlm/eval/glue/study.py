@@ -15,9 +15,9 @@ from typing import Any
 
 from prismlm.cost import Cost, peak_memory, rate_of
 from prismlm.eval.glue.classifier import GlueModel
-from prismlm.eval.glue.fine_tune import EVALUATIONS, Examples, trainer
-from prismlm.eval.glue.report import RUNS, figures
-from prismlm.eval.glue.runs import GlueOptions, Work, make_runs, read_task
+from prismlm.eval.glue.fine_tune import EVALUATIONS, Examples, GlueOptions, trainer
+from prismlm.eval.glue.metrics import RUNS, figures
+from prismlm.eval.glue.runs import Work, make_runs, read_task
 from prismlm.eval.glue.tasks import tasks_of
 from prismlm.files import check_json, keep_json
 from prismlm.progress import SILENT, Reporter
@@ -86,7 +86,7 @@ def runs_wanted(
     """Return the runs that are asked for, one task after another."""
     arms = {"": False, "-from-scratch": True} if from_scratch else {"": False}
     return [
-        Work(f"{task.name}-{seed}{arm}", task, seed, options.settings, arms[arm])
+        Work(f"{task.name}-{seed}{arm}", task, seed, options, arms[arm])
         for task, arm, seed in product(tasks_of(tasks), arms, seeds)
     ]
 
@@ -125,8 +125,8 @@ def search(
         runs = make_runs(lm, place, options, wanted, progress, may_diverge=True)
         tried: dict[Any, dict[str, Any]] = {}
         for work, run in zip(wanted, runs, strict=True):
-            chosen = {name: getattr(work.settings, name) for name in ("learning_rate", "warmup")}
-            found = tried.setdefault(work.settings, chosen)
+            chosen = {name: getattr(work.options, name) for name in ("learning_rate", "warmup")}
+            found = tried.setdefault(work.options, chosen)
             found[work.task.name] = max(run["dev_history"], default=0.0)
         best = max(tried.values(), key=lambda one: one["sst2"] + one["mnli"])
         result = options.note(lm) | {"seed": seed} | best | {"tried": list(tried.values())}
@@ -137,9 +137,9 @@ def search(
 def runs_searched(options: GlueOptions, seed: int) -> list[Work]:
     """Return the runs of a search: SST-2 and MNLI at the rates and warm-ups of the source."""
     return [
-        Work(f"{task.name}-{seed}-{rate:g}-{warmup:g}", task, seed, settings)
+        Work(f"{task.name}-{seed}-{rate:g}-{warmup:g}", task, seed, at_rate)
         for task, rate, warmup in product(tasks_of(SEARCHED), RATES, WARMUPS)
-        for settings in [replace(options, learning_rate=rate, warmup=warmup).settings]
+        for at_rate in [replace(options, learning_rate=rate, warmup=warmup)]
     ]
 
 
@@ -161,7 +161,7 @@ def estimate_glue(lm: GlueModel, out: Path, options: GlueOptions, wanted: Sequen
         answered = sum(len(rows) for name, rows in data.tokens.items() if name != "train")
         for work in (work for work in left if work.task == task):
             train = data.training(options.limit, work.seed)
-            steps += work.settings.steps(len(train.rows))
+            steps += work.options.steps(len(train.rows))
             trained += options.epochs * sum(map(len, train.rows))
             read += options.epochs * EVALUATIONS * sizes["dev"]
             read += sum(sizes.values()) - sizes["train"]
@@ -177,10 +177,11 @@ def estimate_glue(lm: GlueModel, out: Path, options: GlueOptions, wanted: Sequen
 def _steps(lm: GlueModel, begun: Sequence[tuple[Work, Examples]]) -> Iterator[int]:
     """Take the first steps of one run after another, and say of how many tokens each is."""
     for work, train in begun:
-        step = trainer(lm.classifier(work.task, work.seed), work.settings, work.settings.steps(1))
-        for first in range(0, 3 * work.settings.batch_size, work.settings.batch_size):
+        options, size = work.options, work.options.batch_size
+        step = trainer(lm.classifier(work.task, work.seed), options, options.steps(1))
+        for first in range(0, 3 * size, size):
             # Of fewer rows than that, the same again.
-            rows = range(first, first + work.settings.batch_size)
+            rows = range(first, first + size)
             chosen = [row % len(train.rows) for row in rows]
             step(Examples([train.rows[n] for n in chosen], [train.labels[n] for n in chosen]))
             yield sum(len(train.rows[n]) for n in chosen)
