@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from prismlm.cost import Cost, peak_memory, rate_of
-from prismlm.errors import InputError, NotFiniteError
+from prismlm.errors import InputError, check_finite
 from prismlm.files import check_room
 from prismlm.instruments.uncertainty_feedback.sample import of_one_length
 from prismlm.models.evaluating import evaluating
@@ -72,11 +72,7 @@ def logits_after(model: PreTrainedModel, ids: Tensor) -> Float[Tensor, "B V"]:
     with evaluating(model), watch([Hook(output_embedding(model), last)]):
         logits = model(input_ids=ids.to(model.device), use_cache=False).logits
     found = logits[:, -1].float().cpu()
-    if not bool(torch.isfinite(found).all()):
-        raise NotFiniteError(
-            f"logits of {type(model).__name__} are not finite: its weights hold NaN or infinity. "
-            "Take a checkpoint from before its training went wrong."
-        )
+    check_finite(f"logits of {type(model).__name__}", found)
     return found
 
 
