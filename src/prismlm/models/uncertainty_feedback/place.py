@@ -9,9 +9,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from prismlm.errors import InputError, check_text
-from prismlm.models.evaluating import evaluating
+from prismlm.models.seam import sees_ahead
 
-PROBE = ((1, 1, 1), (1, 1, 0))
 NAMED_AT_MOST = 8
 
 
@@ -123,28 +122,11 @@ def width_of(inputs: nn.Module) -> int:
 
 
 def check_causal(model: PreTrainedModel) -> None:
-    """Refuse a model whose predictions look at the tokens that they predict.
-
-    BERT and its kin have a class for language modelling, which attends to both sides unless their
-    configuration has ``is_decoder``. Some causal models have that as false too, so that the logits
-    of a probe are what tells.
-
-    Raises:
-        InputError: logits of a position change with a later token.
-    """
-    config = model.config
-    weight = next(model.parameters())
-    if config.is_encoder_decoder or getattr(config, "is_decoder", None) is not False:
-        return
-    if weight.device.type == "meta":
-        return
-    with evaluating(model):
-        probe = torch.tensor(PROBE, device=weight.device)
-        logits = model(input_ids=probe).logits[:, 0].float()
-    if not torch.allclose(logits[0], logits[1], rtol=1e-2, atol=1e-4):
+    """Raise InputError for a model whose predictions look at the tokens that they predict."""
+    if sees_ahead(model):
         raise InputError(
-            f"a {type(model).__name__} of type {config.model_type!r} is an encoder: its prediction "
-            "at a position changes with the token after it, so it has no next-token prediction "
-            "whose uncertainty could be fed back. Load it with is_decoder=True, if it was trained "
-            "so, or use a causal language model."
+            f"a {type(model).__name__} of type {model.config.model_type!r} is an encoder: its "
+            "prediction at a position changes with the token after it, so it has no next-token "
+            "prediction whose uncertainty could be fed back. Load it with is_decoder=True, if it "
+            "was trained so, or use a causal language model."
         )
