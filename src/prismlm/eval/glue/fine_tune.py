@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import get_linear_schedule_with_warmup
-from transformers.trainer_pt_utils import get_length_grouped_indices
+from transformers.trainer_pt_utils import get_length_grouped_indices, get_parameter_names
 
 from prismlm.errors import DivergenceError, check_number, check_whole
 from prismlm.eval.glue.classifier import REMEDY, Classifier, GlueModel
@@ -160,21 +160,13 @@ def trainer(classifier: Classifier, options: GlueOptions, steps: int) -> Callabl
 
 def parameter_groups(classifier: Classifier) -> list[dict[str, Any]]:
     """Return the weights that decay and those that do not, tied ones once."""
-    embedded = {
-        id(parameter)
-        for module in classifier.modules()
-        if isinstance(module, nn.Embedding)
-        for parameter in module.parameters()
-    }
-    trained = [p for p in classifier.parameters() if p.requires_grad]
-    decays = [
-        p.ndim > 1 and id(p) not in embedded and not getattr(p, "_no_weight_decay", False)
-        for p in trained
-    ]
+    outside = set(get_parameter_names(classifier, [nn.Embedding]))
+    groups: dict[bool, list[nn.Parameter]] = {True: [], False: []}
+    for name, p in classifier.named_parameters():
+        if p.requires_grad:
+            decays = p.ndim > 1 and name in outside and not getattr(p, "_no_weight_decay", False)
+            groups[decays].append(p)
     return [
-        {
-            "params": [p for p, d in zip(trained, decays, strict=True) if d == chosen],
-            "weight_decay": w,
-        }
-        for chosen, w in ((True, WEIGHT_DECAY), (False, 0.0))
+        {"params": groups[True], "weight_decay": WEIGHT_DECAY},
+        {"params": groups[False], "weight_decay": 0.0},
     ]
