@@ -116,12 +116,9 @@ def find_base(name: str, revision: str | None = None) -> BaseCheckpoint:
                 "pip install 'prismlm[gguf]'."
             )
         return BaseCheckpoint(name, path)
-    if path.is_dir():
-        _check_directory(path)
-        return BaseCheckpoint(name, path)
-    found = _fetched(name, revision)
+    found = path if path.is_dir() else _fetched(name, revision)
     _check_directory(found)
-    return BaseCheckpoint(name, found, found.name)
+    return BaseCheckpoint(name, found, None if found == path else found.name)
 
 
 def put_base(base: BaseCheckpoint, out: Path) -> None:

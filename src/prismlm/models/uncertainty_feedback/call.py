@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from typing import Any
 
 import torch
@@ -26,11 +26,13 @@ SOURCES = ("input_ids", "attention_mask", "inputs_embeds", "encoder_outputs")
 CODES = "uncertainty_codes"
 
 
+@dataclass(eq=False)
 class Call:
     """One call of a language model.
 
     Attributes:
         ids: the decoder's new tokens.
+        placeholders: tokens that stand for what is no text.
         starts: which of them begin a sequence within their row, by position ids that do not go up
             by one, as in packed rows; None where nothing says so.
         plain: whether all tokens are text, as far as is known without looking at tensors of a GPU.
@@ -39,26 +41,19 @@ class Call:
         kept: ``logits_to_keep``: of which positions there are to be logits.
     """
 
-    def __init__(
-        self,
-        ids: Int64[Tensor, "B T"],
-        mask: Any,
-        placeholders: tuple[int, ...],
-        *,
-        starts: Bool[Tensor, "B T"] | None,
-        cache: Any,
-        beside: Mapping[str, Tensor],
-        kept: Any,
-    ) -> None:
-        self.ids = ids
-        self.starts = starts
-        self.cache = cache
-        self.beside = beside
-        self.kept = kept
-        self.plain = starts is None and not placeholders and (mask is None or _seen(ids, mask))
-        self._placeholders = placeholders
-        self._real: Bool[Tensor, "B T"] | None = None if self.plain else _real(ids, mask, cache)
-        self._text: Bool[Tensor, "B T"] | None = None
+    ids: Int64[Tensor, "B T"]
+    mask: InitVar[Any]
+    placeholders: tuple[int, ...]
+    starts: Bool[Tensor, "B T"] | None
+    cache: Any
+    beside: Mapping[str, Tensor]
+    kept: Any
+
+    def __post_init__(self, mask: Any) -> None:
+        ids, unsaid = self.ids, self.starts is None and not self.placeholders
+        self.plain = unsaid and (mask is None or _seen(ids, mask))
+        self._real: Tensor | None = None if self.plain else _real(ids, mask, self.cache)
+        self._text: Tensor | None = None
 
     @property
     def real(self) -> Bool[Tensor, "B T"]:
@@ -72,7 +67,7 @@ class Call:
         """Which tokens are text: real, and no place of an image."""
         if self._text is None:
             text = self.real
-            for place in self._placeholders:
+            for place in self.placeholders:
                 text = text & (self.ids != place)
             self._text = text
         return self._text
