@@ -2,8 +2,14 @@ import pytest
 import torch
 
 from prismlm.errors import DivergenceError
-from prismlm.eval.glue.classifier import Classifier
-from prismlm.eval.glue.fine_tune import Examples, GlueOptions, fine_tune, parameter_groups, trainer
+from prismlm.eval.glue.fine_tune import (
+    Classifier,
+    Examples,
+    GlueOptions,
+    fine_tune,
+    parameter_groups,
+    trainer,
+)
 from prismlm.models.presets import build_model
 from prismlm.progress import SILENT
 from tests.helpers.glue_rows import CONFIGS

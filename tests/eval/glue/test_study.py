@@ -6,8 +6,7 @@ import pytest
 
 from prismlm.errors import FormatError, InputError, Interrupted
 from prismlm.eval.glue import study
-from prismlm.eval.glue.classifier import GlueModel
-from prismlm.eval.glue.fine_tune import GlueOptions
+from prismlm.eval.glue.fine_tune import GlueModel, GlueOptions
 from prismlm.eval.glue.study import (
     estimate_glue,
     run_glue,

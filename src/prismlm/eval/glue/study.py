@@ -18,9 +18,16 @@ import numpy as np
 from prismlm.cost import Cost, peak_memory, rate_of
 from prismlm.errors import DivergenceError
 from prismlm.eval.benchmarks import drawn
-from prismlm.eval.glue.classifier import GlueModel, encode
 from prismlm.eval.glue.data import Rows, read_split
-from prismlm.eval.glue.fine_tune import EVALUATIONS, Examples, GlueOptions, fine_tune, trainer
+from prismlm.eval.glue.fine_tune import (
+    EVALUATIONS,
+    Examples,
+    GlueModel,
+    GlueOptions,
+    encode,
+    fine_tune,
+    trainer,
+)
 from prismlm.eval.glue.metrics import RUNS, answers, figures, measure
 from prismlm.eval.glue.tasks import Task, tasks_of
 from prismlm.files import check_json, keep_json, read_json
