@@ -20,8 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from prismlm.errors import FormatError, InputError, first_line
 from prismlm.files import atomic_directory, read_json, room_to_write, share, temporary_sibling
 from prismlm.hub import silence
-from prismlm.models.checkpoint import read_checkpoint, refuse_pickles
-from prismlm.models.quiet import quiet_transformers
+from prismlm.models.checkpoint import quiet_transformers, read_checkpoint, refuse_pickles
 from prismlm.models.sidecar import HEAD_FILE, META_FILE
 
 # As PEFT names them.

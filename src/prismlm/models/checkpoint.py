@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,9 +16,9 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import logging
 
 from prismlm.errors import FormatError, InputError, check_path, check_text, shown
-from prismlm.models.quiet import quiet_transformers
 from prismlm.models.seam import sees_ahead, verify_logit_map
 from prismlm.models.sidecar import Sidecar, has_sidecar, load_sidecar
 from prismlm.models.uncertainty_feedback import has_uncertainty, load_uncertainty
@@ -178,3 +180,17 @@ def load_checkpoint(path: Path | str, *, device: str = "cpu") -> Checkpoint:
     verify_logit_map(model, sidecar.logit_map)
     sidecar.head.to(device)
     return Checkpoint(model, tokenizer, sidecar)
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Show transformers' errors only, not its notices and progress bars, during the block."""
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

@@ -38,7 +38,7 @@ class MiniLM:
         """Tokenizer and model, opened when they are first needed: a refusal needs neither."""
         from transformers import AutoModel, AutoTokenizer
 
-        from prismlm.models.quiet import quiet_transformers
+        from prismlm.models.checkpoint import quiet_transformers
 
         # The package's own way needs sentence-transformers as well.
         with quiet_transformers():

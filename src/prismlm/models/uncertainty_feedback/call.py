@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import InitVar, dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -52,25 +53,22 @@ class Call:
     def __post_init__(self, mask: Any) -> None:
         ids, unsaid = self.ids, self.starts is None and not self.placeholders
         self.plain = unsaid and (mask is None or _seen(ids, mask))
-        self._real: Tensor | None = None if self.plain else _real(ids, mask, self.cache)
-        self._text: Tensor | None = None
+        if not self.plain:
+            # Now: the pass moves the cache on.
+            self.real = _real(ids, mask, self.cache)
 
-    @property
+    @cached_property
     def real(self) -> Bool[Tensor, "B T"]:
         """Which tokens are no padding."""
-        if self._real is None:
-            self._real = torch.ones_like(self.ids, dtype=torch.bool)
-        return self._real
+        return torch.ones_like(self.ids, dtype=torch.bool)
 
-    @property
+    @cached_property
     def text(self) -> Bool[Tensor, "B T"]:
         """Which tokens are text: real, and no place of an image."""
-        if self._text is None:
-            text = self.real
-            for place in self.placeholders:
-                text = text & (self.ids != place)
-            self._text = text
-        return self._text
+        text = self.real
+        for place in self.placeholders:
+            text = text & (self.ids != place)
+        return text
 
 
 @dataclass(frozen=True)
