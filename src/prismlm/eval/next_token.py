@@ -173,7 +173,7 @@ def mean_entropy(logits: np.ndarray, rows: np.ndarray, temperature: float = 1.0)
     """Return the mean entropy in nats over rows of kept logits, at a temperature."""
     total = sum(
         float(entropies(log_probabilities(logits[part], temperature)).sum())
-        for part in _parts(rows)
+        for part in np.split(rows, range(ROWS_AT_ONCE, len(rows), ROWS_AT_ONCE))
     )
     return total / len(rows)
 
@@ -206,13 +206,9 @@ def in_parts(
     temperature: float = 1.0,
 ) -> np.ndarray:
     """Return a figure of two log-distributions for pairs of rows of kept logits."""
+    ends = range(ROWS_AT_ONCE, len(pairs[0]), ROWS_AT_ONCE)
     found = [
         figure(*(log_probabilities(logits[rows], temperature) for rows in part))
-        for part in zip(*(_parts(side) for side in pairs), strict=True)
+        for part in zip(*(np.split(side, ends) for side in pairs), strict=True)
     ]
     return torch.cat(found).numpy()
-
-
-def _parts(rows: np.ndarray) -> Iterator[np.ndarray]:
-    for first in range(0, len(rows), ROWS_AT_ONCE):
-        yield rows[first : first + ROWS_AT_ONCE]

@@ -310,7 +310,8 @@ class BlockwiseMean(torch.autograd.Function):
         found = block_gradients(w_, r_, v_, g_, factors, Kept(*kept), after, alike, ctx.normalise)
         dw, dr, dv = (rows_of(x, length) for x in (found.w, found.r, found.v))
         if beta.ndim == 3:
-            dbeta = _token_decay_gradient(found.passing, beta, length)
+            cut, behind = beta == 0, rows_of(found.passing, length)
+            dbeta = (behind / beta.masked_fill(cut, 1)).masked_fill_(cut, 0)
         else:
             dbeta = found.passing.flatten() / beta
         state = (None if ctx.fresh else x.flatten(1, 2) for x in found.state)
@@ -346,9 +347,3 @@ def _factors(beta: Tensor, length: int, size: int, groups: int) -> Factors:
     if beta.ndim == 1:
         return channel_factors(beta.reshape(groups, -1), length, size)
     return token_factors(blocks_of(beta, groups, size, fill=1.0))
-
-
-def _token_decay_gradient(passing: Tensor, beta: Tensor, length: int) -> Tensor:
-    behind = rows_of(passing, length)
-    cut = beta == 0
-    return (behind / beta.masked_fill(cut, 1)).masked_fill_(cut, 0)

@@ -30,15 +30,6 @@ class PrefixState(NamedTuple):
     mass: Float[Tensor, "B R"]
 
 
-def empty_state(write: Tensor, values: Tensor, groups: int = 1) -> PrefixState:
-    """Return the state of rows into which nothing has been written, in the dtype of ``write``."""
-    batch, _, channels = write.shape
-    return PrefixState(
-        write.new_zeros(batch, channels, values.shape[2] // groups),
-        write.new_zeros(batch, channels),
-    )
-
-
 def check_arguments(
     write: Tensor,
     read: Tensor,
