@@ -18,7 +18,6 @@ from prismlm.files import atomic_file, json_text
 from prismlm.layers.uncertainty_feedback import UncertaintyEmbedding
 from prismlm.models.uncertainty_feedback.feedback import UncertaintyFeedback
 from prismlm.models.uncertainty_feedback.place import check_model, decoder_and_embeddings, width_of
-from prismlm.ops.uncertainty_feedback import check_levels
 from prismlm.outputs import check_outputs
 
 UNCERTAINTY_FILE = "uncertainty_feedback.safetensors"
@@ -58,7 +57,6 @@ def attach_uncertainty(
         InputError: as :class:`UncertaintyFeedback`, levels that are no whole number from 2 on, or
             a deviation below 0.
     """
-    check_levels(levels)
     check_model(model)
     _, inputs = decoder_and_embeddings(model, decoder=decoder, embeddings=embeddings)
     text: Any = model.config.get_text_config(decoder=True)

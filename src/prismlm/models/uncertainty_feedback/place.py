@@ -50,7 +50,6 @@ def decoder_and_embeddings(
             f"{kind} predicts no next token, so there is no prediction whose uncertainty could be "
             "fed back: expected a causal language model or an encoder-decoder."
         )
-    generator: Any = model
     inner = _module_of(model, model, decoder, "get_decoder")
     embeds = inner if model.config.is_encoder_decoder and inner is not None else model
     inputs = _module_of(model, embeds, embeddings, "get_input_embeddings")
@@ -66,21 +65,21 @@ def decoder_and_embeddings(
         raise InputError(
             f"no {' and no '.join(missing)} found in {kind}: looked at {looked}. Name what it is: "
             f"attach_uncertainty(model, {names}), dotted as in model.named_modules(). "
-            f"{_candidates(generator, missing)}"
+            f"{_candidates(model, missing)}"
         )
     assert inner is not None
     assert inputs is not None
     if decoder is not None and not any(isinstance(m, nn.Embedding) for m in inner.modules()):
         raise InputError(
             f"{decoder} of {kind} has no embeddings inside and is no decoder, which calls them: "
-            f"{_candidates(generator, ['decoder'])}"
+            f"{_candidates(model, ['decoder'])}"
         )
     weight = getattr(inputs, "weight", None)
     if not isinstance(weight, torch.Tensor) or weight.ndim != 2:
         raise InputError(
             f"{looked_at['embeddings']} of {kind} is a {type(inputs).__name__} without a weight "
             f'[V, d]. Name the module that has it: embeddings="…". '
-            f"{_candidates(generator, ['embeddings'])}"
+            f"{_candidates(model, ['embeddings'])}"
         )
     return inner, inputs
 

@@ -38,22 +38,6 @@ from prismlm.ops.prototype_mixer.state import EMPTY_BELOW, PrefixState
 BLOCK = 32
 
 
-class Gradients(NamedTuple):
-    """Gradients of a tile's inputs in blocks.
-
-    Attributes:
-        w, r, v, state: of these.
-        passing: with decays by token u behind each position, [B, G, n, C, R]; else its sum over
-            positions, [G, R].
-    """
-
-    w: Tensor
-    r: Tensor
-    v: Tensor
-    state: PrefixState
-    passing: Tensor
-
-
 class _Flow(NamedTuple):
     """What reaches positions and what leaves them, before the other side's share.
 
@@ -88,10 +72,12 @@ def block_gradients(
     after: PrefixState,
     length: int | None,
     normalise: bool,
-) -> Gradients:
-    """Return the gradients of a tile's inputs from ``g``, that of the means, and ``after``.
+) -> tuple[Tensor, Tensor, Tensor, Tensor, PrefixState]:
+    """Return the gradients of w, r and v, what passes, and the gradient of the state.
 
-    ``length`` is that of the rows where all positions have one decay; None with decays by token.
+    They come from ``g``, the gradient of the means, and ``after``. ``length`` is that of the rows
+    where all positions have one decay, and what passes the sum of u over positions, [G, R]. With
+    decays by token it is None, and what passes u behind each position, [B, G, n, C, R].
     """
     q = over_mass(r, kept.mass) if normalise else r
     parts = halves_written(w, factors)
@@ -124,7 +110,7 @@ def block_gradients(
         if normalise:
             passing += _between(kept.end_sums, kept.end_mass, after).sum(0)
             passing -= _between(kept.sums_at[:, :, 0], kept.mass_at[:, :, 0], state).sum(0)
-    return Gradients(dw, dr, dv, state, passing)
+    return dw, dr, dv, passing, state
 
 
 def _met(
@@ -307,14 +293,16 @@ class BlockwiseMean(torch.autograd.Function):
         factors = _factors(beta, length, size, groups)
         after = _by_group(grad_outputs[1], grad_outputs[2], groups)
         alike = None if beta.ndim == 3 else length
-        found = block_gradients(w_, r_, v_, g_, factors, Kept(*kept), after, alike, ctx.normalise)
-        dw, dr, dv = (rows_of(x, length) for x in (found.w, found.r, found.v))
+        *found, passing, before = block_gradients(
+            w_, r_, v_, g_, factors, Kept(*kept), after, alike, ctx.normalise
+        )
+        dw, dr, dv = (rows_of(x, length) for x in found)
         if beta.ndim == 3:
-            cut, behind = beta == 0, rows_of(found.passing, length)
+            cut, behind = beta == 0, rows_of(passing, length)
             dbeta = (behind / beta.masked_fill(cut, 1)).masked_fill_(cut, 0)
         else:
-            dbeta = found.passing.flatten() / beta
-        state = (None if ctx.fresh else x.flatten(1, 2) for x in found.state)
+            dbeta = passing.flatten() / beta
+        state = (None if ctx.fresh else x.flatten(1, 2) for x in before)
         return dw, dr, dv, dbeta, *state, None, None
 
 

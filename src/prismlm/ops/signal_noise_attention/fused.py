@@ -19,8 +19,8 @@ def check_arguments(
     positions: Tensor | None,
     mask: Tensor | None,
     queries: int | None,
-) -> None:
-    """Raise InputError for shapes that do not fit together, or a number λ outside of [0, 1]."""
+) -> int:
+    """Return how many positions attend; raise InputError for what does not fit together."""
     if u_signal.ndim != 4 or 0 in u_signal.shape or u_noise.shape != u_signal.shape:
         raise InputError(
             f"u_signal is {list(u_signal.shape)} and u_noise {list(u_noise.shape)}: expected "
@@ -49,6 +49,7 @@ def check_arguments(
             raise InputError(f"λ is {list(noise_weight.shape)}: expected one number.")
     elif not 0 <= noise_weight <= 1:
         raise InputError(f"λ is {noise_weight}: expected 0 to 1.")
+    return asked
 
 
 def attend(
@@ -91,9 +92,8 @@ def attend(
         InputError: shapes that do not fit together, or a number λ outside of [0, 1].
     """
     rotations = (signal_frequencies, noise_frequencies)
-    check_arguments(u_signal, u_noise, noise_weight, rotations, positions, mask, queries)
+    asked = check_arguments(u_signal, u_noise, noise_weight, rotations, positions, mask, queries)
     seen = u_signal.shape[2]
-    asked = seen if queries is None else queries
     values, keys = _values_and_keys(u_signal, u_noise, positions, rotations)
     causal = False
     if mask is None and asked > 1:
@@ -155,9 +155,8 @@ def attention_weights(
         InputError: shapes that do not fit together.
     """
     rotations = (signal_frequencies, noise_frequencies)
-    check_arguments(u_signal, u_noise, 0.0, rotations, positions, mask, queries)
+    asked = check_arguments(u_signal, u_noise, 0.0, rotations, positions, mask, queries)
     seen, size = u_signal.shape[2:]
-    asked = seen if queries is None else queries
     _, keys = _values_and_keys(u_signal, u_noise, positions, rotations)
     factor = size**-0.5 if scale is None else scale
     hidden = ~(_up_to_each(seen, asked, keys.device) if mask is None else mask)
