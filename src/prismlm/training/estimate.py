@@ -15,8 +15,8 @@ from prismlm.corpus.packing import PackedDataset
 from prismlm.corpus.store import Corpus
 from prismlm.cost import Cost, peak_memory
 from prismlm.errors import InputError
+from prismlm.models.checkpoint import quiet_transformers
 from prismlm.models.device import uses_bf16
-from prismlm.models.quiet import quiet_transformers
 from prismlm.training import arithmetic
 from prismlm.training.arithmetic import H100, Gpu, Size
 from prismlm.training.checkpoints import BYTES_PER_PARAMETER

@@ -17,7 +17,7 @@ from transformers.trainer_callback import TrainerState
 from prismlm.errors import DivergenceError, Interrupted, NotFiniteError
 from prismlm.explain.quality import HeadQuality, measure_quality
 from prismlm.files import atomic_file, check_room, json_text, temporary_sibling
-from prismlm.models.quiet import quiet_transformers
+from prismlm.models.checkpoint import quiet_transformers
 from prismlm.models.seam import LogitMap
 from prismlm.models.sidecar import HEAD_FILE, META_FILE
 from prismlm.progress import SILENT, Reporter
