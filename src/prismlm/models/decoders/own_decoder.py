@@ -180,7 +180,6 @@ class OwnModel(OwnDecoder):
             attention_mask: Tensor | None,
             position_ids: Tensor | None,
             cache: Any,
-            given: Cache | None,
             options: dict[str, Any],
         ) -> tuple[bool, dict[str, Any]]:
             """Say whether evidence is asked for, and return what every block is given."""
@@ -211,9 +210,7 @@ class OwnModel(OwnDecoder):
         """Run the decoder; see the language model's forward."""
         embedded = self._embedded(input_ids, inputs_embeds)
         cache = self._cache_of_call(past_key_values, use_cache, len(embedded))
-        asked, given = self._of_blocks(
-            embedded, attention_mask, position_ids, cache, past_key_values, kwargs
-        )
+        asked, given = self._of_blocks(embedded, attention_mask, position_ids, cache, kwargs)
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         hidden_states = F.dropout(embedded, self.config.dropout, self.training)

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import initialization as init
-from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from prismlm.errors import InputError, check_number
@@ -195,12 +194,12 @@ class RecurrentModel(RecurrentPreTrainedModel, OwnModel):
         attention_mask: Tensor | None,
         position_ids: Tensor | None,
         cache: RecurrentCache | None,
-        given: Cache | None,
         options: dict[str, Any],
     ) -> tuple[bool, dict[str, Any]]:
-        mask = _mask(attention_mask, embedded, 0 if cache is None else cache.get_seq_length())
+        held = 0 if cache is None else cache.get_seq_length()
+        mask = _mask(attention_mask, embedded, held)
         starts = None
-        if attention_mask is None and given is None:
+        if attention_mask is None and not held:
             starts = _starts(position_ids, embedded)
         asked = bool(options.get("output_gates"))
         return asked, {"mask": mask, "starts": starts, "return_evidence": asked}

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import initialization as init
-from transformers.cache_utils import Cache
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -269,7 +268,6 @@ class SignalNoiseModel(SignalNoisePreTrainedModel, OwnModel):
         attention_mask: Tensor | None,
         position_ids: Tensor | None,
         cache: ProjectionCache | None,
-        given: Cache | None,
         options: dict[str, Any],
     ) -> tuple[bool, dict[str, Any]]:
         if options.get("output_attentions"):
