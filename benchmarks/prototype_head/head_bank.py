@@ -48,15 +48,7 @@ class BankedHead:
             position_share=settings.position_share,
             placed=False,
         )
-        schedule = HeadSchedule(
-            rows,
-            initialise_at_step=recipe.placing_step,
-            warmup=losses.warmup,
-            seed=recipe.seed,
-            initialise=settings.initialise,
-            anneal_from=settings.anneal_from,
-            anneal_until=settings.anneal_until,
-        )
+        schedule = HeadSchedule(rows, recipe)
         if settings.revive_every:
             prism.usage = Usage(settings.prototypes)
         optimizer = torch.optim.AdamW(

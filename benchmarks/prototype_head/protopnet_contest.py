@@ -18,7 +18,7 @@ from prismlm.corpus import WindowBatch
 from prismlm.layers import PrototypeHead
 from prismlm.models.seam import capture
 from prismlm.training import LossWeights, PrismForCausalLM
-from prismlm.training.callbacks import HeadSchedule
+from prismlm.training.callbacks import progress
 from prismlm.training.initialise import TrainingRows, place_prototypes
 
 VARIANTS = ("plain", "prism", "through", "dense", "dense-k")
@@ -245,12 +245,11 @@ def prism_loss(
 ) -> Callable[[dict[str, Tensor], int], Tensor]:
     """Return the loss of ``prism``: prototypes are placed and their losses rise as in a recipe."""
     place_at = round(settings.place_at * settings.steps)
-    schedule = HeadSchedule(rows, initialise_at_step=place_at, warmup=settings.full_at, seed=seed)
 
     def loss(batch: dict[str, Tensor], step: int) -> Tensor:
         if step == place_at:
             place_prototypes(module, rows, torch.Generator().manual_seed(seed))
-        module.loss_scale = schedule.loss_scale(step, settings.steps)
+        module.loss_scale = progress(step, place_at, settings.full_at * settings.steps)
         return module(**batch).loss
 
     return loss

@@ -252,28 +252,10 @@ def head_callbacks(prepared: Prepared) -> list[TrainerCallback]:
     recipe, head = prepared.recipe, prepared.recipe.head
     if not head.enabled:
         return []
-    found: list[TrainerCallback] = [
-        HeadSchedule(
-            prepared.rows,
-            initialise_at_step=recipe.placing_step,
-            warmup=recipe.losses.warmup,
-            seed=recipe.seed,
-            initialise=head.initialise,
-            anneal_from=head.anneal_from,
-            anneal_until=head.anneal_until,
-        )
-    ]
+    found: list[TrainerCallback] = [HeadSchedule(prepared.rows, recipe)]
     if head.revive_every:
         prepared.model.usage = Usage(head.prototypes)
-        until = round(head.revive_until * recipe.steps)
-        found.append(
-            ReviveUnused(
-                every=head.revive_every,
-                first=recipe.placing_step,
-                until=until,
-                seed=recipe.seed,
-            )
-        )
+        found.append(ReviveUnused(recipe))
     return found
 
 
