@@ -58,11 +58,6 @@ class Prepared:
     heldout: HeldOut
     model: PrismForCausalLM
 
-    def drawings(self, name: str) -> Path | None:
-        """Return where TensorBoard is to find a run of its own, or None if nothing is drawn."""
-        recipe = self.recipe
-        return recipe.out / TENSORBOARD / name if recipe.logging.tensorboard else None
-
     def provenance(self, *, steps: int, tokens: int) -> dict[str, Any]:
         """Return how the model was made, as it stands in ``prismlm.json``."""
         return {

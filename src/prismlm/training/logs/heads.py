@@ -90,16 +90,15 @@ def heads_log(prepared: Prepared, done: int, trainer: PrismTrainer) -> LayerLog 
     gradients = LayerGradients(parallel.blocks(prepared.model.model), recipe)
     trainer.layer_gradients = gradients
     return LayerLog(
-        recipe.out / HEADS_FILE,
+        prepared,
+        trainer,
         done,
+        HEADS_FILE,
         columns=COLUMNS,
         counts=("positions", "attention_tokens"),
         measure=lambda decoder: heads_figures(
             decoder, prepared.heldout.batches(tokens), recipe.data.length, gradients
         ),
-        tokens=lambda: trainer.meter.tokens,
-        corpus_tokens=prepared.rows.num_tokens,
-        tensorboard=prepared.drawings("heads"),
     )
 
 
