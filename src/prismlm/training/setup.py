@@ -24,7 +24,7 @@ from prismlm.training.block_dropout import add_dropout
 from prismlm.training.callbacks import EvaluateEvery, HeadSchedule
 from prismlm.training.device import device_of, resolved, versions
 from prismlm.training.evaluation import HeldOut
-from prismlm.training.isolation import check_isolation, keeps_documents_apart
+from prismlm.training.isolation import keeps_documents_apart
 from prismlm.training.model import PrismForCausalLM
 from prismlm.training.noise_weight import check_noise_weight_of, noise_weight_callbacks
 from prismlm.training.recipe import Recipe
@@ -83,9 +83,13 @@ def prepare(recipe: Recipe) -> Prepared:
     device_of(recipe)
     corpus = Corpus.open(recipe.corpus)
     backbone = build_backbone(recipe, corpus)
-    if recipe.data.packing == "packed":
-        check_isolation(backbone)
     share_rows = recipe.data.packing != "padded" and keeps_documents_apart(backbone)
+    if recipe.data.packing == "packed" and not share_rows:
+        raise InputError(
+            f"models of type {backbone.config.model_type!r} let a document see the one before it "
+            "in the same training row: they do not start anew where position ids do. Set "
+            "data.packing to padded or auto, so that every row holds one document."
+        )
     rows = training_rows(recipe, corpus, share_rows=share_rows)
     heldout = HeldOut(corpus, recipe.data.length, recipe.seed)
     heldout.batches(1)
@@ -180,31 +184,26 @@ def build_backbone(recipe: Recipe, corpus: Corpus) -> Any:
 
 def attach_head(recipe: Recipe, backbone: Any) -> PrismForCausalLM:
     """Put head and feedback of a recipe beside its decoder, prototypes not placed yet."""
-    settings = recipe.head
-    if recipe.uncertainty_feedback.enabled:
-        feed_back(recipe, backbone)
+    settings = recipe.uncertainty_feedback
+    if settings.enabled:
+        feedback = attach_uncertainty(
+            backbone,
+            settings.levels,
+            rows=settings.rows,
+            deviation=settings.deviation,
+            passes=settings.passes,
+        )
+        # From a generator of its own, as the head.
+        feedback.embedding.reset_parameters(torch.Generator().manual_seed(recipe.seed))
     return PrismForCausalLM(
         backbone,
         head_of(recipe, backbone),
         weights=recipe.losses.weights(),
-        detach=settings.detach,
+        detach=recipe.head.detach,
         residual_reduction=recipe.losses.residual_reduction,
-        position_share=settings.position_share,
+        position_share=recipe.head.position_share,
         placed=False,
     )
-
-
-def feed_back(recipe: Recipe, backbone: Any) -> None:
-    """Put uncertainty feedback beside a decoder, its table drawn from a generator of its own."""
-    settings = recipe.uncertainty_feedback
-    feedback = attach_uncertainty(
-        backbone,
-        settings.levels,
-        rows=settings.rows,
-        deviation=settings.deviation,
-        passes=settings.passes,
-    )
-    feedback.embedding.reset_parameters(torch.Generator().manual_seed(recipe.seed))
 
 
 def head_of(recipe: Recipe, backbone: Any) -> PrototypeHead:
