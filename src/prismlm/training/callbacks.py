@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from prismlm.corpus.packing import PackedDataset
 from prismlm.progress import Task
 from prismlm.run_state import Interrupts
 from prismlm.training import distributed
-from prismlm.training.initialise import TrainingRows, place_prototypes
+from prismlm.training.initialise import place_prototypes
 from prismlm.training.model import PrismForCausalLM
 from prismlm.training.recipe import Recipe
 
@@ -29,7 +30,7 @@ class HeadSchedule(TrainerCallback):
         recipe: when and how. Its seed decides which states; the generator is the head's own.
     """
 
-    rows: TrainingRows
+    rows: PackedDataset
     recipe: Recipe
 
     def loss_scale(self, step: int, steps: int) -> float:
