@@ -18,8 +18,7 @@ from prismlm.instruments.heads.states import read_states
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.training import TrainingInterrupted, build_recipe, parallel, train
 from prismlm.training.evaluation import HeldOut
-from prismlm.training.layer_gradients import LayerGradients
-from prismlm.training.logs.heads import COLUMNS, HEAD_FIGURES, heads_figures
+from prismlm.training.logs.heads import COLUMNS, HEAD_FIGURES, LayerGradients, heads_figures
 from prismlm.training.logs.layers import EVALUATED, PLACE, LayerLog
 from prismlm.training.trainer import PrismTrainer
 from tests.helpers import forked
