@@ -80,9 +80,9 @@ def stream_corpus(
     settings = BuildSettings.of(tokenizer, heldout_fraction, shard_tokens)
     origin = origin_of(dataset, columns, settings)
     with writing(target, wait=wait):
-        if layout.is_corpus(target):
-            return _reused(target, origin)
-        check_build(target, "", 0, heldout_fraction, shard_tokens, overwrite=False)
+        there = _existing(target, origin, settings)
+        if there is not None:
+            return there
         partial = target.with_name(f".{target.name}.partial")
         saved = _begin(partial, origin)
         room = room_to_write(f"the corpus {target}", target.parent, WAY_OUT)
@@ -110,15 +110,15 @@ def existing_corpus(
         InputError: ``out`` holds something else, or was made of something else.
         FormatError: the corpus is damaged.
     """
-    target = Path(out)
-    if not layout.is_corpus(target):
-        check_build(target, "", 0, heldout_fraction, SHARD_TOKENS, overwrite=False)
-        return None
     settings = BuildSettings.of(tokenizer, heldout_fraction, SHARD_TOKENS)
-    return _reused(target, origin_of(dataset, columns, settings))
+    return _existing(Path(out), origin_of(dataset, columns, settings), settings)
 
 
-def _reused(target: Path, origin: dict[str, Any]) -> Corpus:
+def _existing(target: Path, origin: dict[str, Any], settings: BuildSettings) -> Corpus | None:
+    if not layout.is_corpus(target):
+        held_out, tokens = settings.heldout_fraction, settings.shard_tokens
+        check_build(target, "", 0, held_out, tokens, overwrite=False)
+        return None
     corpus = Corpus.open(target)
     _check_same(corpus.meta.get("origin"), origin, f"{target} is a corpus that was built")
     (target / STATE_FILE).unlink(missing_ok=True)
@@ -212,7 +212,7 @@ def _stream(
             kept = _Saved(kept.shards, reader.position(), done)
             task.advance(reader.row - before.row)
             before = kept.position
-        settings.finish(partial, writer, reader.skipped, origin=origin)
+        settings.finish(partial, writer, reader.skipped, {"origin": origin})
 
 
 def _resumed(reader: DatasetReader, writer: CorpusWriter, saved: _Saved) -> Iterator[Document]:
