@@ -18,8 +18,11 @@ from transformers.trainer_callback import PrinterCallback
 
 from prismlm.errors import DivergenceError, InputError
 from prismlm.explain.quality import HeadQuality, measure_quality
+from prismlm.files import share
 from prismlm.models.device import uses_bf16
 from prismlm.models.seam import LogitMap
+from prismlm.models.sidecar import Sidecar, base_of, save_sidecar
+from prismlm.models.uncertainty_feedback import save_uncertainty
 from prismlm.training import checkpoints, distributed, parallel
 from prismlm.training.device import device_of
 from prismlm.training.meter import LossMeter
@@ -345,12 +348,22 @@ class PrismTrainer(Trainer):
             checkpoints.save_state(directory, self.model, meter, uses, norms)
 
     def write_model(self, directory: Path, provenance: dict[str, Any]) -> None:
-        """Write the model directory from the first process; every process has to call."""
-        tokenizer, decoder = self.prepared.corpus.tokenizer, self.model.model
+        """Write a prismlm model directory: Hugging Face checkpoint, tokenizer, then the sidecar.
+
+        ``prismlm.json`` comes last: a directory that has one is complete. The first process writes;
+        every process has to call.
+        """
+        model, decoder = self.model, self.model.model
         weights = parallel.full_state(decoder) if self.spread == "fsdp2" else None
         with parallel.whole(decoder):
             if distributed.is_main():
-                checkpoints.write_model(directory, self.model, tokenizer, provenance, weights)
+                decoder.save_pretrained(directory, state_dict=weights)
+                self.prepared.corpus.tokenizer.save_pretrained(directory)
+                share(directory)
+                if model.uncertainty is not None:
+                    save_uncertainty(directory, model.uncertainty)
+                of, logit_map = base_of(decoder), LogitMap.of(decoder)
+                save_sidecar(directory, Sidecar(model.prototype_head, logit_map, of, provenance))
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         if self.spread == "fsdp2" and not self.args.should_save:
