@@ -25,7 +25,7 @@ from prismlm.corpus.build import (
     encode_documents,
     origin_of,
 )
-from prismlm.corpus.datasets import DatasetReader, HubDataset, Position
+from prismlm.corpus.datasets import BEGINNING, DatasetReader, HubDataset, Position
 from prismlm.corpus.documents import Columns, Document
 from prismlm.corpus.read import SeenIds
 from prismlm.corpus.store import Corpus
@@ -158,7 +158,7 @@ def _begin(partial: Path, origin: dict[str, Any]) -> _Saved:
     if not state.is_file():
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        return _Saved([], Position(), 0)
+        return _Saved([], BEGINNING, 0)
     found = read_note(state, partial, version=STATE_VERSION)
     _check_same(found["origin"], origin, f"{partial} holds what was begun")
     kept = {STATE_FILE, *(name for shard in found["shards"] for name in shard["files"])}
@@ -198,7 +198,7 @@ def _stream(
         settings.writer(partial) as writer,
         progress.task("Tokenising", reader.num_rows, "rows") as task,
     ):
-        documents, before, done = _resumed(reader, writer, kept), Position(), kept.in_shards
+        documents, before, done = _resumed(reader, writer, kept), BEGINNING, kept.in_shards
         if done:
             task.note(f"{done:,} documents were kept")
         for batch in document_batches(documents):

@@ -48,7 +48,6 @@ class CorpusWriter:
     ) -> None:
         self._directory = directory
         self._dtype = dtype.newbyteorder("<")
-        self._size = dtype.itemsize
         self._eos = eos_token_id
         self._shard_tokens = shard_tokens
         self._heldout_fraction = heldout_fraction
@@ -97,7 +96,8 @@ class CorpusWriter:
         """
         for number, shard in enumerate(shards):
             for document, tokens in read_shard(self._directory, number, shard, self._dtype):
-                self._note(document, document.text.encode(), tokens, len(tokens) // self._size)
+                length = len(tokens) // self._dtype.itemsize
+                self._note(document, document.text.encode(), tokens, length)
                 yield document
             self.shards.append(shard)
 
@@ -108,9 +108,6 @@ class CorpusWriter:
         # Only where there is one, so that other corpora keep the fingerprint that they had before.
         metadata += [document.split] if document.split is not None else []
         self._document_digest.update(json_text(metadata, ensure_ascii=True).encode() + text)
-        self._count(document, length)
-
-    def _count(self, document: Document, length: int) -> None:
         self._documents += 1
         self._tokens += length
         self._characters += len(document.text)
