@@ -71,17 +71,17 @@ def progress(step: int, first: int, last: float) -> float:
     return 1.0 if way <= 0 else min(1.0, max(0.0, (step - first) / way))
 
 
+@dataclass(eq=False)
 class EvaluateEvery(TrainerCallback):
     """Asks for an evaluation every ``steps`` steps, but not after the last, which has its own."""
 
-    def __init__(self, steps: int) -> None:
-        self._steps = steps
+    steps: int
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Ask if it is time."""
-        if state.global_step < state.max_steps and state.global_step % self._steps == 0:
+        if state.global_step < state.max_steps and state.global_step % self.steps == 0:
             control.should_evaluate = True
 
 
@@ -111,15 +111,15 @@ class ReportProgress(TrainerCallback):
                 self._notes[key] = f"{label} {logs[key]:.2f}"
 
 
+@dataclass(eq=False)
 class StopOnInterrupt(TrainerCallback):
     """Ends training after the current step, with a checkpoint, once a signal came.
 
     A second one ends it at once; the newest checkpoint on disk stays as it is.
     """
 
-    def __init__(self, interrupts: Interrupts) -> None:
-        self.interrupts = interrupts
-        self.interrupted = False
+    interrupts: Interrupts
+    interrupted: bool = False
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

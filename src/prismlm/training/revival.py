@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -95,6 +96,7 @@ def revive(
     return len(unused)
 
 
+@dataclass(eq=False)
 class ReviveUnused(TrainerCallback):
     """Revives, every ``head.revive_every`` steps, the prototypes that none of these used.
 
@@ -102,8 +104,7 @@ class ReviveUnused(TrainerCallback):
     which states; the generator is the head's own.
     """
 
-    def __init__(self, recipe: Recipe) -> None:
-        self._recipe = recipe
+    recipe: Recipe
 
     def on_step_end(
         self,
@@ -113,7 +114,7 @@ class ReviveUnused(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """Revive if it is time."""
-        model, step, recipe = kwargs["model"], state.global_step, self._recipe
+        model, step, recipe = kwargs["model"], state.global_step, self.recipe
         since, until = step - recipe.placing_step, round(recipe.head.revive_until * recipe.steps)
         if since <= 0 or since % recipe.head.revive_every or step > until:
             return
