@@ -126,7 +126,12 @@ def load_optimizer(
         torch.load(directory / name, map_location="cpu", weights_only=True)
         for name in (OPTIMIZER_NAME, SCHEDULER_NAME)
     )
-    parallel.load_optimizer_state(optimizer, whole)
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    state = {
+        index: {name: parallel.like(parameters[index], v) for name, v in values.items()}
+        for index, values in whole["state"].items()
+    }
+    optimizer.load_state_dict(whole | {"state": state})
     scheduler.load_state_dict(schedule)
 
 

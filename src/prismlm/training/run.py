@@ -193,37 +193,30 @@ def _reporting_divergence(trainer: PrismTrainer, out: Path) -> Iterator[None]:
 
 def _finish(prepared: Prepared, trainer: PrismTrainer, quality: HeadQuality) -> None:
     """Put the finished model into ``out``; ``prismlm.json`` last, so that it says it is whole."""
-    out = prepared.recipe.out
-    state = trainer.state
+    recipe, out, state = prepared.recipe, prepared.recipe.out, trainer.state
     provenance = prepared.provenance(steps=state.global_step, tokens=trainer.meter.tokens)
     figures = quality.to_dict()
-    provenance["quality"] = figures if prepared.recipe.head.enabled else {"ce": quality.ce}
+    provenance["quality"] = figures if recipe.head.enabled else {"ce": quality.ce}
     checkpoints.check_weights_finite(prepared.model, state.global_step, out / CHECKPOINTS)
     needed = 4 * sum(p.numel() for p in prepared.model.parameters())
+    hidden, main = temporary_sibling(out / "model"), distributed.is_main()
     with checkpoints.guard_writing(f"the model in {out}", out / CHECKPOINTS, needed):
-        _write_model(trainer, prepared.recipe, provenance)
-
-
-def _write_model(trainer: PrismTrainer, recipe: Recipe, provenance: dict[str, Any]) -> None:
-    out = recipe.out
-    hidden = temporary_sibling(out / "model")
-    main = distributed.is_main()
-    if main:
-        hidden.mkdir()
-    try:
-        trainer.write_model(hidden, provenance)
         if main:
-            if not recipe.head.enabled:
-                # A plain model's directory is a plain checkpoint.
-                for name in (META_FILE, HEAD_FILE):
-                    (hidden / name).unlink()
-            for path in sorted(hidden.iterdir(), key=lambda path: path.name == META_FILE):
-                os.replace(path, out / path.name)
-            write_history(out, trainer.state.log_history)
-    finally:
-        if main:
-            shutil.rmtree(hidden, ignore_errors=True)
-    distributed.barrier()
+            hidden.mkdir()
+        try:
+            trainer.write_model(hidden, provenance)
+            if main:
+                if not recipe.head.enabled:
+                    # A plain model's directory is a plain checkpoint.
+                    for name in (META_FILE, HEAD_FILE):
+                        (hidden / name).unlink()
+                for path in sorted(hidden.iterdir(), key=lambda path: path.name == META_FILE):
+                    os.replace(path, out / path.name)
+                write_history(out, state.log_history)
+        finally:
+            if main:
+                shutil.rmtree(hidden, ignore_errors=True)
+        distributed.barrier()
 
 
 def write_history(out: Path, history: list[dict[str, Any]]) -> None:

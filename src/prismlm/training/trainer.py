@@ -294,8 +294,9 @@ class PrismTrainer(Trainer):
             logs["loss_scale"] = self.model.loss_scale if self.model.placed else 0.0
             if self._head_norm is not None:
                 logs["head_grad_norm"] = self._head_norm
-            if isinstance(self.model.model, SignalNoiseForCausalLM):
-                logs["noise_weight"] = self.model.model.model.noise_weight.item()
+            decoder = self.model.model
+            if isinstance(decoder, SignalNoiseForCausalLM):
+                logs["noise_weight"] = decoder.model.noise_weight.item()
             if self.model.uncertainty is not None:
                 distributed.union(self.model.uncertainty.seen)
                 logs["uncertainty_codes_seen"] = int(self.model.uncertainty.seen.sum())
