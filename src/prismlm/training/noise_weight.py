@@ -49,6 +49,13 @@ class NoiseWeightSchedule(TrainerCallback):
         self.decoder.set_noise_weight(value)
 
 
+def noise_weight_of(decoder: nn.Module) -> float | None:
+    """Return λ, or None for a model without noise heads."""
+    if not isinstance(decoder, SignalNoiseForCausalLM):
+        return None
+    return decoder.model.noise_weight.item()
+
+
 def noise_weight_callbacks(recipe: Recipe, decoder: nn.Module) -> list[TrainerCallback]:
     """Return what sets λ; nothing for a model without noise heads."""
     if not isinstance(decoder, SignalNoiseForCausalLM):

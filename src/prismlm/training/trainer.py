@@ -19,7 +19,6 @@ from transformers.trainer_callback import PrinterCallback
 from prismlm.errors import DivergenceError, InputError
 from prismlm.explain.quality import HeadQuality, measure_quality
 from prismlm.files import share
-from prismlm.models.decoders.signal_noise import SignalNoiseForCausalLM
 from prismlm.models.device import uses_bf16
 from prismlm.models.seam import LogitMap
 from prismlm.models.sidecar import Sidecar, base_of, save_sidecar
@@ -28,6 +27,7 @@ from prismlm.training import checkpoints, distributed, parallel
 from prismlm.training.device import device_of
 from prismlm.training.meter import LossMeter
 from prismlm.training.model import IGNORED_AT_INFERENCE, PrismForCausalLM
+from prismlm.training.noise_weight import noise_weight_of
 from prismlm.training.objective import NO_LABEL
 from prismlm.training.step import OptimizerStep
 
@@ -294,9 +294,9 @@ class PrismTrainer(Trainer):
             logs["loss_scale"] = self.model.loss_scale if self.model.placed else 0.0
             if self._head_norm is not None:
                 logs["head_grad_norm"] = self._head_norm
-            decoder = self.model.model
-            if isinstance(decoder, SignalNoiseForCausalLM):
-                logs["noise_weight"] = decoder.model.noise_weight.item()
+            noise_weight = noise_weight_of(self.model.model)
+            if noise_weight is not None:
+                logs["noise_weight"] = noise_weight
             if self.model.uncertainty is not None:
                 distributed.union(self.model.uncertainty.seen)
                 logs["uncertainty_codes_seen"] = int(self.model.uncertainty.seen.sum())
