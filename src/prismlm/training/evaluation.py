@@ -54,7 +54,7 @@ class HeldOut:
         owned = np.cumsum(grid.length - grid.skip)
         count = int(np.searchsorted(owned, tokens)) + 1
         windows = (grid.document, grid.start, grid.length, grid.skip)
-        chosen = WindowGrid(*(each[:count] for each in windows), grid.window)
+        chosen = WindowGrid(*(each[:count] for each in windows), window=grid.window)
         return window_batches(chosen, corpus, TOKENS_PER_BATCH, corpus.eos_token_id)
 
     def counted(self, tokens: int, task: Task) -> Iterator[WindowBatch]:
