@@ -8,15 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import nnls
 
-from prismlm.ops.prototype_head import (
-    cosines_of,
-    fit_activations,
-    fit_weights,
-    fitted,
-    naive,
-    nearest,
-    pursue,
-)
+from prismlm.ops.prototype_head import fit_weights, fitted, naive, nearest, pursue
 
 
 def problem(seed, states=6, prototypes=14, width=5, k=6, shift=0.0):
@@ -133,7 +125,7 @@ def test_no_states():
 
 def chosen_of(z, prototypes, k):
     first = nearest(z, prototypes, min(k, fitted.PICKS), 1.0).indices
-    return pursue(z, prototypes, k, first)
+    return pursue(z, prototypes, k, first).indices
 
 
 def test_pursuit_by_hand(monkeypatch):
@@ -142,12 +134,10 @@ def test_pursuit_by_hand(monkeypatch):
     z = torch.tensor([[3.0, 4.0, 0.0]])
     prototypes = torch.tensor([[0.0, 7.0, 0.0], [0.5, 0.0, 0.0], [0.0, 2.0, 2.0]])
     assert chosen_of(z, prototypes, 2).tolist() == [[0, 1]]
-    cosines = [[4 / 5, 3 / 5, 4 / (5 * 2**0.5)]]
-    found = cosines_of(z, prototypes, torch.tensor([[0, 1, 2]]))
-    torch.testing.assert_close(found, torch.tensor(cosines))
+    found = pursue(z, prototypes, 2, torch.tensor([[0]]))
+    torch.testing.assert_close(found.cosines, torch.tensor([[4 / 5, 3 / 5]]))
     # w / ‖p‖ with w = 4 / 1.001, 3 / 1.001.
-    found = fit_activations(z, prototypes, torch.tensor([[0, 1]]))
-    torch.testing.assert_close(found, torch.tensor([[4 / 7.007, 6 / 1.001]]))
+    torch.testing.assert_close(found.activations, torch.tensor([[4 / 7.007, 6 / 1.001]]))
 
 
 @settings(deadline=None, max_examples=20)
@@ -164,7 +154,7 @@ def test_pursuit_is_that_of_the_naive_form(seed, picks, k):
 def test_pursuit_of_many_states_is_that_of_each_and_takes_none_twice(monkeypatch):
     z, unit, _ = problem(17, states=41, prototypes=50, width=6)
     expected = [chosen_of(state[None], unit, 40)[0].tolist() for state in z]
-    monkeypatch.setattr(fitted, "SCORES", 7 * 50)
+    monkeypatch.setattr(fitted, "ELEMENTS", 7 * 40 * 6)
     assert chosen_of(z, unit, 40).tolist() == expected
     assert all(len(set(row)) == 40 for row in expected)
     # A state that is rebuilt already, and one of nothing, still get as many.
@@ -189,3 +179,28 @@ def test_pursuit_of_no_states_and_in_half_precision():
     assert chosen_of(z[:0], unit, 14).shape == (0, 14)
     z, unit = z.bfloat16(), unit.bfloat16()
     assert torch.equal(chosen_of(z, unit, 14), chosen_of(z.float(), unit.float(), 14))
+
+
+def test_gradients_of_a_pursuit_are_those_of_the_weights_it_found():
+    """α = w / ‖p‖, differentiated by autograd through the naive weights of what was chosen."""
+    z, unit, _ = problem(23, states=5, prototypes=30, width=9)
+    lengths = torch.linspace(0.2, 3, 30, dtype=unit.dtype)[:, None]
+    gradients, values = [], []
+    for naively in (False, True):
+        inputs = [value.clone().requires_grad_() for value in (z, unit * lengths)]
+        first = nearest(*inputs, 4, 1.0).indices
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(fitted, "PICKS", 4)
+            found = pursue(*inputs, 11, first)
+        activations = found.activations
+        if naively:
+            norms = inputs[1].norm(dim=1, keepdim=True)
+            weights = naive.fit_weights(inputs[0], inputs[1] / norms, found.indices)
+            activations = weights / norms.squeeze(1)[found.indices]
+        (activations * torch.linspace(-1, 2, 55).view(5, 11)).sum().backward()
+        gradients.append([value.grad for value in inputs])
+        values.append(activations.detach())
+    torch.testing.assert_close(*values)
+    for one, other in zip(*gradients, strict=True):
+        assert one.abs().max() > 0
+        torch.testing.assert_close(one, other)

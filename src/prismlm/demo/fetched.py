@@ -22,7 +22,6 @@ from prismlm import fingerprints
 from prismlm.corpus import Corpus, build_corpus, sample_path
 from prismlm.demo.fetch import NAME, fetch
 from prismlm.demo.prompts import (
-    QUESTIONS,
     DemoResult,
     check_claim,
     claim,
@@ -44,8 +43,6 @@ MAP = "smollm2_map.npy"
 # One document in so many of the sample was fine-tuned on, and is in the lens.
 EVERY = 6
 ADAPTER, LENS = "adapter", "lens"
-CORPUS, MODEL = "corpus", "model"
-GENERATED = 40
 
 
 def run_fetched(out: Path, *, progress: Reporter = SILENT) -> DemoResult:
@@ -68,16 +65,7 @@ def run_fetched(out: Path, *, progress: Reporter = SILENT) -> DemoResult:
     cached = all(parts_there(out).values())
     if not cached:
         _build(out, progress)
-    return explain_prompts(
-        out,
-        out / MODEL,
-        out / CORPUS,
-        QUESTIONS,
-        chat=True,
-        generated=GENERATED,
-        cached=cached,
-        progress=progress,
-    )
+    return explain_prompts(out, chat=True, cached=cached, progress=progress)
 
 
 def identity() -> dict[str, Any]:
@@ -91,7 +79,7 @@ def _shipped(name: str) -> Any:
 
 
 def _build(out: Path, progress: Reporter) -> None:
-    corpus, model, there = out / CORPUS, out / MODEL, parts_there(out)
+    corpus, model, there = out / "corpus", out / "model", parts_there(out)
     # Beside it: nothing of out is claimed before the model has come.
     fetched = out.with_name(f".{out.resolve().name}.fetched")
     shipped = fetched / "shipped"

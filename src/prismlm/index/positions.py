@@ -13,7 +13,9 @@ from transformers import PreTrainedModel
 from prismlm.errors import InputError
 from prismlm.index.spool import quantise, record_type
 from prismlm.models.seam import LogitMap, output_embedding
+from prismlm.ops.prototype_head.exact import largest
 from prismlm.ops.prototype_head.routing import inverse_norms
+from prismlm.ops.prototype_head.screened import has_fast_product
 
 if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 LOGITS_AT_ONCE = 2**21
 # Fewer rows would fetch a large vocabulary's weights more often than they are worth.
 ROWS_AT_LEAST = 160
+# Logits of a state that are computed again where they were formed in bfloat16.
+LARGEST = 8
 
 
 def check_share(share: float | None) -> None:
@@ -98,15 +102,44 @@ def position_records(
 
 
 def probabilities(model: PreTrainedModel, z: Tensor, tokens: Tensor) -> Tensor:
-    """Return the probability that a model gives one token after each state, float32 [N]."""
+    """Return the probability that a model gives one token after each state, float32 [N].
+
+    As precise as its own logits; of a float32 model on a CPU that multiplies bfloat16 itself, that
+    of :func:`_screened_logits`.
+    """
     embedding, logit_map = output_embedding(model), LogitMap.of(model)
     weight, bias = embedding.weight, getattr(embedding, "bias", None)
     assert isinstance(weight, Tensor)
+    cpu = z.device.type == "cpu"
+    low = (
+        weight.bfloat16() if cpu and weight.dtype == torch.float32 and has_fast_product() else None
+    )
     found = torch.empty(len(z), device=z.device)
     rows = max(ROWS_AT_LEAST, LOGITS_AT_ONCE // len(weight))
     for first in range(0, len(z), rows):
         part = slice(first, first + rows)
         # States that were kept on disk come in float32, whatever the model computes in.
-        logits = logit_map(functional.linear(z[part].to(weight.dtype), weight, bias).float())
-        found[part] = logits.softmax(-1).gather(1, tokens[part, None])[:, 0]
+        states, wanted = z[part].to(weight.dtype), tokens[part, None]
+        if low is None:
+            logits = functional.linear(states, weight, bias).float()
+        else:
+            logits = _screened_logits(states, weight, low, bias, wanted)
+        found[part] = logit_map(logits).softmax(-1).gather(1, wanted)[:, 0]
     return found
+
+
+def _screened_logits(
+    z: Tensor, weight: Tensor, low: Tensor, bias: Tensor | None, wanted: Tensor
+) -> Tensor:
+    """Return logits in bfloat16, the largest and the wanted ones in float32.
+
+    More than twice as fast; the rounding of the others, up to 2⁻⁸ of a logit, is averaged over them
+    in the sum that normalises the probability.
+    """
+    logits = functional.linear(z.bfloat16(), low).float()
+    if bias is not None:
+        logits += bias
+    some = min(LARGEST, logits.shape[1])
+    again = torch.cat([largest(logits, some)[1], wanted], dim=1)
+    exact = (weight[again] @ z[:, :, None]).squeeze(2)
+    return logits.scatter_(1, again, exact if bias is None else exact + bias[again])

@@ -184,10 +184,7 @@ class PrototypeHead(nn.Module):
                 "a head with fitted weights cannot be exported: how often its equations are solved "
                 "depends on the data. Export the model alone, or a head fitted with cosine weights."
             )
-        prototypes = self.prototypes
-        chosen = ops.pursue(z, prototypes, k, first, inverse)
-        cosines = ops.cosines_of(z, prototypes, chosen)
-        return ops.Nearest(chosen, cosines, ops.fit_activations(z, prototypes, chosen))
+        return ops.pursue(z, self.prototypes, k, first, inverse)
 
     def losses(
         self,

@@ -19,7 +19,7 @@ from prismlm.instruments.themes.units import (
     read_spans,
 )
 from prismlm.labels.themes import Judgement
-from prismlm.models.head_writes import head_writes
+from prismlm.models.attention import head_writes
 from tests.helpers.mixer_models import CHANNELS, LAYERS, make_corpus, make_llama, make_model
 
 LENGTH = 12

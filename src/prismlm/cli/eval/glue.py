@@ -45,8 +45,7 @@ def glue(
     Finished runs are kept: the same command goes on where it was stopped.
     """
     from prismlm.eval.glue import study
-    from prismlm.eval.glue.classifier import GlueModel
-    from prismlm.eval.glue.runs import GlueOptions
+    from prismlm.eval.glue.fine_tune import GlueModel, GlueOptions
     from prismlm.eval.glue.study import estimate_glue
     from prismlm.eval.glue.tasks import tasks_of
     from prismlm.run_state import orderly_end

@@ -17,8 +17,7 @@ from prismlm.outputs import check_outputs, write_text
 
 if TYPE_CHECKING:
     from prismlm.instruments.channels.concepts import ConceptInModel
-    from prismlm.instruments.channels.effect_table import By, Channel, EffectTable
-    from prismlm.instruments.channels.effects import ControlFrom
+    from prismlm.instruments.channels.effect_table import By, Channel, ControlFrom, EffectTable
 
 UNITS = ("relative", "points")
 CONTEXT_WIDTH = 34
@@ -68,7 +67,7 @@ def interventions(
     from prismlm.corpus import Corpus
     from prismlm.instruments.channels.case_files import load_cases
     from prismlm.instruments.channels.concepts import concept_in_model
-    from prismlm.instruments.channels.effects import TableOptions
+    from prismlm.instruments.channels.effect_table import TableOptions
     from prismlm.models.checkpoint import read_checkpoint
 
     options = TableOptions(
@@ -148,12 +147,12 @@ def _print_cases(console: Console, table: EffectTable, place: Channel, by: By) -
     console.print(
         f"{channel_name(place)}, change in {unit}; {len(table.left_out)} of "
         f"{len(table.left_out) + len(table.probes)} cases left out, whose target has less than "
-        f"{100 * table.minimum_probability:g} %"
+        f"{100 * table.options.minimum_probability:g} %"
     )
-    names = [f"*{SHORT[name]}" for name in table.interventions]
+    names = [f"*{SHORT[name]}" for name in table.options.interventions]
     shown = table_of("context", "target", "*base %", *names)
     shown.columns[0].width = CONTEXT_WIDTH
-    changes = [table.changes(place, name, by) for name in table.interventions]
+    changes = [table.changes(place, name, by) for name in table.options.interventions]
     for i, probe in enumerate(table.probes):
         flat = " ".join(plain(probe.context).split())
         context = flat if len(flat) <= CONTEXT_WIDTH else f"…{flat[1 - CONTEXT_WIDTH :]}"

@@ -24,8 +24,8 @@ from prismlm.instruments.channels.top_sequences import (
     sequences_of,
 )
 from prismlm.labels.themes import SEQUENCES, Passage
+from prismlm.models.attention import head_writes
 from prismlm.models.decoders.mixers import chosen_layers
-from prismlm.models.head_writes import head_writes
 
 if TYPE_CHECKING:
     from torch import Tensor

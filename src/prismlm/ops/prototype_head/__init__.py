@@ -1,13 +1,8 @@
 """Routing hidden states to prototypes, and the losses of the prototype head (PRISM)."""
 
-from prismlm.ops.prototype_head.fitted import (
-    PICKS,
-    cosines_of,
-    fit_activations,
-    fit_weights,
-    pursue,
-)
+from prismlm.ops.prototype_head.fitted import PICKS, fit_weights, pursue
 from prismlm.ops.prototype_head.routing import (
+    Nearest,
     Routing,
     diversity,
     inverse_norms,
@@ -15,7 +10,7 @@ from prismlm.ops.prototype_head.routing import (
     prototype_pull,
     residual,
 )
-from prismlm.ops.prototype_head.tiled import Nearest, nearest, reconstruct, route
+from prismlm.ops.prototype_head.tiled import nearest, reconstruct, route
 from prismlm.ops.prototype_head.windows import WindowScan, scan_windows
 
 __all__ = [
@@ -23,9 +18,7 @@ __all__ = [
     "Nearest",
     "Routing",
     "WindowScan",
-    "cosines_of",
     "diversity",
-    "fit_activations",
     "fit_weights",
     "inverse_norms",
     "nearest",

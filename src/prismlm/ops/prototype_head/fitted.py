@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from prismlm.ops.prototype_head.exact import full_precision, largest, products
-from prismlm.ops.prototype_head.routing import check_arguments, eager, inverse_norms, score_dtype
+from prismlm.ops.prototype_head.routing import (
+    Nearest,
+    check_arguments,
+    eager,
+    inverse_norms,
+    score_dtype,
+)
 from prismlm.ops.prototype_head.sparse import gather_sum, scatter_sum
 
 # λ, beside the 1 that a unit prototype has with itself: two that are nearly one share their weight.
@@ -18,8 +24,8 @@ RIDGE = 1e-3
 STATES = 32
 # Prototypes chosen at a time: one by one would take as many passes over the bank as prototypes.
 PICKS = 16
-# Scores of states and prototypes held at a time: 64 MiB.
-SCORES = 2**24
+# Elements of scores, and of chosen prototypes' rows, held at a time: 64 MiB each.
+ELEMENTS = 2**24
 # How often the number of wrong signs may stay as it is before they are turned one by one.
 PATIENCE = 3
 # Rounds for each prototype of a state; none has been seen to need more than a tenth of that.
@@ -27,14 +33,13 @@ ROUNDS = 10
 
 
 @eager
-@torch.no_grad()
 def pursue(
     z: Float[Tensor, "N d"],
     prototypes: Float[Tensor, "K d"],
     k: int,
     first: Int64[Tensor, "N f"],
     inverse: Float[Tensor, "K 1"] | None = None,
-) -> Int64[Tensor, "N k"]:
+) -> Nearest:
     """Return the prototypes of each state by non-negative orthogonal matching pursuit.
 
         S ← the nearest;  until k are chosen:   r = z − Σ_{j ∈ S} w_j u_j, w by :func:`fit_weights`
@@ -54,57 +59,32 @@ def pursue(
         inverse: the prototypes' :func:`inverse_norms`, where they are known.
 
     Returns:
-        Different prototypes, in the order of choice. After the first ones, scores that differ by
-        less than their rounding are in no particular order.
+        Different prototypes, in the order of choice; after the first ones, scores that differ by
+        less than their rounding are in no particular order. Their cosines, without gradients, and
+        activations α = w / ‖p‖, with those of :func:`fit_weights`.
 
     Raises:
         InputError: k > K, or widths that differ.
     """
     check_arguments(z, prototypes, k)
     dtype = score_dtype(z.dtype)
-    z, bank, chosen = z.to(dtype), prototypes.to(dtype), first[:, :k]
-    inverse = inverse_norms(bank) if inverse is None else inverse.to(dtype)
-    step = max(1, SCORES // len(bank))
-    while chosen.shape[1] < k:
-        picks = min(PICKS, k - chosen.shape[1])
-        rest = z - gather_sum(chosen, fit_activations(z, bank, chosen), bank)
-        more = [chosen[:0, :picks]]
-        for part, taken in zip(torch.split(rest, step), torch.split(chosen, step), strict=True):
-            with full_precision(z.device):
-                scores = products(part, bank).mul_(inverse.T)
-            more.append(largest(scores.scatter_(1, taken, -torch.inf), picks)[1])
-        chosen = torch.cat([chosen, torch.cat(more)], dim=1)
-    return chosen
-
-
-@torch.no_grad()
-def cosines_of(
-    z: Float[Tensor, "N d"], prototypes: Float[Tensor, "K d"], indices: Int64[Tensor, "N k"]
-) -> Float[Tensor, "N k"]:
-    """Return the cosines of each state with given prototypes, without gradients."""
-    dtype = score_dtype(z.dtype)
-    z = z.to(dtype) * inverse_norms(z.to(dtype))
-    found = [z.new_empty(0, indices.shape[1])]
-    for states, chosen in zip(torch.split(z, STATES), torch.split(indices, STATES), strict=True):
-        rows = prototypes[chosen].to(dtype)
-        with full_precision(z.device):
-            along = (rows @ states[:, :, None]).squeeze(2)
-        found.append(along * inverse_norms(rows).squeeze(2))
-    return torch.cat(found)
-
-
-def fit_activations(
-    z: Float[Tensor, "N d"], prototypes: Float[Tensor, "K d"], indices: Int64[Tensor, "N k"]
-) -> Float[Tensor, "N k"]:
-    """Return what :func:`fit_weights` does, for prototypes of any length: α = w / ‖p‖."""
-    # Of what was chosen alone: for one state the whole bank would take longer than the fit.
-    found, places = cast(
+    z, bank = z.to(dtype), prototypes.to(dtype)
+    wanted = torch.is_grad_enabled() and (z.requires_grad or bank.requires_grad)
+    with torch.no_grad():
+        lengths = inverse_norms(bank) if inverse is None else inverse.to(dtype)
+        found = _pursued(z.detach(), bank.detach(), lengths, k, first[:, :k], keep=wanted)
+        cosines = found.along * inverse_norms(z)
+    if not wanted:
+        return Nearest(found.indices, cosines, found.weights * lengths.squeeze(1)[found.indices])
+    # Of what was chosen alone: the others have no gradient.
+    chosen, places = cast(
         "tuple[Tensor, Tensor]",
-        torch.unique(indices, return_inverse=True),  # pyright: ignore[reportUnknownMemberType]
+        torch.unique(found.indices, return_inverse=True),  # pyright: ignore[reportUnknownMemberType]
     )
-    rows = prototypes[found]
-    inverse = inverse_norms(rows)
-    return fit_weights(z, rows * inverse, places) * inverse.squeeze(1)[places]
+    rows = bank[chosen]
+    lengths = inverse_norms(rows)
+    weights = _with_gradient(z, rows * lengths, places, found)
+    return Nearest(found.indices, cosines, weights * lengths.squeeze(1)[places])
 
 
 @eager
@@ -133,62 +113,156 @@ def fit_weights(
         float32, or float64 for float64 states.
     """
     dtype = score_dtype(z.dtype)
-    found = _Fit.apply(z.to(dtype), unit.to(dtype), indices)  # pyright: ignore[reportUnknownMemberType,reportUnknownVariableType]
-    return cast("Tensor", found)
+    z, unit = z.to(dtype), unit.to(dtype)
+    with torch.no_grad():
+        ones, k = unit.new_ones(len(unit), 1), indices.shape[1]
+        found = _pursued(z.detach(), unit.detach(), ones, k, indices, keep=True)
+    return _with_gradient(z, unit, indices, found)
 
 
-class _Fit(torch.autograd.Function):
-    """The weights, and their gradient through the equations that the positive ones solve."""
+class _Found(NamedTuple):
+    """What was chosen for states.
+
+    Attributes:
+        indices: the prototypes.
+        along: U z, where U are these as unit vectors.
+        weights: w.
+        gram: U Uᵀ, not symmetric to the last bit; of no states where it was not asked for.
+    """
+
+    indices: Int64[Tensor, "N k"]
+    along: Float[Tensor, "N k"]
+    weights: Float[Tensor, "N k"]
+    gram: Float[Tensor, "N k k"]
+
+
+def _pursued(
+    z: Tensor, bank: Tensor, inverse: Tensor, k: int, first: Tensor, *, keep: bool
+) -> _Found:
+    """Choose k prototypes of every state, and fit their weights; ``keep`` their products, too."""
+    step = max(1, min(ELEMENTS // len(bank), ELEMENTS // (k * z.shape[1])))
+    parts: list[_Found] = []
+    # Of no states there is still one part, with the shapes.
+    for states, nearest in zip(torch.split(z, step), torch.split(first, step), strict=True):
+        chosen = _Chosen(states, bank, inverse, k)
+        chosen.take(nearest)
+        while chosen.count < k:
+            scores = _scores(chosen.rest(), bank, inverse)
+            scores.scatter_(1, chosen.indices[:, : chosen.count], -torch.inf)
+            chosen.take(largest(scores, min(PICKS, k - chosen.count))[1])
+        gram = chosen.gram if keep else chosen.gram[:0]
+        parts.append(_Found(chosen.indices, chosen.along, chosen.weights, gram))
+    return _Found(*(torch.cat(part) for part in zip(*parts, strict=True)))
+
+
+def _scores(rest: Tensor, bank: Tensor, inverse: Tensor) -> Tensor:
+    """Return r·u_i of every state and prototype."""
+    with full_precision(rest.device):
+        return products(rest, bank).mul_(inverse.T)
+
+
+class _Chosen:
+    """The prototypes of some states while they are chosen, with weights that fit so far.
+
+    What is taken is gathered once, and multiplied with what was taken before alone.
+    """
+
+    def __init__(self, z: Tensor, bank: Tensor, inverse: Tensor, k: int) -> None:
+        n, width = z.shape
+        self.z, self.bank, self.inverse = z, bank, inverse.squeeze(1)
+        self.count = 0
+        self.indices = torch.empty(n, k, dtype=torch.long, device=z.device)
+        self.along, self.weights = z.new_empty(n, k), z.new_ones(n, k)
+        self.gram, self.rows = z.new_empty(n, k, k), z.new_empty(n, k, width)
+
+    def take(self, more: Tensor) -> None:
+        """Take prototypes, and fit the weights of all."""
+        old, self.count = self.count, self.count + more.shape[1]
+        self.indices[:, old : self.count] = more
+        for start in range(0, len(self.z), STATES):
+            part = slice(start, start + STATES)
+            self._multiply(part, old)
+            gram = _ridged(self.gram[part, : self.count, : self.count])
+            weights = self.weights[part, : self.count]
+            weights.copy_(solve(gram, self.along[part, : self.count].double(), weights > 0))
+
+    def _multiply(self, part: slice, old: int) -> None:
+        chosen, new = self.indices[part, : self.count], slice(old, self.count)
+        rows, inverse = self.rows[part, : self.count], self.inverse[chosen]
+        # Three times as fast as indexing.
+        found = self.bank.index_select(0, chosen[:, new].flatten())
+        rows[:, new] = found.view(len(rows), -1, found.shape[1])
+        # Products are made those of unit vectors: there are fewer of them than elements.
+        with full_precision(self.z.device):
+            gram = rows[:, new] @ rows.transpose(1, 2)
+            along = (rows[:, new] @ self.z[part, :, None]).squeeze(2)
+        gram *= inverse[:, new, None] * inverse[:, None, :]
+        self.gram[part, new, : self.count] = gram
+        self.gram[part, :old, new] = gram[:, :, :old].transpose(1, 2)
+        self.along[part, new] = along * inverse[:, new]
+
+    def rest(self) -> Tensor:
+        """Return z − ẑ."""
+        rows, chosen = self.rows[:, : self.count], self.indices[:, : self.count]
+        activations = self.weights[:, : self.count] * self.inverse[chosen]
+        with full_precision(self.z.device):
+            return self.z - (activations[:, None] @ rows).squeeze(1)
+
+
+def _with_gradient(z: Tensor, unit: Tensor, indices: Tensor, found: _Found) -> Tensor:
+    weights = _Weights.apply(z, unit, indices, found.weights, found.gram)  # pyright: ignore[reportUnknownMemberType,reportUnknownVariableType]
+    return cast("Tensor", weights)
+
+
+class _Weights(torch.autograd.Function):
+    """Hands out weights that were found, with their gradient through the equations they solve."""
 
     @staticmethod
-    def forward(ctx: Any, z: Tensor, unit: Tensor, indices: Tensor) -> Tensor:
-        """Solve a few states at a time."""
-        weights = z.new_empty(indices.shape)
-        for start in range(0, len(z), STATES):
-            part = slice(start, start + STATES)
-            gram, along = _products(z[part], unit, indices[part])
-            weights[part] = solve(gram, along).to(z.dtype)
-        ctx.save_for_backward(z, unit, indices, weights)
+    def forward(
+        ctx: Any, z: Tensor, unit: Tensor, indices: Tensor, weights: Tensor, gram: Tensor
+    ) -> Tensor:
+        """Return the weights as they are."""
+        ctx.save_for_backward(z, unit, indices, weights, gram)
         return weights
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Two sums over the selected pairs; the products are formed anew."""
+        """Two sums over the selected pairs."""
         (grad,) = grads
-        z, unit, indices, weights = ctx.saved_tensors
+        z, unit, indices, weights, products_of = ctx.saved_tensors
         v = torch.empty_like(weights)
         for start in range(0, len(z), STATES):
             part = slice(start, start + STATES)
-            gram, _ = _products(z[part], unit, indices[part])
-            v[part] = _solve_positive(gram, grad[part].double(), weights[part] > 0).to(z.dtype)
+            gram, along = _ridged(products_of[part]), grad[part].double()
+            v[part] = _solve_positive(gram, along, weights[part] > 0).to(z.dtype)
         q = gather_sum(indices, v, unit)
         rest = z - gather_sum(indices, weights, unit)
         target = indices.flatten()
         source = torch.arange(len(z), device=z.device).repeat_interleave(indices.shape[1])
         to_unit = scatter_sum(target, source, v.flatten(), rest, len(unit))
         to_unit -= scatter_sum(target, source, weights.flatten(), q, len(unit))
-        return q, to_unit, None
+        return q, to_unit, None, None, None
 
 
-def _products(z: Tensor, unit: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
-    """Return U Uᵀ + λ and U z of each state, in float64: [n, k, k] and [n, k]."""
-    rows = unit[indices]
-    with full_precision(z.device):
-        gram = (rows @ rows.transpose(1, 2)).double()
-        along = (rows @ z[:, :, None]).squeeze(2).double()
+def _ridged(gram: Tensor) -> Tensor:
+    """Return G + λ in float64, a copy."""
+    gram = gram.to(torch.float64, copy=True)
     gram.diagonal(dim1=1, dim2=2).add_(RIDGE)
-    return gram, along
+    return gram
 
 
-def solve(gram: Float[Tensor, "N k k"], along: Float[Tensor, "N k"]) -> Float[Tensor, "N k"]:
+def solve(
+    gram: Float[Tensor, "N k k"], along: Float[Tensor, "N k"], positive: Bool[Tensor, "N k"]
+) -> Float[Tensor, "N k"]:
     """Return argmin_{w ≥ 0} ½ wᵀ G w − bᵀ w for every state.
 
     Args:
         gram: G, symmetric and positive definite.
         along: b.
+        positive: where the weights are expected to be so; it costs rounds alone.
     """
     n, k = along.shape
-    positive = torch.ones_like(along, dtype=torch.bool)
+    positive = positive.clone()
     weights = torch.zeros_like(along)
     fewest = torch.full((n,), k + 1, device=along.device)
     patience = torch.full_like(fewest, PATIENCE)

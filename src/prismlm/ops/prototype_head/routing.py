@@ -44,6 +44,14 @@ class Routing(NamedTuple):
     nearest_point_cosine: Float[Tensor, " K"]
 
 
+class Nearest(NamedTuple):
+    """The prototypes of each state, as in :class:`Routing`."""
+
+    indices: Int64[Tensor, "N k"]
+    cosines: Float[Tensor, "N k"]
+    activations: Float[Tensor, "N k"]
+
+
 def check_arguments(z: Tensor, prototypes: Tensor, k: int, mask: Tensor | None = None) -> None:
     """Raise InputError for shapes that cannot be routed."""
     if z.ndim != 2 or prototypes.ndim != 2:

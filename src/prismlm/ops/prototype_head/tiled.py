@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import NamedTuple, cast
+from typing import cast
 
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from prismlm.ops.prototype_head import screened
@@ -25,6 +25,7 @@ from prismlm.ops.prototype_head.exact import (
     settle,
 )
 from prismlm.ops.prototype_head.routing import (
+    Nearest,
     Routing,
     check_arguments,
     eager,
@@ -107,14 +108,6 @@ def _in_one_graph(
         state = torch.where(mask.any(), state, -1)
         best = torch.where(mask.any(), best, -1.0)
     return Routing(order[:, :k], cosines, torch.relu(scale * cosines), cosines[:, 0], state, best)
-
-
-class Nearest(NamedTuple):
-    """The prototypes of each state, as in :class:`Routing`; no gradients."""
-
-    indices: Int64[Tensor, "N k"]
-    cosines: Float[Tensor, "N k"]
-    activations: Float[Tensor, "N k"]
 
 
 @torch.no_grad()
