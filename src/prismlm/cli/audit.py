@@ -23,7 +23,7 @@ from prismlm.cli.options import (
     number,
     option,
 )
-from prismlm.cli.output import print_cost, print_json
+from prismlm.cli.output import console_for_reading, print_cost, print_json
 from prismlm.outputs import check_ending, check_outputs
 
 if TYPE_CHECKING:
@@ -112,7 +112,6 @@ def _run(
 
 
 def _print(audit: Audit, summary: dict[str, Any], by: str, documents: int) -> None:
-    from prismlm.cli.output import console_for_reading
     from prismlm.cli.printing.trace import print_documents, print_shares
     from prismlm.explain.support import levels_in_words
     from prismlm.pages.trace import CAVEAT
