@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -120,8 +121,7 @@ class Following:
 
     def _whole(self, step: Step) -> Step:
         read = self._pieces
-        values = {**vars(step), "pieces": (read[step.position], read[step.position + 1])}
-        return Step(**values)
+        return replace(step, pieces=(read[step.position], read[step.position + 1]))
 
     def _tell(self) -> bool:
         stop = False

@@ -105,7 +105,11 @@ class SplitPredictions(NamedTuple):
 
     def evidence(self) -> EvidenceTable:
         """Return the evidence that shares are taken from, on the CPU."""
-        return EvidenceTable.of(self.routing, self.parts, self.states, self.read, self.targets)
+        routing, parts = self.routing, self.parts
+        evidence = parts.evidence, parts.residual_evidence, parts.bias_evidence
+        tokens = self.read, self.targets
+        columns = (routing.indices, *evidence, self.states, *tokens, routing.activations)
+        return EvidenceTable(*(column.cpu() for column in columns))
 
 
 def split_states(

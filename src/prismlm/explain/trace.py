@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -48,7 +48,7 @@ class Trace:
 
     Attributes:
         model: the model's name or directory.
-        steps: one per prediction.
+        read_steps: gives ``steps``.
         table: the evidence behind the steps.
         lens: the lens the shares are taken from, if there is one.
         rounding: the largest |sum of parts − model's logit| / max(1, |logit|) of the whole text;
@@ -59,7 +59,7 @@ class Trace:
     """
 
     model: str
-    steps: Sequence[Step]
+    read_steps: Callable[[], tuple[Step, ...]] = field(compare=False, repr=False)
     table: EvidenceTable = field(repr=False)
     lens: Lens | None = field(default=None, repr=False)
     rounding: float = 0.0
@@ -70,12 +70,17 @@ class Trace:
         default_factory=dict, init=False, compare=False, repr=False
     )
 
+    @cached_property
+    def steps(self) -> tuple[Step, ...]:
+        """One per prediction, put together when they are first looked at: shares need none."""
+        return self.read_steps()
+
     def __repr__(self) -> str:
         lens = "no lens" if self.lens is None else f"lens {self.lens.name}"
         return f"<Trace of {len(self)} predictions of {self.model}, {lens}>"
 
     def __len__(self) -> int:
-        return len(self.steps)
+        return len(self.table.indices)
 
     def __iter__(self) -> Iterator[Step]:
         return iter(self.steps)
@@ -95,9 +100,13 @@ class Trace:
     def __getitem__(self, key: int | slice) -> Step | Trace:
         """Return one step, or a trace of some of them."""
         if isinstance(key, slice):
-            maps = self.attention and tuple(one[key] for one in self.attention)
-            table = self.table[key]
-            return replace(self, steps=self.steps[key], table=table, attention=maps, first=0)
+            return replace(
+                self,
+                read_steps=lambda: self.steps[key],
+                table=self.table[key],
+                attention=self.attention and tuple(one[key] for one in self.attention),
+                first=0,
+            )
         return self.steps[key]
 
     def sources(
