@@ -34,8 +34,7 @@ CONTEXTS = [
 
 
 def source_shares(table, lens, by="source", *, method="evidence", where=None):
-    contexts = by == "document" or method == "source"
-    return attribute(table, lens, method, contexts=contexts).sources(by, where)
+    return attribute(table, lens, method).sources(by, where)
 
 
 def document_shares(table, lens, *, where=None):

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from typing import cast
 
-from prismlm.explain.contexts import ContextAttribution, ContextSum, by_contexts, merge_contexts
+from prismlm.explain.contexts import ContextAttribution, ContextSum, by_contexts
 from prismlm.explain.evidence import EvidenceTable
 from prismlm.explain.passages import (
     PositionAttribution,
@@ -42,7 +42,6 @@ def attribute(
     lens: Lens,
     method: Method = "evidence",
     *,
-    contexts: bool = True,
     so_far: DocumentsSoFar | None = None,
 ) -> Attribution:
     """Gather what the predictions rely on.
@@ -51,7 +50,6 @@ def attribute(
         table: their evidence.
         lens: the lens; without cells, ``evidence`` is ``contexts``.
         method: ``evidence``, ``contexts`` or ``source``.
-        contexts: gather single contexts too, where the method uses them.
         so_far: of ``evidence``, what carried the predictions of the text before these, which are
             added to it; left out where the table knows its whole text.
 
@@ -60,14 +58,17 @@ def attribute(
     """
     if method == "evidence" and lens.cells is not None:
         return by_position(table, lens, lens.cells, so_far)
-    return by_contexts(table, lens, method, contexts=contexts)
+    return by_contexts(table, lens, method)
 
 
 def merge_attributions(parts: list[Attribution]) -> Attribution:
     """Return the attribution of all positions of the parts, which are of one lens and method."""
     if isinstance(parts[0], PositionAttribution):
         return merge_positions(cast(list[PositionAttribution], parts))
-    return merge_contexts(cast(list[ContextAttribution], parts))
+    total = ContextSum(parts[0].lens, parts[0].method)
+    for part in cast(list[ContextAttribution], parts):
+        total.add(part)
+    return total.result()
 
 
 def sum_of(lens: Lens, method: Method) -> PositionSum | ContextSum:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import tee
 from typing import TYPE_CHECKING, Any
 
@@ -71,7 +71,6 @@ def compare_texts(
         where both lenses have a scale of it.
     """
     left, right = tee(documents)
-    options = replace(options, contexts=False)
     losses, moments, texts, predictions = np.zeros(2), np.zeros(3), 0, 0
     sums = [None if lm.lens is None else sum_of(lm.lens, options.method) for lm in (a, b)]
     counts = [SupportCount(), SupportCount()]

@@ -16,7 +16,6 @@ from prismlm.explain.shares import (
     Grouped,
     Method,
     Sums,
-    add_up,
     sums_by_key,
 )
 from prismlm.index.around import Around
@@ -39,14 +38,14 @@ class ContextAttribution(Attribution):
         lens: the lens the numbers belong to.
         method: ``contexts`` or ``source``.
         prototypes: positive evidence, or α, of each prototype.
-        contexts: how it spreads over rows of the index; None if that was left out.
+        contexts: how it spreads over rows of the index.
         beside: positive evidence of residual and bias.
     """
 
     lens: Lens
     method: Method
     prototypes: Sums
-    contexts: Sums | None
+    contexts: Sums
     beside: float
 
     @property
@@ -64,7 +63,7 @@ class ContextAttribution(Attribution):
 
     def documents(self, limit: int = 10, where: Where | None = None) -> list[DocumentShare]:
         """Return the documents with the largest shares, as :meth:`Attribution.documents`."""
-        lens, rows = self.lens, self._rows()
+        lens, rows = self.lens, self.contexts
         conditions = normalised(where)
         if conditions:
             kept = lens.matching("index", conditions)[rows.ids]
@@ -89,16 +88,12 @@ class ContextAttribution(Attribution):
 
     def document_share(self, doc_id: str) -> float:
         """Return the share of one document; 0 where no context is of it."""
-        rows = self._rows()
+        rows = self.contexts
         names, codes = self.lens.documents
         if doc_id not in names or self.total <= 0:
             return 0.0
         mine = codes[rows.ids] == names.index(doc_id)
         return float(rows.values[mine].sum() / self.total)
-
-    def _rows(self) -> Sums:
-        assert self.contexts is not None, "attribute(contexts=True) was not asked for"
-        return self.contexts
 
     def _placed(
         self, by: str, conditions: Conditions
@@ -109,7 +104,7 @@ class ContextAttribution(Attribution):
         names, codes = lens.documents if by == "document" else lens.keys(table, by)
         matching = lens.matching(table, conditions) if conditions else None
         if table == "index":
-            return self._rows(), names, codes, matching
+            return self.contexts, names, codes, matching
         first = lens.first_masses
         ids, values = self.prototypes
         rows, owner = _rows_of(first[ids], first[ids + 1] - first[ids])
@@ -126,18 +121,14 @@ def _same(around: Around | None) -> Around | None:
     return around
 
 
-def by_contexts(
-    table: EvidenceTable, lens: Lens, method: Method, *, contexts: bool
-) -> ContextAttribution:
-    """Gather what the positions rely on; ``contexts=False`` leaves out single places.
+def by_contexts(table: EvidenceTable, lens: Lens, method: Method) -> ContextAttribution:
+    """Gather what the positions rely on.
 
     Raises:
         InputError: no such method, or the table lacks the activations it needs.
     """
     uses = table.uses(method)
-    if not contexts:
-        rows = None
-    elif method == "source":
+    if method == "source":
         rows = _uniform(uses.by_prototype, lens)
     else:
         rows = _by_similarity(uses.position, uses.prototype, uses.weight, table.states, lens)
@@ -145,46 +136,26 @@ def by_contexts(
     return ContextAttribution(lens, method, uses.by_prototype, rows, beside)
 
 
-def merge_contexts(parts: list[ContextAttribution]) -> ContextAttribution:
-    """Return the attribution of all positions of the parts."""
-    contexts = [part.contexts for part in parts if part.contexts is not None]
-    return ContextAttribution(
-        parts[0].lens,
-        parts[0].method,
-        add_up([part.prototypes for part in parts]),
-        add_up(contexts) if len(contexts) == len(parts) else None,
-        sum(part.beside for part in parts),
-    )
-
-
 class ContextSum:
-    """Adds up attributions of one lens and method; its size depends on the lens alone.
-
-    Once one of them was made without single places, the sum has none either.
-    """
+    """Adds up attributions of one lens and method; its size depends on the lens alone."""
 
     def __init__(self, lens: Lens, method: Method) -> None:
         self._lens, self._beside = lens, 0.0
         self._method: Method = method
         self._prototypes = np.zeros(lens.num_prototypes)
-        self._contexts: np.ndarray | None = np.zeros(lens.index.num_rows)
+        self._contexts = np.zeros(lens.index.num_rows)
 
     def add(self, found: ContextAttribution) -> None:
         """Add the attribution of other positions."""
         self._beside += found.beside
         self._prototypes[found.prototypes.ids] += found.prototypes.values
-        if found.contexts is None:
-            self._contexts = None
-        elif self._contexts is not None:
-            self._contexts[found.contexts.ids] += found.contexts.values
+        self._contexts[found.contexts.ids] += found.contexts.values
 
     def result(self) -> ContextAttribution:
         """Return the attribution of all positions so far."""
         prototypes, contexts = (
-            None if of is None else Sums(np.flatnonzero(of), of[of != 0])
-            for of in (self._prototypes, self._contexts)
+            Sums(np.flatnonzero(of), of[of != 0]) for of in (self._prototypes, self._contexts)
         )
-        assert prototypes is not None
         return ContextAttribution(self._lens, self._method, prototypes, contexts, self._beside)
 
 

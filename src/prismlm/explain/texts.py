@@ -37,14 +37,12 @@ class TextOptions:
             window − stride tokens of context, or its text's start.
         tokens_per_batch: tokens of one forward pass, padding among them.
         method: of the attribution.
-        contexts: gather single places too, which shares of documents need.
     """
 
     window: int
     stride: int
     tokens_per_batch: int = 1024
     method: Method = "evidence"
-    contexts: bool = True
 
 
 def text_options(
@@ -231,13 +229,7 @@ def _read_batch(lm: PrismLM, batch: list[_Window], options: TextOptions) -> None
             if text.so_far is None and lm.lens.cells is not None:
                 text.so_far = DocumentsSoFar(lm.lens.cells)
             parts = [
-                attribute(
-                    table.apart(part),
-                    lm.lens,
-                    options.method,
-                    contexts=options.contexts,
-                    so_far=text.so_far,
-                )
+                attribute(table.apart(part), lm.lens, options.method, so_far=text.so_far)
                 for part in (slice(begin, middle), counted)
                 if part.stop > part.start
             ]

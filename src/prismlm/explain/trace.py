@@ -66,7 +66,7 @@ class Trace:
     attention: tuple[AttentionMap, ...] | None = field(default=None, compare=False, repr=False)
     lm: OpenedModel | None = field(default=None, compare=False, repr=False)
     first: int = 0
-    _found: dict[tuple[Method, bool], Attribution] = field(
+    _found: dict[Method, Attribution] = field(
         default_factory=dict, init=False, compare=False, repr=False
     )
 
@@ -123,8 +123,7 @@ class Trace:
         Raises:
             InputError: there is no lens, or an argument names what is not there.
         """
-        single = by == "document" or method == "source"
-        return self._attribution(method, contexts=single).sources(by, where)
+        return self._attribution(method).sources(by, where)
 
     def documents(
         self,
@@ -312,17 +311,13 @@ class Trace:
 
         return fragment(self)
 
-    def _attribution(self, method: Method, *, contexts: bool = True) -> Attribution:
+    def _attribution(self, method: Method) -> Attribution:
         """Return what the answer relies on; it is found once for each method."""
         check_method(method)
-        # Cells give documents and sources at once.
-        in_cells = method == "evidence" and self._lens().cells is not None
-        key = method, contexts or in_cells
-        if key not in self._found:
+        if method not in self._found:
             table = self.table[self.first :] if self.first else self.table
-            found = attribute(table, self._lens(), method, contexts=contexts)
-            self._found[key] = found
-        return self._found[key]
+            self._found[method] = attribute(table, self._lens(), method)
+        return self._found[method]
 
     def _with_cells(self) -> None:
         lens = self._lens()
