@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from prismlm.edits.channels.scope import interventions_hold
 from prismlm.edits.scope import edits_hold
 from prismlm.errors import DecompositionError
-from prismlm.explain.direct_path import ActivationParts, DirectPath
-from prismlm.explain.residual_stream import read_direct_path
+from prismlm.explain.residual_stream import ActivationParts, DirectPath, read_direct_path
 from prismlm.layers import PrototypeHead
 
 if TYPE_CHECKING:
