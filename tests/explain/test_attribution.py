@@ -188,11 +188,6 @@ def test_rows_of_an_unknown_prototype(lens):
         lens.rows_of(3)
 
 
-def test_group_weights_are_rows_of_shares(lens):
-    weights = lens.group_weights("source").weights
-    np.testing.assert_allclose(weights, [[0.75, 0.25], [0, 1], [0, 0]])
-
-
 def random_table(seed, positions, prototypes=3, used=2):
     generator = torch.Generator().manual_seed(seed)
     evidence = torch.randn(positions, used, generator=generator)

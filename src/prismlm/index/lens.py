@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow as pa
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from prismlm.errors import FormatError, InputError, check_choice, check_whole
+from prismlm.errors import FormatError, InputError, check_whole
 from prismlm.files import from_json
 from prismlm.index import layout
 from prismlm.index.around import Around, joined, sentence_around
@@ -29,18 +29,6 @@ if TYPE_CHECKING:
 DOCUMENTS_KEPT = 64
 
 
-class GroupWeights(NamedTuple):
-    """How each prototype's activation spreads over the keys of one column.
-
-    Attributes:
-        keys: the distinct values, in order of first appearance; nulls are "(unknown)".
-        weights: rows sum to 1, or are all zero for a prototype that is never used, [K, keys].
-    """
-
-    keys: list[str]
-    weights: np.ndarray
-
-
 class Lens:
     """A lens directory. Open one with :meth:`open`; tables are read when they are first needed.
 
@@ -54,7 +42,6 @@ class Lens:
         self.path = path
         self.meta = meta
         self.head = head
-        self._groups: dict[str, GroupWeights] = {}
         self._keys: dict[tuple[str, str], Keys] = {}
         self._matching: dict[tuple[str, Conditions], np.ndarray] = {}
 
@@ -318,23 +305,6 @@ class Lens:
         """
         check_whole("the prototype", prototype, most=self.num_prototypes - 1)
         return slice(int(self.first_rows[prototype]), int(self.first_rows[prototype + 1]))
-
-    def group_weights(self, by: str) -> GroupWeights:
-        """Return how each prototype's activation over the whole corpus spreads by a column.
-
-        Raises:
-            InputError: the column is not source, domain or license.
-        """
-        check_choice("what activations are grouped by", by, layout.GROUP_COLUMNS)
-        if by not in self._groups:
-            names, codes = self.keys("mass", by)
-            weights = np.zeros((self.num_prototypes, len(names)))
-            at = self.mass["prototype"].to_numpy(), codes
-            np.add.at(weights, at, self.mass["activation_sum"].to_numpy())
-            total = weights.sum(1, keepdims=True)
-            weights = np.divide(weights, total, out=np.zeros_like(weights), where=total > 0)
-            self._groups[by] = GroupWeights(names, weights)
-        return self._groups[by]
 
     def _offsets(self, table: pa.Table, name: str) -> np.ndarray:
         prototype = table["prototype"].to_numpy()
