@@ -18,7 +18,7 @@ from prismlm.errors import FormatError
 from prismlm.files import from_json
 from prismlm.index import layout
 from prismlm.index.codes import Codes, open_codes
-from prismlm.index.where import UNKNOWN, Conditions, Keys, check_value
+from prismlm.index.where import Conditions, Keys, rows_matching
 
 ROWS_AT_ONCE = 2**20
 # Records that share a checksum.
@@ -224,8 +224,7 @@ class Cells:
     def keys(self, column: str) -> Keys:
         """Return the values of a column of the documents; nulls are "(unknown)"."""
         if column not in self._columns:
-            encoded = self.documents[column].fill_null(UNKNOWN).combine_chunks().dictionary_encode()
-            self._columns[column] = Keys(encoded.dictionary.to_pylist(), encoded.indices.to_numpy())
+            self._columns[column] = Keys.of(self.documents[column])
         return self._columns[column]
 
     def matching(self, conditions: Conditions) -> np.ndarray:
@@ -235,14 +234,7 @@ class Cells:
             InputError: a value of the filter occurs nowhere.
         """
         if conditions not in self._matching:
-            found = np.ones(self.documents.num_rows, dtype=bool)
-            for column, values in conditions:
-                names, codes = self.keys(column)
-                for value in values:
-                    check_value(column, value, names)
-                wanted = [code for code, name in enumerate(names) if name in values]
-                found &= np.isin(codes, wanted)
-            self._matching[conditions] = found
+            self._matching[conditions] = rows_matching(conditions, self.keys, self.keys)
         return self._matching[conditions]
 
     @cached_property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,7 +19,7 @@ from prismlm.index.around import Around, joined, sentence_around
 from prismlm.index.cells import Cells
 from prismlm.index.suffixes import Suffixes, has_suffixes
 from prismlm.index.support import SupportScale
-from prismlm.index.where import UNKNOWN, Conditions, Keys, check_value
+from prismlm.index.where import Conditions, Keys, rows_matching
 from prismlm.layers import PrototypeHead
 
 if TYPE_CHECKING:
@@ -256,10 +256,7 @@ class Lens:
         """Return the values of a column of the index or the mass; nulls are "(unknown)"."""
         if (table, column) not in self._keys:
             rows = self.index if table == "index" else self.mass
-            encoded = rows[column].fill_null(UNKNOWN).combine_chunks().dictionary_encode()
-            self._keys[table, column] = Keys(
-                encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
-            )
+            self._keys[table, column] = Keys.of(rows[column])
         return self._keys[table, column]
 
     @property
@@ -277,15 +274,8 @@ class Lens:
             InputError: a value of the filter occurs nowhere in the lens.
         """
         if (table, conditions) not in self._matching:
-            rows = self.index if table == "index" else self.mass
-            found = np.ones(rows.num_rows, dtype=bool)
-            for column, values in conditions:
-                for value in values:
-                    check_value(column, value, self.keys("mass", column).names)
-                names, codes = self.keys(table, column)
-                wanted = [code for code, name in enumerate(names) if name in values]
-                found &= np.isin(codes, wanted)
-            self._matching[table, conditions] = found
+            keys, known = partial(self.keys, table), partial(self.keys, "mass")
+            self._matching[table, conditions] = rows_matching(conditions, keys, known)
         return self._matching[table, conditions]
 
     def place(self, row: int) -> dict[str, Any]:
