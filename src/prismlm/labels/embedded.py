@@ -25,7 +25,6 @@ from scipy import sparse
 
 from prismlm.index.cells import Cells
 from prismlm.labels import categories
-from prismlm.labels.kinds import kind_rates, role
 from prismlm.labels.places import (
     SOME,
     Places,
@@ -36,7 +35,7 @@ from prismlm.labels.places import (
     whole_word,
     words_near,
 )
-from prismlm.labels.vocabulary import FUNCTION
+from prismlm.labels.vocabulary import FUNCTION, kind_rates, role
 
 MOST_WORDS = 3
 # A side of a name tells something from this share of the places on.
@@ -170,21 +169,26 @@ class _Statistics:
         )
 
     def _side(self, name: str, cell: int) -> Side:
-        score, share = self.sides[name]
-        row = slice(score.indptr[cell], score.indptr[cell + 1])
-        order = np.argsort(-_data(score)[row], kind="stable")[: 2 * MOST_WORDS]
         written: list[str] = []
         shares: list[float] = []
-        for word, part, told in zip(
-            score.indices[row][order], share.data[row][order], score.data[row][order], strict=True
-        ):
-            if told <= 0 or (part < LEAST_SHARE and written) or len(written) == MOST_WORDS:
+        for word, part in self._leading(name, cell, 2 * MOST_WORDS):
+            if (part < LEAST_SHARE and written) or len(written) == MOST_WORDS:
                 break
-            shown = self._written(name, cell, int(word))
+            shown = self._written(name, cell, word)
             if shown.lower() not in (one.lower() for one in written):
                 written.append(shown)
-                shares.append(float(part))
+                shares.append(part)
         return Side(written, shares)
+
+    def _leading(self, name: str, cell: int, most: int) -> list[tuple[int, float]]:
+        """Return the words of one side that tell most of a cell, and their shares of the places."""
+        score, share = self.sides[name]
+        row = slice(score.indptr[cell], score.indptr[cell + 1])
+        told = np.asarray(score.data)[row]
+        order = np.argsort(-told, kind="stable")[:most]
+        order = order[told[order] > 0]
+        words, parts = score.indices[row][order], share.data[row][order]
+        return list(zip(words.tolist(), parts.tolist(), strict=True))
 
     def _written(self, name: str, cell: int, word: int) -> str:
         """Return the most frequent whole word that a token begins or is part of in a cell."""
@@ -204,16 +208,10 @@ class _Statistics:
         return [pair for pair, _ in pairs.most_common(MOST_WORDS)]
 
     def _topic(self, cell: int) -> list[str]:
-        score, _ = self.sides["about"]
-        row = slice(score.indptr[cell], score.indptr[cell + 1])
-        order = np.argsort(-_data(score)[row], kind="stable")[:TOPIC_WORDS]
-        chosen = order[score.data[row][order] > 0]
         own = self.places.of(slice(self.first[cell], self.first[cell + 1]))
         near = words_near(self.text, own)
-        whole = (
-            whole_word(self.text, own, near, word) for word in score.indices[row][chosen].tolist()
-        )
-        return list(dict.fromkeys(whole))
+        leading = self._leading("about", cell, TOPIC_WORDS)
+        return list(dict.fromkeys(whole_word(self.text, own, near, word) for word, _ in leading))
 
     def _tags(self, cell: int) -> list[tuple[str, float, float]]:
         if self.count[cell] < FEW:
@@ -291,10 +289,6 @@ def _subject_rates(hits: sparse.csr_matrix, count: np.ndarray) -> np.ndarray:
     base = each.sum(0) / max(1, count.sum())
     # One place's worth of the mean keeps small cells from large ratios.
     return (each + base) / (np.maximum(base, 1e-9) * (count + 1)[:, None])
-
-
-def _data(matrix: sparse.csr_matrix) -> np.ndarray:
-    return np.asarray(matrix.data)
 
 
 def _sides(read: Side, following: Side, about: list[str], most: int) -> str:
