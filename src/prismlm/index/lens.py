@@ -280,12 +280,8 @@ class Lens:
 
     def place(self, row: int) -> dict[str, Any]:
         """Return what the index says of the place in one of its rows."""
-        return self._places.slice(row, 1).to_pylist()[0]
-
-    @cached_property
-    def _places(self) -> pa.Table:
-        figures = ("prototype", "rank", "cosine", "activation", "routed")
-        return self.index.drop_columns(list(figures))
+        figures = ["prototype", "rank", "cosine", "activation", "routed"]
+        return self.index.slice(row, 1).drop_columns(figures).to_pylist()[0]
 
     def rows_of(self, prototype: int) -> slice:
         """Return the index rows of one prototype, best context first.
