@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import sparse
@@ -82,22 +82,6 @@ class Judgement:
         return asdict(self)
 
 
-class Judge(Protocol):
-    """Gives every unit its figures."""
-
-    source: str
-
-    def judge(
-        self, units: Sequence[Sequence[Passage]], progress: Reporter = SILENT
-    ) -> list[Judgement | None]:
-        """Return the figures of units, by their passages; None where there is no answer.
-
-        Raises:
-            InputError: a unit has not ten passages.
-        """
-        ...
-
-
 def check_units(units: Sequence[Sequence[Passage]]) -> None:
     """Raise InputError unless each unit has ten passages."""
     for number, unit in enumerate(units):
@@ -138,7 +122,11 @@ class WordJudge:
     def judge(
         self, units: Sequence[Sequence[Passage]], progress: Reporter = SILENT
     ) -> list[Judgement | None]:
-        """Return the figures of units, as :meth:`Judge.judge`."""
+        """Return the figures of units, by their passages; as every judge does, None for no answer.
+
+        Raises:
+            InputError: a unit has not ten passages.
+        """
         check_units(units)
         with progress.task("Judging themes", len(units), "units") as task:
             found: list[Judgement | None] = []

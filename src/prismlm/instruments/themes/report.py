@@ -10,12 +10,13 @@ import numpy as np
 
 from prismlm.errors import InputError
 from prismlm.instruments.themes.units import Unit, random_spans, read_spans
-from prismlm.labels.themes import SEQUENCES, Judge, Judgement, Passage, WordJudge
+from prismlm.labels.themes import SEQUENCES, Judgement, Passage, WordJudge
 from prismlm.progress import SILENT, Reporter
 from prismlm.statistics import Interval, bootstrap
 
 if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus, Split
+    from prismlm.labels.theme_endpoint import EndpointJudge
 
 Kind = Literal["prototypes", "channels", "heads"]
 Figure = Literal["disentanglement", "coverage", "themes"]
@@ -108,7 +109,7 @@ def theme_report(
     split: Split,
     name: str,
     of: Kind,
-    judge: Judge | None = None,
+    judge: WordJudge | EndpointJudge | None = None,
     seed: int = 0,
     progress: Reporter = SILENT,
 ) -> ThemeReport:
