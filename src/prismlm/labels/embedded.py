@@ -147,11 +147,12 @@ class _Statistics:
         topic, tags = self._topic(cell), self._tags(cell)
         rates = {name: float(rate[cell]) for name, rate in self.kinds.items()}
         parts = self._parts(cell) if rates["piece"] >= 0.5 else []
+        whole = ["-".join(one) for one in parts]
         about = topic or [tag for tag, _, _ in tags]
         raised = _different(self.raised[cell]) if self.count[cell] < FEW_NEXT else []
         right = Side(raised, [1.0]) if raised else following
         names = [
-            " → ".join(filter(None, (_joined(parts[:most]), ", ".join(raised[:most]))))
+            " → ".join(filter(None, (", ".join(whole[:most]), ", ".join(raised[:most]))))
             if parts
             else _sides(read, right, about[: min(most, 2)], most)
             for most in range(MOST_WORDS, 0, -1)
@@ -301,10 +302,6 @@ def _sides(read: Side, following: Side, about: list[str], most: int) -> str:
     name = f"{left} → {right}"
     enough = right != "…" and _says_something(name)
     return name if enough or around in ("…", left) else f"{name} {around}"
-
-
-def _joined(parts: list[tuple[str, str]]) -> str:
-    return ", ".join("-".join(one) for one in parts)
 
 
 def _different(tokens: Sequence[str]) -> list[str]:
