@@ -182,7 +182,7 @@ def test_in_bf16_states_are_nearly_the_same_and_no_other_run_goes_on_with_them(
     whole, half = (Lens.open(path, lm.model, lm.head).cells for path in (lens_of_few, built))
     records = [cells.records(np.arange(len(cells))) for cells in (whole, half)]
     states = [
-        cells.states(record)[np.argsort(record["position"])]
+        cells.codes.states(record)[np.argsort(record["position"])]
         for cells, record in zip((whole, half), records, strict=True)
     ]
     assert not torch.equal(*states)
@@ -305,7 +305,7 @@ def test_every_position_is_in_the_cell_of_its_nearest_prototype(lm, few, lens_of
         # Where two prototypes are as near as rounding, either may be the nearest.
         np.testing.assert_allclose(found, cosines.max(1).values, atol=1e-6)
         np.testing.assert_allclose(records["probability"][mine], chances, atol=2e-3)
-        coded = cells.states(records[mine]).double()
+        coded = cells.codes.states(records[mine]).double()
         np.testing.assert_allclose((coded * unit).sum(1), 1, atol=3e-3)
 
 

@@ -48,7 +48,7 @@ def test_nearest_positions_of_other_documents_equal_brute_force(lm, monkeypatch)
         speaks = head.prototypes.detach()[routing.indices[0]] @ signature
         used = routing.indices[0][(routing.activations[0] > 0) & (speaks > 0)].tolist()
         there = np.isin(cell, used) & (tokens == target) & others
-        cosines = cells.states(records[there]) @ state
+        cosines = cells.codes.states(records[there]) @ state
         expected.append(float(cosines.max()) if len(cosines) else -1.0)
     other = int(corpus.starts[corpus.split("train")[2]]), 7
     _, found = leave_one_out(cells, lm.model, head, corpus, [other, (start, length)])

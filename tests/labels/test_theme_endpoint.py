@@ -34,7 +34,7 @@ def test_a_unit_is_asked_about_once_with_its_marks(judge):
         assert first.judge([unit(0)]) == [Judgement("tides", 9, 10, 1, "Sea.")]
     assert len(server.requests) == 2
     assert first.source == "endpoint:m"
-    assert (first.asked()["requests"], second.asked()["requests"]) == (2, 0)
+    assert (first.session.asked()["requests"], second.session.asked()["requests"]) == (2, 0)
     text = server.requests[0]["messages"][0]["content"]
     # Marks of the text itself cannot be taken for ours.
     assert text.count("<< tide") == 10
@@ -62,7 +62,7 @@ def test_rubbish_is_asked_for_again_and_then_is_no_answer(judge, wrong):
     assert found[0] is None
     assert [one.theme for one in found[1:]] == ["tides", "tides"]
     assert len(server.requests) == 4
-    assert sum(asking.asked()["failures"].values()) == 1
+    assert sum(asking.session.asked()["failures"].values()) == 1
 
 
 def test_nothing_but_rubbish_ends_the_run(judge):

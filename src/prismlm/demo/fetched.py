@@ -179,4 +179,4 @@ def _context_states(lens: Path, meta: dict[str, Any]) -> Any:
     position = cells.positions(0, len(cells))
     order = np.argsort(position)
     rows = order[np.searchsorted(position, wanted, sorter=order)]
-    return cells.states(cells.records(rows)).bfloat16()
+    return cells.codes.states(cells.records(rows)).bfloat16()

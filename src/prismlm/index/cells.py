@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from torch import Tensor
 
 from prismlm.corpus.layout import DOCUMENT_SCHEMA
 from prismlm.errors import FormatError
@@ -78,6 +77,7 @@ class Cells:
 
     Attributes:
         meta: how they were written.
+        codes: of the hidden states of records.
         documents: one row per document that was read, in the order of the corpus.
     """
 
@@ -190,14 +190,6 @@ class Cells:
         """Return the next token of rows, int64 [n]."""
         keys, starts = self.keys_and_starts
         return keys[np.searchsorted(starts, rows, side="right") - 1] % self.meta.vocabulary
-
-    def states(self, records: np.ndarray) -> Tensor:
-        """Return the unit hidden states of records, float32 [n, d]."""
-        return self.codes.states(records)
-
-    def cosines(self, records: np.ndarray, state: Tensor) -> np.ndarray:
-        """Return the cosine of each record's state to a unit state, float32 [n]."""
-        return self.codes.cosines(records, state)
 
     @cached_property
     def documents(self) -> pa.Table:

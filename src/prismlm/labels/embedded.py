@@ -185,7 +185,7 @@ class _Statistics:
         """Return the words of one side that tell most of a cell, and their shares of the places."""
         score, share = self.sides[name]
         row = slice(score.indptr[cell], score.indptr[cell + 1])
-        told = np.asarray(score.data)[row]
+        told: np.ndarray = np.asarray(score.data)[row]
         order = np.argsort(-told, kind="stable")[:most]
         order = order[told[order] > 0]
         words, parts = score.indices[row][order], share.data[row][order]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from prismlm.files import json_text
 from prismlm.labels.answers import Answers, Question, fenced, one_line, prompt
@@ -65,10 +64,6 @@ class EndpointJudge:
         with progress.task("Asking for themes", len(units), "units") as task:
             found = dict(self.session.each(range(len(units)), ask, task))
         return [found.get(number) for number in range(len(units))]
-
-    def asked(self) -> dict[str, Any]:
-        """Return what asking came to: answers, tokens, and what went wrong how often."""
-        return self.session.asked()
 
 
 def theme_question(unit: Sequence[Passage]) -> Question:

@@ -63,7 +63,7 @@ def themes(
         seed=seed,
         judge=judge,
     )
-    told = None if judge is None else judge.asked()
+    told = None if judge is None else judge.session.asked()
     if as_json:
         print_json({**report.to_dict(), "asked": told})
         return
