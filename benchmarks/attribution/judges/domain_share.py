@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedModel
 
 from prismlm.errors import InputError
-from prismlm.explain.split import OutputLayer
+from prismlm.explain.prediction import OutputLayer
 from prismlm.layers import PrototypeHead
 from prismlm.models.seam import LogitMap, capture
 from prismlm.statistics import bootstrap

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from prismlm.corpus.pieces import BROKEN, MOST_JOINED, Piece, pieces_of
-from prismlm.explain.prediction import Recorded, fed_back
-from prismlm.explain.split import OutputLayer, split_states
+from prismlm.explain.prediction import OutputLayer, Recorded, fed_back, split_states
 from prismlm.explain.steps import Step, steps_of
 from prismlm.ops.prototype_head.routing import inverse_norms
 

@@ -14,8 +14,8 @@ from torch.nn.utils.rnn import pad_sequence
 from prismlm.errors import InputError
 from prismlm.explain.attribution import attribute, merge_attributions
 from prismlm.explain.positions import DocumentsSoFar
+from prismlm.explain.prediction import OutputLayer, split_states
 from prismlm.explain.shares import Attribution, Method
-from prismlm.explain.split import OutputLayer, split_states
 from prismlm.models.seam import capture
 
 if TYPE_CHECKING:
