@@ -10,13 +10,12 @@ import numpy as np
 
 from prismlm.errors import InputError
 from prismlm.instruments.themes.units import Unit, random_spans, read_spans
-from prismlm.labels.themes import SEQUENCES, Judgement, Passage, WordJudge
+from prismlm.labels.themes import SEQUENCES, EndpointJudge, Judgement, Passage, WordJudge
 from prismlm.progress import SILENT, Reporter
 from prismlm.statistics import Interval, bootstrap
 
 if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus, Split
-    from prismlm.labels.theme_endpoint import EndpointJudge
 
 Kind = Literal["prototypes", "channels", "heads"]
 Figure = Literal["disentanglement", "coverage", "themes"]
