@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from prismlm.errors import InputError
-from prismlm.explain.attribution import attribute, merge_attributions
-from prismlm.explain.contexts import CONTEXT_TEMPERATURE
+from prismlm.explain.attribution import CONTEXT_TEMPERATURE, attribute, merge_attributions
 from prismlm.explain.evidence import EvidenceTable
 from prismlm.index import layout
 from prismlm.index.lens import Lens
