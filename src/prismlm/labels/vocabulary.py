@@ -48,9 +48,6 @@ class Vocabulary:
         self.word = np.array([numbers.setdefault(key, len(numbers)) for key in keys])
         self.words = list(numbers)
 
-    def __len__(self) -> int:
-        return len(self.texts)
-
     def _where(self, holds: Callable[[str], object]) -> np.ndarray:
         return np.array([bool(holds(text)) for text in self.texts])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -82,10 +82,10 @@ class ThemeReport:
             "left_out": self.left_out,
             "figures": {figure: self._summary(figure) for figure in FIGURES},
             "units": [
-                {"unit": name, "documents": of, **({} if one is None else one.to_dict())}
+                {"unit": name, "documents": of, **({} if one is None else asdict(one))}
                 for name, of, one in zip(self.names, self.documents, self.judged, strict=True)
             ],
-            "random": [one.to_dict() for one in self.random if one is not None],
+            "random": [asdict(one) for one in self.random if one is not None],
         }
 
     def _summary(self, figure: Figure) -> dict[str, Any]:
