@@ -107,11 +107,6 @@ class SplitPredictions(NamedTuple):
     rounding: float
     uncertainty: list[tuple[float | None, int | None]] | None = None
 
-    @property
-    def probabilities(self) -> Tensor:
-        """The model's, of each target, [N]."""
-        return self.log_probabilities.exp()
-
     def evidence(self) -> EvidenceTable:
         """Return the evidence that shares are taken from, on the CPU."""
         routing, parts = self.routing, self.parts

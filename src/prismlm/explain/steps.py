@@ -135,7 +135,7 @@ def steps_of(
     figures = zip(
         parts.logit.tolist(),
         split.model_logits.tolist(),
-        split.probabilities.tolist(),
+        split.log_probabilities.exp().tolist(),
         parts.bias.tolist(),
         parts.residual.tolist(),
         parts.residual_evidence.tolist(),
