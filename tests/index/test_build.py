@@ -18,6 +18,7 @@ from prismlm.index.lens import Lens
 from prismlm.index.write import top_signatures
 from prismlm.models.sidecar import load_sidecar, save_sidecar
 from prismlm.ops import prototype_head
+from tests.helpers.next_tokens import next_tokens
 
 WINDOW, STRIDE, CONTEXTS = 128, 96, 6
 OPTIONS = IndexOptions(contexts=CONTEXTS, window=WINDOW, stride=STRIDE, split="heldout")
@@ -285,7 +286,7 @@ def test_mass_equals_brute_force(lens, expected):
 def test_every_position_is_in_the_cell_of_its_nearest_prototype(lm, few, lens_of_few):
     cells = Lens.open(lens_of_few, lm.model, lm.head).cells
     rows = np.arange(len(cells))
-    records, tokens = cells.records(rows), cells.tokens(rows)
+    records, tokens = cells.records(rows), next_tokens(cells, rows)
     keys, starts = cells.keys_and_starts
     cell = np.repeat(np.asarray(keys), np.diff(np.append(starts, len(cells))))
     cell = cell // cells.meta.vocabulary

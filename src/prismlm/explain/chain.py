@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from prismlm.edits.channels.scope import interventions_hold
 from prismlm.edits.scope import edits_hold
 from prismlm.errors import DecompositionError
+from prismlm.explain.prediction import tolerance_of
 from prismlm.explain.residual_stream import ActivationParts, DirectPath, read_direct_path
 from prismlm.layers import PrototypeHead
 
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
 # Of all layers' channels, for each prototype; and of each of those the tokens that are named.
 CHANNELS_KEPT = 3
 TOKENS_KEPT = 3
-TOLERANCE = 1e-3
-# Half-precision models round the residual stream at every sum; parts are computed in float64.
-LOW_PRECISION_TOLERANCE = 2e-2
 
 
 class ChannelSource(NamedTuple):
@@ -179,8 +177,8 @@ def _sources(
 
 
 def _check(path: DirectPath, position: int, total: Tensor, own: Tensor) -> None:
-    exact = path.embedding.dtype in (torch.float32, torch.float64)
-    allowed = path.scale * (TOLERANCE if exact else LOW_PRECISION_TOLERANCE)
+    # Half-precision models round the residual stream at every sum; parts are computed in float64.
+    allowed = path.scale * tolerance_of(path.embedding.dtype)
     error = (total - own).abs()
     if not bool((error <= allowed).all()):
         worst = int(torch.nan_to_num(error, nan=torch.inf).argmax())

@@ -25,10 +25,6 @@ from prismlm.ops.prototype_head import Nearest, Routing
 from prismlm.ops.prototype_head.routing import inverse_norms
 from prismlm.ops.uncertainty_feedback import NO_CODE
 
-TOLERANCE = 1e-3
-# bf16 and fp16 models round their own logits; the parts are computed in float32.
-LOW_PRECISION_TOLERANCE = 2e-2
-
 
 class OutputLayer(NamedTuple):
     """What turns states into logits, in float32.
@@ -156,6 +152,11 @@ def split_states(
     )
 
 
+def tolerance_of(dtype: torch.dtype) -> float:
+    """Return how far sums may be off: models in half precision round their own figures."""
+    return 1e-3 if dtype in (torch.float32, torch.float64) else 2e-2
+
+
 def check_sums(logits: Tensor, own: Tensor, dtype: torch.dtype) -> float:
     """Compare summed parts with the model's own logits; return the largest relative difference.
 
@@ -166,8 +167,7 @@ def check_sums(logits: Tensor, own: Tensor, dtype: torch.dtype) -> float:
         DecompositionError: they differ by more than 1e-3·max(1, |logit|), or 2e-2 of it for
             models in half precision, or are not finite.
     """
-    exact = dtype in (torch.float32, torch.float64)
-    tolerance = TOLERANCE if exact else LOW_PRECISION_TOLERANCE
+    tolerance = tolerance_of(dtype)
     error = (logits - own).abs() / own.abs().clamp_min(1)
     if not bool((error <= tolerance).all()):
         worst = int(torch.nan_to_num(error, nan=torch.inf).argmax())

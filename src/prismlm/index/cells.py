@@ -186,11 +186,6 @@ class Cells:
         """Return the global positions of successive rows, int64 [at most count]."""
         return self._records["position"][first : first + count].astype(np.int64)
 
-    def tokens(self, rows: np.ndarray) -> np.ndarray:
-        """Return the next token of rows, int64 [n]."""
-        keys, starts = self.keys_and_starts
-        return keys[np.searchsorted(starts, rows, side="right") - 1] % self.meta.vocabulary
-
     @cached_property
     def documents(self) -> pa.Table:
         """``cell-documents.parquet``."""

@@ -122,11 +122,10 @@ class LensInspection:
             "1 % closer to their nearest place"
         )
         joined = "and" if settled == (self.filled >= FILLED * self.in_use) else "but"
-        if self.enough:
-            return f"Enough text for this index: {closer}, {joined} {filled}."
-        return (
-            f"Not enough text for this index: {closer}, {joined} {filled}. Index a larger corpus."
+        found, way_out = (
+            ("Enough", "") if self.enough else ("Not enough", " Index a larger corpus.")
         )
+        return f"{found} text for this index: {closer}, {joined} {filled}.{way_out}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values: quantiles of the spread, and the spread of each prototype."""

@@ -300,7 +300,9 @@ def _sides(read: Side, following: Side, about: list[str], most: int) -> str:
     if sum(following.shares) < LEAST_SIDE:
         right = ", ".join([*following.words[: min(most, 2)], "…"])
     name = f"{left} → {right}"
-    enough = right != "…" and _says_something(name)
+    # A word with content, or a piece of one.
+    says = any(word.lower() not in FUNCTION for word in CONTENT.findall(name))
+    enough = right != "…" and says
     return name if enough or around in ("…", left) else f"{name} {around}"
 
 
@@ -310,11 +312,6 @@ def _different(tokens: Sequence[str]) -> list[str]:
     for word in map(_shown, tokens):
         shown.setdefault(word.lower(), word)
     return list(shown.values())[:MOST_WORDS]
-
-
-def _says_something(name: str) -> bool:
-    """Say whether a name has a word with content or a piece of a word."""
-    return any(word.lower() not in FUNCTION for word in CONTENT.findall(name))
 
 
 def _shown(word: str) -> str:
