@@ -17,8 +17,7 @@ import torch
 from transformers import PreTrainedModel
 
 from prismlm.errors import InputError
-from prismlm.explain.split import OutputLayer
-from prismlm.index.lens import GroupWeights
+from prismlm.explain.prediction import OutputLayer
 from prismlm.layers import PrototypeHead
 from prismlm.models.seam import LogitMap, capture
 from prismlm.statistics import bootstrap
@@ -32,6 +31,18 @@ class DocumentEvidence(NamedTuple):
 
     documents: np.ndarray
     per_prototype: np.ndarray
+
+
+class GroupWeights(NamedTuple):
+    """How each prototype's activation over the whole corpus spreads over the keys of one column.
+
+    Attributes:
+        keys: the distinct values, in order of first appearance; nulls are "(unknown)".
+        weights: rows sum to 1, or are all zero for a prototype that is never used, [K, keys].
+    """
+
+    keys: list[str]
+    weights: np.ndarray
 
 
 @dataclass(frozen=True)

@@ -97,12 +97,12 @@ def _run(
     pages = [] if html is None else [html]
     reporter = ConsoleReporter()
     with (
-        audit_files(paths, pages, audit.identity) as (rows, temporary),
+        audit_files(paths, pages, audit.identity) as (add, temporary),
         reporter.task("Reading texts", reader.total_bytes, "bytes") as task,
     ):
         done = 0
         for row in audit.read(reader):
-            rows.add(row.to_dict())
+            add(row.to_dict())
             task.advance(reader.bytes_read - done)
             done = reader.bytes_read
         summary = audit.to_dict() | {"empty": reader.skipped}

@@ -33,7 +33,7 @@ from prismlm.errors import FormatError, InputError
 from prismlm.files import WAY_OUT, atomic_directory, read_json, room_to_write, share, write_json
 from prismlm.index import layout
 from prismlm.index.cells import Cells
-from prismlm.labels.map import made_map
+from prismlm.labels.map import MADE
 from prismlm.models.base import find_base, put_adapted, put_base
 from prismlm.models.sidecar import HEAD_FILE, META_FILE
 from prismlm.progress import SILENT, Reporter
@@ -153,7 +153,7 @@ def _put_map(lens: Path) -> dict[str, Any]:
         at = table.schema.get_field_index(column)
         table = table.set_column(at, table.schema.field(at), pa.array(values))
     layout.write_table(table, path)
-    return made_map()
+    return MADE | {"same_category": None, "by_chance": None}
 
 
 def _context_states(lens: Path, meta: dict[str, Any]) -> Any:
@@ -167,4 +167,4 @@ def _context_states(lens: Path, meta: dict[str, Any]) -> Any:
     position = cells.positions(0, len(cells))
     order = np.argsort(position)
     rows = order[np.searchsorted(position, wanted, sorter=order)]
-    return cells.states(cells.records(rows)).bfloat16()
+    return cells.codes.states(cells.records(rows)).bfloat16()

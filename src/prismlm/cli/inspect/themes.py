@@ -18,7 +18,7 @@ from prismlm.errors import InputError
 if TYPE_CHECKING:
     from prismlm.corpus.store import Split as SplitName
     from prismlm.instruments.themes.report import ThemeReport
-    from prismlm.labels.theme_endpoint import EndpointJudge
+    from prismlm.labels.themes import EndpointJudge
 
 KINDS = ("prototypes", "channels", "heads")
 ANSWERS = ".themes.answers.jsonl"
@@ -68,7 +68,7 @@ def themes(
         seed=seed,
         judge=judge,
     )
-    told = None if judge is None else judge.asked()
+    told = None if judge is None else judge.session.asked()
     if as_json:
         print_json({**report.to_dict(), "asked": told})
         return
@@ -86,7 +86,7 @@ def _judge(url: str | None, name: str | None, model: Path) -> EndpointJudge | No
     if url is None or name is None:
         return None
     from prismlm.labels.endpoint import Endpoint
-    from prismlm.labels.theme_endpoint import EndpointJudge
+    from prismlm.labels.themes import EndpointJudge
 
     if not model.is_dir():
         raise InputError(f"there is no model directory {model}.")

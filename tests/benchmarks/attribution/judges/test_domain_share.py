@@ -4,6 +4,7 @@ import pytest
 import prismlm
 from benchmarks.attribution.judges.domain_share import (
     DocumentEvidence,
+    GroupWeights,
     document_evidence,
     domain_share,
     paired_difference,
@@ -11,7 +12,6 @@ from benchmarks.attribution.judges.domain_share import (
 )
 from prismlm.corpus import Corpus
 from prismlm.errors import InputError
-from prismlm.index.lens import GroupWeights
 
 WEIGHTS = GroupWeights(["law", "medicine"], np.array([[1.0, 0.0], [0.25, 0.75], [0.0, 0.0]]))
 
