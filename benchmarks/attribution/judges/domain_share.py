@@ -24,6 +24,7 @@ from prismlm.statistics import bootstrap
 
 if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus
+    from prismlm.index.lens import Lens
 
 
 class DocumentEvidence(NamedTuple):
@@ -43,6 +44,16 @@ class GroupWeights(NamedTuple):
 
     keys: list[str]
     weights: np.ndarray
+
+    @classmethod
+    def of(cls, lens: Lens, by: str) -> GroupWeights:
+        """Return those of a lens, by source, domain or license."""
+        names, codes = lens.keys("mass", by)
+        weights = np.zeros((lens.num_prototypes, len(names)))
+        at = lens.mass["prototype"].to_numpy(), codes
+        np.add.at(weights, at, lens.mass["activation_sum"].to_numpy())
+        total = weights.sum(1, keepdims=True)
+        return cls(names, np.divide(weights, total, out=np.zeros_like(weights), where=total > 0))
 
 
 @dataclass(frozen=True)
