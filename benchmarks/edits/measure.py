@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 import prismlm
+from benchmarks.attribution.judges.domain_share import GroupWeights
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
 from prismlm.corpus import Corpus
@@ -105,7 +106,7 @@ def prototypes(lm: prismlm.PrismLM, lens: Lens, corpus: Corpus) -> list[dict[str
 
 def groups(lm: prismlm.PrismLM, lens: Lens, corpus: Corpus) -> list[dict[str, Any]]:
     """Return effects and costs of removing and doubling the prototypes of a domain."""
-    keys, weights = lens.group_weights("domain")
+    keys, weights = GroupWeights.of(lens, "domain")
     sizes = (weights >= OWN).sum(0)
     chosen = np.argsort(-sizes, kind="stable")[:DOMAINS].tolist()
     held_out = corpus.split("heldout")
